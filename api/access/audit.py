@@ -24,7 +24,7 @@ from rollbook.proto.runtime.logs import unfiltered_logger
 _FRUITLESS_PER_S: Final = 20
 
 
-class Audit:
+class AuditLog:
     def __init__(self, now_ns: Callable[[], int], *, heeds_level: bool = False) -> None:
         self._now_ns = now_ns
         self._log = structlog.get_logger() if heeds_level else unfiltered_logger()

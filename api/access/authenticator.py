@@ -14,7 +14,7 @@ from typing import Final
 
 import structlog
 
-from rollbook.api.access.audit import Audit
+from rollbook.api.access.audit import AuditLog
 from rollbook.api.access.core.grants import EVERYTHING
 from rollbook.api.access.core.principals import (
     ANYBODY,
@@ -25,7 +25,7 @@ from rollbook.api.access.core.principals import (
     operator_with,
     parse_principals,
 )
-from rollbook.api.access.core.quotas import Account
+from rollbook.api.access.core.quotas import PrincipalAccount
 from rollbook.api.access.token_file import require_own, stat_of, token_in
 from rollbook.api.access.watched_file import WatchedFile
 from rollbook.proto.errors import BadConfig, Unauthorized
@@ -43,14 +43,14 @@ class AuthenticatedCaller:
     """An authenticated principal."""
 
     principal: Principal
-    account: Account
+    account: PrincipalAccount
     peer: str = ""  # Its address, for the audit.
-    doorkeeper: "Doorkeeper | None" = None  # None: callers are not authenticated.
+    authenticator: "Authenticator | None" = None  # None: callers are not authenticated.
     expires_us: int | None = None
     is_relay: bool = False  # A log server, on behalf of a caller that it has judged (RY2).
 
     def is_in_force(self) -> bool:
-        return self.doorkeeper is None or self.doorkeeper.still_admits(self)
+        return self.authenticator is None or self.authenticator.still_admits(self)
 
 
 def anybody(peer: str = "") -> AuthenticatedCaller:
@@ -59,13 +59,13 @@ def anybody(peer: str = "") -> AuthenticatedCaller:
 
 
 _ANYBODY: Final = Principal(ANYBODY, EVERYTHING)
-_ACCOUNT: Final = Account(_ANYBODY.quotas)
+_ACCOUNT: Final = PrincipalAccount(_ANYBODY.quotas)
 
 CALLER: Final[ContextVar[AuthenticatedCaller]] = ContextVar("CALLER")
 """The caller, in the task that serves the request. Doors set it; without it nothing is served."""
 
 
-class Doorkeeper:
+class Authenticator:
     def __init__(
         self,
         token_file: str | None,
@@ -75,17 +75,17 @@ class Doorkeeper:
         now_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         """Raises `BadConfig`."""
-        self.audit = Audit(now_ns)
+        self.audit = AuditLog(now_ns)
         self._wall_us, self._now_ns = wall_us, now_ns
         self._token = WatchedFile(token_file, is_token=True) if token_file else None
         self._access = WatchedFile(access_file) if access_file else None
         self._files = [each for each in (self._token, self._access) if each is not None]
         self._looked_ns = now_ns()
         self._principals = self._parse()
-        self._accounts: dict[str, Account] = {}
+        self._accounts: dict[str, PrincipalAccount] = {}
 
     @classmethod
-    def of(cls, token_file: str | None, access_file: str | None = None) -> "Doorkeeper | None":
+    def of(cls, token_file: str | None, access_file: str | None = None) -> "Authenticator | None":
         """None: callers are not authenticated. Raises `BadConfig`."""
         if not token_file and not access_file:
             return None
@@ -130,10 +130,10 @@ class Doorkeeper:
             return False
         return self._principals.named(caller.principal.name) == caller.principal
 
-    def _account_of(self, principal: Principal) -> Account:
+    def _account_of(self, principal: Principal) -> PrincipalAccount:
         account = self._accounts.get(principal.name)
         if account is None or account.quotas != principal.quotas:
-            account = self._accounts[principal.name] = Account(principal.quotas)
+            account = self._accounts[principal.name] = PrincipalAccount(principal.quotas)
         return account
 
     # --- Files ------------------------------------------------------------------------------

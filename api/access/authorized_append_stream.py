@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Final
 
-from rollbook.api.access.audit import Audit
+from rollbook.api.access.audit import AuditLog
 from rollbook.api.access.authenticator import AuthenticatedCaller
 from rollbook.api.access.core.grants import may_ask
 from rollbook.api.access.idempotency import with_own_keys
@@ -24,12 +24,12 @@ _REFUSED_REFS_MAX: Final = 1000
 _REFUSALS_MAX: Final = 1000  # Results that were not taken; at this number the stream is not read.
 
 
-class GuardedStream:
+class AuthorizedAppendStream:
     def __init__(
         self,
         open_stream: Callable[[], CoreStream],
         caller: AuthenticatedCaller,
-        audit: Audit,
+        audit: AuditLog,
         now_ns: Callable[[], int],
     ) -> None:
         """Raises `Throttled`."""

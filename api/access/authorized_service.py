@@ -14,9 +14,9 @@ from dataclasses import fields, replace
 from functools import partial
 from typing import Any, Final, cast
 
-from rollbook.api.access.audit import Audit
+from rollbook.api.access.audit import AuditLog
 from rollbook.api.access.authenticator import CALLER, AuthenticatedCaller
-from rollbook.api.access.authorized_append_stream import GuardedStream
+from rollbook.api.access.authorized_append_stream import AuthorizedAppendStream
 from rollbook.api.access.core.grants import (
     Right,
     VisibleLogs,
@@ -50,15 +50,15 @@ Read = Callable[[Any], Events]
 Through = Callable[[Read, Any], Events]
 
 
-class Guarded:
+class AuthorizedService:
     def __init__(
         self,
         core: messages.ServiceCore,
-        audit: Audit | None = None,
+        audit: AuditLog | None = None,
         now_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         self._core = core
-        self._audit = audit or Audit(now_ns, heeds_level=True)  # Authentication is off.
+        self._audit = audit or AuditLog(now_ns, heeds_level=True)  # Authentication is off.
         self._now_ns = now_ns
 
     # --- Calls ------------------------------------------------------------------------------
@@ -237,7 +237,7 @@ class Guarded:
         read = getattr(self._core, method.core_name)
         if through is not None:
             read = partial(through, read)
-        if caller.doorkeeper is None:
+        if caller.authenticator is None:
             return cast(Events, read(word))
         return self._watch(caller, method, word, read, stands)
 
@@ -343,14 +343,14 @@ class Guarded:
         def open_stream() -> messages.CoreStream:
             return self._core.open_append_stream() if relayed is None else relayed
 
-        if caller.doorkeeper is None:
+        if caller.authenticator is None:
             return open_stream()
-        return GuardedStream(open_stream, caller, self._audit, self._now_ns)
+        return AuthorizedAppendStream(open_stream, caller, self._audit, self._now_ns)
 
 
 def _signed(caller: AuthenticatedCaller, word: Any) -> Any:
     """A cursor counts among those of the principal that creates it."""
-    if not isinstance(word, messages.CommitCursor) or caller.doorkeeper is None:
+    if not isinstance(word, messages.CommitCursor) or caller.authenticator is None:
         return word
     said = {each.name: getattr(word, each.name) for each in fields(word)}
     return messages.CommitCursorBy(**said, principal=caller.principal.name)

@@ -23,7 +23,7 @@ A = TypeVar("A", bound=Append | Seal | StreamAppend)
 
 def once(key: str, caller: AuthenticatedCaller) -> bytes:
     """The producer's id."""
-    if caller.doorkeeper is None:
+    if caller.authenticator is None:
         return ONCE + key.encode("latin-1")
     name = caller.principal.name
     scoped = f"{len(name)} {name} {key}".encode()
@@ -34,14 +34,14 @@ def with_own_keys(
     appends: Sequence[StreamAppend], caller: AuthenticatedCaller
 ) -> Sequence[StreamAppend]:
     """The same appends; those with a key have their caller's id: for relayed ones the entry has done it (RY2)."""
-    if caller.doorkeeper is None or caller.is_relay or not any(map(_has_key, appends)):
+    if caller.authenticator is None or caller.is_relay or not any(map(_has_key, appends)):
         return appends
     return [with_own_key(each, caller) for each in appends]
 
 
 def with_own_key(append: A, caller: AuthenticatedCaller) -> A:
     """The same append; one with a key has its caller's id, as in `with_own_keys`."""
-    if caller.doorkeeper is None or caller.is_relay or not _has_key(append):
+    if caller.authenticator is None or caller.is_relay or not _has_key(append):
         return append
     try:
         assert append.block is not None

@@ -3,7 +3,7 @@
 from contextlib import AbstractContextManager
 from typing import Any
 
-from rollbook.api.access.audit import Audit
+from rollbook.api.access.audit import AuditLog
 from rollbook.api.access.authenticator import CALLER, AuthenticatedCaller
 from rollbook.api.access.core.grants import Duty, Right
 from rollbook.api.access.refusals import refusal_of_duty, refusal_of_right
@@ -11,7 +11,7 @@ from rollbook.proto.errors import Unauthorized
 
 
 class Managing:
-    def __init__(self, audit: Audit) -> None:
+    def __init__(self, audit: AuditLog) -> None:
         self._audit = audit
 
     def require(self, duty: Duty, method: str = "") -> AuthenticatedCaller:

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from typing import Final
 
 from rollbook.api.access.core.fair_queue import Waiter
-from rollbook.api.access.core.quotas import Account
+from rollbook.api.access.core.quotas import PrincipalAccount
 from rollbook.logservice.messages import CaughtUp, FellBehind, ReadEvent
 from rollbook.proto.errors import NotOwner, RollbookError
 
@@ -25,7 +25,9 @@ _TAKES_S: Final = 0.01  # Then there is nothing to take for now, and it is the n
 
 
 class ReadThrottle:
-    def __init__(self, account: Account, heartbeat_s: float, now_ns: Callable[[], int]) -> None:
+    def __init__(
+        self, account: PrincipalAccount, heartbeat_s: float, now_ns: Callable[[], int]
+    ) -> None:
         self._account, self._heartbeat_s, self._now_ns = account, heartbeat_s, now_ns
         self._loop = asyncio.get_running_loop()
         self._is_first = asyncio.Event()

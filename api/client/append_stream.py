@@ -56,7 +56,7 @@ class _Append(NamedTuple):
     condition: Condition | None
 
 
-class AppendLine:
+class ClientAppendStream:
     """Lives until its stream breaks, or until `close`."""
 
     def __init__(self, channels: Channels, address: str) -> None:
@@ -78,7 +78,7 @@ class AppendLine:
             task.add_done_callback(self._on_task_over)
 
     def bind(self, log: LogName, *, is_ordered: bool, uid: str = "") -> int:
-        """A ref of the caller's own. `uid`: as `words.Bind` has it."""
+        """A ref of the caller's own. `uid`: as `messages.Bind` has it."""
         if self._free_refs:
             ref = self._free_refs.pop()
         else:
@@ -252,28 +252,28 @@ def _trailers(failed: grpc.aio.AioRpcError) -> Any:
     return failed.trailing_metadata()
 
 
-class AppendLines:
+class AppendStreamPool:
     """One to each server with appends."""
 
     def __init__(self, channels: Channels) -> None:
         self._channels = channels
-        self._lines: dict[
-            tuple[str, str], AppendLine
+        self._streams: dict[
+            tuple[str, str], ClientAppendStream
         ] = {}  # By server, and by its entry if it has one.
         self._is_closed = False
 
-    def to(self, address: str) -> AppendLine:
+    def to(self, address: str) -> ClientAppendStream:
         """Raises `ClientClosed`, `InvalidRequest`."""
         self._channels.require_own_loop()
         if self._is_closed:
             raise ClientClosed
         way = address, self._channels.routes.entry_to(address)
-        line = self._lines.get(way)
-        if line is None or line.failure is not None:
-            line = self._lines[way] = AppendLine(self._channels, address)
-        return line
+        stream = self._streams.get(way)
+        if stream is None or stream.failure is not None:
+            stream = self._streams[way] = ClientAppendStream(self._channels, address)
+        return stream
 
     async def close(self) -> None:
         self._is_closed = True
-        for line in list(self._lines.values()):
-            await line.close()
+        for stream in list(self._streams.values()):
+            await stream.close()

@@ -6,17 +6,17 @@ from contextlib import suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Protocol, Self, TypeVar
 
-from rollbook.api.client.append_stream import AppendLines
+from rollbook.api.client.append_stream import AppendStreamPool
 from rollbook.api.client.channels import Channels, Security, checked_token
 from rollbook.api.client.config import LogClientConfig
 from rollbook.api.client.fork_guard import BelongsToProcess, on_used
 from rollbook.api.client.log import Log, names_of
-from rollbook.api.client.owner_cache import Owners
+from rollbook.api.client.owner_cache import OwnerCache
 from rollbook.api.client.positions import listed, milliseconds_of
-from rollbook.api.client.server_discovery import Meeting
+from rollbook.api.client.server_discovery import ServerDiscovery
 from rollbook.api.client.target import Target, token_of_file, unnamed_target
 from rollbook.api.client.unacked import UnackedRecords, attach, error_of
-from rollbook.api.client.unary_calls import Calls
+from rollbook.api.client.unary_calls import UnaryCalls
 from rollbook.api.client.url import parse_log_url
 from rollbook.api.methods import BY_REQUEST
 from rollbook.logservice import messages
@@ -120,16 +120,16 @@ class Client(BelongsToProcess):
         self._wait_s = wait_s
         keep_pieces_of_messages()
         self.config = config
-        self.owners = Owners(servers)
+        self.owners = OwnerCache(servers)
         self.channels = Channels(security, self.owners.routes)
-        self.lines = AppendLines(self.channels)
+        self.append_streams = AppendStreamPool(self.channels)
         self.owners.outages.ask = self._ask_outage
-        self._calls = Calls(self.channels, self.owners, config)
+        self._calls = UnaryCalls(self.channels, self.owners, config)
         self._writers: dict[Ending, None] = {}
         self._takes_writers = True
         self.has_cancelled_change = False  # Its outcome is not known.
         self._guard: AsyncGenerator[None, None] | None = None
-        self._meeting = Meeting(self.owners, self._meet)
+        self._discovery = ServerDiscovery(self.owners, self._meet)
 
     def __repr__(self) -> str:
         state = " (closed)" if self._calls.is_closed else ""
@@ -214,7 +214,7 @@ class Client(BelongsToProcess):
             config = create if isinstance(create, LogConfig) else None
             state = await self.ask(messages.EnsureLog(log, config))
         self.owners.learn(log, state.owner, state.owner_epoch)
-        await self._meeting.begin()  # Before one of them fails.
+        await self._discovery.begin()  # Before one of them fails.
         return Log(self, state)
 
     async def _addresses(self) -> list[str]:
@@ -410,8 +410,8 @@ class Client(BelongsToProcess):
             await self.owners.outages.close()
             for writer in writers:
                 writer.end()
-            await self._meeting.close()
-            await self.lines.close()
+            await self._discovery.close()
+            await self.append_streams.close()
             await self.channels.close()
             await asyncio.sleep(0)  # Lets gRPC clean up cancelled calls.
         losses = (writer.take_loss() for writer in writers)

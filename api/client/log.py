@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from rollbook.api.client.cursor import Cursor
 from rollbook.api.client.fork_guard import BelongsToProcess
-from rollbook.api.client.pipeline import Pipeline, Source
+from rollbook.api.client.pipeline import AppendPipeline, Source
 from rollbook.api.client.positions import (
     Start,
     checked_producer,
@@ -29,7 +29,7 @@ from rollbook.api.client.reader import (
 )
 from rollbook.api.client.record_text import Text, TextHeaders, event_time_us_of
 from rollbook.api.client.shared_replay import AnyServer, ReplayRange, runs_of
-from rollbook.api.client.single_append import Appender, Framed, Records
+from rollbook.api.client.single_append import Appender, FramedBatch, PlainBatch
 from rollbook.api.client.sync_writer import SyncWriter
 from rollbook.api.client.writer import Writer
 from rollbook.api.did_you_mean import did_you_mean
@@ -66,7 +66,7 @@ class Log(BelongsToProcess):
         self._client = client
         self._appender = Appender(
             self.name,
-            client.lines,
+            client.append_streams,
             client.owners,
             client.config,
             uid=self.uid,
@@ -104,7 +104,7 @@ class Log(BelongsToProcess):
         Raises `InvalidRequest`, `EntryTooLarge`, `LogSealed`, `OffsetMismatch`, `DuplicateDiffers`, `QuorumTimeout`.
         """
         event_time_us = event_time_us_of(event_time, event_time_us)
-        records = Records(
+        records = PlainBatch(
             (value,),
             None if key is None else (key,),
             None if headers is None else (headers,),
@@ -144,7 +144,7 @@ class Log(BelongsToProcess):
         no offsets (outcome APPLIED). `ProducerGap`: a batch before it is missing, or the log has forgotten the
         producer. `ProducerFenced`: a higher epoch has begun.
         """
-        records = Records(values, keys, headers, event_times)
+        records = PlainBatch(values, keys, headers, event_times)
         condition = condition_of(expect, epoch, must_be_empty)
         if idempotency_key is not None:
             if producer is not None:
@@ -174,10 +174,10 @@ class Log(BelongsToProcess):
         condition = condition_of(expect, epoch, must_be_empty)
         if producer is not None:
             ref = checked_producer(producer)
-            return await self._appender.append_as(ref, Framed(block), condition, timeout_s)
+            return await self._appender.append_as(ref, FramedBatch(block), condition, timeout_s)
         if (own := producer_of(block)) is not None:
             return await self._appender.append_framed(block, own.seq, condition, timeout_s)
-        return await self._appender.append(Framed(block), condition, timeout_s)
+        return await self._appender.append(FramedBatch(block), condition, timeout_s)
 
     def writer(self, *, epoch: int | None = None, producer: str | None = None) -> Writer:
         """Appends in order, exactly once, many at a time. `epoch`: of an exclusive writer.
@@ -229,15 +229,15 @@ class Log(BelongsToProcess):
 
     def _pipelines(
         self, epoch: int | None, producer: Producer | None = None
-    ) -> Callable[[Source], Pipeline]:
+    ) -> Callable[[Source], AppendPipeline]:
         client, condition = self._client, condition_of(None, epoch, False)
         client.require_open()
 
-        def make(source: Source) -> Pipeline:
-            return Pipeline(
+        def make(source: Source) -> AppendPipeline:
+            return AppendPipeline(
                 self.name,
                 source,
-                client.lines,
+                client.append_streams,
                 client.owners,
                 client.config,
                 memory_s=self.config.dedupe_age_s,

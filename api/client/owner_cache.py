@@ -41,7 +41,7 @@ _NEXT_STEPS: Final = {
 }
 
 
-class Owners:
+class OwnerCache:
     def __init__(self, servers: Iterable[str]) -> None:
         self._given = tuple(dict.fromkeys(servers))
         self._servers = list(self._given)

@@ -18,7 +18,7 @@ from collections import deque
 from functools import partial
 from typing import Protocol
 
-from rollbook.api.client.append_stream import AppendLine, AppendLines
+from rollbook.api.client.append_stream import AppendStreamPool, ClientAppendStream
 from rollbook.api.client.batches import Batch
 from rollbook.api.client.config import LogClientConfig
 from rollbook.api.client.core.retry_rules import (
@@ -30,7 +30,7 @@ from rollbook.api.client.core.retry_rules import (
     outlives_memory,
     results_at_end,
 )
-from rollbook.api.client.owner_cache import Owners
+from rollbook.api.client.owner_cache import OwnerCache
 from rollbook.api.client.producer import Producer
 from rollbook.api.client.retry_pauses import Pauses
 from rollbook.logservice.core.record_block import Codec
@@ -51,13 +51,13 @@ class Source(Protocol):
         """Records that were not taken fail with it; its outcome is that of those taken."""
 
 
-class Pipeline:
+class AppendPipeline:
     def __init__(
         self,
         log: LogName,
         source: Source,
-        lines: AppendLines,
-        owners: Owners,
+        streams: AppendStreamPool,
+        owners: OwnerCache,
         config: LogClientConfig,
         *,
         memory_s: float,
@@ -68,7 +68,7 @@ class Pipeline:
         self.failure: RollbookError | None = None
         self._log, self._uid = log, uid
         self._source = source
-        self._lines = lines
+        self._streams = streams
         self._owners = owners
         self._config, self._memory_s = config, memory_s
         self._codec = Codec.ZSTD if config.compresses else Codec.NONE
@@ -79,7 +79,7 @@ class Pipeline:
         self._flight: deque[Batch] = deque()  # In order.
         self._flight_bytes = 0
         self._sent = 0  # How many of them, the oldest, were sent to the server.
-        self._line: AppendLine | None = None
+        self._stream: ClientAppendStream | None = None
         self._ref = 0
         self._is_proven = False  # This line has acked something.
         self._generation = 0  # Of the connection; results of older ones mean nothing.
@@ -92,9 +92,9 @@ class Pipeline:
         """Sends what may be sent."""
         if self.failure is not None or self._pause is not None or self._refused is not None:
             return
-        if self._line is not None and self._line.failure is not None:
+        if self._stream is not None and self._stream.failure is not None:
             self._leave_line()  # It broke while nothing of ours was on it.
-        if self._line is None and self._flight:
+        if self._stream is None and self._flight:
             self._open_line()
         while self._sent < len(self._flight) and (self._is_proven or not self._sent):
             self._send(self._flight[self._sent])
@@ -106,7 +106,7 @@ class Pipeline:
             batch = self._source.take(only_full=bool(self._flight))
             if batch is None or not self._take_on(batch):
                 break
-            if self._line is None:
+            if self._stream is None:
                 self._open_line()
             self._send(batch)
 
@@ -130,27 +130,27 @@ class Pipeline:
     # --- Sending ------------------------------------------------------------------------------
 
     def _open_line(self) -> None:
-        self._line = self._lines.to(self._owners.address_of(self._log))
-        self._ref = self._line.bind(self._log, is_ordered=True, uid=self._uid)
+        self._stream = self._streams.to(self._owners.address_of(self._log))
+        self._ref = self._stream.bind(self._log, is_ordered=True, uid=self._uid)
         self._is_proven = False
         self._sent = 0
 
     def _send(self, batch: Batch) -> None:
-        assert self._line is not None
+        assert self._stream is not None
         self._sent += 1
         batch.sent_at = self._loop.time()
         batch.first_sent_at = batch.first_sent_at or batch.sent_at
         on_result = partial(self._on_result, self._generation, batch)
-        self._line.submit(self._ref, batch.block, self._condition, on_result)
+        self._stream.submit(self._ref, batch.block, self._condition, on_result)
 
     def _leave_line(self) -> list[Batch]:
         """Batches that the server may have: the oldest of those in flight."""
-        line, self._line = self._line, None
+        stream, self._stream = self._stream, None
         sent, self._sent = self._sent, 0
         self._generation += 1
         self._refused = None
-        if line is not None and line.failure is None:
-            sent -= line.unbind(self._ref)
+        if stream is not None and stream.failure is None:
+            sent -= stream.unbind(self._ref)
         return list(self._flight)[:sent]
 
     # --- Results ------------------------------------------------------------------------------
@@ -170,7 +170,7 @@ class Pipeline:
             self._refused = batch, error
 
     def _on_ack(self, batch: Batch, ack: AppendAck) -> None:
-        assert self._line is not None
+        assert self._stream is not None
         if batch is not self._flight[0]:
             raise BadFrame("the server sent results of one log out of order")
         self._flight.popleft()
@@ -179,7 +179,7 @@ class Pipeline:
         if not self._is_proven:
             self._is_proven = True
             self._pauses.reset()
-            self._owners.learn(self._log, self._line.address, ack.owner_epoch)
+            self._owners.learn(self._log, self._stream.address, ack.owner_epoch)
         batch.settle(ack, None)
         self._source.on_settled(batch)
         if self._refused and self._refused[0] is self._flight[0]:
@@ -189,8 +189,8 @@ class Pipeline:
 
     def _on_error(self, error: RollbookError) -> None:
         """Of the oldest batch in flight."""
-        assert self._line is not None
-        address = self._line.address
+        assert self._stream is not None
+        address = self._stream.address
         self._last_error = error
         match after_error(error, self._flight, is_named=bool(self.producer.name)):
             case AfterError.BEGIN_EPOCH:

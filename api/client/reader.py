@@ -97,7 +97,7 @@ Event = (
 
 
 class Whom(Protocol):
-    """Which server is asked for a log, as `Owners` knows it."""
+    """Which server is asked for a log, as `OwnerCache` knows it."""
 
     @property
     def outages(self) -> Outages: ...

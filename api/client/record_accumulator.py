@@ -58,7 +58,7 @@ class Tally:
         )
 
 
-class Gathering:
+class RecordAccumulator:
     def __init__(self, config: LogClientConfig, log: LogConfig, clock: Callable[[], float]) -> None:
         """`clock` returns the loop's time."""
         body_bytes_max = log.batch_bytes_max - _BLOCK_BYTES

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from typing import Final
 
-from rollbook.api.client.owner_cache import Owners
+from rollbook.api.client.owner_cache import OwnerCache
 from rollbook.proto.errors import RollbookError
 from rollbook.proto.tasks import stop_tasks
 
@@ -22,8 +22,8 @@ _FIRST_S: Final = 1.0  # No caller waits longer for the first response.
 _chance: Final = random.Random()
 
 
-class Meeting:
-    def __init__(self, owners: Owners, ask: Callable[[], Awaitable[Iterable[str]]]) -> None:
+class ServerDiscovery:
+    def __init__(self, owners: OwnerCache, ask: Callable[[], Awaitable[Iterable[str]]]) -> None:
         """`ask`: for the addresses of all servers."""
         self._owners, self._ask = owners, ask
         self._task: asyncio.Task[None] | None = None

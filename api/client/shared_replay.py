@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from rollbook.api.client.outage_reports import Outages
-from rollbook.api.client.owner_cache import Owners
+from rollbook.api.client.owner_cache import OwnerCache
 from rollbook.logservice.ids import LogName, Offset, SegmentId
 from rollbook.logservice.messages import SegmentState, SegmentView
 from rollbook.proto.errors import RollbookError
@@ -57,9 +57,9 @@ def runs_of(
 
 
 class AnyServer:
-    """The server to ask for one run, instead of `Owners`: the next one after each failure."""
+    """The server to ask for one run, instead of `OwnerCache`: the next one after each failure."""
 
-    def __init__(self, owners: Owners, log: LogName, segment: SegmentId) -> None:
+    def __init__(self, owners: OwnerCache, log: LogName, segment: SegmentId) -> None:
         self._owners = owners
         self._turn = zlib.crc32(f"{log}/{segment}".encode())
         self._failed = 0

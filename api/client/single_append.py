@@ -13,10 +13,10 @@ from datetime import datetime
 from functools import partial
 from typing import Any, Final, cast
 
-from rollbook.api.client.append_stream import AppendLine, AppendLines
+from rollbook.api.client.append_stream import AppendStreamPool, ClientAppendStream
 from rollbook.api.client.config import LogClientConfig
 from rollbook.api.client.core.retry_rules import begins_epoch, in_doubt, may_repeat, may_retry
-from rollbook.api.client.owner_cache import Owners
+from rollbook.api.client.owner_cache import OwnerCache
 from rollbook.api.client.producer import Producer
 from rollbook.api.client.record_text import Text, TextHeaders, as_bytes, as_us, headers_as_bytes
 from rollbook.api.client.retry_pauses import Pauses
@@ -40,7 +40,7 @@ _BLOCK_BYTES_MAX: Final = MESSAGE_BYTES_MAX - 1024 * 1024  # Besides the rest of
 
 
 @dataclass(frozen=True, slots=True)
-class Records:
+class PlainBatch:
     """Of one batch."""
 
     values: Sequence[bytes]
@@ -59,10 +59,10 @@ class Records:
                 _require_bytes("header", (headers or {}).values())
             return _packed(plain, producer, codec)
 
-    def _plain(self) -> "Records":
+    def _plain(self) -> "PlainBatch":
         """The same records, without text and datetimes."""
         keys, headers, times = self.keys, self.headers, self.event_times
-        return Records(
+        return PlainBatch(
             self.values,
             None if keys is None else [as_bytes(each) for each in keys],
             None if headers is None else [each and headers_as_bytes(each) for each in headers],
@@ -70,7 +70,7 @@ class Records:
         )
 
 
-def _packed(records: Records, producer: ProducerRef, codec: Codec) -> bytes:
+def _packed(records: PlainBatch, producer: ProducerRef, codec: Codec) -> bytes:
     return pack_block(
         records.values,
         keys=cast("Sequence[bytes | None] | None", records.keys),
@@ -82,7 +82,7 @@ def _packed(records: Records, producer: ProducerRef, codec: Codec) -> bytes:
 
 
 @dataclass(frozen=True, slots=True)
-class Framed:
+class FramedBatch:
     """A batch that was framed elsewhere."""
 
     block: bytes
@@ -102,26 +102,26 @@ class Appender:
     def __init__(
         self,
         log: LogName,
-        lines: AppendLines,
-        owners: Owners,
+        streams: AppendStreamPool,
+        owners: OwnerCache,
         config: LogClientConfig,
         uid: str = "",
         memory_s: float = math.inf,
     ) -> None:
         """`memory_s`: for how long the log remembers a producer."""
         self._log, self._uid = log, uid
-        self._lines = lines
+        self._streams = streams
         self._owners = owners
         self._config, self._memory_s = config, memory_s
         self._codec = Codec.ZSTD if config.compresses else Codec.NONE
         self._idle: list[Producer] = []
-        self._line: AppendLine | None = None
+        self._stream: ClientAppendStream | None = None
         self._ref = 0
 
     async def append_as(
         self,
         ref: ProducerRef,
-        records: Records | Framed,
+        records: PlainBatch | FramedBatch,
         condition: Condition | None,
         timeout_s: float | None,
     ) -> AppendAck:
@@ -145,7 +145,10 @@ class Appender:
             raise
 
     async def append(
-        self, records: Records | Framed, condition: Condition | None, timeout_s: float | None
+        self,
+        records: PlainBatch | FramedBatch,
+        condition: Condition | None,
+        timeout_s: float | None,
     ) -> AppendAck:
         """If it is cancelled, it may have been appended or not."""
         due = asyncio.get_running_loop().time() + self._config.timeout_of(timeout_s)
@@ -171,7 +174,7 @@ class Appender:
     async def _append_as(
         self,
         producer: Producer,
-        records: Records | Framed,
+        records: PlainBatch | FramedBatch,
         condition: Condition | None,
         due: float,
     ) -> AppendAck:
@@ -195,25 +198,25 @@ class Appender:
         why = ""
         while True:
             try:
-                line = self._bound_line()
+                stream = self._bound_stream()
             except ClientClosed as error:
                 raise in_doubt(error) if is_doubtful else error from None
             result: asyncio.Future[AppendAck] = loop.create_future()
-            number = line.submit(self._ref, block, condition, partial(_tell, result))
+            number = stream.submit(self._ref, block, condition, partial(_tell, result))
             try:
                 async with asyncio.timeout_at(min(due, loop.time() + self._config.attempt_s)):
                     ack = await result
             except TimeoutError:
                 failure: RollbookError = QuorumTimeout(f"not acked in time{why}")
-                if line.withdraw(number):
+                if stream.withdraw(number):
                     failure.outcome = Outcome.NOT_APPLIED
             except RollbookError as error:
                 failure, why = error, f"; the last attempt: {error.message}"
             else:
-                self._owners.learn(self._log, line.address, ack.owner_epoch)
+                self._owners.learn(self._log, stream.address, ack.owner_epoch)
                 return ack
             is_doubtful |= failure.outcome is Outcome.UNKNOWN
-            is_known = self._owners.on_error(self._log, line.address, failure)
+            is_known = self._owners.on_error(self._log, stream.address, failure)
             pause_s = pauses.next_s(failure, is_known=is_known)
             again_s = loop.time() + pause_s
             is_recognised = not is_doubtful or may_repeat(seq, began_s, again_s, self._memory_s)
@@ -223,11 +226,14 @@ class Appender:
                 raise in_doubt(failure) if is_doubtful else failure
             await asyncio.sleep(pause_s)
 
-    def _bound_line(self) -> AppendLine:
-        line = self._lines.to(self._owners.address_of(self._log))
-        if line is not self._line:
-            self._line, self._ref = line, line.bind(self._log, is_ordered=False, uid=self._uid)
-        return line
+    def _bound_stream(self) -> ClientAppendStream:
+        stream = self._streams.to(self._owners.address_of(self._log))
+        if stream is not self._stream:
+            self._stream, self._ref = (
+                stream,
+                stream.bind(self._log, is_ordered=False, uid=self._uid),
+            )
+        return stream
 
 
 def _checked(block: bytes) -> bytes:

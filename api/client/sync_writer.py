@@ -11,9 +11,9 @@ from rollbook.api.client.batches import Batch
 from rollbook.api.client.config import LogClientConfig
 from rollbook.api.client.core.retry_rules import again
 from rollbook.api.client.fork_guard import BelongsToProcess, is_own_process, require_own_process
-from rollbook.api.client.pipeline import Pipeline
+from rollbook.api.client.pipeline import AppendPipeline
 from rollbook.api.client.producer import NOT_RESUMED, Resumed
-from rollbook.api.client.record_accumulator import Gathering, Tally
+from rollbook.api.client.record_accumulator import RecordAccumulator, Tally
 from rollbook.api.client.record_text import Text, TextHeaders, event_time_us_of
 from rollbook.api.client.unacked import UnackedRecords, attach, on_collected, on_ended, take_loss
 from rollbook.logservice.ids import LogName, Offset
@@ -83,7 +83,7 @@ class SyncWriter(BelongsToProcess):
         config: LogClientConfig,
         name: LogName,
         log: LogConfig,
-        make_pipeline: Callable[["SyncWriter"], Pipeline],
+        make_pipeline: Callable[["SyncWriter"], AppendPipeline],
         on_closed: Callable[["SyncWriter"], None],
         resumed: Resumed = NOT_RESUMED,
     ) -> None:
@@ -92,26 +92,26 @@ class SyncWriter(BelongsToProcess):
         self._on_closed = on_closed
         self._resumed = resumed
         self._clock = SystemClock()
-        self._gathering = Gathering(config, log, self._now)
-        self._lock = threading.Lock()  # Around the gathering.
+        self._accumulator = RecordAccumulator(config, log, self._now)
+        self._lock = threading.Lock()  # Around the accumulator.
         self._has_changed = threading.Condition(self._lock)
         self._is_pumping = False
         self._pipeline = thread.call(lambda: make_pipeline(self))
 
     def __repr__(self) -> str:
-        tally = self._gathering.tally
-        said = f"{tally.acked} acknowledged, {self._gathering.pending} on their way"
+        tally = self._accumulator.tally
+        said = f"{tally.acked} acknowledged, {self._accumulator.pending} on their way"
         return f"<Writer of {self._name}: {said}{f', {tally.unacked} failed' if tally.unacked else ''}>"
 
     def __del__(self) -> None:
-        gathering = getattr(self, "_gathering", None)
-        if gathering is not None and is_own_process():
-            on_collected(self, self._name, gathering.pending)
+        accumulator = getattr(self, "_accumulator", None)
+        if accumulator is not None and is_own_process():
+            on_collected(self, self._name, accumulator.pending)
 
     @property
     def tally(self) -> Tally:
         """The outcomes of the submitted records, as far as they are known."""
-        return self._gathering.tally
+        return self._accumulator.tally
 
     @property
     def resumed_at(self) -> int:
@@ -156,10 +156,10 @@ class SyncWriter(BelongsToProcess):
         """Like `submit`, but raises `Overloaded` if there is no room now."""
         if event_time is not None:
             event_time_us = event_time_us_of(event_time, event_time_us)
-        gathering = self._gathering
+        accumulator = self._accumulator
         with self._lock:
-            index = gathering.add(value, key, headers, event_time_us)
-            batch = gathering.newest
+            index = accumulator.add(value, key, headers, event_time_us)
+            batch = accumulator.newest
             wakes = not index and not self._is_pumping
             if wakes:
                 self._is_pumping = True
@@ -170,7 +170,7 @@ class SyncWriter(BelongsToProcess):
     def flush(self) -> None:
         """Waits until all that was submitted is durable. Raises the error that ended the writer."""
         with self._lock:
-            last = self._gathering.last
+            last = self._accumulator.last
         if last is not None:
             wait_for(last, None)
         self._raise_failure()
@@ -181,8 +181,8 @@ class SyncWriter(BelongsToProcess):
         """
         try:
             with self._lock:
-                self._gathering.refuse_more()
-                last = self._gathering.last
+                self._accumulator.refuse_more()
+                last = self._accumulator.last
             if last is not None:
                 wait_for(last, None)
         finally:
@@ -194,20 +194,20 @@ class SyncWriter(BelongsToProcess):
     async def drain(self) -> None:
         """On the client's thread: refuses later submits; waits until the outcomes of the others are known."""
         with self._lock:
-            self._gathering.refuse_more()
-            last = self._gathering.last
+            self._accumulator.refuse_more()
+            last = self._accumulator.last
         if last is not None:
             await last.settled()
 
     def take_loss(self) -> UnackedRecords | None:
         """Records that were not acknowledged, and not reported to the caller; once."""
         with self._lock:
-            return take_loss(self._name, self._gathering)
+            return take_loss(self._name, self._accumulator)
 
     def warn_of_pending(self) -> None:
         """Where a cancelled caller sees no loss."""
         with self._lock:
-            pending = self._gathering.pending
+            pending = self._accumulator.pending
         on_ended(self._name, pending)
 
     def end(self) -> None:
@@ -237,20 +237,20 @@ class SyncWriter(BelongsToProcess):
     def take(self, *, only_full: bool) -> Batch | None:
         """The next one to be sent; None: there is none yet."""
         with self._lock:
-            return self._gathering.take(only_full=only_full)
+            return self._accumulator.take(only_full=only_full)
 
     def on_settled(self, batch: Batch) -> None:
         """Its outcome is known."""
         with self._has_changed:
-            self._gathering.settle(batch)
+            self._accumulator.settle(batch)
             self._has_changed.notify_all()
 
     def on_stopped(self, error: RollbookError) -> None:
         """Nothing is sent any more."""
         with self._has_changed:
-            for batch in self._gathering.stop(error):
+            for batch in self._accumulator.stop(error):
                 batch.settle(None, again(error, Outcome.NOT_APPLIED))
-                self._gathering.settle(batch)
+                self._accumulator.settle(batch)
             self._has_changed.notify_all()
 
     def _pump(self) -> None:
@@ -263,12 +263,12 @@ class SyncWriter(BelongsToProcess):
         require_own_process()
         with self._has_changed:
             self._has_changed.wait_for(
-                lambda: self._gathering.has_room or self._gathering.failure is not None
+                lambda: self._accumulator.has_room or self._accumulator.failure is not None
             )
 
     def _raise_failure(self) -> None:
-        if (failure := self._gathering.failure) is not None:
-            self._gathering.is_noticed = True
+        if (failure := self._accumulator.failure) is not None:
+            self._accumulator.is_noticed = True
             raise again(failure, failure.outcome)
 
     def _now(self) -> float:

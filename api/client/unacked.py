@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from rollbook.api.client.core.retry_rules import again
-from rollbook.api.client.record_accumulator import Gathering, Tally
+from rollbook.api.client.record_accumulator import RecordAccumulator, Tally
 from rollbook.logservice.ids import LogName
 from rollbook.proto.errors import Outcome, RecordsUnacked, RollbookError
 
@@ -30,12 +30,12 @@ class UnackedRecords:
         return error
 
 
-def take_loss(log: LogName, gathering: Gathering) -> UnackedRecords | None:
+def take_loss(log: LogName, accumulator: RecordAccumulator) -> UnackedRecords | None:
     """Reported once."""
-    if not gathering.hides_losses or gathering.failure is None:
+    if not accumulator.hides_losses or accumulator.failure is None:
         return None
-    gathering.is_noticed = True
-    return UnackedRecords(log, gathering.tally, gathering.failure)
+    accumulator.is_noticed = True
+    return UnackedRecords(log, accumulator.tally, accumulator.failure)
 
 
 def error_of(losses: Iterable[UnackedRecords]) -> RecordsUnacked | None:

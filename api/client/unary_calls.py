@@ -16,7 +16,7 @@ from google.protobuf.message import DecodeError
 from rollbook.api.client.channels import Channels, Metadata
 from rollbook.api.client.config import LogClientConfig
 from rollbook.api.client.core.retry_rules import in_doubt, may_retry
-from rollbook.api.client.owner_cache import Owners
+from rollbook.api.client.owner_cache import OwnerCache
 from rollbook.api.client.retry_pauses import Pauses
 from rollbook.api.grpc.protobuf_codec import message_of, pack, unpack
 from rollbook.api.grpc.status import failure_of, hung_up
@@ -38,8 +38,8 @@ from rollbook.proto.errors import (
 _ATTEMPT_BYTES: Final = 8
 
 
-class Calls:
-    def __init__(self, channels: Channels, owners: Owners, config: LogClientConfig) -> None:
+class UnaryCalls:
+    def __init__(self, channels: Channels, owners: OwnerCache, config: LogClientConfig) -> None:
         self._channels = channels
         self._owners = owners
         self._config = config

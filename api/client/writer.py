@@ -15,9 +15,9 @@ from rollbook.api.client.batches import Batch, Submission
 from rollbook.api.client.config import LogClientConfig
 from rollbook.api.client.core.retry_rules import again
 from rollbook.api.client.fork_guard import BelongsToProcess, is_own_process
-from rollbook.api.client.pipeline import Pipeline
+from rollbook.api.client.pipeline import AppendPipeline
 from rollbook.api.client.producer import NOT_RESUMED, Producer, Resumed
-from rollbook.api.client.record_accumulator import Gathering, Tally
+from rollbook.api.client.record_accumulator import RecordAccumulator, Tally
 from rollbook.api.client.record_text import Text, TextHeaders, event_time_us_of
 from rollbook.api.client.unacked import UnackedRecords, attach, on_collected, on_ended, take_loss
 from rollbook.logservice.ids import LogName, Offset
@@ -43,35 +43,35 @@ class Writer(BelongsToProcess):
         config: LogClientConfig,
         name: LogName,
         log: LogConfig,
-        make_pipeline: Callable[["Writer"], Pipeline],
+        make_pipeline: Callable[["Writer"], AppendPipeline],
         on_closed: Callable[["Writer"], None],
         begins: Begins | None = None,
     ) -> None:
         self._name = name
         self._loop = asyncio.get_running_loop()
-        self._gathering = Gathering(config, log, self._loop.time)
+        self._accumulator = RecordAccumulator(config, log, self._loop.time)
         self._pipeline = make_pipeline(self)
         self._on_closed = on_closed
         self._begins, self._resumed = begins, NOT_RESUMED
         if begins is not None:
-            self._gathering.wait_for_begin()
+            self._accumulator.wait_for_begin()
         self._is_pumping = False
         self._waiting: deque[asyncio.Future[None]] = deque()  # For room.
 
     def __repr__(self) -> str:
-        tally = self._gathering.tally
-        said = f"{tally.acked} acknowledged, {self._gathering.pending} on their way"
+        tally = self._accumulator.tally
+        said = f"{tally.acked} acknowledged, {self._accumulator.pending} on their way"
         return f"<Writer of {self._name}: {said}{f', {tally.unacked} failed' if tally.unacked else ''}>"
 
     def __del__(self) -> None:
-        gathering = getattr(self, "_gathering", None)
-        if gathering is not None and is_own_process():
-            on_collected(self, self._name, gathering.pending)
+        accumulator = getattr(self, "_accumulator", None)
+        if accumulator is not None and is_own_process():
+            on_collected(self, self._name, accumulator.pending)
 
     @property
     def tally(self) -> Tally:
         """The outcomes of the submitted records, as far as they are known."""
-        return self._gathering.tally
+        return self._accumulator.tally
 
     @property
     def resumed_at(self) -> int:
@@ -100,12 +100,12 @@ class Writer(BelongsToProcess):
             self._begins = None
             self._pipeline.producer = Producer(name, progress.epoch)
             self._resumed = Resumed(name, progress)
-            self._gathering.on_begun()
+            self._accumulator.on_begun()
 
     @property
     def has_room(self) -> bool:
         """Whether `submit` takes a record now."""
-        return self._gathering.has_room
+        return self._accumulator.has_room
 
     def submit(
         self,
@@ -123,17 +123,17 @@ class Writer(BelongsToProcess):
         """
         if event_time is not None:
             event_time_us = event_time_us_of(event_time, event_time_us)
-        gathering = self._gathering
-        index = gathering.add(value, key, headers, event_time_us)
+        accumulator = self._accumulator
+        index = accumulator.add(value, key, headers, event_time_us)
         if not index and not self._is_pumping:
             self._is_pumping = True
             self._loop.call_soon(self._pump)
-        return Submission(gathering.newest, index)
+        return Submission(accumulator.newest, index)
 
     async def ready(self) -> None:
         """Waits for room. Raises the error that ended the writer. If it is cancelled, nothing
         was submitted."""
-        while not self._gathering.has_room:
+        while not self._accumulator.has_room:
             self._raise_failure()
             turn: asyncio.Future[None] = self._loop.create_future()
             self._waiting.append(turn)
@@ -150,7 +150,7 @@ class Writer(BelongsToProcess):
         event_time_us: int | None = None,
     ) -> Submission:
         """`submit`, after waiting for room. If it is cancelled, it was not submitted."""
-        while not self._gathering.has_room:
+        while not self._accumulator.has_room:
             await self.ready()
         return self.submit(
             value,
@@ -165,7 +165,7 @@ class Writer(BelongsToProcess):
 
         If it is cancelled, all of it is still being sent, and the writer accepts more.
         """
-        if (last := self._gathering.last) is not None:
+        if (last := self._accumulator.last) is not None:
             await last.settled()
         self._raise_failure()
 
@@ -192,17 +192,17 @@ class Writer(BelongsToProcess):
 
         If it is cancelled, they are still being sent.
         """
-        self._gathering.refuse_more()
-        if (last := self._gathering.last) is not None:
+        self._accumulator.refuse_more()
+        if (last := self._accumulator.last) is not None:
             await last.settled()
 
     def take_loss(self) -> UnackedRecords | None:
         """Records that were not acknowledged, and not reported to the caller; once."""
-        return take_loss(self._name, self._gathering)
+        return take_loss(self._name, self._accumulator)
 
     def warn_of_pending(self) -> None:
         """Where a cancelled caller sees no loss."""
-        on_ended(self._name, self._gathering.pending)
+        on_ended(self._name, self._accumulator.pending)
 
     def end(self) -> None:
         """At once: records in flight are not waited for."""
@@ -235,22 +235,22 @@ class Writer(BelongsToProcess):
 
     def take(self, *, only_full: bool) -> Batch | None:
         """The next one to be sent; None: there is none yet."""
-        return self._gathering.take(only_full=only_full)
+        return self._accumulator.take(only_full=only_full)
 
     def on_settled(self, batch: Batch) -> None:
         """Its outcome is known."""
-        self._gathering.settle(batch)
+        self._accumulator.settle(batch)
         self._offer_room()
 
     def on_stopped(self, error: RollbookError) -> None:
         """Nothing is sent any more."""
-        for batch in self._gathering.stop(error):
+        for batch in self._accumulator.stop(error):
             batch.settle(None, again(error, Outcome.NOT_APPLIED))
-            self._gathering.settle(batch)
+            self._accumulator.settle(batch)
         self._offer_room()
 
     def _offer_room(self) -> None:
-        while self._waiting and (self.has_room or self._gathering.failure):
+        while self._waiting and (self.has_room or self._accumulator.failure):
             turn = self._waiting.popleft()
             if not turn.done():
                 turn.set_result(None)
@@ -260,6 +260,6 @@ class Writer(BelongsToProcess):
         self._pipeline.pump()
 
     def _raise_failure(self) -> None:
-        if (failure := self._gathering.failure) is not None:
-            self._gathering.is_noticed = True
+        if (failure := self._accumulator.failure) is not None:
+            self._accumulator.is_noticed = True
             raise again(failure, failure.outcome)

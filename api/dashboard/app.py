@@ -20,7 +20,7 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response, StreamingResponse
 from starlette.routing import Match, Route
 
-from rollbook.api.access.authenticator import CALLER, Doorkeeper, anybody
+from rollbook.api.access.authenticator import CALLER, Authenticator, anybody
 from rollbook.api.access.core.grants import Duty, Right
 from rollbook.api.access.managing import Managing
 from rollbook.api.dashboard import (
@@ -136,7 +136,7 @@ class Dashboard:
         operations: RunningOperations,
         logs: LogServers,
         samples: Samples,
-        doorkeeper: Doorkeeper | None,
+        authenticator: Authenticator | None,
         draw: Callable[[], str],
         own: OwnProcess = _NAMELESS,
         *,
@@ -152,7 +152,7 @@ class Dashboard:
         self._samples = samples
         self._callback_acts = CallbackActs(admin, managing)
         self._acts = BookieActs(admin, managing, operations)
-        self._doorkeeper = doorkeeper
+        self._authenticator = authenticator
         self._is_behind_tls = is_behind_tls
         self._now_ns = now_ns
         self._draw = draw
@@ -235,7 +235,7 @@ class Dashboard:
         """Sets `CALLER` for what this request does. Raises `_SignedOut`."""
         cookie = request.cookies.get(self._cookie_name(request), "")
         session = self._sessions.find(cookie, stays_idle=stays_idle)
-        if session is None and self._doorkeeper is None:
+        if session is None and self._authenticator is None:
             session = self._sessions.begin("", None)
         if session is None or not self._is_admitted(request, session):
             raise _SignedOut
@@ -244,11 +244,11 @@ class Dashboard:
     def _is_admitted(self, request: Request, session: Session) -> bool:
         """Its token still means the same principal; then `CALLER` is set. Otherwise the session
         ends."""
-        if self._doorkeeper is None:
+        if self._authenticator is None:
             CALLER.set(anybody(_peer_of(request)))
             return True
         try:
-            caller = self._doorkeeper.admit(f"Bearer {session.token}", peer=_peer_of(request))
+            caller = self._authenticator.admit(f"Bearer {session.token}", peer=_peer_of(request))
         except Unauthorized:
             caller = None
         if caller is None or caller.principal != session.principal:
@@ -862,7 +862,7 @@ class Dashboard:
         return _led(f"{PREFIX}{with_query('/sign-in', next=goes_on)}")
 
     async def _show_sign_in(self, request: Request) -> Response:
-        if self._doorkeeper is None:
+        if self._authenticator is None:
             return _led(PREFIX)
         frame = PageFrame("", "", "", "", (), "")
         goes_on = request.query_params.get("next", "")
@@ -870,12 +870,12 @@ class Dashboard:
 
     async def _sign_in(self, request: Request) -> Response:
         """A new session with a new id, whatever the browser sent."""
-        if self._doorkeeper is None:
+        if self._authenticator is None:
             return _led(PREFIX)
         fields = await _fields_of(request)
         token, goes_on = fields.get("token", "").strip(), fields.get("next", "")
         try:
-            caller = self._doorkeeper.admit(f"Bearer {token}", peer=_peer_of(request))
+            caller = self._authenticator.admit(f"Bearer {token}", peer=_peer_of(request))
         except Unauthorized as error:
             frame = PageFrame("", "", "", "", (("bad", _text_of(error)),), "")
             return _html(render(frame, screens.sign_in(frame, goes_on)), 401)
@@ -891,7 +891,7 @@ class Dashboard:
         fields = await _fields_of(request)
         if session is not None and session.allows(fields.get("secret", "")):
             self._sessions.end(session)
-        return _led(SIGN_IN if self._doorkeeper else PREFIX)
+        return _led(SIGN_IN if self._authenticator else PREFIX)
 
 
 class _Visit:

@@ -8,7 +8,7 @@ from urllib.parse import quote
 
 from rollbook.api.access.core.grants import Duty, Grants, Right
 from rollbook.api.dashboard import process_screens
-from rollbook.api.dashboard.core.live import Rows, live
+from rollbook.api.dashboard.core.live import NewRows, live
 from rollbook.api.dashboard.core.markup import Child, Html, block, element
 from rollbook.api.dashboard.core.values import VALUE_BYTES_SHOWN, Form, node_text, value_in
 from rollbook.api.dashboard.parts import (
@@ -161,7 +161,7 @@ def log(
         at="/logs",
         rows=None
         if asked.get("from") or records is None
-        else Rows(records["next"], record_rows(records, view) if is_news else ()),
+        else NewRows(records["next"], record_rows(records, view) if is_news else ()),
         is_live=not (asked.get("from") or asked.get("truncate")),
     )
 

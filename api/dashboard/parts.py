@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import Any, Final
 from urllib.parse import urlencode
 
-from rollbook.api.dashboard.core.live import Live, PageState, Rows, live
+from rollbook.api.dashboard.core.live import Live, NewRows, PageState, live
 from rollbook.api.dashboard.core.markup import Child, Html, element, page
 
 PREFIX: Final = "/dashboard"
@@ -54,7 +54,7 @@ class Screen:
     on_logs: "OnLogs | None" = None
     is_live: bool = False  # Without scripts it is loaded again each few seconds.
     at: str = ""
-    rows: Rows | None = None  # Of a page that follows a log.
+    rows: NewRows | None = None  # Of a page that follows a log.
 
     def live_parts(self, frame: PageFrame) -> list[Live]:
         """The parts that the page's stream updates."""

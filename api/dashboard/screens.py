@@ -7,7 +7,7 @@ from typing import Any, Final
 from urllib.parse import quote
 
 from rollbook.api.access.core.grants import Duty, Grants
-from rollbook.api.dashboard.core.live import Rows, live
+from rollbook.api.dashboard.core.live import NewRows, live
 from rollbook.api.dashboard.core.markup import Child, Html, element
 from rollbook.api.dashboard.core.samples import SERIES, Sample, Samples
 from rollbook.api.dashboard.core.sentence import sentence_of
@@ -85,7 +85,7 @@ def overview(health: Facts, recovery: Facts, samples: Samples, after: int | None
         commands=["cluster health", "recovery status"],
         calls=[("GET", "/cluster/health", ""), ("GET", "/recovery", "")],
         is_live=True,
-        rows=Rows(
+        rows=NewRows(
             newest.time_s if newest else after or 0,
             _samples(samples.after(after)) if after is not None else (),
             "samples",

@@ -18,7 +18,7 @@ _S: Final = 1_000_000_000
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class SharedAnswer:
     facts: Any
     at_ns: int  # When it was asked for.
     age_s: int = 0
@@ -38,14 +38,14 @@ class SharedAnswers:
         self._fresh_ns = int(fresh_s * _S)
         self._kept_max = kept_max
         self._changed_ns = now_ns()  # The time of the last act here.
-        self._known: OrderedDict[Hashable, Answer] = OrderedDict()
+        self._known: OrderedDict[Hashable, SharedAnswer] = OrderedDict()
         self._asking: dict[Hashable, _Question] = {}
 
     def on_act(self) -> None:
         """Something was changed: later callers see it."""
         self._changed_ns = self._now_ns()
 
-    async def ask(self, key: Hashable, ask: Callable[[], Awaitable[Any]]) -> Answer:
+    async def ask(self, key: Hashable, ask: Callable[[], Awaitable[Any]]) -> SharedAnswer:
         """Raises the errors of `ask`, unless the store is unavailable and an older answer is
         known.
 
@@ -63,15 +63,15 @@ class SharedAnswers:
             if known is None:
                 raise
             age_s = (self._now_ns() - known.at_ns) // _S
-            return Answer(known.facts, known.at_ns, age_s, error)
-        return Answer(facts, question.began_ns)
+            return SharedAnswer(known.facts, known.at_ns, age_s, error)
+        return SharedAnswer(facts, question.began_ns)
 
     async def close(self) -> None:
         """There is no waiter any more."""
         asking = [each.answer for each in self._asking.values()]
         await stop_tasks(*asking)
 
-    def _is_fresh(self, known: Answer) -> bool:
+    def _is_fresh(self, known: SharedAnswer) -> bool:
         is_young = self._now_ns() - known.at_ns < self._fresh_ns
         return is_young and known.at_ns > self._changed_ns
 
@@ -84,12 +84,12 @@ class SharedAnswers:
             if self._asking.get(key) is question:
                 del self._asking[key]
             if not answer.cancelled() and answer.exception() is None:
-                self._remember(key, Answer(answer.result(), began_ns))
+                self._remember(key, SharedAnswer(answer.result(), began_ns))
 
         question.answer.add_done_callback(end)
         return question
 
-    def _remember(self, key: Hashable, answer: Answer) -> None:
+    def _remember(self, key: Hashable, answer: SharedAnswer) -> None:
         known = self._known.get(key)
         if known is None or known.at_ns <= answer.at_ns:
             self._known[key] = answer

@@ -11,7 +11,7 @@ from typing import Any
 import grpc
 from google.protobuf.message import DecodeError
 
-from rollbook.api.access.authorized_service import Guarded
+from rollbook.api.access.authorized_service import AuthorizedService
 from rollbook.api.grpc.status import LISTENS_KEY, detail_of
 from rollbook.logservice.core.record_block import OPENED_BYTES_MAX, opened_bytes_of
 from rollbook.logservice.ids import INT64_MAX, LogName, Offset, WriterEpoch
@@ -30,7 +30,7 @@ Context = Any  # grpc.aio.ServicerContext, of bytes.
 
 
 async def serve_append_stream(
-    core: Guarded, context: Context, relayed: CoreStream | None = None
+    core: AuthorizedService, context: Context, relayed: CoreStream | None = None
 ) -> None:
     """`relayed`: the same to another server. Its opener closes it, too."""
     stream = core.open_append_stream(relayed)

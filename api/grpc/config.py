@@ -17,7 +17,7 @@ class GrpcConfig:
     token_file: str | None = None  # Its first line is what clients show as `Bearer`.
     tls: TlsFiles | None = None
     insecure: bool = False  # Off loopback without TLS and a token: for networks that are trusted.
-    knows_callers: bool = False  # A doorkeeper will be there, with or without that token.
+    knows_callers: bool = False  # A authenticator will be there, with or without that token.
     # Connections; each is a file descriptor, and further ones are closed. Larger: more clients,
     # more memory. Smaller: the reverse.
     connections_max: int = CONNECTIONS_MAX

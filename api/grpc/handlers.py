@@ -14,8 +14,8 @@ import grpc
 import structlog
 from google.protobuf.message import DecodeError, Message
 
-from rollbook.api.access.authenticator import CALLER, AuthenticatedCaller, Doorkeeper, anybody
-from rollbook.api.access.authorized_service import Guarded
+from rollbook.api.access.authenticator import CALLER, AuthenticatedCaller, Authenticator, anybody
+from rollbook.api.access.authorized_service import AuthorizedService
 from rollbook.api.access.idempotency import with_own_key
 from rollbook.api.grpc.append_calls import serve_append_stream
 from rollbook.api.grpc.protobuf_codec import message_of
@@ -37,13 +37,13 @@ _SHARE: Final = 0.95  # Of the remaining time: a later response is never receive
 
 
 def handlers(
-    core: Guarded, doorkeeper: Doorkeeper | None, relay: Relay | None = None
+    core: AuthorizedService, authenticator: Authenticator | None, relay: Relay | None = None
 ) -> list[grpc.GenericRpcHandler]:
     """`relay`: None if this server relays nothing."""
     found: dict[str, dict[str, grpc.RpcMethodHandler[Any, Any]]] = {}
     for method in METHODS:
         found.setdefault(method.service, {})[method.name] = _handler(
-            core, method, doorkeeper, relay
+            core, method, authenticator, relay
         )
     return [
         grpc.method_handlers_generic_handler(f"{PACKAGE}.{service}", methods)
@@ -52,16 +52,19 @@ def handlers(
 
 
 def _handler(
-    core: Guarded, method: Method, doorkeeper: Doorkeeper | None, relay: Relay | None
+    core: AuthorizedService,
+    method: Method,
+    authenticator: Authenticator | None,
+    relay: Relay | None,
 ) -> "grpc.RpcMethodHandler[Any, Any]":
     match method.kind:
         case CallKind.CALL:
             return grpc.unary_unary_rpc_method_handler(
-                _guarded(core, _call(core, method, relay), doorkeeper, method)
+                _authorized(core, _call(core, method, relay), authenticator, method)
             )
         case CallKind.WATCH:
             return grpc.unary_stream_rpc_method_handler(
-                _guarded(core, _watch(core, method, relay), doorkeeper, method)
+                _authorized(core, _watch(core, method, relay), authenticator, method)
             )
         case CallKind.APPEND_STREAM:
 
@@ -73,13 +76,17 @@ def _handler(
                 else:
                     await serve_append_stream(core, context)
 
-            return grpc.stream_stream_rpc_method_handler(_guarded(core, serve, doorkeeper, method))
+            return grpc.stream_stream_rpc_method_handler(
+                _authorized(core, serve, authenticator, method)
+            )
 
 
-def _guarded(core: Guarded, serve: Handler, doorkeeper: Doorkeeper | None, method: Method) -> Any:
+def _authorized(
+    core: AuthorizedService, serve: Handler, authenticator: Authenticator | None, method: Method
+) -> Any:
     async def handle(request: Any, context: Context) -> Any:
         try:
-            CALLER.set(admitted(doorkeeper, context))
+            CALLER.set(admitted(authenticator, context))
             return await serve(request, context)
         except RollbookError as error:
             failure = core.explained(error)
@@ -93,16 +100,16 @@ def _guarded(core: Guarded, serve: Handler, doorkeeper: Doorkeeper | None, metho
     return handle
 
 
-def admitted(doorkeeper: Doorkeeper | None, context: Context) -> AuthenticatedCaller:
+def admitted(authenticator: Authenticator | None, context: Context) -> AuthenticatedCaller:
     """Raises `Unauthorized`."""
-    if doorkeeper is None:
+    if authenticator is None:
         return anybody(context.peer())
     shown = ""
     for key, value in context.invocation_metadata() or ():
         if key == "authorization":
             shown = str(value)
     names = [name.decode("utf-8", "replace") for name in context.peer_identities() or ()]
-    caller = doorkeeper.admit(shown, names, context.peer())
+    caller = authenticator.admit(shown, names, context.peer())
     return trusted(caller) if is_relayed(context.invocation_metadata()) else caller
 
 
@@ -116,7 +123,7 @@ def _relayed_to(relay: Relay | None, context: Context) -> str:
     return relay.server_for(context.invocation_metadata()) if relay is not None else ""
 
 
-def _call(core: Guarded, method: Method, relay: Relay | None) -> Handler:
+def _call(core: AuthorizedService, method: Method, relay: Relay | None) -> Handler:
     message = message_of(method.request)
 
     async def handle(data: bytes, context: Context) -> bytes:
@@ -140,7 +147,7 @@ def _call(core: Guarded, method: Method, relay: Relay | None) -> Handler:
     return handle
 
 
-def _watch(core: Guarded, method: Method, relay: Relay | None) -> Handler:
+def _watch(core: AuthorizedService, method: Method, relay: Relay | None) -> Handler:
     message = message_of(method.request)
 
     async def handle(data: bytes, context: Context) -> None:

@@ -12,39 +12,39 @@ from typing import Any
 from grpc_health.v1 import health
 from grpc_reflection.v1alpha import reflection
 
-from rollbook.api.access.authenticator import Doorkeeper
+from rollbook.api.access.authenticator import Authenticator
 from rollbook.api.grpc.handlers import admitted, refuse
 from rollbook.proto.errors import RollbookError
 
 
 class HealthService(health.aio.HealthServicer):  # type: ignore[misc]  # It has no types.
-    def __init__(self, doorkeeper: Doorkeeper | None) -> None:
+    def __init__(self, authenticator: Authenticator | None) -> None:
         super().__init__()
-        self._doorkeeper = doorkeeper
+        self._authenticator = authenticator
 
     async def Watch(self, request: Any, context: Any) -> None:  # noqa: N802  # gRPC's name.
-        async with _let_in(self._doorkeeper, context):
+        async with _let_in(self._authenticator, context):
             await super().Watch(request, context)
 
 
 class ReflectionService(reflection.aio.ReflectionServicer):  # type: ignore[misc]  # Nor this.
-    def __init__(self, names: tuple[str, ...], doorkeeper: Doorkeeper | None) -> None:
+    def __init__(self, names: tuple[str, ...], authenticator: Authenticator | None) -> None:
         super().__init__(names)
-        self._doorkeeper = doorkeeper
+        self._authenticator = authenticator
 
     async def ServerReflectionInfo(  # noqa: N802  # gRPC's name.
         self, request_iterator: Any, unused_context: Any
     ) -> AsyncIterator[Any]:
-        async with _let_in(self._doorkeeper, unused_context):
+        async with _let_in(self._authenticator, unused_context):
             async for answer in super().ServerReflectionInfo(request_iterator, unused_context):
                 yield answer
 
 
 @asynccontextmanager
-async def _let_in(doorkeeper: Doorkeeper | None, context: Any) -> AsyncIterator[None]:
+async def _let_in(authenticator: Authenticator | None, context: Any) -> AsyncIterator[None]:
     with ExitStack() as stack:
         try:
-            stack.enter_context(admitted(doorkeeper, context).account.stream())
+            stack.enter_context(admitted(authenticator, context).account.stream())
         except RollbookError as error:
             await refuse(context, error)
         yield

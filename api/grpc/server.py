@@ -19,8 +19,8 @@ import structlog
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
 
-from rollbook.api.access.authenticator import Doorkeeper
-from rollbook.api.access.authorized_service import Guarded
+from rollbook.api.access.authenticator import Authenticator
+from rollbook.api.access.authorized_service import AuthorizedService
 from rollbook.api.grpc.config import GrpcConfig
 from rollbook.api.grpc.handlers import handlers
 from rollbook.api.grpc.health_reflection import HealthService, ReflectionService
@@ -89,23 +89,23 @@ class GrpcServer:
         cls,
         core: ServiceCore,
         config: GrpcConfig,
-        doorkeeper: Doorkeeper | None = None,
+        authenticator: Authenticator | None = None,
         relay: Relay | None = None,
     ) -> "GrpcServer":
-        """`doorkeeper`: that of all doors; otherwise one of its own, if it requires a token. `relay`: to
+        """`authenticator`: that of all doors; otherwise one of its own, if it requires a token. `relay`: to
         other servers.
 
         Raises `BadConfig`.
         """
-        doorkeeper = doorkeeper or Doorkeeper.of(config.token_file)
-        assert doorkeeper or not config.knows_callers, "it would be open"
-        guarded = Guarded(core, doorkeeper.audit if doorkeeper else None)
+        authenticator = authenticator or Authenticator.of(config.token_file)
+        assert authenticator or not config.knows_callers, "it would be open"
+        service = AuthorizedService(core, authenticator.audit if authenticator else None)
         credentials = _credentials(config.tls) if config.tls else None
-        servicer = HealthService(doorkeeper)
+        servicer = HealthService(authenticator)
         interceptors = []
-        if doorkeeper is not None:
+        if authenticator is not None:
             knows_names = bool(config.tls and config.tls.authorities)
-            interceptors.append(Strangers(doorkeeper, servicer, knows_names=knows_names))
+            interceptors.append(Strangers(authenticator, servicer, knows_names=knows_names))
         server = grpc.aio.server(
             options=(
                 *_OPTIONS,
@@ -114,11 +114,11 @@ class GrpcServer:
             maximum_concurrent_rpcs=config.calls_max,
             interceptors=interceptors,
         )
-        server.add_generic_rpc_handlers(handlers(guarded, doorkeeper, relay))
+        server.add_generic_rpc_handlers(handlers(service, authenticator, relay))
         health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
         names = (*SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME)
         reflection_pb2_grpc.add_ServerReflectionServicer_to_server(
-            ReflectionService(names, doorkeeper), server
+            ReflectionService(names, authenticator), server
         )
         try:
             port = _listen(server, config.address, credentials)

@@ -13,7 +13,7 @@ from typing import Any, Final
 import grpc
 from grpc_health.v1 import health, health_pb2
 
-from rollbook.api.access.authenticator import Doorkeeper
+from rollbook.api.access.authenticator import Authenticator
 from rollbook.api.grpc.handlers import admitted, refuse
 from rollbook.proto.errors import InvalidRequest, RollbookError, Throttled, Unauthorized
 
@@ -23,9 +23,9 @@ _CHECK_S: Final = 10.0
 
 
 class Strangers(grpc.aio.ServerInterceptor):
-    def __init__(self, doorkeeper: Doorkeeper, servicer: Any, *, knows_names: bool) -> None:
+    def __init__(self, authenticator: Authenticator, servicer: Any, *, knows_names: bool) -> None:
         """`knows_names`: of certificates."""
-        self._doorkeeper = doorkeeper
+        self._authenticator = authenticator
         self._knows_names = knows_names
         self._health = servicer
         self._checks = 0
@@ -43,7 +43,7 @@ class Strangers(grpc.aio.ServerInterceptor):
             return self._check
         for key, value in handler_call_details.invocation_metadata or ():
             if key == "authorization":
-                if self._doorkeeper.knows(str(value)):
+                if self._authenticator.knows(str(value)):
                     return await continuation(handler_call_details)
                 return self._refusal
         if self._knows_names:
@@ -70,7 +70,7 @@ class Strangers(grpc.aio.ServerInterceptor):
 
         async def look_and_serve(requests: AsyncIterator[Any], context: Any) -> Any:
             try:
-                admitted(self._doorkeeper, context)
+                admitted(self._authenticator, context)
             except RollbookError as error:
                 await refuse(context, error)
             async for request in requests:
@@ -81,7 +81,7 @@ class Strangers(grpc.aio.ServerInterceptor):
 
     async def _refuse(self, _: Any, context: Any) -> None:
         try:
-            admitted(self._doorkeeper, context)
+            admitted(self._authenticator, context)
         except RollbookError as error:
             await refuse(context, error)
         await refuse(context, Unauthorized("come in again"))  # Known since a moment ago.

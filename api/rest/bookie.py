@@ -20,8 +20,8 @@ from fastapi import APIRouter, Depends, FastAPI, Path, Query, Request, Response
 from fastapi.responses import PlainTextResponse
 
 from rollbook import __version__
-from rollbook.api.access.audit import Audit
-from rollbook.api.access.authenticator import CALLER, Doorkeeper
+from rollbook.api.access.audit import AuditLog
+from rollbook.api.access.authenticator import CALLER, Authenticator
 from rollbook.api.access.core.grants import Duty
 from rollbook.api.access.managing import Managing
 from rollbook.api.rest.bookie_models import (
@@ -166,16 +166,16 @@ class AdminServer:
         admin: BookieAdmin,
         config: HttpConfig,
         more_stats: Mapping[str, object] = {},
-        doorkeeper: Doorkeeper | None = None,
+        authenticator: Authenticator | None = None,
     ) -> "AdminServer":
-        """`more_stats`: of the other parts of the process, by part. `doorkeeper`: by default one that knows
+        """`more_stats`: of the other parts of the process, by part. `authenticator`: by default one that knows
         the token alone. Raises `BadConfig`.
         """
         operations = RunningOperations()
-        doorkeeper = doorkeeper or Doorkeeper.of(config.token_file)
-        audit = doorkeeper.audit if doorkeeper else Audit(time.monotonic_ns)
+        authenticator = authenticator or Authenticator.of(config.token_file)
+        audit = authenticator.audit if authenticator else AuditLog(time.monotonic_ns)
         app = make_app(admin, operations, audit, more_stats)
-        http = await HttpServer.start(app, config, OPEN_PATHS, doorkeeper)
+        http = await HttpServer.start(app, config, OPEN_PATHS, authenticator)
         return cls(http, operations)
 
     @property
@@ -190,7 +190,7 @@ class AdminServer:
 def make_app(
     admin: BookieAdmin,
     operations: RunningOperations,
-    audit: Audit,
+    audit: AuditLog,
     more_stats: Mapping[str, object] = {},
 ) -> FastAPI:
     app = new_app(
@@ -230,7 +230,7 @@ def _metrics(admin: BookieAdmin, more_stats: Mapping[str, object]) -> Metrics:
 class _Acts:
     """Changes, which go to the audit, and operations, which continue after the response."""
 
-    def __init__(self, audit: Audit, operations: RunningOperations) -> None:
+    def __init__(self, audit: AuditLog, operations: RunningOperations) -> None:
         self.operations = operations
         self._audit = audit
 

@@ -48,7 +48,7 @@ Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class CallbackTarget:
     scheme: str
     host: str  # As in the URL: an IPv6 address has brackets.
     port: int
@@ -75,7 +75,7 @@ class Target:
         return self.origin.partition("://")[2]
 
 
-def parse_target(url: str) -> Target:
+def parse_target(url: str) -> CallbackTarget:
     """Raises `InvalidRequest`."""
     scheme, mark, rest = url[: URL_MAX + 1].partition("://")
     host, slash, path = rest.partition("/")
@@ -87,7 +87,7 @@ def parse_target(url: str) -> Target:
             f"{URL_MAX} visible ASCII characters, without a user and without a fragment",
             next_step="write for example https://hooks.example.com/rollbook",
         )
-    target = Target(
+    target = CallbackTarget(
         found["scheme"],
         found["host"],
         port or (443 if found["scheme"] == "https" else 80),
@@ -127,7 +127,7 @@ def check_hosts(hosts: Collection[str]) -> None:
             )
 
 
-def require_allowed(target: Target, hosts: Collection[str]) -> None:
+def require_allowed(target: CallbackTarget, hosts: Collection[str]) -> None:
     """Raises `InvalidRequest` unless the setting names its host, or its host and port, and it may be connected to."""
     if problem := _problem_of_literal(target):
         raise InvalidRequest(
@@ -143,7 +143,7 @@ def require_allowed(target: Target, hosts: Collection[str]) -> None:
     )
 
 
-def _problem_of_literal(target: Target) -> str | None:
+def _problem_of_literal(target: CallbackTarget) -> str | None:
     """None: its host is a name, or an address that may be connected to."""
     try:
         ipaddress.ip_address(target.name)
@@ -152,7 +152,7 @@ def _problem_of_literal(target: Target) -> str | None:
     return problem_of_address(target, target.name)
 
 
-def problem_of_address(target: Target, text: str) -> str | None:
+def problem_of_address(target: CallbackTarget, text: str) -> str | None:
     """None: connecting to it is allowed. The name that this address was resolved from may belong
     to anybody."""
     try:
@@ -200,7 +200,7 @@ class CallbackPost:
                     settings=("callback_ca_file",),
                 ) from error
 
-    def require_allowed(self, url: str) -> Target:
+    def require_allowed(self, url: str) -> CallbackTarget:
         """Raises `InvalidRequest`."""
         target = parse_target(url)
         require_allowed(target, self._hosts)
@@ -225,7 +225,9 @@ class CallbackPost:
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    async def _post(self, target: Target, headers: Mapping[str, str], body: bytes) -> Answer:
+    async def _post(
+        self, target: CallbackTarget, headers: Mapping[str, str], body: bytes
+    ) -> Answer:
         request = _request(target, headers, body)
         address = await self._address_of(target)
         is_tls = target.scheme == "https"
@@ -249,7 +251,7 @@ class CallbackPost:
             return Answer(status, f"it answered {status}, and redirects are not followed")
         return Answer(status, None if 200 <= status < 300 else f"it answered {status}")
 
-    async def _address_of(self, target: Target) -> str:
+    async def _address_of(self, target: CallbackTarget) -> str:
         """Resolved once: the checked address is the connected one."""
         try:
             ipaddress.ip_address(target.name)
@@ -281,7 +283,7 @@ def _addresses_of(host: str, port: int) -> list[str]:
     return list(dict.fromkeys(str(each[4][0]) for each in found))
 
 
-def _request(target: Target, headers: Mapping[str, str], body: bytes) -> bytes:
+def _request(target: CallbackTarget, headers: Mapping[str, str], body: bytes) -> bytes:
     """Raises `InvalidRequest`: no header may have a line end."""
     lines = [f"POST {target.path} HTTP/1.1", f"host: {target.host_header}"]
     for name, value in headers.items():

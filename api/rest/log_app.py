@@ -7,8 +7,8 @@ from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse, PlainTextResponse
 
 from rollbook import __version__
-from rollbook.api.access.authenticator import Doorkeeper
-from rollbook.api.access.authorized_service import Guarded
+from rollbook.api.access.authenticator import Authenticator
+from rollbook.api.access.authorized_service import AuthorizedService
 from rollbook.api.rest import log_admin, log_metrics, log_records
 from rollbook.api.rest.index_page import add_index
 from rollbook.api.rest.log_metrics import MetricsPage
@@ -50,21 +50,23 @@ class RestServer:
         peers: PeerServers | None = None,
         is_ready: Callable[[], bool] = lambda: True,
         bounds: Bounds = BOUNDS,
-        doorkeeper: Doorkeeper | None = None,
+        authenticator: Authenticator | None = None,
         shown: MetricsPage | None = None,
         dashboard: Callable[[], str] | None = None,
     ) -> "RestServer":
-        """`url_of`: see `OwnerRouting`. `is_ready`: whether to send more clients here. `doorkeeper`: that of
+        """`url_of`: see `OwnerRouting`. `is_ready`: whether to send more clients here. `authenticator`: that of
         all doors; otherwise one of its own, if it requires a token. `shown`: at /metrics.
         `dashboard`: the URL to which browsers at `/` are redirected; empty: there is none yet. Raises
         `BadConfig`.
         """
-        doorkeeper = doorkeeper or Doorkeeper.of(config.token_file)
-        guarded = Guarded(core, doorkeeper.audit if doorkeeper else None)
-        routing = OwnerRouting(guarded, url_of, peers)
-        app = make_app(routing, is_ready, shown, dashboard, asks_for_tokens=doorkeeper is not None)
+        authenticator = authenticator or Authenticator.of(config.token_file)
+        service = AuthorizedService(core, authenticator.audit if authenticator else None)
+        routing = OwnerRouting(service, url_of, peers)
+        app = make_app(
+            routing, is_ready, shown, dashboard, asks_for_tokens=authenticator is not None
+        )
         open_paths = (*OPEN_PATHS, "/")
-        return cls(await HttpServer.start(app, config, open_paths, doorkeeper, bounds), routing)
+        return cls(await HttpServer.start(app, config, open_paths, authenticator, bounds), routing)
 
     @property
     def address(self) -> Address:

@@ -270,7 +270,7 @@ async def read_record(
     answer: messages.ReadAnswer = await routing.ask(asked, how)
     if not answer.blocks:
         raise BeyondTail(offset=offset, tail=answer.tail)
-    is_for_all = CALLER.get().doorkeeper is None and "authorization" not in request.headers
+    is_for_all = CALLER.get().authenticator is None and "authorization" not in request.headers
     lasts = _FOR_EVER if uid else _ASKED_FOR
     caching = f"{'public' if is_for_all else 'private'}, {lasts}"
     return _record_response(answer, offset, if_none_match or [], caching)

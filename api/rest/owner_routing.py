@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, Protocol
 
-from rollbook.api.access.authorized_service import Guarded
+from rollbook.api.access.authorized_service import AuthorizedService
 from rollbook.api.methods import BY_REQUEST
 from rollbook.api.rest.admission_queue import AdmissionQueue
 from rollbook.api.rest.new_reader_pacing import ROUNDS
@@ -64,7 +64,10 @@ class PeerServers(Protocol):
 
 class OwnerRouting:
     def __init__(
-        self, core: Guarded, url_of: Callable[[str], str], peers: PeerServers | None = None
+        self,
+        core: AuthorizedService,
+        url_of: Callable[[str], str],
+        peers: PeerServers | None = None,
     ) -> None:
         """`url_of`: where a server's HTTP is, by the address of its gRPC; empty if it has none."""
         self.url_of = url_of

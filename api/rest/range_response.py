@@ -27,7 +27,7 @@ from rollbook.api.rest.admission_queue import AdmissionQueue
 from rollbook.api.rest.event_streams import until_gone
 from rollbook.api.rest.new_reader_pacing import Newcomer
 from rollbook.api.rest.record_json import JSON, Encoding, dumped
-from rollbook.api.rest.record_slices import PIECE_BYTES, Piece, pieces, wanted
+from rollbook.api.rest.record_slices import PIECE_BYTES, RecordSlice, pieces, wanted
 from rollbook.api.rest.response_backpressure import HOLD, Hold
 from rollbook.logservice.core.record_block import packed_body_of
 from rollbook.logservice.ids import Offset
@@ -53,7 +53,7 @@ class RangeResponse(Response):
         del self.headers["content-length"]
         blocks = wanted(answer.blocks, answer.first_offset, end)
         self._held_bytes = held_by(blocks)
-        self._pieces: Iterator[Piece] = pieces(blocks, answer.first_offset, end, encoding)
+        self._pieces: Iterator[RecordSlice] = pieces(blocks, answer.first_offset, end, encoding)
         self._made_below, self._end = answer.first_offset, end
         self._rest = b"]," + dumped(_facts(answer, end))[1:]
         self._newcomer = Newcomer(newcomers)

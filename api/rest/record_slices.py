@@ -18,7 +18,7 @@ PIECE_BYTES: Final = 16 * 1024
 _FRAME_BYTES: Final = 64  # Names of fields, offset, time: about this much for each record.
 
 
-class Piece(NamedTuple):
+class RecordSlice(NamedTuple):
     start: Offset
     next_offset: Offset
     records: bytes  # An array, as JSON.
@@ -26,7 +26,7 @@ class Piece(NamedTuple):
 
 def pieces(
     blocks: Sequence[bytes], start: Offset, end: Offset, encoding: Encoding
-) -> Iterator[Piece]:
+) -> Iterator[RecordSlice]:
     """Raises a block's error when it comes to it."""
     held: list[Record] = []
     room, told_below = PIECE_BYTES, start
@@ -49,9 +49,11 @@ def pieces(
         yield _made(told_below, Offset(held[-1].offset + 1), held, encoding)
 
 
-def _made(start: Offset, next_offset: Offset, held: list[Record], encoding: Encoding) -> Piece:
+def _made(
+    start: Offset, next_offset: Offset, held: list[Record], encoding: Encoding
+) -> RecordSlice:
     """Held bytes are released: a piece may wait for long."""
-    piece = Piece(start, next_offset, records_json(held, encoding))
+    piece = RecordSlice(start, next_offset, records_json(held, encoding))
     held.clear()
     return piece
 

@@ -46,7 +46,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
-from rollbook.api.access.authenticator import CALLER, AuthenticatedCaller, Doorkeeper, anybody
+from rollbook.api.access.authenticator import CALLER, AuthenticatedCaller, Authenticator, anybody
 from rollbook.api.access.certificate_names import names_in
 from rollbook.api.rest.admission_queue import AdmissionQueue
 from rollbook.api.rest.chunked_body import BadChunks, Chunks
@@ -145,7 +145,7 @@ class HttpConfig:
     token_file: str | None = None  # Its first line is what clients show as `Bearer`.
     tls: TlsFiles | None = None
     insecure: bool = False  # Off loopback without TLS and a token: for networks that are trusted.
-    knows_callers: bool = False  # A doorkeeper will be there, with or without that token.
+    knows_callers: bool = False  # A authenticator will be there, with or without that token.
     origins: tuple[str, ...] = ()  # Of pages that may use it, checked by `check_origins`.
 
     def __post_init__(self) -> None:
@@ -172,21 +172,21 @@ class HttpServer:
         app: FastAPI,
         config: HttpConfig,
         open_paths: Collection[str],
-        doorkeeper: Doorkeeper | None,
+        authenticator: Authenticator | None,
         bounds: Bounds = _FOR_OPERATORS,
         own_door: str = "",
         own_refusal: Callable[[RollbookError, int], Response] | None = None,
     ) -> "HttpServer":
-        """`open_paths` are answered without a token. `doorkeeper`: None if none is wanted. `own_door`: below this path
+        """`open_paths` are answered without a token. `authenticator`: None if none is wanted. `own_door`: below this path
         the application asks for names itself; `own_refusal`: the response there to a request that is refused, by its status. Raises `BadConfig`.
         """
-        assert doorkeeper or not (config.token_file or config.knows_callers), "it would be open"
-        hosts = _LOOPBACK_NAMES if doorkeeper is None and not config.insecure else None
+        assert authenticator or not (config.token_file or config.knows_callers), "it would be open"
+        hosts = _LOOPBACK_NAMES if authenticator is None and not config.insecure else None
         tls = server_context(config.tls) if config.tls else None
         settings = uvicorn.Config(
             Guard(
                 app,
-                doorkeeper,
+                authenticator,
                 hosts,
                 frozenset(open_paths),
                 bounds,
@@ -516,7 +516,7 @@ class Guard:
     def __init__(
         self,
         app: ASGIApp,
-        doorkeeper: Doorkeeper | None,
+        authenticator: Authenticator | None,
         hosts: frozenset[str] | None,
         open_paths: frozenset[str],
         bounds: Bounds,
@@ -531,7 +531,7 @@ class Guard:
         self._bounds = bounds
         self._bodies_bytes = 0
         self._backpressure = ResponseBackpressure(bounds.answers_bytes)
-        self._doorkeeper = doorkeeper
+        self._authenticator = authenticator
         self._hosts = hosts
         self._open_paths = open_paths
 
@@ -637,11 +637,11 @@ class Guard:
     def _admitted(self, scope: Scope, headers: Headers) -> AuthenticatedCaller:
         client = scope.get("client")
         peer = f"{client[0]}:{client[1]}" if client else ""
-        if self._doorkeeper is None:
+        if self._authenticator is None:
             return anybody(peer)
         names = scope.get("state", {}).get(_NAMES, ())
         try:
-            return self._doorkeeper.admit(headers.get("authorization", ""), names, peer)
+            return self._authenticator.admit(headers.get("authorization", ""), names, peer)
         except Unauthorized as error:
             raise _Refused(401, error) from None
 

@@ -15,9 +15,9 @@ from functools import partial
 from typing import Final
 
 from rollbook.api.client.sync import SyncLog
-from rollbook.api.spark.channel import Channel
-from rollbook.api.spark.core.batch_blocks import LastBatch, Written, cut, rows_written
-from rollbook.api.spark.frames import Rows
+from rollbook.api.spark.channel import ServerChannel
+from rollbook.api.spark.core.batch_blocks import LastBatch, WrittenBlock, cut, rows_written
+from rollbook.api.spark.frames import ArrowRows
 from rollbook.logservice import messages
 from rollbook.logservice.core.record_block import Block, Codec
 from rollbook.logservice.ids import ProducerRef
@@ -63,7 +63,7 @@ class MicroBatch:
 class LogSink:
     """One log, and a batch's rows for it."""
 
-    def __init__(self, channel: Channel, name: str, batch: MicroBatch, codec: Codec) -> None:
+    def __init__(self, channel: ServerChannel, name: str, batch: MicroBatch, codec: Codec) -> None:
         self._channel, self._name, self._batch, self._codec = channel, name, batch, codec
         self._log: SyncLog = channel.patiently(lambda: channel.client.open(name))
         config = self._log.config
@@ -73,7 +73,7 @@ class LogSink:
         self._first = self._end = -1  # Of the batch, in the log.
         self._sent: dict[int, Future[messages.AppendAck]] = {}  # By number, those in flight.
 
-    def append(self, rows: Rows) -> None:
+    def append(self, rows: ArrowRows) -> None:
         """All of the batch is in the log when it returns. Raises `SinkReplayDiverged`."""
         batch = self._batch
         if not batch.is_marked:
@@ -110,10 +110,12 @@ class LogSink:
             return False
         return True
 
-    def _complete(self, rows: Rows, mark: LastBatch) -> None:
+    def _complete(self, rows: ArrowRows, mark: LastBatch) -> None:
         written, last_seq = self._written(mark.looks_from(self._batch.number, self._name))
         blocks: dict[int, Block] = {block.base_offset: block for block in written}
-        found = [Written(block.base_offset, block.count, _ref_of(block).seq) for block in written]
+        found = [
+            WrittenBlock(block.base_offset, block.count, _ref_of(block).seq) for block in written
+        ]
         done = rows_written(
             found,
             len(rows),
@@ -125,7 +127,7 @@ class LogSink:
             _logger.info("batch_resumed: %d of %d rows were in the log", done, len(rows))
         self._append_rest(rows, done, last_seq + 1)
 
-    def _append_rest(self, rows: Rows, start: int, seq: int) -> None:
+    def _append_rest(self, rows: ArrowRows, start: int, seq: int) -> None:
         runs = cut(start, len(rows), rows.size, self._bytes_max, self._records_max)
         try:
             for index, (first, last) in enumerate(runs):
@@ -135,7 +137,7 @@ class LogSink:
         finally:
             self._await_sent()
 
-    def _append_block(self, rows: Rows, first: int, last: int, seq: int) -> int:
+    def _append_block(self, rows: ArrowRows, first: int, last: int, seq: int) -> int:
         """Its number: 0 if the log has forgotten the producer, and its part of the batch is known."""
         while True:
             try:
@@ -152,11 +154,11 @@ class LogSink:
             self._end = ack.next_offset
             return seq
 
-    def _append_alone(self, rows: Rows, first: int, last: int, seq: int) -> messages.AppendAck:
+    def _append_alone(self, rows: ArrowRows, first: int, last: int, seq: int) -> messages.AppendAck:
         block = rows.pack(first, last, self._batch.ref(seq), self._codec)
         return self._channel.patiently(partial(self._log.append_block, block))
 
-    def _send_ahead(self, rows: Rows, runs: Sequence[tuple[int, int]], seq: int) -> None:
+    def _send_ahead(self, rows: ArrowRows, runs: Sequence[tuple[int, int]], seq: int) -> None:
         """The log takes blocks of a producer in the order of their numbers, whatever happens to one of them."""
         thread, log = self._log.inside()
         for number, (first, last) in enumerate(runs, seq):
@@ -197,7 +199,7 @@ class LogSink:
             )
         return found, _ref_of(found[-1]).seq if found else -1
 
-    def _is_same(self, block: Block, rows: Rows, start: int) -> bool:
+    def _is_same(self, block: Block, rows: ArrowRows, start: int) -> bool:
         """By the checksum of the block that would be written; otherwise record by record."""
         end = start + block.count
         if end > len(rows):

@@ -9,8 +9,8 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
-from rollbook.api.spark.core.options import Access, SourceOptions, StartPositions
-from rollbook.api.spark.core.plan import Segment, Span, Task, split
+from rollbook.api.spark.core.options import ServerAccess, SourceOptions, StartPositions
+from rollbook.api.spark.core.plan import MeasuredSegment, Span, Task, split
 from rollbook.api.spark.failures import shown_in_spark
 from rollbook.logservice.ids import Earliest
 
@@ -35,10 +35,10 @@ def spans_of(options: SourceOptions) -> tuple[Span, ...]:
     """The ranges that a batch read means now."""
     from rollbook.api.spark.channel import channel_of
     from rollbook.api.spark.logs import Logs, require_some
-    from rollbook.api.spark.tails import TailCache
+    from rollbook.api.spark.tails import SelectionTails
 
     channel = channel_of(options.access)
-    logs, view = Logs(channel), TailCache(channel, options.selection)
+    logs, view = Logs(channel), SelectionTails(channel, options.selection)
     try:
         tails = view.ask()
     finally:
@@ -55,7 +55,7 @@ def spans_of(options: SourceOptions) -> tuple[Span, ...]:
 
 
 def planned(options: SourceOptions, spans: Sequence[Span], logs: "Logs") -> list[Task]:
-    segments: dict[str, list[Segment]] = {
+    segments: dict[str, list[MeasuredSegment]] = {
         each.log: logs.segments_of(each.log)
         for each in spans
         if each.end - each.start >= _ASKED_FROM
@@ -64,7 +64,7 @@ def planned(options: SourceOptions, spans: Sequence[Span], logs: "Logs") -> list
 
 
 def read_task(
-    access: Access, schema: StructType, spans: Task, fails_on_data_loss: bool
+    access: ServerAccess, schema: StructType, spans: Task, fails_on_data_loss: bool
 ) -> Iterator["pa.RecordBatch"]:
     """In a worker: exactly the records of the spans, as Arrow batches."""
     from rollbook.api.spark.arrow import Batches

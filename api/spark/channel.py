@@ -15,21 +15,21 @@ from typing import Any, Final, TypeVar
 from rollbook.api.client.client import DEFAULTS
 from rollbook.api.client.core.retry_rules import may_retry
 from rollbook.api.client.sync import SyncClient, connect
-from rollbook.api.spark.core.options import Access
+from rollbook.api.spark.core.options import ServerAccess
 from rollbook.logservice import messages
 from rollbook.logservice.ids import LogName
 from rollbook.proto.errors import BadConfig, RollbookError
 
 T = TypeVar("T")
 _DELAY_S_MAX: Final = 5.0
-_channels: "dict[tuple[int, Access], Channel]" = {}
+_channels: "dict[tuple[int, ServerAccess], ServerChannel]" = {}
 _making: Final = threading.Lock()
 
 
-class Channel:
+class ServerChannel:
     """The connection of drivers and tasks to the servers."""
 
-    def __init__(self, access: Access) -> None:
+    def __init__(self, access: ServerAccess) -> None:
         self.access = access
         timeout_s = min(DEFAULTS.timeout_s, access.fetch_timeout_s)
         self.client: SyncClient = connect(
@@ -66,16 +66,16 @@ class Channel:
         return found
 
 
-def channel_of(access: Access) -> Channel:
+def channel_of(access: ServerAccess) -> ServerChannel:
     """Made when it is first asked for: a client does not survive a fork."""
     key = (os.getpid(), access)
     with _making:
         if key not in _channels:
-            _channels[key] = Channel(access)
+            _channels[key] = ServerChannel(access)
         return _channels[key]
 
 
-def _token_of(access: Access) -> str:
+def _token_of(access: ServerAccess) -> str:
     if not access.token_file:
         return ""
     with open(_file(access.token_file), encoding="ascii") as file:

@@ -10,7 +10,7 @@ from typing import Final
 from rollbook.api.client.core.retry_rules import may_retry
 from rollbook.api.client.reader import Event, EventReader, RecordBatch
 from rollbook.api.spark.arrow import Slice
-from rollbook.api.spark.channel import Channel
+from rollbook.api.spark.channel import ServerChannel
 from rollbook.api.spark.core.plan import Span
 from rollbook.api.spark.core.progress import (
     TOLERATE,
@@ -39,7 +39,7 @@ _AHEAD: Final = 4  # Spans whose first records are being fetched while the previ
 class _Reading:
     """One span, read from now on."""
 
-    def __init__(self, channel: Channel, span: Span, fails_on_data_loss: bool) -> None:
+    def __init__(self, channel: ServerChannel, span: Span, fails_on_data_loss: bool) -> None:
         self.span = span
         self.position = span.start
         self._channel = channel
@@ -140,7 +140,9 @@ def _slices(log: str, batch: RecordBatch) -> Iterator[Slice]:
         yield Slice(log, block, first, min(batch.next_offset, block.next_offset) - base)
 
 
-def slices_of(channel: Channel, spans: Sequence[Span], fails_on_data_loss: bool) -> Iterator[Slice]:
+def slices_of(
+    channel: ServerChannel, spans: Sequence[Span], fails_on_data_loss: bool
+) -> Iterator[Slice]:
     """Of all spans, in order. Leave it early and its streams are hung up."""
     waiting = deque(spans)
     open_: deque[_Reading] = deque()

@@ -98,13 +98,13 @@ def sorted_by_bytes(table: "pa.Table") -> "pa.Table":
 
 
 @dataclass(frozen=True)
-class Rows:
+class ArrowRows:
     """Columns in one piece each, from which blocks are cut."""
 
     table: "pa.Table"
 
     @classmethod
-    def of(cls, tables: Sequence["pa.Table"]) -> "Rows":
+    def of(cls, tables: Sequence["pa.Table"]) -> "ArrowRows":
         return cls(pa.concat_tables(tables).combine_chunks())
 
     def __len__(self) -> int:

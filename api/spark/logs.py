@@ -4,9 +4,9 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-from rollbook.api.spark.channel import Channel
+from rollbook.api.spark.channel import ServerChannel
 from rollbook.api.spark.core.options import Selection, StartPositions
-from rollbook.api.spark.core.plan import Segment, record_bytes_of
+from rollbook.api.spark.core.plan import MeasuredSegment, record_bytes_of
 from rollbook.api.spark.core.progress import TOLERATE, TailPoint
 from rollbook.logservice import messages
 from rollbook.logservice.ids import (
@@ -24,11 +24,11 @@ _SEGMENTS_S: Final = 60.0  # For this long their means are good enough.
 
 
 class Logs:
-    def __init__(self, channel: Channel) -> None:
+    def __init__(self, channel: ServerChannel) -> None:
         self._channel = channel
-        self._segments: dict[str, tuple[float, list[Segment]]] = {}
+        self._segments: dict[str, tuple[float, list[MeasuredSegment]]] = {}
 
-    def segments_of(self, log: str) -> list[Segment]:
+    def segments_of(self, log: str) -> list[MeasuredSegment]:
         known = self._segments.get(log)
         if known is None or time.monotonic() - known[0] > _SEGMENTS_S:
             known = time.monotonic(), self._ask_segments(LogName.parse(log))
@@ -38,13 +38,13 @@ class Logs:
     def record_bytes(self, logs: Iterable[str]) -> dict[str, int]:
         return {log: record_bytes_of(self.segments_of(log)) for log in logs}
 
-    def _ask_segments(self, log: LogName) -> list[Segment]:
-        found: list[Segment] = []
+    def _ask_segments(self, log: LogName) -> list[MeasuredSegment]:
+        found: list[MeasuredSegment] = []
         start: SegmentId | None = FIRST_SEGMENT
         while start is not None:
             page: messages.Segments = self._channel.ask(messages.ListSegments(log, start))
             found += [
-                Segment(each.base_offset, each.next_offset, each.records, each.bytes)
+                MeasuredSegment(each.base_offset, each.next_offset, each.records, each.bytes)
                 for each in page.segments
                 if each.base_offset is not None
             ]

@@ -25,9 +25,9 @@ from pyspark.sql.types import BinaryType, LongType, StringType, StructField, Str
 
 from rollbook.api.spark.archive import STEPS, place_of, unwritable
 from rollbook.api.spark.arrow import Batches, Slice
-from rollbook.api.spark.channel import Channel, channel_of
+from rollbook.api.spark.channel import ServerChannel, channel_of
 from rollbook.api.spark.columns import schema_of
-from rollbook.api.spark.core.archive import File, unsigned
+from rollbook.api.spark.core.archive import ArchiveFile, unsigned
 from rollbook.api.spark.core.options import access_of, values_of
 from rollbook.api.spark.core.plan import Span
 from rollbook.api.spark.failures import shown_in_spark, told_by_spark
@@ -69,12 +69,12 @@ class Measured(NamedTuple):
     xor: int
     facts: Mapping[str, Any]
 
-    def file(self) -> File:
+    def file(self) -> ArchiveFile:
         """Of one that was written."""
         facts = self.facts
         is_whole = (self.first, self.last + 1) == (facts["first"], facts["next"])
         path = place_of(facts["log"], facts["day"], self.first, self.last + 1, self.piece)
-        return File(
+        return ArchiveFile(
             path=path,
             first=facts["first"],
             next=facts["next"],
@@ -322,7 +322,9 @@ class _Checked(io.RawIOBase):
         self._file.close()
 
 
-def written(channel: Channel, spans: Sequence[Span], folder: str) -> Iterator["pa.RecordBatch"]:
+def written(
+    channel: ServerChannel, spans: Sequence[Span], folder: str
+) -> Iterator["pa.RecordBatch"]:
     """Files of the spans, one for each log and day. Raises `LogDataLoss`, `ArchiveUnwritable`."""
     uids = {span.log: span.uid for span in spans}
     output: _Output | None = None
@@ -345,7 +347,7 @@ def written(channel: Channel, spans: Sequence[Span], folder: str) -> Iterator["p
 # --- Pieces that are looked at ----------------------------------------------------------------
 
 
-def _span_rows(channel: Channel, number: int, span: Span) -> Iterator["pa.RecordBatch"]:
+def _span_rows(channel: ServerChannel, number: int, span: Span) -> Iterator["pa.RecordBatch"]:
     """Its defect is a fact, too, so that all other pieces are checked.
 
     `lost`: which of its records are damaged or gone. `unread`: why it could not be read to its end, which

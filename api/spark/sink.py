@@ -25,7 +25,7 @@ from rollbook.api.spark.appends import LogSink, MicroBatch
 from rollbook.api.spark.channel import channel_of
 from rollbook.api.spark.core.options import SinkOptions
 from rollbook.api.spark.failures import shown_in_spark
-from rollbook.api.spark.frames import SCHEMA, Rows, by_log, check_columns, sorted_by_bytes
+from rollbook.api.spark.frames import SCHEMA, ArrowRows, by_log, check_columns, sorted_by_bytes
 from rollbook.logservice.core.record_block import Codec
 from rollbook.proto.errors import BadConfig, EntryTooLarge, InvalidRequest
 
@@ -36,7 +36,7 @@ _BATCH: Final = "streaming.sql.batchId"
 
 
 @dataclass(frozen=True)
-class Framed(WriterCommitMessage):
+class TaskRows(WriterCommitMessage):
     """The rows of one task: of each log, as a stream of Arrow."""
 
     query: str
@@ -59,7 +59,7 @@ def check(options: SinkOptions, schema: StructType, overwrite: bool) -> None:
     check_columns(schema, options.log)
 
 
-def _written(options: SinkOptions, batches: Iterator["pa.RecordBatch"]) -> Framed:
+def _written(options: SinkOptions, batches: Iterator["pa.RecordBatch"]) -> TaskRows:
     """In a task."""
     from pyspark import TaskContext
 
@@ -72,18 +72,18 @@ def _written(options: SinkOptions, batches: Iterator["pa.RecordBatch"]) -> Frame
     for each in batches:
         for log, table in by_log(each, options.log):
             if options.commits_in_tasks:
-                _append_now(options, log, Rows.of([table]))
+                _append_now(options, log, ArrowRows.of([table]))
                 continue
             gathered.setdefault(log, []).append(table)
             size += table.nbytes
             _check_size(options, size)
     if options.commits_in_tasks:
-        return Framed(query, int(batch), partition, ())
+        return TaskRows(query, int(batch), partition, ())
     rows = []
     for log, tables in sorted(gathered.items()):
         table = pa.concat_tables(tables)
         rows.append((log, _packed(sorted_by_bytes(table) if options.sorts_rows else table)))
-    return Framed(query, int(batch), partition, tuple(rows))
+    return TaskRows(query, int(batch), partition, tuple(rows))
 
 
 def _packed(table: "pa.Table") -> bytes:
@@ -103,7 +103,7 @@ def _check_size(options: SinkOptions, size: int) -> None:
         )
 
 
-def _append_now(options: SinkOptions, log: str, rows: Rows) -> None:
+def _append_now(options: SinkOptions, log: str, rows: ArrowRows) -> None:
     batch = MicroBatch(f"task-{os.urandom(8).hex()}", 0, is_marked=False)
     LogSink(channel_of(options.access), log, batch, _codec_of(options)).append(rows)
 
@@ -114,7 +114,7 @@ def _codec_of(options: SinkOptions) -> Codec:
 
 def _commit(options: SinkOptions, messages: Sequence[Any], batch: MicroBatch) -> None:
     """On the driver."""
-    told = [each for each in messages if isinstance(each, Framed)]
+    told = [each for each in messages if isinstance(each, TaskRows)]
     _check_size(options, sum(each.size for each in told))
     gathered: dict[str, list[Any]] = {}
     for message in told:  # In the order of partitions.
@@ -122,7 +122,7 @@ def _commit(options: SinkOptions, messages: Sequence[Any], batch: MicroBatch) ->
             gathered.setdefault(log, []).append(pa.ipc.open_stream(data).read_all())
     channel = channel_of(options.access)
     for log, tables in sorted(gathered.items()):
-        rows = Rows.of(tables)
+        rows = ArrowRows.of(tables)
         if len(rows):
             LogSink(channel, log, batch, _codec_of(options)).append(rows)
 

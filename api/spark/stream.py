@@ -37,9 +37,9 @@ from rollbook.logservice.ids import Latest
 from rollbook.proto.errors import RollbookError
 
 if TYPE_CHECKING:
-    from rollbook.api.spark.channel import Channel
+    from rollbook.api.spark.channel import ServerChannel
     from rollbook.api.spark.logs import Logs
-    from rollbook.api.spark.tails import TailCache
+    from rollbook.api.spark.tails import SelectionTails
 
 _logger: Final = logging.getLogger("rollbook.spark")
 _CURSOR_S: Final = 10.0  # A log's cursor is moved no more often.
@@ -101,10 +101,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._live is None:
             from rollbook.api.spark.channel import channel_of
             from rollbook.api.spark.logs import Logs
-            from rollbook.api.spark.tails import TailCache
+            from rollbook.api.spark.tails import SelectionTails
 
             channel = channel_of(self._options.access)
-            tails = TailCache(channel, self._options.selection)
+            tails = SelectionTails(channel, self._options.selection)
             self._live = _Live(self._options, channel, Logs(channel), tails)
         return self._live
 
@@ -113,7 +113,11 @@ class _Live:
     """The state of the source's process from batch to batch. None of it needs to survive."""
 
     def __init__(
-        self, options: SourceOptions, channel: "Channel", logs: "Logs", tails: "TailCache"
+        self,
+        options: SourceOptions,
+        channel: "ServerChannel",
+        logs: "Logs",
+        tails: "SelectionTails",
     ) -> None:
         self._options, self._channel, self._logs, self._tails = options, channel, logs, tails
         self._frozen: dict[str, TailPoint] | None = None  # Under AvailableNow.

@@ -19,7 +19,7 @@ from rollbook.api.spark.core.progress import TailPoint
 from rollbook.api.spark.failures import shown_in_spark
 from rollbook.api.spark.logs import require_some
 from rollbook.api.spark.scan import ARCHIVED
-from rollbook.api.spark.tails import TailCache
+from rollbook.api.spark.tails import SelectionTails
 from rollbook.logservice.ids import AtOffset, AtTime, Earliest, Latest, Position
 from rollbook.proto.errors import BadConfig
 
@@ -111,7 +111,7 @@ def divided(
 
 
 def _tails(options: SourceOptions) -> dict[str, TailPoint]:
-    view = TailCache(channel_of(options.access), options.selection)
+    view = SelectionTails(channel_of(options.access), options.selection)
     try:
         return view.ask()
     finally:

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from rollbook.api.client.sync import SyncTailsWatch
-from rollbook.api.spark.channel import Channel
+from rollbook.api.spark.channel import ServerChannel
 from rollbook.api.spark.core.options import Selection
 from rollbook.api.spark.core.progress import Points, TailPoint, moved
 from rollbook.logservice import messages
@@ -35,10 +35,10 @@ def namespace_of(pattern: str) -> str:
     return found[0] if found and "|" not in rest else ""
 
 
-class TailCache:
+class SelectionTails:
     """Belongs to one process. Closed with its client."""
 
-    def __init__(self, channel: Channel, selection: Selection) -> None:
+    def __init__(self, channel: ServerChannel, selection: Selection) -> None:
         self._channel, self._selection = channel, selection
         self._watch: SyncTailsWatch | None = None
         self._known: dict[str, TailPoint] = {}

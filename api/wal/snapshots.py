@@ -7,12 +7,12 @@ from collections.abc import Awaitable, Callable
 import google_crc32c
 
 from rollbook.api.client.log import Log
-from rollbook.api.wal.core.snapshot_pointer import MARK, Snapshot, pieces_of
+from rollbook.api.wal.core.snapshot_pointer import MARK, SnapshotPointer, pieces_of
 from rollbook.logservice import messages
 from rollbook.logservice.ids import Offset, WriterEpoch
 from rollbook.proto.errors import Guarded, MetadataConflict, NoSuchCursor
 
-Mark = tuple[messages.Cursor, Snapshot]
+Mark = tuple[messages.Cursor, SnapshotPointer]
 
 
 class Snapshots:
@@ -26,9 +26,9 @@ class Snapshots:
             cursor = await self._cursor.get()
         except NoSuchCursor:
             return None
-        return cursor, Snapshot.unpack(cursor.blob)
+        return cursor, SnapshotPointer.unpack(cursor.blob)
 
-    async def load(self, snapshot: Snapshot) -> bytes:
+    async def load(self, snapshot: SnapshotPointer) -> bytes:
         """Raises `Truncated` if there are newer ones by now."""
         pieces, token = await self._open_pieces(), snapshot.token.encode()
         await pieces.tail_offset()  # Of its owner: without one, the newest records are not shown.
@@ -47,7 +47,7 @@ class Snapshots:
             offsets = [await each for each in sent]
         crc = google_crc32c.value(data)
         end = Offset(offsets[-1] + 1)
-        snapshot = Snapshot(epoch, offsets[0], end, token, len(data), crc)
+        snapshot = SnapshotPointer(epoch, offsets[0], end, token, len(data), crc)
         version = messages.NO_CURSOR if before is None else before[0].version
         try:
             await self._cursor.mark(applied, snapshot.pack(), version=version)

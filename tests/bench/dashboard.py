@@ -18,7 +18,7 @@ from typing import Any, Final
 from starlette.applications import Starlette
 
 import rollbook
-from rollbook.api.access.audit import Audit
+from rollbook.api.access.audit import AuditLog
 from rollbook.api.access.managing import Managing
 from rollbook.api.dashboard import parts
 from rollbook.api.dashboard.app import Dashboard
@@ -136,7 +136,7 @@ async def _rendered(cluster: FakeCluster, path: str) -> bytes:
     operations = RunningOperations()
     dashboard = Dashboard(
         cluster,
-        Managing(Audit(lambda: 0)),
+        Managing(AuditLog(lambda: 0)),
         operations,
         FakeLogs(),
         Samples(),

@@ -24,7 +24,7 @@ from rollbook.api import spark as rollbook_spark
 from rollbook.api.client.sync import SyncClient, SyncLog
 from rollbook.api.spark.archive import Archive
 from rollbook.api.spark.pipelines.common import Report, Way, selection_of
-from rollbook.api.spark.pipelines.export import Wanted, export
+from rollbook.api.spark.pipelines.export import ExportOptions, export
 from rollbook.logservice.log_config import LogConfig
 from tests.bench import Figure, judged, parts_of, show_progress
 from tests.bench.load.spark_sources import PARTITIONS, Clock, Generated
@@ -470,7 +470,7 @@ def _export(rig: Rig, runs: int, seconds: float) -> Iterator[Figure]:
 
     def exported() -> tuple[int, float]:
         number = next(_numbers)
-        wanted = Wanted(selection_of(("small",)), cursor=f"archive-{number}")
+        wanted = ExportOptions(selection_of(("small",)), cursor=f"archive-{number}")
         archive = Archive(str(rig.folder / f"archive-{number}"))
         started_s = time.monotonic()
         way, report = Way({"endpoint": rig.cluster.url}), Report("export")

@@ -111,7 +111,7 @@ async def test_a_retry_at_a_server_with_a_fast_clock_is_not_appended_again(
         async with connect(f"log://{address}") as client, asyncio.timeout(PATIENCE_S):
             log = LogName.parse("orders")
             await client.open("orders", create=True)
-            line = client.lines.to(address)
+            line = client.append_streams.to(address)
             ref = line.bind(log, is_ordered=False)
             while True:
                 result: asyncio.Future[AppendAck | RollbookError | None] = (

@@ -116,7 +116,7 @@ async def test_a_client_appends_after_a_crowd(cluster: LogProcesses) -> None:
 
 async def append_as_others(client: Client, log: LogName, count: int) -> None:
     """One record each, on one stream."""
-    line = client.lines.to(client.owners.address_of(log))
+    line = client.append_streams.to(client.owners.address_of(log))
     ref = line.bind(log, is_ordered=False)
     left, is_done, failures = count, asyncio.Event(), list[RollbookError]()
 

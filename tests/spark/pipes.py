@@ -12,9 +12,9 @@ from rollbook.api.spark.archive import Archive
 from rollbook.api.spark.batch import read_task
 from rollbook.api.spark.columns import schema_of
 from rollbook.api.spark.core.options import source_options, values_of
-from rollbook.api.spark.pipelines.audit import Audit
+from rollbook.api.spark.pipelines.audit import ArchiveAudit
 from rollbook.api.spark.pipelines.common import Report, Way, selection_of
-from rollbook.api.spark.pipelines.export import Export, Wanted
+from rollbook.api.spark.pipelines.export import Export, ExportOptions
 from rollbook.api.spark.scan import Measured, Piece, ScanSource, packed
 from rollbook.api.spark.table import parts_of
 from tests.regressions.lone_server import Site
@@ -114,7 +114,7 @@ class Pipes:
 
     def export(self, **wanted: Any) -> Report:
         report = Report("export")
-        want = Wanted(selection_of(self.logs), **wanted)
+        want = ExportOptions(selection_of(self.logs), **wanted)
 
         def measure(tasks: Sequence[Sequence[Piece]], folder: str) -> list[Measured]:
             return measured(self.way.options, tasks, folder=folder, times=self.times)
@@ -130,7 +130,9 @@ class Pipes:
             return measured(self.way.options, tasks, root=self.archive.path)
 
         way = None if offline else self.way
-        Audit(way, self.archive, report).run(selection_of(self.logs), measure, lambda *_: None)
+        ArchiveAudit(way, self.archive, report).run(
+            selection_of(self.logs), measure, lambda *_: None
+        )
         return report
 
     def kinds(self, *, offline: bool = False) -> list[str]:

@@ -7,7 +7,14 @@ from itertools import pairwise
 import pytest
 
 from rollbook.api.spark.core import provenance
-from rollbook.api.spark.core.archive import Chain, File, Manifest, chain_of, faults_of, manifest_of
+from rollbook.api.spark.core.archive import (
+    ArchiveFile,
+    Chain,
+    Manifest,
+    chain_of,
+    faults_of,
+    manifest_of,
+)
 from rollbook.api.spark.core.archive_seam import divide
 from rollbook.api.spark.core.audit_findings import (
     Content,
@@ -29,8 +36,8 @@ from rollbook.proto.errors import (
 LOG = "shop/orders"
 
 
-def file(first: int, end: int) -> File:
-    return File(
+def file(first: int, end: int) -> ArchiveFile:
+    return ArchiveFile(
         path=f"{first}-{end}",
         first=first,
         next=end,

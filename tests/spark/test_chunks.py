@@ -6,8 +6,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from rollbook.api.spark.core.batch_blocks import LastBatch, Written, cut, rows_written
-from rollbook.api.spark.frames import SCHEMA, Rows, by_log
+from rollbook.api.spark.core.batch_blocks import LastBatch, WrittenBlock, cut, rows_written
+from rollbook.api.spark.frames import SCHEMA, ArrowRows, by_log
 from rollbook.logservice.core.record_block import HEADER_BYTES, Block, Codec, Limits, check_block
 from rollbook.logservice.ids import ProducerRef
 from rollbook.proto.errors import InvalidRequest, SinkReplayDiverged
@@ -37,10 +37,10 @@ def test_rows_are_cut_by_their_sizes_alone(seed: int) -> None:
 
 def test_blocks_of_a_batch_hold_its_first_rows() -> None:
     """SK6"""
-    blocks = [Written(10, 3, 0), Written(15, 2, 1)]
+    blocks = [WrittenBlock(10, 3, 0), WrittenBlock(15, 2, 1)]
     asked: list[int] = []
 
-    def is_same(_: Written, at: int) -> bool:
+    def is_same(_: WrittenBlock, at: int) -> bool:
         asked.append(at)
         return True
 
@@ -80,7 +80,7 @@ def test_blocks_hold_the_rows_that_they_are_made_of(seed: int) -> None:
     chance = random.Random(seed)
     tables = [some_rows(chance, chance.randrange(1, 40)) for _ in range(3)]
     tables = [table.slice(chance.randrange(table.num_rows)) for table in tables]
-    rows = Rows.of(tables)
+    rows = ArrowRows.of(tables)
     start = chance.randrange(len(rows))
     end = chance.randrange(start, len(rows)) + 1
     codec = chance.choice((Codec.NONE, Codec.ZSTD))
@@ -94,7 +94,7 @@ def test_blocks_hold_the_rows_that_they_are_made_of(seed: int) -> None:
     found = list(zip(block.values(), block.keys(), headers, block.event_times(), strict=True))
     assert found == rows.records(start, end)
     # The bytes are those of the rows, however they came.
-    assert Rows.of([pa.concat_tables(tables)]).pack(start, end, producer, codec) == packed
+    assert ArrowRows.of([pa.concat_tables(tables)]).pack(start, end, producer, codec) == packed
     assert len(packed) > HEADER_BYTES
 
 

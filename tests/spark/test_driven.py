@@ -11,8 +11,8 @@ import pytest
 from pyspark.sql.types import BinaryType, LongType, StructField, StructType
 
 from rollbook.api.client.sync import SyncClient
-from rollbook.api.spark.channel import Channel
-from rollbook.api.spark.core.options import Access
+from rollbook.api.spark.channel import ServerChannel
+from rollbook.api.spark.core.options import ServerAccess
 from rollbook.api.spark.failures import RollbookFailure
 from rollbook.logservice.core.record_block import Headers
 from rollbook.proto.errors import LogDeleted, NoSuchLog, Overloaded
@@ -297,7 +297,7 @@ def test_a_trigger_asks_nobody(site: Site, client: SyncClient, name: str) -> Non
     query = Query(endpoint=site.url, prefix=f"{name}/", pollWait="20ms")
     assert query.rows() == []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Channel, "ask", lambda *_: pytest.fail("a server was asked"))
+        patch.setattr(ServerChannel, "ask", lambda *_: pytest.fail("a server was asked"))
         assert query.rows() == []
         client.open(f"{name}/x7").append(b"a")
         assert [row["log"] for row in query.rows(1)] == [f"{name}/x7"]
@@ -399,8 +399,8 @@ def test_a_server_that_nobody_reaches_is_given_up_in_time() -> None:
 
 def test_calls_that_are_refused_for_a_while_do_not_end_a_query(site: Site) -> None:
     """Spark repeats nothing on the driver."""
-    access = Access(site.url, retries=10, retry_delay_s=0.001)
-    channel, refused = Channel(access), 0
+    access = ServerAccess(site.url, retries=10, retry_delay_s=0.001)
+    channel, refused = ServerChannel(access), 0
 
     def call() -> str:
         nonlocal refused
@@ -424,7 +424,7 @@ def test_calls_that_are_wrong_are_not_repeated(site: Site) -> None:
         raise NoSuchLog("nobody")
 
     with pytest.raises(NoSuchLog):
-        Channel(Access(site.url)).patiently(call)
+        ServerChannel(ServerAccess(site.url)).patiently(call)
     assert calls == 1
 
 

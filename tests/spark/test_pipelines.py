@@ -11,7 +11,7 @@ from rollbook.api.spark.archive import Archive
 from rollbook.api.spark.core import provenance
 from rollbook.api.spark.pipelines.audit import audit, audit_mirror
 from rollbook.api.spark.pipelines.common import Report, Way, selection_of
-from rollbook.api.spark.pipelines.export import Wanted, export
+from rollbook.api.spark.pipelines.export import ExportOptions, export
 from rollbook.api.spark.pipelines.mirror import mirror
 from rollbook.proto.errors import ArchiveUnwritable
 from tests.regressions.lone_server import Site
@@ -29,7 +29,7 @@ def test_an_archive_and_its_log_are_one_table(
     log.append(b"last" * 20, headers={"h": b"1"}, event_time_us=5)
     way, archive = Way({"endpoint": site.url}), Archive(str(tmp_path / "archive"))
     selection = selection_of([name])
-    wanted, report = Wanted(selection), Report("export")
+    wanted, report = ExportOptions(selection), Report("export")
     export(spark, archive, way, wanted, report, lambda *_: None)
     chain = archive.chain(f"default/{name}")
     assert chain is not None

@@ -10,7 +10,7 @@ from rollbook.api.spark.core.plan import (
     PIECE_BYTES_MIN,
     TASK_BYTES,
     TASK_RECORDS,
-    Segment,
+    MeasuredSegment,
     Span,
     next_ends,
     record_bytes_of,
@@ -78,11 +78,13 @@ def test_triggers_stay_within_their_limits_and_come_to_the_end(seed: int) -> Non
     assert starts == tails
 
 
-def some_table(chance: random.Random) -> list[Segment]:
+def some_table(chance: random.Random) -> list[MeasuredSegment]:
     found, at = [], chance.randrange(1000)
     for _ in range(chance.randrange(1, 8)):
         records = chance.randrange(1, 400_000)
-        found.append(Segment(at, at + records, records, records * chance.choice((20, 100, 2000))))
+        found.append(
+            MeasuredSegment(at, at + records, records, records * chance.choice((20, 100, 2000)))
+        )
         at += records
     return [*found[:-1], found[-1]._replace(end=None)]
 
@@ -133,7 +135,7 @@ def test_small_logs_share_a_task() -> None:
 
 
 def test_large_ranges_are_cut_at_the_ends_of_segments() -> None:
-    table = [Segment(n * 1000, (n + 1) * 1000, 1000, 50 * MIB) for n in range(4)]
+    table = [MeasuredSegment(n * 1000, (n + 1) * 1000, 1000, 50 * MIB) for n in range(4)]
     tasks = split([Span("ns/a", "", 0, 4000)], {"ns/a": table}, SplitLimits(bytes_max=TASK_BYTES))
     assert [(task[0].start, task[0].end) for task in tasks] == [
         (a, b) for a, b in pairwise(range(0, 5000, 1000))
@@ -150,5 +152,7 @@ def test_a_block_may_be_cut_anywhere() -> None:
 
 def test_what_a_record_takes_is_the_mean_of_the_last_segments() -> None:
     assert record_bytes_of([]) == 100
-    old, new = Segment(0, 10, 10, 10**6), Segment(10, 20, 10, 2000)
-    assert record_bytes_of([old, new, new._replace(end=None), Segment(30, None, 0, 0)]) == 200
+    old, new = MeasuredSegment(0, 10, 10, 10**6), MeasuredSegment(10, 20, 10, 2000)
+    assert (
+        record_bytes_of([old, new, new._replace(end=None), MeasuredSegment(30, None, 0, 0)]) == 200
+    )

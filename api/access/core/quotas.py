@@ -38,7 +38,7 @@ class Quotas:
                 raise BadConfig(f"{each.name} has to be above 0")
 
 
-class Rate:
+class TokenBucket:
     def __init__(self, per_s: int) -> None:
         self._per_s = per_s
         self._paid_until_ns: int | None = None  # None: nothing was ever taken.
@@ -57,8 +57,8 @@ class Meter:
     """Records and bytes in one direction."""
 
     def __init__(self, records_per_s: int | None, bytes_per_s: int | None) -> None:
-        self._records = Rate(records_per_s) if records_per_s else None
-        self._bytes = Rate(bytes_per_s) if bytes_per_s else None
+        self._records = TokenBucket(records_per_s) if records_per_s else None
+        self._bytes = TokenBucket(bytes_per_s) if bytes_per_s else None
 
     @property
     def is_limited(self) -> bool:
@@ -82,7 +82,7 @@ class Meter:
             )
 
 
-class Account:
+class PrincipalAccount:
     """What one principal has taken, through all doors."""
 
     def __init__(self, quotas: Quotas) -> None:

@@ -18,7 +18,7 @@ from rollbook.proto.stats import Histogram
 _NS_PER_S: Final = 1_000_000_000
 
 
-class Clock(Protocol):
+class LoadTimer(Protocol):
     """Says when it is over, and measures some of the appends."""
 
     def goes_on(self, sent: int) -> bool: ...
@@ -62,7 +62,7 @@ class Stopwatch:
 
 
 async def flood(
-    writer: Writer, burst: Sequence[bytes], clock: Clock, first: int | None = None
+    writer: Writer, burst: Sequence[bytes], clock: LoadTimer, first: int | None = None
 ) -> int:
     """Appends bursts, record by record, as fast as possible. How many were acked, which is all.
 

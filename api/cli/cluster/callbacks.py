@@ -26,7 +26,7 @@ class _Deadlines(Protocol):
     async def __call__(self, work: Coroutine[Any, Any, T], /) -> T: ...
 
 
-class CallbackAdmin:
+class ClusterCallbacks:
     """`look` and `act` put a deadline on calls of the metadata store."""
 
     def __init__(

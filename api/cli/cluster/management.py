@@ -16,7 +16,7 @@ from rollbook import __version__
 from rollbook.api.cli.bookie.lifecycle_actions import facts_of
 from rollbook.api.cli.bookie_admin_client import AdminClient
 from rollbook.api.cli.cluster.actions import list_bookies
-from rollbook.api.cli.cluster.callbacks import CallbackAdmin
+from rollbook.api.cli.cluster.callbacks import ClusterCallbacks
 from rollbook.api.cli.cluster.health import find_members, judge, server_records
 from rollbook.api.cli.ledger.actions import (
     facts_as_bookkeeper,
@@ -114,7 +114,7 @@ class StoreWatch:
         raise AssertionError("they end with the store alone")
 
 
-class ClusterAdmin:
+class ClusterManagement:
     def __init__(
         self,
         ledgers: Ledgers,
@@ -145,7 +145,7 @@ class ClusterAdmin:
         )
         self._operations = OperationNodes(self._store, self._cluster)
         self._cookies = CookieNodes(self._store, self._cluster.root)
-        self.callbacks = CallbackAdmin(
+        self.callbacks = ClusterCallbacks(
             CallbackNodes(self._store, self._cluster),
             events,
             self._clock,

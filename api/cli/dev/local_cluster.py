@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from rollbook import __version__
-from rollbook.api.access.authenticator import Doorkeeper
+from rollbook.api.access.authenticator import Authenticator
 from rollbook.api.cli.failures import explain_error
 from rollbook.api.cli.machine import RealMachine
 from rollbook.api.cli.recovery.actions import LocalDoubts
@@ -181,19 +181,19 @@ async def _dashboard(
         tls,
         knows_callers=bool(server.access_file),
     )
-    doorkeeper = Doorkeeper.of(server.token_file, server.access_file)
+    authenticator = Authenticator.of(server.token_file, server.access_file)
     # It asks the log server of this process, whose own certificate it trusts.
     log_tls = LogTls(bool(tls), tls.certificate if tls else "")
     own = Metrics()
     own.add(LOG_PART, logs.stats)
     async with (
-        local_pages(admins, audit_of(doorkeeper)) as pages,
+        local_pages(admins, audit_of(authenticator)) as pages,
         management(
             repair.ledgers,
             repair.events,
             url,
             config,
-            doorkeeper,
+            authenticator,
             metrics,
             log_tls,
             own_logs={server_name(logs.server.server_id): own},

@@ -8,14 +8,14 @@ from typing import Any
 
 from fastapi import FastAPI
 
-from rollbook.api.access.audit import Audit
+from rollbook.api.access.audit import AuditLog
 from rollbook.api.cli.bookie_admin_client import answer_of
 from rollbook.api.rest.bookie import BookieAdmin, make_app
 from rollbook.api.rest.operations import RunningOperations
 from rollbook.proto.ids import BookieId
 
 
-class LocalPages:
+class InProcessPages:
     def __init__(self, app: FastAPI) -> None:
         self._app = app
 
@@ -59,13 +59,13 @@ def _scope(method: str, path: str) -> dict[str, Any]:
 
 @asynccontextmanager
 async def local_pages(
-    admins: Mapping[str, BookieAdmin], audit: Audit
-) -> AsyncIterator[Mapping[BookieId, LocalPages]]:
+    admins: Mapping[str, BookieAdmin], audit: AuditLog
+) -> AsyncIterator[Mapping[BookieId, InProcessPages]]:
     """By bookie."""
     operations = {name: RunningOperations() for name in admins}
     try:
         yield {
-            BookieId(name): LocalPages(make_app(admin, operations[name], audit))
+            BookieId(name): InProcessPages(make_app(admin, operations[name], audit))
             for name, admin in admins.items()
         }
     finally:

@@ -9,7 +9,7 @@ from typing import Any, Final
 import click
 
 from rollbook.api.cli.confirm import ask_whether
-from rollbook.api.cli.ledger.connection import Access, custom_of, password_of
+from rollbook.api.cli.ledger.connection import LedgerAccess, custom_of, password_of
 from rollbook.api.cli.ledger.of_log import INSTEAD_OF_RECOVERY, require_no_part
 from rollbook.api.cli.output import show_facts, show_rows, tell, tell_rows
 from rollbook.api.cli.payloads import as_text, print_bytes
@@ -40,7 +40,9 @@ _ROW_COLUMNS: Final = (
 )
 
 
-def list_ledgers(access: Access, long: bool, start: int, limit: int | None, output: str) -> None:
+def list_ledgers(
+    access: LedgerAccess, long: bool, start: int, limit: int | None, output: str
+) -> None:
     has_more = long or output == "wide"
 
     async def collect(ledgers: Ledgers) -> None:
@@ -152,7 +154,7 @@ def _when(ms: int) -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(ms / 1000))
 
 
-def show_ledger(access: Access, ledger_id: int, output: str) -> None:
+def show_ledger(access: LedgerAccess, ledger_id: int, output: str) -> None:
     async def look(ledgers: Ledgers) -> StoredLedger:
         return await ledgers.metadata(ledger_id, fresh=True)
 
@@ -172,7 +174,7 @@ def show_ledger(access: Access, ledger_id: int, output: str) -> None:
 
 
 def create_ledger(
-    access: Access,
+    access: LedgerAccess,
     ensemble: int,
     write: int,
     ack: int,
@@ -197,7 +199,7 @@ def create_ledger(
 
 
 def remove_ledgers(
-    access: Access,
+    access: LedgerAccess,
     ledger_ids: Sequence[int],
     password: str | None,
     yes: bool,
@@ -227,7 +229,7 @@ def remove_ledgers(
 
 
 def recover_ledgers(
-    access: Access,
+    access: LedgerAccess,
     ledger_ids: Sequence[int],
     password: str | None,
     part_of_log: str | None,

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from rollbook.api.cli.latencies import new_latencies, percentiles
-from rollbook.api.cli.ledger.connection import Access, custom_of
+from rollbook.api.cli.ledger.connection import LedgerAccess, custom_of
 from rollbook.api.cli.output import tell
 from rollbook.api.cli.payloads import bar
 from rollbook.ledger.config import ClientConfig
@@ -21,7 +21,7 @@ from rollbook.proto.wire.digest import DigestType
 
 
 def measure(
-    access: Access,
+    access: LedgerAccess,
     ensemble: int,
     write: int,
     ack: int,

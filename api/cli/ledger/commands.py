@@ -15,7 +15,7 @@ from rollbook.api.cli.metadata_option import Metadata, with_metadata
 from rollbook.api.cli.output import bare_output_option, examples, list_output_option
 
 if TYPE_CHECKING:
-    from rollbook.api.cli.ledger.connection import Access
+    from rollbook.api.cli.ledger.connection import LedgerAccess
 
 FRAMES: Final = ("lf", "nul", "len32", "whole")
 _DIGESTS: Final = ("crc32c", "crc32", "hmac", "dummy")
@@ -110,9 +110,9 @@ def with_access(command: Callable[..., Any]) -> Callable[..., Any]:
         tls_key: str | None,
         **more: Any,
     ) -> Any:
-        from rollbook.api.cli.ledger.connection import Access
+        from rollbook.api.cli.ledger.connection import LedgerAccess
 
-        access = Access(metadata, config, protocol, tls_authorities, tls_certificate, tls_key)
+        access = LedgerAccess(metadata, config, protocol, tls_authorities, tls_certificate, tls_key)
         return command(access, **more)
 
     for option in reversed(_OPTIONS):
@@ -141,7 +141,7 @@ def _with_quorum(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.option("--start", type=_ID, default=0, help="From this id on.")
 @click.option("--limit", type=WholeNumber(1), help="At most this many.")
 @list_output_option
-def ls(access: "Access", **how: Any) -> None:
+def ls(access: "LedgerAccess", **how: Any) -> None:
     """List the cluster's ledgers, by their ids."""
     from rollbook.api.cli.ledger import actions as ledger_work
 
@@ -158,7 +158,7 @@ def ls(access: "Access", **how: Any) -> None:
 @click.argument("ledger_id", type=_ID)
 @with_access
 @bare_output_option
-def show(access: "Access", **how: Any) -> None:
+def show(access: "LedgerAccess", **how: Any) -> None:
     """Show what the metadata says of a ledger; no bookie is asked. `raw` is as it is stored."""
     from rollbook.api.cli.ledger import actions as ledger_work
 
@@ -177,7 +177,7 @@ def show(access: "Access", **how: Any) -> None:
 @click.option("--all", "every", is_flag=True, help="Every ledger of the cluster.")
 @_password_option
 @bare_output_option
-def verify(access: "Access", **how: Any) -> None:
+def verify(access: "LedgerAccess", **how: Any) -> None:
     """Read every copy of every entry, and say which ones are not sound.
 
     A copy is missing, bad (its digest is wrong), different (from most others), unknown (its bookie
@@ -207,7 +207,7 @@ def verify(access: "Access", **how: Any) -> None:
 )
 @click.option("--ledger-id", type=_ID, help="Instead of the next free one.")
 @bare_output_option
-def create(access: "Access", **how: Any) -> None:
+def create(access: "LedgerAccess", **how: Any) -> None:
     """Make a ledger for a writer to come: `rollbook ledger append ID`.
 
     A ledger has one writer in its life, so only the first append to it succeeds.
@@ -230,7 +230,7 @@ def create(access: "Access", **how: Any) -> None:
 @_password_option
 @_frame_option
 @bare_output_option
-def append(access: "Access", **how: Any) -> None:
+def append(access: "LedgerAccess", **how: Any) -> None:
     """Write standard input to a ledger, and close it.
 
     The ledger is new, or made by `create`. The quorum options are for a new one. What was
@@ -255,7 +255,7 @@ def append(access: "Access", **how: Any) -> None:
 @_part_option
 @click.option("--force", is_flag=True, help="Though its writer cannot be stopped.")
 @bare_output_option
-def rm(access: "Access", **how: Any) -> None:
+def rm(access: "LedgerAccess", **how: Any) -> None:
     """Delete ledgers, with all they hold. A writer is stopped first.
 
     A segment of a log is refused, unless its log is named: the log would lose its records.
@@ -277,7 +277,7 @@ def rm(access: "Access", **how: Any) -> None:
 @_password_option
 @_part_option
 @bare_output_option
-def recover(access: "Access", **how: Any) -> None:
+def recover(access: "LedgerAccess", **how: Any) -> None:
     """Stop a ledger's writer permanently, and close the ledger at its end.
 
     Everything that was confirmed is in it afterwards. `raw` is the last entry. A segment of a log is
@@ -310,7 +310,7 @@ def recover(access: "Access", **how: Any) -> None:
 @_password_option
 @_frame_option
 @bare_output_option
-def read(access: "Access", **how: Any) -> None:
+def read(access: "LedgerAccess", **how: Any) -> None:
     """Print entries. `raw` is their bytes, framed; JSON has text, or `payload_base64`."""
     from rollbook.api.cli.ledger import entries as ledger_entries
 
@@ -339,7 +339,7 @@ def read(access: "Access", **how: Any) -> None:
 @click.option("--seconds", type=Number(0.1), default=10.0, show_default=True, help="Of appending.")
 @click.option("--keep", is_flag=True, help="Do not delete the ledger afterwards.")
 @bare_output_option
-def bench(access: "Access", **how: Any) -> None:
+def bench(access: "LedgerAccess", **how: Any) -> None:
     """Measure appending to a ledger and reading it. `raw`: adds a second.
 
     The ledger is one of its own, deleted afterwards unless `--keep`.

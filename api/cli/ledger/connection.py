@@ -32,7 +32,7 @@ _SECTIONS: Final = ("bookie", "ledger", "server", "space", "storage")  # Allowed
 
 
 @dataclass(frozen=True)
-class Access:
+class LedgerAccess:
     """How to connect to the cluster."""
 
     metadata: Metadata

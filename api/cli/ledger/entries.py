@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import click
 
-from rollbook.api.cli.ledger.connection import Access, custom_of, password_of
+from rollbook.api.cli.ledger.connection import LedgerAccess, custom_of, password_of
 from rollbook.api.cli.log.record_input import Cutter, as_json, framed, input_bytes, standard_input
 from rollbook.api.cli.output import tell
 from rollbook.api.cli.payloads import as_text, bar, print_bytes
@@ -26,7 +26,7 @@ _PREVIEW_CHARS: Final = 80
 
 
 def append_input(
-    access: Access,
+    access: LedgerAccess,
     ledger_id: int | None,
     ensemble: int,
     write: int,
@@ -105,7 +105,7 @@ def _look(future: "asyncio.Future[range]") -> None:
 
 
 def read_entries(
-    access: Access,
+    access: LedgerAccess,
     ledger_id: int,
     first: int,
     last: int | None,

@@ -5,7 +5,7 @@ from typing import Any, Final
 
 import click
 
-from rollbook.api.cli.ledger.connection import Access, password_of
+from rollbook.api.cli.ledger.connection import LedgerAccess, password_of
 from rollbook.api.cli.output import show_rows
 from rollbook.api.cli.payloads import bar, print_bytes
 from rollbook.ledger.core.verification import LedgerVerification
@@ -30,7 +30,7 @@ _FLAW_COLUMNS: Final = (
 
 
 def verify_ledgers(
-    access: Access, ledger_ids: Sequence[int], every: bool, password: str | None, output: str
+    access: LedgerAccess, ledger_ids: Sequence[int], every: bool, password: str | None, output: str
 ) -> int:
     """The exit code."""
     if every == bool(ledger_ids):

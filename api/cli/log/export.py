@@ -13,8 +13,8 @@ from typing import Any, BinaryIO, Final
 
 from rollbook.api.cli.log.connection import LogAccess
 from rollbook.api.cli.log.export_format import (
+    ExportedBlock,
     ExportedLog,
-    Frame,
     is_ended,
     pack_end,
     pack_frame,
@@ -203,7 +203,7 @@ class _StoredRecords:
         self._log, self._head, self._batches = log, head, batches
         self._read: deque[Record] = deque()  # Of the last batch, not compared yet.
 
-    async def require_same(self, frame: Frame, start: int) -> None:
+    async def require_same(self, frame: ExportedBlock, start: int) -> None:
         """The log has from there on the records of the frame. Raises `OffsetMismatch`."""
         if start < self._head:  # What was truncated cannot be compared.
             return

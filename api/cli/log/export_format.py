@@ -40,7 +40,7 @@ class ExportedLog(NamedTuple):
     uid: str
 
 
-class Frame(NamedTuple):
+class ExportedBlock(NamedTuple):
     block: bytes
     first_offset: int
     records: int
@@ -125,7 +125,7 @@ def is_ended(file: BinaryIO) -> bool:
     return last.startswith(_END_MAGIC) and last == _with_crc(last[: _END.size])
 
 
-def read_frames(file: BinaryIO) -> Iterator[Frame]:
+def read_frames(file: BinaryIO) -> Iterator[ExportedBlock]:
     """Those that are whole; `file` is after its head. Raises `BlockCorrupt`."""
     while len(magic := file.read(len(_MAGIC))) == len(_MAGIC):
         at = file.tell() - len(magic)
@@ -144,7 +144,7 @@ def read_frames(file: BinaryIO) -> Iterator[Frame]:
             return
         if google_crc32c.value(packed) != crc:
             raise _damaged(at)
-        yield Frame(_unpacked(packed, at), first_offset, records, file.tell())
+        yield ExportedBlock(_unpacked(packed, at), first_offset, records, file.tell())
 
 
 def _unpacked(packed: bytes, at: int) -> bytes:

@@ -9,7 +9,7 @@ from typing import Any, Final, Protocol
 import click
 
 from rollbook.api.cli.bookie_admin_client import AdminClient
-from rollbook.api.cli.ledger.connection import Access
+from rollbook.api.cli.ledger.connection import LedgerAccess
 from rollbook.api.cli.output import show_facts, show_rows
 from rollbook.api.cli.payloads import bar_of_shares
 from rollbook.ledger.ledgers import Ledgers
@@ -97,7 +97,7 @@ def _page_of(found: Mapping[str, Any]) -> DoubtsPage:
 
 
 def heal_bookie(
-    access: Access,
+    access: LedgerAccess,
     bookie: str,
     accepted: Sequence[str],
     includes_all: bool,

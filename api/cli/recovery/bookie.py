@@ -8,7 +8,7 @@ from typing import Any, Final
 import click
 
 from rollbook.api.cli.confirm import ask_whether
-from rollbook.api.cli.ledger.connection import Access
+from rollbook.api.cli.ledger.connection import LedgerAccess
 from rollbook.api.cli.output import show_facts, show_rows
 from rollbook.api.cli.payloads import bar_of_shares
 from rollbook.ledger.ledgers import Ledgers
@@ -27,7 +27,7 @@ _COLUMNS: Final = ("ledger_id", "reason")
 
 
 def recover_bookies(
-    access: Access,
+    access: LedgerAccess,
     bookies: Sequence[str],
     targets: Sequence[str],
     ledger_id: int | None,

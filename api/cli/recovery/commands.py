@@ -19,7 +19,7 @@ from rollbook.api.cli.output import (
 )
 
 if TYPE_CHECKING:
-    from rollbook.api.cli.ledger.connection import Access
+    from rollbook.api.cli.ledger.connection import LedgerAccess
 
 
 @click.group(
@@ -60,7 +60,7 @@ def group() -> None:
     help="MiB a second that are copied at most.",
 )  # fmt: skip
 @output_option
-def heal(access: "Access", **how: Any) -> None:
+def heal(access: "LedgerAccess", **how: Any) -> None:
     """Bring back what a bookie may have lost, and end its doubts.
 
     A bookie that was formatted under a used id, was damaged, or had something written off answers UNKNOWN
@@ -119,7 +119,7 @@ def heal(access: "Access", **how: Any) -> None:
 @click.option("--dry-run", is_flag=True, help="Count the ledgers, and change nothing.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @output_option
-def bookie(access: "Access", **how: Any) -> None:
+def bookie(access: "LedgerAccess", **how: Any) -> None:
     """Make the copies of bookies that are gone on other bookies, now and without an auditor.
 
     Each ledger that names one of them is repaired under its lock, so this may run beside recovery

@@ -187,7 +187,7 @@ async def _admin_pages(
     if not config.http:
         yield None
         return
-    from rollbook.api.access.authenticator import Doorkeeper
+    from rollbook.api.access.authenticator import Authenticator
     from rollbook.api.rest.bookie import AdminServer  # FastAPI: a third of a second.
     from rollbook.api.rest.server import HttpConfig
     from rollbook.bookie.admin import Admin
@@ -199,10 +199,10 @@ async def _admin_pages(
         insecure=config.insecure,
         knows_callers=bool(config.access_file),
     )
-    doorkeeper = Doorkeeper.of(config.http_token_file, config.access_file)
+    authenticator = Authenticator.of(config.http_token_file, config.access_file)
     more_stats = {"recovery": recovery} if recovery else {}
     admin = Admin(bookie, machine.disk, machine.clock)
-    server = await AdminServer.start(admin, where, more_stats, doorkeeper)
+    server = await AdminServer.start(admin, where, more_stats, authenticator)
     try:
         yield server.address
     finally:

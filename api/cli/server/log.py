@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any, Final
 
 from rollbook import __version__
-from rollbook.api.access.authenticator import Doorkeeper
+from rollbook.api.access.authenticator import Authenticator
 from rollbook.api.cli.machine import RealMachine, check_log_level
 from rollbook.api.cli.run_until_signal import until_stopped
 from rollbook.api.cli.server.log_peers import ShownToPeers, report_untrusted
@@ -225,8 +225,8 @@ async def _log_server(
         relay = Relay(relayed, partial(_is_other_server, server))
         grpc_config = _grpc_config(config, listen)
         # One for all doors, so that they share quotas.
-        doorkeeper = Doorkeeper.of(config.token_file, config.access_file)
-        grpc = await GrpcServer.start(service, grpc_config, doorkeeper, relay)
+        authenticator = Authenticator.of(config.token_file, config.access_file)
+        grpc = await GrpcServer.start(service, grpc_config, authenticator, relay)
         stack.push_async_callback(grpc.close, _GRACE_S)
         http = ""
         if config.rest:
@@ -241,7 +241,7 @@ async def _log_server(
                 peers,
                 config,
                 advertised.host,
-                doorkeeper,
+                authenticator,
                 metrics,
                 settings.shown(),
                 dashboard=dashboard,

@@ -6,7 +6,7 @@ from contextlib import AsyncExitStack
 from dataclasses import replace
 
 from rollbook import __version__
-from rollbook.api.access.authenticator import Doorkeeper
+from rollbook.api.access.authenticator import Authenticator
 from rollbook.api.access.certificate_watch import CertificateWatch
 from rollbook.api.cli.server.log import HTTP_PART, rest_address_of, tls_files
 from rollbook.api.rest.forwarding import GrpcPeers
@@ -48,7 +48,7 @@ async def serve_rest(
     peers: GrpcPeers,
     config: LogServerConfig,
     host: str,
-    doorkeeper: Doorkeeper | None,
+    authenticator: Authenticator | None,
     metrics: Metrics,
     settings: Sequence[Mapping[str, str]],
     dashboard: Callable[[], str] | None = None,
@@ -84,7 +84,7 @@ async def serve_rest(
         peers,
         is_ready,
         bounds=replace(BOUNDS, connections=door_of(HTTP_PART, BOUNDS.connections)),
-        doorkeeper=doorkeeper,
+        authenticator=authenticator,
         shown=MetricsPage(metrics, server.cursor_lags.look, settings),
         dashboard=dashboard,
     )

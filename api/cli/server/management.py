@@ -7,10 +7,10 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Final
 
-from rollbook.api.access.audit import Audit
-from rollbook.api.access.authenticator import Doorkeeper
+from rollbook.api.access.audit import AuditLog
+from rollbook.api.access.authenticator import Authenticator
 from rollbook.api.access.managing import Managing
-from rollbook.api.cli.cluster.management import ClusterAdmin, PagesOf, StoreWatch
+from rollbook.api.cli.cluster.management import ClusterManagement, PagesOf, StoreWatch
 from rollbook.api.client.target import token_of_file
 from rollbook.api.dashboard.app import Dashboard, refused
 from rollbook.api.dashboard.log_servers import IN_THE_CLEAR, LogServers, LogTls
@@ -34,7 +34,7 @@ async def management(
     events: ClusterEvents,
     metadata: str,
     config: HttpConfig,
-    doorkeeper: Doorkeeper | None,
+    authenticator: Authenticator | None,
     metrics: Metrics,
     log_tls: LogTls = IN_THE_CLEAR,
     *,
@@ -52,8 +52,8 @@ async def management(
         watch = StoreWatch(ledgers.store)
         watching = asyncio.create_task(watch.run())
         stack.callback(watching.cancel)
-        admin = ClusterAdmin(ledgers, events, watch, metadata, pages_of, callback_hosts)
-        managing, operations = Managing(audit_of(doorkeeper)), RunningOperations()
+        admin = ClusterManagement(ledgers, events, watch, metadata, pages_of, callback_hosts)
+        managing, operations = Managing(audit_of(authenticator)), RunningOperations()
         stack.push_async_callback(operations.close)
 
         async def log_addresses() -> list[str]:
@@ -78,7 +78,7 @@ async def management(
             operations,
             logs,
             sampler.samples,
-            doorkeeper,
+            authenticator,
             lambda: secrets.token_urlsafe(32),
             own,
             is_behind_tls=config.tls is not None,
@@ -89,7 +89,7 @@ async def management(
             app,
             config,
             (*OPEN_PATHS, "/"),
-            doorkeeper,
+            authenticator,
             _BOUNDS,
             own_door=PREFIX,
             own_refusal=refused,
@@ -99,6 +99,6 @@ async def management(
         yield server.address
 
 
-def audit_of(doorkeeper: Doorkeeper | None) -> Audit:
+def audit_of(authenticator: Authenticator | None) -> AuditLog:
     """Without authentication the audit names no principal: it follows the level of the log."""
-    return doorkeeper.audit if doorkeeper else Audit(time.monotonic_ns, heeds_level=True)
+    return authenticator.audit if authenticator else AuditLog(time.monotonic_ns, heeds_level=True)

@@ -16,7 +16,7 @@ from typing import Any, Final
 import structlog
 
 from rollbook import __version__
-from rollbook.api.access.authenticator import Doorkeeper
+from rollbook.api.access.authenticator import Authenticator
 from rollbook.api.cli.bookie_admin_client import AdminClient
 from rollbook.api.cli.cluster.operation_kinds import describe_error, kinds_of, log_made_for
 from rollbook.api.cli.machine import RealMachine, check_log_level
@@ -332,7 +332,7 @@ async def _pages(settings: RecoverySettings, server: RecoveryServer) -> AsyncIte
         else None,
         knows_callers=bool(config.access_file),
     )
-    doorkeeper = Doorkeeper.of(config.http_token_file, config.access_file)
+    authenticator = Authenticator.of(config.http_token_file, config.access_file)
     shown = str(MetadataUrl.parse(config.metadata))
     log_tls = LogTls(
         bool(config.log_tls_authorities), config.log_tls_authorities, config.log_tls_name
@@ -347,7 +347,7 @@ async def _pages(settings: RecoverySettings, server: RecoveryServer) -> AsyncIte
         server.events,
         shown,
         http,
-        doorkeeper,
+        authenticator,
         metrics,
         log_tls,
         metrics_token_file=config.log_metrics_token_file,

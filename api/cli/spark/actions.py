@@ -40,14 +40,14 @@ def export_logs(
     **how: Any,
 ) -> None:
     from rollbook.api.spark.core.options import size_of
-    from rollbook.api.spark.pipelines.export import Wanted, export
+    from rollbook.api.spark.pipelines.export import ExportOptions, export
 
     try:
         step = size_of(step_bytes)
     except ValueError:
         raise BadConfig(f"--step-bytes {step_bytes} is no size; write 512M or 4G") from None
     every_s = parse_age_us(every) / 1_000_000 if every else 0.0
-    wanted = Wanted(selection_of(logs), str(parse_cursor_name(cursor)), step)
+    wanted = ExportOptions(selection_of(logs), str(parse_cursor_name(cursor)), step)
     way = _way(access)
     with _running("export", access, **how) as (spark, report, bar):
         export(spark, Archive(path), way, wanted, report, bar, every_s)

@@ -38,7 +38,7 @@ def live(part_id: str, *children: object) -> Live:
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class NewRows:
     """Rows that are new to the page, and where they go: records, and the offset after them; samples, and their time."""
 
     next_offset: int
@@ -63,7 +63,7 @@ class PageState:
         return cls(tuple(found[1].split(".")), None if found[2] is None else int(found[2]))
 
     @classmethod
-    def of(cls, parts: Sequence[Live], rows: Rows | None) -> Self:
+    def of(cls, parts: Sequence[Live], rows: NewRows | None) -> Self:
         return cls(tuple(each.digest for each in parts), rows.next_offset if rows else None)
 
     def __str__(self) -> str:
@@ -71,7 +71,9 @@ class PageState:
         return digests if self.next_offset is None else f"{digests};{self.next_offset}"
 
 
-def event_for(seen: PageState, parts: Sequence[Live], rows: Rows | None) -> tuple[PageState, bytes]:
+def event_for(
+    seen: PageState, parts: Sequence[Live], rows: NewRows | None
+) -> tuple[PageState, bytes]:
     """The page's contents after it, and the event; empty: it lacks nothing."""
     now = PageState.of(parts, rows)
     known = seen.digests if len(seen.digests) == len(parts) else ("",) * len(parts)

@@ -23,7 +23,7 @@ _BITS: Final = 64
 _DIGITS: Final = 20  # Of an offset in a name, so that names sort as offsets do.
 
 
-class File(NamedTuple):
+class ArchiveFile(NamedTuple):
     """One file: its records, and its bytes."""
 
     path: str  # Below the archive.
@@ -43,7 +43,7 @@ class Manifest:
     uid: str
     first: int
     next: int
-    files: tuple[File, ...]
+    files: tuple[ArchiveFile, ...]
 
     @property
     def count(self) -> int:
@@ -100,8 +100,8 @@ def _damaged(where: str) -> ArchiveDamaged:
     )
 
 
-def _file_of(said: Mapping[str, Any]) -> File:
-    return File(**{**said, "xor": int(said["xor"], 16), "crc": int(said["crc"], 16)})
+def _file_of(said: Mapping[str, Any]) -> ArchiveFile:
+    return ArchiveFile(**{**said, "xor": int(said["xor"], 16), "crc": int(said["crc"], 16)})
 
 
 def _check_of(said: Mapping[str, Any]) -> str:
@@ -120,13 +120,13 @@ def unsigned(xor: int) -> int:
 # --- What may become one ----------------------------------------------------------------------
 
 
-def manifest_of(log: str, uid: str, first: int, end: int, files: Iterable[File]) -> Manifest:
+def manifest_of(log: str, uid: str, first: int, end: int, files: Iterable[ArchiveFile]) -> Manifest:
     """Of files that hold exactly these records: no hole, no record twice (SA1). Raises
     `ArchiveDamaged`.
 
     Spark may run a task a second time, and both files may be reported. They hold the same records, and one is taken.
     """
-    found: list[File] = []
+    found: list[ArchiveFile] = []
     at = first
     for file in sorted(files, key=lambda each: (each.first, each.next, each.path)):
         if file.records != file.next - file.first:
@@ -179,10 +179,10 @@ class Chain:
         return self.manifests[-1].next
 
     @property
-    def files(self) -> tuple[File, ...]:
+    def files(self) -> tuple[ArchiveFile, ...]:
         return tuple(file for each in self.manifests for file in each.files)
 
-    def files_in(self, start: int, end: int) -> tuple[File, ...]:
+    def files_in(self, start: int, end: int) -> tuple[ArchiveFile, ...]:
         return tuple(file for file in self.files if file.first < end and file.next > start)
 
 

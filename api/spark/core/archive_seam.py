@@ -6,7 +6,7 @@ record comes twice, whether it was truncated or not; a hole between both is an e
 
 from typing import NamedTuple
 
-from rollbook.api.spark.core.archive import Chain, File
+from rollbook.api.spark.core.archive import ArchiveFile, Chain
 from rollbook.api.spark.core.plan import Span
 from rollbook.api.spark.core.progress import Point, TailPoint, replaced
 from rollbook.proto.errors import BeyondTail, LogDataLoss
@@ -16,7 +16,7 @@ class Clip(NamedTuple):
     """The records of a file from `start` up to `end`."""
 
     log: str
-    file: File
+    file: ArchiveFile
     start: int
     end: int
 

@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from rollbook.api.spark.core.archive import File, hex_of
+from rollbook.api.spark.core.archive import ArchiveFile, hex_of
 
 
-class Finding(NamedTuple):
+class AuditFinding(NamedTuple):
     log: str
     start: int
     end: int
@@ -22,16 +22,16 @@ class Content(NamedTuple):
 
 
 def judge_file(
-    log: str, file: File, content: Content, size: int, crc: int, faults: Sequence[str]
-) -> list[Finding]:
+    log: str, file: ArchiveFile, content: Content, size: int, crc: int, faults: Sequence[str]
+) -> list[AuditFinding]:
     """The present state of one file, beside its manifest. `size`: -1 if it cannot be opened."""
 
-    def found(kind: str, what: str) -> Finding:
-        return Finding(log, file.first, file.next, kind, f"{file.path}: {what}")
+    def found(kind: str, what: str) -> AuditFinding:
+        return AuditFinding(log, file.first, file.next, kind, f"{file.path}: {what}")
 
     if size < 0:
         return [found("file_missing", *(faults or ["it is not there"])[:1])]
-    findings: list[Finding] = []
+    findings: list[AuditFinding] = []
     if size != file.bytes:
         findings.append(
             found("file_changed", f"it has {size} bytes, and was written with {file.bytes}")
@@ -48,22 +48,22 @@ def judge_file(
 
 def judge_span(
     log: str, start: int, end: int, content: Content, faults: Sequence[str]
-) -> list[Finding]:
+) -> list[AuditFinding]:
     """A range of a log by itself: dense, in order, each record once."""
-    findings = [Finding(log, start, end, "log", fault) for fault in faults]
+    findings = [AuditFinding(log, start, end, "log", fault) for fault in faults]
     if not findings and content.records != end - start:
         what = f"it has {content.records} records, and should have {end - start}"
-        findings.append(Finding(log, start, end, "log", what))
+        findings.append(AuditFinding(log, start, end, "log", what))
     return findings
 
 
 def compare(
     log: str, start: int, end: int, one: Content, other: Content, where: str
-) -> list[Finding]:
+) -> list[AuditFinding]:
     """The same range in two places; `where`: the other one."""
     if one == other:
         return []
-    return [Finding(log, start, end, "differs", _differs(one, other, where))]
+    return [AuditFinding(log, start, end, "differs", _differs(one, other, where))]
 
 
 def _differs(one: Content, other: Content, where: str) -> str:
@@ -83,13 +83,13 @@ class Mirrored(NamedTuple):
 
 def judge_mirror(
     log: str, start: int, end: int, source: Content, mirror: Mirrored | None
-) -> list[Finding]:
+) -> list[AuditFinding]:
     """`mirror`: None if it has nothing of the range."""
     if mirror is None:
-        return [Finding(log, start, end, "mirror", "the mirror has none of these records")]
+        return [AuditFinding(log, start, end, "mirror", "the mirror has none of these records")]
     findings = compare(log, start, end, Content(mirror.records, mirror.xor), source, "the source")
     if not findings and mirror.shift_least != mirror.shift_most:
         findings = [
-            Finding(log, start, end, "order", "the mirror has these records in another order")
+            AuditFinding(log, start, end, "order", "the mirror has these records in another order")
         ]
     return findings

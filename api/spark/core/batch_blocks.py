@@ -19,7 +19,7 @@ DIVERGED: Final = (
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class WrittenBlock:
     """A block of this batch that the log has."""
 
     offset: int
@@ -64,7 +64,10 @@ def cut(
 
 
 def rows_written(
-    written: Sequence[Written], rows: int, is_same: Callable[[Written, int], bool], log: str
+    written: Sequence[WrittenBlock],
+    rows: int,
+    is_same: Callable[[WrittenBlock, int], bool],
+    log: str,
 ) -> int:
     """How many of the batch's rows the log has. `is_same`: whether a block holds the rows from there on (SK6).
 

@@ -307,7 +307,7 @@ def _unknown(name: str, value: str) -> BadConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class Access:
+class ServerAccess:
     """How the servers are reached. Secrets are in files: options land in plans and logs."""
 
     endpoint: str
@@ -352,7 +352,7 @@ class SplitLimits:
 
 @dataclass(frozen=True, slots=True)
 class SourceOptions:
-    access: Access
+    access: ServerAccess
     selection: Selection
     starting: StartPositions | None  # None: a stream starts at the tail, a batch at the head.
     finds_latest: bool  # A time after the last record means the tail.
@@ -383,7 +383,7 @@ class SourceOptions:
 
 @dataclass(frozen=True, slots=True)
 class SinkOptions:
-    access: Access
+    access: ServerAccess
     log: str  # Empty: the column `log` names it.
     commits_in_tasks: bool
     batch_bytes_max: int
@@ -392,11 +392,11 @@ class SinkOptions:
     compresses: bool
 
 
-def access_of(values: Mapping[str, Any]) -> Access:
+def access_of(values: Mapping[str, Any]) -> ServerAccess:
     if ("certificate" in values) != ("key" in values):
         missing = "key" if "certificate" in values else "certificate"
         raise BadConfig(f"option {missing} is missing: certificate and key are given together")
-    return Access(
+    return ServerAccess(
         endpoint=values[ENDPOINT],
         token_file=values.get("tokenFile", ""),
         authorities=values.get("authorities", ""),

@@ -28,7 +28,7 @@ class Span(NamedTuple):
     end: int
 
 
-class Segment(NamedTuple):
+class MeasuredSegment(NamedTuple):
     """A run of offsets and what its records take. `end`: None as long as it is open."""
 
     start: int
@@ -37,7 +37,7 @@ class Segment(NamedTuple):
     bytes: int
 
 
-class Piece(NamedTuple):
+class SizedSpan(NamedTuple):
     span: Span
     bytes: int  # About.
 
@@ -100,7 +100,7 @@ def next_ends(
     return {name: start + granted[name] for name, start in starts.items()}
 
 
-def record_bytes_of(segments: Sequence[Segment]) -> int:
+def record_bytes_of(segments: Sequence[MeasuredSegment]) -> int:
     """The size of a record of a log, by its last segments with records."""
     recent = [each for each in segments if each.records > 0][-2:]
     records = sum(each.records for each in recent)
@@ -111,10 +111,10 @@ def record_bytes_of(segments: Sequence[Segment]) -> int:
 
 
 def split(
-    spans: Iterable[Span], segments: Mapping[str, Sequence[Segment]], limits: SplitLimits
+    spans: Iterable[Span], segments: Mapping[str, Sequence[MeasuredSegment]], limits: SplitLimits
 ) -> list[Task]:
     """Tasks that read every record of the spans, each once."""
-    pieces: list[Piece] = []
+    pieces: list[SizedSpan] = []
     for span in sorted(spans):
         if span.end > span.start:
             for piece in _at_segments(span, segments.get(span.log, ())):
@@ -124,21 +124,21 @@ def split(
     return _coalesced(pieces, limits)
 
 
-def _at_segments(span: Span, segments: Sequence[Segment]) -> list[Piece]:
+def _at_segments(span: Span, segments: Sequence[MeasuredSegment]) -> list[SizedSpan]:
     inside = [each.start for each in segments if span.start < each.start < span.end]
     bounds = [span.start, *sorted(dict.fromkeys(inside)), span.end]
     weights = [_bytes_of(start, end, segments) for start, end in pairwise(bounds)]
-    found: list[Piece] = []
+    found: list[SizedSpan] = []
     start, gathered, left = span.start, 0, sum(weights)
     for (_, end), weight in zip(pairwise(bounds), weights, strict=True):
         gathered, left = gathered + weight, left - weight
         if end == span.end or (gathered >= PIECE_BYTES_MIN and left >= PIECE_BYTES_MIN):
-            found.append(Piece(span._replace(start=start, end=end), gathered))
+            found.append(SizedSpan(span._replace(start=start, end=end), gathered))
             start, gathered = end, 0
     return found
 
 
-def _bytes_of(start: int, end: int, segments: Sequence[Segment]) -> int:
+def _bytes_of(start: int, end: int, segments: Sequence[MeasuredSegment]) -> int:
     """About, by the mean of the segment that the range is in."""
     mean = RECORD_BYTES * 1.0
     for each in segments:
@@ -147,23 +147,25 @@ def _bytes_of(start: int, end: int, segments: Sequence[Segment]) -> int:
     return max(round((end - start) * mean), 1)
 
 
-def _parts_of(piece: Piece, limits: SplitLimits) -> int:
+def _parts_of(piece: SizedSpan, limits: SplitLimits) -> int:
     parts = -(-piece.bytes // limits.bytes_max)
     if limits.records_max:
         parts = max(parts, -(-piece.records // limits.records_max))
     return min(max(parts, 1), piece.records)
 
 
-def _divided(piece: Piece, parts: int) -> list[Piece]:
+def _divided(piece: SizedSpan, parts: int) -> list[SizedSpan]:
     span, records = piece.span, piece.records
     bounds = [span.start + records * part // parts for part in range(parts + 1)]
     return [
-        Piece(span._replace(start=start, end=end), max(piece.bytes * (end - start) // records, 1))
+        SizedSpan(
+            span._replace(start=start, end=end), max(piece.bytes * (end - start) // records, 1)
+        )
         for start, end in pairwise(bounds)
     ]
 
 
-def _at_least(pieces: Sequence[Piece], count: int) -> list[Piece]:
+def _at_least(pieces: Sequence[SizedSpan], count: int) -> list[SizedSpan]:
     """The largest ones are divided until there are as many."""
     by_size = [(-each.bytes, each) for each in pieces if each.records > 1]
     done = [each for each in pieces if each.records <= 1]
@@ -178,7 +180,7 @@ def _at_least(pieces: Sequence[Piece], count: int) -> list[Piece]:
     return sorted([*(each for _, each in by_size), *done])
 
 
-def _coalesced(pieces: Sequence[Piece], limits: SplitLimits) -> list[Task]:
+def _coalesced(pieces: Sequence[SizedSpan], limits: SplitLimits) -> list[Task]:
     bytes_max, records_max = min(TASK_BYTES, limits.bytes_max), TASK_RECORDS
     if limits.records_max:
         records_max = min(records_max, limits.records_max)

@@ -15,11 +15,11 @@ from typing import Any, Final, NamedTuple
 
 from rollbook.api.spark.archive import Archive, sizes_in
 from rollbook.api.spark.core import provenance
-from rollbook.api.spark.core.archive import Chain, File, faults_of, unsigned
+from rollbook.api.spark.core.archive import ArchiveFile, Chain, faults_of, unsigned
 from rollbook.api.spark.core.archive_seam import is_overtaken
 from rollbook.api.spark.core.audit_findings import (
+    AuditFinding,
     Content,
-    Finding,
     Mirrored,
     compare,
     judge_file,
@@ -49,11 +49,11 @@ class _Look:
 
     log: str
     what: Span | FilePiece
-    file: File | None
+    file: ArchiveFile | None
     bytes: int
 
 
-class Audit:
+class ArchiveAudit:
     def __init__(self, way: Way | None, archive: Archive | None, report: Report) -> None:
         """`way`: None checks the archive alone."""
         self._way, self._archive, self._report = way, archive, report
@@ -83,7 +83,7 @@ class Audit:
     def _pinned(self, selection: Selection) -> tuple[dict[str, Chain | None], dict[str, TailPoint]]:
         """As a table does it: manifests first, and both again if an export and a truncation came in between."""
         for _ in range(_TURNS):
-            findings: list[Finding] = []
+            findings: list[AuditFinding] = []
             chains = self._chains(selection, findings)
             tails = self._way.tails(selection) if self._way else {}
             if not any(is_overtaken(chains.get(log), tail) for log, tail in tails.items()):
@@ -91,7 +91,9 @@ class Audit:
         self._report.findings += findings
         return chains, tails
 
-    def _chains(self, selection: Selection, findings: list[Finding]) -> dict[str, Chain | None]:
+    def _chains(
+        self, selection: Selection, findings: list[AuditFinding]
+    ) -> dict[str, Chain | None]:
         """Also of damaged archives: their defects are found, and the rest is checked."""
         if self._archive is None:
             return {}
@@ -102,10 +104,10 @@ class Audit:
             manifests = self._archive.manifests(log, damaged.__setitem__)
             for name, error in damaged.items():
                 first = int(digits) if (digits := name.partition(".")[0]).isdecimal() else 0
-                findings.append(Finding(log, first, first, "manifests", error.message))
+                findings.append(AuditFinding(log, first, first, "manifests", error.message))
             ordered = sorted(manifests, key=lambda each: (each.first, each.next))
             findings += [
-                Finding(log, ordered[0].first, ordered[-1].next, "manifests", fault)
+                AuditFinding(log, ordered[0].first, ordered[-1].next, "manifests", fault)
                 for fault in faults_of(log, ordered)
             ]
             chains[log] = Chain(log, ordered[0].uid, tuple(ordered)) if ordered else None
@@ -122,7 +124,7 @@ class Audit:
             for file in chain.files:
                 if file.path not in sizes:
                     what = f"{file.path} is not there"
-                    self._find(Finding(log, file.first, file.next, "file_missing", what))
+                    self._find(AuditFinding(log, file.first, file.next, "file_missing", what))
                     continue
                 piece = FilePiece(file.path, file.first)
                 self._looks.append(_Look(log, piece, file, file.bytes))
@@ -130,14 +132,14 @@ class Audit:
             return
         if chain is not None and chain.uid != tail.uid:
             what = "the archive is of another log that had this name"
-            self._find(Finding(log, chain.first, chain.next, "replaced", what))
+            self._find(AuditFinding(log, chain.first, chain.next, "replaced", what))
             chain = None
         if chain is not None and tail.head > chain.next:
             what = "these records are neither in the archive nor in the log"
-            self._find(Finding(log, chain.next, tail.head, "hole", what))
+            self._find(AuditFinding(log, chain.next, tail.head, "hole", what))
         if chain is not None and tail.tail < chain.next:
             what = "the archive has these records, and the log ends before them"
-            self._find(Finding(log, tail.tail, chain.next, "tail", what))
+            self._find(AuditFinding(log, tail.tail, chain.next, "tail", what))
         self._plan_ranges(log, chain, tail)
 
     def _plan_ranges(self, log: str, chain: Chain | None, tail: TailPoint) -> None:
@@ -195,7 +197,7 @@ class Audit:
                 self._looks.append(_Look(look.log, rest, None, look.bytes))
             elif rest.start < rest.end:
                 what = f"the log was truncated {_TURNS} times while it was read"
-                self._find(Finding(look.log, rest.start, rest.end, "unread", what))
+                self._find(AuditFinding(look.log, rest.start, rest.end, "unread", what))
             return
         row["records"] = row.get("records", 0) + found.records
         findings = judged(span, found)
@@ -205,7 +207,7 @@ class Audit:
         for each in findings:
             self._find(each)
 
-    def _find(self, finding: Finding) -> None:
+    def _find(self, finding: AuditFinding) -> None:
         self._report.findings.append(finding)
 
 
@@ -219,11 +221,11 @@ def rest_of(span: Span, found: Measured, now: TailPoint | None) -> Span:
     return span._replace(start=min(max(span.start, now.head), span.end))
 
 
-def judged(span: Span, found: Measured) -> list[Finding]:
+def judged(span: Span, found: Measured) -> list[AuditFinding]:
     """By itself."""
     facts = found.facts
     if unread := facts.get("unread", "" if facts else _UNSEEN):
-        return [Finding(span.log, span.start, span.end, "unread", unread)]
+        return [AuditFinding(span.log, span.start, span.end, "unread", unread)]
     faults = [*facts.get("faults", ()), *filter(None, [facts.get("lost")])]
     content = Content(found.records, found.xor)
     return judge_span(span.log, span.start, span.end, content, faults)
@@ -254,13 +256,13 @@ def audit_mirror(
     row = report.logs.setdefault(target, {"mirrors": log, "foreign": foreign.records})
     if foreign.records:
         what = f"{foreign.records} records do not come from {log}"
-        report.findings.append(Finding(target, foreign.first, foreign.next, "foreign", what))
+        report.findings.append(AuditFinding(target, foreign.first, foreign.next, "foreign", what))
     start, end = max(first, tail.head), last + 1
     row |= {"first": start, "next": end, "behind": tail.tail - end}
     ranges = ranges_of(way, log, start, min(end, tail.tail))
     if end > tail.tail:
         what = "the mirror has these records, and its source ends before them"
-        report.findings.append(Finding(target, tail.tail, end, "tail", what))
+        report.findings.append(AuditFinding(target, tail.tail, end, "tail", what))
     on_progress(0, tail.tail - tail.head)
     tasks = [
         [(number, Span(log, tail.uid, low, high))] for number, (low, high) in enumerate(ranges)
@@ -361,4 +363,4 @@ def audit(
 
     if archive is not None:
         report.facts["archive"] = os.fspath(archive.path)
-    Audit(way, archive, report).run(selection, measured, on_progress)
+    ArchiveAudit(way, archive, report).run(selection, measured, on_progress)

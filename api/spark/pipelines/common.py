@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from rollbook.api.spark.channel import Channel, channel_of
-from rollbook.api.spark.core.audit_findings import Finding
+from rollbook.api.spark.channel import ServerChannel, channel_of
+from rollbook.api.spark.core.audit_findings import AuditFinding
 from rollbook.api.spark.core.options import Selection, access_of, source_options, values_of
 from rollbook.api.spark.core.progress import TailPoint
-from rollbook.api.spark.tails import TailCache
+from rollbook.api.spark.tails import SelectionTails
 
 Progress = Callable[[int, int], None]  # Records done, and all of them, as far as is known.
 
@@ -22,11 +22,11 @@ class Way:
     options: Mapping[str, str]
 
     @property
-    def channel(self) -> Channel:
+    def channel(self) -> ServerChannel:
         return channel_of(access_of(values_of(self.options, {})))
 
     def tails(self, selection: Selection) -> dict[str, TailPoint]:
-        view = TailCache(self.channel, selection)
+        view = SelectionTails(self.channel, selection)
         try:
             return view.ask()
         finally:
@@ -68,7 +68,7 @@ class Report:
     ended_s: float = 0.0
     facts: dict[str, Any] = field(default_factory=dict)
     logs: dict[str, dict[str, Any]] = field(default_factory=dict)
-    findings: list[Finding] = field(default_factory=list)
+    findings: list[AuditFinding] = field(default_factory=list)
     error: str = ""
 
     @property

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from rollbook.api.client.sync import SyncCursor
 from rollbook.api.spark.archive import Archive, drop_folder, require_name
-from rollbook.api.spark.core.archive import Chain, File, Manifest, manifest_of
+from rollbook.api.spark.core.archive import ArchiveFile, Chain, Manifest, manifest_of
 from rollbook.api.spark.core.archive_seam import is_overtaken
 from rollbook.api.spark.core.options import Selection, SplitLimits
 from rollbook.api.spark.core.plan import Span, next_ends, split
@@ -52,7 +52,7 @@ _OF_ONE_LOG: Final = (
 
 
 @dataclass(frozen=True)
-class Wanted:
+class ExportOptions:
     selection: Selection
     cursor: str = "archive"
     step_bytes: int = _STEP_BYTES  # About: a step that is killed is done again.
@@ -63,7 +63,7 @@ class Export:
     """Holds the archive's lock."""
 
     def __init__(
-        self, archive: Archive, way: Way, wanted: Wanted, measure_: Measure, report: Report
+        self, archive: Archive, way: Way, wanted: ExportOptions, measure_: Measure, report: Report
     ) -> None:
         self._archive, self._way, self._wanted, self._measure = archive, way, wanted, measure_
         self._report = report
@@ -168,7 +168,7 @@ class Export:
         tasks = split(spans, segments, self._wanted.split)
         pieces = [[(0, span) for span in task] for task in tasks]
         run = os.urandom(8).hex()
-        found: dict[str, list[tuple[File, str]]] = {}
+        found: dict[str, list[tuple[ArchiveFile, str]]] = {}
         folder = folder_of(self._archive.path, run)
         try:
             measured = self._measure(pieces, folder)
@@ -182,7 +182,7 @@ class Export:
         drop_folder(folder)
         return sum(span.end - span.start for span in spans)
 
-    def _publish(self, span: Span, files: Sequence[tuple[File, str]]) -> None:
+    def _publish(self, span: Span, files: Sequence[tuple[ArchiveFile, str]]) -> None:
         manifest = manifest_of(
             span.log, span.uid, span.start, span.end, (file for file, _ in files)
         )
@@ -225,7 +225,7 @@ def export(
     spark: Any,
     archive: Archive,
     way: Way,
-    wanted: Wanted,
+    wanted: ExportOptions,
     report: Report,
     on_progress: Progress,
     every_s: float = 0.0,

@@ -15,9 +15,9 @@ import pyarrow.parquet as pq
 
 from rollbook.api.spark.appends import LogSink, MicroBatch
 from rollbook.api.spark.archive import Archive
-from rollbook.api.spark.channel import Channel
-from rollbook.api.spark.core.archive import Chain, File
-from rollbook.api.spark.frames import Rows, columns_of
+from rollbook.api.spark.channel import ServerChannel
+from rollbook.api.spark.core.archive import ArchiveFile, Chain
+from rollbook.api.spark.frames import ArrowRows, columns_of
 from rollbook.api.spark.pipelines.common import Progress, Report, Way
 from rollbook.logservice.core.record_block import Codec
 from rollbook.proto.errors import ArchiveDamaged, NoSuchArchive
@@ -58,12 +58,12 @@ def query_of(archive: Archive, log: str) -> str:
     return f"restore-{archive.id}-{hashlib.sha256(log.encode()).hexdigest()[:12]}"
 
 
-def last_whole(channel: Channel, target: str, query: str) -> int:
+def last_whole(channel: ServerChannel, target: str, query: str) -> int:
     """The last file that the log has as a whole; -1: none."""
     return LogSink(channel, target, MicroBatch(query, 0, is_marked=True), Codec.NONE).last_whole()
 
 
-def rows_of(archive: Archive, chain: Chain, file: File) -> Rows:
+def rows_of(archive: Archive, chain: Chain, file: ArchiveFile) -> ArrowRows:
     """Raises `ArchiveDamaged`."""
     path = os.path.join(archive.path, file.path)
     try:
@@ -80,4 +80,4 @@ def rows_of(archive: Archive, chain: Chain, file: File) -> Rows:
             f"{path} is not as it was written", next_step="restore it from a copy", log=chain.log
         )
     table: Any = pq.ParquetFile(io.BytesIO(data)).read(columns=_COLUMNS)
-    return Rows.of([columns_of(batch) for batch in table.to_batches()])
+    return ArrowRows.of([columns_of(batch) for batch in table.to_batches()])

@@ -31,7 +31,7 @@ _PIECE_BYTES: Final = 256 * 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
+class SnapshotPointer:
     """A snapshot's place and its checks."""
 
     epoch: WriterEpoch

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from rollbook.api.access.authenticator import CALLER, anybody
-from rollbook.api.access.authorized_service import Guarded
+from rollbook.api.access.authorized_service import AuthorizedService
 from rollbook.api.access.core.grants import Grants
 from rollbook.api.access.core.principals import Principal
 from rollbook.api.methods import BY_REQUEST
@@ -28,7 +28,9 @@ async def listed(core: FakeCore, grants: Grants) -> list[str]:
     object.__setattr__(caller, "principal", Principal("somebody", grants))
     CALLER.set(caller)
     due = asyncio.get_running_loop().time() + 60
-    found = await Guarded(core).ask(BY_REQUEST[messages.ListLogs], messages.ListLogs(), due)
+    found = await AuthorizedService(core).ask(
+        BY_REQUEST[messages.ListLogs], messages.ListLogs(), due
+    )
     return [str(log) for log in found.logs]
 
 

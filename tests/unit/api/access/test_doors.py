@@ -18,13 +18,13 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from rollbook.api.access import authenticator as module
 from rollbook.api.access import authorized_append_stream
-from rollbook.api.access.audit import Audit
-from rollbook.api.access.authenticator import CALLER, Doorkeeper, anybody
-from rollbook.api.access.authorized_service import Guarded
+from rollbook.api.access.audit import AuditLog
+from rollbook.api.access.authenticator import CALLER, Authenticator, anybody
+from rollbook.api.access.authorized_service import AuthorizedService
 from rollbook.api.access.core.grants import may_ask
 from rollbook.api.access.core.principals import digest_of
 from rollbook.api.cli.server.log import load_log_settings
-from rollbook.api.client.append_stream import AppendLine
+from rollbook.api.client.append_stream import ClientAppendStream
 from rollbook.api.client.channels import Channels, Security
 from rollbook.api.grpc.config import GrpcConfig
 from rollbook.api.grpc.protobuf_codec import pack
@@ -93,7 +93,7 @@ def file_of(principals: dict[str, str]) -> str:
 class Site:
     core: FakeCore
     path: Path
-    doorkeeper: Doorkeeper
+    authenticator: Authenticator
     grpc: GrpcServer
     rest: RestServer
     channels: Channels
@@ -130,11 +130,11 @@ class Site:
     async def append_http(self, who: str) -> Answer:
         return await self.http(Route("append", "POST", f"{PATH}/records", b"x", RAW), who)
 
-    def line(self, who: str) -> AppendLine:
+    def line(self, who: str) -> ClientAppendStream:
         security = Security(token=token_of(who))
         channels = Channels(security)
         self.channels_of_lines.append(channels)
-        return AppendLine(channels, str(self.grpc.address))
+        return ClientAppendStream(channels, str(self.grpc.address))
 
     def __post_init__(self) -> None:
         self.channels_of_lines: list[Channels] = []
@@ -148,12 +148,12 @@ async def there(tmp_path: Path) -> AsyncIterator[Site]:
     core.cluster.addresses["a"] = "127.0.0.1:7400"
     core.cluster.make(str(LOG)).append(pack_block([b"x", b"y"]), None)
     core.cluster.make("ns/unseen")
-    doorkeeper = Doorkeeper(None, str(path))
-    at_grpc = await GrpcServer.start(core, GrpcConfig(LOOPBACK), doorkeeper)
+    authenticator = Authenticator(None, str(path))
+    at_grpc = await GrpcServer.start(core, GrpcConfig(LOOPBACK), authenticator)
     at_rest = await RestServer.start(
-        core, HttpConfig(LOOPBACK), lambda _: "", doorkeeper=doorkeeper
+        core, HttpConfig(LOOPBACK), lambda _: "", authenticator=authenticator
     )
-    site = Site(core, path, doorkeeper, at_grpc, at_rest, Channels(Security()))
+    site = Site(core, path, authenticator, at_grpc, at_rest, Channels(Security()))
     yield site
     for each in (site.channels, *site.channels_of_lines):
         await each.close()
@@ -172,7 +172,7 @@ async def test_every_method_and_every_principal(there: Site) -> None:
         word = sample(method.request)
         for who in (None, "expired", "nobody", "elsewhere", "reader", "appender", "admin"):
             there.core.asked.clear()
-            principal = there.doorkeeper._principals.named(who or "")
+            principal = there.authenticator._principals.named(who or "")
             may = principal is not None and who != "expired" and may_ask(principal.grants, word)
             try:
                 await there.ask(method, word, who)
@@ -280,8 +280,8 @@ async def test_one_stream_to_several_logs(there: Site) -> None:
 
 async def test_what_is_refused_is_not_kept_without_end(there: Site) -> None:
     """G8: a stream that binds and binds what it may not ends."""
-    CALLER.set(there.doorkeeper.admit(f"Bearer {token_of('appender')}"))
-    stream = Guarded(there.core, there.doorkeeper.audit).open_append_stream()
+    CALLER.set(there.authenticator.admit(f"Bearer {token_of('appender')}"))
+    stream = AuthorizedService(there.core, there.authenticator.audit).open_append_stream()
     binds = [messages.Bind(ref, LogName("ns", "unseen"), True) for ref in range(2000)]
     stream.submit(binds[:1000], ())
     stream.submit(binds[:1000], ())
@@ -292,8 +292,8 @@ async def test_what_is_refused_is_not_kept_without_end(there: Site) -> None:
 
 async def test_refusals_pass_what_is_not_settled_and_nobody_stays_who_waits(there: Site) -> None:
     """A wait for results may be cancelled at any time; nothing is lost by it, nothing left."""
-    CALLER.set(there.doorkeeper.admit(f"Bearer {token_of('appender')}"))
-    stream = Guarded(there.core, there.doorkeeper.audit).open_append_stream()
+    CALLER.set(there.authenticator.admit(f"Bearer {token_of('appender')}"))
+    stream = AuthorizedService(there.core, there.authenticator.audit).open_append_stream()
     binds = [messages.Bind(1, LOG, True), messages.Bind(2, LogName("ns", "unseen"), True)]
     there.core.holds.add("append_stream")
     before = asyncio.all_tasks()
@@ -315,8 +315,8 @@ async def test_refusals_pass_what_is_not_settled_and_nobody_stays_who_waits(ther
 
 async def test_refusals_that_nobody_takes_hold_the_stream(there: Site) -> None:
     """G8."""
-    CALLER.set(there.doorkeeper.admit(f"Bearer {token_of('appender')}"))
-    stream = Guarded(there.core, there.doorkeeper.audit).open_append_stream()
+    CALLER.set(there.authenticator.admit(f"Bearer {token_of('appender')}"))
+    stream = AuthorizedService(there.core, there.authenticator.audit).open_append_stream()
     unseen = messages.Bind(1, LogName("ns", "unseen"), True)
     block = pack_block([b"z"])
     stream.submit([unseen], [messages.StreamAppend(number, 1, block) for number in range(1000)])
@@ -464,8 +464,8 @@ async def test_a_stream_beyond_its_rate_is_read_no_faster(
     monkeypatch.setattr(
         authorized_append_stream, "asyncio", SimpleNamespace(**vars(asyncio) | {"sleep": sleep})
     )
-    CALLER.set(there.doorkeeper.admit(f"Bearer {token_of('bounded')}"))
-    stream = Guarded(there.core, now_ns=lambda: now_ns).open_append_stream()
+    CALLER.set(there.authenticator.admit(f"Bearer {token_of('bounded')}"))
+    stream = AuthorizedService(there.core, now_ns=lambda: now_ns).open_append_stream()
     await stream.ready()
     stream.submit(
         [messages.Bind(1, LOG, True)], [messages.StreamAppend(1, 1, pack_block([b"z"] * 1002))]
@@ -526,7 +526,7 @@ async def test_so_many_streams_at_a_time(there: Site) -> None:
     assert (answer.status, answer.headers["retry-after"]) == (429, "1")
     first.cancel()
     async with asyncio.timeout(DEADLINE_S):
-        while there.doorkeeper._accounts["bounded"].streams:
+        while there.authenticator._accounts["bounded"].streams:
             await asyncio.sleep(0.01)
     third = _read_stream(there, "bounded")
     assert await third.read()
@@ -556,14 +556,14 @@ async def test_a_file_that_others_may_write_is_none(
     """G7: a writer of the file may do everything."""
     os.chmod(there.path, 0o622)
     with pytest.raises(BadConfig, match="others may write it"):
-        Doorkeeper(None, str(there.path))
+        Authenticator(None, str(there.path))
     os.chmod(there.path, 0o600)
     if os.geteuid() == 0:
         os.chown(there.path, 12_345, -1)
     else:
         monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
     with pytest.raises(BadConfig, match="another user"):
-        Doorkeeper(None, str(there.path))
+        Authenticator(None, str(there.path))
 
 
 async def test_reading_it_anew_makes_no_quota_new(there: Site) -> None:
@@ -635,7 +635,7 @@ async def test_forwarded_acts_are_logged_under_the_callers_name(there: Site) -> 
 
 async def test_refusals_do_not_fill_the_disk(there: Site) -> None:
     now_ns = 0
-    audit = Audit(lambda: now_ns)
+    audit = AuditLog(lambda: now_ns)
     with structlog.testing.capture_logs() as logs:
         for _ in range(10_000):
             audit.refused(Unauthorized(), principal="")
@@ -647,7 +647,7 @@ async def test_refusals_do_not_fill_the_disk(there: Site) -> None:
 
 async def test_flood_of_one_principal_hides_no_other_acts(there: Site) -> None:
     """G9: each has its own rate for failed acts; what may have been done is always logged."""
-    audit = Audit(lambda: 0)
+    audit = AuditLog(lambda: 0)
     with structlog.testing.capture_logs() as logs:
         for _ in range(1000):
             audit.refused(Unauthorized(), principal="")
@@ -677,7 +677,9 @@ async def test_without_authentication_the_audit_obeys_the_log_level(
     """On one's own machine a level is a level."""
     configure_logs(level="error", stream=log)
     CALLER.set(anybody())
-    await Guarded(there.core).ask(BY_REQUEST[messages.RollLog], messages.RollLog(LOG), 0.0)
+    await AuthorizedService(there.core).ask(
+        BY_REQUEST[messages.RollLog], messages.RollLog(LOG), 0.0
+    )
     assert not log.getvalue()
 
 
@@ -694,9 +696,9 @@ async def test_no_secret_is_ever_told(there: Site, tmp_path: Path) -> None:
             with pytest.raises(RollbookError) as caught:
                 await there.ask(BY_REQUEST[messages.GetLog], messages.GetLog(LOG), who)
             told.append(repr(caught.value) + str(caught.value))
-        caller = there.doorkeeper.admit(f"Bearer {token_of('reader')}")
+        caller = there.authenticator.admit(f"Bearer {token_of('reader')}")
         told.append(repr(Security(token=token_of("reader"))))
-        told.append(repr(caller) + repr(vars(there.doorkeeper)))
+        told.append(repr(caller) + repr(vars(there.authenticator)))
     told.append(json.dumps(logs, default=repr))
     assert len(logs) > 5
     assert not [text for text in told if "canary" in text]
@@ -714,7 +716,7 @@ async def test_metrics_and_settings_are_for_monitors(there: Site) -> None:
         there.core,
         HttpConfig(LOOPBACK),
         lambda _: "",
-        doorkeeper=there.doorkeeper,
+        authenticator=there.authenticator,
         shown=MetricsPage(metrics, look, load_log_settings(metadata="zk://zk1/ledgers").shown()),
     )
     client, found, settings = Client(rest.address), {}, {}
@@ -783,10 +785,10 @@ async def test_who_shows_a_certificate(
     """G2: a name that the file knows is let in with its rights, a name that it does not know is not, and
     who shows none, or one that is over, does not even get to ask.
     """
-    core, keeper = there.core, there.doorkeeper
+    core, keeper = there.core, there.authenticator
     at_grpc = await GrpcServer.start(core, GrpcConfig(LOOPBACK, tls=of_server), keeper)
     at_rest = await RestServer.start(
-        core, HttpConfig(LOOPBACK, tls=of_server), lambda _: "", doorkeeper=keeper
+        core, HttpConfig(LOOPBACK, tls=of_server), lambda _: "", authenticator=keeper
     )
     site = Site(core, there.path, keeper, at_grpc, at_rest, there.channels)
     known = authority.issue("known", "DNS:m.example")
@@ -807,7 +809,7 @@ async def test_a_certificate_alone_holds_no_call(
 ) -> None:
     """G8: whom the authorities signed, and nobody here knows, is a stranger like any other."""
     config = GrpcConfig(LOOPBACK, tls=of_server)
-    server = await GrpcServer.start(there.core, config, there.doorkeeper)
+    server = await GrpcServer.start(there.core, config, there.authenticator)
     address = str(server.address)
     codes = grpc.StatusCode
 
@@ -853,11 +855,11 @@ async def test_who_was_known_before_he_said_anything_is_looked_at_again(
 ) -> None:
     """G4: the message comes when its caller has lost its rights."""
     server = await GrpcServer.start(
-        there.core, GrpcConfig(LOOPBACK, tls=of_server), there.doorkeeper
+        there.core, GrpcConfig(LOOPBACK, tls=of_server), there.authenticator
     )
     shown = authority.issue("m", "DNS:m.example")
     known = Channels(Security(True, authority.certificate, shown.certificate, shown.key))
-    admit, was_let_in, may_speak = there.doorkeeper.admit, asyncio.Event(), asyncio.Event()
+    admit, was_let_in, may_speak = there.authenticator.admit, asyncio.Event(), asyncio.Event()
 
     def admit_and_tell(*shown: Any) -> Any:
         caller = admit(*shown)
@@ -868,7 +870,7 @@ async def test_who_was_known_before_he_said_anything_is_looked_at_again(
         await may_speak.wait()
         yield b""
 
-    monkeypatch.setattr(there.doorkeeper, "admit", admit_and_tell)
+    monkeypatch.setattr(there.authenticator, "admit", admit_and_tell)
     try:
         method = known.to(str(server.address)).stream_unary("/rollbook.v1.LogAdmin/GetLimits")
         call = method(speak(), timeout=DEADLINE_S)
@@ -899,11 +901,13 @@ async def test_renewed_certificates_need_no_restart(
     renewed = Authority.make(other)
     old, new = (each.issue("m", "DNS:m.example,IP:127.0.0.1") for each in (authority, renewed))
     install(old)
-    at_grpc = await GrpcServer.start(there.core, GrpcConfig(LOOPBACK, tls=shown), there.doorkeeper)
-    at_rest = await RestServer.start(
-        there.core, HttpConfig(LOOPBACK, tls=shown), lambda _: "", doorkeeper=there.doorkeeper
+    at_grpc = await GrpcServer.start(
+        there.core, GrpcConfig(LOOPBACK, tls=shown), there.authenticator
     )
-    site = Site(there.core, there.path, there.doorkeeper, at_grpc, at_rest, there.channels)
+    at_rest = await RestServer.start(
+        there.core, HttpConfig(LOOPBACK, tls=shown), lambda _: "", authenticator=there.authenticator
+    )
+    site = Site(there.core, there.path, there.authenticator, at_grpc, at_rest, there.channels)
     security = Security(True, shown.authorities, shown.certificate, shown.key)
     peers = GrpcPeers(lambda: security, lambda: [file_stamp(path) for path in shown.all])
     asked = (messages.GetLog(LOG), str(at_grpc.address))

@@ -17,17 +17,17 @@ import grpc
 import pytest
 import structlog
 
-from rollbook.api.access import authenticator as doorkeeper_module
+from rollbook.api.access import authenticator as authenticator_module
 from rollbook.api.access import authorized_service
 from rollbook.api.access import token_file as token_file_module
-from rollbook.api.access.audit import Audit
-from rollbook.api.access.authenticator import AuthenticatedCaller, Doorkeeper
+from rollbook.api.access.audit import AuditLog
+from rollbook.api.access.authenticator import AuthenticatedCaller, Authenticator
 from rollbook.api.access.certificate_watch import CertificateWatch
 from rollbook.api.access.core import grants
 from rollbook.api.access.core.file_settling import FileSettling
 from rollbook.api.access.core.grants import Grants
 from rollbook.api.access.core.principals import Principals, ProvenPrincipal
-from rollbook.api.access.core.quotas import Meter, Rate
+from rollbook.api.access.core.quotas import Meter, TokenBucket
 from rollbook.api.grpc.config import GrpcConfig
 from rollbook.api.grpc.unauthenticated_limits import Strangers
 from rollbook.api.rest.bookie import AdminServer
@@ -56,8 +56,8 @@ from tests.unit.logservice.core import test_block_hostile
 there, authority, of_server = doors.there, doors.authority, doors.of_server
 token_file = bookie_server.token_file
 _BY_TOKEN: Final = Principals.by_token
-_ADMIT: Final = Doorkeeper.admit
-_ACT: Final = Audit.act
+_ADMIT: Final = Authenticator.admit
+_ACT: Final = AuditLog.act
 _LOAD: Final = tls._load
 _GRPC_CREDENTIALS: Final = grpc.dynamic_ssl_server_credentials
 _AS_BEFORE: Final[Any] = lambda: None  # noqa: E731
@@ -91,13 +91,13 @@ def _let_in_by_digest(self: Principals, token: str) -> ProvenPrincipal | None:
     return _BY_TOKEN(self, token) or self._by_digest.get(token)
 
 
-def _admit_aloud(self: Doorkeeper, authorization: str, *more: Any) -> AuthenticatedCaller:
+def _admit_aloud(self: Authenticator, authorization: str, *more: Any) -> AuthenticatedCaller:
     structlog.get_logger().info("caller_came", shown=authorization)
     return _ADMIT(self, authorization, *more)
 
 
 def _act_of_nothing(
-    self: Audit, *, principal: str, peer: str, method: str, only_begins: bool = False, **_: Any
+    self: AuditLog, *, principal: str, peer: str, method: str, only_begins: bool = False, **_: Any
 ) -> AbstractContextManager[dict[str, Any]]:
     return _ACT(self, principal=principal, peer=peer, method=method, only_begins=only_begins)
 
@@ -164,7 +164,7 @@ FLAWS: Final = (
     _flaw(
         "files are looked at once",
         doors.test_the_file_is_read_again,
-        (Doorkeeper, "_look", lambda _: None),
+        (Authenticator, "_look", lambda _: None),
         shows_as=Unauthorized,
     ),
     _flaw(
@@ -180,12 +180,12 @@ FLAWS: Final = (
     _flaw(
         "tokens are for ever",
         doors.test_every_method_and_every_principal,
-        (Doorkeeper, "_is_past", lambda *_: False),
+        (Authenticator, "_is_past", lambda *_: False),
     ),
     _flaw(
         "what was opened stays open",
         doors.test_a_stream_ends_with_its_rights,
-        (Doorkeeper, "still_admits", lambda *_: True),
+        (Authenticator, "still_admits", lambda *_: True),
     ),
     _flaw(
         "what is denied is not",
@@ -206,12 +206,12 @@ FLAWS: Final = (
     _flaw(
         "tokens are logged",
         doors.test_no_secret_is_ever_told,
-        (Doorkeeper, "admit", _admit_aloud),
+        (Authenticator, "admit", _admit_aloud),
     ),
     _flaw(
         "anybody may write the access file",
         doors.test_a_file_that_others_may_write_is_none,
-        (doorkeeper_module, "require_own", lambda _: None),
+        (authenticator_module, "require_own", lambda _: None),
     ),
     _flaw(
         "anybody may read a server's token",
@@ -238,7 +238,7 @@ FLAWS: Final = (
     _flaw(
         "no debt is ever waited off",
         test_quotas.test_nobody_gets_more_than_his_rate,
-        (Rate, "wait_ns", lambda *_: 0),
+        (TokenBucket, "wait_ns", lambda *_: 0),
         seed=1,
     ),
     _flaw(
@@ -249,17 +249,17 @@ FLAWS: Final = (
     _flaw(
         "what was done is not told",
         doors.test_acts_and_refusals_are_told,
-        (Audit, "done", lambda *_, **__: None),
+        (AuditLog, "done", lambda *_, **__: None),
     ),
     _flaw(
         "the level of the log decides what is told",
         doors.test_no_level_silences_the_audit,
-        (Audit, "done", lambda _, **who: structlog.get_logger().info("act_done", **who)),
+        (AuditLog, "done", lambda _, **who: structlog.get_logger().info("act_done", **who)),
     ),
     _flaw(
         "a bookie does not tell what it is about",
         bookie.test_the_audit_has_whatever_a_bookie_was_told,
-        (Audit, "act", _act_of_nothing),
+        (AuditLog, "act", _act_of_nothing),
     ),
     _flaw(
         "checksums are believed",

@@ -9,11 +9,11 @@ from typing import Any, cast
 import pytest
 
 from rollbook.api.access import read_throttle
-from rollbook.api.access.authenticator import CALLER, AuthenticatedCaller, Doorkeeper
-from rollbook.api.access.authorized_service import Guarded
+from rollbook.api.access.authenticator import CALLER, AuthenticatedCaller, Authenticator
+from rollbook.api.access.authorized_service import AuthorizedService
 from rollbook.api.access.core.grants import EVERYTHING
 from rollbook.api.access.core.principals import Principal
-from rollbook.api.access.core.quotas import Account, Quotas
+from rollbook.api.access.core.quotas import PrincipalAccount, Quotas
 from rollbook.api.methods import READ_STREAM
 from rollbook.api.rest.owner_routing import Asking, OwnerRouting
 from rollbook.logservice import messages
@@ -68,22 +68,22 @@ class Scene:
         """`debt`: in records."""
         quotas = Quotas(read_records_per_s=RATE)
         self.core = BusyCore()
-        self.account = Account(quotas)
-        self._guarded = Guarded(cast(messages.ServiceCore, self.core))
-        self.account.reads.take(RATE + debt, 0, self._guarded._now_ns())
+        self.account = PrincipalAccount(quotas)
+        self._service = AuthorizedService(cast(messages.ServiceCore, self.core))
+        self.account.reads.take(RATE + debt, 0, self._service._now_ns())
         self.is_in_force = True
         keeper = SimpleNamespace(still_admits=lambda _: self.is_in_force)
         principal = Principal("reader", EVERYTHING, quotas)
         CALLER.set(
-            AuthenticatedCaller(principal, self.account, doorkeeper=cast(Doorkeeper, keeper))
+            AuthenticatedCaller(principal, self.account, authenticator=cast(Authenticator, keeper))
         )
 
     def watch(self, stands: Offset | None = None) -> AsyncGenerator[Any, None]:
         asked = messages.ReadStream(LOG, Earliest(), heartbeat_ms=HEARTBEAT_MS)
-        return self._guarded.watch(READ_STREAM, asked, stands=stands)
+        return self._service.watch(READ_STREAM, asked, stands=stands)
 
     def routing(self) -> OwnerRouting:
-        return OwnerRouting(self._guarded, lambda _: "")
+        return OwnerRouting(self._service, lambda _: "")
 
 
 async def test_whoever_waited_longest_takes_next() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from rollbook.api.access.authenticator import Doorkeeper
+from rollbook.api.access.authenticator import Authenticator
 from rollbook.api.access.core.grants import Right
 from rollbook.api.cli.access.actions import read, rotate
 from rollbook.api.cli.log.connection import LogAccess
@@ -50,7 +50,7 @@ def test_added_token_and_certificate_are_accepted(tmp_path: Path) -> None:
     certificate = ("--certificate", "log-2.example.com", "--admin", "*")
     named = run("access", "add", "log-2@eu", "--file", path, *certificate)
     assert (named.exit_code, named.stdout) == (0, "")
-    keeper = Doorkeeper(None, path)
+    keeper = Authenticator(None, path)
     caller = keeper.admit(f"Bearer {token}")
     assert caller.principal.name == "ingest"
     assert caller.principal.quotas.streams == 7
@@ -76,7 +76,7 @@ def test_names_of_certificates_are_of_any_alphabet(tmp_path: Path) -> None:
     path, name = str(tmp_path / "access.toml"), "b\u00fcro-\U0001f9fe.example"
     added = run("access", "add", "a", "--file", path, "--certificate", name, "--monitor")
     assert added.exit_code == 0, added.output
-    assert Doorkeeper(None, path).admit("", [name]).principal.name == "a"
+    assert Authenticator(None, path).admit("", [name]).principal.name == "a"
 
 
 def test_who_operates_is_added_and_shown(tmp_path: Path) -> None:
@@ -139,7 +139,7 @@ def test_a_token_for_the_file(tmp_path: Path) -> None:
     token, line = made.stdout.strip(), made.stderr.strip()
     path = tmp_path / "access.toml"
     path.write_text(f'[principals.a]\ntokens = [{line}]\nread = ["*"]\n')
-    assert Doorkeeper(None, str(path)).admit(f"Bearer {token}").principal.name == "a"
+    assert Authenticator(None, str(path)).admit(f"Bearer {token}").principal.name == "a"
 
 
 def test_a_principal_gets_a_further_token_and_loses_the_old_one(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from rollbook.api.cli.bookie_admin_client import AdminClient
-from rollbook.api.cli.cluster.management import ClusterAdmin, StoreWatch
+from rollbook.api.cli.cluster.management import ClusterManagement, StoreWatch
 from rollbook.api.cli.cluster.operation_kinds import describe_error, kinds_of
 from rollbook.api.cli.ledger import of_log
 from rollbook.proto.cluster.cookies import CookieNodes
@@ -55,10 +55,12 @@ async def cluster(tmp_path: Path) -> AsyncIterator[LocalCluster]:
 
 
 @asynccontextmanager
-async def desk_of(cluster: LocalCluster) -> AsyncIterator[tuple[Site, ClusterAdmin, StoreWatch]]:
+async def desk_of(
+    cluster: LocalCluster,
+) -> AsyncIterator[tuple[Site, ClusterManagement, StoreWatch]]:
     async with site_of(cluster) as site:
         watch = StoreWatch(site.ledgers.store)
-        yield site, ClusterAdmin(site.ledgers, events_of(site), watch, cluster.url), watch
+        yield site, ClusterManagement(site.ledgers, events_of(site), watch, cluster.url), watch
 
 
 def events_of(site: Site) -> ClusterEvents:
@@ -70,7 +72,7 @@ def events_of(site: Site) -> ClusterEvents:
 
 
 async def carried_out(
-    site: Site, admin: ClusterAdmin, kind: str, ledger_id: int
+    site: Site, admin: ClusterManagement, kind: str, ledger_id: int
 ) -> Mapping[str, Any]:
     """Begun, and run as an elected process runs it."""
     begun = await admin.begin(kind, {"ledger_id": ledger_id}, "ops", None)
@@ -345,7 +347,9 @@ async def test_a_bookie_answers_with_nonsense(
     async with server, site_of(cluster) as site:
         client = AdminClient(f"http://127.0.0.1:{port}")
         watch = StoreWatch(site.ledgers.store)
-        admin = ClusterAdmin(site.ledgers, events_of(site), watch, cluster.url, lambda _: client)
+        admin = ClusterManagement(
+            site.ledgers, events_of(site), watch, cluster.url, lambda _: client
+        )
         with pytest.raises(error) if error else nullcontext():
             assert await admin.ask_pages("bk-1", "GET", "/api/v1/bookie/state", None) == ""
 

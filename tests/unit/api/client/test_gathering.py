@@ -12,7 +12,7 @@ import pytest
 from rollbook.api.client.batches import Batch, Submission
 from rollbook.api.client.config import LogClientConfig
 from rollbook.api.client.core.retry_rules import again
-from rollbook.api.client.record_accumulator import Gathering
+from rollbook.api.client.record_accumulator import RecordAccumulator
 from rollbook.bookie import connection
 from rollbook.ledger import send_queue
 from rollbook.logservice.core.record_block import Block, Codec, stamped
@@ -34,13 +34,15 @@ KIB = 1024
 PRODUCER = ProducerRef(b"p" * 16, 0, 0)
 
 
-def gathering_of(log: LogConfig | None = None, config: LogClientConfig | None = None) -> Gathering:
-    return Gathering(config or LogClientConfig(), log or LogConfig(), lambda: 0.0)
+def gathering_of(
+    log: LogConfig | None = None, config: LogClientConfig | None = None
+) -> RecordAccumulator:
+    return RecordAccumulator(config or LogClientConfig(), log or LogConfig(), lambda: 0.0)
 
 
-def add(gathering: Gathering, value: Any, key: Any = None) -> tuple[Batch, int]:
-    index = gathering.add(value, key, None, None)
-    return gathering.newest, index
+def add(accumulator: RecordAccumulator, value: Any, key: Any = None) -> tuple[Batch, int]:
+    index = accumulator.add(value, key, None, None)
+    return accumulator.newest, index
 
 
 def block_of(batch: Batch) -> Block:
@@ -53,7 +55,7 @@ def block_of(batch: Batch) -> Block:
 @pytest.mark.parametrize("seed", range(30))
 def test_every_record_is_where_its_submitter_was_told(seed: int) -> None:
     rng = random.Random(seed)
-    gathering = gathering_of(
+    accumulator = gathering_of(
         config=LogClientConfig(
             batch_bytes_max=2 * KIB,
             batch_records_max=rng.choice((3, 20, 1000)),
@@ -65,53 +67,53 @@ def test_every_record_is_where_its_submitter_was_told(seed: int) -> None:
     for number in range(300):
         value = rng.randbytes(rng.choice((0, 10, 100, 400)))
         key = rng.choice((None, None, b"key of %d" % number))
-        batch, index = add(gathering, value, key)
+        batch, index = add(accumulator, value, key)
         assert index == len(told.setdefault(batch, []))
         told[batch].append((value, key))
-        if rng.random() < 0.05 and (some := gathering.take(only_full=rng.random() < 0.5)):
+        if rng.random() < 0.05 and (some := accumulator.take(only_full=rng.random() < 0.5)):
             taken.append(some)
-            gathering.settle(some)
-    while last := gathering.take(only_full=False):
+            accumulator.settle(some)
+    while last := accumulator.take(only_full=False):
         taken.append(last)
     assert taken == list(told)  # In order.
     for batch in taken:
         block = block_of(batch)
         assert [*zip(block.values(), block.keys(), strict=True)] == told[batch]
-        assert block.count <= gathering._records_max
+        assert block.count <= accumulator._records_max
         assert len(block.data) <= 2 * KIB + 200  # And what frames it.
 
 
 def test_a_view_takes_as_much_room_as_its_bytes() -> None:
     """It has eight times as many of them as items."""
-    gathering = gathering_of(config=LogClientConfig(batch_bytes_max=2 * KIB))
+    accumulator = gathering_of(config=LogClientConfig(batch_bytes_max=2 * KIB))
     view = memoryview(array("q", range(100)))
-    batches = {add(gathering, view)[0] for _ in range(10)}
-    gathering.take(only_full=False)
+    batches = {add(accumulator, view)[0] for _ in range(10)}
+    accumulator.take(only_full=False)
     assert max(len(block_of(batch).data) for batch in batches) <= 2 * KIB + 200
     with pytest.raises(EntryTooLarge):
         add(gathering_of(LogConfig(record_bytes_max=799)), view)
 
 
 def test_what_is_refused_leaves_the_batch_as_it_was() -> None:
-    gathering = gathering_of(LogConfig(record_bytes_max=100))
-    batch, _ = add(gathering, b"first")
+    accumulator = gathering_of(LogConfig(record_bytes_max=100))
+    batch, _ = add(accumulator, b"first")
     with pytest.raises(EntryTooLarge):
-        add(gathering, bytes(101))
+        add(accumulator, bytes(101))
     with pytest.raises(InvalidRequest):
-        add(gathering, b"keyed", key=7)
+        add(accumulator, b"keyed", key=7)
     with pytest.raises(InvalidRequest):
-        add(gathering, ["a list"])
-    assert add(gathering, b"second") == (batch, 1)
+        add(accumulator, ["a list"])
+    assert add(accumulator, b"second") == (batch, 1)
     assert batch.values == [b"first", b"second"]
 
 
 @pytest.mark.parametrize("size", [0, 1, 100, KIB])
 def test_a_full_batch_reaches_a_bookie_in_one_piece(size: int) -> None:
     """Cut in two it is copied at either end, and each takes a system call and a turn of the loop more."""
-    gathering = gathering_of()
+    accumulator = gathering_of()
     value = os.urandom(size)
-    while (batch := gathering.take(only_full=True)) is None:
-        add(gathering, value)
+    while (batch := accumulator.take(only_full=True)) is None:
+        add(accumulator, value)
     digest = LedgerDigest(DigestType.CRC32C, b"", LedgerId(1 << 40))
     packer = V3AddPacker(bytes(20), digest, count(1 << 40))
     frame = packer.pack(EntryId(1 << 30), EntryId(1 << 30), 1 << 50, block_of(batch).data)
@@ -145,53 +147,61 @@ def test_a_submission_says_what_became_of_it() -> None:
 
 def test_records_are_counted_as_they_are_settled() -> None:
     """PC1: the numbers that a caller hears are of records, not of batches."""
-    gathering = gathering_of(config=LogClientConfig(batch_records_max=2))
+    accumulator = gathering_of(config=LogClientConfig(batch_records_max=2))
     for _ in range(7):
-        gathering.add(b"x", None, None, None)
-    assert gathering.pending == 7
-    acked, doubtful = gathering.take(only_full=True), gathering.take(only_full=True)
+        accumulator.add(b"x", None, None, None)
+    assert accumulator.pending == 7
+    acked, doubtful = accumulator.take(only_full=True), accumulator.take(only_full=True)
     assert acked is not None
     assert doubtful is not None
     ack = AppendAck(
         Offset(0), Offset(2), 0, False, OwnerEpoch(1), WriterEpoch(0), LedgerId(1), EntryId(0)
     )
     acked.settle(ack, None)
-    gathering.settle(acked)
-    assert (gathering.tally.acked, gathering.tally.next_offset, gathering.pending) == (2, 2, 5)
-    assert not gathering.hides_losses
+    accumulator.settle(acked)
+    assert (accumulator.tally.acked, accumulator.tally.next_offset, accumulator.pending) == (
+        2,
+        2,
+        5,
+    )
+    assert not accumulator.hides_losses
     doubtful.settle(None, QuorumTimeout())
-    gathering.settle(doubtful)
-    for batch in gathering.stop(QuorumTimeout()):
+    accumulator.settle(doubtful)
+    for batch in accumulator.stop(QuorumTimeout()):
         batch.settle(None, again(QuorumTimeout(), Outcome.NOT_APPLIED))
-        gathering.settle(batch)
-    assert (gathering.tally.in_doubt, gathering.tally.not_appended, gathering.pending) == (2, 3, 0)
-    assert gathering.hides_losses
+        accumulator.settle(batch)
+    assert (accumulator.tally.in_doubt, accumulator.tally.not_appended, accumulator.pending) == (
+        2,
+        3,
+        0,
+    )
+    assert accumulator.hides_losses
 
 
 @pytest.mark.parametrize("way", ["submission", "writer"])
 def test_a_loss_that_was_seen_is_not_reported_again(way: str) -> None:
     """PC1."""
-    gathering = gathering_of()
-    gathering.add(b"x", None, None, None)
-    submission = Submission(gathering.newest, 0)
-    batch = gathering.take(only_full=False)
+    accumulator = gathering_of()
+    accumulator.add(b"x", None, None, None)
+    submission = Submission(accumulator.newest, 0)
+    batch = accumulator.take(only_full=False)
     assert batch is not None
     batch.settle(None, QuorumTimeout())
-    gathering.settle(batch)
-    gathering.stop(QuorumTimeout())
-    assert gathering.hides_losses
+    accumulator.settle(batch)
+    accumulator.stop(QuorumTimeout())
+    assert accumulator.hides_losses
     with pytest.raises(QuorumTimeout):
-        submission.result() if way == "submission" else gathering.add(b"y", None, None, None)
-    assert not gathering.hides_losses
+        submission.result() if way == "submission" else accumulator.add(b"y", None, None, None)
+    assert not accumulator.hides_losses
 
 
 def test_a_writer_that_closes_sends_what_it_has_and_takes_no_more() -> None:
     """PC1: without it, a record that another thread submits meanwhile would be left in doubt."""
-    gathering = gathering_of()
-    gathering.add(b"x", None, None, None)
-    gathering.refuse_more()
+    accumulator = gathering_of()
+    accumulator.add(b"x", None, None, None)
+    accumulator.refuse_more()
     with pytest.raises(ClientClosed):
-        gathering.add(b"y", None, None, None)
-    batch = gathering.take(only_full=True)
+        accumulator.add(b"y", None, None, None)
+    batch = accumulator.take(only_full=True)
     assert batch is not None
     assert batch.values == [b"x"]

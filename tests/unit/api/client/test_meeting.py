@@ -7,7 +7,7 @@ import pytest
 
 from rollbook.api.client.client import connect
 from rollbook.api.client.config import LogClientConfig
-from rollbook.api.client.owner_cache import Owners
+from rollbook.api.client.owner_cache import OwnerCache
 from rollbook.api.grpc.config import GrpcConfig
 from rollbook.api.grpc.server import GrpcServer
 from rollbook.proto.errors import InvalidRequest, Outcome, ServerUnreachable
@@ -49,7 +49,7 @@ async def test_refused_connection_is_described_without_words_of_grpc() -> None:
 
 def test_unknown_host_name_is_described_without_words_of_grpc() -> None:
     words = "errors resolving a.invalid:7400: [field:hostname lookup error:Domain name not found]"
-    found = Owners(["a.invalid:7400"]).nobody_answers(ServerUnreachable(words))
+    found = OwnerCache(["a.invalid:7400"]).nobody_answers(ServerUnreachable(words))
     assert found.message.endswith("at a.invalid:7400: the host name cannot be resolved")
     assert found.next_step.startswith("check the host name")
 
@@ -95,7 +95,7 @@ async def test_a_server_that_is_gone_for_a_while_is_waited_for(site: Site) -> No
 
 
 def test_who_is_gone_is_asked_no_more_unless_he_was_given() -> None:
-    owners = Owners(["a:1", "b:1"])
+    owners = OwnerCache(["a:1", "b:1"])
     owners.meet_all(["b:1", "c:1", "d:1"])
     assert owners.servers == ("a:1", "b:1", "c:1", "d:1")
     for address in ("a:1", "b:1"):

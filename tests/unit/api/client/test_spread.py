@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from rollbook.api.client.owner_cache import Owners
+from rollbook.api.client.owner_cache import OwnerCache
 from rollbook.api.client.shared_replay import AnyServer, ReplayRange, runs_of
 from rollbook.logservice.ids import LogName, Offset, SegmentId
 from rollbook.logservice.messages import SegmentState, SegmentView
@@ -93,7 +93,7 @@ def test_runs_cover_the_range_exactly(seed: int) -> None:
 
 def test_runs_are_spread_over_all_servers_and_a_failure_goes_to_the_next() -> None:
     servers = ["a:1", "b:1", "c:1"]
-    owners = Owners(servers)
+    owners = OwnerCache(servers)
     asked = [AnyServer(owners, LOG, SegmentId(number)).address_of(LOG) for number in range(300)]
     assert all(60 < asked.count(server) < 140 for server in servers)
     whom = AnyServer(owners, LOG, SegmentId(0))

@@ -92,7 +92,7 @@ async def test_a_line_that_broke_while_nobody_used_it(site: Site) -> None:
     address = parse_address(site.cluster.addresses["a"], "it")
     async with log.writer() as writer:
         assert await writer.submit(b"x") == 0
-        line = client.lines.to(str(address))
+        line = client.append_streams.to(str(address))
         await site.stop("a")
         await until(lambda: line.failure is not None)
         await site.start("a", address)

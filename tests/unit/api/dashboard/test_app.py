@@ -14,8 +14,8 @@ from urllib.parse import urlencode
 import pytest
 import structlog
 
-from rollbook.api.access.audit import Audit
-from rollbook.api.access.authenticator import Doorkeeper
+from rollbook.api.access.audit import AuditLog
+from rollbook.api.access.authenticator import Authenticator
 from rollbook.api.access.core.principals import digest_of
 from rollbook.api.access.managing import Managing
 from rollbook.api.dashboard import parts, screens
@@ -123,9 +123,9 @@ class Site:
 
     @asynccontextmanager
     async def served(
-        self, doorkeeper: Doorkeeper | None = None, *, is_behind_tls: bool = False
+        self, authenticator: Authenticator | None = None, *, is_behind_tls: bool = False
     ) -> AsyncIterator[Browser]:
-        managing = Managing(doorkeeper.audit if doorkeeper else Audit(lambda: 0))
+        managing = Managing(authenticator.audit if authenticator else AuditLog(lambda: 0))
         numbers = count()
         dashboard = Dashboard(
             self.cluster,
@@ -133,7 +133,7 @@ class Site:
             self.operations,
             self.logs,
             self.samples,
-            doorkeeper,
+            authenticator,
             lambda: f"drawn-{next(numbers)}",
             self.own,
             is_behind_tls=is_behind_tls,
@@ -141,9 +141,9 @@ class Site:
         )
         app = make_app(self.cluster, managing, self.operations, Metrics())
         app.router.routes.extend(dashboard.routes)
-        config = HttpConfig(Address("127.0.0.1", 0), knows_callers=doorkeeper is not None)
+        config = HttpConfig(Address("127.0.0.1", 0), knows_callers=authenticator is not None)
         server = await HttpServer.start(
-            app, config, (*OPEN_PATHS, "/"), doorkeeper, own_door=HERE, own_refusal=refused
+            app, config, (*OPEN_PATHS, "/"), authenticator, own_door=HERE, own_refusal=refused
         )
         try:
             yield Browser(Client(server.address))
@@ -477,7 +477,7 @@ async def test_the_overview_draws_what_was_sampled(there: Site, browser: Browser
 
 async def test_a_stream_keeps_no_session_open(there: Site, tmp_path: Path) -> None:
     """DB2, DB5: it ends with its session, which it does not prolong."""
-    async with there.served(Doorkeeper(None, access_file(tmp_path))) as browser:
+    async with there.served(Authenticator(None, access_file(tmp_path))) as browser:
         await browser.sign_in("looker")
         url = _stream_of(await browser.get(HERE))
         there.now_ns += (IDLE_S - 1) * 1_000_000_000
@@ -594,8 +594,8 @@ async def test_urls_and_forms_of_callbacks_are_for_administrators(
     there: Site, tmp_path: Path
 ) -> None:
     """Also where another visitor's answer is remembered."""
-    doorkeeper = Doorkeeper(None, access_file(tmp_path))
-    async with there.served(doorkeeper) as browser:
+    authenticator = Authenticator(None, access_file(tmp_path))
+    async with there.served(authenticator) as browser:
         for role in ("boss", "hand", "looker"):
             await browser.sign_in(role)
             for path in ("/callbacks", f"/callback?id={0:032x}"):
@@ -645,9 +645,9 @@ async def test_records_are_asked_for_with_the_viewers_own_token(
     there: Site, tmp_path: Path
 ) -> None:
     """DB4: what one may read is not shown to another who may not, and a form brings no token."""
-    doorkeeper = Doorkeeper(None, access_file(tmp_path))
+    authenticator = Authenticator(None, access_file(tmp_path))
     there.logs.refused = ("hand",)
-    async with there.served(doorkeeper) as browser:
+    async with there.served(authenticator) as browser:
         path = f"{HERE}/log?name=default/orders"
         await browser.sign_in("boss")
         assert "one" in text_of(await browser.get(path))
@@ -776,7 +776,7 @@ async def test_a_session_is_judged_here_where_log_servers_take_no_token(
     )
     path.chmod(0o600)
     there.logs.rows["default/orders"][0]["value"] = b"mine alone"
-    async with there.served(Doorkeeper(None, str(path))) as browser:
+    async with there.served(Authenticator(None, str(path))) as browser:
         await browser.sign_in("ann")
         shown = b""
         for each in ("/logs", "/log?name=orders&truncate=1", "/server?name=log-1"):
@@ -832,8 +832,8 @@ async def test_forms_of_strangers_change_nothing(there: Site, browser: Browser) 
 
 async def test_a_token_opens_a_session_and_is_in_no_page(there: Site, tmp_path: Path) -> None:
     """DB2."""
-    doorkeeper = Doorkeeper(None, access_file(tmp_path))
-    async with there.served(doorkeeper) as browser:
+    authenticator = Authenticator(None, access_file(tmp_path))
+    async with there.served(authenticator) as browser:
         for path in SCREENS:
             assert "Sign in" in text_of(await browser.get(f"{HERE}{path}"))
         refused = await browser.sign_in("guessed")
@@ -854,7 +854,9 @@ async def test_a_token_opens_a_session_and_is_in_no_page(there: Site, tmp_path: 
 
 async def test_behind_tls_nobody_else_can_set_the_cookie(there: Site, tmp_path: Path) -> None:
     """DB2."""
-    async with there.served(Doorkeeper(None, access_file(tmp_path)), is_behind_tls=True) as browser:
+    async with there.served(
+        Authenticator(None, access_file(tmp_path)), is_behind_tls=True
+    ) as browser:
         fields = urlencode({"token": "hand", "next": "//evil.example"}).encode()
         kind = {"content-type": "application/x-www-form-urlencoded"}
         answer = await browser.client.ask("POST", f"{HERE}/sign-in", fields, **kind)
@@ -867,8 +869,8 @@ async def test_behind_tls_nobody_else_can_set_the_cookie(there: Site, tmp_path: 
 
 async def test_each_role_sees_and_does_what_it_may(there: Site, tmp_path: Path) -> None:
     """MG1: the pages ask the same rule as the routes."""
-    doorkeeper = Doorkeeper(None, access_file(tmp_path))
-    async with there.served(doorkeeper) as browser:
+    authenticator = Authenticator(None, access_file(tmp_path))
+    async with there.served(authenticator) as browser:
         for role, buttons in (
             ("nobody", 0),
             ("looker", 1),
@@ -894,8 +896,8 @@ async def test_a_session_ends_with_its_principal(there: Site, tmp_path: Path) ->
     """DB2: and at sign-out."""
     path = access_file(tmp_path)
     now_ns = 0
-    doorkeeper = Doorkeeper(None, path, now_ns=lambda: now_ns)
-    async with there.served(doorkeeper) as browser:
+    authenticator = Authenticator(None, path, now_ns=lambda: now_ns)
+    async with there.served(authenticator) as browser:
         await browser.sign_in("hand")
         assert (await browser.get(f"{HERE}/bookies")).status == 200
         text = Path(path).read_text()

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from rollbook.api.access.authenticator import Doorkeeper
+from rollbook.api.access.authenticator import Authenticator
 from tests.rest import browser
 from tests.unit.api.dashboard.test_app import HERE, SCREENS, Site
 from tests.unit.api.rest.fake_cluster import a_bookie
@@ -19,7 +19,7 @@ async def test_a_bookie_is_drained_in_a_browser(tmp_path: Path) -> None:
     there = Site()
     hostile = "<script>document.title='owned'</script>"
     there.cluster.rows = [a_bookie("bk-1", reason=hostile), a_bookie("bk-2")]
-    async with there.served(Doorkeeper(None, access_file(tmp_path))) as found:
+    async with there.served(Authenticator(None, access_file(tmp_path))) as found:
         base = f"http://{found.client.address}"
         await asyncio.to_thread(visit, base, hostile)
     acts = [each for each in there.cluster.calls if each[0] != "pages"]

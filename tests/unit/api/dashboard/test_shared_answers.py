@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from rollbook.api.dashboard.shared_answers import Answer, SharedAnswers
+from rollbook.api.dashboard.shared_answers import SharedAnswer, SharedAnswers
 from rollbook.proto.errors import MetadataUnavailable, Missing
 
 
@@ -27,10 +27,10 @@ class Store:
             raise self.raises
         return number
 
-    async def ask(self, key: str = "health") -> Answer:
+    async def ask(self, key: str = "health") -> SharedAnswer:
         return await self.answers.ask(key, self._answer)
 
-    def begin(self, count: int) -> list[asyncio.Task[Answer]]:
+    def begin(self, count: int) -> list[asyncio.Task[SharedAnswer]]:
         return [asyncio.create_task(self.ask()) for _ in range(count)]
 
 

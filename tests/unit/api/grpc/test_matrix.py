@@ -7,7 +7,7 @@ from typing import Any
 import grpc
 import pytest
 
-from rollbook.api.client.append_stream import AppendLine
+from rollbook.api.client.append_stream import ClientAppendStream
 from rollbook.api.client.channels import Channels, Security
 from rollbook.api.grpc.config import GrpcConfig
 from rollbook.api.grpc.protobuf_codec import pack
@@ -116,7 +116,7 @@ async def test_a_deadline_is_told_alike_whichever_end_sees_it_first(
 
 async def test_every_error_of_an_append_stream(line: StatusClient) -> None:
     results: asyncio.Queue[tuple[AppendAck | None, RollbookError | None]] = asyncio.Queue()
-    stream = AppendLine(line.channels, line.address)
+    stream = ClientAppendStream(line.channels, line.address)
     ref = stream.bind(LOG, is_ordered=False)
     for kind in OURS:
         said = raised(kind)
@@ -137,7 +137,7 @@ async def test_every_error_that_ends_an_append_stream(
     """A refused client has sent nothing on the stream, and the error says so."""
     results: asyncio.Queue[RollbookError | None] = asyncio.Queue()
     line.core.failures["open_append_stream"].append(raised(kind))
-    stream = AppendLine(line.channels, line.address)
+    stream = ClientAppendStream(line.channels, line.address)
     next_message, sent = stream._next_message, list[bytes]()
 
     def send() -> bytes:

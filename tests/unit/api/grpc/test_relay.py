@@ -9,7 +9,7 @@ from typing import Any
 import grpc
 import pytest
 
-from rollbook.api.access.authenticator import Doorkeeper
+from rollbook.api.access.authenticator import Authenticator
 from rollbook.api.access.core.principals import digest_of
 from rollbook.api.client.channels import Channels, Security
 from rollbook.api.client.client import Client, connect
@@ -125,13 +125,13 @@ async def site(tmp_path: Path) -> AsyncIterator[Site]:
         )
     )
     cluster = FakeCluster()
-    doorkeepers = [Doorkeeper(str(token_file), str(access_file)) for _ in "ab"]
+    authenticators = [Authenticator(str(token_file), str(access_file)) for _ in "ab"]
     owner, entry = FakeCore(cluster, "b"), FakeCore(cluster, "a")
-    at_owner = await GrpcServer.start(owner, GrpcConfig(Address("127.0.0.1", 0)), doorkeepers[1])
+    at_owner = await GrpcServer.start(owner, GrpcConfig(Address("127.0.0.1", 0)), authenticators[1])
     peers = Inside(str(at_owner.address), shows=((RELAYED_KEY, "1"),))
     relay = Relay(peers, lambda address: address == OWNER)
     at_entry = await GrpcServer.start(
-        entry, GrpcConfig(Address("127.0.0.1", 0)), doorkeepers[0], relay
+        entry, GrpcConfig(Address("127.0.0.1", 0)), authenticators[0], relay
     )
     cluster.addresses |= {"a": str(at_entry.address), "b": OWNER}
     cluster.make(str(LOG)).owner = OWNER

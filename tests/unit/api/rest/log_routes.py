@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 from fastapi import FastAPI
 
 from rollbook.api.access.authenticator import CALLER, anybody
-from rollbook.api.access.authorized_service import Guarded
+from rollbook.api.access.authorized_service import AuthorizedService
 from rollbook.api.rest.log_app import make_app
 from rollbook.api.rest.owner_routing import OwnerRouting
 from tests.unit.api.grpc.fake_core import FakeCluster, FakeCore
@@ -199,5 +199,5 @@ def site(url_of: Callable[[str], str] = lambda _: "") -> Site:
     core = FakeCore(FakeCluster())
     core.cluster.addresses["a"] = "127.0.0.1:7400"
     core.cluster.make("ns/log")
-    routing = OwnerRouting(Guarded(core), url_of)
+    routing = OwnerRouting(AuthorizedService(core), url_of)
     return Site(core, make_app(routing, lambda: True), routing)

@@ -12,8 +12,8 @@ import pytest
 import structlog
 from prometheus_client.parser import text_string_to_metric_families
 
-from rollbook.api.access.audit import Audit
-from rollbook.api.access.authenticator import Doorkeeper
+from rollbook.api.access.audit import AuditLog
+from rollbook.api.access.authenticator import Authenticator
 from rollbook.api.access.core.principals import digest_of
 from rollbook.api.rest.bookie import OPEN_PATHS, AdminServer, make_app
 from rollbook.api.rest.bookie_models import LogLevel
@@ -479,7 +479,7 @@ async def test_the_audit_has_how_an_operation_ended(admin: FakeAdmin, client: Cl
 
 async def test_what_was_begun_has_an_end_when_its_server_stops_at_once() -> None:
     """G9: the audit was to say whether it may have been done, and never did."""
-    operations, audit = RunningOperations(), Audit(lambda: 0)
+    operations, audit = RunningOperations(), AuditLog(lambda: 0)
 
     async def work() -> dict[str, Any]:
         with audit.act(principal="anybody", method="Scrub"):
@@ -537,7 +537,9 @@ async def test_rights_hold_on_a_bookies_pages(
     )
     path.chmod(0o600)
     config = HttpConfig(Address("127.0.0.1", 0), knows_callers=True)
-    server = await AdminServer.start(FakeAdmin(), config, doorkeeper=Doorkeeper.of("", str(path)))
+    server = await AdminServer.start(
+        FakeAdmin(), config, authenticator=Authenticator.of("", str(path))
+    )
     settled = {"stamp": "1-1", "ledger_id": 7, "ranges": [{"first_entry": 0, "last_entry": 1}]}
     try:
         client = Client(server.address)
@@ -561,7 +563,7 @@ async def test_rights_hold_on_a_bookies_pages(
 
 
 def openapi() -> dict[str, Any]:
-    return make_app(FakeAdmin(), RunningOperations(), Audit(lambda: 0)).openapi()
+    return make_app(FakeAdmin(), RunningOperations(), AuditLog(lambda: 0)).openapi()
 
 
 def operations_of(document: dict[str, Any]) -> list[tuple[str, str, dict[str, Any]]]:

@@ -10,7 +10,7 @@ import pytest
 
 from rollbook.api.rest.callback_post import (
     CallbackPost,
-    Target,
+    CallbackTarget,
     check_hosts,
     origin_of,
     parse_target,
@@ -72,10 +72,10 @@ def test_what_is_no_url_of_a_receiver_is_refused(url: str) -> None:
 
 
 def test_urls_are_taken_apart() -> None:
-    assert parse_target("HTTPS://Hooks.Example.com/A/b?c=%20d") == Target(
+    assert parse_target("HTTPS://Hooks.Example.com/A/b?c=%20d") == CallbackTarget(
         "https", "hooks.example.com", 443, "/A/b?c=%20d"
     )
-    assert parse_target("http://[::1]:9000") == Target("http", "[::1]", 9000, "/")
+    assert parse_target("http://[::1]:9000") == CallbackTarget("http", "[::1]", 9000, "/")
     assert origin_of("https://hooks.example.com:8443/secret") == "https://hooks.example.com:8443"
     assert origin_of("nonsense" * 10) == "nonsensenonsensenons"
 

@@ -12,8 +12,8 @@ import pytest
 import structlog
 
 from rollbook.api.access import audit
-from rollbook.api.access.audit import Audit
-from rollbook.api.access.authenticator import Doorkeeper
+from rollbook.api.access.audit import AuditLog
+from rollbook.api.access.authenticator import Authenticator
 from rollbook.api.access.core.grants import Duty, Grants
 from rollbook.api.access.core.principals import digest_of
 from rollbook.api.access.managing import Managing
@@ -57,7 +57,7 @@ ACTS: dict[tuple[str, str], tuple[Any, Duty, str]] = {
         Duty.OPERATE,
         "SetLostBookieDelay",
     ),
-    ("PUT", f"{API}/autorecovery/trigger_audit"): (None, Duty.OPERATE, "Audit"),
+    ("PUT", f"{API}/autorecovery/trigger_audit"): (None, Duty.OPERATE, "AuditLog"),
     ("PUT", f"{API}/autorecovery/bookie"): (
         {"bookie_src": ["bk-2"]},
         Duty.OPERATE,
@@ -73,7 +73,7 @@ ACTS: dict[tuple[str, str], tuple[Any, Duty, str]] = {
     ("POST", f"{API}/bookies:drain"): ({"bookies": ["bk-1"]}, Duty.OPERATE, "DrainBookies"),
     ("POST", f"{API}/recovery/bookies"): ({"bookies": ["bk-2"]}, Duty.OPERATE, "RecoverBookies"),
     ("POST", f"{API}/operations/{0:032x}:cancel"): (None, Duty.OPERATE, "CancelOperation"),
-    ("POST", f"{API}/recovery:audit"): (None, Duty.OPERATE, "Audit"),
+    ("POST", f"{API}/recovery:audit"): (None, Duty.OPERATE, "AuditLog"),
     ("PUT", f"{API}/recovery/switch"): ({"enabled": False}, Duty.OPERATE, "SetRecoverySwitch"),
     ("PUT", f"{API}/recovery/delay"): ({"delay_s": 60}, Duty.OPERATE, "SetLostBookieDelay"),
     ("PUT", f"{API}/recovery/rate"): ({"bytes_per_s": 0}, Duty.OPERATE, "SetRecoveryRate"),
@@ -88,7 +88,7 @@ OVERRIDES: dict[tuple[str, str], tuple[Any, Duty, str]] = {
         Duty.REMOVE,
         "DrainBookies",
     ),
-    ("POST", f"{API}/recovery:audit"): ({"anyway": True}, Duty.REMOVE, "Audit"),
+    ("POST", f"{API}/recovery:audit"): ({"anyway": True}, Duty.REMOVE, "AuditLog"),
 }
 LOOKS = (
     "settings",
@@ -127,13 +127,13 @@ ROLES = {
 
 @asynccontextmanager
 async def served(
-    cluster: FakeCluster, doorkeeper: Doorkeeper | None = None
+    cluster: FakeCluster, authenticator: Authenticator | None = None
 ) -> AsyncIterator[Client]:
     operations = RunningOperations()
-    told = doorkeeper.audit if doorkeeper else Audit(lambda: 0)
+    told = authenticator.audit if authenticator else AuditLog(lambda: 0)
     app = make_app(cluster, Managing(told), operations, Metrics())
-    config = HttpConfig(LOOPBACK, knows_callers=doorkeeper is not None)
-    server = await HttpServer.start(app, config, OPEN_PATHS, doorkeeper)
+    config = HttpConfig(LOOPBACK, knows_callers=authenticator is not None)
+    server = await HttpServer.start(app, config, OPEN_PATHS, authenticator)
     try:
         yield Client(server.address)
     finally:
@@ -174,7 +174,7 @@ async def ask(client: Client, method: str, path: str, body: Any = None, **header
 
 def document() -> dict[str, Any]:
     return make_app(
-        FakeCluster(), Managing(Audit(lambda: 0)), RunningOperations(), Metrics()
+        FakeCluster(), Managing(AuditLog(lambda: 0)), RunningOperations(), Metrics()
     ).openapi()
 
 
@@ -239,8 +239,8 @@ async def test_a_callback_and_its_secret(
     assert made.headers["location"] == f"{API}/callbacks/{made.json['id']}"
     assert "5ec3e7" not in str(logs)
     assert "https://hooks.example.com" in str(logs)
-    doorkeeper = Doorkeeper(None, access_file(tmp_path))
-    async with served(cluster, doorkeeper) as guarded:
+    authenticator = Authenticator(None, access_file(tmp_path))
+    async with served(cluster, authenticator) as guarded:
         for role, is_shown in (("looker", False), ("hand", False), ("boss", True)):
             guarded.headers = {"authorization": f"Bearer {role}"}
             for path in ("callbacks", f"callbacks/{0:032x}"):
@@ -562,9 +562,9 @@ async def test_every_route_and_every_role(
 ) -> None:
     """MG1: `monitor` looks, `operate` acts, `admin = "*"` removes and overrides."""
     monkeypatch.setattr(audit, "_FRUITLESS_PER_S", 1_000)  # Each refusal is logged.
-    doorkeeper = Doorkeeper(None, access_file(tmp_path))
+    authenticator = Authenticator(None, access_file(tmp_path))
     shown = {"authorization": f"Bearer {role}"}
-    async with served(FakeCluster(), doorkeeper) as client:
+    async with served(FakeCluster(), authenticator) as client:
         client.headers = shown
         for path in (*(f"{API}/{each}" for each in LOOKS), "/metrics"):
             expected = 200 if ROLES[role].may_manage(Duty.LOOK) else 403

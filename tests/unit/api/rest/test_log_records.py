@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from starlette.datastructures import Headers
 
-from rollbook.api.access.authenticator import Doorkeeper, anybody
+from rollbook.api.access.authenticator import Authenticator, anybody
 from rollbook.api.rest import event_streams
 from rollbook.api.rest.reader_turns import ReaderTurns
 from rollbook.api.rest.record_json import (
@@ -474,7 +474,7 @@ async def test_what_was_shown_to_somebody_is_not_for_all(
     """However the caller authenticated: a certificate is in no header."""
     await append(there, b"zero", RAW)
     keeper = SimpleNamespace(still_admits=lambda _: True)
-    somebody = replace(anybody(), doorkeeper=cast(Doorkeeper, keeper))
+    somebody = replace(anybody(), authenticator=cast(Authenticator, keeper))
     for caller, whose in ((anybody(), "public"), (somebody, "private")):
         monkeypatch.setattr(log_routes, "anybody", lambda caller=caller: caller)
         answer = await there.get(f"{RECORDS}/0?uid={UID}")

@@ -27,7 +27,7 @@ from rollbook.api.rest.admission_queue import AdmissionQueue
 from rollbook.api.rest.new_reader_pacing import ROUNDS
 from rollbook.api.rest.range_response import RangeResponse
 from rollbook.api.rest.record_json import Encoding
-from rollbook.api.rest.record_slices import Piece, pieces
+from rollbook.api.rest.record_slices import RecordSlice, pieces
 from rollbook.api.rest.response_backpressure import ResponseBackpressure
 from rollbook.logservice.core.record_block import Block, Codec, pack_block, stamped
 from rollbook.logservice.ids import Offset
@@ -74,7 +74,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The pieces that were made of all answers."""
     found: list[int] = []
 
-    def counted(*about: Any) -> Iterator[Piece]:
+    def counted(*about: Any) -> Iterator[RecordSlice]:
         for piece in pieces(*about):
             found.append(len(json.loads(piece.records)))
             yield piece

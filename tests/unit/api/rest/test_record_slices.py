@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollbook.api.rest.record_json import Encoding
-from rollbook.api.rest.record_slices import PIECE_BYTES, Piece, pieces
+from rollbook.api.rest.record_slices import PIECE_BYTES, RecordSlice, pieces
 from rollbook.logservice.core.record_block import Block, Record, pack_block, stamped
 from rollbook.logservice.ids import Offset
 
@@ -22,7 +22,7 @@ def block_of(values: list[bytes], base: int) -> bytes:
     return stamped(block, base_offset=base, base_timestamp_us=1, owner_epoch=1, writer_epoch=0)
 
 
-def told_in(piece: Piece) -> list[dict[str, Any]]:
+def told_in(piece: RecordSlice) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = json.loads(piece.records)
     return found
 

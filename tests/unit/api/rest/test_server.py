@@ -74,7 +74,7 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
 
 
 async def test_a_token_never_goes_unasked_for(token_file: str) -> None:
-    """A server made without its doorkeeper was open."""
+    """A server made without its authenticator was open."""
     for config in (
         HttpConfig(LOOPBACK, token_file=token_file),
         HttpConfig(LOOPBACK, knows_callers=True),

@@ -2,7 +2,7 @@ import random
 
 import pytest
 
-from rollbook.api.access.core.quotas import Account, Meter, Quotas, Rate
+from rollbook.api.access.core.quotas import Meter, PrincipalAccount, Quotas, TokenBucket
 from rollbook.proto.errors import BadConfig, Throttled
 from tests.messages import raises_message
 
@@ -10,7 +10,7 @@ S = 1_000_000_000
 
 
 def test_an_unused_second_is_kept_and_no_more() -> None:
-    rate = Rate(100)
+    rate = TokenBucket(100)
     for _ in range(100):
         assert not rate.wait_ns(50 * S)
         rate.take(1, 50 * S)
@@ -20,7 +20,7 @@ def test_an_unused_second_is_kept_and_no_more() -> None:
 
 
 def test_who_takes_more_than_there_is_waits_it_off() -> None:
-    rate = Rate(100)
+    rate = TokenBucket(100)
     rate.take(1100, 0)
     assert rate.wait_ns(0) == 10 * S
     assert rate.wait_ns(9 * S) == S
@@ -31,7 +31,7 @@ def test_nobody_gets_more_than_his_rate(seed: int) -> None:
     """G8: over any time from a start, not more than the rate of it, a second and one take."""
     chance = random.Random(seed)
     per_s, largest = chance.choice([1, 7, 1000]), chance.choice([1, 10, 5000])
-    rate, now_ns = Rate(per_s), chance.randrange(100 * S)
+    rate, now_ns = TokenBucket(per_s), chance.randrange(100 * S)
     taken: list[tuple[int, int]] = []
     for _ in range(300):
         now_ns += chance.randrange(1, S // 2)
@@ -60,7 +60,7 @@ def test_a_meter_holds_both() -> None:
 
 
 def test_stream_beyond_the_quota_is_throttled() -> None:
-    account = Account(Quotas(streams=2))
+    account = PrincipalAccount(Quotas(streams=2))
     with account.stream(), account.stream():
         with raises_message(Throttled), account.stream():
             pass

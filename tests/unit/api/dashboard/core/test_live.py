@@ -2,7 +2,7 @@
 
 import pytest
 
-from rollbook.api.dashboard.core.live import PageState, Rows, event_for, live
+from rollbook.api.dashboard.core.live import NewRows, PageState, event_for, live
 from rollbook.api.dashboard.core.markup import element
 
 
@@ -41,8 +41,8 @@ def test_only_what_has_changed_is_sent() -> None:
 def test_records_are_sent_from_the_offset_that_the_page_has() -> None:
     """DB5."""
     part = live("facts", "1")
-    seen = PageState.of([part], Rows(3))
+    seen = PageState.of([part], NewRows(3))
     assert seen.next_offset == 3
-    now, event = event_for(seen, [part], Rows(5, [element("tr", "4"), element("tr", "3")]))
+    now, event = event_for(seen, [part], NewRows(5, [element("tr", "4"), element("tr", "3")]))
     assert (now.next_offset, event.count(b"<tr>"), b"#facts" in event) == (5, 2, False)
-    assert event_for(now, [part], Rows(5)) == (now, b"")
+    assert event_for(now, [part], NewRows(5)) == (now, b"")

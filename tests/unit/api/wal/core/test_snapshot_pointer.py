@@ -6,23 +6,25 @@ from dataclasses import replace
 import google_crc32c
 import pytest
 
-from rollbook.api.wal.core.snapshot_pointer import Snapshot, is_due, pieces_of
+from rollbook.api.wal.core.snapshot_pointer import SnapshotPointer, is_due, pieces_of
 from rollbook.logservice.ids import Offset, WriterEpoch
 from rollbook.proto.errors import DigestMismatch
 
-SNAPSHOT = Snapshot(WriterEpoch(2), Offset(3), Offset(4), "00ff", 5, google_crc32c.value(b"state"))
+SNAPSHOT = SnapshotPointer(
+    WriterEpoch(2), Offset(3), Offset(4), "00ff", 5, google_crc32c.value(b"state")
+)
 
 
 def test_a_mark_says_where_its_snapshot_is() -> None:
     """WK6"""
-    assert Snapshot.unpack(SNAPSHOT.pack()) == SNAPSHOT
+    assert SnapshotPointer.unpack(SNAPSHOT.pack()) == SNAPSHOT
     assert json.loads(SNAPSHOT.pack())["first"] == 3
 
 
 @pytest.mark.parametrize("blob", [b"", b"x", b"7", b"{}", b'{"token": "x"}', b'{"token":"","a":1}'])
 def test_damaged_snapshot_pointer_is_refused(blob: bytes) -> None:
     with pytest.raises(DigestMismatch):
-        Snapshot.unpack(blob)
+        SnapshotPointer.unpack(blob)
 
 
 @pytest.mark.parametrize("data", [b"stat", b"statf", b"statee"])

@@ -8,13 +8,13 @@ from typing import Any, cast
 import grpc
 import pytest
 
-from rollbook.api.client import append_stream as append_line
-from rollbook.api.client.append_stream import AppendLine, AppendLines
+from rollbook.api.client import append_stream
+from rollbook.api.client.append_stream import AppendStreamPool, ClientAppendStream
 from rollbook.api.client.channels import Channels
 from rollbook.api.client.config import LogClientConfig
-from rollbook.api.client.owner_cache import Owners
+from rollbook.api.client.owner_cache import OwnerCache
 from rollbook.api.client.relay_routes import RelayRoutes
-from rollbook.api.client.single_append import Appender, Records
+from rollbook.api.client.single_append import Appender, PlainBatch
 from rollbook.api.grpc.status import LISTENS_KEY
 from rollbook.logservice.ids import LogName, WriterEpoch
 from rollbook.logservice.messages import Condition
@@ -75,7 +75,7 @@ class OneChannel:
 async def sent(logs: int, block_bytes: int) -> list[log_pb2.AppendStreamRequest]:
     """One append to each log, all of them in one turn."""
     stream = Stream()
-    line = AppendLine(cast(Channels, OneChannel(stream)), "127.0.0.1:7400")
+    line = ClientAppendStream(cast(Channels, OneChannel(stream)), "127.0.0.1:7400")
     for number in range(logs):
         ref = line.bind(LogName.parse(f"log-{number}"), is_ordered=True)
         line.submit(ref, b"x" * block_bytes, None, lambda ack, error: None)
@@ -111,7 +111,7 @@ async def test_nothing_is_sent_before_the_server_listens() -> None:
     """A refusal that met a write was reported as a broken stream, and left the append in doubt."""
     stream = Stream()
     stream.headers.clear()
-    line = AppendLine(cast(Channels, OneChannel(stream)), "127.0.0.1:7400")
+    line = ClientAppendStream(cast(Channels, OneChannel(stream)), "127.0.0.1:7400")
     results = list[RollbookError | None]()
     ref = line.bind(LogName.parse("orders"), is_ordered=True)
     line.submit(ref, b"x", None, lambda ack, error: results.append(error))
@@ -127,8 +127,8 @@ async def test_a_defect_ends_the_line_and_is_told() -> None:
     stream, told = Stream(), list[object]()
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(lambda _, context: told.append(type(context["exception"])))
-    lines = AppendLines(cast(Channels, OneChannel(stream)))
-    line = lines.to("127.0.0.1:7400")
+    pool = AppendStreamPool(cast(Channels, OneChannel(stream)))
+    line = pool.to("127.0.0.1:7400")
     heard: asyncio.Future[RollbookError | None] = loop.create_future()
     ref = line.bind(LogName.parse("orders"), is_ordered=True)
     bad = Condition(writer_epoch=WriterEpoch(-1))  # As nobody gives it who is checked.
@@ -136,8 +136,8 @@ async def test_a_defect_ends_the_line_and_is_told() -> None:
     async with asyncio.timeout(30):
         assert (await heard) is not None
     assert told == [ValueError]
-    assert lines.to("127.0.0.1:7400") is not line
-    await lines.close()
+    assert pool.to("127.0.0.1:7400") is not line
+    await pool.close()
 
 
 @pytest.mark.parametrize("says_something", [False, True])
@@ -147,13 +147,13 @@ async def test_a_server_that_does_not_say_that_it_listens_is_left(
     """One of an earlier release says nothing before it is sent something: both waited for ever, and so
     did later users of that stream.
     """
-    monkeypatch.setattr(append_line, "_GREETING_S", 0.05)
+    monkeypatch.setattr(append_stream, "_GREETING_S", 0.05)
     stream = Stream()
     stream.greeting = grpc.aio.Metadata()
     if not says_something:
         stream.headers.clear()
-    lines = AppendLines(cast(Channels, OneChannel(stream)))
-    line = lines.to("127.0.0.1:7400")
+    pool = AppendStreamPool(cast(Channels, OneChannel(stream)))
+    line = pool.to("127.0.0.1:7400")
     heard: asyncio.Future[RollbookError | None] = asyncio.get_running_loop().create_future()
     ref = line.bind(LogName.parse("orders"), is_ordered=True)
     line.submit(ref, b"x", None, lambda ack, error: heard.set_result(error))
@@ -163,30 +163,30 @@ async def test_a_server_that_does_not_say_that_it_listens_is_left(
     assert error.outcome is Outcome.NOT_APPLIED
     assert "earlier release" in error.message
     assert not stream.messages
-    assert lines.to("127.0.0.1:7400") is not line
-    await lines.close()
+    assert pool.to("127.0.0.1:7400") is not line
+    await pool.close()
 
 
 async def test_append_without_a_server_greeting_names_an_earlier_release(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The error named the time-out only, and not what the last attempt met."""
-    monkeypatch.setattr(append_line, "_GREETING_S", 0.05)
+    monkeypatch.setattr(append_stream, "_GREETING_S", 0.05)
     stream = Stream()
     stream.headers.clear()
-    lines = AppendLines(cast(Channels, OneChannel(stream)))
-    owners = Owners(["127.0.0.1:7400"])
-    appender = Appender(LogName.parse("orders"), lines, owners, LogClientConfig())
+    pool = AppendStreamPool(cast(Channels, OneChannel(stream)))
+    owners = OwnerCache(["127.0.0.1:7400"])
+    appender = Appender(LogName.parse("orders"), pool, owners, LogClientConfig())
     with pytest.raises(RollbookError, match="earlier release") as caught:
-        await appender.append(Records([b"x"]), None, 1.0)
+        await appender.append(PlainBatch([b"x"]), None, 1.0)
     assert caught.value.outcome is Outcome.NOT_APPLIED
-    await lines.close()
+    await pool.close()
 
 
 async def test_what_was_never_sent_is_not_kept_for_a_result() -> None:
     """A writer that left kept its records for as long as the stream of others went on."""
     stream = Stream()
-    line = AppendLine(cast(Channels, OneChannel(stream)), "127.0.0.1:7400")
+    line = ClientAppendStream(cast(Channels, OneChannel(stream)), "127.0.0.1:7400")
 
     def on_result(ack: object, error: object) -> None: ...
 
