@@ -5,8 +5,8 @@
 - One healing at a time for each bookie, and a few at a time in all; each at the pace of `HealConfig` (DH1).
 - A healing that leaves something is repeated after 5 s, doubling to 10 min: copies turn up, open ledgers get closed (DH2).
 - No writer that is alive is fenced (DH3). A ledger with a writer is healed where its ends are known. Its open end is
-  closed only if it still names, after the grace period, a bookie that doubts everything: such a bookie says so in its
-  registration, and writers that are alive leave it in the meantime.
+  closed only if it still names, after the grace period, a bookie that doubts everything, or one that was formatted
+  since: such a bookie says so in its registration, and writers that are alive leave it in the meantime.
 - What has no copy anywhere is reported once, and waits for a person: `rollbook recovery heal --accept-loss` (DH4).
 
 Doubts are a bookie's own. They are asked for over its admin pages, so a bookie without them is not healed by itself.
@@ -77,7 +77,8 @@ class DoubtHealing:
         self._doubts_of = doubts_of
         self._config = config
         self._failures: dict[BookieId, Failure] = {}
-        self._since_ns: dict[BookieId, int] = {}  # In doubt of everything, as this process saw it.
+        # In doubt, as this process saw it; and the oldest ledger whose writer the bookie admits, which a format changes.
+        self._since: dict[BookieId, tuple[int, int]] = {}
         self._running: dict[BookieId, asyncio.Task[None]] = {}
 
     async def run(self) -> Never:
@@ -104,10 +105,10 @@ class DoubtHealing:
     def _forget_others(self, registered: list[BookieId]) -> None:
         """A bookie that was away may be another one now; a running healing finds that out by itself."""
         kept = {*registered, *self._running}
-        for bookie in [each for each in (*self.states, *self._since_ns) if each not in kept]:
+        for bookie in [each for each in (*self.states, *self._since) if each not in kept]:
             self.states.pop(bookie, None)
             self._failures.pop(bookie, None)
-            self._since_ns.pop(bookie, None)
+            self._since.pop(bookie, None)
 
     def _is_due(self, bookie: BookieId) -> bool:
         failure = self._failures.get(bookie)
@@ -135,16 +136,20 @@ class DoubtHealing:
             return
         state = self.states.setdefault(bookie, DoubtState())
         state.is_running, state.doubts_everything = True, page.everything
-        now_ns = self._clock.monotonic_ns()
-        if page.everything:
-            since_ns = self._since_ns.setdefault(bookie, now_ns)
-            is_grace_over = now_ns - since_ns >= self._config.grace_s * 1e9
-        else:
-            self._since_ns.pop(bookie, None)
-            is_grace_over = False
+        is_grace_over = self._count_grace(bookie)
         task = group.create_task(self._heal(bookie, doubts, state, is_grace_over))
         self._running[bookie] = task
         task.add_done_callback(lambda _: self._running.pop(bookie, None))
+
+    def _count_grace(self, bookie: BookieId) -> bool:
+        """Whether writers had time to leave it since it is in doubt."""
+        now_ns, info = self._clock.monotonic_ns(), self._watcher.current.find(bookie)
+        writers_from = info.writers_from if info else 0
+        known, since_ns = self._since.get(bookie, (writers_from, now_ns))
+        if known != writers_from:
+            since_ns = now_ns
+        self._since[bookie] = writers_from, since_ns
+        return now_ns - since_ns >= self._config.grace_s * 1e9
 
     async def _heal(
         self, bookie: BookieId, doubts: BookieDoubts, state: DoubtState, is_grace_over: bool
@@ -192,7 +197,7 @@ class DoubtHealing:
 
     def _settle(self, bookie: BookieId) -> None:
         self._failures.pop(bookie, None)
-        self._since_ns.pop(bookie, None)
+        self._since.pop(bookie, None)
         if self.states.pop(bookie, None) is not None:
             logger.info("bookie_healed", bookie=bookie)
 

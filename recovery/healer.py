@@ -85,7 +85,7 @@ class Healer:
         """`accepted`: entries that may be given up, by ledger. `includes_all`: also entries that
         the bookie has lost of ledgers that it does not doubt. A rehearsal changes nothing.
         `spares_writers`: no ledger with a writer is closed, except, if it `closes_open_ends`,
-        one whose open end names a bookie that doubts everything.
+        one whose open end names a bookie that doubts everything or was formatted since.
         """
         self._ledgers = ledgers
         self._bookie = bookie

@@ -108,7 +108,7 @@ class Writers:
     """What a healing may do to a ledger that may have a writer."""
 
     are_spared: bool = False  # No ledger that is OPEN is closed,
-    are_to_have_left: bool = False  # unless its open end names a bookie that doubts everything.
+    are_to_have_left: bool = False  # unless its open end names a bookie that writers had to leave.
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,7 +227,10 @@ class LedgerHealer:
         """A ledger in recovery has lost its writer."""
         if metadata.state is not LedgerState.OPEN:
             return True
-        return self._task.is_wholly_doubted and self._writers.are_to_have_left
+        if not self._writers.are_to_have_left:
+            return False
+        is_refused = self._ledgers.live().refuses(self._bookie, metadata.ledger_id)
+        return self._task.is_wholly_doubted or is_refused
 
     async def _require_unmoved(self, metadata: LedgerMetadata) -> None:
         """Raises `NoSuchLedger`, or `MetadataConflict` if copies were moved: those that were asked are others' now."""

@@ -136,6 +136,28 @@ async def test_the_ledger_of_a_dead_writer_is_closed_after_the_grace_period(
         assert (await ledgers.metadata(writer.ledger_id, fresh=True)).metadata.is_closed
 
 
+async def test_the_ledger_of_a_dead_writer_is_closed_though_its_bookie_was_formatted(
+    cluster: LocalCluster,
+) -> None:
+    """DH3: a format names the open ledgers in its doubts, and these stayed on two copies until somebody wrote."""
+    async with cluster.connect(QUICK) as ledgers:
+        while True:
+            writer = await write(ledgers, 10)
+            if writer.metadata.names(LOST):
+                break
+        await cluster.stop(HURT)
+        await cluster.format(HURT)
+        await cluster.start(HURT)
+        async with healing(cluster, ledgers, replace(CONFIG, grace_s=0.5)) as healer:
+            await until(lambda: LOST in healer.states and healer.states[LOST].attempts > 0)
+            assert not healer.states[LOST].doubts_everything
+            stored = await ledgers.metadata(writer.ledger_id, fresh=True)
+            assert stored.metadata.state is LedgerState.OPEN, "its writer has time to leave"
+            await until(lambda: not is_in_doubt(cluster))
+        assert (await ledgers.metadata(writer.ledger_id, fresh=True)).metadata.is_closed
+        assert await held_by(cluster, writer.ledger_id) == list(range(10))
+
+
 class Unreachable:
     """Admin pages that nobody answers at."""
 
