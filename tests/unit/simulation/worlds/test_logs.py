@@ -84,6 +84,7 @@ def test_every_step_is_drawn() -> None:
         words.DEAF,
         words.DEAF_TO_NEW,
         words.FULL,
+        words.FORMAT,
         words.DELETE,
         words.REPLACE,
         words.UNDELETE,
