@@ -23,8 +23,8 @@ from rollbook.bookie.config import BookieConfig, ServerConfig, SpaceConfig, Stor
 from rollbook.bookie.core.repair_commands import RESTORED
 from rollbook.bookie.disk_maintenance import Space
 from rollbook.bookie.identity import Identity
-from rollbook.bookie.lifecycle_watch import Leaving
-from rollbook.bookie.registration_loop import Membership
+from rollbook.bookie.lifecycle_watch import LifecycleWatch
+from rollbook.bookie.registration_loop import RegistrationLoop
 from rollbook.bookie.server import BookieServer
 from rollbook.bookie.stats import Stats
 from rollbook.bookie.storage import Storage
@@ -168,8 +168,8 @@ class Bookie:
         self.storage: Storage
         self.server: BookieServer
         self.space: Space
-        self.membership: Membership | None = None  # Once it registers.
-        self.leaving = Leaving(LifecycleNodes(store, cluster), bookie_id)
+        self.membership: RegistrationLoop | None = None  # Once it registers.
+        self.leaving = LifecycleWatch(LifecycleNodes(store, cluster), bookie_id)
         self._machine = machine
         self._store = store
         self._listen = listen
@@ -341,7 +341,7 @@ class Bookie:
         registration = self._registration(self.advertised)
         self.stats.registered = lambda: registration.is_registered
         self.stats.sessions_lost = lambda: registration.sessions_lost
-        self.membership = Membership(registration, self._standing)
+        self.membership = RegistrationLoop(registration, self._standing)
         await self._unless_failed(self.membership.join())
         self._begin(self._follow_standing())
         self._begin(self.leaving.follow(self._on_leaving))

@@ -22,7 +22,7 @@ from rollbook.bookie.background_yield import Background
 from rollbook.bookie.catalog import CatalogFiles
 from rollbook.bookie.config import StorageConfig
 from rollbook.bookie.core import catalog as changes
-from rollbook.bookie.core.catalog import Log, ReplayStart
+from rollbook.bookie.core.catalog import EntryLogInfo, ReplayStart
 from rollbook.bookie.core.disk_usage import pick_directory
 from rollbook.bookie.core.entry_log_format import FooterBuilder
 from rollbook.bookie.core.journal_index import Columns
@@ -140,7 +140,9 @@ class Checkpointer:
             return await self._rewrite(file, directory, path)
         await self._disk.sync_directory(self._config.ledger_dirs[directory])
         logger.info("journal_file_adopted", number=file.number, bytes=size)
-        return NewLog(Log(file.number, directory, size, age=file.number), builder.extents, records)
+        return NewLog(
+            EntryLogInfo(file.number, directory, size, age=file.number), builder.extents, records
+        )
 
     # --- Rewriting ----------------------------------------------------------------------------
 

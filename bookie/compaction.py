@@ -27,7 +27,7 @@ from rollbook.bookie.core.compaction import (
     Candidate,
     CompactionGroup,
     CompactionKind,
-    Schedule,
+    CompactionSchedule,
     candidate,
     hides_younger,
     is_between,
@@ -111,7 +111,7 @@ class Compactor:
         self._bytes_per_s = config.compaction_bytes_per_s
         self._pace = Pace(config.compaction_bytes_per_s)
         self._background = Background(clock, lambda: storage.has_filled_files)
-        self.schedule = Schedule(
+        self.schedule = CompactionSchedule(
             CompactionKind(
                 "minor", config.minor_compaction_threshold, config.minor_compaction_interval_s
             ),

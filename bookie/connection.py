@@ -19,11 +19,11 @@ from typing import Final, NamedTuple, cast
 
 import structlog
 
-from rollbook.bookie.core.memory_budget import Account, Making, ReadGate
+from rollbook.bookie.core.memory_budget import ConnectionMemory, Making, ReadGate
 from rollbook.bookie.core.partial_request_timeout import PROGRESS_BYTES
 from rollbook.bookie.long_polls import Parked
 from rollbook.bookie.read_scheduler import Queue, QueuedRequest
-from rollbook.bookie.server_context import Shared, kind_of
+from rollbook.bookie.server_context import ServerContext, kind_of
 from rollbook.proto.errors import BadFrame, BookieFailed, Overloaded
 from rollbook.proto.ports import Buffer
 from rollbook.proto.wire.adds import AddGroup, Adds
@@ -61,11 +61,11 @@ class _Accepted(NamedTuple):
 
 
 class Connection(asyncio.BufferedProtocol):
-    def __init__(self, shared: Shared) -> None:
+    def __init__(self, shared: ServerContext) -> None:
         self._shared = shared
         config = shared.config
         self._decoder = RequestDecoder(config.frame_bytes_max)
-        self._account = Account(shared.pool, self._balance)
+        self._account = ConnectionMemory(shared.pool, self._balance)
         self._gate = ReadGate(self._account, _CALLS_WAITING)
         self._adds: deque[_Accepted] = deque()
         queue = (self._serve, self._balance, self._may_make, config.connection_reads_max)

@@ -24,7 +24,7 @@ _IDS_PER_STEP: Final = 1024
 _READS_AT_ONCE: Final = 16
 
 
-class Census:
+class DeletedLedgerScan:
     def __init__(self, store: MetadataStore, cluster: Cluster) -> None:
         self._store = store
         self._cluster = cluster

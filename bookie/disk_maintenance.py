@@ -27,7 +27,7 @@ import structlog
 from rollbook.bookie.compaction import Compactor
 from rollbook.bookie.config import SpaceConfig, StorageConfig
 from rollbook.bookie.core.disk_usage import DirectoryUsage, DiskUsage, Level
-from rollbook.bookie.deleted_ledger_scan import Census
+from rollbook.bookie.deleted_ledger_scan import DeletedLedgerScan
 from rollbook.bookie.garbage import Garbage
 from rollbook.bookie.scrub import Scrubber
 from rollbook.bookie.storage import Storage
@@ -82,7 +82,7 @@ class Space:
             low_water=min(config.disk_usage_low_water, config.disk_usage_threshold),
         )
         self.garbage = Garbage(
-            storage, clock, config, Census(store, cluster) if store and cluster else None
+            storage, clock, config, DeletedLedgerScan(store, cluster) if store and cluster else None
         )
         self.surplus: Surplus | None = None
         if store and cluster and bookie:

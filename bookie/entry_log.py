@@ -25,10 +25,10 @@ from rollbook.bookie.core.journal_index import (
     Columns,
     EntryLocation,
     IntArray,
+    JournalIndex,
     LedgerRows,
-    Memtable,
 )
-from rollbook.bookie.core.possible_losses import EVERYTHING, Doubts, LossRange
+from rollbook.bookie.core.possible_losses import EVERYTHING, LossRange, PossibleLosses
 from rollbook.bookie.core.record_format import (
     FILE_HEADER_BYTES,
     FileHeader,
@@ -76,8 +76,8 @@ class EntryLog:
         self._pages = cache.bodies
         self._serial = next(cache.serials) << 32
         self._tables: Tables | None = None
-        self._memtable: Memtable | None = None  # Instead of a footer that is damaged,
-        self._doubts = Doubts()  # and what it cannot say.
+        self._memtable: JournalIndex | None = None  # Instead of a footer that is damaged,
+        self._doubts = PossibleLosses()  # and what it cannot say.
         self._stretch = b""  # Of the pages, as last read by a walk,
         self._stretch_at = 0  # and its position.
 

@@ -1,6 +1,6 @@
 """Ledgers that were deleted in the metadata are deleted here; in the end they are forgotten.
 
-`core/garbage.py` says when one may be deleted, `Census` which ones metadata names. A candidate
+`core/garbage.py` says when one may be deleted, `DeletedLedgerScan` which ones metadata names. A candidate
 accepts no adds from then on, and its metadata is read once more: a new ledger under its id is in
 metadata before it is added to. Then it is fenced and deleted in the journal, and removed from
 the catalog: its entries are dead, and logs without others can be removed. Its deletion is
@@ -17,7 +17,7 @@ import structlog
 from rollbook.bookie.config import SpaceConfig
 from rollbook.bookie.core.garbage import Suspects
 from rollbook.bookie.core.journal_index import IntArray
-from rollbook.bookie.deleted_ledger_scan import Census
+from rollbook.bookie.deleted_ledger_scan import DeletedLedgerScan
 from rollbook.bookie.storage import Storage
 from rollbook.proto.errors import BookieFailed, RollbookError
 from rollbook.proto.event_budget import EventBudget
@@ -46,7 +46,7 @@ class Garbage:
     """`census` is None without a metadata store: then nothing is ever deleted."""
 
     def __init__(
-        self, storage: Storage, clock: Clock, config: SpaceConfig, census: Census | None
+        self, storage: Storage, clock: Clock, config: SpaceConfig, census: DeletedLedgerScan | None
     ) -> None:
         self._storage = storage
         self._stats = storage.stats
@@ -106,7 +106,7 @@ class Garbage:
             self._stats.gc_latency.observe(self._clock.monotonic_ns() - began_ns)
         return self.state
 
-    async def _collect(self, census: Census, *, force: bool) -> None:
+    async def _collect(self, census: DeletedLedgerScan, *, force: bool) -> None:
         ledger_ids = await self._storage.ledger_ids()  # First: a later one was not compared.
         began_ns = self._clock.monotonic_ns()
         absent = await census.absent_of(ledger_ids)

@@ -25,12 +25,12 @@ from rollbook.bookie.config import StorageConfig
 from rollbook.bookie.core.identity import (
     STAMP,
     STAMP_BYTES_MAX,
-    Condition,
     Diagnosis,
+    DirectoryCondition,
     DirectoryId,
     FoundStamps,
+    IdentityProblem,
     MembershipState,
-    Problem,
     Stamp,
     StampedDirectory,
     StartDecision,
@@ -142,21 +142,21 @@ class Identity:
         found, _ = await self._look()
         return diagnose(found, self.cookie)
 
-    async def _missing_files(self) -> AsyncIterator[Problem]:
+    async def _missing_files(self) -> AsyncIterator[IdentityProblem]:
         """The reasons why the storage would not open."""
         try:
             store = await StoreFiles.open(self._disk, self._config, self._randomness)
         except DataLost as error:
             path = error.ids.get("path", self._config.ledger_dirs[0])
-            yield Problem(str(error.message), error.next_step, path)
+            yield IdentityProblem(str(error.message), error.next_step, path)
             return
         except BadConfig as error:
             path = error.ids.get("path", self._config.ledger_dirs[0])
             remedy = f"bring it back; if it is permanently lost: {FORMAT}"
-            yield Problem(str(error.message), remedy, path)
+            yield IdentityProblem(str(error.message), remedy, path)
             return
         async for loss in store.losses():
-            yield Problem(loss.what, loss.remedy, loss.path)
+            yield IdentityProblem(loss.what, loss.remedy, loss.path)
 
     async def establish(
         self, before_making: Callable[[], Awaitable[None]] | None = None
@@ -359,7 +359,7 @@ class Identity:
 
     async def _look_at(self, place: DirectoryId, path: str) -> StampedDirectory:
         if await self._disk.stat(path) is None:
-            return StampedDirectory(path, place, Condition.EMPTY)
+            return StampedDirectory(path, place, DirectoryCondition.EMPTY)
         if await self._disk.stat(f"{path}/{STAMP}") is None:
             names = await self._disk.list_directory(path)
             others = [other for _, other in places_of(self.cookie) if other.startswith(f"{path}/")]
@@ -373,9 +373,9 @@ class Identity:
         finally:
             await file.close()
         try:
-            return StampedDirectory(path, place, Condition.STAMPED, unpack_stamp(data))
+            return StampedDirectory(path, place, DirectoryCondition.STAMPED, unpack_stamp(data))
         except BadMetadata:
-            return StampedDirectory(path, place, Condition.DAMAGED)
+            return StampedDirectory(path, place, DirectoryCondition.DAMAGED)
 
     async def _stamp_all(self, record: BookieRecord, state: MembershipState) -> None:
         for place, path in places_of(self.cookie):
@@ -501,7 +501,7 @@ async def _batches(
         yield batch
 
 
-def _refusal(problems: Sequence[Problem]) -> WrongBookie | WrongCluster:
+def _refusal(problems: Sequence[IdentityProblem]) -> WrongBookie | WrongCluster:
     problem = problems[0]
     kind = WrongCluster if problem.is_wrong_cluster else WrongBookie
     ids = {"path": problem.path} if problem.path else {}

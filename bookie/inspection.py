@@ -12,7 +12,7 @@ from typing import Final
 
 from rollbook.bookie.catalog import CatalogFiles
 from rollbook.bookie.config import StorageConfig
-from rollbook.bookie.core.catalog import Catalog, Log
+from rollbook.bookie.core.catalog import Catalog, EntryLogInfo
 from rollbook.bookie.core.control_records import ControlOperation
 from rollbook.bookie.core.entry_log_format import (
     TRAILER_BYTES,
@@ -23,7 +23,7 @@ from rollbook.bookie.core.entry_log_format import (
     unpack_trailer,
 )
 from rollbook.bookie.core.fencing import LedgerFacts
-from rollbook.bookie.core.journal_index import Memtable
+from rollbook.bookie.core.journal_index import JournalIndex
 from rollbook.bookie.core.record_format import (
     FILE_HEADER_BYTES,
     SECTOR,
@@ -181,7 +181,7 @@ class StoreFiles:
 
     async def ledgers(self) -> LedgerViews:
         """Reads all of the journal."""
-        files: list[tuple[str, Memtable]] = []
+        files: list[tuple[str, JournalIndex]] = []
         facts: dict[int, LedgerFacts] = {}
         async for name, replayed in self.replayed():
             self._learn(replayed, int(name.partition(".")[0]), facts, [each for _, each in files])
@@ -193,7 +193,7 @@ class StoreFiles:
         replayed: Replayed,
         journal: int,
         facts: dict[int, LedgerFacts],
-        earlier: Sequence[Memtable],
+        earlier: Sequence[JournalIndex],
     ) -> None:
         def before(ledger_id: int) -> LedgerFacts:
             return facts.get(ledger_id) or self.catalog.facts.get(ledger_id) or LedgerFacts()
@@ -214,7 +214,7 @@ class StoreFiles:
     def logs(self) -> list[View]:
         return [self._log_view(log) for log in self.catalog.logs.values()]
 
-    def _log_view(self, log: Log) -> View:
+    def _log_view(self, log: EntryLogInfo) -> View:
         use = self.catalog.use_of(log.number)
         return {
             "log": log.number,
@@ -246,12 +246,12 @@ class StoreFiles:
         async for view in self._records(self._path_of(self._log(number))):
             yield view
 
-    def _log(self, number: int) -> Log:
+    def _log(self, number: int) -> EntryLogInfo:
         if log := self.catalog.logs.get(number):
             return log
         raise Missing("there is no such entry log", log=number)
 
-    def _path_of(self, log: Log) -> str:
+    def _path_of(self, log: EntryLogInfo) -> str:
         return log_path(self._config.ledger_dirs[log.directory], log.number)
 
     def mark(self) -> View:
@@ -354,7 +354,7 @@ class StoreFiles:
         state.entries += sum(len(rows.columns.entry_ids) for rows in entries.ledgers.values())
         return found.next_sequence
 
-    async def _verify_log(self, log: Log, state: Verified) -> None:
+    async def _verify_log(self, log: EntryLogInfo, state: Verified) -> None:
         path = self._path_of(log)
         stat = await self._disk.stat(path)
         if stat is None or stat.size != log.file_bytes:

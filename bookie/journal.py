@@ -23,17 +23,17 @@ from rollbook.bookie.core import catalog as changes
 from rollbook.bookie.core.control_records import Control
 from rollbook.bookie.core.group_commit import Frames, RecordPacker, Write, size_of
 from rollbook.bookie.core.journal_adoption import JournalShape
-from rollbook.bookie.core.journal_index import Memtable
+from rollbook.bookie.core.journal_index import JournalIndex
 from rollbook.bookie.core.journal_prezeroing import ZerosAhead
-from rollbook.bookie.core.lone_writer import Solo
+from rollbook.bookie.core.lone_writer import LoneWriter
 from rollbook.bookie.core.record_format import (
     FILE_HEADER_BYTES,
     ID_BYTES,
     SECTOR,
+    EntryRow,
     FileHeader,
     Purpose,
     RecordKind,
-    Row,
     align,
 )
 from rollbook.bookie.record_file import Cache, RecordFile
@@ -66,10 +66,10 @@ class JournalFile:
         self.path = path
         self.records = records
         self.packer = packer
-        self.memtable = Memtable()
+        self.memtable = JournalIndex()
         self.shape = JournalShape()
         self.deleted: dict[int, None] = {}  # Ledgers whose deletion it records.
-        self.doubts: list[Row] = []  # The ranges that rot took out of it.
+        self.doubts: list[EntryRow] = []  # The ranges that rot took out of it.
 
     @property
     def end(self) -> int:
@@ -116,7 +116,7 @@ class Journal:
         self._writing: list[PendingWrite] = []
         self._work: asyncio.Future[None] | None = None  # Awaited while there is none.
         self._failed_at_once: Exception | None = None  # The result that the writing task ends with.
-        self._solo = Solo(config.alone_after_chunks)
+        self._solo = LoneWriter(config.alone_after_chunks)
         self._spare: asyncio.Task[RecordFile] | None = None
         self._is_closing = False
         self._is_closed = False  # Nothing waits, and no write is in progress.

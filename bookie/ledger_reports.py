@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from rollbook.bookie.core.catalog import Catalog
 from rollbook.bookie.core.fencing import LedgerFacts
-from rollbook.bookie.core.journal_index import IntArray, LedgerRows, Memtable
+from rollbook.bookie.core.journal_index import IntArray, JournalIndex, LedgerRows
 from rollbook.proto.ids import NO_ENTRY
 
 View = dict[str, Any]
@@ -30,7 +30,7 @@ class LedgerViews:
     def __init__(
         self,
         catalog: Catalog,
-        files: Sequence[tuple[str, Memtable]],
+        files: Sequence[tuple[str, JournalIndex]],
         newer: Collection[int],
         newer_facts: Callable[[int], LedgerFacts],
     ) -> None:

@@ -29,7 +29,7 @@ _LOOK_AGAIN_S: Final = 30.0
 _RETRY_PAUSE_S: Final = 0.5
 
 
-class Leaving:
+class LifecycleWatch:
     def __init__(self, nodes: LifecycleNodes, bookie: BookieId) -> None:
         self._nodes = nodes
         self._bookie = bookie

@@ -20,7 +20,7 @@ logger = structlog.get_logger()
 _RETRY_PAUSE_S: Final = 0.5
 
 
-class Membership:
+class RegistrationLoop:
     def __init__(self, registration: BookieRegistration, standing: RegisteredMode) -> None:
         self._registration = registration
         self._wanted = standing

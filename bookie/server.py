@@ -18,7 +18,7 @@ from rollbook.bookie.core.partial_request_timeout import LEAST_NS, patience_ns
 from rollbook.bookie.long_polls import LongPolls
 from rollbook.bookie.read_scheduler import Lane, LoopBudget, StepQueue
 from rollbook.bookie.request_handlers import Answers
-from rollbook.bookie.server_context import Shared
+from rollbook.bookie.server_context import ServerContext
 from rollbook.bookie.stats import Stats
 from rollbook.bookie.storage import Storage
 from rollbook.proto.ports import Address, Clock, Listener, Transport
@@ -59,7 +59,7 @@ class BookieServer:
             ceiling=config.connection_bytes_max,
         )
         turn = LoopBudget(clock, lambda: storage.is_about_to_write)
-        self._shared = Shared(
+        self._shared = ServerContext(
             storage=storage,
             config=config,
             clock=clock,

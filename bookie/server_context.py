@@ -47,7 +47,7 @@ def kind_of(request: Request) -> str:
 
 
 @dataclass(slots=True)
-class Shared:
+class ServerContext:
     """What all connections of a server share."""
 
     storage: Storage

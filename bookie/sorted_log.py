@@ -12,7 +12,7 @@ from typing import Final, TypeAlias
 
 import structlog
 
-from rollbook.bookie.core.catalog import Log
+from rollbook.bookie.core.catalog import EntryLogInfo
 from rollbook.bookie.core.entry_log_format import Extent, FooterBuilder
 from rollbook.bookie.core.group_commit import RecordPacker
 from rollbook.bookie.core.journal_index import Columns, IntArray, fitting_end
@@ -169,7 +169,7 @@ class SortedWriter:
 class NewLog:
     """A log that is durable under its name, and not yet in the catalog."""
 
-    def __init__(self, log: Log, extents: list[Extent], records: RecordFile) -> None:
+    def __init__(self, log: EntryLogInfo, extents: list[Extent], records: RecordFile) -> None:
         self.log = log
         self.extents = extents
         self.records = records
@@ -219,7 +219,9 @@ class SortedLog:
         await self._disk.sync_directory(self._path.rpartition("/")[0])
         records = RecordFile(self._file, self._header, cache)
         records.records, records.end = writer.records, footer_at
-        return NewLog(Log(self._header.number, directory, size, age), builder.extents, records)
+        return NewLog(
+            EntryLogInfo(self._header.number, directory, size, age), builder.extents, records
+        )
 
     async def abandon(self) -> None:
         await self._file.close()

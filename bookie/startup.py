@@ -19,7 +19,7 @@ import structlog
 from rollbook.bookie.catalog import CatalogFiles
 from rollbook.bookie.config import StorageConfig
 from rollbook.bookie.core import catalog as changes
-from rollbook.bookie.core.catalog import COMPACTED, Catalog, Log
+from rollbook.bookie.core.catalog import COMPACTED, Catalog, EntryLogInfo
 from rollbook.bookie.core.control_records import ControlOperation
 from rollbook.bookie.core.fencing import LedgerFacts
 from rollbook.bookie.core.group_commit import RecordPacker
@@ -155,7 +155,7 @@ async def refuse_remains(disk: Disk, config: StorageConfig) -> None:
             )
 
 
-def why_lost(log: Log, stat: FileStat | None) -> str | None:
+def why_lost(log: EntryLogInfo, stat: FileStat | None) -> str | None:
     """What is wrong with an entry log's file, by its size; None if its size is right."""
     if stat is None:
         return "an entry log is missing"
@@ -233,7 +233,7 @@ class _Boot:
         for log in list(logs.values()):
             await self._require(log)
 
-    async def _require(self, log: Log) -> None:
+    async def _require(self, log: EntryLogInfo) -> None:
         if log.directory < len(self._config.ledger_dirs):
             path = log_path(self._config.ledger_dirs[log.directory], log.number)
             what = why_lost(log, await self._disk.stat(path))

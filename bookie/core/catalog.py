@@ -45,7 +45,7 @@ from typing import Final, NamedTuple, TypeVar
 from rollbook.bookie.core.entry_log_format import Extent
 from rollbook.bookie.core.fencing import LedgerFacts
 from rollbook.bookie.core.journal_index import IntArray
-from rollbook.bookie.core.possible_losses import Doubts
+from rollbook.bookie.core.possible_losses import PossibleLosses
 from rollbook.proto.errors import TornRecord
 from rollbook.proto.ids import LEDGER_ID_MAX, NO_ENTRY
 
@@ -100,7 +100,7 @@ class ReplayStart(NamedTuple):
     first_sequence: int
 
 
-class Log(NamedTuple):
+class EntryLogInfo(NamedTuple):
     number: int
     directory: int  # Which of the ledger directories has it.
     file_bytes: int
@@ -149,7 +149,7 @@ def pack_forget(ledger_id: int) -> bytes:
     return _ID.pack(Change.FORGET, ledger_id)
 
 
-def pack_log(log: Log, extents: Iterable[Extent]) -> Iterator[bytes]:
+def pack_log(log: EntryLogInfo, extents: Iterable[Extent]) -> Iterator[bytes]:
     """In parts that go into one record, or into several of a new generation."""
     yield _LOG.pack(Change.LOG, *log)
     for batch in _batches(extents, _EXTENTS_MAX):
@@ -200,8 +200,8 @@ COMPLETE: Final = _KIND.pack(Change.COMPLETE)
 class Catalog:
     def __init__(self) -> None:
         self.facts: dict[int, LedgerFacts] = {}
-        self.logs: dict[int, Log] = {}
-        self.doubts = Doubts()
+        self.logs: dict[int, EntryLogInfo] = {}
+        self.doubts = PossibleLosses()
         self.mark = ReplayStart(1, 1)
         self.opened = 0  # The highest journal file that may have records.
         self.lost: dict[int, None] = {}  # Missing journal files after the mark.
@@ -256,7 +256,7 @@ class Catalog:
                     break
 
     @property
-    def whole_logs(self) -> list[Log]:
+    def whole_logs(self) -> list[EntryLogInfo]:
         """Except one that is being made or removed: it is not sparse, and not empty."""
         return [log for log in self.logs.values() if log.number != self._changing]
 
@@ -385,7 +385,7 @@ class Catalog:
 
     def _apply_log(self, body: bytes, start: int) -> int:
         _, number, *rest = _LOG.unpack_from(body, start)
-        self.logs[number] = Log(number, *rest)
+        self.logs[number] = EntryLogInfo(number, *rest)
         self._ledgers_of[number] = array("q")
         self._use[number] = array("q", Use(0, 0, 0))
         self._changing = number

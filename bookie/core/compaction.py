@@ -14,7 +14,7 @@ age and stays.
 from collections.abc import Callable, Collection, Iterable
 from typing import Final, NamedTuple
 
-from rollbook.bookie.core.catalog import LedgerInLog, Log, Use
+from rollbook.bookie.core.catalog import EntryLogInfo, LedgerInLog, Use
 
 # An upper bound of what a sorted log takes; so that none is rewritten without a gain.
 _LOG_BYTES: Final = 4096
@@ -53,7 +53,7 @@ def sorted_bytes(use: Use) -> int:
     )
 
 
-def candidate(log: Log, use: Use) -> Candidate:
+def candidate(log: EntryLogInfo, use: Use) -> Candidate:
     return Candidate(log.number, log.age, log.file_bytes, use)
 
 
@@ -98,7 +98,7 @@ class CompactionGroup:
         self._entries += other.use.entries
 
 
-def is_between(log: Log, oldest: int, age: int) -> bool:
+def is_between(log: EntryLogInfo, oldest: int, age: int) -> bool:
     """By age. Without another log nothing can be hidden, whatever is in them."""
     return oldest < log.age < age
 
@@ -139,7 +139,7 @@ class CompactionKind(NamedTuple):
         return self.threshold > 0 and self.interval_s > 0
 
 
-class Schedule:
+class CompactionSchedule:
     """When to compact how. Major does what minor does, and more."""
 
     def __init__(self, minor: CompactionKind, major: CompactionKind, now_ns: int) -> None:

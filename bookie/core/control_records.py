@@ -17,7 +17,7 @@ from enum import IntEnum
 from typing import Final, NamedTuple
 
 from rollbook.bookie.core.fencing import LedgerFacts
-from rollbook.bookie.core.record_format import Row, pack_rows
+from rollbook.bookie.core.record_format import EntryRow, pack_rows
 from rollbook.proto.errors import TornRecord
 from rollbook.proto.ids import NO_ENTRY
 
@@ -67,7 +67,7 @@ class Control(NamedTuple):
         return pack_rows([(self.ledger_id, NO_ENTRY, NO_ENTRY)])
 
 
-def is_of_control(row: Row) -> bool:
+def is_of_control(row: EntryRow) -> bool:
     """No entry has this id: as a possibly lost entry it means the explicit LAC."""
     return row.first_entry == NO_ENTRY
 

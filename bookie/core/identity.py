@@ -132,7 +132,7 @@ def unpack_stamp(data: bytes) -> Stamp:
 # --- What was found ---------------------------------------------------------------------------
 
 
-class Condition(Enum):
+class DirectoryCondition(Enum):
     EMPTY = "empty"  # Or missing.
     STAMPED = "stamped"
     DAMAGED = "damaged"
@@ -144,16 +144,20 @@ class Condition(Enum):
 class StampedDirectory:
     path: str
     place: DirectoryId
-    condition: Condition
+    condition: DirectoryCondition
     stamp: Stamp | None = None
 
 
-def condition_of(names: Sequence[str]) -> Condition:
+def condition_of(names: Sequence[str]) -> DirectoryCondition:
     """Of a directory without a stamp, by its contents."""
     names = [name for name in names if name not in _NOTHING]
     if not names:
-        return Condition.EMPTY
-    return Condition.UNSTAMPED if all(map(is_of_a_store, names)) else Condition.FOREIGN
+        return DirectoryCondition.EMPTY
+    return (
+        DirectoryCondition.UNSTAMPED
+        if all(map(is_of_a_store, names))
+        else DirectoryCondition.FOREIGN
+    )
 
 
 def is_of_a_store(name: str) -> bool:
@@ -200,7 +204,7 @@ class StartDecision(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class IdentityProblem:
     what: str
     remedy: str
     path: str = ""
@@ -211,7 +215,7 @@ class Problem:
 class Diagnosis:
     standing: StartDecision
     incarnation: str = ""
-    problems: tuple[Problem, ...] = ()
+    problems: tuple[IdentityProblem, ...] = ()
     is_running: bool = False  # A process uses its directories.
 
 
@@ -229,7 +233,7 @@ def diagnose(found: FoundStamps, wanted: Cookie) -> Diagnosis:
     return Diagnosis(StartDecision.JOINED, incarnation)
 
 
-def _problems(found: FoundStamps, wanted: Cookie) -> Iterator[Problem]:
+def _problems(found: FoundStamps, wanted: Cookie) -> Iterator[IdentityProblem]:
     """The most informative ones first; each names the one thing to do about it."""
     strangers = [problem for problem, _ in _strangers(found, wanted)]
     if strangers:
@@ -239,7 +243,7 @@ def _problems(found: FoundStamps, wanted: Cookie) -> Iterator[Problem]:
     if not found.was_used and all(stamp.state is MembershipState.JOINING for stamp in stamps):
         return
     if not stamps:
-        yield Problem(
+        yield IdentityProblem(
             f"the cluster knows a bookie {wanted.bookie_id}, but all its directories are empty",
             f"mount its disks; if they are permanently lost: {FORMAT}",
             wanted.ledger_dirs[0],
@@ -247,27 +251,27 @@ def _problems(found: FoundStamps, wanted: Cookie) -> Iterator[Problem]:
         return
     if len({stamp.incarnation for stamp in stamps}) > 1 or _is_cut_short(found):
         if any(stamp.state is MembershipState.FORMATTING for stamp in stamps):
-            yield Problem(f"`{FORMAT}` was cut short", f"{FORMAT}, once more")
+            yield IdentityProblem(f"`{FORMAT}` was cut short", f"{FORMAT}, once more")
         elif all(stamp.state is MembershipState.JOINING for stamp in stamps):
-            yield Problem(
+            yield IdentityProblem(
                 f"the cluster knows another bookie {wanted.bookie_id}",
                 f"give this one an id of its own; if the other is permanently lost: {FORMAT}",
             )
         else:
-            yield Problem(
+            yield IdentityProblem(
                 "the directories are of different lives of this bookie",
                 f"mount those that belong together; if they are permanently lost: {FORMAT}",
             )
         return
     if found.incarnation not in (None, stamps[0].incarnation):
-        yield Problem(
+        yield IdentityProblem(
             "the bookie was formatted since these directories were its own",
             f"mount the newer ones; if they are permanently lost: {FORMAT}",
             found.directories[0].path,
         )
         return
     if _has_begun_write_off(found):
-        yield Problem(f"`{WRITE_OFF}` was cut short", f"{WRITE_OFF}, once more")
+        yield IdentityProblem(f"`{WRITE_OFF}` was cut short", f"{WRITE_OFF}, once more")
         return
     yield from _lost_directories(found, wanted)
     yield from _directories_behind(found)
@@ -285,32 +289,36 @@ def _has_begun_write_off(found: FoundStamps) -> bool:
     return any(stamp.state is MembershipState.WRITING_OFF for stamp in found.stamps)
 
 
-def _strangers(found: FoundStamps, wanted: Cookie) -> Iterator[tuple[Problem, StampedDirectory]]:
+def _strangers(
+    found: FoundStamps, wanted: Cookie
+) -> Iterator[tuple[IdentityProblem, StampedDirectory]]:
     """Directories without a stamp of this bookie for their place."""
     for each in found.directories:
         if problem := _strangeness(each, wanted):
             yield problem, each
 
 
-def _strangeness(each: StampedDirectory, wanted: Cookie) -> Problem | None:
+def _strangeness(each: StampedDirectory, wanted: Cookie) -> IdentityProblem | None:
     match each.condition:
-        case Condition.FOREIGN:
-            return Problem("it holds files that are no bookie's", "name an empty one", each.path)
-        case Condition.UNSTAMPED:
-            return Problem(f"its {STAMP} is missing", REJOIN, each.path)
-        case Condition.DAMAGED:
-            return Problem(f"its {STAMP} is damaged", REJOIN, each.path)
+        case DirectoryCondition.FOREIGN:
+            return IdentityProblem(
+                "it holds files that are no bookie's", "name an empty one", each.path
+            )
+        case DirectoryCondition.UNSTAMPED:
+            return IdentityProblem(f"its {STAMP} is missing", REJOIN, each.path)
+        case DirectoryCondition.DAMAGED:
+            return IdentityProblem(f"its {STAMP} is damaged", REJOIN, each.path)
     if each.stamp is None:
         return None
     theirs = each.stamp.cookie
     if theirs.bookie_id != wanted.bookie_id:
-        return Problem(
+        return IdentityProblem(
             f"it belongs to bookie {theirs.bookie_id}, not to {wanted.bookie_id}",
             f"name another directory, or start it with --bookie-id {theirs.bookie_id}",
             each.path,
         )
     if theirs.instance_id not in (None, wanted.instance_id):
-        return Problem(
+        return IdentityProblem(
             f"it belongs to cluster {theirs.instance_id}, "
             f"this is {wanted.instance_id or 'one without an id'}",
             "check the metadata URL",
@@ -318,7 +326,7 @@ def _strangeness(each: StampedDirectory, wanted: Cookie) -> Problem | None:
             is_wrong_cluster=True,
         )
     if each.stamp.place != each.place:
-        return Problem(
+        return IdentityProblem(
             f"it is this bookie's directory `{each.stamp.place}`, and named as `{each.place}`",
             "name the directories in the order in which the bookie got them",
             each.path,
@@ -326,25 +334,25 @@ def _strangeness(each: StampedDirectory, wanted: Cookie) -> Problem | None:
     return None
 
 
-def _lost_directories(found: FoundStamps, wanted: Cookie) -> Iterator[Problem]:
+def _lost_directories(found: FoundStamps, wanted: Cookie) -> Iterator[IdentityProblem]:
     for each in found.directories:
         if _is_lost(each, found):
-            yield Problem(
+            yield IdentityProblem(
                 f"the bookie's directory `{each.place}` is empty or not there",
                 f"mount its disk; if that is permanently lost: {WRITE_OFF}",
                 each.path,
             )
-        elif each.condition is Condition.EMPTY:
-            yield Problem("it is new to this bookie", REJOIN, each.path)
+        elif each.condition is DirectoryCondition.EMPTY:
+            yield IdentityProblem("it is new to this bookie", REJOIN, each.path)
     known = _ledger_dirs_known(found.stamps)
     if len(wanted.ledger_dirs) < known:
-        yield Problem(
+        yield IdentityProblem(
             f"the bookie has {known} ledger directories, and {len(wanted.ledger_dirs)} are named",
             "name all of them, in the order in which the bookie got them",
         )
 
 
-def _directories_behind(found: FoundStamps) -> Iterator[Problem]:
+def _directories_behind(found: FoundStamps) -> Iterator[IdentityProblem]:
     remedy = f"mount the newer one; if that is permanently lost: {WRITE_OFF}"
     for each in found.directories:
         stamp = each.stamp
@@ -355,36 +363,36 @@ def _directories_behind(found: FoundStamps) -> Iterator[Problem]:
                 f"it is as it was at start {stamp.start} of this bookie, "
                 f"and start {found.start} came later, with another copy of it"
             )
-            yield Problem(what, remedy, each.path)
+            yield IdentityProblem(what, remedy, each.path)
         elif stamp.start == found.start and stamp.starter != found.starter:
             what = f"start {found.start} of this bookie was that of another copy of it"
-            yield Problem(what, remedy, each.path)
+            yield IdentityProblem(what, remedy, each.path)
 
 
 def _is_lost(each: StampedDirectory, found: FoundStamps) -> bool:
     """It is empty and should not be."""
     is_new = each.place.kind == "ledger" and each.place.number >= _ledger_dirs_known(found.stamps)
-    return each.condition is Condition.EMPTY and not is_new
+    return each.condition is DirectoryCondition.EMPTY and not is_new
 
 
 def _ledger_dirs_known(stamps: Sequence[Stamp]) -> int:
     return max(len(stamp.cookie.ledger_dirs) for stamp in stamps)
 
 
-def _disagreements(found: FoundStamps, wanted: Cookie) -> Iterator[Problem]:
+def _disagreements(found: FoundStamps, wanted: Cookie) -> Iterator[IdentityProblem]:
     if not found.has_cookie or found.incarnation is None:
-        yield Problem(
+        yield IdentityProblem(
             f"the cluster knows no bookie {wanted.bookie_id}: it was taken out",
             f"to bring it back with all that it holds: {REJOIN}",
         )
     elif found.cookie != wanted:
-        yield Problem(
+        yield IdentityProblem(
             f"its cookie in the metadata store {_difference(found.cookie, wanted)}", REJOIN
         )
     for each in found.directories:
         if each.stamp and each.stamp.cookie != wanted:
             what = _difference(each.stamp.cookie, wanted)
-            yield Problem(f"what its {STAMP} says {what}", REJOIN, each.path)
+            yield IdentityProblem(f"what its {STAMP} says {what}", REJOIN, each.path)
 
 
 def _difference(cookie: Cookie | None, wanted: Cookie) -> str:
@@ -398,10 +406,10 @@ def _difference(cookie: Cookie | None, wanted: Cookie) -> str:
 # --- What may be mended -----------------------------------------------------------------------
 
 
-def why_not_to_erase(found: FoundStamps, wanted: Cookie) -> Problem | None:
+def why_not_to_erase(found: FoundStamps, wanted: Cookie) -> IdentityProblem | None:
     """Of directories that will be formatted: they may hold another bookie's entries."""
     for problem, directory in _strangers(found, wanted):
-        if directory.condition not in (Condition.UNSTAMPED, Condition.DAMAGED):
+        if directory.condition not in (DirectoryCondition.UNSTAMPED, DirectoryCondition.DAMAGED):
             return problem
     return None
 

@@ -164,7 +164,7 @@ class LedgerRows:
         )
 
 
-class Memtable:
+class JournalIndex:
     """The entries of one file, by ledger."""
 
     def __init__(self) -> None:

@@ -6,7 +6,7 @@ them a sync of its own, with the others waiting for it.
 """
 
 
-class Solo:
+class LoneWriter:
     def __init__(self, chunks_min: int) -> None:
         """`chunks_min`: chunks in a row from one source after which that source counts as alone."""
         self._chunks_min = chunks_min

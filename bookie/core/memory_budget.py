@@ -26,10 +26,10 @@ class Pool:
         self.lent = 0  # The part of the held bytes beyond the floors.
         self.begun = 0  # The part of the held bytes of partial requests.
         self.has_news = False  # One of `waiting` may go on.
-        self.waiting: dict[Account, None] = {}
+        self.waiting: dict[ConnectionMemory, None] = {}
         self._roomy = bytes_max - bytes_max // 8
         self._was_exhausted = False
-        self._favoured: Account | None = None
+        self._favoured: ConnectionMemory | None = None
 
     @property
     def is_exhausted(self) -> bool:
@@ -63,21 +63,21 @@ class Pool:
             self._was_exhausted = False
             self.has_news = True
 
-    def try_favour(self, account: "Account") -> bool:
+    def try_favour(self, account: "ConnectionMemory") -> bool:
         """Favour this account if none is favoured and it holds a partial request; returns whether it is favoured."""
         if self._favoured is None and account.is_half_a_request:
             self._favoured = account
         return self._favoured is account
 
-    def is_favoured(self, account: "Account") -> bool:
+    def is_favoured(self, account: "ConnectionMemory") -> bool:
         return self._favoured is account
 
-    def favour_no_more(self, account: "Account") -> None:
+    def favour_no_more(self, account: "ConnectionMemory") -> None:
         if self._favoured is account:
             self._favoured = None
             self.has_news = True
 
-    def take_ready(self) -> "list[Account]":
+    def take_ready(self) -> "list[ConnectionMemory]":
         """Those that may go on, in the order in which they began to wait."""
         self.has_news = False
         ready = [account for account in self.waiting if account.try_resume()]
@@ -119,7 +119,7 @@ class Making:
         self._size = 0
 
 
-class Account:
+class ConnectionMemory:
     """Of one connection."""
 
     __slots__ = ("begun", "held", "on_room", "pool", "unread")
@@ -206,7 +206,7 @@ class ReadGate:
 
     __slots__ = ("_account", "_calls_max", "_is_closed")
 
-    def __init__(self, account: Account, calls_max: int) -> None:
+    def __init__(self, account: ConnectionMemory, calls_max: int) -> None:
         """`calls_max`: with more calls waiting it is closed; it opens again at half of them."""
         self._account = account
         self._calls_max = calls_max

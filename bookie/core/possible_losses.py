@@ -23,7 +23,7 @@ class LossRange(NamedTuple):
 EVERYTHING: Final = (LossRange(NO_ENTRY, LEDGER_ID_MAX),)
 
 
-class Doubts:
+class PossibleLosses:
     def __init__(self) -> None:
         self.everything = False
         self.news = 0  # How often a doubt was added: a caller that settles must have seen all.

@@ -124,7 +124,7 @@ def unpack_file_header(data: bytes) -> FileHeader | None:
     return None
 
 
-class Row(NamedTuple):
+class EntryRow(NamedTuple):
     ledger_id: int
     first_entry: int
     last_entry: int
@@ -134,11 +134,11 @@ def pack_rows(rows: Iterable[Sequence[int]]) -> bytes:
     return b"".join([_ROW.pack(*row) for row in rows])
 
 
-def unpack_rows(data: bytes) -> list[Row]:
-    return list(map(Row._make, _ROW.iter_unpack(data)))
+def unpack_rows(data: bytes) -> list[EntryRow]:
+    return list(map(EntryRow._make, _ROW.iter_unpack(data)))
 
 
-class Frame(NamedTuple):
+class RecordFrame(NamedTuple):
     """The parts around a record's body."""
 
     head: bytes
@@ -157,7 +157,7 @@ def pack_record(
     last_synced: int,
     body: bytes = b"",
     rows: bytes = b"",
-) -> Frame:
+) -> RecordFrame:
     seed = seed_of(file_id, position)
     tail_at = position + HEAD_BYTES + len(body) + len(rows)
     fields = (
@@ -173,7 +173,7 @@ def pack_record(
     )
     head = _HEAD.pack(_HEAD_MAGIC, *fields)
     tail = _TAIL_MAGIC + head[len(_HEAD_MAGIC) :]
-    return Frame(
+    return RecordFrame(
         head + _CRC.pack(_extend(seed, head)),
         b"".join((rows, tail, _CRC.pack(_extend(seed_of(file_id, tail_at), tail)))),
     )
@@ -251,7 +251,7 @@ class RecordReader:
             and self.is_sound(record)
         )
 
-    def rows(self, record: FoundRecord) -> list[Row] | None:
+    def rows(self, record: FoundRecord) -> list[EntryRow] | None:
         """The ledgers of its entries; None if that, too, is damaged."""
         found = self._slice(record.body_end, record.end - HEAD_BYTES)
         if _extend(seed_of(self._file_id, record.position), found) != record.rows_crc:

@@ -21,8 +21,8 @@ from rollbook.bookie.core.control_records import (
     unpack_controls,
 )
 from rollbook.bookie.core.journal_adoption import JournalShape
-from rollbook.bookie.core.journal_index import IntArray, Memtable
-from rollbook.bookie.core.record_format import FoundRecord, RecordKind, RecordReader, Row
+from rollbook.bookie.core.journal_index import IntArray, JournalIndex
+from rollbook.bookie.core.record_format import EntryRow, FoundRecord, RecordKind, RecordReader
 from rollbook.bookie.core.salvage import find_entries
 from rollbook.bookie.core.torn_tail import Rot, Scan
 from rollbook.proto.errors import TornRecord
@@ -35,11 +35,11 @@ _GATHERED_MAX: Final = 128 * 1024  # Adds: they take 70 bytes each until they ar
 
 @dataclass(slots=True)
 class Replayed:
-    memtable: Memtable = field(default_factory=Memtable)
+    memtable: JournalIndex = field(default_factory=JournalIndex)
     shape: JournalShape = field(default_factory=JournalShape)
     records: IntArray = field(default_factory=lambda: array("I"))
     controls: list[Control] = field(default_factory=list)  # In order.
-    doubts: list[Row] = field(default_factory=list)
+    doubts: list[EntryRow] = field(default_factory=list)
     fenced_by_damage: list[int] = field(default_factory=list)
     doubts_everything: bool = False
     _gathered: StoredAdds = field(default_factory=StoredAdds)

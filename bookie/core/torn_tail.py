@@ -21,10 +21,10 @@ from typing import NamedTuple
 
 from rollbook.bookie.core.record_format import (
     FILE_HEADER_BYTES,
+    EntryRow,
     FoundRecord,
     RecordKind,
     RecordReader,
-    Row,
     align,
 )
 from rollbook.proto.errors import TornRecord
@@ -35,7 +35,7 @@ class Rot:
     """Durable data that cannot be read: its ledgers, or None if these are lost as well."""
 
     position: int
-    rows: tuple[Row, ...] | None
+    rows: tuple[EntryRow, ...] | None
     record: FoundRecord | None = None  # If at least its extent is known.
 
 

@@ -10,7 +10,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from rollbook.bookie.config import SpaceConfig
-from rollbook.bookie.deleted_ledger_scan import Census
+from rollbook.bookie.deleted_ledger_scan import DeletedLedgerScan
 from rollbook.bookie.garbage import Garbage
 from rollbook.bookie.storage import Storage
 from rollbook.proto.cluster.cluster import Cluster, initialise
@@ -52,7 +52,7 @@ class Site:
 
     def restart(self) -> None:
         """All that is only in its memory."""
-        census = Census(self.store, self.cluster)
+        census = DeletedLedgerScan(self.store, self.cluster)
         self.garbage = Garbage(self.storage, self.node.clock, SPACE, census)
 
     async def create(self, *ledger_ids: int) -> None:
@@ -258,7 +258,7 @@ def test_nothing_is_acknowledged_between_the_last_question_and_the_deletion(
     """B1, B11: one that is created again in that moment may fail, and must not be lost."""
 
     async def story(site: Site) -> None:
-        async def absent(census: Census, ids: "array[int]") -> "array[int]":
+        async def absent(census: DeletedLedgerScan, ids: "array[int]") -> "array[int]":
             before = await still_absent(census, ids)
             await site.create(*before)
             for ledger_id in before:
@@ -267,8 +267,8 @@ def test_nothing_is_acknowledged_between_the_last_question_and_the_deletion(
                 assert admission.refusals == (Overloaded,)
             return before[:1]
 
-        still_absent = Census.still_absent
-        monkeypatch.setattr(Census, "still_absent", absent)
+        still_absent = DeletedLedgerScan.still_absent
+        monkeypatch.setattr(DeletedLedgerScan, "still_absent", absent)
         await site.fill(0, 1)
         await site.delete(0, 1)
         await site.scans(13)
@@ -411,7 +411,7 @@ def test_the_census_is_the_difference_of_two_sets(seed: int) -> None:
         there = [each for each in pool if chance.random() < 0.7]
         here = [each for each in pool if chance.random() < 0.7]
         await site.create(*there)
-        census = Census(site.store, site.cluster)
+        census = DeletedLedgerScan(site.store, site.cluster)
         ids = array("q", here)
         absent = array("q", [each for each in here if each not in there])
         assert await census.absent_of(ids) == absent
@@ -429,7 +429,7 @@ def test_a_layout_that_was_lost_is_written_down_again() -> None:
         written = await site.store.get(path)
         assert written is not None
         await site.store.delete(path)
-        assert not await Census(site.store, site.cluster).absent_of(array("q", [1]))
+        assert not await DeletedLedgerScan(site.store, site.cluster).absent_of(array("q", [1]))
         found = await site.store.get(path)
         assert found is not None
         assert found.value == written.value

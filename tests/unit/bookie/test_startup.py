@@ -10,9 +10,9 @@ from rollbook.bookie import journal_reading
 from rollbook.bookie.config import StorageConfig
 from rollbook.bookie.core.record_format import (
     FILE_HEADER_BYTES,
+    EntryRow,
     FoundRecord,
     RecordReader,
-    Row,
     unpack_file_header,
 )
 from rollbook.bookie.core.torn_tail import scan
@@ -74,7 +74,7 @@ def journals(image: FileSystem) -> list[int]:
     return [number for number in found if number is not None]
 
 
-def last_record(contents: bytearray) -> tuple[FoundRecord, list[Row]]:
+def last_record(contents: bytearray) -> tuple[FoundRecord, list[EntryRow]]:
     """Of a journal file; what its rows say."""
     header = unpack_file_header(bytes(contents))
     assert header

@@ -10,7 +10,7 @@ import pytest
 from rollbook.bookie.config import ServerConfig
 from rollbook.bookie.connection import Connection
 from rollbook.bookie.journal import OnDone
-from rollbook.bookie.server_context import Shared
+from rollbook.bookie.server_context import ServerContext
 from rollbook.bookie.storage import Admission
 from rollbook.proto.ids import NO_ENTRY, EntryId, LedgerId
 from rollbook.proto.ports import Buffer
@@ -30,7 +30,7 @@ BATCH_BYTES = 2_000_000
 class Taker(asyncio.Transport):
     """A client that takes its first piece, and from `take_on` on at once whatever is written."""
 
-    def __init__(self, shared: Shared) -> None:
+    def __init__(self, shared: ServerContext) -> None:
         super().__init__()
         self.taken = bytearray()
         self.connection = Connection(shared)

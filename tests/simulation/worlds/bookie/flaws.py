@@ -9,11 +9,11 @@ from rollbook.bookie.connection import Connection
 from rollbook.bookie.core.control_records import Control, ControlOperation
 from rollbook.bookie.core.fencing import LedgerFacts
 from rollbook.bookie.core.journal_index import IntArray
-from rollbook.bookie.core.memory_budget import Account
+from rollbook.bookie.core.memory_budget import ConnectionMemory
 from rollbook.bookie.core.replay import Replayed
 from rollbook.bookie.core.strided_slices import cut_evenly
 from rollbook.bookie.core.surplus import SurplusCopies
-from rollbook.bookie.deleted_ledger_scan import Census
+from rollbook.bookie.deleted_ledger_scan import DeletedLedgerScan
 from rollbook.bookie.entry_reader import Reading
 from rollbook.bookie.identity import Identity
 from rollbook.bookie.journal import Journal, OnDone
@@ -149,10 +149,10 @@ def _never_end(_self: LongPolls, _parked: Any, _news_ms: int | None) -> None:
     pass
 
 
-_give = Account.give
+_give = ConnectionMemory.give
 
 
-def _keep_a_byte(self: Account, size: int) -> None:
+def _keep_a_byte(self: ConnectionMemory, size: int) -> None:
     _give(self, size - (size > 1))
 
 
@@ -189,12 +189,12 @@ async def _let_in(self: Identity) -> None:
         self.incarnation = self._draw_incarnation()
 
 
-async def _see_half(self: Census, ids: IntArray) -> IntArray:
+async def _see_half(self: DeletedLedgerScan, ids: IntArray) -> IntArray:
     """A listing that breaks off counts as complete."""
     return ids[len(ids) // 2 :]
 
 
-async def _believe(_self: Census, ids: IntArray) -> IntArray:
+async def _believe(_self: DeletedLedgerScan, ids: IntArray) -> IntArray:
     return ids
 
 
@@ -324,7 +324,7 @@ BOOKIE_MUTANTS: Final = (
         "leaky-budget",
         "Of what a client gives back, a byte stays on its account.",
         100,
-        ((Account, "give", _keep_a_byte),),
+        ((ConnectionMemory, "give", _keep_a_byte),),
     ),
     BookieMutant(
         "unseen-between",
@@ -361,7 +361,10 @@ BOOKIE_MUTANTS: Final = (
         "half-a-listing",
         "A listing of the metadata that broke off decides what is garbage.",
         100,
-        ((Census, "absent_of", _see_half), (Census, "still_absent", _believe)),
+        (
+            (DeletedLedgerScan, "absent_of", _see_half),
+            (DeletedLedgerScan, "still_absent", _believe),
+        ),
     ),
     BookieMutant(
         "dropped-at-once",

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from rollbook.bookie.lifecycle_watch import Leaving
+from rollbook.bookie.lifecycle_watch import LifecycleWatch
 from rollbook.ledger.seat_watch import SeatWatch
 from rollbook.proto.cluster.bookie_watcher import BookieWatcher, LiveBookies
 from rollbook.proto.cluster.election import Election
@@ -639,7 +639,7 @@ CLUSTER_MUTANTS: Final = (
         "cluster-disobedient",
         "A bookie that runs does not hear that it is to drain.",
         _BUDGET,
-        ((Leaving, "follow", _rest),),
+        ((LifecycleWatch, "follow", _rest),),
         drill="departure",
     ),
 )

@@ -8,14 +8,14 @@ from unittest import mock
 import pytest
 
 from rollbook.bookie.core import catalog as changes
-from rollbook.bookie.core.catalog import Catalog, Log, ReplayStart, Use
+from rollbook.bookie.core.catalog import Catalog, EntryLogInfo, ReplayStart, Use
 from rollbook.bookie.core.entry_log_format import Extent
 from rollbook.bookie.core.fencing import LedgerFacts
 from rollbook.proto.errors import TornRecord
 from rollbook.proto.ids import NO_ENTRY
 
 
-def pack_log(log: Log, extents: list[Extent]) -> bytes:
+def pack_log(log: EntryLogInfo, extents: list[Extent]) -> bytes:
     return b"".join(changes.pack_log(log, extents))
 
 
@@ -41,7 +41,7 @@ def a_change(chance: random.Random, known: Catalog, number: int) -> bytes:
         extents = [Extent(each, first, first + 9, 10, 400, first - 1, 0, 1) for each in ledgers]
         # Made of others: not the youngest.
         age = chance.choice((number, chance.randint(1, number)))
-        return pack_log(Log(number, number % 2, 2**31, age), extents)
+        return pack_log(EntryLogInfo(number, number % 2, 2**31, age), extents)
     if kind == 5 and known.logs:
         return changes.pack_unlog(chance.choice(list(known.logs)))
     if kind == 6:
@@ -132,7 +132,7 @@ def test_extents_are_found_newest_first() -> None:
     catalog = Catalog()
     for number, (first, last) in enumerate([(0, 9), (5, 20), (30, 40)], 1):
         extent = Extent(7, first, last, last - first + 1, 99, last - 1, 0, 1)
-        catalog.apply(pack_log(Log(number, 0, 100, number), [extent]))
+        catalog.apply(pack_log(EntryLogInfo(number, 0, 100, number), [extent]))
     assert catalog.holding(7, 7) == [2, 1]
     assert catalog.holding(7, 25) == []
     assert catalog.holding(8, 0) == []
@@ -169,13 +169,13 @@ def test_of_a_dropped_ledger_older_logs_hold_nothing_whenever_they_are_heard_of(
     """B5, B16: compaction and a checkpoint that began before the drop end after it."""
     catalog = Catalog()
     extent = Extent(7, 0, 9, 10, 400, 8, 0, 1)
-    catalog.apply(pack_log(Log(1, 0, 1000, 1), [extent]))
+    catalog.apply(pack_log(EntryLogInfo(1, 0, 1000, 1), [extent]))
     catalog.drop(7, 3)  # The journal says so; the catalog has no record of it yet.
-    catalog.apply(pack_log(Log(2, 0, 1000, 2), [extent]))
-    catalog.apply(pack_log(Log(1001, 0, 1000, 2), [extent]))
+    catalog.apply(pack_log(EntryLogInfo(2, 0, 1000, 2), [extent]))
+    catalog.apply(pack_log(EntryLogInfo(1001, 0, 1000, 2), [extent]))
     assert not list(catalog.held(7))
     assert {catalog.use_of(each) for each in catalog.logs} == {Use(0, 0, 0)}
-    catalog.apply(pack_log(Log(3, 0, 1000, 3), [extent]))
+    catalog.apply(pack_log(EntryLogInfo(3, 0, 1000, 3), [extent]))
     catalog.apply(changes.pack_ledger(7, LedgerFacts(b"key", True).with_drop(3)))
     assert catalog.holding(7, 5) == [3]
     assert catalog.facts[7].is_fenced
@@ -186,10 +186,10 @@ def test_of_a_dropped_ledger_older_logs_hold_nothing_whenever_they_are_heard_of(
 def test_a_log_is_not_taken_for_empty_while_its_ledgers_are_being_applied() -> None:
     """B5: removing what is empty meanwhile would remove what was acknowledged."""
     catalog = Catalog()
-    catalog.apply(pack_log(Log(1, 0, 1000, 1), []))
+    catalog.apply(pack_log(EntryLogInfo(1, 0, 1000, 1), []))
     extents = [Extent(7, 0, 9, 10, 400, 8, 0, 1)]
     looks = 0
-    for _ in catalog.applying(pack_log(Log(2, 0, 1000, 2), extents)):
+    for _ in catalog.applying(pack_log(EntryLogInfo(2, 0, 1000, 2), extents)):
         looks += 1
         assert [log.number for log in catalog.whole_logs] == [1]
     assert looks
@@ -201,8 +201,8 @@ def test_a_log_made_of_others_does_not_hide_what_is_younger() -> None:
     catalog = Catalog()
     extent = Extent(7, 0, 9, 10, 99, 8, 0, 1)
     for number in (1, 2, 3):
-        catalog.apply(pack_log(Log(number, 0, 100, number), [extent]))
-    merged = pack_log(Log(1000, 0, 100, age=2), [extent])
+        catalog.apply(pack_log(EntryLogInfo(number, 0, 100, number), [extent]))
+    merged = pack_log(EntryLogInfo(1000, 0, 100, age=2), [extent])
     catalog.apply(merged + changes.pack_unlog(1) + changes.pack_unlog(2))
     assert catalog.holding(7, 5) == [3, 1000]
 
@@ -211,7 +211,7 @@ def test_many_ledgers_take_several_records_of_a_new_generation() -> None:
     """Others have their turn in between."""
     catalog = Catalog()
     extents = [Extent(each, 0, 9, 10, 99, 8, 0, 1) for each in range(10_000)]
-    catalog.apply(pack_log(Log(1, 0, 100, 1), extents))
+    catalog.apply(pack_log(EntryLogInfo(1, 0, 100, 1), extents))
     for each in range(10_000):
         catalog.apply(changes.pack_ledger(each, LedgerFacts(b"key", lac_of_packet=each % 2 - 1)))
     bodies = list(catalog.pack_all())

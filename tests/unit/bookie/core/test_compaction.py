@@ -4,13 +4,13 @@ import random
 
 import pytest
 
-from rollbook.bookie.core.catalog import LedgerInLog, Log, Use
+from rollbook.bookie.core.catalog import EntryLogInfo, LedgerInLog, Use
 from rollbook.bookie.core.compaction import (
     TARGET_BYTES,
     Candidate,
     CompactionGroup,
     CompactionKind,
-    Schedule,
+    CompactionSchedule,
     candidate,
     hides_younger,
     is_between,
@@ -24,7 +24,7 @@ S = 10**9
 
 def log(number: int, live_mib: float, file_mib: float = 128, entries: int = 1000) -> Candidate:
     use = Use(1, entries, int(live_mib * MIB)) if live_mib else Use(0, 0, 0)
-    return candidate(Log(number, 0, int(file_mib * MIB), number), use)
+    return candidate(EntryLogInfo(number, 0, int(file_mib * MIB), number), use)
 
 
 def test_emptiest_first_and_never_the_empty_ones() -> None:
@@ -110,7 +110,7 @@ def test_logs_that_are_put_together_answer_as_before(seed: int) -> None:
         LedgerInLog(number, min(has), max(has), len(has), 100, -1)
         for number, has in entries.items()
     ]
-    logs = [Log(number, 0, 1, ages[number]) for number in range(5)]
+    logs = [EntryLogInfo(number, 0, 1, ages[number]) for number in range(5)]
     taken = [ages[number] for number in batch]
     is_mixed = any(
         is_between(each, min(taken), max(taken)) for each in logs if each.number not in batch
@@ -138,7 +138,9 @@ def test_logs_that_are_put_together_answer_as_before(seed: int) -> None:
 
 
 def test_minor_and_major_come_when_due_and_not_while_suspended() -> None:
-    schedule = Schedule(CompactionKind("minor", 0.2, 10), CompactionKind("major", 0.8, 100), 0)
+    schedule = CompactionSchedule(
+        CompactionKind("minor", 0.2, 10), CompactionKind("major", 0.8, 100), 0
+    )
     minor, major = schedule.minor, schedule.major
     assert schedule.due(9 * S) is None
     assert schedule.due(10 * S) is minor
@@ -157,7 +159,7 @@ def test_minor_and_major_come_when_due_and_not_while_suspended() -> None:
 
 @pytest.mark.parametrize(("threshold", "interval_s"), [(0, 10), (-1, 10), (0.2, 0), (0.2, -5)])
 def test_it_is_off_if_either_is_not_above_zero(threshold: float, interval_s: float) -> None:
-    schedule = Schedule(
+    schedule = CompactionSchedule(
         CompactionKind("minor", threshold, interval_s), CompactionKind("major", 0, 0), 0
     )
     assert schedule.due(10**6 * S, is_short=True, has_damage=True) is None

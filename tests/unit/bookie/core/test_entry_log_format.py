@@ -17,7 +17,7 @@ from rollbook.bookie.core.entry_log_format import (
     unpack_tables,
     unpack_trailer,
 )
-from rollbook.bookie.core.journal_index import EntryLocation, Memtable
+from rollbook.bookie.core.journal_index import EntryLocation, JournalIndex
 from rollbook.proto.errors import TornRecord
 
 FILE_ID = b"i" * 16
@@ -25,7 +25,7 @@ START = 4096
 
 
 def pack_footer(
-    file_id: bytes, position: int, memtable: Memtable, record_positions: Sequence[int]
+    file_id: bytes, position: int, memtable: JournalIndex, record_positions: Sequence[int]
 ) -> list[bytes]:
     """The whole footer of a file whose entries a memtable knows."""
     builder = FooterBuilder(file_id, position)
@@ -39,7 +39,7 @@ def pack_footer(
     return packed
 
 
-def packed(table: Memtable, records: list[int]) -> bytes:
+def packed(table: JournalIndex, records: list[int]) -> bytes:
     return bytes(START) + b"".join(pack_footer(FILE_ID, START, table, records))
 
 
@@ -58,8 +58,8 @@ def find(file: bytes, tables: Tables, ledger_id: int, entry_id: int) -> EntryLoc
     return find_in_page(page, row, entry_id)
 
 
-def some_table(chance: random.Random) -> Memtable:
-    table = Memtable()
+def some_table(chance: random.Random) -> JournalIndex:
+    table = JournalIndex()
     for ledger_id in (0, 5, 2**63 - 1):
         first = chance.choice((0, 10, 2**62))
         ids = sorted(chance.sample(range(first, first + 5000), chance.choice((1, 30, 2500))))
@@ -107,7 +107,7 @@ def find_both(file: bytes) -> None:
 
 def test_every_flipped_byte_of_a_footer_is_noticed() -> None:
     """B2: in a page, a table or the trailer."""
-    table = Memtable()
+    table = JournalIndex()
     table.add_group(3, 0, [0, 1, 7], [100, 200, 300], [50, 51, 52])
     table.add_group(4, 0, [9], [400], [53])
     file = packed(table, [64])
@@ -120,7 +120,7 @@ def test_every_flipped_byte_of_a_footer_is_noticed() -> None:
 
 def test_the_footer_of_another_file_is_none() -> None:
     """B2: the seed is the file's id and the position."""
-    table = Memtable()
+    table = JournalIndex()
     table.add_group(3, 0, [0], [100], [50])
     file = packed(table, [64])
     with pytest.raises(TornRecord):

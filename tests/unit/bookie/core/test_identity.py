@@ -8,7 +8,7 @@ import pytest
 
 from rollbook.bookie.core.identity import (
     STAMP,
-    Condition,
+    DirectoryCondition,
     DirectoryId,
     FoundStamps,
     MembershipState,
@@ -50,14 +50,14 @@ def stamped(
 ) -> list[StampedDirectory]:
     return [
         StampedDirectory(
-            path, place, Condition.STAMPED, Stamp(cookie, incarnation, place, state, start)
+            path, place, DirectoryCondition.STAMPED, Stamp(cookie, incarnation, place, state, start)
         )
         for (place, path), start in zip(places_of(WANTED), starts, strict=True)
     ]
 
 
 def without(
-    directories: list[StampedDirectory], number: int, condition: Condition
+    directories: list[StampedDirectory], number: int, condition: DirectoryCondition
 ) -> list[StampedDirectory]:
     changed = replace(directories[number], condition=condition, stamp=None)
     return [*directories[:number], changed, *directories[number + 1 :]]
@@ -72,7 +72,9 @@ def found(
     return FoundStamps(tuple(directories), cookie, cookie is not None, incarnation, start)
 
 
-EMPTY = [StampedDirectory(path, place, Condition.EMPTY) for place, path in places_of(WANTED)]
+EMPTY = [
+    StampedDirectory(path, place, DirectoryCondition.EMPTY) for place, path in places_of(WANTED)
+]
 
 
 # --- Stamps -----------------------------------------------------------------------------------
@@ -111,12 +113,12 @@ def test_a_stamp_of_a_later_release_is_not_guessed_at() -> None:
 
 
 def test_what_lies_in_a_directory_without_a_stamp() -> None:
-    assert condition_of([]) is Condition.EMPTY
-    assert condition_of(["lost+found", "lock", f"{STAMP}.new"]) is Condition.EMPTY
+    assert condition_of([]) is DirectoryCondition.EMPTY
+    assert condition_of(["lost+found", "lock", f"{STAMP}.new"]) is DirectoryCondition.EMPTY
     stored = ["0000000000000007.journal", "0000000000000003.log", "catalog-0000000001.a"]
-    assert condition_of(["lock", *stored]) is Condition.UNSTAMPED
-    assert condition_of(["lock", *stored, "notes.txt"]) is Condition.FOREIGN
-    assert condition_of(["current"]) is Condition.FOREIGN  # Of a bookie written in Java.
+    assert condition_of(["lock", *stored]) is DirectoryCondition.UNSTAMPED
+    assert condition_of(["lock", *stored, "notes.txt"]) is DirectoryCondition.FOREIGN
+    assert condition_of(["current"]) is DirectoryCondition.FOREIGN  # Of a bookie written in Java.
 
 
 # --- May it serve? ----------------------------------------------------------------------------
@@ -132,7 +134,7 @@ def test_all_as_it_should_be_is_a_member() -> None:
 
 
 def test_a_bookie_that_was_being_made_is_made_or_finished() -> None:
-    half = without(stamped(state=MembershipState.JOINING), 2, Condition.EMPTY)
+    half = without(stamped(state=MembershipState.JOINING), 2, DirectoryCondition.EMPTY)
     assert diagnose(found(half, None, None), WANTED).standing is StartDecision.NEW
     whole = stamped(state=MembershipState.JOINING)
     assert diagnose(found(whole, None, None), WANTED).standing is StartDecision.NEW
@@ -144,16 +146,28 @@ def test_a_bookie_that_was_being_made_is_made_or_finished() -> None:
 REFUSED = {
     "wiped": (found(EMPTY), "all its directories are empty", FORMAT),
     "wiped, and its cookie removed": (found(EMPTY, None), "are empty", FORMAT),
-    "one wiped": (found(without(stamped(), 1, Condition.EMPTY)), "`ledger 0` is empty", WRITE_OFF),
+    "one wiped": (
+        found(without(stamped(), 1, DirectoryCondition.EMPTY)),
+        "`ledger 0` is empty",
+        WRITE_OFF,
+    ),
     "journal wiped": (
-        found(without(stamped(), 0, Condition.EMPTY)),
+        found(without(stamped(), 0, DirectoryCondition.EMPTY)),
         "`journal 0` is empty",
         WRITE_OFF,
     ),
-    "stamp lost": (found(without(stamped(), 1, Condition.UNSTAMPED)), "is missing", REJOIN),
-    "stamp damaged": (found(without(stamped(), 2, Condition.DAMAGED)), "is damaged", REJOIN),
+    "stamp lost": (
+        found(without(stamped(), 1, DirectoryCondition.UNSTAMPED)),
+        "is missing",
+        REJOIN,
+    ),
+    "stamp damaged": (
+        found(without(stamped(), 2, DirectoryCondition.DAMAGED)),
+        "is damaged",
+        REJOIN,
+    ),
     "foreign files": (
-        found(without(EMPTY, 0, Condition.FOREIGN), None, None),
+        found(without(EMPTY, 0, DirectoryCondition.FOREIGN), None, None),
         "no bookie's",
         "empty one",
     ),
@@ -259,7 +273,7 @@ def test_fewer_directories_than_it_had_are_refused() -> None:
 
 def test_one_more_directory_rejoins() -> None:
     more = replace(WANTED, ledger_dirs=(*WANTED.ledger_dirs, "/l3"))
-    some = [*stamped(), StampedDirectory("/l3", DirectoryId("ledger", 2), Condition.EMPTY)]
+    some = [*stamped(), StampedDirectory("/l3", DirectoryId("ledger", 2), DirectoryCondition.EMPTY)]
     assert "is new" in diagnose(found(some), more).problems[0].what
     assert can_rejoin(found(some), more)
 
@@ -300,14 +314,14 @@ def test_a_directory_of_another_copy_that_started_as_often_does_not_serve() -> N
 
 
 CHOICES = (
-    StampedDirectory("", DirectoryId("", 0), Condition.EMPTY),
-    StampedDirectory("", DirectoryId("", 0), Condition.DAMAGED),
-    StampedDirectory("", DirectoryId("", 0), Condition.UNSTAMPED),
+    StampedDirectory("", DirectoryId("", 0), DirectoryCondition.EMPTY),
+    StampedDirectory("", DirectoryId("", 0), DirectoryCondition.DAMAGED),
+    StampedDirectory("", DirectoryId("", 0), DirectoryCondition.UNSTAMPED),
     *(
         StampedDirectory(
             "",
             DirectoryId("", 0),
-            Condition.STAMPED,
+            DirectoryCondition.STAMPED,
             Stamp(WANTED, life, DirectoryId("", 0), state),
         )
         for life in (NOW, BEFORE)
@@ -347,8 +361,8 @@ def test_no_mixture_serves_without_all_that_its_latest_life_had() -> None:
                     assert not what.was_used
                     assert states <= {MembershipState.JOINING}
                     assert {each.condition for each in directories} <= {
-                        Condition.EMPTY,
-                        Condition.STAMPED,
+                        DirectoryCondition.EMPTY,
+                        DirectoryCondition.STAMPED,
                     }
                 case StartDecision.REFUSED:
                     assert diagnosis.problems
@@ -356,7 +370,7 @@ def test_no_mixture_serves_without_all_that_its_latest_life_had() -> None:
             if can_rejoin(what, WANTED):
                 assert len(lives) == 1
                 assert lives <= {incarnation or NOW, incarnation or BEFORE}
-                assert Condition.EMPTY not in {each.condition for each in directories}
+                assert DirectoryCondition.EMPTY not in {each.condition for each in directories}
                 assert incarnation is not None or states == {MembershipState.MEMBER}
                 assert MembershipState.WRITING_OFF not in states
             if can_write_off(what, WANTED):
@@ -370,8 +384,12 @@ def test_no_mixture_serves_without_all_that_its_latest_life_had() -> None:
 def test_another_bookies_directories_are_never_erased() -> None:
     for cookie in (replace(WANTED, bookie_id=B2), replace(WANTED, instance_id=OTHER_CLUSTER)):
         assert why_not_to_erase(found(stamped(cookie=cookie)), WANTED)
-    assert why_not_to_erase(found(without(stamped(), 1, Condition.FOREIGN)), WANTED)
-    for condition in (Condition.EMPTY, Condition.DAMAGED, Condition.UNSTAMPED):
+    assert why_not_to_erase(found(without(stamped(), 1, DirectoryCondition.FOREIGN)), WANTED)
+    for condition in (
+        DirectoryCondition.EMPTY,
+        DirectoryCondition.DAMAGED,
+        DirectoryCondition.UNSTAMPED,
+    ):
         assert why_not_to_erase(found(without(stamped(), 1, condition)), WANTED) is None
     assert why_not_to_erase(found(stamped(incarnation=BEFORE)), WANTED) is None
 

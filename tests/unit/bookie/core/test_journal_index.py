@@ -4,14 +4,14 @@ import random
 
 import pytest
 
-from rollbook.bookie.core.journal_index import EntryLocation, Memtable
+from rollbook.bookie.core.journal_index import EntryLocation, JournalIndex
 from rollbook.proto.ids import NO_ENTRY
 
 
 @pytest.mark.parametrize("seed", range(200))
 def test_journal_index_agrees_with_a_dict(seed: int) -> None:
     chance = random.Random(seed)
-    table, model = Memtable(), dict[tuple[int, int], EntryLocation]()
+    table, model = JournalIndex(), dict[tuple[int, int], EntryLocation]()
     position = 0
     for _ in range(chance.randint(1, 40)):
         ledger_id = chance.choice((1, 2, 2**63 - 1))
@@ -42,21 +42,21 @@ def test_journal_index_agrees_with_a_dict(seed: int) -> None:
 
 
 def test_ids_are_64_bit() -> None:
-    table = Memtable()
+    table = JournalIndex()
     table.add_group(2**63 - 1, 2**63 - 2, [2**62, 2**63 - 1], [0, 100], [100, 32])
     assert table.find(2**63 - 1, 2**63 - 1) == EntryLocation(100, 32)
     assert table.last_entry(2**63 - 1) == 2**63 - 1
 
 
 def test_the_lac_is_the_highest_that_was_named() -> None:
-    table = Memtable()
+    table = JournalIndex()
     table.add_group(1, 7, [8], [0], [50])
     table.add_group(1, 3, [9], [50], [50])
     assert table.ledgers[1].last_add_confirmed == 7
 
 
 def test_memory_grows_with_entries_and_disorder() -> None:
-    table = Memtable()
+    table = JournalIndex()
     table.add_group(1, 0, list(range(1000)), list(range(1000)), [32] * 1000)
     in_order = table.memory_bytes
     assert 16_000 <= in_order < 20_000

@@ -1,9 +1,9 @@
 """Alone is who adds many times in a row; one chunk of somebody else's ends that."""
 
-from rollbook.bookie.core.lone_writer import Solo
+from rollbook.bookie.core.lone_writer import LoneWriter
 
 
-def chunks_until_alone(solo: Solo, source: object) -> int:
+def chunks_until_alone(solo: LoneWriter, source: object) -> int:
     for chunks in range(1, 100):
         solo.on_adds(source)
         if solo.is_alone:
@@ -12,11 +12,11 @@ def chunks_until_alone(solo: Solo, source: object) -> int:
 
 
 def test_nobody_is_alone_at_first() -> None:
-    assert not Solo(8).is_alone
+    assert not LoneWriter(8).is_alone
 
 
 def test_who_adds_often_in_a_row_is_alone_until_somebody_else_adds() -> None:
-    solo = Solo(8)
+    solo = LoneWriter(8)
     assert chunks_until_alone(solo, "first") == 8
     solo.on_adds("first")
     assert solo.is_alone
@@ -26,7 +26,7 @@ def test_who_adds_often_in_a_row_is_alone_until_somebody_else_adds() -> None:
 
 
 def test_two_alternating_clients_are_not_lone_writers() -> None:
-    solo = Solo(8)
+    solo = LoneWriter(8)
     for _ in range(100):
         for source in ("first", "second"):
             solo.on_adds(source)
@@ -34,7 +34,7 @@ def test_two_alternating_clients_are_not_lone_writers() -> None:
 
 
 def test_who_is_gone_is_alone_no_more_and_whoever_else_is_stays_so() -> None:
-    solo = Solo(8)
+    solo = LoneWriter(8)
     chunks_until_alone(solo, "first")
     solo.on_gone("second")
     assert solo.is_alone

@@ -4,15 +4,15 @@ import random
 
 import pytest
 
-from rollbook.bookie.core.memory_budget import Account, Making, Pool, ReadGate
+from rollbook.bookie.core.memory_budget import ConnectionMemory, Making, Pool, ReadGate
 
 
 def make(bytes_max: int = 800, floor: int = 100, ceiling: int = 500) -> Pool:
     return Pool(bytes_max=bytes_max, floor=floor, ceiling=ceiling)
 
 
-def account(pool: Pool) -> Account:
-    return Account(pool, lambda: None)
+def account(pool: Pool) -> ConnectionMemory:
+    return ConnectionMemory(pool, lambda: None)
 
 
 def test_a_floor_is_there_for_everybody() -> None:

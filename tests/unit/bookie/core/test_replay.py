@@ -9,7 +9,7 @@ import pytest
 from rollbook.bookie.core import replay as replaying
 from rollbook.bookie.core.control_records import Control, ControlOperation
 from rollbook.bookie.core.group_commit import Frames, RecordPacker, Write, index_of
-from rollbook.bookie.core.journal_index import Memtable
+from rollbook.bookie.core.journal_index import JournalIndex
 from rollbook.bookie.core.record_format import FILE_HEADER_BYTES, RecordKind, RecordReader
 from rollbook.bookie.core.replay import replay
 from rollbook.bookie.core.torn_tail import scan
@@ -47,7 +47,7 @@ def some_frames(chance: random.Random, writers: list[AddPacker]) -> list[Frames]
     ]
 
 
-def index(memtable: Memtable, write: Write) -> None:
+def index(memtable: JournalIndex, write: Write) -> None:
     """As the storage does it."""
     for record in write.records:
         for control in record.controls:
@@ -64,7 +64,11 @@ def test_what_was_written_is_what_is_read_back(seed: int, monkeypatch: pytest.Mo
     """The newest of repeats, and nothing from before a deletion; however much is gathered."""
     chance = random.Random(seed)
     monkeypatch.setattr(replaying, "_GATHERED_MAX", chance.choice((1, 30, 2**17)))
-    packer, writers, written = RecordPacker(FILE_ID, FILE_HEADER_BYTES, 1, 0), packers(), Memtable()
+    packer, writers, written = (
+        RecordPacker(FILE_ID, FILE_HEADER_BYTES, 1, 0),
+        packers(),
+        JournalIndex(),
+    )
     contents = bytearray(FILE_HEADER_BYTES)
     for _ in range(12):
         items: list[Frames | Control] = list(some_frames(chance, writers))

@@ -15,7 +15,7 @@ from rollbook.bookie.core.control_records import (
 from rollbook.bookie.core.fencing import LedgerFacts
 from rollbook.bookie.core.group_commit import Frames, RecordPacker, index_of, size_of
 from rollbook.bookie.core.journal_adoption import JournalShape
-from rollbook.bookie.core.possible_losses import Doubts
+from rollbook.bookie.core.possible_losses import PossibleLosses
 from rollbook.bookie.core.record_format import (
     FILE_HEADER_BYTES,
     SECTOR,
@@ -41,7 +41,7 @@ FILE_ID = b"f" * 16
 def test_doubts_are_the_union_of_their_ranges(seed: int) -> None:
     """B1."""
     chance = random.Random(seed)
-    doubts, model = Doubts(), set[tuple[int, int]]()
+    doubts, model = PossibleLosses(), set[tuple[int, int]]()
     for _ in range(chance.randint(1, 12)):
         ledger_id = chance.choice((1, 2))
         first = chance.randint(-1, 30)
@@ -70,7 +70,7 @@ def test_doubts_are_the_union_of_their_ranges(seed: int) -> None:
 
 
 def test_doubt_about_everything_is_about_ledgers_nobody_named() -> None:
-    doubts = Doubts()
+    doubts = PossibleLosses()
     assert not doubts
     doubts.everything = True
     assert doubts
@@ -79,7 +79,7 @@ def test_doubt_about_everything_is_about_ledgers_nobody_named() -> None:
 
 
 def test_a_ledger_that_is_settled_is_apart_from_everything() -> None:
-    doubts = Doubts()
+    doubts = PossibleLosses()
     doubts.add_everything()
     doubts.add(7, 3, 3)
     doubts.settle(7, 0, 2**63 - 1)  # Not its explicit LAC: not as a whole.
@@ -99,7 +99,7 @@ def test_a_ledger_that_is_settled_is_apart_from_everything() -> None:
 
 
 def test_whatever_comes_into_doubt_is_news_also_if_it_was_in_doubt() -> None:
-    doubts = Doubts()
+    doubts = PossibleLosses()
     doubts.add(7, 0, 9)
     seen = doubts.news
     assert not doubts.add(7, 5, 5)

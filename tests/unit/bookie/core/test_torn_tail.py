@@ -8,8 +8,8 @@ from rollbook.bookie.core.group_commit import RecordPacker
 from rollbook.bookie.core.record_format import (
     FILE_HEADER_BYTES,
     SECTOR,
+    EntryRow,
     RecordKind,
-    Row,
 )
 from tests.unit.bookie.core.record_files import BODIES, FILE_ID, put, read, write
 
@@ -106,7 +106,7 @@ def test_damage_before_what_a_successor_vouches_for_is_rot() -> None:
     file.contents[file.ends[-2] + 100] ^= 1  # In the last body.
     bodies, found = read(file.contents, durable_through=4)
     assert bodies == BODIES[:-1]
-    assert [rot.rows for rot in found.rot] == [(Row(3, 0, 5),)]
+    assert [rot.rows for rot in found.rot] == [(EntryRow(3, 0, 5),)]
 
 
 def test_a_file_that_stops_short_of_its_successor_is_rotten() -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from rollbook.bookie import record_file
 from rollbook.bookie.core import replay as replay_module
-from rollbook.bookie.core.possible_losses import Doubts
+from rollbook.bookie.core.possible_losses import PossibleLosses
 from rollbook.bookie.core.record_format import RecordReader
 from rollbook.proto.errors import DataLost
 from rollbook.proto.wire.digest import DigestType
@@ -88,7 +88,7 @@ BREAKS: dict[str, Break] = {
     "bodies are not verified": lambda m: m.setattr(
         RecordReader, "body", lambda self, record: self.damaged_body(record)
     ),
-    "doubt is forgotten": lambda m: m.setattr(Doubts, "about", lambda *_: False),
+    "doubt is forgotten": lambda m: m.setattr(PossibleLosses, "about", lambda *_: False),
     "all is proof": lambda m: m.setattr(record_file, "proves_itself", lambda *_: True),
     "fences in damaged records are forgotten": lambda m: m.setattr(
         replay_module, "is_of_control", lambda _: False
