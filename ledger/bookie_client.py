@@ -22,7 +22,7 @@ from typing import Final, Protocol, TypeAlias, cast
 
 from rollbook.ledger.capacity import Capacity
 from rollbook.ledger.config import ClientConfig
-from rollbook.ledger.send_queue import CHUNK_BYTES_MAX, Outbox, in_pieces
+from rollbook.ledger.send_queue import CHUNK_BYTES_MAX, SendQueue, in_pieces
 from rollbook.ledger.tick_flush import TickFlush
 from rollbook.proto.errors import (
     BadFrame,
@@ -275,7 +275,7 @@ class BookieClient(asyncio.BufferedProtocol):
         self._owed: dict[LedgerId, int] = {}
         self._settling: asyncio.Future[None] | None = None  # A caller waits until none are.
         # The frames that wait to be sent.
-        self._outbox = Outbox()
+        self._outbox = SendQueue()
         self._gathered: list[bytes] = []  # In front of it: small adds of this turn of the loop.
         self._gathered_bytes = 0
         self._is_clogged = False

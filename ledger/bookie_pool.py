@@ -27,7 +27,7 @@ from rollbook.ledger.bookie_client import RECEIVE_BYTES, AddChannel, AddSink, Bo
 from rollbook.ledger.config import ClientConfig
 from rollbook.ledger.core.add_pipeline import DEADLINE_TICKS
 from rollbook.ledger.core.health import Health
-from rollbook.ledger.shared_timer import Ticker
+from rollbook.ledger.shared_timer import SharedTimer
 from rollbook.ledger.tick_flush import TickFlush
 from rollbook.proto.cluster.bookie_watcher import BookieWatcher, LiveBookies
 from rollbook.proto.errors import (
@@ -77,9 +77,9 @@ class Bookies:
         self.tick_s: Final = config.add_deadline_s / (DEADLINE_TICKS + 1)
         """An add is noticed at the following tick, so one more tick makes the deadline the
         latest."""
-        self.ticker: Final = Ticker(self.tick_s)
+        self.ticker: Final = SharedTimer(self.tick_s)
         rest_s = config.explicit_lac_idle_ms / 1000
-        self.rests: Final = Ticker(rest_s, _SHARES_OF_RESTS, share_s_max=_SHARE_OF_RESTS_S_MAX)
+        self.rests: Final = SharedTimer(rest_s, _SHARES_OF_RESTS, share_s_max=_SHARE_OF_RESTS_S_MAX)
         self.turn: Final = TickFlush()
         self._watcher = watcher
         self._config = config

@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterable
 from typing import Final
 
 from rollbook.ledger.bookie_pool import Bookies
-from rollbook.ledger.core.add_pipeline import LAGGARD_TICKS, Pipeline
+from rollbook.ledger.core.add_pipeline import LAGGARD_TICKS, AddPipeline
 from rollbook.ledger.core.ensemble_change import OpenEnsemble
 from rollbook.ledger.core.health import Health
 from rollbook.ledger.core.placement import Placement
-from rollbook.ledger.metadata_writer import LedgerTail
+from rollbook.ledger.metadata_writer import MetadataWriter
 from rollbook.ledger.pardon import pardon_those_that_answer
 from rollbook.proto.errors import RollbookError
 from rollbook.proto.ids import BookieId, EntryId
@@ -31,8 +31,8 @@ class BookieReplacement:
         self,
         quorum: Quorum,
         seating: OpenEnsemble,
-        pipeline: Pipeline,
-        tail: LedgerTail,
+        pipeline: AddPipeline,
+        tail: MetadataWriter,
         placement: Placement,
         health: Health,
         bookies: Bookies,

@@ -63,7 +63,7 @@ class _Asked(NamedTuple, Generic[Question]):
     passing: Passing
 
 
-class Calls(Generic[Question]):
+class ConcurrentCalls(Generic[Question]):
     """Leaving the context drops what has not been answered."""
 
     def __init__(self, bookies: Caller) -> None:

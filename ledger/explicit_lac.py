@@ -14,7 +14,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 from rollbook.ledger.bookie_pool import Bookies
-from rollbook.ledger.core.add_pipeline import Pipeline
+from rollbook.ledger.core.add_pipeline import AddPipeline
 from rollbook.ledger.core.ensemble_change import OpenEnsemble
 from rollbook.proto.errors import RollbookError
 from rollbook.proto.ids import EntryId
@@ -26,7 +26,7 @@ _SLOWER_TICKS = 10
 class ExplicitLac:
     def __init__(
         self,
-        pipeline: Pipeline,
+        pipeline: AddPipeline,
         seating: OpenEnsemble,
         bookies: Bookies,
         make_request: Callable[[EntryId], WriteLac],

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from rollbook.ledger.bookie_pool import Bookies
-from rollbook.ledger.concurrent_calls import Calls, error_of
+from rollbook.ledger.concurrent_calls import ConcurrentCalls, error_of
 from rollbook.ledger.core.entry_checks import consecutive, unpack_batch
 from rollbook.ledger.core.read_plan import covering_slots
 from rollbook.ledger.metadata_view import LedgerView
@@ -178,7 +178,7 @@ class Follower(AsyncIterator[News]):
         size = quorum.ensemble
         waves = deque((self._preferred + wave) % size for wave in range(size))
         asked: dict[int, None] = {}
-        async with Calls[int](self._bookies) as calls:
+        async with ConcurrentCalls[int](self._bookies) as calls:
             self._wake = calls.wake
             self._view.listen(calls.wake)
             try:
@@ -206,7 +206,7 @@ class Follower(AsyncIterator[News]):
                 self._wake = _nobody
                 self._view.ignore(calls.wake)
 
-    def _ask(self, calls: Calls[int], slot: int, fragment: Fragment) -> None:
+    def _ask(self, calls: ConcurrentCalls[int], slot: int, fragment: Fragment) -> None:
         request = Read(
             self._digest.ledger_id,
             NO_ENTRY,

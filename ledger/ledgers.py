@@ -24,7 +24,7 @@ from rollbook.ledger.core.placement import Placement
 from rollbook.ledger.core.verification import LedgerVerification
 from rollbook.ledger.pardon import pardon_those_that_answer
 from rollbook.ledger.reader import LedgerReader
-from rollbook.ledger.recovery import Recovery
+from rollbook.ledger.recovery import LedgerRecovery
 from rollbook.ledger.seat_watch import SeatWatch
 from rollbook.ledger.verifier import Verifier
 from rollbook.ledger.writer import LedgerWriter
@@ -97,7 +97,7 @@ class Ledgers:
         self._placement = Placement(
             self._health, randomness, config.rack_of, uses_tls=config.uses_tls
         )
-        self._recovery = Recovery(
+        self._recovery = LedgerRecovery(
             self.nodes,
             self.bookies,
             self._placement,

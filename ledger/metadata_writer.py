@@ -22,7 +22,7 @@ _PAUSE_S_MAX: Final = 1.0
 _TRUSTED_S: Final = 86_400.0
 
 
-class LedgerTail:
+class MetadataWriter:
     def __init__(
         self,
         stored: StoredLedger,

@@ -13,7 +13,7 @@ from contextlib import suppress
 from typing import Final, Self
 
 from rollbook.ledger.bookie_pool import Bookies
-from rollbook.ledger.concurrent_calls import UNTIL_HEARD, Calls
+from rollbook.ledger.concurrent_calls import UNTIL_HEARD, ConcurrentCalls
 from rollbook.ledger.config import ClientConfig
 from rollbook.ledger.core.health import Health
 from rollbook.ledger.core.lac_reply import judge_lac
@@ -21,7 +21,7 @@ from rollbook.ledger.core.lac_survey import LacSurvey
 from rollbook.ledger.follower import EntryTail, Follower
 from rollbook.ledger.metadata_view import LedgerView
 from rollbook.ledger.read_ahead import EntryStream
-from rollbook.ledger.replica_reader import Copies
+from rollbook.ledger.replica_reader import ReplicaReader
 from rollbook.proto.cluster.ledger_nodes import LedgerNodes, StoredLedger
 from rollbook.proto.errors import (
     DigestMismatch,
@@ -64,7 +64,7 @@ class LedgerReader:
         self._bookies = bookies
         self._config = config
         self._preferred = randomness.randrange(metadata.quorum.ensemble)
-        self._copies = Copies(
+        self._copies = ReplicaReader(
             metadata.quorum,
             digest,
             bookies,
@@ -152,7 +152,7 @@ class LedgerReader:
         fragment = self.metadata.fragments[-1]
         survey = LacSurvey(self.metadata.quorum, EntryId(fragment.first_entry - 1))
         deadline_s = self._config.read_deadline_s
-        async with Calls[int](self._bookies) as calls:
+        async with ConcurrentCalls[int](self._bookies) as calls:
             for slot, bookie in enumerate(fragment.ensemble):
                 calls.ask(slot, bookie, ReadLac(self.ledger_id), deadline_s, passing=UNTIL_HEARD)
             while not survey.is_covered:

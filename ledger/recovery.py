@@ -19,7 +19,13 @@ from typing import Final
 import structlog
 
 from rollbook.ledger.bookie_pool import Bookies
-from rollbook.ledger.concurrent_calls import BUSY_OR_BROKEN, UNTIL_HEARD, Calls, Passing, error_of
+from rollbook.ledger.concurrent_calls import (
+    BUSY_OR_BROKEN,
+    UNTIL_HEARD,
+    ConcurrentCalls,
+    Passing,
+    error_of,
+)
 from rollbook.ledger.config import ClientConfig
 from rollbook.ledger.core.entry_checks import unpack_batch, unpack_last
 from rollbook.ledger.core.health import Health
@@ -29,7 +35,7 @@ from rollbook.ledger.core.placement import Placement
 from rollbook.ledger.core.read_plan import BATCH_FACTOR, HedgeDelay
 from rollbook.ledger.core.tail_search import TailProbe, TailSearch
 from rollbook.ledger.recovery_writer import WriteBacks
-from rollbook.ledger.replica_reader import Copies
+from rollbook.ledger.replica_reader import ReplicaReader
 from rollbook.proto.cluster.ledger_nodes import LedgerNodes, StoredLedger
 from rollbook.proto.errors import (
     DigestMismatch,
@@ -70,7 +76,7 @@ _LAC: Final = NO_ENTRY, 0  # and one for the LAC.
 _ENTRY_BYTES_GUESSED: Final = 1024  # Of a ledger of which nothing is known yet.
 
 
-class Recovery:
+class LedgerRecovery:
     """Of any ledger, each with its own password."""
 
     def __init__(
@@ -156,7 +162,7 @@ class Recovery:
     ) -> "_Attempt":
         metadata = stored.metadata
         digest = LedgerDigest(digest_type, password, metadata.ledger_id)
-        copies = Copies(
+        copies = ReplicaReader(
             metadata.quorum,
             digest,
             self._bookies,
@@ -193,7 +199,7 @@ class _Attempt:
         stored: StoredLedger,
         digest: LedgerDigest,
         key: bytes,
-        copies: Copies,
+        copies: ReplicaReader,
         bookies: Bookies,
         placement: Placement,
         clock: Clock,
@@ -212,7 +218,7 @@ class _Attempt:
         self._clock = clock
         self._config = config
         self._loop = asyncio.get_running_loop()
-        self._calls = Calls[TailProbe](bookies)
+        self._calls = ConcurrentCalls[TailProbe](bookies)
         self._batch_slots: Slots = sum(
             1 << slot
             for slot, bookie in enumerate(self._ensemble)

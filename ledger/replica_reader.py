@@ -12,7 +12,7 @@ from typing import Final
 import structlog
 
 from rollbook.ledger.bookie_pool import Bookies
-from rollbook.ledger.concurrent_calls import Calls, error_of
+from rollbook.ledger.concurrent_calls import ConcurrentCalls, error_of
 from rollbook.ledger.config import ClientConfig
 from rollbook.ledger.core.entry_checks import consecutive, unpack_batch
 from rollbook.ledger.core.health import Health
@@ -43,7 +43,7 @@ _GONE_RANK: Final = 3  # After all that `Health` ranks.
 _PAUSE_S: Final = 0.02  # Before all members are asked again; doubled.
 
 
-class Copies:
+class ReplicaReader:
     """Knows how fast the bookies respond; shared by all reads of one ledger."""
 
     def __init__(
@@ -111,7 +111,7 @@ class Copies:
         search = CoverSearch(
             self._quorum, run, self._preferred, self._ranks(ensemble), self._hedges[True]
         )
-        async with Calls[int](self._bookies) as calls:
+        async with ConcurrentCalls[int](self._bookies) as calls:
             while True:
                 for slot, held in search.next_requests(self._clock.monotonic_ns()):
                     request = self._batch_request(EntryId(held.start), len(held), bytes_max)
@@ -174,7 +174,7 @@ class Copies:
     ) -> list[Entry] | None:
         """None: all members were asked."""
         hedge = self._hedges[count > 1]
-        async with Calls[int](self._bookies) as calls:
+        async with ConcurrentCalls[int](self._bookies) as calls:
             while True:
                 slot = search.next_slot(self._clock.monotonic_ns())
                 if slot is not None:

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Final
 
-from rollbook.ledger.core.lost_members import Absences, reason_to_leave
+from rollbook.ledger.core.lost_members import LostMembers, reason_to_leave
 from rollbook.ledger.writer import LedgerWriter
 from rollbook.proto.cluster.bookie_watcher import LiveBookies
 from rollbook.proto.errors import BookieUnreachable
@@ -32,7 +32,7 @@ class SeatWatch:
         self._pardon = pardon
         self._writers = writers
         self._clock = clock
-        self._absences = Absences()
+        self._absences = LostMembers()
         self._looked_at: LiveBookies | None = (
             None  # With every bookie present: nothing can have changed since.
         )

@@ -24,7 +24,7 @@ class FrameSource(Protocol):
         """To be sent now, at the loop's time `now`; nothing if it is no longer wanted."""
 
 
-class Outbox:
+class SendQueue:
     def __init__(self) -> None:
         self._urgent: deque[FrameSource] = deque()
         self._ordinary: deque[FrameSource] = deque()

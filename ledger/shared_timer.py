@@ -14,7 +14,7 @@ from typing import Final
 _SHARES: Final = 8
 
 
-class Ticker:
+class SharedTimer:
     def __init__(
         self, tick_s: float, shares: int = _SHARES, *, share_s_max: float = math.inf
     ) -> None:

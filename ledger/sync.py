@@ -72,7 +72,7 @@ class SyncLedgers(ClosedByWith):
         password: bytes = b"",
         custom: Mapping[str, bytes] | None = None,
         ledger_id: int | None = None,
-    ) -> "SyncWriter":
+    ) -> "SyncLedgerWriter":
         work = self._ledgers.create(
             ensemble=ensemble,
             write=write,
@@ -82,7 +82,7 @@ class SyncLedgers(ClosedByWith):
             custom=custom or {},
             ledger_id=ledger_id,
         )
-        return SyncWriter(self._thread, self._thread.run(work), self._ledgers.config)
+        return SyncLedgerWriter(self._thread, self._thread.run(work), self._ledgers.config)
 
     def open(
         self, ledger_id: int, password: bytes | None = None, *, digest: DigestType | None = None
@@ -122,7 +122,7 @@ class SyncLedgers(ClosedByWith):
             self._thread.close()
 
 
-class SyncWriter(ClosedByWith):
+class SyncLedgerWriter(ClosedByWith):
     """`LedgerWriter`, call by call. `append` waits until its entry is confirmed."""
 
     def __init__(self, thread: LoopThread, writer: LedgerWriter, config: ClientConfig) -> None:

@@ -13,7 +13,7 @@ from typing import Final
 import google_crc32c
 
 from rollbook.ledger.bookie_pool import Bookies
-from rollbook.ledger.concurrent_calls import BUSY_OR_BROKEN, Calls, error_of
+from rollbook.ledger.concurrent_calls import BUSY_OR_BROKEN, ConcurrentCalls, error_of
 from rollbook.ledger.config import ClientConfig
 from rollbook.ledger.core.entry_checks import unpack_batch
 from rollbook.ledger.core.verification import Copy, CopyState, LedgerVerification, state_after
@@ -132,7 +132,7 @@ class Verifier:
         self, bookie: BookieId, entry_ids: Sequence[EntryId], found: dict[EntryId, Copy]
     ) -> None:
         ledger_id = self._digest.ledger_id
-        async with Calls[EntryId](self._bookies) as calls:
+        async with ConcurrentCalls[EntryId](self._bookies) as calls:
             for entry_id in entry_ids:
                 request = Read(ledger_id, entry_id)
                 calls.ask(entry_id, bookie, request, self._deadline_s, passing=BUSY_OR_BROKEN)

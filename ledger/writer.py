@@ -23,12 +23,12 @@ import structlog
 from rollbook.ledger.bookie_pool import AddChannel, Bookies
 from rollbook.ledger.bookie_replacement import BookieReplacement
 from rollbook.ledger.config import ClientConfig
-from rollbook.ledger.core.add_pipeline import LAGGARD_TICKS, LOOK_AGAIN_S, Pipeline
+from rollbook.ledger.core.add_pipeline import LAGGARD_TICKS, LOOK_AGAIN_S, AddPipeline
 from rollbook.ledger.core.ensemble_change import OpenEnsemble, RefusalAction, judge
 from rollbook.ledger.core.health import Health
 from rollbook.ledger.core.placement import Placement
 from rollbook.ledger.explicit_lac import ExplicitLac
-from rollbook.ledger.metadata_writer import LedgerTail
+from rollbook.ledger.metadata_writer import MetadataWriter
 from rollbook.ledger.send_queue import CHUNK_BYTES_MAX
 from rollbook.proto.cluster.ledger_nodes import LedgerNodes, StoredLedger
 from rollbook.proto.errors import (
@@ -93,14 +93,14 @@ class LedgerWriter:
         self._loop = asyncio.get_running_loop()
         self._new_future = self._loop.create_future
         self._log = logger.bind(ledger_id=metadata.ledger_id)
-        self._pipeline = Pipeline(
+        self._pipeline = AddPipeline(
             metadata.quorum,
             self._make_packer(),
             config.writer_window_bytes,
             config.writer_window_entries,
         )
         self._seating = OpenEnsemble(metadata.quorum, metadata.fragments[-1])
-        self._tail = LedgerTail(stored, self._seating, nodes, clock, self._log)
+        self._tail = MetadataWriter(stored, self._seating, nodes, clock, self._log)
         self._tick_s = bookies.tick_s
         self._stand_ins = BookieReplacement(
             metadata.quorum,

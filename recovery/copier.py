@@ -17,7 +17,7 @@ from itertools import islice
 from typing import Final
 
 from rollbook.ledger.bookie_pool import Bookies
-from rollbook.ledger.concurrent_calls import BUSY_OR_BROKEN, Calls, error_of
+from rollbook.ledger.concurrent_calls import BUSY_OR_BROKEN, ConcurrentCalls, error_of
 from rollbook.ledger.config import ClientConfig
 from rollbook.ledger.core.entry_checks import consecutive, unpack_batch
 from rollbook.ledger.core.verification import CopyState, state_after
@@ -259,7 +259,7 @@ class Copier:
         states: dict[EntryId, CopyState],
     ) -> None:
         deadline_s = self._config.read_deadline_s
-        async with Calls[EntryId](self._bookies) as calls:
+        async with ConcurrentCalls[EntryId](self._bookies) as calls:
             for entry_id in entry_ids:
                 request = Read(self._digest.ledger_id, entry_id)
                 calls.ask(entry_id, source, request, deadline_s, passing=BUSY_OR_BROKEN)

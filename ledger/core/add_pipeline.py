@@ -80,7 +80,7 @@ class SlotProgress:
     last_sign: int = 0  # The tick at which its mark was last seen to move, or it said "busy".
 
 
-class Pipeline:
+class AddPipeline:
     def __init__(
         self,
         quorum: Quorum,

@@ -20,7 +20,7 @@ from rollbook.proto.ids import BookieId, LedgerId
 _ABSENT_NS: Final = 15 * 1_000_000_000
 
 
-class Absences:
+class LostMembers:
     def __init__(self, absent_ns: int = _ABSENT_NS) -> None:
         self._absent_ns = absent_ns
         self._since_ns: dict[BookieId, int] = {}

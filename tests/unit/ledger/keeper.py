@@ -13,7 +13,7 @@ from typing import Final
 from rollbook.ledger.config import ClientConfig
 from rollbook.ledger.core.placement import Placement
 from rollbook.ledger.reader import LedgerReader
-from rollbook.ledger.recovery import Recovery
+from rollbook.ledger.recovery import LedgerRecovery
 from rollbook.proto.cluster.ledger_nodes import LedgerNodes, StoredLedger
 from rollbook.proto.errors import (
     EntryStateUnknown,
@@ -265,7 +265,7 @@ class Stage:
         self.stored: StoredLedger
         node = scene.client_node
         self.placement = Placement(scene.health, node.randomness)
-        self.recovery = Recovery(
+        self.recovery = LedgerRecovery(
             self.nodes,
             scene.bookies,
             self.placement,

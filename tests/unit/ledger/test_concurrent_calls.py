@@ -2,7 +2,7 @@ import asyncio
 
 import pytest
 
-from rollbook.ledger.concurrent_calls import BUSY_OR_BROKEN, Calls
+from rollbook.ledger.concurrent_calls import BUSY_OR_BROKEN, ConcurrentCalls
 from rollbook.proto.errors import Overloaded
 from rollbook.proto.ids import BookieId, EntryId, LedgerId
 from rollbook.proto.wire.messages import Read, Reply, Request
@@ -41,7 +41,7 @@ class Sending:
 async def test_when_calls_are_closed_nothing_is_tried_again(is_heard_before: bool) -> None:
     """Neither what is about to be, nor what is refused in the very turn in which they are."""
     bookies = Sending()
-    calls = Calls[int](bookies)
+    calls = ConcurrentCalls[int](bookies)
     calls.ask(1, B1, READ, 60.0, passing=BUSY_OR_BROKEN)
     bookies.replies[0].set_exception(Overloaded())
     if is_heard_before:

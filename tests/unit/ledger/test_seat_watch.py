@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rollbook.ledger.core.lost_members import Absences
+from rollbook.ledger.core.lost_members import LostMembers
 from rollbook.ledger.ledgers import Ledgers
 from rollbook.ledger.writer import LedgerWriter
 from rollbook.proto.ids import BookieId
@@ -46,7 +46,7 @@ async def test_an_idle_writer_leaves_a_lost_bookie_and_goes_on(cluster: LocalClu
         watch = ledgers._seat_watch
         await watch.look()
         assert all(GONE in w.metadata.fragments[-1].ensemble for w in writers), "it may be back"
-        watch._absences = Absences(absent_ns=0)
+        watch._absences = LostMembers(absent_ns=0)
         await watch.look()
         while any(GONE in writer.metadata.fragments[-1].ensemble for writer in writers):
             await asyncio.sleep(0.01)
@@ -72,7 +72,7 @@ async def test_without_a_successor_the_seat_is_kept(cluster: LocalCluster) -> No
         await lose(cluster, ledgers)
         while len(ledgers.live().writable) > 2:
             await asyncio.sleep(0.01)
-        ledgers._seat_watch._absences = Absences(absent_ns=0)
+        ledgers._seat_watch._absences = LostMembers(absent_ns=0)
         await ledgers._seat_watch.look()
         assert not writer._seating.down
         assert writer.vacant_seats == {GONE: "it is not registered"}
@@ -91,7 +91,7 @@ async def test_a_successor_in_quarantine_is_asked_and_takes_the_seat(cluster: Lo
         ledgers._health.on_failure(other, ledgers._clock.monotonic_ns())
         await lose(cluster, ledgers)
         watch = ledgers._seat_watch
-        watch._absences = Absences(absent_ns=0)
+        watch._absences = LostMembers(absent_ns=0)
         await watch.look()
         assert not writer._seating.down, "nobody can take the seat yet"
         await watch.look()

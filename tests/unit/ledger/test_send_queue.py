@@ -5,7 +5,7 @@ import struct
 
 import pytest
 
-from rollbook.ledger.send_queue import CHUNK_BYTES_MAX, Outbox, in_pieces
+from rollbook.ledger.send_queue import CHUNK_BYTES_MAX, SendQueue, in_pieces
 
 
 class Letter:
@@ -16,7 +16,7 @@ class Letter:
         return self.text
 
 
-def chunks(outbox: Outbox) -> list[bytes]:
+def chunks(outbox: SendQueue) -> list[bytes]:
     found = []
     while chunk := outbox.next_chunk(0.0):
         found.append(chunk)
@@ -28,7 +28,7 @@ def frame(size: int, mark: int) -> bytes:
 
 
 def test_small_ones_leave_together_urgent_ones_first() -> None:
-    outbox = Outbox()
+    outbox = SendQueue()
     for text in (b"a", b"b"):
         outbox.put(Letter(text), is_urgent=False)
     outbox.put(Letter(b"!"), is_urgent=True)
@@ -38,7 +38,7 @@ def test_small_ones_leave_together_urgent_ones_first() -> None:
 
 
 def test_what_has_begun_is_finished_before_what_is_urgent() -> None:
-    outbox = Outbox()
+    outbox = SendQueue()
     large = bytes(CHUNK_BYTES_MAX) + b"end"
     outbox.put(Letter(large), is_urgent=False)
     assert outbox.next_chunk(0.0) == large[:CHUNK_BYTES_MAX]
@@ -48,7 +48,7 @@ def test_what_has_begun_is_finished_before_what_is_urgent() -> None:
 
 
 def test_what_is_removed_or_no_longer_wanted_is_passed_over() -> None:
-    outbox = Outbox()
+    outbox = SendQueue()
     gone, empty, kept = Letter(b"gone"), Letter(b""), Letter(b"kept")
     for each in (gone, empty, kept):
         outbox.put(each, is_urgent=False)
@@ -77,7 +77,7 @@ def test_bytes_are_neither_lost_nor_mixed(seed: int) -> None:
         inside = [next(rest) for _ in range(count)]
         assert piece == b"".join(inside)
         assert len(piece) <= CHUNK_BYTES_MAX or count == 1
-    outbox = Outbox()
+    outbox = SendQueue()
     for piece, _ in pieces:
         outbox.put(Letter(piece), is_urgent=False)
     sent = chunks(outbox)

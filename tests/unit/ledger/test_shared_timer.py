@@ -3,7 +3,7 @@ from functools import partial
 
 import pytest
 
-from rollbook.ledger.shared_timer import Ticker
+from rollbook.ledger.shared_timer import SharedTimer
 from tests.support.clocks import LoopTime
 
 TICK_S = 1000.0
@@ -15,7 +15,7 @@ async def time(monkeypatch: pytest.MonkeyPatch) -> LoopTime:
 
 
 async def test_whoever_asks_is_called_once_and_a_tick_later(time: LoopTime) -> None:
-    ticker, called = Ticker(TICK_S), list[int]()
+    ticker, called = SharedTimer(TICK_S), list[int]()
     ticker.call_next(partial(called.append, 1))
     await time.pass_by(0.8 * TICK_S)  # Up to an eighth less.
     assert not called
@@ -27,7 +27,7 @@ async def test_whoever_asks_is_called_once_and_a_tick_later(time: LoopTime) -> N
 
 async def test_a_process_that_stood_still_has_not_ticked_meanwhile(time: LoopTime) -> None:
     """Else all deadlines passed before one answer was read."""
-    ticker, count = Ticker(TICK_S), 0
+    ticker, count = SharedTimer(TICK_S), 0
 
     def tick() -> None:
         nonlocal count
@@ -45,7 +45,7 @@ async def test_a_process_that_stood_still_has_not_ticked_meanwhile(time: LoopTim
 
 
 async def test_many_who_go_on_asking_are_called_equally_often(time: LoopTime) -> None:
-    ticker, counts = Ticker(TICK_S), [0] * 50
+    ticker, counts = SharedTimer(TICK_S), [0] * 50
 
     def tick(number: int) -> None:
         counts[number] += 1
@@ -60,14 +60,14 @@ async def test_many_who_go_on_asking_are_called_equally_often(time: LoopTime) ->
     ticker.close()
 
 
-async def ask_twice(time: LoopTime, ticker: Ticker, called: list[int], apart_s: float) -> None:
+async def ask_twice(time: LoopTime, ticker: SharedTimer, called: list[int], apart_s: float) -> None:
     for number in range(2):
         ticker.call_next(partial(called.append, number))
         await time.pass_by(apart_s)
 
 
 async def test_a_long_tick_has_more_shares(time: LoopTime) -> None:
-    ticker, called = Ticker(TICK_S, shares=2, share_s_max=TICK_S / 100), list[int]()
+    ticker, called = SharedTimer(TICK_S, shares=2, share_s_max=TICK_S / 100), list[int]()
     await ask_twice(time, ticker, called, 0.02 * TICK_S)
     await time.pass_by(0.95 * TICK_S)
     assert not called
@@ -79,7 +79,7 @@ async def test_a_long_tick_has_more_shares(time: LoopTime) -> None:
 
 
 async def test_those_of_one_share_are_called_in_one_turn(time: LoopTime) -> None:
-    ticker, called = Ticker(TICK_S, shares=4), list[int]()
+    ticker, called = SharedTimer(TICK_S, shares=4), list[int]()
     await time.pass_by(0.3 * TICK_S - asyncio.get_running_loop().time() % TICK_S + TICK_S)
     await ask_twice(time, ticker, called, 0.1 * TICK_S)
     await time.pass_by(0.7 * TICK_S)
@@ -90,7 +90,7 @@ async def test_those_of_one_share_are_called_in_one_turn(time: LoopTime) -> None
 
 
 async def test_a_ticker_that_is_closed_calls_nobody(time: LoopTime) -> None:
-    ticker, called = Ticker(TICK_S), list[int]()
+    ticker, called = SharedTimer(TICK_S), list[int]()
     ticker.call_next(partial(called.append, 1))
     ticker.close()
     await time.pass_by(2 * TICK_S)
@@ -103,7 +103,7 @@ async def test_failing_writer_does_not_stop_the_ticks_of_others(time: LoopTime) 
     asyncio.get_running_loop().set_exception_handler(
         lambda _, context: bugs.append(context["exception"])
     )
-    ticker, counts, bug = Ticker(TICK_S), [0, 0], ValueError("a bug")
+    ticker, counts, bug = SharedTimer(TICK_S), [0, 0], ValueError("a bug")
 
     def tick(number: int) -> None:
         counts[number] += 1

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from rollbook.ledger.core.lost_members import Absences
+from rollbook.ledger.core.lost_members import LostMembers
 from rollbook.proto.cluster.lifecycle_nodes import LifecycleNodes
 from rollbook.proto.formats.lifecycle import LifecycleState
 from rollbook.proto.ids import BookieId
@@ -68,7 +68,7 @@ async def test_nobody_alive_is_fenced(
     cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """RP4, WR11, AR28: idle writers and reserved ledgers, one bookie lost and one drained; every writer goes on."""
-    monkeypatch.setattr(Absences.__init__, "__defaults__", (300_000_000,))
+    monkeypatch.setattr(LostMembers.__init__, "__defaults__", (300_000_000,))
     closed: list[int] = []
     close = LedgerRepair._close
 

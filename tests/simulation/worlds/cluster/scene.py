@@ -20,8 +20,8 @@ from typing import Any, Final, Never
 
 from rollbook.bookie import bookie
 from rollbook.ledger import seat_watch
-from rollbook.ledger.core.lost_members import Absences
-from rollbook.ledger.metadata_writer import LedgerTail
+from rollbook.ledger.core.lost_members import LostMembers
+from rollbook.ledger.metadata_writer import MetadataWriter
 from rollbook.proto.cluster.cluster import initialise
 from rollbook.proto.formats.layout import Layout
 from rollbook.proto.formats.ledger_metadata import unpack_ledger_metadata
@@ -100,7 +100,7 @@ class ClusterScene:
 
 # What takes minutes in production takes moments here, in the same order.
 _RESTLESS: Final[tuple[Patch, ...]] = (
-    (seat_watch, "Absences", partial(Absences, round(ABSENT_S * 1e9))),
+    (seat_watch, "LostMembers", partial(LostMembers, round(ABSENT_S * 1e9))),
     (failures, "PAUSE_S_MAX", 8),
     (drains, "ATTEMPTS_WITHOUT_TARGET", 3),
     (checks, "_SILENT_S", 1.0),
@@ -109,7 +109,7 @@ _RESTLESS: Final[tuple[Patch, ...]] = (
 )
 # Steps that no user sees, by what takes them.
 _INNER_STEPS: Final[tuple[InnerStep, ...]] = (
-    (LedgerTail, "move", "change ensemble"),
+    (MetadataWriter, "move", "change ensemble"),
     (LedgerRepair, "_copy", "copy"),
     (LedgerRepair, "_swap", "swap"),
     (LedgerRepair, "_close", "close for repair"),

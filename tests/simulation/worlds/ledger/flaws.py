@@ -30,8 +30,8 @@ from rollbook.ledger.core.tail_search import TailProbe, TailSearch
 from rollbook.ledger.core.write_back import WriteBack
 from rollbook.ledger.explicit_lac import ExplicitLac
 from rollbook.ledger.follower import Follower
-from rollbook.ledger.metadata_writer import LedgerTail
-from rollbook.ledger.recovery import Recovery, _Attempt
+from rollbook.ledger.metadata_writer import MetadataWriter
+from rollbook.ledger.recovery import LedgerRecovery, _Attempt
 from rollbook.ledger.recovery_writer import WriteBacks
 from rollbook.ledger.writer import LedgerWriter
 from rollbook.proto.cluster import ledger_nodes
@@ -95,16 +95,16 @@ def _need_one_less(self: AckTracker, quorum: Quorum, *rest: Any) -> None:
     self._ack = max(1, self._ack - 1)
 
 
-_move_tail = LedgerTail.move
+_move_tail = MetadataWriter.move
 
 
-def _begin_behind_all(self: LedgerTail, picks: Any, next_unconfirmed: Any) -> Any:
+def _begin_behind_all(self: MetadataWriter, picks: Any, next_unconfirmed: Any) -> Any:
     """The new fragment begins behind what was sent, be it confirmed or not."""
     pipeline = next_unconfirmed.__self__._pipeline
     return _move_tail(self, picks, lambda: pipeline.next_entry)
 
 
-def _begin_at_the_lac(self: LedgerTail, picks: Any, next_unconfirmed: Any) -> Any:
+def _begin_at_the_lac(self: MetadataWriter, picks: Any, next_unconfirmed: Any) -> Any:
     return _move_tail(self, picks, lambda: EntryId(max(0, next_unconfirmed() - 1)))
 
 
@@ -248,7 +248,7 @@ def _no_fragments(self: WriteBack) -> list[Fragment]:
 
 
 async def _recover_in_public(
-    self: Recovery, stored: StoredLedger, password: bytes, digest_type: Any
+    self: LedgerRecovery, stored: StoredLedger, password: bytes, digest_type: Any
 ) -> StoredLedger:
     """New fragments are written before the ledger is closed."""
     stored = await self._start(stored)
@@ -264,7 +264,7 @@ async def _recover_in_public(
     return await self._nodes.update(stored, closed)
 
 
-async def _start_unmarked(self: Recovery, stored: StoredLedger) -> StoredLedger:
+async def _start_unmarked(self: LedgerRecovery, stored: StoredLedger) -> StoredLedger:
     return stored
 
 
@@ -290,7 +290,7 @@ async def _no_length(self: _Attempt, last_entry: EntryId) -> int:
 
 
 async def _fence_nobody(
-    self: Recovery, stored: StoredLedger, password: bytes, digest_type: Any
+    self: LedgerRecovery, stored: StoredLedger, password: bytes, digest_type: Any
 ) -> StoredLedger:
     return stored
 
@@ -400,13 +400,13 @@ LEDGER_MUTANTS: Final = (
         "ledger-late-fragment",
         "A new fragment begins behind entries that are not confirmed.",
         _BUDGET,
-        ((LedgerTail, "move", _begin_behind_all),),
+        ((MetadataWriter, "move", _begin_behind_all),),
     ),
     LedgerMutant(
         "ledger-early-fragment",
         "A new fragment begins with the last confirmed entry, which it does not get.",
         _BUDGET,
-        ((LedgerTail, "move", _begin_at_the_lac),),
+        ((MetadataWriter, "move", _begin_at_the_lac),),
         drill="thin_copies",
     ),
     LedgerMutant(
@@ -555,7 +555,7 @@ LEDGER_MUTANTS: Final = (
         "ledger-publishes-early",
         "Recovery publishes its bookies before the end is known to all.",
         _BUDGET,
-        ((Recovery, "recover", _recover_in_public),),
+        ((LedgerRecovery, "recover", _recover_in_public),),
         drill="broken_recovery",
     ),
     LedgerMutant(
@@ -563,7 +563,7 @@ LEDGER_MUTANTS: Final = (
         "Recovery does not take the metadata from the writer first.",
         _BUDGET,
         (
-            (Recovery, "_start", _start_unmarked),
+            (LedgerRecovery, "_start", _start_unmarked),
             (LedgerMetadata, "with_recovery_closed", _close_open),
         ),
     ),
@@ -587,7 +587,7 @@ LEDGER_MUTANTS: Final = (
         "ledger-deletes-unfenced",
         "A ledger is deleted though its writer goes on.",
         _BUDGET,
-        ((Recovery, "fence", _fence_nobody),),
+        ((LedgerRecovery, "fence", _fence_nobody),),
         drill="deletion",
     ),
     LedgerMutant(

@@ -21,8 +21,8 @@ from typing import Any, Final
 from rollbook.bookie import bookie
 from rollbook.ledger.explicit_lac import ExplicitLac
 from rollbook.ledger.follower import Follower
-from rollbook.ledger.metadata_writer import LedgerTail
-from rollbook.ledger.recovery import Recovery, _Attempt
+from rollbook.ledger.metadata_writer import MetadataWriter
+from rollbook.ledger.recovery import LedgerRecovery, _Attempt
 from rollbook.proto.cluster.cluster import initialise
 from rollbook.proto.formats.layout import Layout
 from rollbook.proto.formats.ledger_metadata import unpack_ledger_metadata
@@ -79,10 +79,10 @@ class LedgerScene:
 
 # Steps that no user sees, by what takes them.
 _INNER_STEPS: Final[tuple[InnerStep, ...]] = (
-    (LedgerTail, "move", "change ensemble"),
-    (LedgerTail, "close", "end"),
+    (MetadataWriter, "move", "change ensemble"),
+    (MetadataWriter, "close", "end"),
     (ExplicitLac, "_tell", "tell LAC"),
-    (Recovery, "_start", "mark"),
+    (LedgerRecovery, "_start", "mark"),
     (_Attempt, "fence", "fence"),
     (_Attempt, "_find_and_write_back", "search"),
     (Follower, "_poll", "poll"),

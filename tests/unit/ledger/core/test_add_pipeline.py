@@ -13,7 +13,7 @@ from rollbook.ledger.core.add_pipeline import (
     LAGGARD_TICKS,
     LOOK_AGAIN_S,
     PATIENCE_TICKS,
-    Pipeline,
+    AddPipeline,
 )
 from rollbook.proto.errors import (
     EntryTooLarge,
@@ -37,17 +37,19 @@ MIB = 1024 * 1024
 DIGEST = LedgerDigest(DigestType.CRC32C, b"", LedgerId(7))
 
 
-def make(quorum: Quorum = Q332, *, window_bytes: int = MIB, window_entries: int = 100) -> Pipeline:
+def make(
+    quorum: Quorum = Q332, *, window_bytes: int = MIB, window_entries: int = 100
+) -> AddPipeline:
     packer = V3AddPacker(ledger_key(b""), DIGEST, itertools.count(1))
-    return Pipeline(quorum, packer, window_bytes, window_entries)
+    return AddPipeline(quorum, packer, window_bytes, window_entries)
 
 
-def append(pipeline: Pipeline, count: int, payload: bytes = b"xy") -> None:
+def append(pipeline: AddPipeline, count: int, payload: bytes = b"xy") -> None:
     for _ in range(count):
         pipeline.append(payload)
 
 
-def take(pipeline: Pipeline, slot: int, bytes_max: int = MIB) -> list[int]:
+def take(pipeline: AddPipeline, slot: int, bytes_max: int = MIB) -> list[int]:
     """Which entries the slot is sent."""
     frames, count = pipeline.take(slot, bytes_max)
     entries = entries_in(frames)
@@ -61,12 +63,12 @@ def entries_in(frames: bytes) -> list[int]:
     return [entry_id for group in groups for entry_id in group.entry_ids]
 
 
-def answer(pipeline: Pipeline, slot: int, *entries: int) -> None:
+def answer(pipeline: AddPipeline, slot: int, *entries: int) -> None:
     pipeline.on_acks(slot, [EntryId(each) for each in entries])
     pipeline.release()
 
 
-def tick(pipeline: Pipeline, count: int) -> list[list[int]]:
+def tick(pipeline: AddPipeline, count: int) -> list[list[int]]:
     return [pipeline.on_tick() for _ in range(count)]
 
 
@@ -108,7 +110,7 @@ def test_whatever_has_bytes_is_taken_as_they_are_at_the_time() -> None:
     assert [length for _, length, _ in found] == [*accumulate(map(len, expected * 2))]
 
 
-def taken(pipeline: Pipeline) -> list[tuple[int, int, bytes]]:
+def taken(pipeline: AddPipeline) -> list[tuple[int, int, bytes]]:
     """What a bookie is sent: ids, the ledger's lengths, payloads."""
     frames, _ = pipeline.take(0, MIB)
     found: list[tuple[int, int, bytes]] = []
@@ -252,7 +254,7 @@ def test_the_window_is_never_passed_in_bytes() -> None:
     assert pipeline.next_entry == taken
 
 
-def fill(pipeline: Pipeline, size: int) -> int:
+def fill(pipeline: AddPipeline, size: int) -> int:
     count = 0
     while pipeline.has_room(1, size):
         append(pipeline, 1, bytes(size))
@@ -260,7 +262,7 @@ def fill(pipeline: Pipeline, size: int) -> int:
     return count
 
 
-def answer_all(pipeline: Pipeline) -> None:
+def answer_all(pipeline: AddPipeline) -> None:
     for slot in range(3):
         answer(pipeline, slot, *take(pipeline, slot))
 

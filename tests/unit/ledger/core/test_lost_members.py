@@ -2,7 +2,7 @@
 
 import pytest
 
-from rollbook.ledger.core.lost_members import Absences, reason_to_leave
+from rollbook.ledger.core.lost_members import LostMembers, reason_to_leave
 from rollbook.proto.cluster.bookie_watcher import LiveBookies
 from rollbook.proto.formats.service_info import (
     DOUBTING,
@@ -21,14 +21,14 @@ def registered(properties: dict[str, str]) -> BookieServiceInfo:
 
 
 def test_a_bookie_is_left_when_it_was_not_registered_for_15_seconds() -> None:
-    absences = Absences()
+    absences = LostMembers()
     assert absences.on_look([A, B], [B], 100 * S) == set()
     assert absences.on_look([A, B], [B], 114 * S) == set()
     assert absences.on_look([A, B], [B], 115 * S) == {A}
 
 
 def test_a_restart_moves_nothing() -> None:
-    absences = Absences()
+    absences = LostMembers()
     absences.on_look([A], [], 100 * S)
     assert absences.on_look([A], [A], 110 * S) == set()
     assert absences.on_look([A], [], 116 * S) == set()
@@ -58,7 +58,7 @@ def test_a_strange_limit_does_no_harm(text: str) -> None:
 
 
 def test_a_bookie_without_a_seat_is_not_remembered() -> None:
-    absences = Absences()
+    absences = LostMembers()
     absences.on_look([A], [], 0)
     absences.on_look([B], [B], 10 * S)
     assert absences.on_look([A], [], 20 * S) == set()
