@@ -30,7 +30,7 @@ from rollbook.proto.errors import BadMetadata, MetadataConflict, SessionExpired
 from rollbook.proto.ids import BookieId, LedgerId
 from rollbook.proto.ports import Clock, MetadataStore
 from rollbook.proto.tasks import TaskGroup
-from rollbook.recovery.checks import Checks, CheckState, Schedule
+from rollbook.recovery.checks import Checks, CheckSchedule, CheckState
 from rollbook.recovery.config import AuditConfig
 from rollbook.recovery.core.audit import Backlog, Losses
 from rollbook.recovery.core.checks import CheckKind
@@ -101,7 +101,7 @@ class Auditor:
         self._has_news = asyncio.Event()
         self._is_idle = asyncio.Event()  # Everything lost was marked.
         self._may_go_on = asyncio.Event()
-        self._schedule = Schedule(self._times, self._clock, self._config)
+        self._schedule = CheckSchedule(self._times, self._clock, self._config)
 
     async def lead(self, vote: Vote) -> None:
         """Until cancelled."""

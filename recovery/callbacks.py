@@ -55,12 +55,12 @@ from rollbook.proto.ports import (
 from rollbook.proto.tasks import TaskGroup
 from rollbook.recovery.core.callbacks import (
     CALLBACKS_MAX,
-    Answer,
-    Callback,
     CallbackQueue,
+    DeliveryAnswer,
+    DeliveryOutcome,
     EventCursor,
-    Outcome,
-    Pending,
+    PendingDelivery,
+    RegisteredCallback,
     attempt_row,
     body_of,
     is_callback_id,
@@ -74,13 +74,13 @@ from rollbook.recovery.core.callbacks import (
     unpack_pending,
     unpack_rows,
 )
-from rollbook.recovery.core.events import Event, State, derive
-from rollbook.recovery.events import ClusterEvents
+from rollbook.recovery.core.events import Event, ObservedState, derive
+from rollbook.recovery.events import ClusterEventLog
 from rollbook.recovery.metadata_outages import patiently
 
 logger = structlog.get_logger()
 
-Post = Callable[[str, Mapping[str, str], bytes], Awaitable[Answer]]
+Post = Callable[[str, Mapping[str, str], bytes], Awaitable[DeliveryAnswer]]
 """Sends one request to a URL within its time, and never raises."""
 
 Rows = list[dict[str, Any]]
@@ -99,8 +99,8 @@ _RACES_MAX: Final = 20
 _UNREADABLE: Final = (BadMetadata, UnsupportedVersion)
 
 
-Seen = Mapping[str, Sequence[State]]
-"""What this process saw: `ClusterEvents.tracks`."""
+Seen = Mapping[str, Sequence[ObservedState]]
+"""What this process saw: `ClusterEventLog.tracks`."""
 
 
 def cursor_at(tracks: Seen, now_ms: int) -> EventCursor:
@@ -128,7 +128,7 @@ class CallbackNodes:
     def queue(self, callback_id: str) -> str:
         return f"{self.queues}/{callback_id}"
 
-    async def list(self) -> list[Callback]:
+    async def list(self) -> list[RegisteredCallback]:
         """The oldest first. An unreadable one is logged and left out."""
         try:
             names = await children_surely(self._store, self.folder)
@@ -143,7 +143,7 @@ class CallbackNodes:
                     logger.warning("callback_unreadable", callback=name, reason=error.message)
         return sorted(found, key=lambda each: (each.created_ms, each.id))
 
-    async def read(self, callback_id: str) -> Callback:
+    async def read(self, callback_id: str) -> RegisteredCallback:
         """Raises `Missing`, `BadMetadata`, `UnsupportedVersion`."""
         is_id = is_callback_id(callback_id)
         node = await read_surely(self._store, self.path(callback_id)) if is_id else None
@@ -151,7 +151,7 @@ class CallbackNodes:
             raise Missing(f"there is no callback {callback_id[:80]}", callback=callback_id[:80])
         return unpack_callback(node.value)
 
-    async def create(self, callback: Callback, tracks: Seen) -> None:
+    async def create(self, callback: RegisteredCallback, tracks: Seen) -> None:
         """It is sent what is new in `tracks`. Raises `Overloaded` if there are as many as can be."""
         await self.prepare()
         data = pack_callback(callback)
@@ -198,7 +198,7 @@ class CallbackNodes:
             logger.error("callback_cursor_unreadable", reason=error.message)
             return None, node.stat.version
 
-    async def delete(self, callback_id: str) -> Callback:
+    async def delete(self, callback_id: str) -> RegisteredCallback:
         """Nothing is sent to it from now on; its queue is removed when the sender looks next. Raises `Missing`."""
         callback = await self.read(callback_id)
         try:
@@ -218,7 +218,7 @@ class CallbackNodes:
     async def queue_test(self, callback_id: str, event: Event, token: str, now_ms: int) -> None:
         """Raises `Missing`."""
         await self.read(callback_id)
-        pending = Pending(f"{_TEST}{token}", event, now_ms)
+        pending = PendingDelivery(f"{_TEST}{token}", event, now_ms)
         path, data = f"{self.queue(callback_id)}/{pending.name}", pack_pending(pending)
 
         async def was_made() -> bool:
@@ -233,7 +233,7 @@ class CallbackNodes:
 class _Receiver:
     """One callback, as its sender sees it."""
 
-    def __init__(self, callback: Callback, randomness: Randomness) -> None:
+    def __init__(self, callback: RegisteredCallback, randomness: Randomness) -> None:
         self.callback = callback
         self.queue = CallbackQueue(randomness)
         self.rows: list[dict[str, Any]] = []
@@ -255,7 +255,7 @@ class CallbackSender:
         cluster: Cluster,
         clock: Clock,
         randomness: Randomness,
-        events: ClusterEvents,
+        events: ClusterEventLog,
         post: Post,
     ) -> None:
         self._store = store
@@ -350,7 +350,7 @@ class CallbackSender:
                 async with asyncio.timeout(min(due_s, _LOOK_AGAIN_S)):
                     await self._news.wait()
 
-    async def _attempt(self, receiver: _Receiver, pending: Pending, number: int) -> None:
+    async def _attempt(self, receiver: _Receiver, pending: PendingDelivery, number: int) -> None:
         callback, event = receiver.callback, pending.event
         at_ms, began_ns = self._now_ms(), self._clock.monotonic_ns()
         body = body_of(event)
@@ -362,9 +362,9 @@ class CallbackSender:
         took_ms = (now_ns - began_ns) // 1_000_000
         outcome = receiver.queue.on_answer(pending.name, answer, now_ns, self._now_ms())
         receiver.add_row(attempt_row(pending, number, answer, outcome, at_ms, took_ms))
-        if outcome is not Outcome.RETRYING:
+        if outcome is not DeliveryOutcome.RETRYING:
             receiver.done.append(pending.name)
-        if outcome is Outcome.GIVEN_UP:
+        if outcome is DeliveryOutcome.GIVEN_UP:
             logger.warning("callback_given_up", callback=callback.id, event_id=event.id)
         self._news.set()
 
@@ -408,7 +408,7 @@ class CallbackSender:
             self._has_config_changed = True  # It is checked again.
             self._news.set()
 
-    async def _read_queue(self, callback: Callback) -> _Receiver:
+    async def _read_queue(self, callback: RegisteredCallback) -> _Receiver:
         receiver = _Receiver(callback, self._randomness)
         folder = self._nodes.queue(callback.id)
         node = await read_surely(self._store, folder)
@@ -422,7 +422,7 @@ class CallbackSender:
                     receiver.queue.add(pending)
         return receiver
 
-    async def _read_pending(self, folder: str, name: str) -> Pending | None:
+    async def _read_pending(self, folder: str, name: str) -> PendingDelivery | None:
         node = await read_surely(self._store, f"{folder}/{name}", fresh=False)
         try:
             return unpack_pending(name, node.value) if node else None
@@ -486,7 +486,7 @@ class CallbackSender:
         if marks == cursor.marks:
             return False
         queued = [
-            (receiver, Pending(name_of(cursor.next_number + number), event, now_ms))
+            (receiver, PendingDelivery(name_of(cursor.next_number + number), event, now_ms))
             for number, event in enumerate(events)
             for receiver in self._receivers.values()
             if receiver.callback.takes(event)
@@ -509,8 +509,8 @@ class CallbackSender:
         for receiver, pending in queued:
             receiver.queue.add(pending)
         for receiver, pending in full:
-            answer = Answer(problem="as many events wait as can be")
-            row = attempt_row(pending, 0, answer, Outcome.GIVEN_UP, now_ms, 0)
+            answer = DeliveryAnswer(problem="as many events wait as can be")
+            row = attempt_row(pending, 0, answer, DeliveryOutcome.GIVEN_UP, now_ms, 0)
             receiver.add_row(row)
         return True
 

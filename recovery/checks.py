@@ -90,7 +90,7 @@ class CheckState:
 Work = Callable[[CheckState], Awaitable[None]]
 
 
-class Schedule:
+class CheckSchedule:
     """Of one auditor's time as leader."""
 
     def __init__(self, times: CheckTimes, clock: Clock, config: AuditConfig) -> None:

@@ -30,7 +30,7 @@ from rollbook.proto.tasks import TaskGroup
 from rollbook.recovery.config import HealConfig
 from rollbook.recovery.core.failures import Failure, after_failure
 from rollbook.recovery.healer import Healer, Healing
-from rollbook.recovery.ledger_healer import Outcome
+from rollbook.recovery.ledger_healer import HealingOutcome
 from rollbook.recovery.metadata_outages import patiently
 from rollbook.recovery.possible_losses import BookieDoubts
 
@@ -177,7 +177,7 @@ class DoubtHealing:
 
     def _on_healing(self, bookie: BookieId, state: DoubtState, healing: Healing) -> None:
         state.doubts_everything = healing.doubts_everything
-        lost = healing.ledgers[Outcome.LOST]
+        lost = healing.ledgers[HealingOutcome.LOST]
         if lost and lost != state.lost:
             named = [each.ledger_id for each in healing.remarkable if each.lost]
             logger.error(

@@ -35,12 +35,12 @@ from rollbook.proto.tasks import TaskGroup
 from rollbook.recovery.core.checks import unpack_bad
 from rollbook.recovery.core.events import (
     Event,
+    EventFilter,
     EventMemory,
+    ObservedState,
     Sight,
-    State,
     Thing,
     Tracks,
-    Wanted,
     derive,
     first_marks,
 )
@@ -82,7 +82,7 @@ class _Part:
             self.changed[path] = None
 
 
-class ClusterEvents:
+class ClusterEventLog:
     """`run` it; all other methods may be called at any time."""
 
     def __init__(
@@ -129,18 +129,18 @@ class ClusterEvents:
     # --- Questions ----------------------------------------------------------------------------
 
     async def page(
-        self, wanted: Wanted, after: str, limit: int
+        self, wanted: EventFilter, after: str, limit: int
     ) -> tuple[list[Event], str | None] | None:
         """The newest first. `after`: the last event of the previous page; None: this process does not know
         it."""
         return self._memory.page(wanted, after, limit)
 
     @property
-    def tracks(self) -> Mapping[str, Sequence[State]] | None:
+    def tracks(self) -> Mapping[str, Sequence[ObservedState]] | None:
         """By subject. None: not everything was read yet."""
         return None if self._known is None else self._tracks.states
 
-    async def known(self) -> Mapping[str, Sequence[State]]:
+    async def known(self) -> Mapping[str, Sequence[ObservedState]]:
         """`tracks`, once everything was read."""
         while (tracks := self.tracks) is None:
             await self.changed()

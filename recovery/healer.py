@@ -24,11 +24,11 @@ from rollbook.proto.ids import BookieId, LedgerId
 from rollbook.proto.tasks import TaskGroup
 from rollbook.recovery.budget import ByteBudget, Throttle
 from rollbook.recovery.config import HealConfig
-from rollbook.recovery.core.healing import EntryRange
+from rollbook.recovery.core.healing import EntrySpan
 from rollbook.recovery.ledger_healer import (
+    HealingOutcome,
     LedgerHealer,
     LedgerHealing,
-    Outcome,
     Task,
     Writers,
 )
@@ -38,7 +38,7 @@ logger = structlog.get_logger()
 
 _PAGE: Final = 500
 _RACES_MAX: Final = 20  # With new doubts.
-_NOTHING: Final[Mapping[int, Sequence[EntryRange]]] = {}
+_NOTHING: Final[Mapping[int, Sequence[EntrySpan]]] = {}
 
 
 @dataclass(slots=True)
@@ -46,7 +46,7 @@ class Healing:
     """The result for the bookie."""
 
     bookie: BookieId
-    ledgers: Counter[Outcome] = field(default_factory=Counter)
+    ledgers: Counter[HealingOutcome] = field(default_factory=Counter)
     entries: int = 0  # That were restored, or would be.
     entry_bytes: int = 0
     closed: int = 0  # Ledgers that recovery had to close for it, or would have to.
@@ -58,12 +58,12 @@ class Healing:
         self.entries += healed.entries
         self.entry_bytes += healed.entry_bytes
         self.closed += healed.has_been_closed
-        if healed.lost or healed.given_up or healed.outcome is Outcome.WAITING:
+        if healed.lost or healed.given_up or healed.outcome is HealingOutcome.WAITING:
             self.remarkable.append(healed)
 
     @property
     def are_ledgers_whole(self) -> bool:
-        return not (self.ledgers[Outcome.WAITING] or self.ledgers[Outcome.LOST])
+        return not (self.ledgers[HealingOutcome.WAITING] or self.ledgers[HealingOutcome.LOST])
 
 
 class Healer:
@@ -76,7 +76,7 @@ class Healer:
         doubts: BookieDoubts,
         config: HealConfig,
         *,
-        accepted: Mapping[int, Sequence[EntryRange]] = _NOTHING,
+        accepted: Mapping[int, Sequence[EntrySpan]] = _NOTHING,
         includes_all: bool = False,
         is_rehearsal: bool = False,
         spares_writers: bool = False,
@@ -132,9 +132,9 @@ class Healer:
         )
         return healing
 
-    async def _look_at_all(self) -> tuple[DoubtsPage, dict[int, tuple[EntryRange, ...]]]:
+    async def _look_at_all(self) -> tuple[DoubtsPage, dict[int, tuple[EntrySpan, ...]]]:
         page = first = await self._page(-1, _PAGE)
-        doubted: dict[int, tuple[EntryRange, ...]] = dict(page.ledgers)
+        doubted: dict[int, tuple[EntrySpan, ...]] = dict(page.ledgers)
         while page.next_after is not None:
             page = await self._page(page.next_after, _PAGE)
             doubted.update(page.ledgers)
@@ -160,7 +160,7 @@ class Healer:
         return ids
 
     async def _heal(
-        self, ledger_id: LedgerId, first: DoubtsPage, doubted: Mapping[int, tuple[EntryRange, ...]]
+        self, ledger_id: LedgerId, first: DoubtsPage, doubted: Mapping[int, tuple[EntrySpan, ...]]
     ) -> LedgerHealing:
         found = LedgerHealing(ledger_id)
         ranges, stamp = doubted.get(ledger_id, ()), first.stamp
@@ -177,16 +177,16 @@ class Healer:
                 ranges, stamp = page.ledgers.get(ledger_id, ()), page.stamp
         except RollbookError as error:
             failure = error
-        found.outcome = Outcome.WAITING
+        found.outcome = HealingOutcome.WAITING
         found.reason, found.next_step = failure.message or str(failure), failure.next_step
         return found
 
     def _healer_of(
-        self, found: LedgerHealing, ranges: tuple[EntryRange, ...], stamp: str, everything: bool
+        self, found: LedgerHealing, ranges: tuple[EntrySpan, ...], stamp: str, everything: bool
     ) -> LedgerHealer:
         ledger_id = found.ledger_id
 
-        async def settle(settled: Sequence[EntryRange]) -> None:
+        async def settle(settled: Sequence[EntrySpan]) -> None:
             await self._doubts.settle(stamp, ledger_id, list(settled))
 
         accepted = self._accepted.get(ledger_id, ())

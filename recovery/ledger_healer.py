@@ -40,7 +40,7 @@ from rollbook.recovery.budget import ByteBudget, Throttle
 from rollbook.recovery.copier import Copier, listed_in
 from rollbook.recovery.core.healing import (
     WHOLE,
-    EntryRange,
+    EntrySpan,
     as_if_closed,
     before_open_end,
     covers,
@@ -59,7 +59,7 @@ _HAS_WRITER: Final = "it is open, and may have a writer: it is healed once it is
 _ENTRY_OVERHEAD_BYTES: Final = 64
 
 
-class Outcome(Enum):
+class HealingOutcome(Enum):
     HEALED = "healed"
     GONE = "gone"  # It was deleted.
     PLANNED = "planned"  # Nothing was done, as requested.
@@ -72,19 +72,19 @@ class LedgerHealing:
     """The result for one ledger."""
 
     ledger_id: LedgerId
-    outcome: Outcome = Outcome.HEALED
+    outcome: HealingOutcome = HealingOutcome.HEALED
     has_been_closed: bool = False  # For it, or would be.
     entries: int = 0  # That were restored, or would be.
     entry_bytes: int = 0
-    waiting: list[EntryRange] = field(default_factory=list)
-    lost: list[EntryRange] = field(default_factory=list)
-    given_up: list[EntryRange] = field(default_factory=list)
+    waiting: list[EntrySpan] = field(default_factory=list)
+    lost: list[EntrySpan] = field(default_factory=list)
+    given_up: list[EntrySpan] = field(default_factory=list)
     reason: str = ""  # Why it waits.
     next_step: str = ""
 
     def begin(self) -> None:
         """The work of a failed attempt stays done."""
-        self.outcome, self.reason, self.next_step = Outcome.HEALED, "", ""
+        self.outcome, self.reason, self.next_step = HealingOutcome.HEALED, "", ""
         self.waiting, self.lost = [], []
 
 
@@ -93,13 +93,13 @@ class Task:
     """One ledger, and the doubts about it."""
 
     ledger_id: LedgerId
-    doubted: tuple[EntryRange, ...]  # By itself,
+    doubted: tuple[EntrySpan, ...]  # By itself,
     is_wholly_doubted: bool  # and as everything is.
     includes_all: bool  # In doubt or not.
-    accepted: Sequence[EntryRange]  # Entries that may be given up.
+    accepted: Sequence[EntrySpan]  # Entries that may be given up.
 
     @property
-    def ranges(self) -> tuple[EntryRange, ...]:
+    def ranges(self) -> tuple[EntrySpan, ...]:
         return (WHOLE,) if self.is_wholly_doubted or self.includes_all else self.doubted
 
 
@@ -119,7 +119,7 @@ class _Means:
     verifier: Verifier
 
 
-Settle = Callable[[Sequence[EntryRange]], Awaitable[None]]
+Settle = Callable[[Sequence[EntrySpan]], Awaitable[None]]
 
 
 class LedgerHealer:
@@ -149,7 +149,7 @@ class LedgerHealer:
         self._window_bytes = window_bytes
         self._is_rehearsal = is_rehearsal
         self._writers = writers
-        self._not_needed: list[EntryRange] = []  # Not reported yet.
+        self._not_needed: list[EntrySpan] = []  # Not reported yet.
 
     async def heal(self) -> None:
         """Raises the error that prevents its healing now: a retry loses nothing."""
@@ -163,14 +163,14 @@ class LedgerHealer:
             self.found.given_up.append(WHOLE)
             return
         if stored is None:
-            self.found.outcome = Outcome.GONE
+            self.found.outcome = HealingOutcome.GONE
             await self._settle([WHOLE])
         elif stored.metadata.names(self._bookie):
             await self._heal(stored.metadata)
         else:  # Its entries of the ledger, if any, are not used any more.
             await self._settle([WHOLE])
-        if self._is_rehearsal and self.found.outcome is Outcome.HEALED:
-            self.found.outcome = Outcome.PLANNED
+        if self._is_rehearsal and self.found.outcome is HealingOutcome.HEALED:
+            self.found.outcome = HealingOutcome.PLANNED
 
     async def _find(self) -> StoredLedger | None:
         """None if it is certainly gone: a store that is not ours proves nothing (HL5)."""
@@ -196,7 +196,7 @@ class LedgerHealer:
                 settled = before_open_end(metadata, self._bookie)
                 is_spared = settled is not None or not self._may_close(metadata)
             if settled is None and is_spared:
-                self.found.outcome, self.found.reason = Outcome.WAITING, _HAS_WRITER
+                self.found.outcome, self.found.reason = HealingOutcome.WAITING, _HAS_WRITER
                 return
             if settled is None:
                 if not self._is_rehearsal:
@@ -269,7 +269,7 @@ class LedgerHealer:
             await self._tell_settled([WHOLE] if self._task.is_wholly_doubted else tail)
         closed = await self._recover(ledger_id)
         assert closed.last_entry is not None
-        self.found.given_up += intersection(tail, [EntryRange(closed.last_entry + 1, ENTRY_ID_MAX)])
+        self.found.given_up += intersection(tail, [EntrySpan(closed.last_entry + 1, ENTRY_ID_MAX)])
         return closed
 
     async def _recover(self, ledger_id: LedgerId) -> LedgerMetadata:
@@ -310,7 +310,7 @@ class LedgerHealer:
         pieces = list(stretches(metadata, self._bookie, self._task.ranges))
         # Reported with the first window: each report costs the bookie syncs.
         self._not_needed = [
-            EntryRange(first, last) for first, last, where in pieces if where is None
+            EntrySpan(first, last) for first, last, where in pieces if where is None
         ]
         for first, last, fragment in pieces:
             if fragment is None:
@@ -320,13 +320,13 @@ class LedgerHealer:
                 window = range(start, min(start + step, last + 1))
                 goes_on = await self._heal_window(metadata, fragment, window, listed, means)
                 if not goes_on and window.stop <= last:
-                    self.found.waiting.append(EntryRange(window.stop, last))
+                    self.found.waiting.append(EntrySpan(window.stop, last))
                     break
         await self._settle([])
         if self.found.waiting:
-            self.found.outcome = Outcome.WAITING
+            self.found.outcome = HealingOutcome.WAITING
         elif self.found.lost:
-            self.found.outcome = Outcome.LOST
+            self.found.outcome = HealingOutcome.LOST
 
     async def _heal_window(
         self,
@@ -386,7 +386,7 @@ class LedgerHealer:
         reply = await self._call(ListEntries(self._task.ledger_id))
         return listed_in(reply, self._task.ledger_id)
 
-    async def _settle(self, ranges: Sequence[EntryRange]) -> None:
+    async def _settle(self, ranges: Sequence[EntrySpan]) -> None:
         """As far as they are in doubt by themselves."""
         settled = intersection(self._task.doubted, [*ranges, *self._not_needed])
         self._not_needed = []

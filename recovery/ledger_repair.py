@@ -48,8 +48,8 @@ from rollbook.recovery.core.failures import LostEntries
 from rollbook.recovery.core.healing import ranges_of
 from rollbook.recovery.core.plan import (
     Action,
+    BookiePresence,
     FirstStep,
-    Presence,
     RepairPlan,
     SlotRepair,
     lacking,
@@ -189,11 +189,11 @@ class LedgerRepair:
             looked_at=self._looked_at,
         )
 
-    def _presence(self, bookie: BookieId) -> Presence:
+    def _presence(self, bookie: BookieId) -> BookiePresence:
         live = self._ledgers.live()
         if bookie in live.writable:
-            return Presence.WRITABLE
-        return Presence.READ_ONLY if bookie in live.read_only else Presence.LOST
+            return BookiePresence.WRITABLE
+        return BookiePresence.READ_ONLY if bookie in live.read_only else BookiePresence.LOST
 
     async def _close(self) -> None:
         """Its writer is dead, or a recovery has begun (RP4)."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from rollbook.proto.ids import BookieId, LedgerId
-from rollbook.recovery.core.healing import EntryRange
+from rollbook.recovery.core.healing import EntrySpan
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +18,7 @@ class DoubtsPage:
     instance_id: str | None  # Of its cluster.
     stamp: str
     everything: bool
-    ledgers: dict[int, tuple[EntryRange, ...]]
+    ledgers: dict[int, tuple[EntrySpan, ...]]
     next_after: int | None  # None: this is the last page.
 
 
@@ -26,7 +26,7 @@ class BookieDoubts(Protocol):
     async def page(self, after: int, limit: int) -> DoubtsPage:
         """Doubts about ledgers with an id above `after`."""
 
-    async def settle(self, stamp: str, ledger_id: LedgerId, ranges: list[EntryRange]) -> None:
+    async def settle(self, stamp: str, ledger_id: LedgerId, ranges: list[EntrySpan]) -> None:
         """Durable when it returns. Raises `Superseded` if the stamp is not the latest."""
 
     async def settle_everything(self, stamp: str) -> None:

@@ -27,7 +27,7 @@ _VERSION: Final = 1
 
 
 @dataclass(frozen=True, slots=True)
-class Presence:
+class ProcessStatus:
     name: str
     release: str = ""
     started_ms: int = 0
@@ -37,19 +37,19 @@ class Presence:
     worker: Mapping[str, Any] = field(default_factory=dict)
 
 
-def pack_presence(presence: Presence) -> bytes:
-    fields = {name: getattr(presence, name) for name in Presence.__slots__}
+def pack_presence(presence: ProcessStatus) -> bytes:
+    fields = {name: getattr(presence, name) for name in ProcessStatus.__slots__}
     return json.dumps(fields | {"version": _VERSION}, sort_keys=True).encode("ascii")
 
 
-def unpack_presence(node_name: str, data: bytes) -> Presence:
+def unpack_presence(node_name: str, data: bytes) -> ProcessStatus:
     """Unreadable nodes are left out: this is for people."""
     try:
         fields = json.loads(data)
-        known = {key: fields[key] for key in Presence.__slots__ if key in fields}
+        known = {key: fields[key] for key in ProcessStatus.__slots__ if key in fields}
     except (ValueError, KeyError, TypeError, RecursionError):
-        return Presence(node_name)
-    return Presence(**({"name": node_name} | known))
+        return ProcessStatus(node_name)
+    return ProcessStatus(**({"name": node_name} | known))
 
 
 class PresenceNodes:
@@ -62,7 +62,7 @@ class PresenceNodes:
         await ensure_own_root(self._store, self._cluster)
         await ensure_node(self._store, self._folder)
 
-    async def write(self, presence: Presence) -> None:
+    async def write(self, presence: ProcessStatus) -> None:
         """As the node of this session: two processes of one name have one each."""
         session = self._store.session
         path, data = f"{self._folder}/{session:016x}", pack_presence(presence)
@@ -77,7 +77,7 @@ class PresenceNodes:
         except (MetadataConflict, NoSuchNode):
             return  # The next time.
 
-    async def list(self) -> list[Presence]:
+    async def list(self) -> list[ProcessStatus]:
         try:
             names = await children_surely(self._store, self._folder)
         except NoSuchNode:

@@ -20,7 +20,7 @@ _AT_ONCE: Final = 64
 
 
 @dataclass(slots=True)
-class Census:
+class ReferenceScan:
     ledgers: int = 0  # Those examined.
     naming: dict[BookieId, int] = field(default_factory=dict)  # 0 for those that no ledger names.
     examples: dict[BookieId, LedgerId] = field(default_factory=dict)
@@ -31,9 +31,9 @@ async def take_census(
     nodes: LedgerNodes,
     bookies: Collection[BookieId],
     on_ledger: Callable[[LedgerMetadata], None] = lambda _: None,
-) -> Census:
+) -> ReferenceScan:
     """`on_ledger` gets each ledger that names one of them. Raises what the metadata store raises."""
-    census = Census(naming=dict.fromkeys(bookies, 0))
+    census = ReferenceScan(naming=dict.fromkeys(bookies, 0))
 
     async def read(ledger_id: LedgerId) -> None:
         try:

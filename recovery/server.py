@@ -31,12 +31,12 @@ from rollbook.recovery.callbacks import CallbackSender, Post
 from rollbook.recovery.checks import Checks
 from rollbook.recovery.config import AuditConfig, HealConfig, StewardConfig, WorkerConfig
 from rollbook.recovery.doubt_healing import DoubtHealing, DoubtsOf
-from rollbook.recovery.events import ClusterEvents
+from rollbook.recovery.events import ClusterEventLog
 from rollbook.recovery.index import LedgerIndex
 from rollbook.recovery.metadata_outages import patiently, until_done
 from rollbook.recovery.operation_runner import OperationKind, OperationRunner
 from rollbook.recovery.operations import RUNNER
-from rollbook.recovery.process_status import Presence, PresenceNodes
+from rollbook.recovery.process_status import PresenceNodes, ProcessStatus
 from rollbook.recovery.stats import RecoveryStats
 from rollbook.recovery.steward import Steward
 from rollbook.recovery.tasks import STEWARD
@@ -148,7 +148,7 @@ class RecoveryServer:
                 marks=marks,
             )
             self._works["worker"] = self.worker.run
-        self.events = ClusterEvents(
+        self.events = ClusterEventLog(
             store,
             cluster,
             clock,
@@ -289,7 +289,7 @@ class RecoveryServer:
         await self._presence.write(self.presence())
         await asyncio.sleep(_TELL_S)
 
-    def presence(self) -> Presence:
+    def presence(self) -> ProcessStatus:
         parts = {part: asdict(state) for part, state in self.parts.items()}
         audit: dict[str, Any] = {}
         drains: dict[str, Any] = {}
@@ -302,7 +302,9 @@ class RecoveryServer:
         if self.worker is not None:
             worker = asdict(self.worker.stats)
             worker["running"] = len(self.worker.stats.running)
-        return Presence(self.name, self._release, self._started_ms, parts, audit, drains, worker)
+        return ProcessStatus(
+            self.name, self._release, self._started_ms, parts, audit, drains, worker
+        )
 
 
 def _both(

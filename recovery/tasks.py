@@ -40,7 +40,7 @@ from rollbook.proto.ids import BookieId, EntryId, LedgerId, parse_bookie_id
 from rollbook.proto.ports import ANY_VERSION, MetadataStore, Node, Watch
 from rollbook.recovery.core.checks import CheckKind, merged_bad, pack_bad, unpack_bad
 from rollbook.recovery.core.failures import Failure, pack_failure, unpack_failure
-from rollbook.recovery.core.healing import EntryRange
+from rollbook.recovery.core.healing import EntrySpan
 
 logger = structlog.get_logger()
 
@@ -134,7 +134,7 @@ class Failures(_Notes[Failure]):
         super().__init__(store, cluster, FAILURES, pack_failure, unpack_failure)
 
 
-class BadCopies(_Notes[dict[BookieId, tuple[EntryRange, ...]]]):
+class BadCopies(_Notes[dict[BookieId, tuple[EntrySpan, ...]]]):
     """Entries that a check found to be bad, of ledgers that are marked: entry lists show them as present.
 
     The auditor adds to them before it marks; a worker that wrote them again removes the version that it read.
@@ -155,7 +155,7 @@ class BadCopies(_Notes[dict[BookieId, tuple[EntryRange, ...]]]):
 
     async def read_stored(
         self, ledger_id: LedgerId
-    ) -> tuple[dict[BookieId, tuple[EntryRange, ...]], int] | None:
+    ) -> tuple[dict[BookieId, tuple[EntrySpan, ...]], int] | None:
         """With the version. An unreadable one names nothing: the next check finds the copies again."""
         node = await read_surely(self._store, self._tree.path(ledger_id))
         if node is None:

@@ -20,7 +20,7 @@ from rollbook.proto.errors import BadConfig, InvalidRequest
 from rollbook.proto.loopback import is_loopback
 from rollbook.proto.runtime.system_errors import describe_error
 from rollbook.proto.runtime.tls import trusting_context
-from rollbook.recovery.core.callbacks import Answer
+from rollbook.recovery.core.callbacks import DeliveryAnswer
 
 URL_MAX: Final = 2_000
 DEADLINE_S: Final = 10.0
@@ -206,28 +206,30 @@ class CallbackPost:
         require_allowed(target, self._hosts)
         return target
 
-    async def post(self, url: str, headers: Mapping[str, str], body: bytes) -> Answer:
+    async def post(self, url: str, headers: Mapping[str, str], body: bytes) -> DeliveryAnswer:
         try:
             target = self.require_allowed(url)
             async with asyncio.timeout(self._deadline_s):
                 return await self._post(target, headers, body)
         except TimeoutError:
-            return Answer(problem=f"nothing was answered for {self._deadline_s:g} s")
+            return DeliveryAnswer(problem=f"nothing was answered for {self._deadline_s:g} s")
         except InvalidRequest as error:
-            return Answer(problem=error.message)
+            return DeliveryAnswer(problem=error.message)
         except ssl.SSLCertVerificationError as error:  # It is a `ValueError`, too.
-            return Answer(problem=f"its certificate is not accepted: {error.verify_message}")
+            return DeliveryAnswer(
+                problem=f"its certificate is not accepted: {error.verify_message}"
+            )
         except (asyncio.IncompleteReadError, asyncio.LimitOverrunError, ValueError):
-            return Answer(problem="the answer is not HTTP/1.1")
+            return DeliveryAnswer(problem="the answer is not HTTP/1.1")
         except OSError as error:
-            return Answer(problem=describe_error(error))
+            return DeliveryAnswer(problem=describe_error(error))
 
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def _post(
         self, target: CallbackTarget, headers: Mapping[str, str], body: bytes
-    ) -> Answer:
+    ) -> DeliveryAnswer:
         request = _request(target, headers, body)
         address = await self._address_of(target)
         is_tls = target.scheme == "https"
@@ -248,8 +250,8 @@ class CallbackPost:
         finally:
             writer.transport.abort()
         if 300 <= status < 400:
-            return Answer(status, f"it answered {status}, and redirects are not followed")
-        return Answer(status, None if 200 <= status < 300 else f"it answered {status}")
+            return DeliveryAnswer(status, f"it answered {status}, and redirects are not followed")
+        return DeliveryAnswer(status, None if 200 <= status < 300 else f"it answered {status}")
 
     async def _address_of(self, target: CallbackTarget) -> str:
         """Resolved once: the checked address is the connected one."""

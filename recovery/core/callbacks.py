@@ -39,7 +39,7 @@ _S: Final = 1_000_000_000
 
 
 @dataclass(frozen=True, slots=True)
-class Callback:
+class RegisteredCallback:
     id: str
     url: str
     secret: str
@@ -80,7 +80,7 @@ def is_callback_id(text: str) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Pending:
+class PendingDelivery:
     """An event that waits for one callback, under the name of its node."""
 
     name: str
@@ -96,14 +96,14 @@ class Pending:
         return self.event.bookies or ("",)
 
 
-class Outcome(Enum):
+class DeliveryOutcome(Enum):
     DELIVERED = "delivered"
     RETRYING = "retrying"
     GIVEN_UP = "given-up"
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class DeliveryAnswer:
     """The result of one request. `status` None: no response."""
 
     status: int | None = None
@@ -116,7 +116,7 @@ class Answer:
 
 @dataclass(slots=True)
 class _Entry:
-    pending: Pending
+    pending: PendingDelivery
     attempts: int = 0
     due_ns: int = 0
     is_sent: bool = False
@@ -142,16 +142,16 @@ class CallbackQueue:
     def is_full(self) -> bool:
         return len(self._entries) >= QUEUED_MAX
 
-    def add(self, pending: Pending) -> None:
+    def add(self, pending: PendingDelivery) -> None:
         """In the order in which they were queued."""
         assert pending.name not in self._entries, "CL1: an event is queued twice"
         self._entries[pending.name] = _Entry(pending)
         for lane in pending.lanes:
             self._lanes.setdefault(lane, deque()).append(pending.name)
 
-    def take_due(self, now_ns: int) -> list[tuple[Pending, int]]:
+    def take_due(self, now_ns: int) -> list[tuple[PendingDelivery, int]]:
         """The requests to send now, with their attempts; each is followed by `on_answer`."""
-        found: list[tuple[Pending, int]] = []
+        found: list[tuple[PendingDelivery, int]] = []
         for lane, names in self._lanes.items():
             if self._sent == AT_ONCE:
                 break
@@ -182,7 +182,9 @@ class CallbackQueue:
         name = entry.pending.name
         return entry if all(self._lanes[each][0] == name for each in lanes) else None
 
-    def on_answer(self, name: str, answer: Answer, now_ns: int, now_ms: int) -> Outcome:
+    def on_answer(
+        self, name: str, answer: DeliveryAnswer, now_ns: int, now_ms: int
+    ) -> DeliveryOutcome:
         """One that is not retried leaves the queue."""
         entry = self._entries[name]
         entry.is_sent = False
@@ -192,15 +194,15 @@ class CallbackQueue:
             for other in self._unreached:  # The receiver is there again.
                 self._entries[other].due_ns = now_ns
             self._unreached.clear()
-            return Outcome.DELIVERED
+            return DeliveryOutcome.DELIVERED
         age_ms = now_ms - entry.pending.queued_ms
         if entry.pending.event.kind is EventKind.TEST or age_ms >= GIVEN_UP_MS:
             self._remove(entry)
-            return Outcome.GIVEN_UP
+            return DeliveryOutcome.GIVEN_UP
         entry.due_ns = now_ns + round(pause_s(entry.attempts, self._randomness) * _S)
         if answer.status is None:
             self._unreached[name] = None
-        return Outcome.RETRYING
+        return DeliveryOutcome.RETRYING
 
     def _remove(self, entry: _Entry) -> None:
         del self._entries[entry.pending.name]
@@ -218,7 +220,12 @@ def pause_s(attempts: int, randomness: Random) -> float:
 
 
 def attempt_row(
-    pending: Pending, number: int, answer: Answer, outcome: Outcome, at_ms: int, took_ms: int
+    pending: PendingDelivery,
+    number: int,
+    answer: DeliveryAnswer,
+    outcome: DeliveryOutcome,
+    at_ms: int,
+    took_ms: int,
 ) -> dict[str, Any]:
     """As shown to people."""
     return {
@@ -252,7 +259,7 @@ def name_of(number: int) -> str:
     return f"{number:016x}"
 
 
-def pack_callback(callback: Callback) -> bytes:
+def pack_callback(callback: RegisteredCallback) -> bytes:
     """A URL may have secrets, too, so its field is named as one: fields with such names are never
     shown."""
     fields = {
@@ -268,11 +275,11 @@ def pack_callback(callback: Callback) -> bytes:
     return json.dumps(fields, sort_keys=True).encode("ascii")
 
 
-def unpack_callback(data: bytes) -> Callback:
+def unpack_callback(data: bytes) -> RegisteredCallback:
     """Raises `BadMetadata`, `UnsupportedVersion`."""
     fields = _unpacked(data, "a callback")
     try:
-        callback = Callback(
+        callback = RegisteredCallback(
             fields["id"],
             fields["secret_url"],
             fields["secret"],
@@ -290,18 +297,18 @@ def unpack_callback(data: bytes) -> Callback:
     return callback
 
 
-def pack_pending(pending: Pending) -> bytes:
+def pack_pending(pending: PendingDelivery) -> bytes:
     fields = {"version": _VERSION, "event": pending.event.facts(), "queued_ms": pending.queued_ms}
     return json.dumps(fields, sort_keys=True).encode("ascii")
 
 
-def unpack_pending(name: str, data: bytes) -> Pending:
+def unpack_pending(name: str, data: bytes) -> PendingDelivery:
     """Raises `BadMetadata`, `UnsupportedVersion`."""
     fields = _unpacked(data, "an event that waits")
     event, queued_ms = fields.get("event"), fields.get("queued_ms")
     if not isinstance(event, dict) or type(queued_ms) is not int:
         raise BadMetadata(f"not an event that waits: {data[:80]!r}")
-    return Pending(name, unpack_event(event), queued_ms)
+    return PendingDelivery(name, unpack_event(event), queued_ms)
 
 
 def pack_rows(rows: Sequence[Mapping[str, Any]]) -> bytes:

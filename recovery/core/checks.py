@@ -26,7 +26,7 @@ from rollbook.proto.formats.bounds import check_size
 from rollbook.proto.ids import BookieId, EntryId, parse_bookie_id
 from rollbook.proto.metadata import LedgerMetadata, LedgerState
 from rollbook.proto.quorum import Quorum
-from rollbook.recovery.core.healing import EntryRange, covers, ranges_of
+from rollbook.recovery.core.healing import EntrySpan, covers, ranges_of
 from rollbook.recovery.core.plan import Action, SlotRepair
 
 _VERSION: Final = 1
@@ -163,13 +163,13 @@ class CopyReport:
 # --- Entries whose copies are bad -------------------------------------------------------------
 
 
-BadRanges = Mapping[BookieId, tuple[EntryRange, ...]]
+BadRanges = Mapping[BookieId, tuple[EntrySpan, ...]]
 """By the bookie that has them. A mark has no room for entries, and an entry list shows such a copy as present."""
 
 
 def merged_bad(
     known: BadRanges, found: Mapping[BookieId, Sequence[EntryId]]
-) -> dict[BookieId, tuple[EntryRange, ...]]:
+) -> dict[BookieId, tuple[EntrySpan, ...]]:
     merged = dict(known)
     for bookie, entry_ids in found.items():
         before = merged.get(bookie, ())
@@ -187,7 +187,7 @@ def pack_bad(bad: BadRanges) -> bytes:
     return json.dumps(fields, sort_keys=True).encode("ascii")
 
 
-def unpack_bad(data: bytes) -> dict[BookieId, tuple[EntryRange, ...]]:
+def unpack_bad(data: bytes) -> dict[BookieId, tuple[EntrySpan, ...]]:
     """Raises `BadMetadata`, `UnsupportedVersion`."""
     check_size(data)
     try:
@@ -195,7 +195,7 @@ def unpack_bad(data: bytes) -> dict[BookieId, tuple[EntryRange, ...]]:
         if fields["version"] != _VERSION:
             raise UnsupportedVersion(f"bad copies of version {fields['version']!r:.20}")
         bad = {
-            parse_bookie_id(bookie): tuple(EntryRange(first, last) for first, last in parts)
+            parse_bookie_id(bookie): tuple(EntrySpan(first, last) for first, last in parts)
             for bookie, parts in fields["bad"].items()
         }
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, InvalidRequest):

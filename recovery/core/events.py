@@ -112,7 +112,7 @@ class Sight:
 
 
 @dataclass(frozen=True, slots=True)
-class State:
+class ObservedState:
     """Of one thing at one time. Without a sight it was gone."""
 
     mark: str
@@ -126,7 +126,7 @@ class Tracks:
     """
 
     def __init__(self, earlier_max: int = KEPT_MAX) -> None:
-        self.states: dict[str, tuple[State, ...]] = {}
+        self.states: dict[str, tuple[ObservedState, ...]] = {}
         self._earlier: deque[str] = (
             deque()
         )  # A subject for each state that is not its thing's last one.
@@ -142,18 +142,18 @@ class Tracks:
             if states and states[-1].mark == sight.mark:
                 self.states[subject] = (*states[:-1], replace(states[-1], sight=sight))
             else:
-                self._add(subject, State(sight.mark, sight, now_ms))
+                self._add(subject, ObservedState(sight.mark, sight, now_ms))
                 is_new = True
         for subject in [each for each in self.states if each not in sights]:
             last = self.states[subject][-1]
             if not _ends(subject):
                 del self.states[subject]
             elif last.sight is not None:
-                self._add(subject, State(f"{_GONE}{last.mark}", None, now_ms))
+                self._add(subject, ObservedState(f"{_GONE}{last.mark}", None, now_ms))
                 is_new = True
         return is_new
 
-    def _add(self, subject: str, state: State) -> None:
+    def _add(self, subject: str, state: ObservedState) -> None:
         known = self.states.pop(subject, ())  # The latest change comes last.
         self.states[subject] = (*known, state)
         if known:
@@ -173,7 +173,7 @@ class Tracks:
 
 def derive(
     marks: Mapping[str, str],
-    tracks: Mapping[str, Sequence[State]],
+    tracks: Mapping[str, Sequence[ObservedState]],
     now_ms: int,
     things_max: int | None = None,
 ) -> tuple[list[Event], dict[str, str]]:
@@ -222,7 +222,7 @@ def _bounded(marks: dict[str, str]) -> dict[str, str]:
     return marks
 
 
-def first_marks(tracks: Mapping[str, Sequence[State]]) -> dict[str, str]:
+def first_marks(tracks: Mapping[str, Sequence[ObservedState]]) -> dict[str, str]:
     """Of a server that has just started: registered bookies are no news, everything else is (EV3)."""
     return {
         subject: states[-1].mark
@@ -401,7 +401,7 @@ def unpack_event(fields: Mapping[str, Any]) -> Event:
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class EventFilter:
     """A filter of events."""
 
     kind: EventKind | None = None
@@ -439,7 +439,9 @@ class EventMemory:
                 gone = self._events.pop(self._next - self._kept - 1)
                 del self._numbers[gone.id]
 
-    def page(self, wanted: Wanted, after: str, limit: int) -> tuple[list[Event], str | None] | None:
+    def page(
+        self, wanted: EventFilter, after: str, limit: int
+    ) -> tuple[list[Event], str | None] | None:
         """Those before `after`, an event's id, and the `after` of the next page. None: `after` is not known."""
         number = self._numbers.get(after, -1) if after else self._next
         if number < 0:

@@ -32,14 +32,14 @@ _MAY_TURN_UP: Final = (CopyState.UNKNOWN, CopyState.UNREACHABLE)
 _FIRST_ENTRY: Final = attrgetter("first_entry")
 
 
-class EntryRange(NamedTuple):
+class EntrySpan(NamedTuple):
     """Entries, both ends included; entry -1 is the explicit LAC."""
 
     first_entry: int
     last_entry: int
 
 
-WHOLE: Final = EntryRange(NO_ENTRY, ENTRY_ID_MAX)
+WHOLE: Final = EntrySpan(NO_ENTRY, ENTRY_ID_MAX)
 
 
 class DoubtfulFragment(NamedTuple):
@@ -51,7 +51,7 @@ class DoubtfulFragment(NamedTuple):
 
 
 def as_if_closed(
-    metadata: LedgerMetadata, lac: EntryId, doubted: Sequence[EntryRange]
+    metadata: LedgerMetadata, lac: EntryId, doubted: Sequence[EntrySpan]
 ) -> LedgerMetadata | None:
     """For a ledger with a writer, which may go on: if all doubts are about confirmed entries,
     they are settled where those are. Not so its explicit LAC, which readers use as long as it is
@@ -77,7 +77,7 @@ def before_open_end(metadata: LedgerMetadata, bookie: BookieId) -> LedgerMetadat
 
 
 def stretches(
-    metadata: LedgerMetadata, bookie: BookieId, doubted: Iterable[EntryRange]
+    metadata: LedgerMetadata, bookie: BookieId, doubted: Iterable[EntrySpan]
 ) -> Iterator[DoubtfulFragment]:
     """All doubts, in order, by what will happen to them."""
     assert metadata.is_closed
@@ -118,7 +118,7 @@ def expected(
 class WindowReport:
     """Of one window."""
 
-    settled: list[EntryRange] = field(default_factory=list)  # Those no longer in doubt.
+    settled: list[EntrySpan] = field(default_factory=list)  # Those no longer in doubt.
     lost: list[EntryId] = field(default_factory=list)  # No copy anywhere: they stay in doubt.
     # Each member's answer; in doubt, too.
     waiting: dict[EntryId, str] = field(default_factory=dict)
@@ -132,7 +132,7 @@ def judge(
     wanted: Iterable[EntryId],
     held: Collection[EntryId],
     said: Mapping[EntryId, Mapping[BookieId, Copy]],
-    accepted: Sequence[EntryRange],
+    accepted: Sequence[EntrySpan],
 ) -> WindowReport:
     """`wanted` are all entries of the window that the bookie should hold, `held` those it holds,
     durably; `said` has every other member's answer about the rest.
@@ -151,10 +151,10 @@ def judge(
         else:
             found.lost.append(entry_id)
         if first < entry_id:
-            found.settled.append(EntryRange(first, entry_id - 1))
+            found.settled.append(EntrySpan(first, entry_id - 1))
         first = entry_id + 1
     if first < window.stop:
-        found.settled.append(EntryRange(first, window.stop - 1))
+        found.settled.append(EntrySpan(first, window.stop - 1))
     assert not any(covers(found.settled, each) for each in (*found.lost, *found.waiting)), (
         "HL1: doubt ends about an entry that is not here"
     )
@@ -167,40 +167,40 @@ def _describe(copies: Mapping[BookieId, Copy]) -> str:
 
 
 def tail_to_give_up(
-    metadata: LedgerMetadata, doubted: Sequence[EntryRange], accepted: Sequence[EntryRange]
-) -> list[EntryRange]:
+    metadata: LedgerMetadata, doubted: Sequence[EntrySpan], accepted: Sequence[EntrySpan]
+) -> list[EntrySpan]:
     """Of a ledger that cannot be closed: the ranges that recovery may take as absent.
 
     Entries of earlier fragments were confirmed; they are found or lost one by one, later.
     """
     assert not metadata.is_closed
-    tail = EntryRange(metadata.fragments[-1].first_entry, ENTRY_ID_MAX)
+    tail = EntrySpan(metadata.fragments[-1].first_entry, ENTRY_ID_MAX)
     return intersection(intersection(doubted, accepted), [tail])
 
 
 # --- Ranges -----------------------------------------------------------------------------------
 
 
-def covers(ranges: Sequence[EntryRange], entry_id: int) -> bool:
+def covers(ranges: Sequence[EntrySpan], entry_id: int) -> bool:
     return any(first <= entry_id <= last for first, last in ranges)
 
 
-def intersection(some: Iterable[EntryRange], others: Sequence[EntryRange]) -> list[EntryRange]:
+def intersection(some: Iterable[EntrySpan], others: Sequence[EntrySpan]) -> list[EntrySpan]:
     """Ascending, if both are."""
     return [
-        EntryRange(max(a.first_entry, b.first_entry), min(a.last_entry, b.last_entry))
+        EntrySpan(max(a.first_entry, b.first_entry), min(a.last_entry, b.last_entry))
         for a in some
         for b in others
         if max(a.first_entry, b.first_entry) <= min(a.last_entry, b.last_entry)
     ]
 
 
-def ranges_of(entry_ids: Iterable[int], gap: int = 1) -> list[EntryRange]:
+def ranges_of(entry_ids: Iterable[int], gap: int = 1) -> list[EntrySpan]:
     """Of ascending ids; those at most `gap` apart are in one."""
-    found: list[EntryRange] = []
+    found: list[EntrySpan] = []
     for each in entry_ids:
         if found and each <= found[-1].last_entry + gap:
-            found[-1] = EntryRange(found[-1].first_entry, each)
+            found[-1] = EntrySpan(found[-1].first_entry, each)
         else:
-            found.append(EntryRange(each, each))
+            found.append(EntrySpan(each, each))
     return found

@@ -35,7 +35,7 @@ _ID_DIGITS: Final = 32
 _VERSION: Final = 1
 
 
-class OperationState(Enum):
+class OperationStatus(Enum):
     QUEUED = "queued"
     RUNNING = "running"
     DONE = "done"
@@ -44,7 +44,7 @@ class OperationState(Enum):
 
     @property
     def has_ended(self) -> bool:
-        return self in (OperationState.DONE, OperationState.FAILED, OperationState.CANCELLED)
+        return self in (OperationStatus.DONE, OperationStatus.FAILED, OperationStatus.CANCELLED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class LastingOperation:
     about: Mapping[str, Any]  # The caller's request, as JSON.
     principal: str
     created_ms: int
-    state: OperationState = OperationState.QUEUED
+    state: OperationStatus = OperationStatus.QUEUED
     started_ms: int | None = None
     ended_ms: int | None = None
     done: int = 0
@@ -69,7 +69,7 @@ class LastingOperation:
     def begun(self, now_ms: int) -> "LastingOperation":
         """By the process that runs it now; one that was started before continues."""
         self._require_open()
-        return replace(self, state=OperationState.RUNNING, started_ms=self.started_ms or now_ms)
+        return replace(self, state=OperationStatus.RUNNING, started_ms=self.started_ms or now_ms)
 
     def with_progress(self, done: int, total: int | None) -> "LastingOperation":
         self._require_open()
@@ -83,20 +83,20 @@ class LastingOperation:
         """One that has not begun ends here; a running one is stopped by its runner."""
         self._require_open()
         asked = replace(self, is_cancel_asked=True)
-        return asked if self.state is OperationState.RUNNING else asked.cancelled(now_ms)
+        return asked if self.state is OperationStatus.RUNNING else asked.cancelled(now_ms)
 
     def cancelled(self, now_ms: int) -> "LastingOperation":
-        return self._ended(OperationState.CANCELLED, now_ms)
+        return self._ended(OperationStatus.CANCELLED, now_ms)
 
     def finished(self, now_ms: int, result: Mapping[str, Any]) -> "LastingOperation":
         done = self.done if self.total is None else self.total
-        ended = self._ended(OperationState.DONE, now_ms)
+        ended = self._ended(OperationStatus.DONE, now_ms)
         return replace(ended, done=done, result=_bounded(result))
 
     def failed(self, now_ms: int, problem: Mapping[str, Any]) -> "LastingOperation":
-        return replace(self._ended(OperationState.FAILED, now_ms), problem=_bounded(problem))
+        return replace(self._ended(OperationStatus.FAILED, now_ms), problem=_bounded(problem))
 
-    def _ended(self, state: OperationState, now_ms: int) -> "LastingOperation":
+    def _ended(self, state: OperationStatus, now_ms: int) -> "LastingOperation":
         """OP1."""
         self._require_open()
         return replace(self, state=state, ended_ms=now_ms, notes=None)
@@ -114,7 +114,7 @@ class LastingOperation:
 
     def eta_s(self, now_ms: int) -> int | None:
         """The remaining seconds at the present pace; None: not known."""
-        if self.state is not OperationState.RUNNING or not self.done or not self.total:
+        if self.state is not OperationStatus.RUNNING or not self.done or not self.total:
             return None
         spent_ms = max(now_ms - (self.started_ms or now_ms), 0)
         return round(spent_ms * max(self.total - self.done, 0) / self.done / 1000)
@@ -164,7 +164,7 @@ def unpack_operation(data: bytes) -> LastingOperation:
         if version != _VERSION:
             raise UnsupportedVersion(f"an operation of version {version!r:.20}")
         known = {name: fields[name] for name in LastingOperation.__slots__ if name in fields}
-        operation = LastingOperation(**known | {"state": OperationState(fields["state"])})
+        operation = LastingOperation(**known | {"state": OperationStatus(fields["state"])})
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise BadMetadata(f"not an operation: {data[:80]!r}") from None
     if not _has_types(operation):

@@ -21,12 +21,12 @@ from rollbook.proto.ids import BookieId, EntryId
 from rollbook.proto.metadata import Fragment, LedgerMetadata, LedgerState
 from rollbook.proto.quorum import Quorum
 from rollbook.proto.wire.entry_list import EntryList
-from rollbook.recovery.core.healing import EntryRange, covers
+from rollbook.recovery.core.healing import EntrySpan, covers
 
 _WINDOW: Final = 4096  # Entries that are looked at together.
 
 
-class Presence(Enum):
+class BookiePresence(Enum):
     WRITABLE = "writable"
     READ_ONLY = "read-only"
     LOST = "lost"  # Not registered.
@@ -83,7 +83,7 @@ def plan_repair(
     metadata: LedgerMetadata,
     in_question: Collection[BookieId],
     draining: Collection[BookieId],
-    presence: Callable[[BookieId], Presence],
+    presence: Callable[[BookieId], BookiePresence],
     *,
     is_unclaimed: bool = False,
     looked_at: Collection[BookieId] = (),
@@ -114,18 +114,18 @@ def _action(
     in_question: Collection[BookieId],
     draining: Collection[BookieId],
     looked_at: Collection[BookieId],
-    presence: Callable[[BookieId], Presence],
+    presence: Callable[[BookieId], BookiePresence],
 ) -> Action | None:
     if bookie in draining:
         return Action.REPLACE
     if bookie not in in_question:
         return Action.RESTORE if bookie in looked_at else None
-    return Action.REPLACE if presence(bookie) is Presence.LOST else Action.RESTORE
+    return Action.REPLACE if presence(bookie) is BookiePresence.LOST else Action.RESTORE
 
 
-def _others_present(seat: SlotRepair, presence: Callable[[BookieId], Presence]) -> int:
+def _others_present(seat: SlotRepair, presence: Callable[[BookieId], BookiePresence]) -> int:
     return sum(
-        presence(bookie) is not Presence.LOST
+        presence(bookie) is not BookiePresence.LOST
         for slot, bookie in enumerate(seat.fragment.ensemble)
         if slot != seat.slot
     )
@@ -145,7 +145,7 @@ def sources_of(
     quorum: Quorum,
     seat: SlotRepair,
     entry_id: EntryId,
-    presence: Callable[[BookieId], Presence],
+    presence: Callable[[BookieId], BookiePresence],
 ) -> list[BookieId]:
     """Bookies that may have a copy of the entry, in the order in which they are asked.
 
@@ -162,12 +162,12 @@ def sources_of(
     if quorum.ensemble == quorum.write:
         members.sort(key=seat.fragment.ensemble.index)
         members = members[start:] + members[:start]
-    members.sort(key=lambda bookie: presence(bookie) is Presence.LOST)
+    members.sort(key=lambda bookie: presence(bookie) is BookiePresence.LOST)
     return list(dict.fromkeys(members))
 
 
 def lacking(
-    quorum: Quorum, seat: SlotRepair, listed: EntryList, bad: Sequence[EntryRange] = ()
+    quorum: Quorum, seat: SlotRepair, listed: EntryList, bad: Sequence[EntrySpan] = ()
 ) -> Iterator[EntryId]:
     """The entries of the seat's share that its bookie does not list, or has in bad bytes;
     ascending."""
@@ -187,7 +187,7 @@ def lacking_in(
     quorum: Quorum,
     seat: SlotRepair,
     listed: EntryList,
-    bad: Sequence[EntryRange] = (),
+    bad: Sequence[EntrySpan] = (),
 ) -> list[EntryId]:
     if not bad and _lists_all(listed, window):
         return []

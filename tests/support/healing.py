@@ -2,7 +2,7 @@
 
 from rollbook.bookie.bookie import Bookie
 from rollbook.proto.ids import LedgerId
-from rollbook.recovery.core.healing import EntryRange
+from rollbook.recovery.core.healing import EntrySpan
 from rollbook.recovery.possible_losses import DoubtsPage
 
 
@@ -19,11 +19,11 @@ class DirectDoubts:
             self._bookie.cluster.instance_id,
             storage.doubts_stamp,
             everything=doubts.everything,
-            ledgers={each: tuple(EntryRange(*part) for part in doubts.of(each)) for each in ids},
+            ledgers={each: tuple(EntrySpan(*part) for part in doubts.of(each)) for each in ids},
             next_after=ids[-1] if len(ids) == limit else None,
         )
 
-    async def settle(self, stamp: str, ledger_id: LedgerId, ranges: list[EntryRange]) -> None:
+    async def settle(self, stamp: str, ledger_id: LedgerId, ranges: list[EntrySpan]) -> None:
         await self._bookie.storage.settle(stamp, ledger_id, ranges)
 
     async def settle_everything(self, stamp: str) -> None:

@@ -10,9 +10,9 @@ from rollbook.proto.errors import InvalidRequest, Missing, OutcomeUnknown
 from rollbook.proto.ids import parse_bookie_id
 from rollbook.proto.ports import Clock
 from rollbook.recovery.callbacks import CallbackNodes
-from rollbook.recovery.core.callbacks import Callback
+from rollbook.recovery.core.callbacks import RegisteredCallback
 from rollbook.recovery.core.events import Event, EventKind
-from rollbook.recovery.events import ClusterEvents
+from rollbook.recovery.events import ClusterEventLog
 
 T = TypeVar("T")
 Facts = dict[str, Any]
@@ -32,7 +32,7 @@ class ClusterCallbacks:
     def __init__(
         self,
         nodes: CallbackNodes,
-        events: ClusterEvents,
+        events: ClusterEventLog,
         clock: Clock,
         hosts: Sequence[str],
         look: _Deadlines,
@@ -72,7 +72,7 @@ class ClusterCallbacks:
         if EventKind.TEST.value in kinds:
             raise InvalidRequest("a test is sent by `:test`, and is no kind to ask for")
         tracks = await self._look(self._events.known())
-        callback = Callback(
+        callback = RegisteredCallback(
             secrets.token_hex(16),
             url,
             secrets.token_hex(_SECRET_BYTES),
@@ -128,7 +128,7 @@ class ClusterCallbacks:
                 f"then GET /api/v1/callbacks/{callback_id}/deliveries",
             ) from None
 
-    async def _facts(self, callback: Callback, shows_urls: bool) -> Facts | None:
+    async def _facts(self, callback: RegisteredCallback, shows_urls: bool) -> Facts | None:
         """None: it was deleted in the meantime."""
         try:
             rows, waiting = await self._nodes.rows(callback.id)

@@ -67,10 +67,10 @@ from rollbook.proto.ports import MetadataStore, SessionState
 from rollbook.proto.runtime.clock import SystemClock
 from rollbook.recovery.bookie_removal import Departures
 from rollbook.recovery.callbacks import CallbackNodes
-from rollbook.recovery.core.events import EventKind, Wanted
+from rollbook.recovery.core.events import EventFilter, EventKind
 from rollbook.recovery.core.lifecycle import allowed_from
 from rollbook.recovery.core.operations import LastingOperation, id_of_key
-from rollbook.recovery.events import ClusterEvents
+from rollbook.recovery.events import ClusterEventLog
 from rollbook.recovery.operations import OperationNodes
 from rollbook.recovery.process_status import PresenceNodes
 from rollbook.recovery.tasks import BadCopies, Failures
@@ -118,7 +118,7 @@ class ClusterManagement:
     def __init__(
         self,
         ledgers: Ledgers,
-        events: ClusterEvents,
+        events: ClusterEventLog,
         watch: StoreWatch,
         metadata: str,
         pages_of: PagesOf | None = None,
@@ -700,7 +700,9 @@ class ClusterManagement:
         """As this server saw them. Raises `Missing` if it does not know `after`."""
         self._require_store()  # Later changes are seen later.
         kind = wanted.get("kind")
-        which = Wanted(EventKind(kind) if kind else None, wanted.get("bookie"), wanted.get("log"))
+        which = EventFilter(
+            EventKind(kind) if kind else None, wanted.get("bookie"), wanted.get("log")
+        )
         page = await self._events.page(which, after, limit)
         if page is None:
             raise Missing(

@@ -16,9 +16,9 @@ from rollbook.ledger.ledgers import Ledgers
 from rollbook.proto.errors import BadConfig, BookieUnreachable, InvalidRequest
 from rollbook.proto.ids import LEDGER_ID_MAX, BookieId, LedgerId, parse_bookie_id
 from rollbook.recovery.config import HealConfig
-from rollbook.recovery.core.healing import WHOLE, EntryRange
+from rollbook.recovery.core.healing import WHOLE, EntrySpan
 from rollbook.recovery.healer import Healer, Healing
-from rollbook.recovery.ledger_healer import LedgerHealing, Outcome
+from rollbook.recovery.ledger_healer import HealingOutcome, LedgerHealing
 from rollbook.recovery.possible_losses import DoubtsPage
 
 _MIB: Final = 1024 * 1024
@@ -40,7 +40,7 @@ class AdminDoubts:
         found = await asyncio.to_thread(self.client.get, _PATH, after=after, limit=limit)
         return _page_of(found)
 
-    async def settle(self, stamp: str, ledger_id: LedgerId, ranges: list[EntryRange]) -> None:
+    async def settle(self, stamp: str, ledger_id: LedgerId, ranges: list[EntrySpan]) -> None:
         for start in range(0, len(ranges), _RANGES):
             parts = [part._asdict() for part in ranges[start : start + _RANGES]]
             await self._tell(stamp=stamp, ledger_id=ledger_id, ranges=parts)
@@ -73,7 +73,7 @@ class LocalDoubts:
     async def page(self, after: int, limit: int) -> DoubtsPage:
         return _page_of(self.admin.doubts(after, limit))
 
-    async def settle(self, stamp: str, ledger_id: LedgerId, ranges: list[EntryRange]) -> None:
+    async def settle(self, stamp: str, ledger_id: LedgerId, ranges: list[EntrySpan]) -> None:
         await self.admin.settle_doubts(stamp, ledger_id, ranges)
 
     async def settle_everything(self, stamp: str) -> None:
@@ -88,7 +88,7 @@ def _page_of(found: Mapping[str, Any]) -> DoubtsPage:
         everything=found["everything"],
         ledgers={
             each["ledger_id"]: tuple(
-                EntryRange(part["first_entry"], part["last_entry"]) for part in each["ranges"]
+                EntrySpan(part["first_entry"], part["last_entry"]) for part in each["ranges"]
             )
             for each in found["ledgers"]
         },
@@ -131,14 +131,14 @@ def heal_bookie(
 
     healing = access.run(heal)
     _show(healing, dry_run, output)
-    if healing.ledgers[Outcome.WAITING]:
+    if healing.ledgers[HealingOutcome.WAITING]:
         return _WAITING
-    return _LOST if healing.ledgers[Outcome.LOST] else 0
+    return _LOST if healing.ledgers[HealingOutcome.LOST] else 0
 
 
-def accepted_of(texts: Sequence[str]) -> dict[int, list[EntryRange]]:
+def accepted_of(texts: Sequence[str]) -> dict[int, list[EntrySpan]]:
     """The contents of `--accept-loss`, by ledger. Raises `InvalidRequest`."""
-    found: dict[int, list[EntryRange]] = {}
+    found: dict[int, list[EntrySpan]] = {}
     for text in texts:
         match = _ACCEPTED.fullmatch(text)
         if match is None or max(int(each) for each in match.groups("0")) > LEDGER_ID_MAX:
@@ -146,7 +146,7 @@ def accepted_of(texts: Sequence[str]) -> dict[int, list[EntryRange]]:
                 f"--accept-loss has {text!r}", next_step="write LEDGER or LEDGER:FIRST-LAST"
             )
         ledger_id, first, last = match.groups()
-        accepted = WHOLE if first is None else EntryRange(int(first), int(last))
+        accepted = WHOLE if first is None else EntrySpan(int(first), int(last))
         if accepted.first_entry > accepted.last_entry:
             raise InvalidRequest(f"--accept-loss has {text!r}, which ends before it begins")
         found.setdefault(int(ledger_id), []).append(accepted)
@@ -170,7 +170,7 @@ def _show(healing: Healing, dry_run: bool, output: str) -> None:
     rows = [_facts_of(each) for each in healing.remarkable]
     facts = {
         "bookie": healing.bookie,
-        "ledgers": {outcome.value: healing.ledgers[outcome] for outcome in Outcome},
+        "ledgers": {outcome.value: healing.ledgers[outcome] for outcome in HealingOutcome},
         "closed": healing.closed,
         "entries": healing.entries,
         "entry_bytes": healing.entry_bytes,
@@ -196,7 +196,7 @@ def _facts_of(healed: LedgerHealing) -> dict[str, Any]:
     }
 
 
-def _text(entries: EntryRange) -> str:
+def _text(entries: EntrySpan) -> str:
     first, last = entries
     if entries == WHOLE:
         return "all"
@@ -223,8 +223,8 @@ def summary(healing: Healing, dry_run: bool) -> str:
     left = [
         f"{_count(counts[outcome], 'ledger', 'ledgers')} {what}"
         for outcome, what in (
-            (Outcome.WAITING, "cannot be healed now"),
-            (Outcome.LOST, "with entries that have no copy anywhere"),
+            (HealingOutcome.WAITING, "cannot be healed now"),
+            (HealingOutcome.LOST, "with entries that have no copy anywhere"),
         )
         if counts[outcome]
     ]

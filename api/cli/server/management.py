@@ -23,7 +23,7 @@ from rollbook.api.rest.settings_models import OwnProcess
 from rollbook.ledger.ledgers import Ledgers
 from rollbook.proto.ports import Address
 from rollbook.proto.runtime.metrics import Metrics
-from rollbook.recovery.events import ClusterEvents
+from rollbook.recovery.events import ClusterEventLog
 
 _BOUNDS: Final = Bounds(connections=256, may_stream=True)  # Each open page has a stream.
 
@@ -31,7 +31,7 @@ _BOUNDS: Final = Bounds(connections=256, may_stream=True)  # Each open page has 
 @asynccontextmanager
 async def management(
     ledgers: Ledgers,
-    events: ClusterEvents,
+    events: ClusterEventLog,
     metadata: str,
     config: HttpConfig,
     authenticator: Authenticator | None,

@@ -8,13 +8,13 @@ import time
 from pathlib import Path
 from typing import Any
 
-from rollbook.recovery.core.callbacks import Callback, body_of
+from rollbook.recovery.core.callbacks import RegisteredCallback, body_of
 from rollbook.recovery.core.events import Event, EventKind
 from tests.support import pages
 from tests.support.processes import REPOSITORY
 
 PAGE = REPOSITORY / "docs" / "operations.md"
-CALLBACK = Callback("5f" * 16, "https://hooks.example.com/", "5ec3e7" * 10)
+CALLBACK = RegisteredCallback("5f" * 16, "https://hooks.example.com/", "5ec3e7" * 10)
 EVENT = Event("lifecycle/bk-1@1f.0", EventKind.LIFECYCLE, 1, "lifecycle/bk-1", ("bk-1",))
 
 

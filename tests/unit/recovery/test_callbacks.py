@@ -24,22 +24,22 @@ from rollbook.recovery.callbacks import CallbackNodes, CallbackSender, Seen
 from rollbook.recovery.core import callbacks as core
 from rollbook.recovery.core.callbacks import (
     CALLBACKS_MAX,
-    Answer,
-    Callback,
+    DeliveryAnswer,
+    RegisteredCallback,
     name_of,
     pack_cursor,
     pack_pending,
 )
 from rollbook.recovery.core.events import Event, EventKind, derive
-from rollbook.recovery.events import ClusterEvents
+from rollbook.recovery.events import ClusterEventLog
 from rollbook.recovery.operations import RUNNER
 from tests.unit.proto.cluster.faulty import FaultyStore
 from tests.unit.recovery.test_auditor import until
 from tests.unit.recovery.test_events import log_of
 
 DEADLINE_S = 30.0
-ALL = Callback("a" * 32, "https://all/x", "secret of all", created_ms=1)
-SLOW = Callback("b" * 32, "https://slow/x", "secret of slow", created_ms=2)
+ALL = RegisteredCallback("a" * 32, "https://all/x", "secret of all", created_ms=1)
+SLOW = RegisteredCallback("b" * 32, "https://slow/x", "secret of slow", created_ms=2)
 ACTIVE, DRAINING = LifecycleState.ACTIVE, LifecycleState.DRAINING
 
 
@@ -48,19 +48,19 @@ class Receivers:
 
     def __init__(self) -> None:
         self.sent: dict[str, list[Event]] = {}
-        self.fails: dict[str, Answer] = {}
+        self.fails: dict[str, DeliveryAnswer] = {}
         self.hangs: dict[str, asyncio.Event] = {}
         self.randomness: random.Random | None = (
             None  # Then some requests fail, before or after they are taken.
         )
 
-    async def post(self, url: str, headers: Mapping[str, str], body: bytes) -> Answer:
+    async def post(self, url: str, headers: Mapping[str, str], body: bytes) -> DeliveryAnswer:
         if url in self.hangs:
             await self.hangs[url].wait()
         await asyncio.sleep(0)
         chance = self.randomness.random() if self.randomness else 1.0
         if chance < 0.2:
-            return Answer(problem="nobody answers")
+            return DeliveryAnswer(problem="nobody answers")
         secret = {ALL.url: ALL, SLOW.url: SLOW}[url].secret
         signed = headers["rollbook-time"].encode() + b"." + body
         expected = hmac.new(secret.encode(), signed, hashlib.sha256).hexdigest()
@@ -69,14 +69,14 @@ class Receivers:
         event = Event(
             **{**fields, "kind": EventKind(fields["kind"]), "bookies": tuple(fields["bookies"])}
         )
-        answer = self.fails.get(url, Answer(204))
+        answer = self.fails.get(url, DeliveryAnswer(204))
         if answer.is_good:
             self.sent.setdefault(url, []).append(event)
         if chance < 0.4:
-            return Answer(problem="the reply was lost")
+            return DeliveryAnswer(problem="the reply was lost")
         return answer
 
-    def ids(self, callback: Callback) -> list[str]:
+    def ids(self, callback: RegisteredCallback) -> list[str]:
         return [each.id for each in self.sent.get(callback.url, [])]
 
 
@@ -100,8 +100,8 @@ class Desk:
         return f"lifecycle/{bookie}@{node.stat.created_txn:x}.{node.stat.version}"
 
     @asynccontextmanager
-    async def events(self, store: MetadataStore) -> AsyncIterator[ClusterEvents]:
-        events = ClusterEvents(store, self.cluster, SystemClock(), log_of)
+    async def events(self, store: MetadataStore) -> AsyncIterator[ClusterEventLog]:
+        events = ClusterEventLog(store, self.cluster, SystemClock(), log_of)
         task = asyncio.create_task(events.run())
         try:
             await events.refresh()
@@ -114,7 +114,7 @@ class Desk:
     async def sender(
         self,
         store: MetadataStore,
-        events: ClusterEvents,
+        events: ClusterEventLog,
         kind: type[CallbackSender] = CallbackSender,
     ) -> AsyncIterator[None]:
         sender = kind(
@@ -166,7 +166,7 @@ async def test_events_are_sent_in_order_and_seen_in_the_deliveries(
             assert {(row["outcome"], row["status"]) for row in rows} == {("delivered", 204)}
 
 
-async def until_sent(desk: Desk, callback: Callback, expected: list[str]) -> None:
+async def until_sent(desk: Desk, callback: RegisteredCallback, expected: list[str]) -> None:
     async def are_sent() -> bool:
         return len(desk.receivers.ids(callback)) >= len(expected)
 
@@ -194,7 +194,7 @@ async def test_one_that_is_deleted_is_sent_nothing_more(desk: Desk, store: Fault
     """Its queue goes, and a test of it is refused."""
     async with desk.events(store) as events:
         assert events.tracks is not None
-        desk.receivers.fails[ALL.url] = Answer(500, "it answered 500")
+        desk.receivers.fails[ALL.url] = DeliveryAnswer(500, "it answered 500")
         await desk.nodes.create(ALL, events.tracks)
         async with desk.sender(store, events):
             await desk.turn("bk-1", DRAINING)
@@ -247,7 +247,7 @@ async def test_callbacks_are_few_and_unreadable_ones_hinder_nobody(
             later = await desk.turn("bk-1", DRAINING)
             await until_sent(desk, ALL, ["test@1", later])
         for number in range(CALLBACKS_MAX - 2):
-            more = Callback(f"{number:032x}", ALL.url, "s")
+            more = RegisteredCallback(f"{number:032x}", ALL.url, "s")
             await desk.nodes.create(more, events.tracks)
         with pytest.raises(Overloaded):
             await desk.nodes.create(SLOW, events.tracks)
@@ -272,7 +272,7 @@ class Careless(CallbackSender):
         self._cursor, self._cursor_version = after, version + 1
         for receiver in self._receivers.values():
             for offset, event in enumerate(events):
-                pending = core.Pending(name_of(number + offset), event, self._now_ms())
+                pending = core.PendingDelivery(name_of(number + offset), event, self._now_ms())
                 path = f"{self._nodes.queue(receiver.callback.id)}/{pending.name}"
                 await self._store.transaction([Create(path, pack_pending(pending))])
                 receiver.queue.add(pending)

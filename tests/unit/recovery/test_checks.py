@@ -22,7 +22,7 @@ from rollbook.proto.runtime.clock import SystemClock
 from rollbook.proto.wire.digest import DigestType, Entry, LedgerDigest, ledger_key
 from rollbook.recovery import checks
 from rollbook.recovery.budget import ByteBudget, Throttle
-from rollbook.recovery.checks import Checks, CheckState, Schedule
+from rollbook.recovery.checks import Checks, CheckSchedule, CheckState
 from rollbook.recovery.config import AuditConfig
 from rollbook.recovery.copier import Copier
 from rollbook.recovery.core.checks import CheckKind
@@ -319,7 +319,7 @@ async def test_each_check_runs_on_its_schedule_and_its_time_is_bookkeepers(
     marks, clock = Marks(store, "/ledgers"), MovingClock()
     times = CheckTimes(store, cluster, marks)
     config = AuditConfig(copies_check_s=100, ledgers_check_s=0)
-    schedule = Schedule(times, clock, config)
+    schedule = CheckSchedule(times, clock, config)
     schedule.on_order(None)
     ran: list[CheckKind] = []
     may_end = asyncio.Event()

@@ -15,9 +15,9 @@ from rollbook.proto.ids import BookieId, EntryId, LedgerId
 from rollbook.proto.metastore.memory import MemoryService
 from rollbook.proto.ports import CreateMode, MetadataStore
 from rollbook.proto.runtime.clock import SystemClock
-from rollbook.recovery.core.events import Event, Wanted
+from rollbook.recovery.core.events import Event, EventFilter
 from rollbook.recovery.core.failures import Failure, LostEntries
-from rollbook.recovery.events import ClusterEvents
+from rollbook.recovery.events import ClusterEventLog
 from rollbook.recovery.tasks import BadCopies, Failures
 from tests.unit.proto.cluster.faulty import FaultyStore
 from tests.unit.recovery.test_auditor import until
@@ -39,8 +39,8 @@ async def cluster(service: MemoryService, rival: MetadataStore) -> AsyncIterator
 @asynccontextmanager
 async def watching(
     store: MetadataStore, cluster: Cluster, overdue_s: int = 0
-) -> AsyncIterator[ClusterEvents]:
-    events = ClusterEvents(store, cluster, SystemClock(), log_of, overdue_s=overdue_s)
+) -> AsyncIterator[ClusterEventLog]:
+    events = ClusterEventLog(store, cluster, SystemClock(), log_of, overdue_s=overdue_s)
     task = asyncio.create_task(events.run())
     try:
         await events.refresh()
@@ -52,7 +52,7 @@ async def watching(
         await asyncio.gather(task, return_exceptions=True)
 
 
-async def seen_by(events: ClusterEvents, count: int) -> list[Event]:
+async def seen_by(events: ClusterEventLog, count: int) -> list[Event]:
     """The oldest first, once there are as many."""
 
     async def are_there() -> bool:
@@ -64,8 +64,8 @@ async def seen_by(events: ClusterEvents, count: int) -> list[Event]:
     return found
 
 
-async def all_of(events: ClusterEvents) -> list[Event]:
-    page = await events.page(Wanted(), "", 1000)
+async def all_of(events: ClusterEventLog) -> list[Event]:
+    page = await events.page(EventFilter(), "", 1000)
     assert page is not None
     return page[0][::-1]
 
@@ -129,7 +129,7 @@ async def test_bad_lost_and_overdue_ledgers_have_bookies_and_a_log(
             "Ledger 9 has entries without a copy: 0-4.",
         ]
         assert [each.log for each in found[1:]] == ["default/orders", None]
-        page = await events.page(Wanted(bookie="bk-2"), "", 10)
+        page = await events.page(EventFilter(bookie="bk-2"), "", 10)
         assert page is not None
         assert len(page[0]) == 2
 

@@ -26,9 +26,9 @@ from rollbook.proto.metadata import LedgerState
 from rollbook.proto.wire.digest import DigestType
 from rollbook.proto.wire.entry_list import EntryList
 from rollbook.recovery.config import HealConfig
-from rollbook.recovery.core.healing import WHOLE, EntryRange
+from rollbook.recovery.core.healing import WHOLE, EntrySpan
 from rollbook.recovery.healer import Healer, Healing
-from rollbook.recovery.ledger_healer import LedgerHealer, Outcome
+from rollbook.recovery.ledger_healer import HealingOutcome, LedgerHealer
 from rollbook.recovery.possible_losses import DoubtsPage
 from tests.support.healing import DirectDoubts
 from tests.support.ledger_cluster import LocalCluster
@@ -65,7 +65,7 @@ async def reborn(cluster: LocalCluster) -> None:
 async def heal(
     cluster: LocalCluster,
     ledgers: Ledgers,
-    accepted: Mapping[int, Sequence[EntryRange]] = {},
+    accepted: Mapping[int, Sequence[EntrySpan]] = {},
     doubts: DirectDoubts | None = None,
     **how: bool,
 ) -> Healing:
@@ -114,7 +114,7 @@ async def test_a_formatted_bookie_holds_up_recovery_until_it_is_healed(
             await ledgers.open_recover(ids[0])
         await cluster.start("bk-3")
         healing = await heal(cluster, ledgers)
-        assert healing.ledgers == {Outcome.HEALED: 2}
+        assert healing.ledgers == {HealingOutcome.HEALED: 2}
         assert healing.closed == 2
         assert not is_in_doubt(cluster)
         for ledger_id, count in zip(ids, (200, 3), strict=True):
@@ -154,7 +154,7 @@ async def test_of_a_striped_ledger_its_share_comes_back(
         assert 60 < len(before) < 70
         await reborn(cluster)
         healing = await heal(cluster, ledgers)
-        assert healing.ledgers == {Outcome.HEALED: 1}
+        assert healing.ledgers == {HealingOutcome.HEALED: 1}
         assert await held_by(cluster, ledger_id) == before
         assert not is_in_doubt(cluster)
 
@@ -165,7 +165,7 @@ async def test_of_a_ledger_that_is_gone_nothing_is_in_doubt(cluster: LocalCluste
         writer = await write(ledgers, 10)
         await reborn(cluster)
         await ledgers.delete(writer.ledger_id)
-        assert (await heal(cluster, ledgers)).ledgers == {Outcome.GONE: 1}
+        assert (await heal(cluster, ledgers)).ledgers == {HealingOutcome.GONE: 1}
         assert not is_in_doubt(cluster)
 
 
@@ -184,7 +184,7 @@ async def test_a_ledger_that_goes_while_it_is_healed_is_gone(
             return await list_entries(self)
 
         monkeypatch.setattr(LedgerHealer, "_list", list_late)
-        assert (await heal(cluster, ledgers, includes_all=True)).ledgers == {Outcome.GONE: 1}
+        assert (await heal(cluster, ledgers, includes_all=True)).ledgers == {HealingOutcome.GONE: 1}
         assert not is_in_doubt(cluster)
 
 
@@ -205,7 +205,7 @@ async def test_metadata_that_was_emptied_settles_nothing(
 
         monkeypatch.setattr(store, "get", get)
         healing = await heal(cluster, ledgers)
-        assert healing.ledgers == {Outcome.WAITING: 1}
+        assert healing.ledgers == {HealingOutcome.WAITING: 1}
         assert "our own trees" in healing.remarkable[0].reason
         assert is_in_doubt(cluster)
 
@@ -230,7 +230,7 @@ async def test_a_rehearsal_changes_nothing(cluster: LocalCluster) -> None:
         await reborn(cluster)
         healing = await heal(cluster, ledgers, includes_all=True, is_rehearsal=True)
         assert (healing.entries, healing.closed) == (70, 1)
-        assert healing.ledgers == {Outcome.PLANNED: 2}
+        assert healing.ledgers == {HealingOutcome.PLANNED: 2}
         assert cluster.bookies[HURT].storage.catalog.doubts.ledger_ids == [writer.ledger_id]
         metadata = (await ledgers.metadata(writer.ledger_id, fresh=True)).metadata
         assert metadata.state is LedgerState.OPEN
@@ -251,25 +251,27 @@ async def test_only_what_is_accepted_by_name_is_given_up(cluster: LocalCluster) 
         await reborn(cluster)
 
         healing = await heal(cluster, ledgers)
-        assert healing.ledgers == {Outcome.WAITING: 1}
+        assert healing.ledgers == {HealingOutcome.WAITING: 1}
         (found,) = healing.remarkable
         assert "bk-2: ENTRY_STATE_UNKNOWN" in found.reason
         assert f"--accept-loss {ledger_id}" in found.next_step
         assert is_in_doubt(cluster)
 
         other = await heal(cluster, ledgers, {ledger_id + 1: [WHOLE]})
-        assert other.ledgers == {Outcome.WAITING: 1}
+        assert other.ledgers == {HealingOutcome.WAITING: 1}
 
         # Recovery may be told that there is nothing above the first one; about that nobody knows yet.
-        some = [EntryRange(share[0] + 1, 2**63 - 1)]
-        assert (await heal(cluster, ledgers, {ledger_id: some})).ledgers == {Outcome.WAITING: 1}
+        some = [EntrySpan(share[0] + 1, 2**63 - 1)]
+        assert (await heal(cluster, ledgers, {ledger_id: some})).ledgers == {
+            HealingOutcome.WAITING: 1
+        }
         with pytest.raises(EntryStateUnknown):
             await cluster.bookies[HURT].storage.read(ledger_id, share[0])
 
         healing = await heal(cluster, ledgers, {ledger_id: [WHOLE]})
-        assert healing.ledgers == {Outcome.HEALED: 1}
+        assert healing.ledgers == {HealingOutcome.HEALED: 1}
         (found,) = healing.remarkable
-        assert found.given_up == [EntryRange(share[0], share[0])]  # The rest was given up before.
+        assert found.given_up == [EntrySpan(share[0], share[0])]  # The rest was given up before.
         assert not is_in_doubt(cluster)
         async with await ledgers.open_recover(ledger_id) as reader:
             assert reader.last_add_confirmed == share[0] - 1
@@ -285,14 +287,14 @@ async def test_entries_without_any_copy_are_lost_one_by_one(cluster: LocalCluste
         storage = cluster.bookies[HURT].storage
         await storage.doubt([(ledger_id, -1, 2**63 - 1)])
         healing = await heal(cluster, ledgers)
-        assert healing.ledgers == {Outcome.LOST: 1}
+        assert healing.ledgers == {HealingOutcome.LOST: 1}
         lost = healing.remarkable[0].lost
         assert [first for first, _ in lost] == share
         assert storage.catalog.doubts.of(ledger_id) == tuple((each, each) for each in share)
 
-        some = [EntryRange(share[0], share[1])]
+        some = [EntrySpan(share[0], share[1])]
         healing = await heal(cluster, ledgers, {ledger_id: some})
-        assert healing.ledgers == {Outcome.LOST: 1}
+        assert healing.ledgers == {HealingOutcome.LOST: 1}
         assert [first for first, _ in healing.remarkable[0].given_up] == share[:2]
         assert [first for first, _ in storage.catalog.doubts.of(ledger_id)] == share[2:]
 
@@ -306,11 +308,11 @@ async def test_a_copy_that_cannot_be_reached_now_is_waited_for(cluster: LocalClu
         await storage.doubt([(ledger_id, 0, 59)])
         await cluster.stop("bk-3")
         healing = await heal(cluster, ledgers)
-        assert healing.ledgers == {Outcome.WAITING: 1}
+        assert healing.ledgers == {HealingOutcome.WAITING: 1}
         assert "bk-3: unreachable" in healing.remarkable[0].reason
         assert 0 < len(await held_by(cluster, ledger_id)) < 40
         await cluster.start("bk-3")
-        assert (await heal(cluster, ledgers)).ledgers == {Outcome.HEALED: 1}
+        assert (await heal(cluster, ledgers)).ledgers == {HealingOutcome.HEALED: 1}
         assert (await ledgers.verify(ledger_id)).is_sound
 
 
@@ -325,7 +327,7 @@ class Dying(DirectDoubts):
         self._left = settles
         self._is_heard = is_heard
 
-    async def settle(self, stamp: str, ledger_id: LedgerId, ranges: list[EntryRange]) -> None:
+    async def settle(self, stamp: str, ledger_id: LedgerId, ranges: list[EntrySpan]) -> None:
         self._left -= 1
         if self._left >= 0 or self._is_heard:
             await super().settle(stamp, ledger_id, ranges)
@@ -342,12 +344,14 @@ async def test_a_healer_may_die_after_any_step(cluster: LocalCluster, is_heard: 
         storage = cluster.bookies[HURT].storage
         for settles in range(3):
             dying = Dying(cluster, settles, is_heard=is_heard)
-            assert (await heal(cluster, ledgers, doubts=dying)).ledgers == {Outcome.WAITING: 1}
+            assert (await heal(cluster, ledgers, doubts=dying)).ledgers == {
+                HealingOutcome.WAITING: 1
+            }
             held = await held_by(cluster, ledger_id)
             for entry_id in range(300):
                 if not storage.catalog.doubts.about(ledger_id, entry_id):
                     assert entry_id in held
-        assert (await heal(cluster, ledgers)).ledgers == {Outcome.HEALED: 1}
+        assert (await heal(cluster, ledgers)).ledgers == {HealingOutcome.HEALED: 1}
         assert not is_in_doubt(cluster)
 
 
@@ -357,7 +361,7 @@ async def test_two_healers_do_no_harm(cluster: LocalCluster) -> None:
         ids = [(await write(ledgers, 80)).ledger_id for _ in range(3)]
         await reborn(cluster)
         for healing in await asyncio.gather(*(heal(cluster, ledgers) for _ in range(2))):
-            assert healing.ledgers == {Outcome.HEALED: 3}
+            assert healing.ledgers == {HealingOutcome.HEALED: 3}
         assert not is_in_doubt(cluster)
         for ledger_id in ids:
             assert (await ledgers.verify(ledger_id)).is_sound
@@ -376,7 +380,7 @@ class Rotting(DirectDoubts):
         self.pages += 1
         return await super().page(after, limit)
 
-    async def settle(self, stamp: str, ledger_id: LedgerId, ranges: list[EntryRange]) -> None:
+    async def settle(self, stamp: str, ledger_id: LedgerId, ranges: list[EntrySpan]) -> None:
         if not self._has_rotted:
             self._has_rotted = True
             await self.storage.doubt([(ledger_id, 5, 5)])
@@ -393,7 +397,7 @@ async def test_a_doubt_that_comes_meanwhile_is_not_settled_unseen(cluster: Local
         await reborn(cluster)
         rotting = Rotting(cluster)
         healing = await heal(cluster, ledgers, doubts=rotting)
-        assert healing.ledgers == {Outcome.HEALED: 1}
+        assert healing.ledgers == {HealingOutcome.HEALED: 1}
         assert rotting.pages == 2
         assert not is_in_doubt(cluster)
         assert (await ledgers.verify(ledger_id)).is_sound
@@ -409,7 +413,7 @@ async def test_a_writer_goes_on_if_what_is_in_doubt_is_confirmed(cluster: LocalC
         storage = cluster.bookies[HURT].storage
         await storage.doubt([(writer.ledger_id, 10, 49)])  # As if a log were damaged.
         healing = await heal(cluster, ledgers)
-        assert (healing.ledgers, healing.closed) == ({Outcome.HEALED: 1}, 0)
+        assert (healing.ledgers, healing.closed) == ({HealingOutcome.HEALED: 1}, 0)
         assert not is_in_doubt(cluster)
         assert await writer.append(b"more") == 100
         await writer.close()
@@ -442,12 +446,12 @@ async def test_a_bookie_that_lost_its_journal_is_made_whole(cluster: LocalCluste
         names_it = HURT in (await ledgers.metadata(single)).metadata.fragments[0].ensemble
         healing = await heal(cluster, ledgers)
         if names_it:
-            assert healing.ledgers == {Outcome.HEALED: 2, Outcome.WAITING: 1}
+            assert healing.ledgers == {HealingOutcome.HEALED: 2, HealingOutcome.WAITING: 1}
             assert healing.doubts_everything
             assert storage.catalog.doubts.everything
             healing = await heal(cluster, ledgers, {single: [WHOLE]})
             assert [each.ledger_id for each in healing.remarkable] == [single]
-        assert healing.ledgers == {Outcome.HEALED: 3}
+        assert healing.ledgers == {HealingOutcome.HEALED: 3}
         assert not healing.doubts_everything
         assert not is_in_doubt(cluster)
         assert not bookie.is_read_only
@@ -499,7 +503,7 @@ async def test_a_connection_that_breaks_is_none_of_the_ledgers_business(
         monkeypatch.setattr(ledgers.bookies, "call", breaks_once)
         healing = await heal(cluster, ledgers)
         assert broken
-        assert healing.ledgers == {Outcome.HEALED: 1}
+        assert healing.ledgers == {HealingOutcome.HEALED: 1}
 
 
 def test_settings_are_checked() -> None:

@@ -16,7 +16,7 @@ from rollbook.proto.metastore.memory import MemoryService
 from rollbook.proto.ports import MetadataStore
 from rollbook.proto.runtime.clock import SystemClock
 from rollbook.recovery import operations as module
-from rollbook.recovery.core.operations import LastingOperation, OperationState, id_of_key
+from rollbook.recovery.core.operations import LastingOperation, OperationStatus, id_of_key
 from rollbook.recovery.operation_runner import OperationKind, OperationProgress, OperationRunner
 from rollbook.recovery.operations import RUNNER, OperationNodes
 from tests.unit.proto.cluster.faulty import FaultyStore
@@ -69,7 +69,7 @@ class Desk:
         assert found is not None
         return found.operation
 
-    async def until(self, operation_id: str, state: OperationState) -> LastingOperation:
+    async def until(self, operation_id: str, state: OperationStatus) -> LastingOperation:
         async def is_so() -> bool:
             return (await self.read(operation_id)).state is state
 
@@ -114,16 +114,16 @@ async def test_one_that_was_begun_is_ended_by_the_next_process(
     started_ms = (await desk.read(begun)).started_ms
     desk.may_finish.set()
     async with desk.runner(rival):
-        ended = await desk.until(begun, OperationState.DONE)
+        ended = await desk.until(begun, OperationStatus.DONE)
     assert (ended.result, ended.started_ms, desk.runs) == ({"name": "a"}, started_ms, ["a", "a"])
 
 
 async def test_one_that_runs_is_cancelled_and_undone(desk: Desk, store: FaultyStore) -> None:
     async with desk.runner(store):
         begun = await desk.begin("a")
-        await desk.until(begun, OperationState.RUNNING)
+        await desk.until(begun, OperationStatus.RUNNING)
         await desk.nodes.change(begun, lambda each: each.cancel_asked(1))
-        await desk.until(begun, OperationState.CANCELLED)
+        await desk.until(begun, OperationStatus.CANCELLED)
         assert len(desk.undone) == 1
         with pytest.raises(OperationEnded):
             await desk.nodes.change(begun, lambda each: each.cancel_asked(1))
@@ -134,10 +134,10 @@ async def test_one_whose_runner_died_is_cancelled_by_the_next(
 ) -> None:
     begun = await desk.begin("a")
     async with desk.runner(store):
-        await desk.until(begun, OperationState.RUNNING)
+        await desk.until(begun, OperationStatus.RUNNING)
     await desk.nodes.change(begun, lambda each: each.cancel_asked(1))
     async with desk.runner(rival):
-        await desk.until(begun, OperationState.CANCELLED)
+        await desk.until(begun, OperationStatus.CANCELLED)
     assert (desk.runs, len(desk.undone)) == (["a"], 1)
 
 
@@ -149,15 +149,15 @@ async def test_one_that_is_refused_fails_and_an_unknown_one_too(
             await desk.begin("a", "refuse"),
             await desk.begin("b", "of a later release"),
         )
-        assert (await desk.until(refused, OperationState.FAILED)).problem == {"detail": "no"}
-        await desk.until(unknown, OperationState.FAILED)
+        assert (await desk.until(refused, OperationStatus.FAILED)).problem == {"detail": "no"}
+        await desk.until(unknown, OperationStatus.FAILED)
 
 
 async def test_last_progress_is_written_with_the_end(desk: Desk, store: FaultyStore) -> None:
     async with desk.runner(store):
         counted, refused = await desk.begin("a", "count"), await desk.begin("b", "refuse")
-        done = await desk.until(counted, OperationState.DONE)
-        failed = await desk.until(refused, OperationState.FAILED)
+        done = await desk.until(counted, OperationStatus.DONE)
+        failed = await desk.until(refused, OperationStatus.FAILED)
     assert ((done.done, done.total), (failed.done, failed.total)) == ((5, 5), (2, 5))
 
 
@@ -171,7 +171,7 @@ async def test_more_than_run_at_once_wait_their_turn(desk: Desk, store: FaultySt
         await until(are_eight)
         desk.may_finish.set()
         for each in ids:
-            await desk.until(each, OperationState.DONE)
+            await desk.until(each, OperationStatus.DONE)
 
 
 async def test_a_key_belongs_to_one_request(desk: Desk) -> None:

@@ -7,10 +7,15 @@ import pytest
 from rollbook.proto.cluster.cluster import Cluster, initialise
 from rollbook.proto.metastore.memory import MemoryService
 from rollbook.proto.ports import MetadataStore
-from rollbook.recovery.process_status import Presence, PresenceNodes, pack_presence, unpack_presence
+from rollbook.recovery.process_status import (
+    PresenceNodes,
+    ProcessStatus,
+    pack_presence,
+    unpack_presence,
+)
 from tests.unit.proto.cluster.faulty import Fate, FaultyStore
 
-FIRST = Presence("recovery-1", "0.1", 1700, {"worker": {"state": "running", "restarts": 0}})
+FIRST = ProcessStatus("recovery-1", "0.1", 1700, {"worker": {"state": "running", "restarts": 0}})
 
 
 @pytest.fixture
@@ -26,7 +31,9 @@ async def test_it_is_seen_as_long_as_its_session_lasts(
     await nodes.prepare()
     store.fates.append(fate)
     await nodes.write(FIRST)
-    changed = Presence("recovery-1", "0.1", 1700, {"worker": {"state": "failed", "restarts": 1}})
+    changed = ProcessStatus(
+        "recovery-1", "0.1", 1700, {"worker": {"state": "failed", "restarts": 1}}
+    )
     store.fates.append(fate)
     await nodes.write(changed)
     async with await service.connect() as other:
@@ -37,7 +44,7 @@ async def test_it_is_seen_as_long_as_its_session_lasts(
 
 @pytest.mark.parametrize("data", [b"", b"[]", b"1", b"{}", b"\xff"])
 def test_what_cannot_be_read_is_shown_by_its_node(data: bytes) -> None:
-    assert unpack_presence("00ff", data) == Presence("00ff")
+    assert unpack_presence("00ff", data) == ProcessStatus("00ff")
 
 
 def test_what_newer_ones_add_is_left_out() -> None:

@@ -44,7 +44,7 @@ from rollbook.proto.ids import BookieId, EntryId, LedgerId
 from rollbook.proto.ports import MetadataStore
 from rollbook.proto.wire.adds import Adds
 from rollbook.proto.wire.messages import Read, Reply, Request
-from rollbook.recovery.core.healing import EntryRange
+from rollbook.recovery.core.healing import EntrySpan
 from rollbook.recovery.possible_losses import BookieDoubts, DoubtsPage
 from tests.simulation.checkers.ledger import LedgerChecker
 from tests.simulation.history import History
@@ -259,7 +259,7 @@ class _Doubts:
     async def page(self, after: int, limit: int) -> DoubtsPage:
         return await self._ask(self._doubts.page(after, limit))
 
-    async def settle(self, stamp: str, ledger_id: LedgerId, ranges: list[EntryRange]) -> None:
+    async def settle(self, stamp: str, ledger_id: LedgerId, ranges: list[EntrySpan]) -> None:
         await self._ask(self._doubts.settle(stamp, ledger_id, ranges))
 
     async def settle_everything(self, stamp: str) -> None:

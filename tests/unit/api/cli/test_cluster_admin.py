@@ -36,7 +36,7 @@ from rollbook.proto.ids import BookieId, EntryId, LedgerId
 from rollbook.proto.ports import NO_SESSION, SessionEvent, SessionState
 from rollbook.proto.runtime.clock import SystemClock
 from rollbook.recovery.config import WorkerConfig
-from rollbook.recovery.events import ClusterEvents
+from rollbook.recovery.events import ClusterEventLog
 from rollbook.recovery.operation_runner import OperationRunner
 from rollbook.recovery.operations import RUNNER
 from rollbook.recovery.tasks import BadCopies
@@ -63,12 +63,12 @@ async def desk_of(
         yield site, ClusterManagement(site.ledgers, events_of(site), watch, cluster.url), watch
 
 
-def events_of(site: Site) -> ClusterEvents:
+def events_of(site: Site) -> ClusterEventLog:
     async def no_log(_: LedgerId) -> str | None:
         return None
 
     ledgers = site.ledgers
-    return ClusterEvents(ledgers.store, ledgers.cluster, SystemClock(), no_log)
+    return ClusterEventLog(ledgers.store, ledgers.cluster, SystemClock(), no_log)
 
 
 async def carried_out(

@@ -12,9 +12,9 @@ from rollbook.api.cli.recovery.actions import accepted_of, summary
 from rollbook.ledger.open_client import connect
 from rollbook.proto.errors import InvalidRequest
 from rollbook.proto.ids import BookieId, LedgerId
-from rollbook.recovery.core.healing import WHOLE, EntryRange
+from rollbook.recovery.core.healing import WHOLE, EntrySpan
 from rollbook.recovery.healer import Healing
-from rollbook.recovery.ledger_healer import LedgerHealing, Outcome
+from rollbook.recovery.ledger_healer import HealingOutcome, LedgerHealing
 from tests.support import bookies, commands, processes
 
 PATIENCE_S = 120.0
@@ -138,7 +138,7 @@ def test_what_is_accepted_is_said_by_ledger() -> None:
     assert accepted_of(()) == {}
     assert accepted_of(("7", "8:0-9", "8:20-20")) == {
         7: [WHOLE],
-        8: [EntryRange(0, 9), EntryRange(20, 20)],
+        8: [EntrySpan(0, 9), EntrySpan(20, 20)],
     }
     for text in ("", "x", "7:", "7:3", "7:9-3", "-1", "9999999999999999999"):
         with pytest.raises(InvalidRequest):
@@ -151,8 +151,8 @@ def test_the_last_sentence_says_what_is_left() -> None:
     assert summary(healing, dry_run=False) == (
         "bk-2 is whole: 1 ledger healed, 1 entry brought back, 1 ledger closed for it."
     )
-    healing.on_ledger(LedgerHealing(LedgerId(2), Outcome.LOST, lost=[EntryRange(0, 0)]))
-    healing.on_ledger(LedgerHealing(LedgerId(3), Outcome.WAITING))
+    healing.on_ledger(LedgerHealing(LedgerId(2), HealingOutcome.LOST, lost=[EntrySpan(0, 0)]))
+    healing.on_ledger(LedgerHealing(LedgerId(3), HealingOutcome.WAITING))
     assert summary(healing, dry_run=False) == (
         "bk-2 stays in doubt: 1 ledger cannot be healed now and 1 ledger with entries that have no "
         "copy anywhere; 1 entry brought back."

@@ -24,7 +24,7 @@ from rollbook.proto.ids import BookieId, EntryId, LedgerId
 from rollbook.proto.ports import MetadataStore
 from rollbook.proto.runtime.metastore import open_metadata_store
 from rollbook.recovery.core.failures import LostEntries, after_failure
-from rollbook.recovery.process_status import Presence, PresenceNodes
+from rollbook.recovery.process_status import PresenceNodes, ProcessStatus
 from rollbook.recovery.tasks import AuditOrders, DrainTasks, Failures, RateOrder
 from tests.support import commands
 
@@ -173,7 +173,7 @@ async def test_who_takes_part_is_shown(tmp_path: Path) -> None:
             "checks": {"copies": {"is_running": True, "ledgers": 7, "marked": 2}},
         }
         drains = {"doubts": {B1: {"is_running": False, "attempts": 3, "last_error": "away"}}}
-        await nodes.write(Presence("recovery-1", "0.1", 1, parts, audit, drains))
+        await nodes.write(ProcessStatus("recovery-1", "0.1", 1, parts, audit, drains))
         found = await site.json("status")
         assert (found["auditor"], found["audit_braked"]) == (B1, True)
         assert found["bookies_missing"] == B2

@@ -18,7 +18,7 @@ from rollbook.proto.errors import (
     RollbookError,
 )
 from rollbook.proto.formats.lifecycle import LifecycleState
-from rollbook.recovery.core.events import EventKind, EventMemory, Wanted
+from rollbook.recovery.core.events import EventFilter, EventKind, EventMemory
 
 Facts = dict[str, Any]
 
@@ -401,7 +401,7 @@ class FakeCluster:
         self, wanted: Mapping[str, str], after: str, limit: int
     ) -> tuple[list[Facts], str | None]:
         self._ask()
-        which = Wanted(
+        which = EventFilter(
             EventKind(wanted["kind"]) if "kind" in wanted else None,
             wanted.get("bookie"),
             wanted.get("log"),

@@ -18,7 +18,7 @@ from rollbook.api.rest.callback_post import (
     require_allowed,
 )
 from rollbook.proto.errors import BadConfig, InvalidRequest
-from rollbook.recovery.core.callbacks import Answer
+from rollbook.recovery.core.callbacks import DeliveryAnswer
 from tests.support.certificates import Authority
 
 PUBLIC = "https://hooks.example.com/x"
@@ -159,7 +159,7 @@ def test_public_addresses_are_taken_and_a_local_name_stays_local() -> None:
     assert problem_of_address(local, "127.0.0.1") is problem_of_address(local, "::1") is None
 
 
-async def _posted(url: str, addresses: Sequence[str]) -> Answer:
+async def _posted(url: str, addresses: Sequence[str]) -> DeliveryAnswer:
     async def resolve(host: str, port: int) -> Sequence[str]:
         return addresses
 
@@ -178,7 +178,7 @@ async def test_a_name_that_changes_its_address_is_asked_once() -> None:
 
         post = CallbackPost(["localhost"], resolve=rebinding)
         url = f"http://localhost:{port}/"
-        assert await post.post(url, {}, b"{}") == Answer(204)
+        assert await post.post(url, {}, b"{}") == DeliveryAnswer(204)
         assert asked == ["localhost"]
         assert (await post.post(url, {}, b"{}")).problem == "10.0.0.1 is not this machine"
 
@@ -323,7 +323,7 @@ async def test_a_receiver_shows_a_certificate_of_its_name(tmp_path: Path) -> Non
 
         hosts = ["localhost", "127.0.0.1"]
         known = CallbackPost(hosts, authority.certificate, resolve=resolve)
-        assert await known.post(f"https://localhost:{port}/", {}, b"{}") == Answer(204)
+        assert await known.post(f"https://localhost:{port}/", {}, b"{}") == DeliveryAnswer(204)
         for post, host in (
             (CallbackPost(hosts, resolve=resolve), "localhost"),
             (known, "127.0.0.1"),

@@ -13,12 +13,12 @@ from rollbook.proto.errors import BadMetadata, UnsupportedVersion
 from rollbook.recovery.core.callbacks import (
     AT_ONCE,
     GIVEN_UP_MS,
-    Answer,
-    Callback,
     CallbackQueue,
+    DeliveryAnswer,
+    DeliveryOutcome,
     EventCursor,
-    Outcome,
-    Pending,
+    PendingDelivery,
+    RegisteredCallback,
     attempt_row,
     body_of,
     name_of,
@@ -35,12 +35,16 @@ from rollbook.recovery.core.callbacks import (
 from rollbook.recovery.core.events import Event, EventKind
 
 S = 1_000_000_000
-GOOD, REFUSED, SILENT = Answer(204), Answer(500, "it answered 500"), Answer(problem="nobody")
-CALLBACK = Callback("5f" * 16, "https://hooks.example.com/x", "5ec3e7", created_ms=1)
+GOOD, REFUSED, SILENT = (
+    DeliveryAnswer(204),
+    DeliveryAnswer(500, "it answered 500"),
+    DeliveryAnswer(problem="nobody"),
+)
+CALLBACK = RegisteredCallback("5f" * 16, "https://hooks.example.com/x", "5ec3e7", created_ms=1)
 
 
-def pending(number: int, *bookies: str, kind: EventKind = EventKind.LIFECYCLE) -> Pending:
-    return Pending(name_of(number), Event(f"n{number}", kind, number, "n", bookies), 0)
+def pending(number: int, *bookies: str, kind: EventKind = EventKind.LIFECYCLE) -> PendingDelivery:
+    return PendingDelivery(name_of(number), Event(f"n{number}", kind, number, "n", bookies), 0)
 
 
 def due(queue: CallbackQueue, now_s: float = 0) -> list[int]:
@@ -99,7 +103,7 @@ def test_it_is_tried_again_for_a_day() -> None:
         ((sent, number),) = queue.take_due(now_ms * 1_000_000)
         numbers.append(number)
         outcome = queue.on_answer(sent.name, REFUSED, now_ms * 1_000_000, now_ms)
-        if outcome is Outcome.GIVEN_UP:
+        if outcome is DeliveryOutcome.GIVEN_UP:
             break
         wait_ns = queue.wait_ns(now_ms * 1_000_000)
         assert wait_ns is not None
@@ -127,7 +131,7 @@ def test_a_test_is_sent_once_and_waits_for_nobody() -> None:
     queue.add(pending(1))
     queue.add(pending(2, kind=EventKind.TEST))
     assert due(queue) == [1, 2]
-    assert queue.on_answer(name_of(2), SILENT, 0, 0) is Outcome.GIVEN_UP
+    assert queue.on_answer(name_of(2), SILENT, 0, 0) is DeliveryOutcome.GIVEN_UP
 
 
 def test_the_signature_is_over_time_and_body() -> None:
@@ -160,7 +164,7 @@ def test_all_of_it_is_kept_as_it_is() -> None:
     assert unpack_pending(one.name, pack_pending(one)) == one
     cursor = EventCursor({f"lifecycle/bk-{n}": "x" for n in range(1_000)}, 7)
     assert unpack_cursor(pack_cursor(cursor)) == cursor
-    rows = [attempt_row(one, n, REFUSED, Outcome.RETRYING, 1, 2) for n in range(150)]
+    rows = [attempt_row(one, n, REFUSED, DeliveryOutcome.RETRYING, 1, 2) for n in range(150)]
     assert unpack_rows(pack_rows(rows)) == rows[50:]
     assert unpack_rows(b"") == unpack_rows(b"nonsense") == []
 

@@ -17,7 +17,7 @@ from rollbook.recovery.core.checks import (
     pick_sample,
     unpack_bad,
 )
-from rollbook.recovery.core.healing import EntryRange
+from rollbook.recovery.core.healing import EntrySpan
 from rollbook.recovery.core.plan import Action, SlotRepair, lacking
 
 B = [BookieId(f"b{number}:3181") for number in range(6)]
@@ -82,7 +82,7 @@ def test_each_hole_of_a_share_is_found(quorum: Quorum, slot: int) -> None:
 def test_a_bad_copy_is_lacking_though_it_is_listed() -> None:
     here = seat(Q332, 0, 9)
     listed = EntryList.of(map(EntryId, range(10)))
-    assert list(lacking(Q332, here, listed, [EntryRange(3, 4), EntryRange(9, 20)])) == [3, 4, 9]
+    assert list(lacking(Q332, here, listed, [EntrySpan(3, 4), EntrySpan(9, 20)])) == [3, 4, 9]
 
 
 # --- Bytes --------------------------------------------------------------------------------------
@@ -133,7 +133,7 @@ def test_the_copy_that_differs_from_most_is_bad_and_without_a_majority_none_is()
 def test_bad_copies_are_merged_and_survive_packing() -> None:
     once = merged_bad({}, {B[0]: [EntryId(3), EntryId(4)], B[1]: [EntryId(9)]})
     twice = merged_bad(once, {B[0]: [EntryId(4), EntryId(6)]})
-    assert twice == {B[0]: (EntryRange(3, 4), EntryRange(6, 6)), B[1]: (EntryRange(9, 9),)}
+    assert twice == {B[0]: (EntrySpan(3, 4), EntrySpan(6, 6)), B[1]: (EntrySpan(9, 9),)}
     assert unpack_bad(pack_bad(twice)) == twice
     assert pack_bad(once) == (b'{"bad": {"b0:3181": [[3, 4]], "b1:3181": [[9, 9]]}, "version": 1}')
 

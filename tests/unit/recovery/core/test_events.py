@@ -7,13 +7,13 @@ import pytest
 from rollbook.proto.errors import BadMetadata
 from rollbook.recovery.core.events import (
     Event,
+    EventFilter,
     EventKind,
     EventMemory,
+    ObservedState,
     Sight,
-    State,
     Thing,
     Tracks,
-    Wanted,
     derive,
     first_marks,
     unpack_event,
@@ -47,7 +47,7 @@ OPERATION = Sight(
 )
 
 
-def tracks_of(*sights: Sight) -> dict[str, tuple[State, ...]]:
+def tracks_of(*sights: Sight) -> dict[str, tuple[ObservedState, ...]]:
     """Of a process that has just begun."""
     tracks = Tracks()
     tracks.on_look({each.subject: each for each in sights}, NOW_MS)
@@ -211,19 +211,19 @@ def test_memory_is_bounded_and_asked_page_by_page() -> None:
     memory.add(event(number) for number in range(8))
     memory.add([event(7)])
     assert len(memory) == 5
-    first = memory.page(Wanted(), "", 2)
+    first = memory.page(EventFilter(), "", 2)
     assert first is not None
     assert ([each.id for each in first[0]], first[1]) == (["e7", "e6"], "e6")
     memory.add([event(8)])
-    second = memory.page(Wanted(), "e6", 2)
+    second = memory.page(EventFilter(), "e6", 2)
     assert second is not None
     assert ([each.id for each in second[0]], second[1]) == (["e5", "e4"], None)
-    assert memory.page(Wanted(), "e1", 2) is None, "it was forgotten"
+    assert memory.page(EventFilter(), "e1", 2) is None, "it was forgotten"
     memory.add([event(9, bookies=("bk-1",), log="default/a", kind=EventKind.LIFECYCLE)])
     for wanted in (
-        Wanted(bookie="bk-1"),
-        Wanted(log="default/a"),
-        Wanted(kind=EventKind.LIFECYCLE),
+        EventFilter(bookie="bk-1"),
+        EventFilter(log="default/a"),
+        EventFilter(kind=EventKind.LIFECYCLE),
     ):
         page = memory.page(wanted, "", 2)
         assert page is not None

@@ -12,7 +12,7 @@ from rollbook.proto.metadata import ENTRY_ID_MAX, Fragment, LedgerMetadata, Ledg
 from rollbook.proto.quorum import Quorum
 from rollbook.recovery.core.healing import (
     WHOLE,
-    EntryRange,
+    EntrySpan,
     as_if_closed,
     before_open_end,
     covers,
@@ -46,12 +46,12 @@ def ledgers(draw: st.DrawFn) -> LedgerMetadata:
     )
 
 
-def some_ranges() -> st.SearchStrategy[list[EntryRange]]:
+def some_ranges() -> st.SearchStrategy[list[EntrySpan]]:
     """Ascending, as a bookie keeps them; the last one may be without an end."""
     ids = st.sets(st.integers(-1, LAST_MAX + 5), max_size=30)
     return st.builds(
         lambda found, is_endless: (
-            [*ranges_of(sorted(found)), EntryRange(LAST_MAX + 10, ENTRY_ID_MAX)]
+            [*ranges_of(sorted(found)), EntrySpan(LAST_MAX + 10, ENTRY_ID_MAX)]
             if is_endless
             else ranges_of(sorted(found))
         ),
@@ -68,7 +68,7 @@ def members_of(metadata: LedgerMetadata, entry_id: int) -> tuple[BookieId, ...]:
 
 @dataclass
 class Healed:
-    settled: list[EntryRange]
+    settled: list[EntrySpan]
     lost: list[int]
     waiting: list[int]
     given_up: list[int]
@@ -77,16 +77,16 @@ class Healed:
 
 def heal(
     metadata: LedgerMetadata,
-    doubted: list[EntryRange],
+    doubted: list[EntrySpan],
     copies: dict[tuple[BookieId, int], Copy],
-    accepted: list[EntryRange],
+    accepted: list[EntrySpan],
     step: int,
 ) -> Healed:
     """What the shell does, with bookies that answer at once."""
     healed = Healed([], [], [], [], [])
     for first, last, fragment in stretches(metadata, B, doubted):
         if fragment is None:
-            healed.settled.append(EntryRange(first, last))
+            healed.settled.append(EntrySpan(first, last))
             continue
         for start in range(first, last + 1, step):
             window = range(start, min(start + step, last + 1))
@@ -113,8 +113,8 @@ def heal(
 @given(ledgers(), some_ranges(), some_ranges(), st.integers(1, 50), st.data())
 def test_doubt_goes_where_it_may_and_nowhere_else(
     metadata: LedgerMetadata,
-    doubted: list[EntryRange],
-    accepted: list[EntryRange],
+    doubted: list[EntrySpan],
+    accepted: list[EntrySpan],
     step: int,
     data: st.DataObject,
 ) -> None:
@@ -152,7 +152,7 @@ def test_doubt_goes_where_it_may_and_nowhere_else(
 @settings(max_examples=300, deadline=None)
 @given(ledgers(), some_ranges(), some_ranges())
 def test_of_an_unclosed_ledger_only_the_accepted_tail_is_given_up(
-    closed: LedgerMetadata, doubted: list[EntryRange], accepted: list[EntryRange]
+    closed: LedgerMetadata, doubted: list[EntrySpan], accepted: list[EntrySpan]
 ) -> None:
     """HL1: entries of earlier fragments were confirmed; they are not given up unlooked-for."""
     metadata = LedgerMetadata(
@@ -172,16 +172,16 @@ def test_of_an_unclosed_ledger_only_the_accepted_tail_is_given_up(
 @pytest.mark.parametrize(
     ("doubted", "lac", "may_stay_open"),
     [
-        ([EntryRange(3, 9)], 9, True),
-        ([EntryRange(3, 9)], 8, False),
-        ([EntryRange(0, 2), EntryRange(5, ENTRY_ID_MAX)], 100, False),
-        ([EntryRange(NO_ENTRY, 4)], 9, False),  # Its explicit LAC is in doubt.
+        ([EntrySpan(3, 9)], 9, True),
+        ([EntrySpan(3, 9)], 8, False),
+        ([EntrySpan(0, 2), EntrySpan(5, ENTRY_ID_MAX)], 100, False),
+        ([EntrySpan(NO_ENTRY, 4)], 9, False),  # Its explicit LAC is in doubt.
         ([WHOLE], 9, False),
         ([], 9, False),
     ],
 )
 def test_a_writer_goes_on_if_all_that_is_in_doubt_is_confirmed(
-    state: LedgerState, doubted: list[EntryRange], lac: int, may_stay_open: bool
+    state: LedgerState, doubted: list[EntrySpan], lac: int, may_stay_open: bool
 ) -> None:
     ensemble = tuple(NAMES[:3])
     metadata = LedgerMetadata(
@@ -196,18 +196,18 @@ def test_a_writer_goes_on_if_all_that_is_in_doubt_is_confirmed(
 def test_who_is_the_only_member_has_nobody_to_ask() -> None:
     """HL1: its own doubt is all there is: the entry is lost, and stays in doubt."""
     found = judge(range(2), [EntryId(0), EntryId(1)], [EntryId(0)], {EntryId(1): {}}, [])
-    assert (found.settled, found.lost, found.waiting) == ([EntryRange(0, 0)], [1], {})
+    assert (found.settled, found.lost, found.waiting) == ([EntrySpan(0, 0)], [1], {})
 
 
 def test_ranges() -> None:
     assert ranges_of([]) == []
     assert ranges_of([1, 2, 3, 5]) == [(1, 3), (5, 5)]
     assert ranges_of([1, 3, 5, 8], gap=2) == [(1, 5), (8, 8)]
-    assert intersection([EntryRange(0, 5), EntryRange(7, 9)], [EntryRange(4, 7)]) == [
+    assert intersection([EntrySpan(0, 5), EntrySpan(7, 9)], [EntrySpan(4, 7)]) == [
         (4, 5),
         (7, 7),
     ]
-    assert intersection([WHOLE], [EntryRange(4, 7)]) == [(4, 7)]
+    assert intersection([WHOLE], [EntrySpan(4, 7)]) == [(4, 7)]
 
 
 def test_a_bookie_that_the_writer_has_left_is_healed_up_to_there() -> None:

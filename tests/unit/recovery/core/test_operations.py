@@ -16,7 +16,7 @@ from rollbook.recovery.core.operations import (
     KEPT_MS,
     OUTCOME_BYTES_MAX,
     LastingOperation,
-    OperationState,
+    OperationStatus,
     id_of_key,
     is_operation_id,
     pack_operation,
@@ -51,9 +51,9 @@ def test_an_operation_ends_once(end: str) -> None:
 
 
 def test_a_cancelled_one_ends_at_once_only_if_it_has_not_begun() -> None:
-    assert NEW.cancel_asked(5).state is OperationState.CANCELLED
+    assert NEW.cancel_asked(5).state is OperationStatus.CANCELLED
     asked = RUNNING.cancel_asked(5)
-    assert (asked.state, asked.is_cancel_asked) == (OperationState.RUNNING, True)
+    assert (asked.state, asked.is_cancel_asked) == (OperationStatus.RUNNING, True)
     assert asked.begun(6).is_cancel_asked, "the next runner hears of it, too"
 
 

@@ -10,8 +10,8 @@ from rollbook.proto.metadata import Fragment, LedgerMetadata, LedgerState
 from rollbook.proto.quorum import Quorum
 from rollbook.recovery.core.plan import (
     Action,
+    BookiePresence,
     FirstStep,
-    Presence,
     RepairPlan,
     SlotRepair,
     plan_repair,
@@ -42,19 +42,19 @@ def ledger(
     )
 
 
-def presence_of(**states: Presence) -> Callable[[BookieId], Presence]:
-    known: Mapping[str, Presence] = states
-    return lambda bookie: known.get(bookie, Presence.WRITABLE)
+def presence_of(**states: BookiePresence) -> Callable[[BookieId], BookiePresence]:
+    known: Mapping[str, BookiePresence] = states
+    return lambda bookie: known.get(bookie, BookiePresence.WRITABLE)
 
 
-LOST_B = presence_of(b=Presence.LOST)
+LOST_B = presence_of(b=BookiePresence.LOST)
 
 
 def actions(
     metadata: LedgerMetadata,
     in_question: set[BookieId],
     draining: Collection[BookieId] = (),
-    presence: Callable[[BookieId], Presence] = LOST_B,
+    presence: Callable[[BookieId], BookiePresence] = LOST_B,
 ) -> list[object]:
     plan = plan_repair(metadata, in_question, draining, presence)
     return [(seat.first_entry, seat.bookie, seat.action) for seat in plan.seats]
@@ -68,26 +68,26 @@ def test_every_closed_fragment_that_names_a_lost_bookie_is_repaired() -> None:
 def test_a_bookie_that_is_back_is_restored_in_place() -> None:
     metadata = ledger((A, B, C))
     assert actions(metadata, {B}, presence=presence_of()) == [(0, B, Action.RESTORE)]
-    read_only = presence_of(b=Presence.READ_ONLY)
+    read_only = presence_of(b=BookiePresence.READ_ONLY)
     assert actions(metadata, {B}, presence=read_only) == [(0, B, Action.RESTORE)]
 
 
 def test_a_lost_bookie_that_nobody_marked_keeps_its_seat() -> None:
     """RP2: its delay is not over."""
-    assert actions(ledger((A, B, C)), {C}, presence=presence_of(b=Presence.LOST)) == [
+    assert actions(ledger((A, B, C)), {C}, presence=presence_of(b=BookiePresence.LOST)) == [
         (0, C, Action.RESTORE)
     ]
 
 
 def test_a_draining_bookie_is_replaced_though_it_is_present() -> None:
     metadata = ledger((A, B, C))
-    found = actions(metadata, set(), draining={C}, presence=presence_of(c=Presence.READ_ONLY))
+    found = actions(metadata, set(), draining={C}, presence=presence_of(c=BookiePresence.READ_ONLY))
     assert found == [(0, C, Action.REPLACE)]
 
 
 def test_fragments_with_the_fewest_members_present_come_first() -> None:
     metadata = ledger((A, B, C), (B, D, E))
-    presence = presence_of(b=Presence.LOST, d=Presence.LOST)
+    presence = presence_of(b=BookiePresence.LOST, d=BookiePresence.LOST)
     assert actions(metadata, {B}, presence=presence) == [
         (10, B, Action.REPLACE),
         (0, B, Action.REPLACE),
@@ -148,7 +148,7 @@ def test_shares_and_sources_agree_with_the_write_sets(seed: int) -> None:
         assert (entry_id in share) == (seat.bookie in members)
         if entry_id not in share:
             continue
-        sources = sources_of(quorum, seat, entry_id, presence_of(a=Presence.LOST))
+        sources = sources_of(quorum, seat, entry_id, presence_of(a=BookiePresence.LOST))
         others = set(members) - {seat.bookie}
         assert set(sources) == (others | {seat.bookie} if action is Action.REPLACE else others)
         if A in sources:

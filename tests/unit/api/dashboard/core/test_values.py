@@ -5,7 +5,7 @@ import json
 import pytest
 
 from rollbook.api.dashboard.core.values import HIDDEN, Form, node_text, value_in
-from rollbook.recovery.core.callbacks import Callback, pack_callback
+from rollbook.recovery.core.callbacks import RegisteredCallback, pack_callback
 
 
 @pytest.mark.parametrize(
@@ -102,5 +102,7 @@ def test_json_that_is_nested_deeply_is_named(depth: int) -> None:
 
 def test_a_callback_shows_neither_its_secret_nor_its_url() -> None:
     """DB4: the path of a URL is often a secret, too."""
-    shown = node_text(pack_callback(Callback("5f" * 16, "https://h/5ec3e7-path", "5ec3e7-key")))
+    shown = node_text(
+        pack_callback(RegisteredCallback("5f" * 16, "https://h/5ec3e7-path", "5ec3e7-key"))
+    )
     assert ("5ec3e7" in shown, "https" in shown, shown.count(HIDDEN)) == (False, False, 2)
