@@ -30,7 +30,7 @@ from rollbook.proto.wire.adds import AddGroup, Adds
 from rollbook.proto.wire.messages import (
     AuthReply,
     BatchRead,
-    Read,
+    EntryRead,
     ReceivedRequest,
     Reply,
 )
@@ -273,11 +273,15 @@ class Connection(asyncio.BufferedProtocol):
             reply = shared.answers.at_once(request)
             if reply is not None:
                 shared.turn.spend(self._answer(call, reply))
-                if type(request) is Read and request.previous_lac is None:
+                if type(request) is EntryRead and request.previous_lac is None:
                     return 1
                 self._count(asked, reply)
                 return 0
-        if isinstance(request, Read) and request.previous_lac is not None and not request.fence:
+        if (
+            isinstance(request, EntryRead)
+            and request.previous_lac is not None
+            and not request.fence
+        ):
             try:
                 parked = shared.polls.park(request, self._on_woken)
             except Overloaded:
@@ -316,7 +320,7 @@ class Connection(asyncio.BufferedProtocol):
     def _enqueue(self, asked: QueuedRequest) -> None:
         request = asked.call.request
         is_urgent = asked.call.is_high_priority or (
-            isinstance(request, Read | BatchRead) and request.fence
+            isinstance(request, EntryRead | BatchRead) and request.fence
         )
         queue = self._urgent if is_urgent else self._ordinary
         queue.asked.append(asked)

@@ -14,7 +14,7 @@ from rollbook.bookie.storage import Storage
 from rollbook.proto.errors import Overloaded
 from rollbook.proto.ids import EntryId, LedgerId
 from rollbook.proto.ports import Clock
-from rollbook.proto.wire.messages import Read
+from rollbook.proto.wire.messages import EntryRead
 
 Resume = Callable[["Parked", int | None, bool], None]
 """Called once, with the wall time in milliseconds if there is news; and whether it cannot wait.
@@ -56,7 +56,7 @@ class LongPolls:
         )  # Not answered yet, with the time of the news.
         self._is_closing = False
 
-    def park(self, read: Read, resume: Resume) -> Parked | None:
+    def park(self, read: EntryRead, resume: Resume) -> Parked | None:
         """None if there is nothing to wait for. Raises `Overloaded`."""
         if (
             self._is_closing

@@ -40,6 +40,7 @@ from rollbook.proto.wire.messages import (
     BatchRead,
     BatchReadReply,
     BookieInfoReply,
+    EntryRead,
     Failure,
     ForceLedger,
     ForceLedgerReply,
@@ -47,7 +48,6 @@ from rollbook.proto.wire.messages import (
     ListEntries,
     ListEntriesReply,
     PackedBatch,
-    Read,
     ReadLac,
     ReadLacReply,
     ReadReply,
@@ -94,7 +94,7 @@ class Answers:
 
     def at_once(self, request: Request, news_ms: int | None = None) -> Reply | None:
         """None: it takes time. `news_ms` as with `in_time`."""
-        if type(request) is Read:
+        if type(request) is EntryRead:
             if request.fence or request.previous_lac is not None or request.entry_id < 0:
                 if not _is_sound(request):
                     return refusal_of(request, InvalidRequest)
@@ -114,7 +114,7 @@ class Answers:
     async def in_time(self, request: Request, making: Making, news_ms: int | None = None) -> Reply:
         """`news_ms`: it is a long poll, and that is when its wait ended with news."""
         try:
-            if isinstance(request, Read) and request.piggyback and not request.fence:
+            if isinstance(request, EntryRead) and request.piggyback and not request.fence:
                 return await self._piggyback(request, news_ms)
             return await self._answer(request, making)
         except RollbookError as error:
@@ -123,7 +123,7 @@ class Answers:
             logger.error("request_failed", request=type(request).__name__, reason=str(error))
             return refusal_of(request, BookieFailed)
 
-    def _brought_along(self, read: Read, news_ms: int | None) -> ReadReply | None:
+    def _brought_along(self, read: EntryRead, news_ms: int | None) -> ReadReply | None:
         """The end of a long poll, unless there is no news, or memory does not have the entry."""
         if not read.piggyback or read.fence or read.previous_lac is None:
             return None
@@ -131,13 +131,13 @@ class Answers:
         body = self._storage.peek(read.ledger_id, entry_id) if lac >= entry_id else None
         return None if body is None else self._news_with(read, entry_id, body, lac, news_ms)
 
-    def _news(self, read: Read) -> tuple[EntryId, EntryId]:
+    def _news(self, read: EntryRead) -> tuple[EntryId, EntryId]:
         """The entry that a long poll wants brought along, and the LAC that says whether it may be."""
         assert read.previous_lac is not None
         return EntryId(read.previous_lac + 1), EntryId(self._storage.told_lac(read.ledger_id))
 
     def _news_with(
-        self, read: Read, entry_id: EntryId, body: bytes, lac: EntryId, news_ms: int | None
+        self, read: EntryRead, entry_id: EntryId, body: bytes, lac: EntryId, news_ms: int | None
     ) -> ReadReply:
         """That entry, wherever it was found, and confirmed ones after it in memory."""
         ledger_id = read.ledger_id
@@ -152,14 +152,14 @@ class Answers:
                 following.append(more)
         return ReadReply(None, ledger_id, entry_id, body, lac, news_ms, tuple(following))
 
-    def found(self, read: Read, body: bytes) -> ReadReply:
+    def found(self, read: EntryRead, body: bytes) -> ReadReply:
         # The response to a fence names no LAC: recovery finds it out by itself.
         lac = None if read.fence else EntryId(self._storage.last_add_confirmed(read.ledger_id))
         return ReadReply(None, read.ledger_id, read.entry_id, body, lac)
 
     def _answer(self, request: Request, making: Making) -> Awaitable[Reply]:
         match request:
-            case Read():
+            case EntryRead():
                 return self._read(request)
             case BatchRead():
                 return self._batch_read(request, making)
@@ -175,7 +175,7 @@ class Answers:
                 return self._info(request)
         raise AssertionError(f"{type(request).__name__} is answered at once")
 
-    async def _read(self, read: Read) -> Reply:
+    async def _read(self, read: EntryRead) -> Reply:
         if read.fence:
             await self._fence(read.ledger_id, read.ledger_key)
         if read.entry_id == NO_ENTRY:
@@ -184,7 +184,7 @@ class Answers:
             body = await self._storage.read(read.ledger_id, read.entry_id)
         return self.found(read, body)
 
-    async def _piggyback(self, read: Read, news_ms: int | None) -> Reply:
+    async def _piggyback(self, read: EntryRead, news_ms: int | None) -> Reply:
         """The end of a long poll from the disk: the result of `_brought_along`, or the LAC
         alone."""
         if not self._storage.knows(read.ledger_id):
@@ -311,7 +311,7 @@ def _packed_bytes(body: Buffer) -> int:
     return _BATCH_ENTRY_HEAD_BYTES + len(body)
 
 
-def _is_sound(read: Read) -> bool:
+def _is_sound(read: EntryRead) -> bool:
     """A request for an entry to be brought along names the first one, and not one of the
     bookie's choice."""
     return not read.piggyback or (read.previous_lac is not None and read.entry_id == NO_ENTRY)

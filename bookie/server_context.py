@@ -15,10 +15,10 @@ from rollbook.bookie.storage import Storage
 from rollbook.proto.ports import Clock
 from rollbook.proto.wire.messages import (
     BatchRead,
+    EntryRead,
     ForceLedger,
     GetBookieInfo,
     ListEntries,
-    Read,
     ReadLac,
     Request,
     WriteLac,
@@ -39,7 +39,7 @@ _KINDS: Final[dict[type[Request], str]] = {
 
 def kind_of(request: Request) -> str:
     """Under which name it is counted."""
-    if isinstance(request, Read):
+    if isinstance(request, EntryRead):
         if request.fence:
             return "fence"
         return "read" if request.previous_lac is None else "long_poll"

@@ -37,21 +37,21 @@ from rollbook.proto.wire import v2, v3
 from rollbook.proto.wire.adds import AddReplies
 from rollbook.proto.wire.messages import (
     IDENTITY_PLUGIN,
-    Answer,
     Auth,
     AuthReply,
     BatchRead,
     BatchReadReply,
     BookieInfoReply,
+    EntryRead,
     ForceLedger,
     ForceLedgerReply,
     GetBookieInfo,
     ListEntries,
     ListEntriesReply,
-    Read,
     ReadLac,
     ReadLacReply,
     ReadReply,
+    ReceivedReply,
     Refusal,
     Reply,
     Request,
@@ -69,7 +69,7 @@ _LAST_CHANCE_S: Final = 5.0  # The wait for any response after a caller has give
 _ledger_id_of: Final = attrgetter("ledger_id")
 # The reply class, and the fields of the request that the reply repeats.
 _ECHOED: Final[dict[type[Request], tuple[type[Reply], Callable[[object], object]]]] = {
-    Read: (ReadReply, attrgetter("ledger_id", "entry_id")),
+    EntryRead: (ReadReply, attrgetter("ledger_id", "entry_id")),
     BatchRead: (BatchReadReply, attrgetter("ledger_id", "first_entry")),
     WriteLac: (WriteLacReply, _ledger_id_of),
     ReadLac: (ReadLacReply, _ledger_id_of),
@@ -371,7 +371,7 @@ class BookieClient(asyncio.BufferedProtocol):
             del self._waiting[key]
             self._outbox.remove(call)
             return
-        if not isinstance(call.request, Read) or call.request.previous_lac is None:
+        if not isinstance(call.request, EntryRead) or call.request.previous_lac is None:
             self._on_given_up()  # The answer to a long poll may be far off.
         if self.version != v2.VERSION:
             del self._waiting[key]
@@ -518,7 +518,7 @@ class BookieClient(asyncio.BufferedProtocol):
         else:
             raise BadFrame(f"replies to adds to ledger {ledger_id} that were not sent")
 
-    def _on_answer(self, answer: Answer) -> None:
+    def _on_answer(self, answer: ReceivedReply) -> None:
         reply = answer.reply
         key = _v2_key_of_reply(reply) if answer.txn_id is None else answer.txn_id
         call = self._waiting.pop(key, None)
@@ -663,14 +663,14 @@ def _v2_key(request: Request) -> _Key:
         return BatchRead, request.request_id, 0
     if isinstance(request, Auth):
         return Auth, 0, 0
-    assert isinstance(request, Read), f"{type(request).__name__} has no form in version 2"
-    return Read, request.ledger_id, request.entry_id
+    assert isinstance(request, EntryRead), f"{type(request).__name__} has no form in version 2"
+    return EntryRead, request.ledger_id, request.entry_id
 
 
 def _v2_key_of_reply(reply: Reply) -> _Key:
     match reply:
         case ReadReply(_, ledger_id, entry_id):
-            return Read, ledger_id, entry_id
+            return EntryRead, ledger_id, entry_id
         case BatchReadReply():
             return BatchRead, reply.request_id, 0
         case AuthReply():
@@ -684,6 +684,6 @@ def _is_reply_to(request: Request, reply: Reply) -> bool:
     if isinstance(reply, Refusal):
         return True
     shape, echoed = _ECHOED[type(request)]
-    if isinstance(request, Read) and request.previous_lac is not None:
+    if isinstance(request, EntryRead) and request.previous_lac is not None:
         echoed = _ledger_id_of  # A long poll returns whichever entry is next.
     return type(reply) is shape and bool(echoed(reply) == echoed(request))

@@ -41,7 +41,7 @@ from rollbook.proto.formats.service_info import BATCH_READ, IDENTITY, unpack_ser
 from rollbook.proto.ids import BookieId, LedgerId
 from rollbook.proto.ports import Address, Clock, Randomness, Transport
 from rollbook.proto.wire import v2, v3
-from rollbook.proto.wire.messages import BatchRead, Read, Reply, Request
+from rollbook.proto.wire.messages import BatchRead, EntryRead, Reply, Request
 
 __all__ = ("AddChannel", "AddSink", "Bookies")
 
@@ -248,7 +248,7 @@ class Bookies:
         match request:
             case BatchRead() if not self.has_extension(bookie, BATCH_READ):
                 return self._link_in(bookie, v2.VERSION, _BATCHES)
-            case BatchRead() | Read(previous_lac=None):
+            case BatchRead() | EntryRead(previous_lac=None):
                 version = self.protocol_version
         return self._link_in(bookie, version, self._lane(request))
 

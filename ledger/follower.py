@@ -29,7 +29,7 @@ from rollbook.proto.errors import (
 from rollbook.proto.ids import NO_ENTRY, EntryId
 from rollbook.proto.metadata import Fragment
 from rollbook.proto.wire.digest import Entry, LedgerDigest
-from rollbook.proto.wire.messages import Read, ReadReply, Reply
+from rollbook.proto.wire.messages import EntryRead, ReadReply, Reply
 
 _POLL_S: Final = 1.0  # How long a quiet bookie is asked to wait.
 _GRACE_S: Final = 1.0  # The additional time for a response.
@@ -207,7 +207,7 @@ class Follower(AsyncIterator[News]):
                 self._view.ignore(calls.wake)
 
     def _ask(self, calls: ConcurrentCalls[int], slot: int, fragment: Fragment) -> None:
-        request = Read(
+        request = EntryRead(
             self._digest.ledger_id,
             NO_ENTRY,
             previous_lac=self._lac,

@@ -55,7 +55,7 @@ from rollbook.proto.wire.digest import DigestType, Entry, LedgerDigest, ledger_k
 from rollbook.proto.wire.messages import (
     BatchRead,
     BatchReadReply,
-    Read,
+    EntryRead,
     ReadLac,
     ReadReply,
     Reply,
@@ -515,7 +515,7 @@ class _Attempt:
         if ask.span == 0:
             request = ReadLac(self._ledger_id)
         elif ask.span == 1:
-            request = Read(self._ledger_id, ask.first_entry, self._key, fence=True)
+            request = EntryRead(self._ledger_id, ask.first_entry, self._key, fence=True)
         else:
             request = BatchRead(
                 ledger_id=self._ledger_id,

@@ -33,7 +33,14 @@ from rollbook.proto.ids import BookieId, EntryId
 from rollbook.proto.ports import Clock
 from rollbook.proto.quorum import Ensemble, Quorum
 from rollbook.proto.wire.digest import Entry, LedgerDigest
-from rollbook.proto.wire.messages import BatchRead, BatchReadReply, Read, ReadReply, Reply, Request
+from rollbook.proto.wire.messages import (
+    BatchRead,
+    BatchReadReply,
+    EntryRead,
+    ReadReply,
+    Reply,
+    Request,
+)
 
 logger = structlog.get_logger()
 
@@ -218,7 +225,7 @@ class ReplicaReader:
     ) -> Request:
         if count > 1 and self._bookies.has_batches(bookie):
             return self._batch_request(first_entry, count, bytes_max)
-        return Read(self._digest.ledger_id, first_entry)
+        return EntryRead(self._digest.ledger_id, first_entry)
 
     def _batch_request(self, first_entry: EntryId, count: int, bytes_max: int) -> BatchRead:
         return BatchRead(

@@ -22,7 +22,7 @@ from rollbook.proto.formats.service_info import BATCH_READ
 from rollbook.proto.ids import BookieId, EntryId
 from rollbook.proto.metadata import Fragment, LedgerMetadata
 from rollbook.proto.wire.digest import Entry, LedgerDigest
-from rollbook.proto.wire.messages import BatchRead, BatchReadReply, Read, ReadReply, Reply
+from rollbook.proto.wire.messages import BatchRead, BatchReadReply, EntryRead, ReadReply, Reply
 
 _WINDOW_ENTRIES: Final = 2000
 _SINGLES_MAX: Final = 64  # Asked of one bookie at a time.
@@ -134,7 +134,7 @@ class Verifier:
         ledger_id = self._digest.ledger_id
         async with ConcurrentCalls[EntryId](self._bookies) as calls:
             for entry_id in entry_ids:
-                request = Read(ledger_id, entry_id)
+                request = EntryRead(ledger_id, entry_id)
                 calls.ask(entry_id, bookie, request, self._deadline_s, passing=BUSY_OR_BROKEN)
             while calls.is_waiting:
                 await calls.news(self._deadline_s)

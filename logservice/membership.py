@@ -43,10 +43,10 @@ from rollbook.proto.errors import (
 from rollbook.proto.ports import (
     NO_SESSION,
     CreateMode,
-    EventKind,
     MetadataStore,
     Node,
     SessionState,
+    WatchEventKind,
 )
 from rollbook.proto.tasks import stop_tasks
 
@@ -270,7 +270,7 @@ class ServerMembership:
                         try:
                             async with asyncio.timeout(_LOOK_AGAIN_S):
                                 event = await anext(watch)
-                            dirty = None if event.kind is EventKind.RESYNC else event.path
+                            dirty = None if event.kind is WatchEventKind.RESYNC else event.path
                         except TimeoutError:
                             pass
                         except StopAsyncIteration:

@@ -37,7 +37,7 @@ from rollbook.proto.errors import (
     SessionExpired,
     Unavailable,
 )
-from rollbook.proto.ports import EventKind
+from rollbook.proto.ports import WatchEventKind
 from rollbook.proto.tasks import stop_tasks
 
 logger = structlog.get_logger()
@@ -229,7 +229,7 @@ class TailDirectory:
                 try:
                     self._ask_for_scan()
                     async for event in watch:
-                        if event.kind is EventKind.RESYNC:
+                        if event.kind is WatchEventKind.RESYNC:
                             self._ask_for_scan()
                         elif (log := self._nodes.log_of(event.path)) and self._covers(log):
                             self._ask_for(log)

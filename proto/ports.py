@@ -281,7 +281,7 @@ OpResult = str | NodeStat | None
 """Of a Create: the path that was made; of a Set: the new stat; of a Delete or Check: None."""
 
 
-class EventKind(Enum):
+class WatchEventKind(Enum):
     CREATED = "created"
     CHANGED = "changed"
     DELETED = "deleted"
@@ -291,7 +291,7 @@ class EventKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class WatchEvent:
-    kind: EventKind
+    kind: WatchEventKind
     path: str
 
 

@@ -45,12 +45,12 @@ from rollbook.proto.ports import (
     Clock,
     Create,
     Delete,
-    EventKind,
     MetadataStore,
     Op,
     Randomness,
     Set,
     Watch,
+    WatchEventKind,
 )
 from rollbook.proto.tasks import TaskGroup
 from rollbook.recovery.core.callbacks import (
@@ -312,9 +312,9 @@ class CallbackSender:
     async def _follow_tests(self, watch: Watch) -> None:
         async for event in watch:
             name = event.path.rpartition("/")[2]
-            if event.kind is EventKind.RESYNC:
+            if event.kind is WatchEventKind.RESYNC:
                 self._has_config_changed = True
-            elif event.kind is EventKind.CREATED and name.startswith(_TEST):
+            elif event.kind is WatchEventKind.CREATED and name.startswith(_TEST):
                 self._tests[event.path] = None
             else:
                 continue

@@ -34,8 +34,8 @@ from rollbook.proto.wire.entry_list import EntryList
 from rollbook.proto.wire.messages import (
     BatchRead,
     BatchReadReply,
+    EntryRead,
     ListEntriesReply,
-    Read,
     ReadReply,
     Reply,
 )
@@ -261,7 +261,7 @@ class Copier:
         deadline_s = self._config.read_deadline_s
         async with ConcurrentCalls[EntryId](self._bookies) as calls:
             for entry_id in entry_ids:
-                request = Read(self._digest.ledger_id, entry_id)
+                request = EntryRead(self._digest.ledger_id, entry_id)
                 calls.ask(entry_id, source, request, deadline_s, passing=BUSY_OR_BROKEN)
             while calls.is_waiting:
                 await calls.news(deadline_s)

@@ -30,7 +30,7 @@ from rollbook.proto.formats.lifecycle import unpack_lifecycle
 from rollbook.proto.formats.paths import AVAILABLE, LIFECYCLE
 from rollbook.proto.formats.replication import DISABLED, ROOT, number_of_vote, unpack_vote
 from rollbook.proto.ids import LedgerId, parse_bookie_id
-from rollbook.proto.ports import Clock, EventKind, MetadataStore, Node
+from rollbook.proto.ports import Clock, MetadataStore, Node, WatchEventKind
 from rollbook.proto.tasks import TaskGroup
 from rollbook.recovery.core.checks import unpack_bad
 from rollbook.recovery.core.events import (
@@ -185,7 +185,7 @@ class ClusterEventLog:
                 """Nothing here waits for anything but events."""
                 part = self._parts[index]
                 async for event in watches[index]:
-                    if event.kind is EventKind.RESYNC:
+                    if event.kind is WatchEventKind.RESYNC:
                         part.changed = None
                     else:
                         part.on_event(event.path)

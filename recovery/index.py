@@ -36,7 +36,7 @@ from rollbook.proto.errors import (
 )
 from rollbook.proto.formats.paths import ledger_of_path
 from rollbook.proto.ids import BookieId, LedgerId
-from rollbook.proto.ports import Clock, EventKind, MetadataStore, Watch
+from rollbook.proto.ports import Clock, MetadataStore, Watch, WatchEventKind
 from rollbook.proto.tasks import TaskGroup
 from rollbook.recovery.core.ensemble_shapes import Shape, members_of, shape_of
 
@@ -166,7 +166,7 @@ class LedgerIndex:
         prefix = len(self._cluster.root) + 1
         layout = self._cluster.layout
         async for event in watch:
-            if event.kind is EventKind.RESYNC:
+            if event.kind is WatchEventKind.RESYNC:
                 self._must_walk = True
                 self._has_news.set()
             elif (ledger_id := ledger_of_path(layout, event.path[prefix:])) is not None:

@@ -35,7 +35,7 @@ from rollbook.proto.metadata import ENTRY_ID_MAX, Fragment, LedgerMetadata, Ledg
 from rollbook.proto.quorum import Quorum
 from rollbook.proto.wire.digest import LedgerDigest, ledger_key
 from rollbook.proto.wire.entry_list import EntryList
-from rollbook.proto.wire.messages import ListEntries, Read, Reply
+from rollbook.proto.wire.messages import EntryRead, ListEntries, Reply
 from rollbook.recovery.budget import ByteBudget, Throttle
 from rollbook.recovery.copier import Copier, listed_in
 from rollbook.recovery.core.healing import (
@@ -280,12 +280,12 @@ class LedgerHealer:
         """A bookie that lost everything may have lost its fences, too; those of closed ledgers
         stop writers that do not know of the close yet (HL3).
         """
-        request = Read(self._task.ledger_id, NO_ENTRY, key, fence=True)
+        request = EntryRead(self._task.ledger_id, NO_ENTRY, key, fence=True)
         error = error_of(await self._call(request))
         if error is not None and not issubclass(error, Missing | EntryStateUnknown):
             raise error("it cannot be fenced there", ledger_id=self._task.ledger_id)
 
-    async def _call(self, request: Read | ListEntries) -> Reply:
+    async def _call(self, request: EntryRead | ListEntries) -> Reply:
         """A broken connection may be to the bookie before its last start: it is asked once more,
         which does no harm here.
         """
@@ -294,7 +294,7 @@ class LedgerHealer:
         except ConnectionLost:
             return await self._call_once(request)
 
-    async def _call_once(self, request: Read | ListEntries) -> Reply:
+    async def _call_once(self, request: EntryRead | ListEntries) -> Reply:
         return await self._bookies.call(
             self._bookie,
             request,

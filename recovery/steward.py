@@ -45,7 +45,7 @@ from rollbook.proto.errors import (
 from rollbook.proto.formats.lifecycle import Lifecycle, LifecycleState
 from rollbook.proto.formats.paths import AVAILABLE
 from rollbook.proto.ids import BookieId, LedgerId
-from rollbook.proto.ports import Clock, EventKind, MetadataStore, Randomness
+from rollbook.proto.ports import Clock, MetadataStore, Randomness, WatchEventKind
 from rollbook.proto.tasks import TaskGroup
 from rollbook.recovery.config import StewardConfig
 from rollbook.recovery.core.drains import DrainFacts, Step, is_stuck, next_step
@@ -158,9 +158,9 @@ class Steward:
             self._are_tasks_known = True
             self._has_news.set()
             async for event in watch:
-                if event.kind is EventKind.RESYNC:
+                if event.kind is WatchEventKind.RESYNC:
                     return
-                if event.kind is EventKind.DELETED:
+                if event.kind is WatchEventKind.DELETED:
                     ledger_id = self._drain_tasks.ledger_of(event.path)
                     if ledger_id is not None and self._tasks.pop(ledger_id, None) is not None:
                         self._has_news.set()

@@ -28,7 +28,7 @@ from rollbook.proto.errors import (
 from rollbook.proto.formats.paths import AVAILABLE, READ_ONLY
 from rollbook.proto.formats.service_info import BookieServiceInfo, unpack_service_info
 from rollbook.proto.ids import BookieId, LedgerId, parse_bookie_id
-from rollbook.proto.ports import EventKind, MetadataStore, Watch, WatchEvent
+from rollbook.proto.ports import MetadataStore, Watch, WatchEvent, WatchEventKind
 from rollbook.proto.tasks import stop_tasks
 
 logger = structlog.get_logger()
@@ -139,7 +139,7 @@ class BookieWatcher:
             async with asyncio.timeout(self._look_again_s):
                 event = await _next_event(watch)
             async with asyncio.timeout(_SETTLE_S):  # Bookies come and go in large numbers.
-                while event.kind is not EventKind.RESYNC:
+                while event.kind is not WatchEventKind.RESYNC:
                     dirty[event.path] = None
                     event = await _next_event(watch)
                 dirty.clear()

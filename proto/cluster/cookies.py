@@ -30,7 +30,7 @@ from rollbook.proto.ports import ANY_VERSION, Create, MetadataStore, Node, Op, S
 
 
 @dataclass(frozen=True, slots=True)
-class StoredCookie:
+class VersionedCookie:
     cookie: Cookie
     version: int
 
@@ -40,11 +40,11 @@ class CookieNodes:
         self._store = store
         self._folder = f"{root}/{COOKIES}"
 
-    async def read(self, bookie_id: BookieId) -> StoredCookie | None:
+    async def read(self, bookie_id: BookieId) -> VersionedCookie | None:
         node = await read_surely(self._store, self._path(bookie_id))
-        return StoredCookie(unpack_cookie(node.value), node.stat.version) if node else None
+        return VersionedCookie(unpack_cookie(node.value), node.stat.version) if node else None
 
-    async def create(self, cookie: Cookie) -> StoredCookie:
+    async def create(self, cookie: Cookie) -> VersionedCookie:
         """Raises `NodeExists` if the bookie has one, even an equal one: a second bookie of this
         name.
 
@@ -59,14 +59,14 @@ class CookieNodes:
             lambda node: node.value == data,
             only_if_lost=True,
         )
-        return StoredCookie(cookie, 0)
+        return VersionedCookie(cookie, 0)
 
-    async def update(self, stored: StoredCookie, cookie: Cookie) -> StoredCookie:
+    async def update(self, stored: VersionedCookie, cookie: Cookie) -> VersionedCookie:
         """Raises `MetadataConflict`, `NoSuchNode`."""
         assert cookie.bookie_id == stored.cookie.bookie_id
         path = self._path(cookie.bookie_id)
         version = await set_surely(self._store, path, pack_cookie(cookie), stored.version)
-        return StoredCookie(cookie, version)
+        return VersionedCookie(cookie, version)
 
     async def delete(self, bookie_id: BookieId, version: int | None = ANY_VERSION) -> None:
         """Raises `MetadataConflict`, `NoSuchNode`."""

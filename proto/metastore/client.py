@@ -82,7 +82,7 @@ class Receiver(Protocol):
         """The connection is gone."""
 
 
-class Channel(Protocol):
+class ServiceChannel(Protocol):
     def send(self, messages: Sequence[FromClient]) -> None:
         """What is sent after the connection broke is dropped; the receiver learns of the break."""
 
@@ -92,7 +92,7 @@ class Channel(Protocol):
 class Connector(Protocol):
     """Finds the service."""
 
-    async def connect(self, receiver: Receiver, timeout_s: float) -> Channel:
+    async def connect(self, receiver: Receiver, timeout_s: float) -> ServiceChannel:
         """Raises `Unavailable` with the reason that waiting callers get."""
 
     def why_silent(self) -> str:
@@ -388,7 +388,7 @@ class StoreClient:
             pause_s = min(PAUSE_S_MIN * 2.0 ** min(failures, 10), PAUSE_S_MAX)
             await asyncio.sleep(pause_s * self._randomness.uniform(0.5, 1.0))
 
-    async def _connect(self, line: "_Link") -> Channel:
+    async def _connect(self, line: "_Link") -> ServiceChannel:
         self._connecting = True
         try:
             return await self._connector.connect(line, self._session_timeout_s / 3)
@@ -483,7 +483,7 @@ class _Link:
     """One connection, from its making to its loss."""
 
     def __init__(self, client: StoreClient) -> None:
-        self.channel: Channel
+        self.channel: ServiceChannel
         self.lost = asyncio.Event()
         self.reason = ""
         self.welcomed = False

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
 from rollbook.proto.metastore.core.messages import FromClient, FromService, HangUp
-from rollbook.proto.metastore.core.service import CommitGroup, ConnectionId, Kept, Service
+from rollbook.proto.metastore.core.service import CommitGroup, ConnectionId, Kept, MetadataService
 from rollbook.proto.metastore.core.sessions import TICK_NS
 from rollbook.proto.ports import Clock, SessionId
 
@@ -25,7 +25,7 @@ class Host:
 
     def __init__(self, kept: Kept, clock: Clock, keep: Keep | None = None) -> None:
         """Without `keep`, every batch counts as durable."""
-        self.service = Service(kept, clock.monotonic_ns())
+        self.service = MetadataService(kept, clock.monotonic_ns())
         self.closed = False
         self._clock = clock
         self._keep = keep

@@ -20,7 +20,7 @@ _BUNCH_BYTES: Final = 2 * 1024 * 1024
 
 
 class _PageRange(NamedTuple):
-    of: "Written"
+    of: "WrittenFile"
     start: int
     end: int
 
@@ -34,8 +34,8 @@ class WrittenLately:
         self._bytes = 0
         self._stretches: deque[_PageRange] = deque()  # Oldest first.
 
-    def of(self, descriptor: int) -> "Written":
-        return Written(self, descriptor)
+    def of(self, descriptor: int) -> "WrittenFile":
+        return WrittenFile(self, descriptor)
 
     def add(self, stretch: _PageRange) -> None:
         if not self._bytes_max:
@@ -51,14 +51,14 @@ class WrittenLately:
             self._bytes -= oldest.end - oldest.start
             oldest.of.let_go(oldest.start, oldest.end)
 
-    def forget(self, written: "Written") -> None:
+    def forget(self, written: "WrittenFile") -> None:
         gone = [stretch for stretch in self._stretches if stretch.of is written]
         if gone:
             self._stretches = deque(each for each in self._stretches if each.of is not written)
             self._bytes -= sum(stretch.end - stretch.start for stretch in gone)
 
 
-class Written:
+class WrittenFile:
     """Of one open file that grows at its end; rewritten bytes count once."""
 
     def __init__(self, lately: WrittenLately, descriptor: int) -> None:

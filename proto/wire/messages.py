@@ -44,7 +44,7 @@ class BookieOperation(IntEnum):
 # --- Requests ---------------------------------------------------------------------------------
 
 
-class Read(NamedTuple):
+class EntryRead(NamedTuple):
     """A tuple, because there are tens of thousands of reads.
 
     `entry_id` NO_ENTRY asks for the entry with the highest id. `previous_lac` makes it a long
@@ -137,7 +137,7 @@ class Unknown:
 
 
 Request = (
-    Read
+    EntryRead
     | Add
     | BatchRead
     | Auth
@@ -265,7 +265,7 @@ Reply = (
 def refusal_of(request: Request, error: type[RollbookError]) -> Reply:
     """The reply that names the request's ids, as clients expect of every failure, and the error."""
     match request:
-        case Read(ledger_id, entry_id):
+        case EntryRead(ledger_id, entry_id):
             return ReadReply(error, ledger_id, entry_id)
         case Add():
             return AddReply(error, request.ledger_id, request.entry_id)
@@ -323,7 +323,7 @@ class ReceivedRequest(NamedTuple):
         return self.origin.pack(refusal_of(self.request, error))
 
 
-class Answer(NamedTuple):
+class ReceivedReply(NamedTuple):
     """A reply as a client receives it.
 
     `txn_id` finds the request; in version 2, where it is None, the reply's ids do.

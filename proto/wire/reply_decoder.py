@@ -3,7 +3,7 @@
 from rollbook.proto.wire import v2, v2_adds, v3, v3_adds, v3_reads
 from rollbook.proto.wire.adds import AddReplies
 from rollbook.proto.wire.frames import FRAME_BYTES_MAX, LENGTH_BYTES, V3_FIRST_BYTE, FrameBuffer
-from rollbook.proto.wire.messages import AddReply, Answer
+from rollbook.proto.wire.messages import AddReply, ReceivedReply
 
 
 class ReplyDecoder:
@@ -15,10 +15,10 @@ class ReplyDecoder:
     def __init__(self, frame_bytes_max: int = FRAME_BYTES_MAX) -> None:
         self._frames = FrameBuffer(frame_bytes_max)
 
-    def feed(self, chunk: bytes) -> list[AddReplies | Answer]:
+    def feed(self, chunk: bytes) -> list[AddReplies | ReceivedReply]:
         frames = self._frames
         buffer, position = frames.join(chunk), 0
-        heard: list[AddReplies | Answer] = []
+        heard: list[AddReplies | ReceivedReply] = []
         while True:
             start = position
             if len(buffer) > position + LENGTH_BYTES:
@@ -45,7 +45,7 @@ class ReplyDecoder:
         return heard
 
 
-def _unpack(buffer: bytes, position: int, end: int) -> AddReplies | Answer:
+def _unpack(buffer: bytes, position: int, end: int) -> AddReplies | ReceivedReply:
     """One frame in an unusual form; its body is `[position:end]`."""
     if buffer[position] == V3_FIRST_BYTE:
         batch = v3_reads.unpack_batch_reply(buffer, position, end)

@@ -26,15 +26,15 @@ from rollbook.proto.wire.frames import LENGTH_BYTES, pack_frame
 from rollbook.proto.wire.messages import (
     Add,
     AddReply,
-    Answer,
     Auth,
     AuthReply,
     BatchRead,
     BatchReadReply,
+    EntryRead,
     Failure,
     PackedBatch,
-    Read,
     ReadReply,
+    ReceivedReply,
     ReceivedRequest,
     Refusal,
     Reply,
@@ -181,7 +181,7 @@ def _unpack_request(header: Header, buffer: bytes, position: int, end: int) -> R
     if header.operation == READ:
         _, ledger_id, entry_id = _unpack(_IDS, buffer, position, end)
         key = _unpack_fence_key(header, buffer, position + _IDS.size, end)
-        return Read(ledger_id, entry_id, key, fence)
+        return EntryRead(ledger_id, entry_id, key, fence)
     if header.operation == ADD:
         return _unpack_add(header, buffer, position, end)
     if header.operation == BATCH_READ:
@@ -202,7 +202,7 @@ def take_reads(buffer: bytes, position: int) -> tuple[list[ReceivedRequest], int
         length, word, ledger_id, entry_id = _PLAIN_READ.unpack_from(buffer, position)
         if length != _IDS.size or word != _PLAIN_READ_WORD:
             break
-        calls.append(ReceivedRequest(Read(ledger_id, entry_id), False, _CURRENT))
+        calls.append(ReceivedRequest(EntryRead(ledger_id, entry_id), False, _CURRENT))
         position += _PLAIN_READ.size
     return calls, position
 
@@ -241,7 +241,7 @@ def _unpack_fence_key(header: Header, buffer: bytes, position: int, end: int) ->
 def pack_request(request: Request, *, is_high_priority: bool = False) -> bytes:
     priority = HIGH_PRIORITY if is_high_priority else 0
     match request:
-        case Read(ledger_id, entry_id, key, fence):
+        case EntryRead(ledger_id, entry_id, key, fence):
             header = pack_header(VERSION, READ, priority | _fence_flag(key, fence))
             return pack_frame(_IDS.pack(header, ledger_id, entry_id) + (key or b""))
         case BatchRead():
@@ -272,10 +272,10 @@ def _fence_flag(key: bytes | None, fence: bool) -> int:
     return DO_FENCING if fence else 0
 
 
-def unpack_reply(buffer: bytes, position: int, end: int) -> Answer:
+def unpack_reply(buffer: bytes, position: int, end: int) -> ReceivedReply:
     """The reply whose frame has its body at `[position:end]`."""
     header = unpack_header(*_unpack(HEADER, buffer, position, end))
-    return Answer(None, _unpack_reply(header, buffer, position, end))
+    return ReceivedReply(None, _unpack_reply(header, buffer, position, end))
 
 
 def _unpack_reply(header: Header, buffer: bytes, position: int, end: int) -> Reply:
@@ -296,9 +296,9 @@ def _unpack_reply(header: Header, buffer: bytes, position: int, end: int) -> Rep
 
 def take_read_replies(
     buffer: bytes, position: int, frame_bytes_max: int
-) -> tuple[list[Answer], int]:
+) -> tuple[list[ReceivedReply], int]:
     """The found entries that are whole at `position`, and where they end."""
-    answers: list[Answer] = []
+    answers: list[ReceivedReply] = []
     view, size = memoryview(buffer), len(buffer)
     while position + _FRAMED_REPLY.size <= size:
         length, word, code, ledger_id, entry_id = _FRAMED_REPLY.unpack_from(buffer, position)
@@ -308,6 +308,6 @@ def take_read_replies(
         if end - position > frame_bytes_max:
             break
         body = view[position + _FRAMED_REPLY.size : end]
-        answers.append(Answer(None, ReadReply(None, ledger_id, entry_id, body)))
+        answers.append(ReceivedReply(None, ReadReply(None, ledger_id, entry_id, body)))
         position = end
     return answers, position

@@ -23,13 +23,13 @@ from rollbook.proto.wire.frames import pack_frame
 from rollbook.proto.wire.messages import (
     Add,
     AddReply,
-    Answer,
     Auth,
     AuthReply,
     BatchRead,
     BatchReadReply,
     BookieInfoReply,
     BookieOperation,
+    EntryRead,
     Failure,
     ForceLedger,
     ForceLedgerReply,
@@ -37,10 +37,10 @@ from rollbook.proto.wire.messages import (
     ListEntries,
     ListEntriesReply,
     PackedBatch,
-    Read,
     ReadLac,
     ReadLacReply,
     ReadReply,
+    ReceivedReply,
     ReceivedRequest,
     Refusal,
     Reply,
@@ -294,8 +294,8 @@ def _request(message: pb.Request, operation: BookieOperation) -> Request:
     return Unknown()
 
 
-def _read(read: pb.ReadRequest) -> Read:
-    return Read(
+def _read(read: pb.ReadRequest) -> EntryRead:
+    return EntryRead(
         LedgerId(read.ledgerId),
         EntryId(read.entryId),
         ledger_key=read.masterKey if read.HasField("masterKey") else None,
@@ -332,7 +332,7 @@ def pack_request(txn_id: int, request: Request, *, is_high_priority: bool = Fals
 
 def _request_message(request: Request) -> tuple[BookieOperation, dict[str, Any]]:
     match request:
-        case Read():
+        case EntryRead():
             return BookieOperation.READ, {"readRequest": _read_message(request)}
         case Add():
             add = pb.AddRequest(
@@ -384,7 +384,7 @@ def _request_message(request: Request) -> tuple[BookieOperation, dict[str, Any]]
     raise InvalidRequest(f"{type(request).__name__} has no form in version 3")
 
 
-def _read_message(read: Read) -> pb.ReadRequest:
+def _read_message(read: EntryRead) -> pb.ReadRequest:
     assert not (read.fence and read.piggyback), "a read has one flag"
     flag = None
     if read.fence:
@@ -402,9 +402,9 @@ def _read_message(read: Read) -> pb.ReadRequest:
     )
 
 
-def unpack_reply(body: bytes) -> Answer:
+def unpack_reply(body: bytes) -> ReceivedReply:
     response = _parse(pb.Response, body)
-    return Answer(response.header.txnId, _reply(response))
+    return ReceivedReply(response.header.txnId, _reply(response))
 
 
 def _reply(response: pb.Response) -> Reply:

@@ -12,11 +12,11 @@ from rollbook.proto.wire import v3
 from rollbook.proto.wire.entry_batches import unpack_bodies
 from rollbook.proto.wire.frames import LENGTH_BYTES
 from rollbook.proto.wire.messages import (
-    Answer,
     BatchReadReply,
     BookieOperation,
-    Read,
+    EntryRead,
     ReadReply,
+    ReceivedReply,
     ReceivedRequest,
 )
 from rollbook.proto.wire.varint import message_pattern, unpack_varint
@@ -62,7 +62,7 @@ def take_reads(buffer: bytes, position: int) -> tuple[list[ReceivedRequest], int
             or match.start(3) - 2 != position + 6 + buffer[position + 5]
         ):
             break
-        read = Read(LedgerId(unpack_varint(ledger_id)), EntryId(unpack_varint(entry_id)))
+        read = EntryRead(LedgerId(unpack_varint(ledger_id)), EntryId(unpack_varint(entry_id)))
         is_high_priority = priority[1:-2].strip(b"\x00\x80") != b""
         calls.append(
             ReceivedRequest(
@@ -75,9 +75,9 @@ def take_reads(buffer: bytes, position: int) -> tuple[list[ReceivedRequest], int
 
 def take_read_replies(
     buffer: bytes, position: int, frame_bytes_max: int
-) -> tuple[list[Answer], int]:
+) -> tuple[list[ReceivedReply], int]:
     """The found entries, in the usual form, that are whole at `position`, and where they end."""
-    answers: list[Answer] = []
+    answers: list[ReceivedReply] = []
     view = memoryview(buffer)
     while match := _match_reply(buffer, position + LENGTH_BYTES):
         txn_id, size, ledger_id, entry_id, body_size = match.groups()
@@ -107,12 +107,12 @@ def take_read_replies(
             None if updated_ms is None else unpack_varint(updated_ms),
             following,
         )
-        answers.append(Answer(unpack_varint(txn_id), reply))
+        answers.append(ReceivedReply(unpack_varint(txn_id), reply))
         position = end
     return answers, position
 
 
-def unpack_batch_reply(buffer: bytes, position: int, end: int) -> Answer | None:
+def unpack_batch_reply(buffer: bytes, position: int, end: int) -> ReceivedReply | None:
     """The batch in the usual form whose frame has its body at `[position:end]`; None: it is in
     another form.
 
@@ -134,4 +134,4 @@ def unpack_batch_reply(buffer: bytes, position: int, end: int) -> Answer | None:
         unpack_varint(request_id),
         tuple(unpack_bodies(buffer, match.end(), end)),
     )
-    return Answer(unpack_varint(txn_id), reply)
+    return ReceivedReply(unpack_varint(txn_id), reply)

@@ -16,7 +16,13 @@ from rollbook.proto.ids import NO_ENTRY, EntryId, LedgerId
 from rollbook.proto.wire import v2, v2_adds, v3, v3_adds
 from rollbook.proto.wire.adds import AddGroup, AddPacker, AddReplies, Adds
 from rollbook.proto.wire.digest import DigestType, LedgerDigest, ledger_key
-from rollbook.proto.wire.messages import Answer, BookieOperation, Read, ReadReply, ReceivedRequest
+from rollbook.proto.wire.messages import (
+    BookieOperation,
+    EntryRead,
+    ReadReply,
+    ReceivedReply,
+    ReceivedRequest,
+)
 from rollbook.proto.wire.reply_decoder import ReplyDecoder
 from rollbook.proto.wire.request_decoder import RequestDecoder
 from tests.bench import Figure, figure
@@ -173,7 +179,9 @@ def _hearing(version: int) -> Callable[[], float]:
 
 
 def _reading(version: int) -> Callable[[], float]:
-    requests = [Read(LedgerId(1_000), EntryId(FIRST_ENTRY + index)) for index in range(ENTRIES)]
+    requests = [
+        EntryRead(LedgerId(1_000), EntryId(FIRST_ENTRY + index)) for index in range(ENTRIES)
+    ]
     if version == 2:
         chunks = _cut(b"".join(map(v2.pack_request, requests)))
     else:
@@ -230,7 +238,7 @@ def _found(version: int) -> Callable[[], float]:
         started = time.process_time()
         for chunk in chunks:
             for answer in decoder.feed(chunk):
-                assert isinstance(answer, Answer)
+                assert isinstance(answer, ReceivedReply)
                 reply = answer.reply
                 assert isinstance(reply, ReadReply)
                 assert reply.body is not None

@@ -26,7 +26,7 @@ from rollbook.proto.ports import Address
 from rollbook.proto.quorum import Quorum
 from rollbook.proto.runtime.metastore import open_metadata_store
 from rollbook.proto.wire.adds import AddReplies
-from rollbook.proto.wire.messages import Read, ReadReply
+from rollbook.proto.wire.messages import EntryRead, ReadReply
 from tests.bench import Figure, judged
 from tests.support import bookies, forgetful, processes
 from tests.support.bookie_client import BookieClient, LedgerWriter, connect
@@ -172,7 +172,7 @@ async def lost_entries(
         digest = client.ledger(ledger_id).digest
         for start in range(0, writer.acked.get(ledger_id, 0), _BATCH):
             ids = range(start, min(start + _BATCH, writer.acked[ledger_id]))
-            asked = [client.ask(Read(LedgerId(ledger_id), EntryId(each))) for each in ids]
+            asked = [client.ask(EntryRead(LedgerId(ledger_id), EntryId(each))) for each in ids]
             for entry_id, reply in zip(ids, await asyncio.gather(*asked), strict=True):
                 assert isinstance(reply, ReadReply)
                 expected = digest.pack_entry(

@@ -24,13 +24,13 @@ from rollbook.proto.ports import (
     Create,
     CreateMode,
     Delete,
-    EventKind,
     MetadataStore,
     NodeStat,
     Op,
     SessionState,
     Set,
     WatchEvent,
+    WatchEventKind,
 )
 from tests.contract.stores import (
     DEADLINE_S,
@@ -349,7 +349,7 @@ async def test_session_events_start_with_the_present(site: Site) -> None:
 # --- Watches ------------------------------------------------------------------------------------
 
 
-def told(kind: EventKind, path: str) -> WatchEvent:
+def told(kind: WatchEventKind, path: str) -> WatchEvent:
     return WatchEvent(kind, path)
 
 
@@ -357,12 +357,12 @@ async def test_a_watch_tells_of_its_node_and_its_childrens_comings_and_goings(si
     writer, reader = await site.open(), await site.open()
     watch = await reader.watch("/a")
     for change, event in (
-        (writer.create("/a"), told(EventKind.CREATED, "/a")),
-        (writer.set("/a", b"1"), told(EventKind.CHANGED, "/a")),
-        (writer.create("/a/b"), told(EventKind.CHILDREN, "/a")),
-        (writer.delete("/a/b"), told(EventKind.CHILDREN, "/a")),
-        (writer.delete("/a"), told(EventKind.DELETED, "/a")),
-        (writer.create("/a"), told(EventKind.CREATED, "/a")),
+        (writer.create("/a"), told(WatchEventKind.CREATED, "/a")),
+        (writer.set("/a", b"1"), told(WatchEventKind.CHANGED, "/a")),
+        (writer.create("/a/b"), told(WatchEventKind.CHILDREN, "/a")),
+        (writer.delete("/a/b"), told(WatchEventKind.CHILDREN, "/a")),
+        (writer.delete("/a"), told(WatchEventKind.DELETED, "/a")),
+        (writer.create("/a"), told(WatchEventKind.CREATED, "/a")),
     ):
         await change
         assert await next_event(watch) == event
@@ -376,11 +376,11 @@ async def test_a_recursive_watch_tells_of_everything_below_but_no_children(site:
     )
     await writer.delete("/a/b/c")
     assert [await next_event(watch) for _ in range(5)] == [
-        told(EventKind.CREATED, "/a"),
-        told(EventKind.CREATED, "/a/b"),
-        told(EventKind.CREATED, "/a/b/c"),
-        told(EventKind.CHANGED, "/a/b/c"),
-        told(EventKind.DELETED, "/a/b/c"),
+        told(WatchEventKind.CREATED, "/a"),
+        told(WatchEventKind.CREATED, "/a/b"),
+        told(WatchEventKind.CREATED, "/a/b/c"),
+        told(WatchEventKind.CHANGED, "/a/b/c"),
+        told(WatchEventKind.DELETED, "/a/b/c"),
     ]
 
 
@@ -390,9 +390,9 @@ async def test_a_watch_does_not_tell_of_what_is_not_its_business(site: Site) -> 
     plain, recursive = await store.watch("/a"), await store.watch("/a/b", recursive=True)
     await store.transaction([Set("/a/b", b""), Create("/a/b/c"), Set("/aa", b""), Create("/c")])
     await store.set("/a", b"last")
-    assert await next_event(plain) == told(EventKind.CHANGED, "/a")
-    assert await next_event(recursive) == told(EventKind.CHANGED, "/a/b")
-    assert await next_event(recursive) == told(EventKind.CREATED, "/a/b/c")
+    assert await next_event(plain) == told(WatchEventKind.CHANGED, "/a")
+    assert await next_event(recursive) == told(WatchEventKind.CHANGED, "/a/b")
+    assert await next_event(recursive) == told(WatchEventKind.CREATED, "/a/b/c")
 
 
 async def test_a_read_after_the_event_sees_the_change(site: Site) -> None:
@@ -401,7 +401,7 @@ async def test_a_read_after_the_event_sees_the_change(site: Site) -> None:
     watch = await reader.watch("/a")
     for number in range(1, 30):
         await writer.set("/a", b"%d" % number)
-        assert await next_event(watch) == told(EventKind.CHANGED, "/a")
+        assert await next_event(watch) == told(WatchEventKind.CHANGED, "/a")
         assert int(await value_of(reader, "/a")) >= number
 
 
@@ -421,7 +421,7 @@ async def test_nothing_comes_after_a_watch_is_closed(site: Site) -> None:
     closed, kept = await store.watch("/a"), await store.watch("/a")
     await closed.close()
     await store.create("/a")
-    assert await next_event(kept) == told(EventKind.CREATED, "/a")
+    assert await next_event(kept) == told(WatchEventKind.CREATED, "/a")
     await ends(closed)
     await closed.close()
 
@@ -443,7 +443,7 @@ async def test_a_cancelled_read_of_a_watch_loses_no_event(site: Site) -> None:
     reading.cancel()
     await asyncio.gather(reading, return_exceptions=True)
     await store.create("/a")
-    assert await next_event(watch) == told(EventKind.CREATED, "/a")
+    assert await next_event(watch) == told(WatchEventKind.CREATED, "/a")
 
 
 async def test_a_slow_reader_is_told_to_read_again(site: Site) -> None:
@@ -455,9 +455,9 @@ async def test_a_slow_reader_is_told_to_read_again(site: Site) -> None:
     last = await store.watch("/last")
     await store.set("/last", b"")
     await next_event(last)  # So all of it has arrived.
-    assert await next_event(watch) == told(EventKind.RESYNC, "/")
+    assert await next_event(watch) == told(WatchEventKind.RESYNC, "/")
     await store.create("/later")
-    assert await next_event(watch) == told(EventKind.CREATED, "/later")
+    assert await next_event(watch) == told(WatchEventKind.CREATED, "/later")
 
 
 @pytest.mark.parametrize("recursive", [False, True])
@@ -472,10 +472,10 @@ async def test_a_watch_outlives_its_connection_and_misses_nothing(
     await until_state(states, SessionState.SUSPENDED)
     await writer.create("/a")
     await site.resume(reader)
-    assert await next_event(watch) == told(EventKind.RESYNC, "/a")
+    assert await next_event(watch) == told(WatchEventKind.RESYNC, "/a")
     assert await reader.get("/a") is not None
     await writer.set("/a", b"")
-    assert await next_event(watch) == told(EventKind.CHANGED, "/a")
+    assert await next_event(watch) == told(WatchEventKind.CHANGED, "/a")
 
 
 async def test_a_watch_outlives_its_session(site: Site) -> None:
@@ -488,9 +488,9 @@ async def test_a_watch_outlives_its_session(site: Site) -> None:
     await writer.create("/a")
     await site.resume(reader)
     await until_state(states, SessionState.EXPIRED)
-    assert await next_event(watch) == told(EventKind.RESYNC, "/a")
+    assert await next_event(watch) == told(WatchEventKind.RESYNC, "/a")
     await writer.set("/a", b"")
-    assert await next_event(watch) == told(EventKind.CHANGED, "/a")
+    assert await next_event(watch) == told(WatchEventKind.CHANGED, "/a")
 
 
 # --- Outcomes -----------------------------------------------------------------------------------

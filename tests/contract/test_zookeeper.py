@@ -28,10 +28,10 @@ from rollbook.proto.metastore.url import MetadataUrl, ZooKeeperOptions
 from rollbook.proto.ports import (
     Create,
     CreateMode,
-    EventKind,
     MetadataStore,
     SessionState,
     WatchEvent,
+    WatchEventKind,
 )
 from rollbook.proto.runtime.metastore import open_metadata_store
 from rollbook.proto.runtime.metastore.kazoo_link import _Handler
@@ -104,7 +104,7 @@ async def test_the_death_of_a_server_is_outlived(
         await store.set("/e", b"never sent")
     await asyncio.to_thread(server.start)
     kept = (await until_state(states, SessionState.CONNECTED)).session == session
-    assert await next_event(watch) == WatchEvent(EventKind.RESYNC, "/e")
+    assert await next_event(watch) == WatchEvent(WatchEventKind.RESYNC, "/e")
     node = await store.get("/e")
     if not kept:
         assert node is None or node.stat.owner == session  # About to go, or gone.
@@ -112,7 +112,7 @@ async def test_the_death_of_a_server_is_outlived(
     assert node is not None
     assert (node.stat.owner, node.value) == (session, b"")
     await store.set("/e", b"seen")
-    assert await next_event(watch) == WatchEvent(EventKind.CHANGED, "/e")
+    assert await next_event(watch) == WatchEvent(WatchEventKind.CHANGED, "/e")
 
 
 async def test_a_server_that_hangs_is_noticed(
@@ -220,7 +220,7 @@ async def test_a_new_session_follows_when_the_thread_dies(
     assert (await until_state(states, SessionState.EXPIRED)).session == first.session
     second = await until_state(states, SessionState.CONNECTED)
     assert second.session not in (first.session, 0)
-    while (await next_event(watch)).kind is not EventKind.RESYNC:
+    while (await next_event(watch)).kind is not WatchEventKind.RESYNC:
         pass
     with pytest.raises(NodeExists):
         await store.create("/a")
@@ -309,8 +309,8 @@ async def test_children_are_told_by_servers_that_keep_one_mode_per_path(
     """Before 3.9, a recursive watch replaces a plain one, which reported changes of children."""
     plain, recursive = await store.watch("/a"), await store.watch("/a", recursive=True)
     store.on_change(1, f"{zookeeper.chroot}/a/x")  # All that such a server says.
-    assert await next_event(recursive) == WatchEvent(EventKind.CREATED, "/a/x")
-    assert await next_event(plain) == WatchEvent(EventKind.CHILDREN, "/a")
+    assert await next_event(recursive) == WatchEvent(WatchEventKind.CREATED, "/a/x")
+    assert await next_event(plain) == WatchEvent(WatchEventKind.CHILDREN, "/a")
 
 
 async def test_a_server_forgets_a_watch_with_its_last_reader(

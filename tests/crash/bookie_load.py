@@ -18,11 +18,11 @@ from rollbook.proto.wire.adds import AddReplies
 from rollbook.proto.wire.messages import (
     BatchRead,
     BatchReadReply,
+    EntryRead,
     ForceLedger,
     ForceLedgerReply,
     ListEntries,
     ListEntriesReply,
-    Read,
     ReadLac,
     ReadLacReply,
     ReadReply,
@@ -407,7 +407,7 @@ class Lane:
 
 async def read(judge: Judge, client: BookieClient, ledger_id: int, entry_id: int) -> None:
     question = judge.ask(ledger_id, entry_id)
-    reply = await client.call(Read(LedgerId(ledger_id), EntryId(entry_id)))
+    reply = await client.call(EntryRead(LedgerId(ledger_id), EntryId(entry_id)))
     assert isinstance(reply, ReadReply)
     judge.on_read(ledger_id, entry_id, question, reply.error, reply.body, reply.last_add_confirmed)
 
@@ -415,7 +415,7 @@ async def read(judge: Judge, client: BookieClient, ledger_id: int, entry_id: int
 async def fence(judge: Judge, client: BookieClient, ledger_id: int, entry_id: int) -> None:
     judge.ask_fence(ledger_id)
     question = replace(judge.ask(ledger_id, entry_id), is_behind_fence=True)
-    request = Read(LedgerId(ledger_id), EntryId(entry_id), KEY, fence=True)
+    request = EntryRead(LedgerId(ledger_id), EntryId(entry_id), KEY, fence=True)
     reply = await client.call(request, is_high_priority=True)
     assert isinstance(reply, ReadReply)
     if reply.error is not BookieFailed:

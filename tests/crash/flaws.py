@@ -14,7 +14,7 @@ from typing import Any, Final
 from unittest import mock
 
 from rollbook.proto.metastore.core.ops import ROOT, parent_of
-from rollbook.proto.metastore.core.service import CommitGroup, Kept, Service
+from rollbook.proto.metastore.core.service import CommitGroup, Kept, MetadataService
 from rollbook.proto.runtime.metastore import embedded_file
 from rollbook.proto.runtime.metastore.embedded_file import StoreFile
 from tests.crash.judge import LOG
@@ -97,12 +97,12 @@ def counts_children_that_are_left() -> None:
 
 def forgets_what_watchers_heard() -> None:
     """A watch that is started again gets no RESYNC for what it missed."""
-    start_watch = Service._start_watch
+    start_watch = MetadataService._start_watch
 
-    def start_afresh(service: Service, connection: int, known: Any, watch: Any) -> None:
+    def start_afresh(service: MetadataService, connection: int, known: Any, watch: Any) -> None:
         start_watch(service, connection, known, replace(watch, since=None))
 
-    _patch(Service, "_start_watch", start_afresh)
+    _patch(MetadataService, "_start_watch", start_afresh)
 
 
 FOUND_BY_KILLS: Final = (

@@ -27,13 +27,13 @@ from rollbook.proto.errors import NodeExists, Outcome, RollbookError
 from rollbook.proto.ports import (
     Create,
     CreateMode,
-    EventKind,
     MetadataStore,
     Node,
     NodeStat,
     SessionState,
     Set,
     Watch,
+    WatchEventKind,
 )
 from rollbook.proto.runtime.logs import configure_logs
 from rollbook.proto.runtime.metastore import open_metadata_store
@@ -276,7 +276,7 @@ class Mirror:
 
     async def follow(self, watch: Watch) -> None:
         async for event in watch:
-            if event.kind is EventKind.RESYNC:
+            if event.kind is WatchEventKind.RESYNC:
                 for future in self._expected.values():
                     _finish(future)
             elif event.path in self._expected:

@@ -16,7 +16,6 @@ from rollbook.proto.wire.frames import LENGTH_BYTES, V3_FIRST_BYTE, FrameDecoder
 from rollbook.proto.wire.messages import (
     Add,
     AddReply,
-    Answer,
     Auth,
     AuthReply,
     BatchRead,
@@ -28,6 +27,7 @@ from rollbook.proto.wire.messages import (
     ReadLac,
     ReadLacReply,
     ReadReply,
+    ReceivedReply,
     ReceivedRequest,
     Refusal,
     Reply,
@@ -155,10 +155,10 @@ def _pack_requests(heard: list[HeardAdd | tuple[Request, bool]]) -> bytes:
     return b"".join(frames)
 
 
-def _hear_replies(stream: bytes) -> list[AddReply | Answer]:
+def _hear_replies(stream: bytes) -> list[AddReply | ReceivedReply]:
     """Answers first, then adds in the order of their ids: among themselves they have none."""
     adds: list[AddReply] = []
-    answers: list[Answer] = []
+    answers: list[ReceivedReply] = []
     for item in ReplyDecoder(FRAME_BYTES_MAX).feed(stream):
         if isinstance(item, AddReplies):
             adds += [AddReply(item.error, item.ledger_id, entry) for entry in item.entry_ids]
@@ -168,7 +168,7 @@ def _hear_replies(stream: bytes) -> list[AddReply | Answer]:
     return [*answers, *adds]
 
 
-def _pack_replies(heard: list[AddReply | Answer]) -> bytes:
+def _pack_replies(heard: list[AddReply | ReceivedReply]) -> bytes:
     frames: list[bytes] = []
     for item in heard:
         if isinstance(item, AddReply):

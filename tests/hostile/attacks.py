@@ -21,7 +21,7 @@ from rollbook.proto.ports import Address
 from rollbook.proto.wire import v2, v3
 from rollbook.proto.wire.digest import DigestType, LedgerDigest, ledger_key
 from rollbook.proto.wire.frames import FRAME_BYTES_MAX
-from rollbook.proto.wire.messages import BatchRead, Read
+from rollbook.proto.wire.messages import BatchRead, EntryRead
 from rollbook.proto.wire.v2_adds import V2AddPacker
 from rollbook.proto.wire.v3_adds import V3AddPacker
 
@@ -64,7 +64,7 @@ def attacks() -> list[Attack]:
     no_body = _frame(b"\x0a\x06\x08\x03\x10\x02\x18\x01")  # An ADD that lacks its add.
     many_fields = _frame(b"\x0a\x06\x08\x03\x10\x02\x18\x01" + b"\xa2\x1f\x00" * _FIELDS)
     nested = _frame(b"\x0a\x06\x08\x03\x10\x02\x18\x01" + _nested(20_000))
-    reads = b"".join(v2.pack_request(Read(_LEDGER, EntryId(each))) for each in range(200))
+    reads = b"".join(v2.pack_request(EntryRead(_LEDGER, EntryId(each))) for each in range(200))
     batches = b"".join(
         v2.pack_request(BatchRead(_LEDGER, EntryId(0), each, 10**6, 2**31 - 1))
         for each in range(50)
@@ -72,7 +72,9 @@ def attacks() -> list[Attack]:
     polls = b"".join(
         v3.pack_request(
             each,
-            Read(_LEDGER, NO_ENTRY, previous_lac=EntryId(99), timeout_ms=10**9, piggyback=True),
+            EntryRead(
+                _LEDGER, NO_ENTRY, previous_lac=EntryId(99), timeout_ms=10**9, piggyback=True
+            ),
         )
         for each in range(50)
     )

@@ -22,10 +22,10 @@ from rollbook.proto.wire.messages import (
     BatchRead,
     BatchReadReply,
     BookieInfoReply,
+    EntryRead,
     ForceLedger,
     GetBookieInfo,
     ListEntries,
-    Read,
     ReadLac,
     ReadLacReply,
     ReadReply,
@@ -117,7 +117,7 @@ def conversation(version: int, chance: random.Random) -> Iterator[Step]:
                 shown = key if fence else None
                 if version == 3:  # There it can be left out, and shown without need.
                     shown = chance.choice((key, key, None))
-                yield Read(ledger_id, entry_id, shown, fence)
+                yield EntryRead(ledger_id, entry_id, shown, fence)
             case "batch":
                 yield BatchRead(
                     ledger_id,
@@ -129,7 +129,7 @@ def conversation(version: int, chance: random.Random) -> Iterator[Step]:
                     fence,
                 )
             case "poll":
-                yield Read(
+                yield EntryRead(
                     ledger_id,
                     NO_ENTRY,
                     previous_lac=EntryId(chance.randrange(-1, ENTRIES)),

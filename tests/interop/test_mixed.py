@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from rollbook.proto.ids import NO_ENTRY, EntryId, LedgerId
-from rollbook.proto.wire.messages import Read, ReadReply
+from rollbook.proto.wire.messages import EntryRead, ReadReply
 from tests.interop import shell
 from tests.interop.cluster import Bookie, Cluster
 from tests.interop.expectations import PAIR, entries, payloads, refused
@@ -94,7 +94,7 @@ def test_both_makes_acknowledge_a_second_add_of_an_entry(
                 client.send(ledger.pack(0, NO_ENTRY, payload))
                 async with asyncio.timeout(60.0):
                     assert (await answered).error is None
-            reply = await client.call(Read(LedgerId(4_000_000_000), EntryId(0)))
+            reply = await client.call(EntryRead(LedgerId(4_000_000_000), EntryId(0)))
         assert isinstance(reply, ReadReply)
         assert reply.body
         return bytes(reply.body)

@@ -25,11 +25,11 @@ from rollbook.proto.wire import v2, v3
 from rollbook.proto.wire.adds import AddPacker, AddReplies
 from rollbook.proto.wire.digest import DigestType, LedgerDigest, ledger_key
 from rollbook.proto.wire.messages import (
-    Answer,
     BatchRead,
     BatchReadReply,
-    Read,
+    EntryRead,
     ReadReply,
+    ReceivedReply,
     Reply,
     Request,
 )
@@ -205,7 +205,7 @@ class BookieClient(asyncio.Protocol):
             else:
                 self._on_answer(heard)
 
-    def _on_answer(self, answer: Answer) -> None:
+    def _on_answer(self, answer: ReceivedReply) -> None:
         key = (answer.txn_id,) if answer.txn_id is not None else _key_of_reply(answer.reply)
         futures = self._waiting[key]
         future = futures.popleft()
@@ -233,7 +233,7 @@ class BookieClient(asyncio.Protocol):
 def _key_of_request(request: Request) -> _Key:
     """In version 2 it is the ids that find the request; equal ones are answered in order."""
     match request:
-        case Read(ledger_id, entry_id):
+        case EntryRead(ledger_id, entry_id):
             return ("read", ledger_id, entry_id)
         case BatchRead():
             return ("batch", request.request_id)

@@ -39,7 +39,7 @@ from rollbook.api.cli.recovery.status import (
     turn_switch,
 )
 from rollbook.ledger.ledgers import Ledgers
-from rollbook.proto.cluster.cookies import CookieNodes, StoredCookie
+from rollbook.proto.cluster.cookies import CookieNodes, VersionedCookie
 from rollbook.proto.cluster.ledger_nodes import StoredLedger
 from rollbook.proto.cluster.lifecycle_nodes import LifecycleNodes, StoredLifecycle
 from rollbook.proto.cluster.marks import Marks
@@ -318,7 +318,7 @@ class ClusterManagement:
             if version is None:
                 await self._cookies.create(cookie)
             else:
-                await self._cookies.update(StoredCookie(cookie, version), cookie)
+                await self._cookies.update(VersionedCookie(cookie, version), cookie)
             return await self._cookie(bookie)
 
         return await self._walk(put(), f"ask GET /api/v1/cookies/{bookie} what it is now")

@@ -64,13 +64,13 @@ from rollbook.proto.ports import (
     Create,
     CreateMode,
     Delete,
-    EventKind,
     Node,
     NodeStat,
     Op,
     OpResult,
     Set,
     WatchEvent,
+    WatchEventKind,
 )
 from rollbook.proto.wire.frames import pack_frame
 
@@ -78,7 +78,7 @@ PROTOCOL: Final = 1
 REQUEST_FRAME_BYTES_MAX: Final = 2 * 1024 * 1024  # Twice REQUEST_BYTES_MAX, for what JSON adds.
 ANSWER_FRAME_BYTES_MAX: Final = 64 * 1024 * 1024  # Four million children.
 _HEAD: Final = struct.Struct(">I")
-_EVENT_KINDS: Final = {kind.value: kind for kind in EventKind}
+_EVENT_KINDS: Final = {kind.value: kind for kind in WatchEventKind}
 
 M = TypeVar("M")
 

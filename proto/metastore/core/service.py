@@ -38,9 +38,9 @@ from rollbook.proto.metastore.core.messages import (
 )
 from rollbook.proto.metastore.core.ops import check_ops, check_path
 from rollbook.proto.metastore.core.sessions import SessionTable
-from rollbook.proto.metastore.core.tree import Applied, Row, Tree
+from rollbook.proto.metastore.core.tree import Applied, NodeRow, Tree
 from rollbook.proto.metastore.core.watches import WatchTable
-from rollbook.proto.ports import NO_SESSION, EventKind, SessionId, WatchEvent
+from rollbook.proto.ports import NO_SESSION, SessionId, WatchEvent, WatchEventKind
 
 ConnectionId = int
 
@@ -52,7 +52,7 @@ class CommitGroup:
     """The changes of a run of transactions, to be made durable together; None: forget the node."""
 
     last_txn: int = 0
-    rows: dict[str, Row | None] = field(default_factory=dict)
+    rows: dict[str, NodeRow | None] = field(default_factory=dict)
     timeouts_ms: dict[SessionId, int | None] = field(default_factory=dict)
 
 
@@ -62,7 +62,7 @@ class Kept:
 
     store: str  # Its id, random, given once.
     last_txn: int = 0
-    rows: Iterable[tuple[str, Row]] = ()
+    rows: Iterable[tuple[str, NodeRow]] = ()
     timeouts_ms: Iterable[tuple[SessionId, int]] = ()
 
 
@@ -73,7 +73,7 @@ class _Connection:
     watches: dict[int, None] = field(default_factory=dict)
 
 
-class Service:
+class MetadataService:
     def __init__(self, kept: Kept, now_ns: int) -> None:
         self.store = kept.store
         self.sessions = SessionTable(now_ns)
@@ -208,7 +208,7 @@ class Service:
         known.watches[watch.watch_id] = None
         self._watches.add((connection, watch.watch_id), watch.path, recursive=watch.recursive)
         if watch.since is not None and watch.since != self._applied_txn:  # MS5.
-            resync = WatchEvent(EventKind.RESYNC, watch.path)
+            resync = WatchEvent(WatchEventKind.RESYNC, watch.path)
             self._say(connection, WatchNotice(watch.watch_id, self._applied_txn, resync))
 
     def _end_session(self, session: SessionId, now_ms: int) -> None:

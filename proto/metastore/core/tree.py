@@ -32,7 +32,6 @@ from rollbook.proto.ports import (
     Check,
     Create,
     Delete,
-    EventKind,
     Node,
     NodeStat,
     Op,
@@ -40,12 +39,13 @@ from rollbook.proto.ports import (
     SessionId,
     Set,
     WatchEvent,
+    WatchEventKind,
 )
 
 K = TypeVar("K", str, SessionId)
 
 
-class Row(NamedTuple):
+class NodeRow(NamedTuple):
     """A node as it is stored; the names of its children follow from their paths."""
 
     value: bytes
@@ -63,7 +63,7 @@ class Applied:
     """One transaction that took effect."""
 
     results: list[OpResult]
-    rows: dict[str, Row | None]  # The rows to store, by path; None: forget the node.
+    rows: dict[str, NodeRow | None]  # The rows to store, by path; None: forget the node.
     events: list[WatchEvent]
 
 
@@ -75,7 +75,7 @@ class Tree:
 
     def __init__(self) -> None:
         self._nodes = _Nodes()
-        self._nodes.put(ROOT, Row(b"", 0, 0, 0, 0, 0, NO_SESSION, 0))
+        self._nodes.put(ROOT, NodeRow(b"", 0, 0, 0, 0, 0, NO_SESSION, 0))
 
     def get(self, path: str) -> Node | None:
         row = self._nodes.rows.get(path)
@@ -90,10 +90,10 @@ class Tree:
         """Paths, sorted."""
         return sorted(self._nodes.ephemerals.get(session, ()))
 
-    def rows(self) -> Iterator[tuple[str, Row]]:
+    def rows(self) -> Iterator[tuple[str, NodeRow]]:
         yield from self._nodes.rows.items()
 
-    def load(self, rows: Iterable[tuple[str, Row | None]]) -> None:
+    def load(self, rows: Iterable[tuple[str, NodeRow | None]]) -> None:
         """Takes over rows of another tree, all or those that changed, in any order."""
         for path, row in rows:
             self._nodes.put(path, row)
@@ -120,17 +120,17 @@ class _Nodes:
     """The rows, and values derived from them."""
 
     def __init__(self) -> None:
-        self.rows: dict[str, Row] = {}
+        self.rows: dict[str, NodeRow] = {}
         self.children: dict[str, dict[str, None]] = {}  # Names by parent; no key without a child.
         self.ephemerals: dict[SessionId, dict[str, None]] = {}
 
-    def existing(self, path: str) -> Row:
+    def existing(self, path: str) -> NodeRow:
         row = self.rows.get(path)
         if row is None:
             raise NoSuchNode(path=path)
         return row
 
-    def stat(self, path: str, row: Row) -> NodeStat:
+    def stat(self, path: str, row: NodeRow) -> NodeStat:
         return NodeStat(
             row.version,
             row.created_txn,
@@ -141,7 +141,7 @@ class _Nodes:
             len(self.children.get(path, ())),
         )
 
-    def put(self, path: str, row: Row | None) -> None:
+    def put(self, path: str, row: NodeRow | None) -> None:
         """The only place where anything changes, so that putting back is undoing."""
         before = self.rows.pop(path, None) if row is None else self.rows.get(path)
         if row is not None:
@@ -174,7 +174,7 @@ class _Change:
     def __init__(self, nodes: _Nodes, session: SessionId, txn: int, now_ms: int) -> None:
         self.events: list[WatchEvent] = []
         self._nodes, self._session, self._txn, self._now_ms = nodes, session, txn, now_ms
-        self._before: list[tuple[str, Row | None]] = []
+        self._before: list[tuple[str, NodeRow | None]] = []
 
     def apply(self, op: Op) -> OpResult:
         match op:
@@ -188,7 +188,7 @@ class _Change:
                 self._matching(op.path, op.version)
         return None
 
-    def rows(self) -> dict[str, Row | None]:
+    def rows(self) -> dict[str, NodeRow | None]:
         return {path: self._nodes.rows.get(path) for path, _ in self._before}
 
     def undo(self) -> None:
@@ -206,9 +206,9 @@ class _Change:
         owner = self._session if op.mode.is_ephemeral else NO_SESSION
         txn, now_ms = self._txn, self._now_ms
         self._put(parent_path, parent._replace(creates=parent.creates + 1))
-        self._put(path, Row(op.value, 0, txn, txn, now_ms, now_ms, owner, 0))
-        self._tell(EventKind.CREATED, path)
-        self._tell(EventKind.CHILDREN, parent_path)
+        self._put(path, NodeRow(op.value, 0, txn, txn, now_ms, now_ms, owner, 0))
+        self._tell(WatchEventKind.CREATED, path)
+        self._tell(WatchEventKind.CHILDREN, parent_path)
         return path
 
     def _set(self, op: Set) -> NodeStat:
@@ -220,7 +220,7 @@ class _Change:
             modified_ms=self._now_ms,
         )
         self._put(op.path, row)
-        self._tell(EventKind.CHANGED, op.path)
+        self._tell(WatchEventKind.CHANGED, op.path)
         return self._nodes.stat(op.path, row)
 
     def _delete(self, op: Delete) -> None:
@@ -228,18 +228,18 @@ class _Change:
         if op.path in self._nodes.children:
             raise NodeNotEmpty(path=op.path)
         self._put(op.path, None)
-        self._tell(EventKind.DELETED, op.path)
-        self._tell(EventKind.CHILDREN, parent_of(op.path))
+        self._tell(WatchEventKind.DELETED, op.path)
+        self._tell(WatchEventKind.CHILDREN, parent_of(op.path))
 
-    def _matching(self, path: str, version: int | None) -> Row:
+    def _matching(self, path: str, version: int | None) -> NodeRow:
         row = self._nodes.existing(path)
         if version is not None and version != row.version:
             raise MetadataConflict(path=path, expected=version, found=row.version)
         return row
 
-    def _put(self, path: str, row: Row | None) -> None:
+    def _put(self, path: str, row: NodeRow | None) -> None:
         self._before.append((path, self._nodes.rows.get(path)))
         self._nodes.put(path, row)
 
-    def _tell(self, kind: EventKind, path: str) -> None:
+    def _tell(self, kind: WatchEventKind, path: str) -> None:
         self.events.append(WatchEvent(kind, path))

@@ -13,7 +13,7 @@ from collections.abc import Hashable, Iterator
 from typing import Final, Generic, TypeVar
 
 from rollbook.proto.metastore.core.ops import ROOT, parent_of
-from rollbook.proto.ports import EventKind, WatchEvent
+from rollbook.proto.ports import WatchEvent, WatchEventKind
 
 EVENTS_WAITING_MAX: Final = 1024
 
@@ -45,7 +45,7 @@ class WatchTable(Generic[W]):
 
     def watching(self, event: WatchEvent) -> Iterator[W]:
         yield from self._plain.get(event.path, ())
-        if event.kind is EventKind.CHILDREN or not self._recursive:
+        if event.kind is WatchEventKind.CHILDREN or not self._recursive:
             return
         path = event.path
         yield from self._recursive.get(path, ())
@@ -61,7 +61,7 @@ class EventQueue:
     """The events of one watch that its reader has not taken yet."""
 
     def __init__(self, path: str, waiting_max: int = EVENTS_WAITING_MAX) -> None:
-        self._resync = WatchEvent(EventKind.RESYNC, path)
+        self._resync = WatchEvent(WatchEventKind.RESYNC, path)
         self._waiting_max = waiting_max
         self._waiting: dict[WatchEvent, None] = {}  # In order of arrival.
 
@@ -72,7 +72,7 @@ class EventQueue:
         if self._resync in self._waiting:
             return
         self._waiting.pop(event, None)
-        if event.kind is EventKind.RESYNC or len(self._waiting) >= self._waiting_max:
+        if event.kind is WatchEventKind.RESYNC or len(self._waiting) >= self._waiting_max:
             self._waiting.clear()
             event = self._resync
         self._waiting[event] = None

@@ -16,7 +16,7 @@ from enum import Enum
 from typing import Final, cast
 
 from rollbook.proto.errors import BadConfig, BadFrame, MetadataUnavailable, NoSuchCluster
-from rollbook.proto.metastore.client import Channel, Receiver
+from rollbook.proto.metastore.client import Receiver, ServiceChannel
 from rollbook.proto.metastore.core.codec import (
     ANSWER_FRAME_BYTES_MAX,
     pack_from_client,
@@ -64,7 +64,7 @@ class EmbeddedConnector:
     def is_owner(self) -> bool:
         return self._owner is not None
 
-    async def connect(self, receiver: Receiver, timeout_s: float) -> Channel:
+    async def connect(self, receiver: Receiver, timeout_s: float) -> ServiceChannel:
         try:
             return await self._connect(receiver)
         except OSError as error:
@@ -73,7 +73,7 @@ class EmbeddedConnector:
                 next_step=f"{MAKE_ROOM}, and start this again" if is_full(error) else _WRITABLE,
             ) from error
 
-    async def _connect(self, receiver: Receiver) -> Channel:
+    async def _connect(self, receiver: Receiver) -> ServiceChannel:
         self._look_for_file()
         if self._role is not Role.CLIENT and self._owner is None:
             self._owner = await StoreOwner.take(
@@ -113,7 +113,7 @@ class EmbeddedConnector:
         if owner is not None:
             await owner.close()
 
-    async def _connect_to_owner(self, receiver: Receiver) -> Channel:
+    async def _connect_to_owner(self, receiver: Receiver) -> ServiceChannel:
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         connection.setblocking(False)
         try:

@@ -38,7 +38,7 @@ from rollbook.proto.errors import (
 )
 from rollbook.proto.metastore.core.capacity import ROOMY_BYTES
 from rollbook.proto.metastore.core.service import CommitGroup, Kept
-from rollbook.proto.metastore.core.tree import Row, Tree
+from rollbook.proto.metastore.core.tree import NodeRow, Tree
 from rollbook.proto.ports import SessionId
 from rollbook.proto.runtime.system_errors import MAKE_ROOM
 
@@ -193,7 +193,7 @@ class StoreFile:
         (verdict,) = ask("PRAGMA quick_check(1)").fetchone()
         if verdict != "ok":
             raise _damaged(self._path, verdict)
-        rows = [(path, Row(*fields)) for path, *fields in self._checked("nodes")]
+        rows = [(path, NodeRow(*fields)) for path, *fields in self._checked("nodes")]
         timeouts_ms = [(session, timeout_ms) for session, timeout_ms in self._checked("sessions")]
         ((store, last_txn, checksums),) = ask("SELECT * FROM store").fetchall() or [("", 0, -1)]
         if self._sum != checksums:

@@ -101,7 +101,7 @@ class RemoveWatches:
         """The answer has no body."""
 
 
-class Listener(Protocol):
+class SessionListener(Protocol):
     """Called on the event loop, in the order of the events."""
 
     def on_connected(self, session: SessionId) -> None: ...
@@ -158,7 +158,11 @@ class KazooLink:
     """One client of a ZooKeeper ensemble. Its methods are called on the event loop."""
 
     def __init__(
-        self, listener: Listener, hosts: str, options: ZooKeeperOptions, session_timeout_s: float
+        self,
+        listener: SessionListener,
+        hosts: str,
+        options: ZooKeeperOptions,
+        session_timeout_s: float,
     ) -> None:
         """Raises `BadConfig` if the options cannot be used on this machine."""
         self._loop = asyncio.get_running_loop()

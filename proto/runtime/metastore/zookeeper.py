@@ -65,7 +65,6 @@ from rollbook.proto.ports import (
     Create,
     CreateMode,
     Delete,
-    EventKind,
     Node,
     NodeStat,
     Op,
@@ -75,6 +74,7 @@ from rollbook.proto.ports import (
     SessionState,
     Set,
     WatchEvent,
+    WatchEventKind,
 )
 from rollbook.proto.runtime.metastore.kazoo_link import (
     IN_FLIGHT_MAX,
@@ -129,10 +129,10 @@ _SAY_ENOUGH: Final = (
 )
 
 _EVENT_KINDS: Final = {
-    1: EventKind.CREATED,
-    2: EventKind.DELETED,
-    3: EventKind.CHANGED,
-    4: EventKind.CHILDREN,
+    1: WatchEventKind.CREATED,
+    2: WatchEventKind.DELETED,
+    3: WatchEventKind.CHANGED,
+    4: WatchEventKind.CHILDREN,
 }
 
 
@@ -372,7 +372,7 @@ class ZooKeeperStore:
         for stream in behind:
             if stream in watched.streams:
                 watched.streams[stream] = connection
-                stream.offer(WatchEvent(EventKind.RESYNC, path))
+                stream.offer(WatchEvent(WatchEventKind.RESYNC, path))
 
     async def _add_watch(self, path: str, watched: "_WatchedPath") -> None:
         await self._ask(AddWatch(self._full(path), watched.recursive), repeat=True, path=path)
@@ -447,9 +447,9 @@ class ZooKeeperStore:
         event = WatchEvent(_EVENT_KINDS[event_type], self._short(path))
         self._tell(event)
         parent = self._watched.get(parent_of(event.path))
-        comes_or_goes = event.kind in (EventKind.CREATED, EventKind.DELETED)
+        comes_or_goes = event.kind in (WatchEventKind.CREATED, WatchEventKind.DELETED)
         if parent and parent.recursive and comes_or_goes and event.path != ROOT:
-            self._tell(WatchEvent(EventKind.CHILDREN, parent_of(event.path)))
+            self._tell(WatchEvent(WatchEventKind.CHILDREN, parent_of(event.path)))
 
     def _tell(self, event: WatchEvent) -> None:
         for stream in self._watches.watching(event):

@@ -13,7 +13,7 @@ from rollbook.proto.ids import EntryId, LedgerId
 from rollbook.proto.wire import v2, v2_adds, v3_adds
 from rollbook.proto.wire.adds import AddPacker, AddReplies, Adds
 from rollbook.proto.wire.digest import ENTRY_HEADER_BYTES, DigestType, LedgerDigest, ledger_key
-from rollbook.proto.wire.messages import BatchRead, BatchReadReply, Read, ReadReply
+from rollbook.proto.wire.messages import BatchRead, BatchReadReply, EntryRead, ReadReply
 from rollbook.proto.wire.reply_decoder import ReplyDecoder
 from rollbook.proto.wire.request_decoder import RequestDecoder
 
@@ -101,7 +101,7 @@ def read_batches(
     return [
         FrameBatch(
             b"".join(
-                v2.pack_request(Read(LedgerId(ledger_id), EntryId(entry_id)))
+                v2.pack_request(EntryRead(LedgerId(ledger_id), EntryId(entry_id)))
                 for entry_id in range(start, min(start + batch_entries, entries))
             ),
             reply * min(batch_entries, entries - start),

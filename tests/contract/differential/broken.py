@@ -13,7 +13,6 @@ from rollbook.proto.ports import (
     Check,
     Create,
     Delete,
-    EventKind,
     MetadataStore,
     NodeStat,
     Op,
@@ -21,6 +20,7 @@ from rollbook.proto.ports import (
     SessionId,
     Set,
     WatchEvent,
+    WatchEventKind,
 )
 from tests.contract.differential.stages import MemorySeat, MemoryStage
 
@@ -106,7 +106,7 @@ class NeverTellsOfDeletedChildren(BrokenTree):
     class change(_Change):  # noqa: N801
         def _delete(self, op: Delete) -> None:
             super()._delete(op)
-            self.events.remove(WatchEvent(EventKind.CHILDREN, parent_of(op.path)))
+            self.events.remove(WatchEvent(WatchEventKind.CHILDREN, parent_of(op.path)))
 
 
 class KeepsEphemerals(BrokenTree):

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Sequence
 
-from rollbook.proto.metastore.core.tree import Row, Tree
+from rollbook.proto.metastore.core.tree import NodeRow, Tree
 from rollbook.proto.ports import (
     ANY_VERSION,
     NO_SESSION,
@@ -16,7 +16,7 @@ from rollbook.proto.ports import (
     Set,
 )
 
-Rows = tuple[tuple[str, Row], ...]
+Rows = tuple[tuple[str, NodeRow], ...]
 
 
 def _ignore() -> None:
@@ -27,7 +27,7 @@ class StepMetadata:
     """As much of the MetadataStore port as a bookie's identity needs."""
 
     def __init__(
-        self, rows: Iterable[tuple[str, Row]] = (), on_change: Callable[[], None] = _ignore
+        self, rows: Iterable[tuple[str, NodeRow]] = (), on_change: Callable[[], None] = _ignore
     ) -> None:
         self._tree = Tree()
         self._tree.load(rows)

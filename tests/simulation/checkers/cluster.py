@@ -49,7 +49,7 @@ from rollbook.proto.formats.replication import (
 from rollbook.proto.formats.service_info import unpack_service_info
 from rollbook.proto.ids import BookieId, EntryId
 from rollbook.proto.metadata import LedgerMetadata, LedgerState
-from rollbook.proto.metastore.core.tree import Row
+from rollbook.proto.metastore.core.tree import NodeRow
 from rollbook.proto.ports import SessionId
 from rollbook.recovery.checks import SECOND_LOOK_S
 from rollbook.recovery.core.failures import Failure, unpack_failure
@@ -474,7 +474,7 @@ class ClusterChecker:
 
     # --- All other nodes ------------------------------------------------------------------------
 
-    def on_row(self, path: str, row: Row | None, by: Callable[[], Authors]) -> None:
+    def on_row(self, path: str, row: NodeRow | None, by: Callable[[], Authors]) -> None:
         """After the ledgers of the same commit."""
         if path.startswith(self._marks_folder):
             self._on_mark(path, row, by)
@@ -499,7 +499,7 @@ class ClusterChecker:
         elif path == self._delay_path:
             self._asked_s = self._now()
 
-    def _on_mark(self, path: str, row: Row | None, by: Callable[[], Authors]) -> None:
+    def _on_mark(self, path: str, row: NodeRow | None, by: Callable[[], Authors]) -> None:
         ledger_id = ledger_of_mark(path.rpartition("/")[2])
         if ledger_id is None:
             return
@@ -566,7 +566,7 @@ class ClusterChecker:
             seen.append(seen_s)
         return max(seen)
 
-    def _put(self, marks: dict[int, tuple[BookieId, ...]], path: str, row: Row | None) -> None:
+    def _put(self, marks: dict[int, tuple[BookieId, ...]], path: str, row: NodeRow | None) -> None:
         ledger_id = ledger_of_mark(path.rpartition("/")[2])
         if ledger_id is None:
             return
@@ -612,7 +612,7 @@ class ClusterChecker:
                     lacking.append(entry_id)
         return lacking
 
-    def _on_lock(self, path: str, row: Row | None) -> None:
+    def _on_lock(self, path: str, row: NodeRow | None) -> None:
         ledger_id = ledger_of_mark(path.rpartition("/")[2])
         if ledger_id is None:
             return
@@ -627,7 +627,7 @@ class ClusterChecker:
         }
         self.locks[ledger_id] = _Lock(self._opener_of(row.owner), self._now(), closed)
 
-    def _on_failure(self, path: str, row: Row | None) -> None:
+    def _on_failure(self, path: str, row: NodeRow | None) -> None:
         ledger_id = ledger_of_mark(path.rpartition("/")[2])
         if ledger_id is not None and row is None:
             self.failures.pop(ledger_id, None)
@@ -649,13 +649,13 @@ class ClusterChecker:
             if not has_news and apart_s < self._pause_s:
                 self._break(HOT, f"ledger {ledger_id} is tried again at once")
 
-    def _on_vote(self, path: str, row: Row | None) -> None:
+    def _on_vote(self, path: str, row: NodeRow | None) -> None:
         if row is None:
             self._votes.pop(path, None)
         else:
             self._votes[path] = self._opener_of(row.owner)
 
-    def _on_audit_vote(self, path: str, row: Row | None) -> None:
+    def _on_audit_vote(self, path: str, row: NodeRow | None) -> None:
         if row is None:
             self._audit_votes.pop(path, None)
         else:
@@ -667,7 +667,7 @@ class ClusterChecker:
                 self._reigns[before] = (self._reigns[before][0], self._now())
             self._reigns[self.auditor] = (self._now(), inf)
 
-    def _on_lifecycle(self, bookie: str, row: Row | None, by: Authors) -> None:
+    def _on_lifecycle(self, bookie: str, row: NodeRow | None, by: Authors) -> None:
         before = self.lifecycles.get(bookie, LifecycleState.ACTIVE)
         if row is None:
             self.lifecycles.pop(bookie, None)
@@ -704,7 +704,7 @@ class ClusterChecker:
         without_target = [failure for failure in tries if failure.code == code]
         return len(without_target) >= _TRIES or any(each.losses for each in tries)
 
-    def _on_whole(self, bookie: str, row: Row | None) -> None:
+    def _on_whole(self, bookie: str, row: NodeRow | None) -> None:
         before = self._whole.get(bookie)
         if row is None:
             self._whole.pop(bookie, None)
@@ -721,7 +721,7 @@ class ClusterChecker:
                 what = f"{bookie} is called whole, and lacks {lacking} of ledger {ledger_id}"
                 self._break(NOT_WHOLE, what)
 
-    def _on_registration(self, path: str, row: Row | None) -> None:
+    def _on_registration(self, path: str, row: NodeRow | None) -> None:
         bookie = path.rpartition("/")[2]
         if f"{path}/" == self._read_only:
             return  # The folder itself.

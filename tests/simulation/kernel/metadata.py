@@ -38,8 +38,8 @@ from rollbook.proto.metastore.core.messages import (
     WatchNotice,
     Welcome,
 )
-from rollbook.proto.metastore.core.service import CommitGroup, Kept, Service
-from rollbook.proto.metastore.core.tree import Row, Tree
+from rollbook.proto.metastore.core.service import CommitGroup, Kept, MetadataService
+from rollbook.proto.metastore.core.tree import NodeRow, Tree
 from rollbook.proto.metastore.service_host import Host
 from rollbook.proto.ports import Address, SessionId, Transport
 from tests.simulation.kernel.connection import Endpoint
@@ -84,7 +84,7 @@ class Mail:
 
 
 class _ClientEnd(asyncio.Protocol):
-    """The `Channel` of a StoreClient."""
+    """The `ServiceChannel` of a StoreClient."""
 
     def __init__(self, mail: Mail, receiver: Receiver) -> None:
         self._mail, self._receiver = mail, receiver
@@ -294,7 +294,7 @@ class _ServiceEnd(asyncio.Protocol):
 class Commit:
     last_txn: int
     at_s: float
-    rows: dict[str, Row | None]
+    rows: dict[str, NodeRow | None]
     ended: tuple[SessionId, ...] = ()
 
 
@@ -379,7 +379,7 @@ class SimulatedMetadata:
         await node.transport.listen(lambda: _ServiceEnd(self, host), Address("", PORT))
         await asyncio.get_running_loop().create_future()
 
-    def _listen_in(self, service: Service) -> None:
+    def _listen_in(self, service: MetadataService) -> None:
         """Followers and the next life of the service get what it commits."""
         take_batch = service.take_batch
 

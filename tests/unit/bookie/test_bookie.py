@@ -34,7 +34,7 @@ from rollbook.proto.ports import (
     ProtocolFactory,
     Transport,
 )
-from rollbook.proto.wire.messages import IDENTITY_PLUGIN, Auth, AuthReply, Read
+from rollbook.proto.wire.messages import IDENTITY_PLUGIN, Auth, AuthReply, EntryRead
 from tests.messages import raises_message
 from tests.simulation.kernel import Node, Process, World
 from tests.support.bookie_client import KEY, BookieClient
@@ -217,7 +217,9 @@ def test_told_to_end_it_waits_for_nobody_for_long() -> None:
         client = BookieClient(3)
         eyes = town.world.node("eyes")
         await eyes.transport.connect(lambda: client, Address("b1", 3181), 1.0)
-        news = client.ask(Read(LedgerId(1), EntryId(1), previous_lac=EntryId(5), timeout_ms=60_000))
+        news = client.ask(
+            EntryRead(LedgerId(1), EntryId(1), previous_lac=EntryId(5), timeout_ms=60_000)
+        )
         await asyncio.sleep(0.1)
         town.world.network.cut("b1", "metadata")
         started = town.world.now

@@ -31,12 +31,12 @@ from rollbook.proto.wire.messages import (
     BatchRead,
     BatchReadReply,
     BookieInfoReply,
+    EntryRead,
     ForceLedger,
     ForceLedgerReply,
     GetBookieInfo,
     ListEntries,
     ListEntriesReply,
-    Read,
     ReadReply,
     ReceivedRequest,
     Reply,
@@ -155,14 +155,16 @@ def test_entries_are_read_as_they_were_added_however_bytes_are_cut(version: int,
         tally = Tally(client)
         client.send(pack(client, 7, range(200)))
         await until(lambda: tally.acked == 200)
-        replies = await asyncio.gather(*(client.call(Read(L7, EntryId(e))) for e in range(200)))
+        replies = await asyncio.gather(
+            *(client.call(EntryRead(L7, EntryId(e))) for e in range(200))
+        )
         for entry_id, reply in enumerate(replies):
             assert isinstance(reply, ReadReply)
             assert reply.body == digest_of(7).pack_entry(
                 EntryId(entry_id), EntryId(entry_id - 1), 0, bytes(7)
             )
             assert reply.last_add_confirmed == (None if version == 2 else 198)
-        last = await client.call(Read(L7, NO_ENTRY))
+        last = await client.call(EntryRead(L7, NO_ENTRY))
         assert isinstance(last, ReadReply)
         assert last.entry_id == NO_ENTRY  # It echoes what was asked.
         assert last.body == scene.storage.peek(7, 199)
@@ -176,7 +178,7 @@ def test_what_is_no_longer_in_memory_is_read_from_disk() -> None:
         for entry_id in range(300):
             await add_entries(scene.storage, 7, [entry_id], bytes(10_000))
         assert scene.storage.peek(7, 0) is None
-        asked = [client.ask(Read(L7, EntryId(e))) for e in range(300)]
+        asked = [client.ask(EntryRead(L7, EntryId(e))) for e in range(300)]
         for entry_id, reply in enumerate(await asyncio.gather(*asked)):
             assert isinstance(reply, ReadReply)
             assert reply.body == entry(7, entry_id, bytes(10_000))
@@ -372,12 +374,12 @@ def test_no_answer_to_a_fencing_request_before_the_fence_is_durable() -> None:
         await until(lambda: tally.acked == 3)
         scene.node.disk.hang()
         asked = [
-            recoverer.ask(Read(L7, NO_ENTRY, KEY, fence=True)),
-            recoverer.ask(Read(L7, EntryId(1), KEY, fence=True)),
-            recoverer.ask(Read(L7, EntryId(77), KEY, fence=True)),
-            recoverer.ask(Read(LedgerId(99), EntryId(0), KEY, fence=True)),
+            recoverer.ask(EntryRead(L7, NO_ENTRY, KEY, fence=True)),
+            recoverer.ask(EntryRead(L7, EntryId(1), KEY, fence=True)),
+            recoverer.ask(EntryRead(L7, EntryId(77), KEY, fence=True)),
+            recoverer.ask(EntryRead(LedgerId(99), EntryId(0), KEY, fence=True)),
         ]
-        refused = await recoverer.call(Read(L7, NO_ENTRY, ledger_key(b"other"), fence=True))
+        refused = await recoverer.call(EntryRead(L7, NO_ENTRY, ledger_key(b"other"), fence=True))
         assert isinstance(refused, ReadReply)
         assert refused.error is Unauthorized  # That says nothing of the fence.
         writer.send(pack(writer, 7, [3]))
@@ -406,7 +408,7 @@ def test_a_fence_cuts_off_what_is_behind_it_on_its_own_connection() -> None:
         client = await scene.connect(3)
         tally = Tally(client)
         client.send(pack(client, 7, range(3)))
-        fenced = client.ask(Read(L7, NO_ENTRY, KEY, fence=True))
+        fenced = client.ask(EntryRead(L7, NO_ENTRY, KEY, fence=True))
         reply = await fenced
         assert isinstance(reply, ReadReply)
         assert reply.body == scene.storage.peek(7, 2)  # What was accepted before it is there.
@@ -432,12 +434,12 @@ def test_what_is_urgent_does_not_stand_behind_other_reads(monkeypatch: pytest.Mo
 
         monkeypatch.setattr(scene.storage, "peek", lambda ledger_id, entry_id: None)
         monkeypatch.setattr(scene.storage, "read", slow_read)
-        slow = [client.ask(Read(L7, EntryId(e))) for client in clients for e in range(20)]
+        slow = [client.ask(EntryRead(L7, EntryId(e))) for client in clients for e in range(20)]
         await asyncio.sleep(1)
-        fenced = await clients[0].call(Read(L7, NO_ENTRY, KEY, fence=True))
+        fenced = await clients[0].call(EntryRead(L7, NO_ENTRY, KEY, fence=True))
         assert isinstance(fenced, ReadReply)
         assert fenced.body == entry(7, 19)
-        urgent = await clients[1].call(Read(L7, NO_ENTRY), is_high_priority=True)
+        urgent = await clients[1].call(EntryRead(L7, NO_ENTRY), is_high_priority=True)
         assert isinstance(urgent, ReadReply)
         assert urgent.body == entry(7, 19)
         assert not any(each.done() for each in slow)
@@ -451,7 +453,7 @@ def test_a_key_of_the_wrong_size_makes_no_ledger_known() -> None:
     async def story(scene: Scene) -> None:
         client = await scene.connect()
         for key in (None, b"", b"short", KEY + b"x"):
-            reply = await client.call(Read(L7, NO_ENTRY, key, fence=True))
+            reply = await client.call(EntryRead(L7, NO_ENTRY, key, fence=True))
             assert isinstance(reply, ReadReply)
             assert reply.error is Unauthorized
         assert not scene.storage.knows(7)
@@ -486,9 +488,9 @@ def test_what_is_no_lac_packet_is_not_kept(packet: bytes) -> None:
 # --- Long polls -------------------------------------------------------------------------------
 
 
-def poll(previous_lac: int, timeout_ms: int = 5000, entry_id: EntryId = NO_ENTRY) -> Read:
+def poll(previous_lac: int, timeout_ms: int = 5000, entry_id: EntryId = NO_ENTRY) -> EntryRead:
     lac = EntryId(previous_lac)
-    return Read(L7, entry_id, previous_lac=lac, timeout_ms=timeout_ms, piggyback=True)
+    return EntryRead(L7, entry_id, previous_lac=lac, timeout_ms=timeout_ms, piggyback=True)
 
 
 def test_a_long_poll_ends_when_the_lac_rises() -> None:
@@ -643,7 +645,7 @@ def test_a_long_poll_for_one_entry_waits_and_then_reads_it() -> None:
     async def story(scene: Scene) -> None:
         client = await scene.connect()
         await add_entries(scene.storage, 7, [0])
-        waiting = client.ask(Read(L7, EntryId(1), previous_lac=NO_ENTRY, timeout_ms=5000))
+        waiting = client.ask(EntryRead(L7, EntryId(1), previous_lac=NO_ENTRY, timeout_ms=5000))
         await asyncio.sleep(1)
         assert not waiting.done()
         await add_entries(scene.storage, 7, [1])
@@ -658,7 +660,7 @@ def test_long_polls_that_make_no_sense_are_refused() -> None:
     async def story(scene: Scene) -> None:
         client = await scene.connect()
         await add_entries(scene.storage, 7, [0])
-        for read in (poll(-1, entry_id=EntryId(3)), Read(L7, NO_ENTRY, piggyback=True)):
+        for read in (poll(-1, entry_id=EntryId(3)), EntryRead(L7, NO_ENTRY, piggyback=True)):
             reply = await client.call(read)
             assert isinstance(reply, ReadReply)
             assert reply.error is not None
@@ -815,7 +817,7 @@ def test_while_others_hold_all_there_is_answers_are_made_one_at_a_time() -> None
             writer.send(pack(writer, 100 + number, range(100), size=1000))
         await asyncio.sleep(5)
         reader = await scene.connect()
-        asked = [reader.ask(Read(L7, NO_ENTRY)) for _ in range(50)]
+        asked = [reader.ask(EntryRead(L7, NO_ENTRY)) for _ in range(50)]
         for reply in await asyncio.wait_for(asyncio.gather(*asked), 5):
             assert isinstance(reply, ReadReply)
             assert reply.body == entry(7, 0)
@@ -841,10 +843,10 @@ def test_a_fence_does_not_wait_for_a_read_even_if_there_is_no_room(
         monkeypatch.setattr(scene.storage, "peek", lambda ledger_id, entry_id: None)
         monkeypatch.setattr(scene.storage, "read", hung_read)
         others = [await scene.connect() for _ in range(4)]
-        hung = [each.ask(Read(L7, EntryId(0))) for each in (client, *others) for _ in range(5)]
+        hung = [each.ask(EntryRead(L7, EntryId(0))) for each in (client, *others) for _ in range(5)]
         await asyncio.sleep(1)
         assert scene.storage.stats.buffered_bytes() > 64 * 1024
-        fenced = await client.call(Read(L7, NO_ENTRY, KEY, fence=True), timeout_s=5)
+        fenced = await client.call(EntryRead(L7, NO_ENTRY, KEY, fence=True), timeout_s=5)
         assert isinstance(fenced, ReadReply)
         assert fenced.body == entry(7, 0)
         assert not any(each.done() for each in hung)
@@ -890,7 +892,7 @@ def test_whose_calls_wait_is_not_read_from(monkeypatch: pytest.MonkeyPatch) -> N
 
         monkeypatch.setattr(scene.storage, "read_last", slow_read)
         await add_entries(scene.storage, 7, [0])
-        asked = [client.ask(Read(L7, NO_ENTRY)) for _ in range(5000)]
+        asked = [client.ask(EntryRead(L7, NO_ENTRY)) for _ in range(5000)]
         await asyncio.sleep(5)
         running = 16 * 64 * 1024
         assert scene.storage.stats.buffered_bytes() < running + 256 * 1024
@@ -935,10 +937,10 @@ def test_a_slow_reader_is_not_produced_for(is_cached: bool) -> None:
         for entry_id in range(200):
             await add_entries(scene.storage, 7, [entry_id], bytes(10_000))
         slow.pause()
-        asked = [slow.ask(Read(L7, EntryId(e))) for _ in range(10) for e in range(200)]
+        asked = [slow.ask(EntryRead(L7, EntryId(e))) for _ in range(10) for e in range(200)]
         for _ in range(50):
             await asyncio.sleep(0.1)
-            reply = await quick.call(Read(L7, EntryId(0)))
+            reply = await quick.call(EntryRead(L7, EntryId(0)))
             assert isinstance(reply, ReadReply)
             assert reply.error is None
             assert scene.storage.stats.buffered_bytes() < 300_000
@@ -960,7 +962,7 @@ def test_who_takes_nothing_for_long_is_cut_off_and_who_takes_a_little_is_not() -
         for client in (never, slowly):
             client.pause()
             for _ in range(20):
-                client.ask(Read(L7, EntryId(0)))
+                client.ask(EntryRead(L7, EntryId(0)))
         for _ in range(120):
             await asyncio.sleep(1)
             slowly.resume()
@@ -977,7 +979,7 @@ def test_an_answer_may_take_its_time_over_a_slow_line() -> None:
         client = await scene.connect()
         await add_entries(scene.storage, 7, [0], bytes(4_000_000))
         scene.world.network.link("b1", "client").bytes_per_s = 40_000
-        reply = await client.call(Read(L7, EntryId(0)), timeout_s=1000)
+        reply = await client.call(EntryRead(L7, EntryId(0)), timeout_s=1000)
         assert isinstance(reply, ReadReply)
         assert reply.body == entry(7, 0, bytes(4_000_000))
 
@@ -998,7 +1000,7 @@ def test_a_large_answer_is_written_as_it_is_taken(version: int) -> None:
         buffered = scene.storage.stats.buffered_bytes()
         assert buffered > 3_000_000
         assert 0 < connection._transport.get_write_buffer_size() < 200_000
-        assert isinstance(await other.call(Read(L7, EntryId(0)), timeout_s=1), ReadReply)
+        assert isinstance(await other.call(EntryRead(L7, EntryId(0)), timeout_s=1), ReadReply)
         slow.resume()
         reply = await asked
         assert isinstance(reply, BatchReadReply)
@@ -1015,7 +1017,7 @@ def test_a_client_that_is_done_gets_all_of_a_large_answer() -> None:
     async def story(scene: Scene) -> None:
         await add_entries(scene.storage, 7, [0], bytes(4_000_000))
         raw = await scene.raw()
-        raw.send(v2.pack_request(Read(L7, EntryId(0))))
+        raw.send(v2.pack_request(EntryRead(L7, EntryId(0))))
         raw.transport.write_eof()
         await raw.closed()
         assert len(raw.received) > 4_000_000
@@ -1032,12 +1034,12 @@ def test_when_memory_is_short_the_slowest_reader_goes() -> None:
         for reader in readers:
             reader.pause()
             for _ in range(10):
-                reader.ask(Read(L7, EntryId(0)))
+                reader.ask(EntryRead(L7, EntryId(0)))
         await asyncio.sleep(12)
         assert scene.storage.stats.connections_closed["unread_answers"] >= 1
         assert scene.storage.stats.buffered_bytes() < 300_000
         quick = await scene.connect()
-        reply = await quick.call(Read(L7, EntryId(0)))
+        reply = await quick.call(EntryRead(L7, EntryId(0)))
         assert isinstance(reply, ReadReply)
         assert reply.body is not None
 
@@ -1065,10 +1067,10 @@ def test_connections_are_bounded() -> None:
         first = [await scene.connect() for _ in range(3)]
         late = await scene.connect()
         with pytest.raises(ConnectionLost):
-            await late.call(Read(L7, EntryId(0)))
+            await late.call(EntryRead(L7, EntryId(0)))
         await first[0].close()
         await asyncio.sleep(1)
-        reply = await (await scene.connect()).call(Read(L7, EntryId(0)))
+        reply = await (await scene.connect()).call(EntryRead(L7, EntryId(0)))
         assert isinstance(reply, ReadReply)
         assert reply.error is NoSuchLedger
         assert scene.storage.stats.connections_closed == {"too_many": 1}
@@ -1083,7 +1085,7 @@ def test_writers_and_fences_meet_in_any_order() -> None:
         writer, recoverer = await scene.connect(2), await scene.connect(3)
         tally = Tally(writer)
         writer.send(pack(writer, 7, range(100)))
-        reply = await recoverer.call(Read(L7, NO_ENTRY, KEY, fence=True))
+        reply = await recoverer.call(EntryRead(L7, NO_ENTRY, KEY, fence=True))
         assert isinstance(reply, ReadReply)
         acked_then = tally.acked
         last = -1 if reply.error else int.from_bytes(bytes(reply.body or b"")[8:16], "big")
@@ -1102,11 +1104,11 @@ def test_adds_are_written_however_the_step_that_brought_them_ends(
 
     async def story(scene: Scene) -> None:
         client = await scene.connect(2)
-        await client.call(Read(L7, EntryId(0)))
+        await client.call(EntryRead(L7, EntryId(0)))
         (connection,) = connections_of(scene)
         monkeypatch.delattr(Connection, "_on_call")
         adds = pack(client, 7, range(3))
-        asked = adds + v2.pack_request(Read(L7, EntryId(0)))
+        asked = adds + v2.pack_request(EntryRead(L7, EntryId(0)))
         connection.get_buffer(-1)[: len(asked)] = asked
         with pytest.raises(AttributeError):
             connection.buffer_updated(len(asked))

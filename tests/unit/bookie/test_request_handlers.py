@@ -19,15 +19,15 @@ from rollbook.proto.wire.digest import ledger_key
 from rollbook.proto.wire.frames import pack_frame
 from rollbook.proto.wire.messages import (
     Add,
-    Answer,
     Auth,
     AuthReply,
     BatchRead,
+    EntryRead,
     ForceLedger,
     GetBookieInfo,
     ListEntries,
-    Read,
     ReadLac,
+    ReceivedReply,
     Request,
     StartTls,
     WriteLac,
@@ -71,9 +71,9 @@ def _lac(case: Case) -> WriteLac:
 
 
 OPERATIONS: Final[dict[str, Callable[[Case], Request]]] = {
-    "read": lambda c: Read(c.ledger_id, c.entry_id),
-    "read last": lambda c: Read(c.ledger_id, NO_ENTRY),
-    "fence": lambda c: Read(c.ledger_id, c.entry_id, c.key, fence=True),
+    "read": lambda c: EntryRead(c.ledger_id, c.entry_id),
+    "read last": lambda c: EntryRead(c.ledger_id, NO_ENTRY),
+    "fence": lambda c: EntryRead(c.ledger_id, c.entry_id, c.key, fence=True),
     "batch": lambda c: BatchRead(c.ledger_id, c.entry_id, 5, 2, 10_000),
     "batch fence": lambda c: BatchRead(c.ledger_id, c.entry_id, 5, 2, 10_000, c.key, fence=True),
     "add": lambda c: Add(c.ledger_id, c.entry_id, c.key, entry(c.ledger_id, c.entry_id)),
@@ -81,7 +81,7 @@ OPERATIONS: Final[dict[str, Callable[[Case], Request]]] = {
         c.ledger_id, c.entry_id, c.key, entry(c.ledger_id, c.entry_id), is_recovery=True
     ),
     "urgent add": lambda c: Add(c.ledger_id, c.entry_id, c.key, entry(c.ledger_id, c.entry_id)),
-    "long poll": lambda c: Read(
+    "long poll": lambda c: EntryRead(
         c.ledger_id,
         NO_ENTRY,
         previous_lac=EntryId(c.entry_id - 1),
@@ -297,7 +297,7 @@ async def ask(scene: Scene, version: int, frame: bytes) -> str:
     except Unavailable:
         return CLOSED
     raw.send(frame)
-    heard: list[Answer | AddReplies] = []
+    heard: list[ReceivedReply | AddReplies] = []
     decoder = ReplyDecoder()
 
     def is_answered() -> bool:

@@ -18,7 +18,7 @@ from rollbook.proto.runtime.disk import SystemDisk
 from rollbook.proto.runtime.network import SocketTransport
 from rollbook.proto.runtime.tls import TlsFiles, client_context, server_context
 from rollbook.proto.wire import v2
-from rollbook.proto.wire.messages import Read, ReadReply
+from rollbook.proto.wire.messages import EntryRead, ReadReply
 from tests.golden.bookkeeper import V2_FRAMES, V3_FRAMES
 from tests.support.bookie_client import BookieClient
 from tests.unit.bookie.serving import PORT, STORAGE, Scene, add_entries, entry, tell
@@ -61,7 +61,7 @@ def test_draining_ends_at_its_deadline() -> None:
         await add_entries(scene.storage, 7, [0], bytes(100_000))
         reader.pause()
         for _ in range(20):
-            reader.ask(Read(L7, EntryId(0)))
+            reader.ask(EntryRead(L7, EntryId(0)))
         scene.node.disk.hang()
         writer.send(pack(writer, 8, range(20)))
         await asyncio.sleep(0.5)
@@ -106,7 +106,7 @@ def test_it_serves_on_several_ports() -> None:
         assert listener.address.port not in (0, PORT)
         for port in (PORT, listener.address.port):
             client = await scene.connect(port=port)
-            reply = await client.call(Read(L7, EntryId(0)))
+            reply = await client.call(EntryRead(L7, EntryId(0)))
             assert isinstance(reply, ReadReply)
 
     tell(story)
@@ -138,7 +138,7 @@ def test_bytes_that_are_no_message_close_the_connection(what: str) -> None:
         assert raw.received == b""
         assert scene.storage.stats.connections_closed == {"bad_frame": 1}
         assert scene.storage.stats.buffered_bytes() == 0
-        reply = await other.call(Read(L7, EntryId(0)))
+        reply = await other.call(EntryRead(L7, EntryId(0)))
         assert isinstance(reply, ReadReply)
 
     tell(story)
@@ -307,7 +307,7 @@ def test_who_said_it_was_done_and_takes_nothing_is_left_in_the_end() -> None:
         await add_entries(scene.storage, 7, [0], bytes(20_200))
         raw = await scene.raw()
         raw.transport.pause_reading()
-        raw.send(v2.pack_request(Read(L7, EntryId(0))) * 13)
+        raw.send(v2.pack_request(EntryRead(L7, EntryId(0))) * 13)
         await asyncio.sleep(1)
         raw.transport.write_eof()
         await asyncio.sleep(1)
@@ -325,7 +325,7 @@ def test_a_client_that_goes_leaves_nothing_behind() -> None:
             client = await scene.connect(2 + number % 2)
             client.pause()
             client.send(pack(client, 100 + number, range(50), size=500))
-            asked = [client.ask(Read(L7, EntryId(e))) for e in (0, -1, 5) * 20]
+            asked = [client.ask(EntryRead(L7, EntryId(e))) for e in (0, -1, 5) * 20]
             client.send(b"\x00\x00\x04\x00\x02\x01")
             await asyncio.sleep(0.01 * number)
             client.abort()
@@ -365,7 +365,7 @@ async def test_it_serves_under_tls_whoever_shows_the_right_certificate(
     async with asyncio.timeout(60):
         while tally.acked < 20:
             await asyncio.sleep(0.01)
-        replies = await asyncio.gather(*(client.ask(Read(L7, EntryId(n))) for n in range(20)))
+        replies = await asyncio.gather(*(client.ask(EntryRead(L7, EntryId(n))) for n in range(20)))
     for number, reply in enumerate(replies):
         assert isinstance(reply, ReadReply)
         assert reply.body == entry(7, number, bytes(100_000))
@@ -377,10 +377,10 @@ async def test_it_serves_under_tls_whoever_shows_the_right_certificate(
         pass
     else:
         with pytest.raises(ConnectionLost):
-            await stranger.call(Read(L7, EntryId(0)))
+            await stranger.call(EntryRead(L7, EntryId(0)))
     await SocketTransport().connect(lambda: plain, listener.address, timeout_s=60)
     with pytest.raises(ConnectionLost):
-        await plain.call(Read(L7, EntryId(0)))
+        await plain.call(EntryRead(L7, EntryId(0)))
     await server.drain(30.0)
     await asyncio.wait_for(client.lost, 60)
     await storage.close()

@@ -16,7 +16,7 @@ from rollbook.proto.ids import NO_ENTRY, EntryId, LedgerId
 from rollbook.proto.ports import Buffer
 from rollbook.proto.wire import v3
 from rollbook.proto.wire.adds import AddReplies, Adds
-from rollbook.proto.wire.messages import BatchRead, BatchReadReply, Read
+from rollbook.proto.wire.messages import BatchRead, BatchReadReply, EntryRead
 from rollbook.proto.wire.reply_decoder import ReplyDecoder
 from rollbook.proto.wire.v3_adds import V3AddPacker
 from tests.support.bookie_client import KEY
@@ -122,7 +122,7 @@ def test_what_is_urgent_meets_many_writers_as_one() -> None:
         waits = []
         for taker in urgent:
             await asyncio.sleep(0)
-            taker.send(v3.pack_request(1, Read(L7, NO_ENTRY), is_high_priority=True))
+            taker.send(v3.pack_request(1, EntryRead(L7, NO_ENTRY), is_high_priority=True))
             waits.append(await turns_until(taker.has_taken))
         assert max(waits) <= 4
         assert all(taker.connection._out for taker in takers)

@@ -35,8 +35,8 @@ from rollbook.proto.wire.messages import (
     BatchRead,
     BatchReadReply,
     BookieInfoReply,
+    EntryRead,
     GetBookieInfo,
-    Read,
     ReadLac,
     ReadLacReply,
     ReadReply,
@@ -120,7 +120,7 @@ class Keeper:
         if not self._has_to_wait(call.request):
             self._answer(peer, call)
             return
-        assert isinstance(call.request, Read)
+        assert isinstance(call.request, EntryRead)
         assert call.request.timeout_ms
         self._parked.append((peer, call))
         wait_s = call.request.timeout_ms / 1000
@@ -128,7 +128,7 @@ class Keeper:
 
     def _has_to_wait(self, request: Request) -> bool:
         return (
-            isinstance(request, Read)
+            isinstance(request, EntryRead)
             and request.previous_lac is not None
             and bool(self.entries)
             and self.lac <= request.previous_lac
@@ -140,7 +140,7 @@ class Keeper:
             if not self.is_hung and not peer.is_gone:
                 self._answer(peer, call)
 
-    def _next_behind(self, request: Read) -> Reply:
+    def _next_behind(self, request: EntryRead) -> Reply:
         assert request.previous_lac is not None
         entry_id = EntryId(request.previous_lac + 1)
         if not self.entries:
@@ -177,9 +177,9 @@ class Keeper:
 
     def answer(self, request: Request) -> Reply:
         match request:
-            case Read() if request.previous_lac is not None:
+            case EntryRead() if request.previous_lac is not None:
                 return self._next_behind(request)
-            case Read():
+            case EntryRead():
                 self.is_fenced |= request.fence
                 entry_id = request.entry_id
                 if entry_id == NO_ENTRY:

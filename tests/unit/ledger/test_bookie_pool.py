@@ -27,10 +27,10 @@ from rollbook.proto.wire.adds import Adds
 from rollbook.proto.wire.frames import pack_frame
 from rollbook.proto.wire.messages import (
     BatchRead,
+    EntryRead,
     ForceLedger,
     GetBookieInfo,
     ListEntries,
-    Read,
     ReadLac,
     ReadReply,
     ReceivedRequest,
@@ -61,12 +61,12 @@ BOTH = pytest.mark.parametrize("config", [V3, V2], ids=["v3", "v2"])
 MIB = 1024 * 1024
 
 
-def read(entry_id: int, ledger_id: int = 7) -> Read:
-    return Read(LedgerId(ledger_id), EntryId(entry_id))
+def read(entry_id: int, ledger_id: int = 7) -> EntryRead:
+    return EntryRead(LedgerId(ledger_id), EntryId(entry_id))
 
 
-def fence(entry_id: int) -> Read:
-    return Read(L7, EntryId(entry_id), KEY, fence=True)
+def fence(entry_id: int) -> EntryRead:
+    return EntryRead(L7, EntryId(entry_id), KEY, fence=True)
 
 
 def batch(*, is_sparse: bool = False) -> BatchRead:
@@ -149,7 +149,9 @@ def test_of_many_requests_of_one_turn_the_first_leave_before_its_end() -> None:
             assert reply is not None
             reply.cancel()
         await scene.bookies.call(B1, read(80), deadline_s=5)
-        asked = [each.request.entry_id for each in peer.calls if isinstance(each.request, Read)]
+        asked = [
+            each.request.entry_id for each in peer.calls if isinstance(each.request, EntryRead)
+        ]
         assert asked == [*range(64), 80]
 
     play(story)
@@ -163,7 +165,7 @@ def test_what_version_2_has_no_words_for_goes_over_version_3() -> None:
             ForceLedger(L7),
             ListEntries(L7),
             GetBookieInfo(total_bytes=True, free_bytes=True),
-            Read(L7, NO_ENTRY, previous_lac=EntryId(3), timeout_ms=10),
+            EntryRead(L7, NO_ENTRY, previous_lac=EntryId(3), timeout_ms=10),
         ):
             reply = await scene.bookies.call(B1, request, deadline_s=5)
             assert reply == refusal_of(request, NoSuchEntry)
@@ -246,7 +248,7 @@ def test_calls_of_one_entry_at_once_are_told_apart(config: ClientConfig) -> None
     """CN1."""
 
     def refuse_fences(peer: Peer, call: ReceivedRequest) -> None:
-        assert isinstance(call.request, Read)
+        assert isinstance(call.request, EntryRead)
         error = Unauthorized if call.request.fence else NoSuchEntry
         peer.send(call.answer(refusal_of(call.request, error)))
 
@@ -351,7 +353,7 @@ def test_a_long_poll_that_is_given_up_is_no_sign_of_anything() -> None:
     async def story(scene: Scene) -> None:
         bookie = scene.bookie("b1")
         bookie.on_call = ignore
-        poll = Read(L7, NO_ENTRY, previous_lac=EntryId(3), timeout_ms=60_000)
+        poll = EntryRead(L7, NO_ENTRY, previous_lac=EntryId(3), timeout_ms=60_000)
         polling = asyncio.ensure_future(outcome(scene.bookies, poll, 70.0))
         await asyncio.sleep(1.0)
         polling.cancel()

@@ -17,7 +17,7 @@ from rollbook.proto.errors import NoSuchEntry, RollbookError
 from rollbook.proto.ids import NO_ENTRY, BookieId, EntryId, LedgerId
 from rollbook.proto.wire.adds import AddReplies, Adds
 from rollbook.proto.wire.digest import LEDGER_KEY_BYTES
-from rollbook.proto.wire.messages import Read, ReadReply, ReceivedRequest, refusal_of
+from rollbook.proto.wire.messages import EntryRead, ReadReply, ReceivedRequest, refusal_of
 from tests.unit.ledger.scripted_bookie import Peer, Scene, play
 
 B1 = BookieId("b1")
@@ -35,7 +35,7 @@ class Mischief:
 
     def on_call(self, peer: Peer, call: ReceivedRequest) -> None:
         chance, request = self.chance, call.request
-        assert isinstance(request, Read)
+        assert isinstance(request, EntryRead)
         asked_at = self.scene.world.now
         body = f"{request.entry_id} {request.fence} {asked_at!r}".encode()
         reply = ReadReply(None, request.ledger_id, request.entry_id, body)
@@ -103,7 +103,7 @@ class Writer:
 
 async def ask(scene: Scene, chance: random.Random, wrong: list[str]) -> str:
     is_fence = chance.random() < 0.5
-    request = Read(LEDGER, EntryId(chance.randrange(3)), KEY if is_fence else None, is_fence)
+    request = EntryRead(LEDGER, EntryId(chance.randrange(3)), KEY if is_fence else None, is_fence)
     asked_at = scene.world.now
     try:
         reply = await scene.bookies.call(

@@ -5,10 +5,10 @@ import pytest
 from rollbook.ledger.concurrent_calls import BUSY_OR_BROKEN, ConcurrentCalls
 from rollbook.proto.errors import Overloaded
 from rollbook.proto.ids import BookieId, EntryId, LedgerId
-from rollbook.proto.wire.messages import Read, Reply, Request
+from rollbook.proto.wire.messages import EntryRead, Reply, Request
 
 B1 = BookieId("b1")
-READ = Read(LedgerId(1), EntryId(2))
+READ = EntryRead(LedgerId(1), EntryId(2))
 
 
 class Sending:

@@ -22,7 +22,7 @@ from rollbook.proto.ids import NO_ENTRY, BookieId, EntryId
 from rollbook.proto.metadata import Fragment, LedgerMetadata, LedgerState
 from rollbook.proto.quorum import Quorum
 from rollbook.proto.wire.digest import DigestType
-from rollbook.proto.wire.messages import BatchRead, Read, ReadLac
+from rollbook.proto.wire.messages import BatchRead, EntryRead, ReadLac
 from tests.messages import raises_message
 from tests.unit.ledger.keeper import DIGEST, FAST, PAYLOAD_BYTES, Stage, payload_of, stage
 
@@ -106,7 +106,7 @@ def test_an_entry_that_the_fence_brings_is_not_asked_for() -> None:
         closed = await on.recover()
         assert closed.last_entry == 4
         for keeper in on.keepers("b0 b1 b2"):
-            asked = [r.entry_id for r in keeper.heard if isinstance(r, Read)]
+            asked = [r.entry_id for r in keeper.heard if isinstance(r, EntryRead)]
             assert asked == [NO_ENTRY, 5]
             assert [entry.entry_id for entry in keeper.added] == [4]
 
@@ -128,7 +128,7 @@ def test_the_fence_alone_proves_the_end_where_bookies_word_is_good() -> None:
         closed = await on.recover()
         assert closed.last_entry == 4
         for keeper in on.keepers("b0 b1 b2"):
-            assert [r.entry_id for r in keeper.heard if isinstance(r, Read)] == [NO_ENTRY]
+            assert [r.entry_id for r in keeper.heard if isinstance(r, EntryRead)] == [NO_ENTRY]
             assert not keeper.added
         took_s = asyncio.get_running_loop().time() - began_s
         assert took_s < FAST.recovery_patience_s / 8, "as soon as all have been heard"
@@ -176,7 +176,7 @@ def test_who_does_not_answer_the_fence_is_asked_for_the_entry() -> None:
         await on.create(E3, (0, "b0 b1 b2"))
         on["b2"].put([0], lac=-1)
         await on.meet("b0 b1 b2")
-        on["b2"].ignores = lambda r: isinstance(r, Read) and r.entry_id == NO_ENTRY
+        on["b2"].ignores = lambda r: isinstance(r, EntryRead) and r.entry_id == NO_ENTRY
         assert (await on.recover()).last_entry == 0
 
     stage(act)
@@ -197,7 +197,7 @@ def test_every_question_fences() -> None:
         await on.recover()
         for keeper in on.keepers("b0 b1 b2"):
             for request in keeper.heard:
-                assert isinstance(request, ReadLac | Read | BatchRead)
+                assert isinstance(request, ReadLac | EntryRead | BatchRead)
                 assert isinstance(request, ReadLac) or request.fence
 
     stage(act)
@@ -211,8 +211,8 @@ def test_a_bookie_is_fenced_before_its_negative_counts() -> None:
     async def act(on: Stage) -> None:
         await on.create(E3, (0, "b0 b1 b2"))
         on["b0"].put([0, 1], lac=-1)
-        on["b0"].ignores = lambda r: isinstance(r, Read) and r.entry_id == 0
-        on["b2"].ignores = lambda r: isinstance(r, Read) and r.entry_id == NO_ENTRY
+        on["b0"].ignores = lambda r: isinstance(r, EntryRead) and r.entry_id == 0
+        on["b2"].ignores = lambda r: isinstance(r, EntryRead) and r.entry_id == NO_ENTRY
         closed = await on.recover()
         assert closed.last_entry == -1
         assert on["b2"].is_fenced, "or else the entry is acknowledged now, and lost"
@@ -232,7 +232,9 @@ def test_earlier_fragments_are_taken_as_confirmed() -> None:
         closed = await on.recover()
         assert closed.last_entry == 10
         assert [f.first_entry for f in closed.fragments] == [0, 10]
-        asked = [r.entry_id for k in on.keepers("b0 b1") for r in k.heard if isinstance(r, Read)]
+        asked = [
+            r.entry_id for k in on.keepers("b0 b1") for r in k.heard if isinstance(r, EntryRead)
+        ]
         assert {e for e in asked if e >= 0} <= {10, 11}
         assert not on["b2"].heard
 
@@ -410,7 +412,7 @@ def test_negatives_come_from_the_frozen_ensemble_alone() -> None:
         on["b0"].put(range(3), lac=-1)
         on["b1"].add_error = BookieFailed
         await on.recover()
-        assert not [r for r in on["b3"].heard if isinstance(r, Read | BatchRead)]
+        assert not [r for r in on["b3"].heard if isinstance(r, EntryRead | BatchRead)]
 
     stage(act, bookies=("b0", "b1", "b2", "b3"))
 

@@ -23,8 +23,8 @@ from rollbook.proto.wire.messages import (
     BatchRead,
     BatchReadReply,
     BookieInfoReply,
+    EntryRead,
     GetBookieInfo,
-    Read,
     ReadLac,
     ReadLacReply,
     ReadReply,
@@ -117,14 +117,14 @@ class MemoryBookie:
         if not self._has_to_wait(request):
             self._answer(peer, call)
             return
-        assert isinstance(request, Read)
+        assert isinstance(request, EntryRead)
         assert request.timeout_ms
         self._parked.append((peer, call))
         wait_s = request.timeout_ms / 1000
         asyncio.get_running_loop().call_later(wait_s, self._time_out, peer, call)
 
     def _has_to_wait(self, request: Request) -> bool:
-        if not isinstance(request, Read) or request.previous_lac is None:
+        if not isinstance(request, EntryRead) or request.previous_lac is None:
             return False
         shelf = self.shelves.get(request.ledger_id)
         return shelf is not None and shelf.lac <= request.previous_lac
@@ -157,11 +157,11 @@ class MemoryBookie:
                 shelf.lac = max(shelf.lac, request.last_add_confirmed)
                 self._wake()
                 return WriteLacReply(None, request.ledger_id)
-            case Read() if request.fence:
+            case EntryRead() if request.fence:
                 self.shelves.setdefault(request.ledger_id, _Shelf()).is_fenced = True
             case BatchRead() if request.fence:
                 self.shelves.setdefault(request.ledger_id, _Shelf()).is_fenced = True
-        assert isinstance(request, Read | BatchRead | ReadLac), request
+        assert isinstance(request, EntryRead | BatchRead | ReadLac), request
         shelf = self.shelves.get(request.ledger_id) or _Shelf()
         if request.ledger_id < self.writers_from and self._may_have_lost(shelf, request):
             raise EntryStateUnknown
@@ -182,7 +182,7 @@ class MemoryBookie:
             entry_id = EntryId(max(shelf.entries, default=-1))
         return ReadReply(None, request.ledger_id, request.entry_id, self._read(shelf, entry_id))
 
-    def _may_have_lost(self, shelf: _Shelf, request: Read | BatchRead | ReadLac) -> bool:
+    def _may_have_lost(self, shelf: _Shelf, request: EntryRead | BatchRead | ReadLac) -> bool:
         """What is asked for, in a ledger that is older than the format."""
         if isinstance(request, ReadLac):
             return True

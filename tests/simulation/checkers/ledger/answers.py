@@ -27,8 +27,8 @@ from rollbook.proto.wire.entry_batches import unpack_bodies
 from rollbook.proto.wire.messages import (
     BatchRead,
     BatchReadReply,
+    EntryRead,
     PackedBatch,
-    Read,
     ReadReply,
     Reply,
     Request,
@@ -74,17 +74,17 @@ class AnswerRules:
 
     def on_answer(self, asked: Asked, request: Request, reply: Reply) -> None:
         match request, reply:
-            case Read(), ReadReply():
+            case EntryRead(), ReadReply():
                 self._on_read(asked, request, reply)
             case BatchRead(), PackedBatch():
                 self._on_batch(asked, request, None, _bodies_of(reply))
             case BatchRead(), BatchReadReply():
                 self._on_batch(asked, request, reply.error, reply.bodies)
-            case Read() | BatchRead(), _:
+            case EntryRead() | BatchRead(), _:
                 what = f"a {type(request).__name__} with a {type(reply).__name__}"
                 self._break(UNJUDGED, f"{asked.bookie} answers {what}")
 
-    def _on_read(self, asked: Asked, read: Read, reply: ReadReply) -> None:
+    def _on_read(self, asked: Asked, read: EntryRead, reply: ReadReply) -> None:
         bookie, ledger = asked.bookie, self._facts.ledger(read.ledger_id)
         if read.fence:
             self._on_fence_answered(bookie, ledger, reply.error)

@@ -27,11 +27,11 @@ from rollbook.proto.wire.digest import DigestType, LedgerDigest
 from rollbook.proto.wire.messages import (
     BatchRead,
     BatchReadReply,
+    EntryRead,
     ForceLedger,
     ForceLedgerReply,
     ListEntries,
     ListEntriesReply,
-    Read,
     ReadLac,
     ReadLacReply,
     ReadReply,
@@ -380,7 +380,7 @@ class Client:
             return  # It tells answers apart by these ids: which is the fence's nobody would know.
         link.reading[ledger_id, entry_id] = None
         asked = self._sums.checker.on_asked(link.bookie, ledger_id, is_fencing=is_fencing)
-        request = Read(
+        request = EntryRead(
             LedgerId(ledger_id),
             EntryId(entry_id),
             ledger_key=KEY if is_fencing else None,
@@ -439,7 +439,7 @@ class Client:
         asked = sums.checker.on_asked(link.bookie, ledger_id)
         known = sums.checker.known_lac(link.bookie, ledger_id)
         previous = max(NO_ENTRY, known - sums.chance.choice((0, 0, 1)))
-        request = Read(
+        request = EntryRead(
             LedgerId(ledger_id),
             NO_ENTRY,
             previous_lac=EntryId(previous),

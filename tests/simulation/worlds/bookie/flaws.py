@@ -25,7 +25,7 @@ from rollbook.proto.cluster.marks import Lock
 from rollbook.proto.cluster.registration import BookieRegistration, RegisteredMode
 from rollbook.proto.errors import BookieFailed, EntryStateUnknown, NoSuchEntry, WrongBookie
 from rollbook.proto.ids import NO_ENTRY, LedgerId
-from rollbook.proto.wire.messages import Read, Reply
+from rollbook.proto.wire.messages import EntryRead, Reply
 from tests.simulation.schedule import EVERYTHING, Focus, Kind
 from tests.simulation.worlds.bookie.scene import BookieScene
 from tests.support.planting import Patch
@@ -111,7 +111,7 @@ def _cut_backwards(*arguments: Any) -> tuple[bytes, ...]:
 # --- Server -------------------------------------------------------------------------------------
 
 
-async def _read_then_fence(self: Answers, read: Read) -> Reply:
+async def _read_then_fence(self: Answers, read: EntryRead) -> Reply:
     try:
         if read.entry_id == NO_ENTRY:
             body = await self._storage.read_last(read.ledger_id)

@@ -19,7 +19,7 @@ from rollbook.proto.formats.ledger_metadata import pack_ledger_metadata
 from rollbook.proto.formats.lifecycle import LifecycleState
 from rollbook.proto.ids import BookieId, EntryId, LedgerId
 from rollbook.proto.metadata import LedgerMetadata
-from rollbook.proto.ports import Delete, EventKind, Set
+from rollbook.proto.ports import Delete, Set, WatchEventKind
 from rollbook.proto.quorum import Quorum
 from rollbook.proto.wire.entry_list import EntryList
 from rollbook.recovery import checks, doubt_healing, ledger_healer, steward, worker
@@ -196,7 +196,7 @@ async def _pass_over_resync(self: LedgerIndex, watch: Any) -> None:
 
         async def _events(self) -> Any:
             async for event in watch:
-                if event.kind is not EventKind.RESYNC:
+                if event.kind is not WatchEventKind.RESYNC:
                     yield event
 
     await _listen(self, Filtered())  # type: ignore[arg-type]  # All that it uses of a watch.

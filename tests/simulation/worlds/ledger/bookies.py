@@ -43,7 +43,7 @@ from rollbook.proto.formats.paths import AVAILABLE, READ_ONLY
 from rollbook.proto.ids import BookieId, EntryId, LedgerId
 from rollbook.proto.ports import MetadataStore
 from rollbook.proto.wire.adds import Adds
-from rollbook.proto.wire.messages import Read, Reply, Request
+from rollbook.proto.wire.messages import EntryRead, Reply, Request
 from rollbook.recovery.core.healing import EntrySpan
 from rollbook.recovery.possible_losses import BookieDoubts, DoubtsPage
 from tests.simulation.checkers.ledger import LedgerChecker
@@ -309,7 +309,7 @@ def watched(world: World, checker: LedgerChecker) -> list[Patch]:
 
     def judged_at_once(self: Answers, request: Request, *rest: Any) -> Reply | None:
         reply = at_once(self, request, *rest)
-        if reply is not None and type(request) is Read:
+        if reply is not None and type(request) is EntryRead:
             checker.on_answer(host(), "", world.now_ns, request, reply)
         return reply
 

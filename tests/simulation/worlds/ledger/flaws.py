@@ -497,7 +497,7 @@ LEDGER_MUTANTS: Final = (
         "Recovery fences with its first question only, as BookKeeper did until issue 2614.",
         _BUDGET,
         (
-            (recovery, "Read", _look_without_fence(messages.Read)),
+            (recovery, "EntryRead", _look_without_fence(messages.EntryRead)),
             (recovery, "BatchRead", _look_without_fence(messages.BatchRead)),
         ),
         drill="unheard_fence",

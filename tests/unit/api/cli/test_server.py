@@ -30,7 +30,7 @@ from rollbook.proto.runtime.exit_status import EXIT_STORAGE_FAILED
 from rollbook.proto.runtime.metastore import open_metadata_store
 from rollbook.proto.runtime.tls import TlsFiles
 from rollbook.proto.wire.adds import AddReplies
-from rollbook.proto.wire.messages import Read, ReadReply
+from rollbook.proto.wire.messages import EntryRead, ReadReply
 from tests.support import bookies, processes
 from tests.support.bookie_client import BookieClient, connect
 from tests.support.bookies import PATIENCE_S, RunningBookie
@@ -115,7 +115,7 @@ async def write_and_read(address: Address, ledger_id: int) -> None:
 
 async def read(address: Address, ledger_id: int) -> None:
     async with await connect(address, version=3) as client:
-        reply = await client.call(Read(LedgerId(ledger_id), EntryId(0)))
+        reply = await client.call(EntryRead(LedgerId(ledger_id), EntryId(0)))
         assert isinstance(reply, ReadReply)
         assert reply.error is None
         assert reply.body is not None
@@ -296,7 +296,7 @@ async def ask_behind_tls(
         lambda: BookieClient(3), address.host, address.port, ssl=context
     )
     async with client:
-        reply = await client.call(Read(LedgerId(9), EntryId(0)))
+        reply = await client.call(EntryRead(LedgerId(9), EntryId(0)))
     assert isinstance(reply, ReadReply)
     return reply.error
 

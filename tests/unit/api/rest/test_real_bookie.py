@@ -16,7 +16,7 @@ from rollbook.proto.errors import BookieReadOnly, LedgerFenced
 from rollbook.proto.ids import EntryId, LedgerId
 from rollbook.proto.ports import Address
 from rollbook.proto.wire.adds import AddReplies
-from rollbook.proto.wire.messages import Read
+from rollbook.proto.wire.messages import EntryRead
 from tests.support import bookies, processes
 from tests.support.bookie_client import KEY, BookieClient, connect
 from tests.unit.api.cli.test_bookie_inspect import shown
@@ -135,8 +135,8 @@ async def test_a_bookie_at_work_is_asked_and_told(bookie: Process) -> None:
     http = bookie.client
     async with await connect(bookie.address) as client:
         await write(client)
-        await client.call(Read(LedgerId(2), EntryId(7)))
-        await client.call(Read(LedgerId(1), EntryId(0), KEY, fence=True))
+        await client.call(EntryRead(LedgerId(2), EntryId(7)))
+        await client.call(EntryRead(LedgerId(1), EntryId(0), KEY, fence=True))
         refusals: list[AddReplies] = []
         client.on_adds = refusals.append
         client.send(client.ledger(1).pack(ENTRIES, ENTRIES - 1, b"late"))
@@ -219,7 +219,7 @@ async def test_the_log_tells_a_life_and_no_secrets(bookie: Process) -> None:
     """And the pages end with the bookie: in order and soon, with connections open."""
     assert "pydantic_core" in bookie.maps()
     async with await connect(bookie.address) as client:
-        await client.call(Read(LedgerId(7), EntryId(0), KEY, fence=True))
+        await client.call(EntryRead(LedgerId(7), EntryId(0), KEY, fence=True))
     assert (await bookie.client.get(f"{API}/status", authorization="Bearer wrong")).status == 401
     await bookie.run("scrub")
     held = [await asyncio.open_connection(bookie.http.host, bookie.http.port) for _ in range(3)]

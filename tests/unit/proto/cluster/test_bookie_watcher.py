@@ -17,7 +17,7 @@ from rollbook.proto.formats.service_info import (
 )
 from rollbook.proto.ids import BookieId
 from rollbook.proto.metastore.memory import MemoryService
-from rollbook.proto.ports import Address, CreateMode, EventKind, MetadataStore, WatchEvent
+from rollbook.proto.ports import Address, CreateMode, MetadataStore, WatchEvent, WatchEventKind
 from tests.unit.proto.cluster.faulty import Fate, FaultyStore
 
 ROOT = "/ledgers"
@@ -237,8 +237,8 @@ async def test_after_a_gap_everything_is_read_again(
     watcher = BookieWatcher(store, ROOT)
     await watcher.start()
     await rival.set(f"{AVAILABLE}/{B1}", pack_service_info(info(1, "new")))
-    script.events.put_nowait(WatchEvent(EventKind.CREATED, f"{AVAILABLE}/{B2}"))
-    script.events.put_nowait(WatchEvent(EventKind.RESYNC, AVAILABLE))
+    script.events.put_nowait(WatchEvent(WatchEventKind.CREATED, f"{AVAILABLE}/{B2}"))
+    script.events.put_nowait(WatchEvent(WatchEventKind.RESYNC, AVAILABLE))
     await until(watcher, lambda live: live.writable[B1] == info(1, "new"))
     await watcher.close()
 

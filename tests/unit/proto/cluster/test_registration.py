@@ -18,9 +18,9 @@ from rollbook.proto.ports import (
     NO_SESSION,
     Address,
     CreateMode,
-    EventKind,
     MetadataStore,
     SessionId,
+    WatchEventKind,
 )
 from tests.messages import raises_message
 from tests.support.clocks import LoopTime
@@ -121,10 +121,10 @@ async def test_between_the_folders_it_goes_through_both(
                 seen.append((event.kind, event.path))
     await watch.close()
     assert seen == [
-        (EventKind.CREATED, READ_ONLY),
-        (EventKind.DELETED, WRITABLE),
-        (EventKind.CREATED, WRITABLE),
-        (EventKind.DELETED, READ_ONLY),
+        (WatchEventKind.CREATED, READ_ONLY),
+        (WatchEventKind.DELETED, WRITABLE),
+        (WatchEventKind.CREATED, WRITABLE),
+        (WatchEventKind.DELETED, READ_ONLY),
     ]
 
 

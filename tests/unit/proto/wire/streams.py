@@ -11,7 +11,7 @@ from rollbook.proto.wire.digest import DigestType, LedgerDigest, ledger_key
 from rollbook.proto.wire.messages import (
     Auth,
     BatchRead,
-    Read,
+    EntryRead,
     ReadLac,
     ReceivedRequest,
     Request,
@@ -116,7 +116,12 @@ def random_frames(chance: random.Random, count: int) -> list[bytes]:
 def _any_request(chance: random.Random, version: int) -> bytes:
     ids = LedgerId(chance.choice((1, 200, 2**63 - 1))), EntryId(chance.choice((-1, 0, 500, 2**40)))
     request: Request = chance.choice(
-        (Read(*ids), Read(*ids), Read(*ids, KEY, fence=True), Auth("plugin", b"payload"))
+        (
+            EntryRead(*ids),
+            EntryRead(*ids),
+            EntryRead(*ids, KEY, fence=True),
+            Auth("plugin", b"payload"),
+        )
     )
     high = chance.random() < 0.2
     if version == 2:
@@ -128,7 +133,7 @@ def _any_request(chance: random.Random, version: int) -> bytes:
             (
                 ReadLac(ids[0]),
                 StartTls(),
-                Read(*ids, previous_lac=NO_ENTRY, piggyback=True, following_bytes_max=1000),
+                EntryRead(*ids, previous_lac=NO_ENTRY, piggyback=True, following_bytes_max=1000),
             )
         )
     return v3.pack_request(chance.choice((1, 1000, 2**64 - 1)), request, is_high_priority=high)

@@ -24,20 +24,20 @@ from rollbook.proto.wire.entry_list import EntryList, pack_entry_list, unpack_en
 from rollbook.proto.wire.frames import pack_frame
 from rollbook.proto.wire.messages import (
     AUTH_DISABLED_PLUGIN,
-    Answer,
     AuthReply,
     BatchRead,
     BatchReadReply,
     BookieInfoReply,
     BookieOperation,
+    EntryRead,
     ForceLedger,
     ForceLedgerReply,
     GetBookieInfo,
     ListEntries,
-    Read,
     ReadLac,
     ReadLacReply,
     ReadReply,
+    ReceivedReply,
     ReceivedRequest,
     Refusal,
     Reply,
@@ -164,16 +164,16 @@ def test_add_is_answered(
 # --- All other requests -----------------------------------------------------------------------
 
 V2_REQUESTS: Final[dict[str, Request]] = {
-    "READ request, entry 0": Read(LEDGER, E0),
-    "READ request, entry -1, DO_FENCING": Read(LEDGER, NO_ENTRY, KEY, fence=True),
+    "READ request, entry 0": EntryRead(LEDGER, E0),
+    "READ request, entry -1, DO_FENCING": EntryRead(LEDGER, NO_ENTRY, KEY, fence=True),
     "BATCH_READ request": BatchRead(LEDGER, E0, 42, 10, 1048576),
 }
 V3_REQUESTS: Final[dict[str, tuple[int, Request]]] = {
-    "READ request, entry 0": (2, Read(LEDGER, E0)),
-    "READ fence, entry -1, 4.17 order": (2, Read(LEDGER, NO_ENTRY, KEY, fence=True)),
+    "READ request, entry 0": (2, EntryRead(LEDGER, E0)),
+    "READ fence, entry -1, 4.17 order": (2, EntryRead(LEDGER, NO_ENTRY, KEY, fence=True)),
     "READ long poll": (
         3,
-        Read(LEDGER, NO_ENTRY, previous_lac=E0, timeout_ms=5000, piggyback=True),
+        EntryRead(LEDGER, NO_ENTRY, previous_lac=E0, timeout_ms=5000, piggyback=True),
     ),
     "READ_LAC request": (4, ReadLac(LEDGER)),
     "WRITE_LAC request": (5, WriteLac(LEDGER, E0, KEY, LAC_PACKET)),
@@ -205,7 +205,9 @@ def test_v3_request(name: str) -> None:
 def test_v3_fencing_read_in_the_order_of_java_4_18() -> None:
     (call,) = RequestDecoder().feed(V3_FRAMES["READ fence, entry -1, 4.18 order"])
     assert call == ReceivedRequest(
-        Read(LEDGER, NO_ENTRY, KEY, fence=True), False, v3.V3ReplyHeader(3, 2, BookieOperation.READ)
+        EntryRead(LEDGER, NO_ENTRY, KEY, fence=True),
+        False,
+        v3.V3ReplyHeader(3, 2, BookieOperation.READ),
     )
 
 
@@ -251,14 +253,14 @@ V3_REPLIES: Final[dict[str, tuple[int, BookieOperation, Reply]]] = {
 def test_v2_reply(name: str) -> None:
     reply, frame = V2_REPLIES[name], V2_FRAMES[name]
     assert v2.V2ReplyHeader(2).pack(reply) == frame
-    assert ReplyDecoder().feed(frame) == [Answer(None, reply)]
+    assert ReplyDecoder().feed(frame) == [ReceivedReply(None, reply)]
 
 
 @pytest.mark.parametrize("name", V3_REPLIES)
 def test_v3_reply(name: str) -> None:
     (txn_id, operation, reply), frame = V3_REPLIES[name], V3_FRAMES[name]
     assert v3.V3ReplyHeader(3, txn_id, operation).pack(reply) == frame
-    assert ReplyDecoder().feed(frame) == [Answer(txn_id, reply)]
+    assert ReplyDecoder().feed(frame) == [ReceivedReply(txn_id, reply)]
 
 
 def test_every_vector_has_its_test() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from rollbook.proto.ids import NO_ENTRY, EntryId, LedgerId
 from rollbook.proto.wire import v2, v3
-from rollbook.proto.wire.messages import Add, BatchReadReply, BookieOperation, Read, ReadReply
+from rollbook.proto.wire.messages import Add, BatchReadReply, BookieOperation, EntryRead, ReadReply
 from tests.fuzz.wire_targets import hear_reply_twice, hear_request_twice
 from tests.golden.bookkeeper import V2_FRAMES, V3_FRAMES
 from tests.unit.proto.wire.streams import KEY, packers
@@ -20,9 +20,9 @@ REQUESTS = [
     *(frame for name, frame in V2_FRAMES.items() if "request" in name),
     *(frame for name, frame in V3_FRAMES.items() if "response" not in name),
     *(packer.pack(LARGE[1], NO_ENTRY, 0, b"x" * 100) for packer in packers(3, LARGE[0], 50_000)),
-    v3.pack_request(50_000, Read(*LARGE), is_high_priority=True),
+    v3.pack_request(50_000, EntryRead(*LARGE), is_high_priority=True),
     v3.pack_request(50_000, Add(*LARGE, KEY, b"too short")),
-    v2.pack_request(Read(*LARGE), is_high_priority=True),
+    v2.pack_request(EntryRead(*LARGE), is_high_priority=True),
 ]
 REPLIES = [
     *(frame for name, frame in V2_FRAMES.items() if "response" in name),

@@ -26,23 +26,23 @@ from rollbook.proto.wire.frames import FRAME_BYTES_MAX, pack_frame
 from rollbook.proto.wire.messages import (
     Add,
     AddReply,
-    Answer,
     Auth,
     AuthReply,
     BatchRead,
     BatchReadReply,
     BookieInfoReply,
     BookieOperation,
+    EntryRead,
     ForceLedger,
     ForceLedgerReply,
     GetBookieInfo,
     ListEntries,
     ListEntriesReply,
     PackedBatch,
-    Read,
     ReadLac,
     ReadLacReply,
     ReadReply,
+    ReceivedReply,
     ReceivedRequest,
     Refusal,
     Reply,
@@ -98,16 +98,16 @@ def test_v3_replies_come_back_as_they_were(
     txn_id: int, operation: BookieOperation, reply: Reply
 ) -> None:
     frame = v3.V3ReplyHeader(3, txn_id, operation).pack(reply)
-    assert ReplyDecoder().feed(frame) == [Answer(txn_id, reply)]
-    assert v3.unpack_reply(frame[4:]) == Answer(txn_id, reply)
+    assert ReplyDecoder().feed(frame) == [ReceivedReply(txn_id, reply)]
+    assert v3.unpack_reply(frame[4:]) == ReceivedReply(txn_id, reply)
 
 
 @pytest.mark.parametrize("reply", V2_REPLIES)
 @pytest.mark.parametrize("version", [0, 1, 2])
 def test_v2_replies_come_back_as_they_were(version: int, reply: Reply) -> None:
     frame = v2.V2ReplyHeader(version).pack(reply)
-    assert ReplyDecoder().feed(frame) == [Answer(None, reply)]
-    assert v2.unpack_reply(frame, 4, len(frame)) == Answer(None, reply)
+    assert ReplyDecoder().feed(frame) == [ReceivedReply(None, reply)]
+    assert v2.unpack_reply(frame, 4, len(frame)) == ReceivedReply(None, reply)
 
 
 def test_replies_mean_the_same_however_the_stream_is_cut() -> None:
@@ -131,7 +131,7 @@ def test_replies_mean_the_same_however_the_stream_is_cut() -> None:
             assert _flatten(heard) == _flatten(expected)
 
 
-def _flatten(heard: list[AddReplies | Answer]) -> list[object]:
+def _flatten(heard: list[AddReplies | ReceivedReply]) -> list[object]:
     """Adds one by one; within a chunk they may be told in any order, hence sorted by ledger."""
     adds = [
         (item.ledger_id, entry_id, str(item.error))
@@ -139,7 +139,7 @@ def _flatten(heard: list[AddReplies | Answer]) -> list[object]:
         if isinstance(item, AddReplies)
         for entry_id in item.entry_ids
     ]
-    return [*(item for item in heard if isinstance(item, Answer)), *sorted(adds)]
+    return [*(item for item in heard if isinstance(item, ReceivedReply)), *sorted(adds)]
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -255,8 +255,8 @@ def test_v3_read_replies_are_heard_as_protobuf_reads_them(seed: int) -> None:
 @pytest.mark.parametrize(
     "request_",
     [
-        Read(LEDGER, E5),
-        Read(LEDGER, E5, KEY, fence=True),
+        EntryRead(LEDGER, E5),
+        EntryRead(LEDGER, E5, KEY, fence=True),
         Add(LEDGER, E5, KEY, b""),
         Auth("plugin", b""),
         WriteLac(LEDGER, E5, KEY, b"packet"),
@@ -279,13 +279,13 @@ def test_every_v3_request_can_be_refused(request_: Request) -> None:
     if isinstance(refusal, AddReply):
         assert heard == AddReplies(LedgerFenced, LEDGER, [E5])
     else:
-        assert heard == Answer(77, refusal)
+        assert heard == ReceivedReply(77, refusal)
 
 
 @pytest.mark.parametrize(
     "request_",
     [
-        Read(LEDGER, E5, KEY, fence=True),
+        EntryRead(LEDGER, E5, KEY, fence=True),
         BatchRead(LEDGER, E5, 1, 2, 3, KEY, fence=True),
         BatchRead(LEDGER, E5, 1, 2, 3, is_sparse=True),
     ],
@@ -294,7 +294,7 @@ def test_v2_requests_can_be_refused(request_: Request) -> None:
     (call,) = RequestDecoder().feed(v2.pack_request(request_, is_high_priority=True))
     assert isinstance(call, ReceivedRequest)
     assert call == ReceivedRequest(request_, True, v2.V2ReplyHeader(2))
-    answer = Answer(None, refusal_of(request_, LedgerFenced))
+    answer = ReceivedReply(None, refusal_of(request_, LedgerFenced))
     assert ReplyDecoder().feed(call.refuse(LedgerFenced)) == [answer]
 
 
@@ -308,7 +308,7 @@ def test_a_batch_comes_as_it_was_sent(origin: ReplyHeader) -> None:
         BatchReadReply(None, LEDGER, E5, 1),
     ):
         (answer,) = ReplyDecoder().feed(origin.pack(reply))
-        assert isinstance(answer, Answer)
+        assert isinstance(answer, ReceivedReply)
         assert answer.reply == reply
 
 
@@ -350,7 +350,7 @@ def test_authentication_is_answered_in_version_2_whoever_asks(version: int) -> N
 
 def test_a_refused_v3_authentication_is_no_success() -> None:
     body = bytes.fromhex("0a06080310051801 10f603 b20605 0a017012 00".replace(" ", ""))
-    assert ReplyDecoder().feed(pack_frame(body)) == [Answer(1, Refusal(Unauthorized))]
+    assert ReplyDecoder().feed(pack_frame(body)) == [ReceivedReply(1, Refusal(Unauthorized))]
 
 
 def test_v2_has_no_words_to_refuse_authentication() -> None:
@@ -371,14 +371,14 @@ def test_every_error_that_has_a_code_comes_back_as_an_error() -> None:
         if error.code.v2 is not None:
             frame = v2.V2ReplyHeader(2).pack(ReadReply(error, LEDGER, E5))
             (answer,) = ReplyDecoder().feed(frame)
-            assert isinstance(answer, Answer)
+            assert isinstance(answer, ReceivedReply)
             assert isinstance(answer.reply, ReadReply)
             assert answer.reply.error is not None
             assert answer.reply.error.code.v2 == error.code.v2
         if error.code.v3 is not None:
             frame = v3.V3ReplyHeader(3, 1, BookieOperation.READ).pack(ReadReply(error, LEDGER, E5))
             (answer,) = ReplyDecoder().feed(frame)
-            assert isinstance(answer, Answer)
+            assert isinstance(answer, ReceivedReply)
             assert isinstance(answer.reply, ReadReply)
             assert answer.reply.error is not None
             assert answer.reply.error.code.v3 == error.code.v3
@@ -434,7 +434,7 @@ def test_the_outer_status_wins_and_the_inner_one_counts() -> None:
         (pb.EOK, pb.EOK, None),
     ):
         (answer,) = ReplyDecoder().feed(frame(outer, inner))
-        assert answer == Answer(1, WriteLacReply(error, LEDGER))
+        assert answer == ReceivedReply(1, WriteLacReply(error, LEDGER))
 
 
 def test_the_frame_limit_holds_for_replies() -> None:

@@ -20,11 +20,11 @@ from rollbook.proto.wire.digest import DigestType, LedgerDigest
 from rollbook.proto.wire.frames import FRAME_BYTES_MAX, pack_frame
 from rollbook.proto.wire.messages import (
     Add,
-    Answer,
-    Read,
+    EntryRead,
     ReadLac,
     ReadLacReply,
     ReadReply,
+    ReceivedReply,
     ReceivedRequest,
     Refusal,
 )
@@ -118,7 +118,7 @@ def test_adds_of_two_ledgers_in_turn_make_two_groups_and_one_stretch(version: in
 
 @pytest.mark.parametrize("version", [2, 3])
 def test_a_fencing_read_keeps_its_place_between_adds(version: int) -> None:
-    read = Read(LEDGER, NO_ENTRY, KEY, fence=True)
+    read = EntryRead(LEDGER, NO_ENTRY, KEY, fence=True)
     fence = v2.pack_request(read) if version == 2 else v3.pack_request(9, read)
     before, call, behind = _heard_in([_add(version, 0) + fence + _add(version, 1)])
     assert isinstance(before, Adds)
@@ -157,7 +157,7 @@ def test_an_unusual_add_as_long_as_the_usual_one_is_nothing_that_was_stored() ->
 
 
 def test_unpacking_stored_frames_refuses_what_is_no_add() -> None:
-    read = v2.pack_request(Read(LEDGER, E0))
+    read = v2.pack_request(EntryRead(LEDGER, E0))
     for frames in (read, _add(2) + read, _add(2)[:-1], _add(2) + b"\0\0", _unusual_add()):
         with pytest.raises(BadFrame):
             unpack_adds(frames)
@@ -171,7 +171,7 @@ def test_frames_of_some_groups(version: int) -> None:
     frames = [
         ledgers[index % 3].pack(EntryId(index), NO_ENTRY, 0, b"x" * index) for index in range(300)
     ]
-    (_, adds) = _heard_in([v2.pack_request(Read(LEDGER, E0)) + b"".join(frames)])
+    (_, adds) = _heard_in([v2.pack_request(EntryRead(LEDGER, E0)) + b"".join(frames)])
     assert isinstance(adds, Adds)
     kept = adds.frames_of([adds.groups[2], adds.groups[0]])
     assert kept == b"".join(frame for index, frame in enumerate(frames) if index % 3 != 1)
@@ -383,7 +383,7 @@ def test_old_versions_of_v2_are_served_in_their_own_words(version: int) -> None:
     assert adds.groups[0].pack_replies()[4:8] == struct.pack(">I", header(1))
     (call,) = _heard_in([pack_frame(struct.pack(">Iqq", header(2), 7, 0))])
     assert isinstance(call, ReceivedRequest)
-    assert call.request == Read(LEDGER, E0)
+    assert call.request == EntryRead(LEDGER, E0)
     answer = call.answer(ReadReply(None, LEDGER, E0, body))
     assert answer[4:8] == struct.pack(">I", header(2))
 
@@ -392,7 +392,7 @@ def test_old_versions_of_v2_carry_no_key_so_that_they_cannot_fence() -> None:
     frame = pack_frame(struct.pack(">Iqq", 0x01020001, 7, -1))
     (call,) = _heard_in([frame])
     assert isinstance(call, ReceivedRequest)
-    assert call.request == Read(LEDGER, NO_ENTRY, None, fence=True)
+    assert call.request == EntryRead(LEDGER, NO_ENTRY, None, fence=True)
 
 
 @pytest.mark.parametrize("version", [1, 2])
@@ -407,7 +407,7 @@ def test_older_versions_in_a_v3_header_hear_so_twice(version: int) -> None:
     (response,) = _responses(refused.reply)
     assert response.status == response.readLacResponse.status == pb.EBADVERSION
     assert ReplyDecoder().feed(refused.reply) == [
-        Answer(11, ReadLacReply(UnsupportedVersion, LEDGER))
+        ReceivedReply(11, ReadLacReply(UnsupportedVersion, LEDGER))
     ]
 
 
@@ -418,7 +418,7 @@ def test_v3_operations_without_words_of_their_own_are_refused(operation: int) ->
     assert isinstance(refused, Refused)
     assert refused.reply == bytes.fromhex("0000000b0a06") + header + bytes.fromhex("109403")
     (answer,) = ReplyDecoder().feed(refused.reply)
-    assert isinstance(answer, Answer)
+    assert isinstance(answer, ReceivedReply)
     assert answer.txn_id == 9
     assert operation == 9 or answer.reply == Refusal(InvalidRequest)
 
@@ -452,7 +452,9 @@ def test_what_is_no_message_is_a_bad_frame(body: bytes) -> None:
 
 def test_bytes_behind_the_last_field_of_a_v2_request_are_ignored() -> None:
     frame = pack_frame(struct.pack(">Iqq", 0x02020000, 7, 0) + KEY)
-    assert _heard_in([frame]) == [ReceivedRequest(Read(LEDGER, E0), False, v2.V2ReplyHeader(2))]
+    assert _heard_in([frame]) == [
+        ReceivedRequest(EntryRead(LEDGER, E0), False, v2.V2ReplyHeader(2))
+    ]
 
 
 # --- Bounds -----------------------------------------------------------------------------------
@@ -502,5 +504,5 @@ def test_a_refusal_names_the_ids_of_every_request() -> None:
     (call,) = _heard_in([v3.pack_request(5, ReadLac(LEDGER))])
     assert isinstance(call, ReceivedRequest)
     assert ReplyDecoder().feed(call.refuse(NoSuchLedger)) == [
-        Answer(5, ReadLacReply(NoSuchLedger, LEDGER))
+        ReceivedReply(5, ReadLacReply(NoSuchLedger, LEDGER))
     ]

@@ -12,7 +12,7 @@ from rollbook.proto.ids import EntryId, LedgerId
 from rollbook.proto.wire import stored_adds, v2, v2_adds, v3_adds
 from rollbook.proto.wire.adds import AddPacker
 from rollbook.proto.wire.digest import DigestType, LedgerDigest
-from rollbook.proto.wire.messages import Read
+from rollbook.proto.wire.messages import EntryRead
 from rollbook.proto.wire.stored_adds import StoredAdds
 
 # By ledger: its key, the highest LAC, and for each entry its id, its place and its length.
@@ -229,5 +229,5 @@ def test_what_was_taken_is_not_gone_over_again() -> None:
 def test_what_is_no_add_ends_it(seed: int) -> None:
     chance = random.Random(seed)
     buffer = traffic(chance)
-    other = v2.pack_request(Read(LedgerId(1), EntryId(1)))
+    other = v2.pack_request(EntryRead(LedgerId(1), EntryId(1)))
     assert StoredAdds().gather(buffer + other + buffer, 0) == len(buffer)

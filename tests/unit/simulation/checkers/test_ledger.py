@@ -18,8 +18,8 @@ from rollbook.proto.wire.messages import (
     AddReply,
     BatchRead,
     BatchReadReply,
+    EntryRead,
     PackedBatch,
-    Read,
     ReadReply,
 )
 from tests.simulation.checkers.ledger import RULES, LedgerChecker, payload_of
@@ -82,17 +82,19 @@ class Story:
         self, bookie: str, entry_id: int, *, fences: bool = True, heard_ns: int | None = None
     ) -> None:
         heard_ns = self.now_ns if heard_ns is None else heard_ns
-        read = Read(ID, EntryId(entry_id), ledger_key(PASSWORD) if fences else None, fence=fences)
+        read = EntryRead(
+            ID, EntryId(entry_id), ledger_key(PASSWORD) if fences else None, fence=fences
+        )
         reply = ReadReply(NoSuchEntry, ID, EntryId(entry_id))
         self.checker.on_answer(bookie, RECOVERER, heard_ns, read, reply)
 
     def name_last(self, bookie: str, entry_id: int) -> None:
-        read = Read(ID, NO_ENTRY, ledger_key(PASSWORD), fence=True)
+        read = EntryRead(ID, NO_ENTRY, ledger_key(PASSWORD), fence=True)
         reply = ReadReply(None, ID, EntryId(entry_id), body(entry_id))
         self.checker.on_answer(bookie, RECOVERER, self.now_ns, read, reply)
 
     def doubt(self, bookie: str, entry_id: int) -> None:
-        read = Read(ID, EntryId(entry_id), ledger_key(PASSWORD), fence=True)
+        read = EntryRead(ID, EntryId(entry_id), ledger_key(PASSWORD), fence=True)
         reply = ReadReply(EntryStateUnknown, ID, EntryId(entry_id))
         self.checker.on_answer(bookie, RECOVERER, self.now_ns, read, reply)
 
@@ -116,7 +118,7 @@ class Story:
 
     def end_poll(self, bookie: str, entry_id: int, *following: bytes) -> None:
         """It brings the entry, and others that are confirmed behind it."""
-        poll = Read(ID, NO_ENTRY, previous_lac=EntryId(entry_id - 1), piggyback=True)
+        poll = EntryRead(ID, NO_ENTRY, previous_lac=EntryId(entry_id - 1), piggyback=True)
         lac = EntryId(2)
         reply = ReadReply(None, ID, EntryId(entry_id), body(entry_id), lac, 0, following)
         self.checker.on_answer(bookie, "", self.now_ns, poll, reply)
@@ -360,7 +362,7 @@ def answered_with_a_bad_digest(story: Story) -> None:
     spoilt[-1] ^= 1
     reply = ReadReply(None, ID, EntryId(1), bytes(spoilt))
     with pytest.raises(Exception, match="digest"):
-        story.checker.on_answer(B1, "", 0, Read(ID, EntryId(1)), reply)
+        story.checker.on_answer(B1, "", 0, EntryRead(ID, EntryId(1)), reply)
 
 
 def spoilt_in_a_batch(story: Story) -> None:
@@ -400,13 +402,13 @@ def repeated_behind_a_poll(story: Story) -> None:
 def answered_with_a_neighbour(story: Story) -> None:
     with pytest.raises(Exception, match="entry 2"):
         story.checker.on_answer(
-            B1, "", 0, Read(ID, EntryId(1)), ReadReply(None, ID, EntryId(1), body(2))
+            B1, "", 0, EntryRead(ID, EntryId(1)), ReadReply(None, ID, EntryId(1), body(2))
         )
 
 
 def read_in_other_words(story: Story) -> None:
     reply = AddReply(None, ID, EntryId(0))
-    story.checker.on_answer(B1, RECOVERER, story.now_ns, Read(ID, EntryId(0)), reply)
+    story.checker.on_answer(B1, RECOVERER, story.now_ns, EntryRead(ID, EntryId(0)), reply)
 
 
 def batched_in_other_words(story: Story) -> None:

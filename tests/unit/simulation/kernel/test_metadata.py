@@ -15,7 +15,7 @@ from rollbook.proto.errors import (
     NodeExists,
     SessionExpired,
 )
-from rollbook.proto.ports import CreateMode, EventKind, MetadataStore, SessionState, WatchEvent
+from rollbook.proto.ports import CreateMode, MetadataStore, SessionState, WatchEvent, WatchEventKind
 from tests.contract import test_metadata_store as contract
 from tests.contract.stores import Site
 from tests.simulation.kernel import Node, World
@@ -238,7 +238,7 @@ def test_a_paused_client_loses_its_session_and_learns_of_it() -> None:
         watch = await observer.watch("/mine")
         a.pause()
         event = await anext(watch)
-        assert event == WatchEvent(EventKind.DELETED, "/mine")
+        assert event == WatchEvent(WatchEventKind.DELETED, "/mine")
         assert 1.5 < world.now < 4
         await asyncio.sleep(10)
         a.resume()
@@ -302,7 +302,7 @@ def test_the_whole_store_down_forgets_nothing_and_expires_nobody() -> None:
         assert world.metadata.tree.get("/n") is not None
         other = await b.metadata()
         await other.set("/n", b"changed")
-        assert (await anext(watch)).kind in (EventKind.CHANGED, EventKind.RESYNC)
+        assert (await anext(watch)).kind in (WatchEventKind.CHANGED, WatchEventKind.RESYNC)
 
     in_world(story)
 

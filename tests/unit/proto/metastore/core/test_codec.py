@@ -46,11 +46,11 @@ from rollbook.proto.ports import (
     Create,
     CreateMode,
     Delete,
-    EventKind,
     Node,
     NodeStat,
     Set,
     WatchEvent,
+    WatchEventKind,
 )
 from rollbook.proto.wire.frames import FrameDecoder
 
@@ -86,7 +86,7 @@ FROM_SERVICE: list[FromService] = [
     Answer(2, 5, Node(b"value", STAT)),
     Answer(3, 5, ["a", "b"]),
     Answer(4, 5, ["/path", STAT, None]),
-    *(WatchNotice(6, 5, WatchEvent(kind, "/a")) for kind in EventKind),
+    *(WatchNotice(6, 5, WatchEvent(kind, "/a")) for kind in WatchEventKind),
 ]
 
 

@@ -30,19 +30,19 @@ from rollbook.proto.metastore.core.messages import (
     WatchNotice,
     Welcome,
 )
-from rollbook.proto.metastore.core.service import CommitGroup, Kept, Service
+from rollbook.proto.metastore.core.service import CommitGroup, Kept, MetadataService
 from rollbook.proto.metastore.core.sessions import TICK_NS
-from rollbook.proto.metastore.core.tree import Row, Tree
+from rollbook.proto.metastore.core.tree import NodeRow, Tree
 from rollbook.proto.ports import (
     NO_SESSION,
     Create,
     CreateMode,
     Delete,
-    EventKind,
     Op,
     SessionId,
     Set,
     WatchEvent,
+    WatchEventKind,
 )
 
 STORE = "store-id"
@@ -52,7 +52,7 @@ class World:
     """A service, and a disk that keeps a batch when the test says so."""
 
     def __init__(self) -> None:
-        self.rows: dict[str, Row] = dict(Tree().rows())
+        self.rows: dict[str, NodeRow] = dict(Tree().rows())
         self.timeouts_ms: dict[SessionId, int] = {}
         self.last_txn = 0
         self.now_ns = 0
@@ -61,7 +61,7 @@ class World:
     def start(self) -> None:
         """Also after a crash: from what was kept."""
         kept = Kept(STORE, self.last_txn, list(self.rows.items()), list(self.timeouts_ms.items()))
-        self.service = Service(kept, self.now_ns)
+        self.service = MetadataService(kept, self.now_ns)
         self.heard: dict[int, list[FromService | HangUp]] = {}
 
     def keep(self) -> CommitGroup | None:
@@ -198,8 +198,8 @@ def test_events_come_before_the_answer_that_knows_of_them(world: World) -> None:
     world.keep()
     *events, answer = world.listen(1)
     assert events == [
-        WatchNotice(7, 2, WatchEvent(EventKind.CREATED, "/a")),
-        WatchNotice(7, 2, WatchEvent(EventKind.CHANGED, "/a")),
+        WatchNotice(7, 2, WatchEvent(WatchEventKind.CREATED, "/a")),
+        WatchNotice(7, 2, WatchEvent(WatchEventKind.CHANGED, "/a")),
     ]
     assert isinstance(answer, Answer)
     assert answer.commit == 2
@@ -305,7 +305,7 @@ def test_a_watch_that_comes_back_is_told_if_the_store_moved_on(world: World) -> 
     world.start()
     world.connect(3, session)
     world.say(3, Ask(1, StartWatch(7, "/a", recursive=False, since=seen.commit)))
-    assert world.listen(3)[0] == WatchNotice(7, 2, WatchEvent(EventKind.RESYNC, "/a"))
+    assert world.listen(3)[0] == WatchNotice(7, 2, WatchEvent(WatchEventKind.RESYNC, "/a"))
 
 
 def test_a_stopped_watch_is_silent(world: World) -> None:

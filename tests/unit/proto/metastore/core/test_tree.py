@@ -18,11 +18,11 @@ from rollbook.proto.ports import (
     Create,
     CreateMode,
     Delete,
-    EventKind,
     NodeStat,
     Op,
     Set,
     WatchEvent,
+    WatchEventKind,
 )
 
 S1, S2 = 101, 102
@@ -166,7 +166,7 @@ def test_a_session_takes_its_nodes_along_and_nobody_elses(story: Story) -> None:
     story.do(Delete("/d"), session=S1)
     assert story.tree.ephemerals(S1) == ["/a/c", "/b"]
     applied = story.tree.end_session(S1, txn=9, now_ms=0)
-    assert [e.path for e in applied.events if e.kind is EventKind.DELETED] == ["/a/c", "/b"]
+    assert [e.path for e in applied.events if e.kind is WatchEventKind.DELETED] == ["/a/c", "/b"]
     assert applied.rows["/b"] is None
     assert (story.tree.ephemerals(S1), story.tree.ephemerals(S2)) == ([], [])
     assert story.tree.children("/") == ["a"]
@@ -175,13 +175,13 @@ def test_a_session_takes_its_nodes_along_and_nobody_elses(story: Story) -> None:
 def test_events_come_operation_by_operation_the_node_before_its_parent(story: Story) -> None:
     applied = story.do(Create("/a"), Create("/a/b"), Set("/a", b""), Delete("/a/b"), Check("/a"))
     assert applied.events == [
-        WatchEvent(EventKind.CREATED, "/a"),
-        WatchEvent(EventKind.CHILDREN, "/"),
-        WatchEvent(EventKind.CREATED, "/a/b"),
-        WatchEvent(EventKind.CHILDREN, "/a"),
-        WatchEvent(EventKind.CHANGED, "/a"),
-        WatchEvent(EventKind.DELETED, "/a/b"),
-        WatchEvent(EventKind.CHILDREN, "/a"),
+        WatchEvent(WatchEventKind.CREATED, "/a"),
+        WatchEvent(WatchEventKind.CHILDREN, "/"),
+        WatchEvent(WatchEventKind.CREATED, "/a/b"),
+        WatchEvent(WatchEventKind.CHILDREN, "/a"),
+        WatchEvent(WatchEventKind.CHANGED, "/a"),
+        WatchEvent(WatchEventKind.DELETED, "/a/b"),
+        WatchEvent(WatchEventKind.CHILDREN, "/a"),
     ]
 
 

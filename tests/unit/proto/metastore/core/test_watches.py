@@ -1,14 +1,14 @@
 import pytest
 
 from rollbook.proto.metastore.core.watches import EventQueue, WatchTable
-from rollbook.proto.ports import EventKind, WatchEvent
+from rollbook.proto.ports import WatchEvent, WatchEventKind
 
 
-def told(kind: EventKind, path: str) -> WatchEvent:
+def told(kind: WatchEventKind, path: str) -> WatchEvent:
     return WatchEvent(kind, path)
 
 
-CREATED, CHANGED, CHILDREN = EventKind.CREATED, EventKind.CHANGED, EventKind.CHILDREN
+CREATED, CHANGED, CHILDREN = WatchEventKind.CREATED, WatchEventKind.CHANGED, WatchEventKind.CHILDREN
 
 
 @pytest.mark.parametrize(
@@ -58,9 +58,9 @@ def drained(queue: EventQueue) -> list[WatchEvent]:
 
 def test_equal_events_merge_into_the_last() -> None:
     queue = EventQueue("/a")
-    for kind in (CREATED, EventKind.DELETED, CHANGED, CREATED):
+    for kind in (CREATED, WatchEventKind.DELETED, CHANGED, CREATED):
         queue.offer(told(kind, "/a"))
-    expected = [EventKind.DELETED, CHANGED, CREATED]
+    expected = [WatchEventKind.DELETED, CHANGED, CREATED]
     assert drained(queue) == [told(kind, "/a") for kind in expected]
 
 
@@ -72,7 +72,7 @@ def test_too_many_events_become_one_resync() -> None:
     assert len(queue) == 3
     queue.offer(told(CHANGED, "/a/3"))
     queue.offer(told(CHANGED, "/a/4"))  # The RESYNC stands for it, too.
-    assert drained(queue) == [told(EventKind.RESYNC, "/a")]
+    assert drained(queue) == [told(WatchEventKind.RESYNC, "/a")]
     queue.offer(told(CHANGED, "/a/5"))
     assert drained(queue) == [told(CHANGED, "/a/5")]
 
@@ -80,5 +80,5 @@ def test_too_many_events_become_one_resync() -> None:
 def test_a_resync_takes_the_place_of_what_waits() -> None:
     queue = EventQueue("/a")
     queue.offer(told(CHANGED, "/a"))
-    queue.offer(told(EventKind.RESYNC, "/a"))
-    assert drained(queue) == [told(EventKind.RESYNC, "/a")]
+    queue.offer(told(WatchEventKind.RESYNC, "/a"))
+    assert drained(queue) == [told(WatchEventKind.RESYNC, "/a")]

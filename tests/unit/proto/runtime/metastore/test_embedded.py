@@ -31,10 +31,10 @@ from rollbook.proto.metastore.client import CLOSE_TIMEOUT_S, StoreClient
 from rollbook.proto.metastore.core.service import CommitGroup
 from rollbook.proto.ports import (
     CreateMode,
-    EventKind,
     MetadataStore,
     SessionState,
     WatchEvent,
+    WatchEventKind,
 )
 from rollbook.proto.runtime.clock import SystemClock
 from rollbook.proto.runtime.exit_status import EXIT_STORAGE_FAILED
@@ -358,9 +358,9 @@ async def test_the_next_server_takes_over_with_all_sessions(house: House, path: 
     await until_state(states, SessionState.SUSPENDED)
     assert (await until_state(states, SessionState.CONNECTED)).session == session
     # The first owner's session ended by a commit that the client has not heard of.
-    assert await next_event(watch) == WatchEvent(EventKind.RESYNC, "/a")
+    assert await next_event(watch) == WatchEvent(WatchEventKind.RESYNC, "/a")
     await second.create("/a")
-    assert await next_event(watch) == WatchEvent(EventKind.CREATED, "/a")
+    assert await next_event(watch) == WatchEvent(WatchEventKind.CREATED, "/a")
     node = await second.get("/e")
     assert node is not None
     assert node.stat.owner == session
@@ -737,7 +737,7 @@ async def test_a_client_that_does_not_read_starts_over(
     transport.resume_reading()
     await until_state(states, SessionState.SUSPENDED)
     await until_state(states, SessionState.CONNECTED)
-    assert await next_event(watch) == WatchEvent(EventKind.RESYNC, "/")
+    assert await next_event(watch) == WatchEvent(WatchEventKind.RESYNC, "/")
     assert len(await reader.children("/")) == 20_000
 
 
@@ -842,7 +842,7 @@ async def test_another_store_in_the_same_place_is_another_store(house: House, pa
     states, watch = client.session_events(), await client.watch("/")
     session = client.session
     await client.create("/e", b"", CreateMode.EPHEMERAL)
-    assert await next_event(watch) == WatchEvent(EventKind.CHILDREN, "/")
+    assert await next_event(watch) == WatchEvent(WatchEventKind.CHILDREN, "/")
     await owner.close()
     await until_state(states, SessionState.SUSPENDED)
     os.unlink(path)
@@ -850,5 +850,5 @@ async def test_another_store_in_the_same_place_is_another_store(house: House, pa
     await house.open(serve=False)  # A session of the same number, if numbers were all.
     assert (await until_state(states, SessionState.EXPIRED)).session == session
     await until_state(states, SessionState.CONNECTED)
-    assert await next_event(watch) == WatchEvent(EventKind.RESYNC, "/")
+    assert await next_event(watch) == WatchEvent(WatchEventKind.RESYNC, "/")
     assert await client.children("/") == await other.children("/") == []
