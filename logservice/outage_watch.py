@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import Final
 
 from rollbook.ledger.ledgers import Ledgers
-from rollbook.logservice.core.outages import Outages, advice_on, cause_in_words
+from rollbook.logservice.core.outages import KnownOutages, advice_on, cause_in_words
 from rollbook.logservice.log_metadata import LogMetadataStore
 from rollbook.logservice.messages import ObstacleKind, Outage
 from rollbook.proto.errors import OwnerChanging, QuorumTimeout, RollbookError
@@ -22,7 +22,7 @@ _BOOKIES_MAX: Final = 64  # Asked at a time.
 class OutageWatch:
     def __init__(self, ledgers: Ledgers, nodes: LogMetadataStore, clock: Clock) -> None:
         self._ledgers, self._nodes, self._clock = ledgers, nodes, clock
-        self._outages = Outages()
+        self._outages = KnownOutages()
         self._looking: asyncio.Task[None] | None = None
         self._looked_s = -_FRESH_S
         self._hearing: asyncio.Task[None] | None = None

@@ -14,7 +14,7 @@ _NAMED_MAX: Final = 8  # In one sentence.
 TimeOf = Callable[[int], str]
 
 
-class Outages:
+class KnownOutages:
     def __init__(self) -> None:
         self._store: Obstacle | None = None
         self._bookies: dict[str, Obstacle] = {}

@@ -1,16 +1,16 @@
 """SV8: what is away, since when, in words."""
 
-from rollbook.logservice.core.outages import Outages, advice_on, cause_in_words
+from rollbook.logservice.core.outages import KnownOutages, advice_on, cause_in_words
 from rollbook.logservice.messages import Obstacle, ObstacleKind
 
 
-def names(obstacles: Outages) -> list[tuple[str, int, str]]:
+def names(obstacles: KnownOutages) -> list[tuple[str, int, str]]:
     return [(each.name, each.since_us, each.why) for each in obstacles.found]
 
 
 def test_a_bookie_that_leaves_is_away_since_then() -> None:
     """SV8."""
-    known = Outages()
+    known = KnownOutages()
     known.on_left(5, ["bk-2"])
     known.on_bookies(7, writable=["bk-1", "bk-3"])
     assert names(known) == [("bk-2", 5, "is not registered")]
@@ -20,7 +20,7 @@ def test_a_bookie_that_leaves_is_away_since_then() -> None:
 
 def test_one_that_is_silent_is_an_obstacle_though_it_is_registered() -> None:
     """SV8."""
-    known = Outages()
+    known = KnownOutages()
     known.on_bookies(5, writable=["bk-1", "bk-2"], silent=["bk-2"], away=["bk-3"])
     assert names(known) == [("bk-2", 5, "does not answer"), ("bk-3", 5, "is not registered")]
     known.on_bookies(8, writable=["bk-1"], read_only=["bk-2"])
@@ -29,7 +29,7 @@ def test_one_that_is_silent_is_an_obstacle_though_it_is_registered() -> None:
 
 def test_the_metadata_store_is_away_since_it_was_first_silent() -> None:
     """SV8."""
-    known = Outages()
+    known = KnownOutages()
     for now_us, answers in ((1, True), (2, False), (3, False)):
         known.on_store(now_us, answers=answers)
     assert names(known) == [("metadata store", 2, "does not answer")]
