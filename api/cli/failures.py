@@ -23,6 +23,7 @@ _OUTCOMES: Final = {
     Outcome.UNKNOWN: "unknown: it may have been done",
 }
 _COUNTS: Final = ("acknowledged", "in_doubt", "not_appended", "next_offset")
+_PARTS: Final = ("created", "appended")  # Beside counts, of an import that ended early.
 
 
 def explain_error(error: RollbookError) -> None:
@@ -59,7 +60,11 @@ def explain(
     took_effect = _OUTCOMES[outcome]
     if "acknowledged" in ids:
         took_effect = _counts_in(ids)
-    where = " ".join(f"{name}={value}" for name, value in ids.items() if name not in _COUNTS)
+    elif "appended" in ids:
+        took_effect = _parts_in(ids)
+    where = " ".join(
+        f"{name}={value}" for name, value in ids.items() if name not in _COUNTS + _PARTS
+    )
     named = f" [{reason}]" if reason else ""
     lines = [f"error: {what}{f' ({where})' if where else ''}{named}", f"  outcome: {took_effect}"]
     if next_step:
@@ -89,3 +94,13 @@ def _counts_in(ids: Mapping[str, Any]) -> str:
     if in_doubt:
         found += f"; the next {in_doubt} may have been appended"
     return f"{found}; {refused} were not appended" if refused else found
+
+
+def _parts_in(ids: Mapping[str, Any]) -> str:
+    """Of an import that ended early."""
+    done = ["the log was created"] if ids["created"] else []
+    if ids["appended"]:
+        done.append(f"{ids['appended']:,} records were appended, below offset {ids['next_offset']}")
+    if ids["in_doubt"]:
+        done.append(f"the next {ids['in_doubt']:,} may have been appended")
+    return f"applied in part: {'; '.join(done)}"

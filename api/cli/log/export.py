@@ -5,10 +5,11 @@ An import appends each block at the offset that it expects, so nothing is there 
 the records of the file and no others.
 """
 
+import asyncio
 import os
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import aclosing
+from contextlib import aclosing, contextmanager
 from typing import Any, BinaryIO, Final
 
 from rollbook.api.cli.log.connection import LogAccess
@@ -25,14 +26,26 @@ from rollbook.api.cli.log.export_format import (
 from rollbook.api.cli.output import tell
 from rollbook.api.cli.payloads import bar_of_shares
 from rollbook.api.client.client import Client
+from rollbook.api.client.core.retry_rules import again
 from rollbook.api.client.log import Log
 from rollbook.api.client.producer import PRODUCER_ID_BYTES
 from rollbook.api.client.reader import RecordBatch, batches_of
 from rollbook.logservice.core.record_block import Block, Record, pack_block
 from rollbook.logservice.ids import ProducerRef
-from rollbook.proto.errors import InvalidRequest, OffsetMismatch, Truncated
+from rollbook.proto.errors import (
+    BlockCorrupt,
+    Interrupted,
+    InvalidRequest,
+    NoSuchLog,
+    OffsetMismatch,
+    Outcome,
+    RollbookError,
+    Truncated,
+)
 
 _ITS_OWN: Final = "import into a log of its own: --create"
+_REPEAT: Final = "records that are there already are not appended again"
+_AGAIN: Final = f"import the file again, while nothing else appends: {_REPEAT}"
 
 
 def export_log(access: LogAccess, log: str, file: str, output: str) -> None:
@@ -77,6 +90,11 @@ def export_log(access: LogAccess, log: str, file: str, output: str) -> None:
 
 def _opened(file: str) -> BinaryIO:
     """Raises `InvalidRequest`."""
+    if os.path.exists(file) and not os.path.isfile(file):
+        raise InvalidRequest(
+            f"cannot write {file}: it is not a regular file, and an export reads what it has written",
+            next_step="name a file on a disk",
+        )
     try:
         return open(file, "r+b" if os.path.exists(file) else "w+b")  # Its caller closes it.
     except OSError as error:
@@ -133,6 +151,11 @@ def import_log(
     access: LogAccess, log: str, file: str, create: bool, incomplete: bool, output: str
 ) -> None:
     with _readable(file) as found:
+        if not incomplete and not found.seekable():
+            raise InvalidRequest(
+                f"cannot look for the end of {file}: it is not a regular file",
+                next_step="name a file on a disk; --incomplete imports what there is",
+            )
         if read_head(found) is None:
             raise InvalidRequest(f"{file} holds no records", next_step="rollbook log export --help")
         if not incomplete and not is_ended(found):
@@ -142,15 +165,19 @@ def import_log(
             )
 
         async def load(client: Client) -> dict[str, Any]:
-            opened = await client.open(log, create=create)
-            was_there = await opened.tail_offset("barrier")
-            with bar_of_shares(log) as on_progress:
-                head = await opened.head_offset()
-                # Opened by the first comparison: an empty log is not read.
-                reader = opened.bounded_events(head, was_there)
-                async with aclosing(batches_of(reader)) as batches:
-                    stored = _StoredRecords(opened, head, batches)
-                    tail = await _append_all(opened, found, stored, was_there, on_progress)
+            progress = _Import()
+            with progress.in_errors():
+                opened = await _log_of(client, log, create, progress)
+                was_there = await opened.tail_offset("barrier")
+                with bar_of_shares(log) as on_progress:
+                    head = await opened.head_offset()
+                    # Opened by the first comparison: an empty log is not read.
+                    reader = opened.bounded_events(head, was_there)
+                    async with aclosing(batches_of(reader)) as batches:
+                        stored = _StoredRecords(opened, head, batches)
+                        tail = await _append_all(
+                            opened, found, stored, was_there, progress, on_progress
+                        )
             return {
                 "log": str(opened.name),
                 "records": tail - was_there,
@@ -162,11 +189,73 @@ def import_log(
     tell(facts, output, "next_offset")
 
 
+async def _log_of(client: Client, log: str, create: bool, progress: "_Import") -> Log:
+    try:
+        return await client.open(log)
+    except NoSuchLog:
+        if not create:
+            raise
+    opened = await client.open(log, create=True)
+    progress.has_created = True
+    return opened
+
+
+class _Import:
+    """What an import has done so far."""
+
+    def __init__(self) -> None:
+        self.has_created = False
+        self.appended = 0  # Records that were acknowledged.
+        self.sent = 0  # Records of the append that is not acknowledged yet.
+        self.next_offset: int | None = None
+
+    @contextmanager
+    def in_errors(self) -> Iterator[None]:
+        """An error within says what the import has done until then."""
+        try:
+            yield
+        except asyncio.CancelledError:
+            if not self._has_changed(Outcome.UNKNOWN):
+                raise
+            raise self._with_counts(Interrupted("the import was interrupted")) from None
+        except OSError as error:
+            if self.sent:
+                raise
+            raise self._with_counts(
+                InvalidRequest(f"cannot read the file: {error.strerror or error}")
+            ) from error
+        except RollbookError as error:
+            raise self._with_counts(error) from error.__cause__
+
+    def _has_changed(self, outcome: Outcome) -> bool:
+        may_have = self.sent and outcome is not Outcome.NOT_APPLIED
+        return bool(self.has_created or self.appended or may_have)
+
+    def _with_counts(self, error: RollbookError) -> RollbookError:
+        if isinstance(error, OffsetMismatch) and not error.next_step:  # Another import appends.
+            error.next_step = _AGAIN
+        if not self._has_changed(error.outcome):
+            return error
+        partial = again(error, Outcome.UNKNOWN)
+        partial.ids |= {
+            "created": self.has_created,
+            "appended": self.appended,
+            "in_doubt": 0 if error.outcome is Outcome.NOT_APPLIED else self.sent,
+            "next_offset": self.next_offset,
+        }
+        if isinstance(error, BlockCorrupt) and error.next_step:  # The file's, not the log's.
+            partial.next_step = f"{error.next_step}, and import that: {_REPEAT}"
+        elif not error.next_step:
+            partial.next_step = _AGAIN
+        return partial
+
+
 async def _append_all(
     log: Log,
     file: BinaryIO,
     stored: "_StoredRecords",
     tail: int,
+    progress: _Import,
     on_progress: Callable[[int, int], None],
 ) -> int:
     """The records that the log lacks; its tail then. Raises `OffsetMismatch`, `BlockCorrupt`."""
@@ -183,10 +272,12 @@ async def _append_all(
             on_progress(frame.end, size)
             continue
         ref = ProducerRef(producer, 0, seq)
-        tail, seq = (
-            (await log.append_block(frame.block, producer=ref, expect=at)).next_offset,
-            seq + 1,
-        )
+        progress.sent = frame.records
+        ack = await log.append_block(frame.block, producer=ref, expect=at)
+        progress.sent = 0
+        progress.appended += frame.records
+        progress.next_offset = tail = ack.next_offset
+        seq += 1
         on_progress(frame.end, size)
     if tail > end:
         raise OffsetMismatch(

@@ -1,5 +1,6 @@
 """A log is exported from one cluster and imported into another one; both commands are killed again and again."""
 
+import json
 import os
 import random
 import subprocess
@@ -12,9 +13,11 @@ from typing import Any, Final
 import pytest
 
 import rollbook
+from rollbook.api.cli.log.export_format import read_frames, read_head
 from rollbook.api.client.log import Log
 from rollbook.api.client.reader import EventReader
 from rollbook.logservice.core.record_block import Record
+from rollbook.proto.errors import ConnectionLost, MetadataUnavailable
 from tests.regressions import lone_server
 from tests.regressions.lone_server import Site
 from tests.unit.api.cli.shell import Shell
@@ -143,3 +146,112 @@ def test_a_log_with_other_records_than_the_file_is_refused(
         refused = run_import(site, "few", file)
         assert (refused.returncode, few.tail_offset()) == (4, 5)
         assert "more records than the file: 5, and not 4" in refused.stderr
+
+
+_NOT_TWICE: Final = "records that are there already are not appended again"
+_AGAIN: Final = f"import the file again, while nothing else appends: {_NOT_TWICE}"
+
+
+def exported(shell: Shell, site: Site, log: str, folder: Path) -> Path:
+    """Of a new log with 3 blocks of 1000 records each."""
+    file = folder / f"{log}.export"
+    with rollbook.connect(site.url) as client:
+        opened = client.open(log, create=True)
+        for block in range(3):
+            opened.append_many([b"%d" % block] * 1000)
+    shell.run("log", "export", log, str(file), "--server", site.url)
+    return file
+
+
+def test_an_import_of_a_damaged_file_says_what_was_appended(
+    shell: Shell, clusters: tuple[Site, Site], tmp_path: Path
+) -> None:
+    """It said that nothing was changed."""
+    site, cut = clusters[0], tmp_path / "cut"
+    file, server = exported(shell, site, "whole", tmp_path), ("--server", site.url)
+    with file.open("rb") as opened:
+        read_head(opened)
+        second = list(read_frames(opened))[1]
+    data = bytearray(file.read_bytes())
+    data[second.end + 50] ^= 0xFF  # In the third block.
+    cut.write_bytes(data)
+    shell.run("log", "import", "part", str(cut), "--create", *server, code=7)
+    assert shell.errors.splitlines()[:3] == [
+        f"error: the file is damaged at byte {second.end} [BLOCK_CORRUPT]",
+        "  outcome: applied in part: the log was created; 2,000 records were appended, below offset 2000",
+        f"  try: export the log again, to another file, and import that: {_NOT_TWICE}",
+    ]
+    shell.run("log", "import", "part", str(cut), *server, code=7)
+    assert "outcome: not applied: nothing was changed" in shell.errors
+    done = shell.json("log", "import", "part", str(file), *server)
+    assert (done["were_there"], done["next_offset"]) == (2000, 3000)
+
+
+def test_an_import_that_another_one_overtakes_says_what_it_appended(
+    shell: Shell, clusters: tuple[Site, Site], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = clusters[0]
+    file, server = exported(shell, site, "source", tmp_path), ("--server", site.url)
+    append = Log.append_block
+
+    async def overtaken(log: Log, block: bytes, **how: Any) -> Any:
+        ack = await append(log, block, **how)
+        if how["expect"] == 1000:
+            await log.append(b"of another import")
+        return ack
+
+    monkeypatch.setattr(Log, "append_block", overtaken)
+    command = ("log", "import", "twice", str(file), "--create", *server, "-o", "json")
+    shell.run(*command, code=4)
+    error = json.loads(shell.errors.splitlines()[-1])["error"]
+    assert (error["reason"], error["outcome"]) == ("OFFSET_MISMATCH", "unknown")
+    assert error["next_step"] == _AGAIN
+    counts = [error["ids"][name] for name in ("created", "appended", "in_doubt", "next_offset")]
+    assert counts == [True, 2000, 0, 2000]
+
+
+def test_an_import_into_a_new_log_that_fails_at_once_says_that_it_was_created(
+    shell: Shell, clusters: tuple[Site, Site], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = clusters[0]
+    file, server = exported(shell, site, "origin", tmp_path), ("--server", site.url)
+
+    async def fail(*_: Any) -> int:
+        raise MetadataUnavailable
+
+    monkeypatch.setattr(Log, "head_offset", fail)
+    shell.run("log", "import", "made", str(file), "--create", *server, code=5)
+    assert "\n  outcome: applied in part: the log was created\n" in shell.errors
+    shell.run("log", "import", "made", str(file), *server, code=5)
+    assert "\n  outcome: not applied: nothing was changed\n" in shell.errors
+
+
+def test_an_import_says_what_may_have_been_appended(
+    shell: Shell, clusters: tuple[Site, Site], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = clusters[0]
+    file, server = exported(shell, site, "sent", tmp_path), ("--server", site.url)
+    append = Log.append_block
+
+    async def unanswered(log: Log, block: bytes, **how: Any) -> Any:
+        if how["expect"] == 1000:
+            raise ConnectionLost
+        return await append(log, block, **how)
+
+    monkeypatch.setattr(Log, "append_block", unanswered)
+    shell.run("log", "import", "doubtful", str(file), "--create", *server, code=5)
+    assert (
+        "applied in part: the log was created; 1,000 records were appended, below offset 1000; "
+        f"the next 1,000 may have been appended\n  try: {_AGAIN}\n"
+    ) in shell.errors
+
+
+def test_an_export_into_a_pipe_says_why_it_cannot_be(
+    clusters: tuple[Site, Site], shell: Shell, tmp_path: Path
+) -> None:
+    """It said "cannot write /dev/stdout: None"."""
+    site, pipe = clusters[0], tmp_path / "pipe"
+    exported(shell, site, "piped", tmp_path)
+    os.mkfifo(pipe)
+    shell.run("log", "export", "piped", str(pipe), "--server", site.url, code=2)
+    assert f"cannot write {pipe}: it is not a regular file, and" in shell.errors

@@ -87,6 +87,7 @@ MISTAKES: Final = (
     ("cursor set m there 1 --version 99", CONFLICT, "CONFLICT"),
     ("log export none FOLDER/none.rbx", MISSING, "LOG_NOT_FOUND"),
     ("log export m FOLDER/broken.toml", WRONG, "INVALID"),
+    ("log export m /dev/null", WRONG, "INVALID"),
     ("log import m FOLDER/none.rbx", WRONG, "INVALID"),
     ("log import m FOLDER/broken.toml", WRONG, "INVALID"),
     ("log import m FOLDER/empty", WRONG, "INVALID"),
