@@ -1,9 +1,13 @@
-"""Numbers as options: an error names the invalid value and the accepted range."""
+"""Types of options and arguments: an error names the invalid value and what is accepted."""
 
 import math
 from typing import Any
 
 import click
+
+
+class AnyBytes(click.types.StringParamType):
+    """Part of a record: it need not be UTF-8, unlike all other text of a command line."""
 
 
 class WholeNumber(click.IntRange):

@@ -10,7 +10,7 @@ an exit code:
 import errno
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
 
@@ -169,6 +169,7 @@ def main() -> None:
 
         add_shells()
     try:
+        _require_utf8(sys.argv[1:])
         result = rollbook(prog_name="rollbook", complete_var=_COMPLETE, standalone_mode=False)
     except click.exceptions.Abort:
         sys.exit(INTERRUPTED)
@@ -211,6 +212,14 @@ def main() -> None:
         sys.exit(exit_code(error))
     if isinstance(result, int):  # The code of `ctx.exit(code)`.
         sys.exit(result)
+
+
+def _require_utf8(words: Sequence[str]) -> None:
+    if all(map(str.isascii, words)):
+        return
+    from rollbook.api.cli.command_line import require_utf8
+
+    require_utf8(rollbook, words)
 
 
 def _explain_usage(error: click.UsageError) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from rollbook.api.cli.click_types import Number, WholeNumber
+from rollbook.api.cli.click_types import AnyBytes, Number, WholeNumber
 from rollbook.api.cli.context_option import context_option, named_of
 from rollbook.api.cli.lazy_group import LazyCommand, LazyGroup
 from rollbook.api.cli.output import bare_output_option, examples, list_output_option
@@ -74,6 +74,7 @@ _format_option: Final = click.option(
     "-f",
     "--format",
     "template",
+    type=AnyBytes(),
     metavar="FORMAT",
     help="In place of -o: %o offset, %t time, %k key, %v value, %h headers, \\n; %v{hex}. "
     "A terminal is shown what would command it, as \\x1b.",
@@ -333,13 +334,14 @@ def journal(access: "LogAccess", **how: Any) -> None:
     )
 )
 @log_argument
-@click.argument("values", nargs=-1)
+@click.argument("values", nargs=-1, type=AnyBytes())
 @with_access
 @click.option("--create", is_flag=True, help="Make the log unless it is there.")
-@click.option("--key", metavar="TEXT", help="Of each record.")
+@click.option("--key", type=AnyBytes(), metavar="TEXT", help="Of each record.")
 @click.option(
     "--header",
     "headers",
+    type=AnyBytes(),
     metavar="NAME=VALUE",
     multiple=True,
     help="Of each record; may be repeated, with another name.",
