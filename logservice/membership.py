@@ -172,6 +172,7 @@ class ServerMembership:
         is_draining: bool | None = None,
         logs_owned: int | None = None,
         logs_degraded: int | None = None,
+        logs_unopened: int | None = None,
         segments_lost: int | None = None,
         clock_apart_us: int | None = None,
     ) -> None:
@@ -188,6 +189,8 @@ class ServerMembership:
                 record = replace(record, logs_owned=logs_owned)
             if logs_degraded is not None:
                 record = replace(record, logs_degraded=logs_degraded)
+            if logs_unopened is not None:
+                record = replace(record, logs_unopened=logs_unopened)
             if segments_lost is not None:
                 record = replace(record, segments_lost=segments_lost)
             if clock_apart_us is not None:

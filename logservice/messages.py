@@ -651,6 +651,10 @@ class LogState:
     segments: int
     roll_due_us: int = 0  # When the open segment ends at the latest. 0: not known here.
     uid: str = ""  # As of `LogTail`.
+    # Bookies of the open segment that are not expected to get its next entry, and why. From its owner only.
+    vacant_seats: tuple[str, ...] = ()
+    problem: str = ""  # Why this server, which should own it, cannot open it. Empty: nothing known.
+    next_step: str = ""  # What would help against that.
 
 
 @dataclass(frozen=True, slots=True)
@@ -844,7 +848,8 @@ class ServerView:
     version: str
     started_us: int
     logs_owned: int  # As it last said.
-    logs_degraded: int = 0  # Those whose open segment has fewer bookies than they want.
+    logs_degraded: int = 0  # Those whose open segment is written to fewer bookies than they want.
+    logs_unopened: int = 0  # Logs that it should own, and cannot open.
 
 
 @dataclass(frozen=True, slots=True)

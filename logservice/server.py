@@ -34,6 +34,7 @@ from rollbook.logservice.core.ownership import (
 from rollbook.logservice.core.producer_memory import ProducerMemory
 from rollbook.logservice.core.server_record import ServerRecord
 from rollbook.logservice.core.takeover_backoff import TakeoverPatience
+from rollbook.logservice.core.unopened_logs import FailedOpening, UnopenedLogs
 from rollbook.logservice.cursor_lags import CursorLags
 from rollbook.logservice.ids import LogName, ServerId, ServerInfo
 from rollbook.logservice.log_metadata import LogMetadataStore, StoredLog
@@ -48,6 +49,7 @@ from rollbook.logservice.server_clock import ServerClock
 from rollbook.logservice.stall_detector import StallDetector
 from rollbook.logservice.tail_cache import TailMemory
 from rollbook.proto.errors import (
+    Missing,
     NoSuchLog,
     NotOwner,
     OutcomeUnknown,
@@ -66,7 +68,6 @@ _HAND_OVER: Final = "handed over to"
 _LOOK_S: Final = 5.0
 _CLOCK_NEWS_US: Final = 1_000_000  # A smaller change of the clock is not reported to the others.
 _COMPARE_S: Final = 20.0  # Between two comparisons of its clock with the others'.
-_UNOPENED_MAX: Final = 100_000
 _LOST_MAX: Final = 100_000
 
 
@@ -120,8 +121,7 @@ class LogServer:
         self._opened_from: dict[LogName, StoredLog | None] = {}  # The lists that they began with.
         self._closings: dict[LogName, asyncio.Task[None]] = {}
         self._endings: dict[asyncio.Task[None], None] = {}  # Of owners that were lost.
-        # The logs whose last attempt failed.
-        self._unopened: OrderedDict[LogName, None] = OrderedDict()
+        self._unopened = UnopenedLogs()
         self._lost: OrderedDict[LogName, None] = OrderedDict()  # Lists may still name this server.
         self._may_open = asyncio.Semaphore(config.opens_max)
         self._balancing: asyncio.Task[None] | None = None
@@ -220,6 +220,15 @@ class LogServer:
     def logs_degraded(self) -> int:
         """How many of them write a segment to fewer bookies than they want (LS13, LS16)."""
         return sum(owner.lacking_seats > 0 for owner in self._owners.values())
+
+    @property
+    def logs_unopened(self) -> int:
+        """Logs that it should own, and whose openings fail again and again."""
+        return self._unopened.count_stuck(self.clock.monotonic_ns() / 1e9)
+
+    def find_unopened(self, name: LogName) -> FailedOpening | None:
+        """Why it cannot be opened here, if that fails again and again."""
+        return self._unopened.find_stuck(name, self.clock.monotonic_ns() / 1e9)
 
     def is_alive(self, server_id: ServerId) -> bool:
         return self.membership.is_alive(server_id)
@@ -456,12 +465,13 @@ class LogServer:
                     makes_ahead=name not in self._unopened,
                 )
         except TimeoutError:
-            self._on_unopened(name)
-            raise OwnerChanging("it could not be opened in time", retry_after_ms=RETRY_MS) from None
-        except RollbookError:
-            self._on_unopened(name)
+            late = OwnerChanging("it could not be opened in time", retry_after_ms=RETRY_MS)
+            self._on_unopened(name, late)
+            raise late from None
+        except RollbookError as error:
+            self._on_unopened(name, error)
             raise
-        self._unopened.pop(name, None)
+        self._unopened.on_settled(name)
         self._lost.pop(name, None)
         self.opened += 1
         logger.info(
@@ -478,11 +488,21 @@ class LogServer:
         owner.until_lost.add_done_callback(lambda _: self._on_lost(name, owner))
         return owner
 
-    def _on_unopened(self, name: LogName) -> None:
+    def _on_unopened(self, name: LogName, error: RollbookError) -> None:
         """Where many logs cannot be recovered each try would make a ledger, and delete it."""
-        self._unopened[name] = None
-        if len(self._unopened) > _UNOPENED_MAX:
-            self._unopened.popitem(last=False)
+        if isinstance(error, NotOwner | Missing):  # Another server has it, or there is no such log.
+            self._unopened.on_settled(name)
+            return
+        why, now_s = error.message or error.code.reason, self.clock.monotonic_ns() / 1e9
+        failed = self._unopened.on_failed(name, now_s, why, error.next_step)
+        if failed.is_news:
+            logger.warning(
+                "log_not_opened",
+                log=str(name),
+                reason=error.code.reason,
+                detail=why,
+                attempts=failed.attempts,
+            )
 
     def _on_taken(self, name: LogName) -> None:
         """Rudely."""
@@ -674,6 +694,7 @@ class LogServer:
             await self.membership.tell(
                 logs_owned=len(self._owners),
                 logs_degraded=self.logs_degraded,
+                logs_unopened=self.logs_unopened,
                 segments_lost=len(self.lost_segments),
             )
         except RollbookError:

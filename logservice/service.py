@@ -5,7 +5,7 @@ Appends, seals, truncations and writer epochs are decided by a log's owner; anot
 """
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import suppress
 from typing import Final
 
@@ -30,6 +30,7 @@ from rollbook.logservice.core.log_views import (
     with_lost,
 )
 from rollbook.logservice.core.record_block import BlockInfo, check_block
+from rollbook.logservice.core.unopened_logs import FailedOpening
 from rollbook.logservice.ids import (
     NO_WRITER_YET,
     LogName,
@@ -76,6 +77,7 @@ from rollbook.proto.errors import (
     Unauthorized,
     Unavailable,
 )
+from rollbook.proto.ids import BookieId
 from rollbook.proto.ports import Clock
 from rollbook.proto.stats import read
 
@@ -115,6 +117,7 @@ class LogService:
         stats.cursors_untold = server.cursor_lags.untold
         stats.logs_owned = lambda: len(server.owned_logs)
         stats.logs_degraded = lambda: server.logs_degraded
+        stats.logs_unopened = lambda: server.logs_unopened
         stats.segments_lost = lambda: len(server.lost_segments)
         stats.logs_opened = lambda: server.opened
         stats.logs_taken_over = lambda: server.taken_over
@@ -545,6 +548,7 @@ class LogService:
                 owner.tail if owner is not None else await self._tail_told(stored.name, listed, due)
             )
         sizes = await self._sizes_of(stored.name, listed, due)
+        unopened = self.server.find_unopened(stored.name) if owner is None else None
         return words.LogState(
             log=stored.name,
             config=listed.config,
@@ -563,6 +567,9 @@ class LogService:
             segments=len(listed.segments),
             roll_due_us=owner.roll_due_us if owner is not None else 0,
             uid=text_of(listed.uid),
+            vacant_seats=_seats_in_words(owner.vacant_seats) if owner is not None else (),
+            problem=_problem_of(unopened) if unopened is not None else "",
+            next_step=unopened.next_step if unopened is not None else "",
         )
 
     async def _tail_told(self, name: LogName, listed: LedgerList, due: float) -> Offset:
@@ -642,6 +649,7 @@ class LogService:
                     started_us=each.started_us,
                     logs_owned=each.logs_owned,
                     logs_degraded=each.logs_degraded,
+                    logs_unopened=each.logs_unopened,
                 )
                 for each in self.server.membership.servers
             )
@@ -713,3 +721,11 @@ def _shown_deleted(stored: StoredLog) -> words.DeletedLog:
         len(listed.segments),
         not stored.is_displaced,
     )
+
+
+def _seats_in_words(seats: Mapping[BookieId, str]) -> tuple[str, ...]:
+    return tuple(f"{bookie}: {why}" for bookie, why in sorted(seats.items()))
+
+
+def _problem_of(failed: FailedOpening) -> str:
+    return f"it could not be opened {failed.attempts} times in a row: {failed.why}"

@@ -84,7 +84,12 @@ class LogStats:
     # --- Logs ---------------------------------------------------------------------------------
     logs_owned: Gauge = gauge("logs_owned", "Logs that this server owns.")
     logs_degraded: Gauge = gauge(
-        "logs_degraded", "Those of them whose open segment has fewer bookies than they want."
+        "logs_degraded",
+        "Those of them whose open segment is written to fewer bookies than they want.",
+    )
+    logs_unopened: Gauge = gauge(
+        "logs_unopened",
+        "Logs that this server should own, and whose openings fail again and again.",
     )
     segments_lost: Gauge = gauge(
         "segments_lost",

@@ -34,6 +34,7 @@ class ClusterHealth(_Shown):
     log_servers: str = Field(examples=["2 of 2 reachable"])
     new_logs: str = Field(examples=["have all their copies"])
     degraded_logs: int = Field(examples=[0])
+    unopened_logs: int = Field(examples=[0])
     lost_segments: int = Field(examples=[0])
     members: list[dict[str, Any]] = Field(
         examples=[

@@ -1,9 +1,9 @@
 """What a log server reports about itself where it is registered, as long as its session lasts.
 
 JSON, `{"address": "10.0.0.5:7400", "is_draining": false, "logs_owned": 12, "logs_degraded": 0,
-"segments_lost": 0, "server_id": "log-1~0badcafe", "started_us": 17…, "version": 1, "release": "0.1.0",
+"logs_unopened": 0, "segments_lost": 0, "server_id": "log-1~0badcafe", "started_us": 17…, "version": 1, "release": "0.1.0",
 "http": "", "quorum": [3, 3, 2]}`. The node is named after that life of the server; of two lives of one
-name the one that was registered last counts. Older records have no `http`, no `logs_degraded`, no
+name the one that was registered last counts. Older records have no `http`, no `logs_degraded`, no `logs_unopened`, no
 `segments_lost`, no `quorum` and no `clock_apart_us`. It is how far the server's clock is ahead of the
 metadata store's; null: not compared.
 """
@@ -29,6 +29,7 @@ class ServerRecord:
     is_draining: bool = False
     logs_owned: int = 0  # As it last reported.
     logs_degraded: int = 0  # Of those, the ones that write a segment with too few bookies.
+    logs_unopened: int = 0  # That it should own, and cannot open.
     segments_lost: int = 0  # That it knows of.
     # The defaults of logs that are created without a configuration. None: a release that did not
     # say so.
@@ -51,6 +52,7 @@ def pack_server_record(record: ServerRecord) -> bytes:
         "is_draining": record.is_draining,
         "logs_owned": record.logs_owned,
         "logs_degraded": record.logs_degraded,
+        "logs_unopened": record.logs_unopened,
         "segments_lost": record.segments_lost,
         "http": record.http,
         "clock_apart_us": record.clock_apart_us,
@@ -69,7 +71,8 @@ def unpack_server_record(data: bytes) -> ServerRecord:
         strings = [fields[name] for name in ("server_id", "address", "release")]
         strings.append(fields.get("http", ""))
         numbers = [fields[name] for name in ("started_us", "logs_owned")]
-        numbers += [fields.get(name, 0) for name in ("logs_degraded", "segments_lost")]
+        counts = ("logs_degraded", "logs_unopened", "segments_lost")
+        numbers += [fields.get(name, 0) for name in counts]
         is_draining, apart_us = fields["is_draining"], fields.get("clock_apart_us")
         quorum = _unpack_quorum(fields.get("quorum"))
     except (ValueError, KeyError, TypeError, RecursionError, InvalidRequest):
@@ -83,7 +86,7 @@ def unpack_server_record(data: bytes) -> ServerRecord:
     if apart_us is not None and not (type(apart_us) is int and abs(apart_us) < 2**63):
         raise BadMetadata(f"no record of a log server: {data[:80]!r}")
     server_id, address, release, http = strings
-    started_us, logs_owned, logs_degraded, segments_lost = numbers
+    started_us, logs_owned, logs_degraded, logs_unopened, segments_lost = numbers
     return ServerRecord(
         ServerInfo(ServerId(server_id), address),
         release,
@@ -91,6 +94,7 @@ def unpack_server_record(data: bytes) -> ServerRecord:
         is_draining=is_draining,
         logs_owned=logs_owned,
         logs_degraded=logs_degraded,
+        logs_unopened=logs_unopened,
         segments_lost=segments_lost,
         quorum=quorum,
         http=http,

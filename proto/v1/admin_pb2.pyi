@@ -351,6 +351,9 @@ class LogState(_message.Message):
     SEGMENTS_FIELD_NUMBER: _builtins.int
     ROLL_DUE_US_FIELD_NUMBER: _builtins.int
     UID_FIELD_NUMBER: _builtins.int
+    VACANT_SEATS_FIELD_NUMBER: _builtins.int
+    PROBLEM_FIELD_NUMBER: _builtins.int
+    NEXT_STEP_FIELD_NUMBER: _builtins.int
     log: _builtins.str
     """`namespace/log`."""
     etag: _builtins.str
@@ -383,9 +386,17 @@ class LogState(_message.Message):
     """When the open segment ends at the latest. 0: not known here."""
     uid: _builtins.str
     """As in LogTail."""
+    problem: _builtins.str
+    """Why this server, which should own the log, cannot open it. Empty: nothing is known."""
+    next_step: _builtins.str
+    """What would help against that."""
     @_builtins.property
     def config(self) -> Global___LogConfig:
         """As it is in force."""
+
+    @_builtins.property
+    def vacant_seats(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Bookies of the open segment that are not expected to get its next entry, and why. From its owner only."""
 
     def __init__(
         self,
@@ -407,10 +418,13 @@ class LogState(_message.Message):
         segments: _builtins.int = ...,
         roll_due_us: _builtins.int = ...,
         uid: _builtins.str = ...,
+        vacant_seats: _abc.Iterable[_builtins.str] | None = ...,
+        problem: _builtins.str = ...,
+        next_step: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["config", b"config"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "config", b"config", "etag", b"etag", "head", b"head", "is_sealed", b"is_sealed", "log", b"log", "owner", b"owner", "owner_epoch", b"owner_epoch", "owner_id", b"owner_id", "records", b"records", "roll_due_us", b"roll_due_us", "segments", b"segments", "tail", b"tail", "uid", b"uid", "was_created", b"was_created", "writer_epoch", b"writer_epoch", "writer_holder", b"writer_holder"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "config", b"config", "etag", b"etag", "head", b"head", "is_sealed", b"is_sealed", "log", b"log", "next_step", b"next_step", "owner", b"owner", "owner_epoch", b"owner_epoch", "owner_id", b"owner_id", "problem", b"problem", "records", b"records", "roll_due_us", b"roll_due_us", "segments", b"segments", "tail", b"tail", "uid", b"uid", "vacant_seats", b"vacant_seats", "was_created", b"was_created", "writer_epoch", b"writer_epoch", "writer_holder", b"writer_holder"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1frollbook/proto/v1/cluster.proto\x12\x0brollbook.v1\"\x1d\n\rLookupRequest\x12\x0c\n\x04logs\x18\x01 \x03(\t\"O\n\x08LogOwner\x12\x0b\n\x03log\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x13\n\x0bowner_epoch\x18\x03 \x01(\x04\x12\x10\n\x08is_owner\x18\x04 \x01(\x08\"2\n\tLogOwners\x12%\n\x06owners\x18\x01 \x03(\x0b\x32\x15.rollbook.v1.LogOwner\"\x14\n\x12ListServersRequest\"\xa9\x01\n\nServerView\x12\x11\n\tserver_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\'\n\x05state\x18\x03 \x01(\x0e\x32\x18.rollbook.v1.ServerState\x12\x0f\n\x07version\x18\x04 \x01(\t\x12\x12\n\nstarted_us\x18\x05 \x01(\x03\x12\x12\n\nlogs_owned\x18\x06 \x01(\r\x12\x15\n\rlogs_degraded\x18\x07 \x01(\r\"3\n\x07Servers\x12(\n\x07servers\x18\x01 \x03(\x0b\x32\x17.rollbook.v1.ServerView\":\n\x12TransferLogRequest\x12\x0b\n\x03log\x18\x01 \x01(\t\x12\n\n\x02to\x18\x02 \x01(\t\x12\x0b\n\x03uid\x18\x0f \x01(\t\"4\n\x12\x44rainServerRequest\x12\x0e\n\x06server\x18\x01 \x01(\t\x12\x0e\n\x06resume\x18\x02 \x01(\x08\" \n\x0b\x44rainAnswer\x12\x11\n\tlogs_left\x18\x01 \x01(\r\"\x17\n\x15GetServerStatsRequest\"\x82\x01\n\x0bServerStats\x12\x11\n\tserver_id\x18\x01 \x01(\t\x12\x32\n\x05stats\x18\x02 \x03(\x0b\x32#.rollbook.v1.ServerStats.StatsEntry\x1a,\n\nStatsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"\x12\n\x10GetOutageRequest\"`\n\x08Obstacle\x12\'\n\x04kind\x18\x01 \x01(\x0e\x32\x19.rollbook.v1.ObstacleKind\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x10\n\x08since_us\x18\x03 \x01(\x03\x12\x0b\n\x03why\x18\x04 \x01(\t\"T\n\x06Outage\x12(\n\tobstacles\x18\x01 \x03(\x0b\x32\x15.rollbook.v1.Obstacle\x12\r\n\x05\x63\x61use\x18\x02 \x01(\t\x12\x11\n\tnext_step\x18\x03 \x01(\t*`\n\x0bServerState\x12\x1c\n\x18SERVER_STATE_UNSPECIFIED\x10\x00\x12\x18\n\x14SERVER_STATE_SERVING\x10\x01\x12\x19\n\x15SERVER_STATE_DRAINING\x10\x02*c\n\x0cObstacleKind\x12\x1d\n\x19OBSTACLE_KIND_UNSPECIFIED\x10\x00\x12\x1a\n\x16OBSTACLE_KIND_METADATA\x10\x01\x12\x18\n\x14OBSTACLE_KIND_BOOKIE\x10\x02\x32\xb6\x03\n\x0e\x43lusterService\x12<\n\x06Lookup\x12\x1a.rollbook.v1.LookupRequest\x1a\x16.rollbook.v1.LogOwners\x12\x44\n\x0bListServers\x12\x1f.rollbook.v1.ListServersRequest\x1a\x14.rollbook.v1.Servers\x12\x45\n\x0bTransferLog\x12\x1f.rollbook.v1.TransferLogRequest\x1a\x15.rollbook.v1.LogOwner\x12H\n\x0b\x44rainServer\x12\x1f.rollbook.v1.DrainServerRequest\x1a\x18.rollbook.v1.DrainAnswer\x12N\n\x0eGetServerStats\x12\".rollbook.v1.GetServerStatsRequest\x1a\x18.rollbook.v1.ServerStats\x12?\n\tGetOutage\x12\x1d.rollbook.v1.GetOutageRequest\x1a\x13.rollbook.v1.OutageB-\n\x0brollbook.v1P\x01Z\x1crollbook/proto/v1;rollbookpbb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1frollbook/proto/v1/cluster.proto\x12\x0brollbook.v1\"\x1d\n\rLookupRequest\x12\x0c\n\x04logs\x18\x01 \x03(\t\"O\n\x08LogOwner\x12\x0b\n\x03log\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x13\n\x0bowner_epoch\x18\x03 \x01(\x04\x12\x10\n\x08is_owner\x18\x04 \x01(\x08\"2\n\tLogOwners\x12%\n\x06owners\x18\x01 \x03(\x0b\x32\x15.rollbook.v1.LogOwner\"\x14\n\x12ListServersRequest\"\xc0\x01\n\nServerView\x12\x11\n\tserver_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\'\n\x05state\x18\x03 \x01(\x0e\x32\x18.rollbook.v1.ServerState\x12\x0f\n\x07version\x18\x04 \x01(\t\x12\x12\n\nstarted_us\x18\x05 \x01(\x03\x12\x12\n\nlogs_owned\x18\x06 \x01(\r\x12\x15\n\rlogs_degraded\x18\x07 \x01(\r\x12\x15\n\rlogs_unopened\x18\x08 \x01(\r\"3\n\x07Servers\x12(\n\x07servers\x18\x01 \x03(\x0b\x32\x17.rollbook.v1.ServerView\":\n\x12TransferLogRequest\x12\x0b\n\x03log\x18\x01 \x01(\t\x12\n\n\x02to\x18\x02 \x01(\t\x12\x0b\n\x03uid\x18\x0f \x01(\t\"4\n\x12\x44rainServerRequest\x12\x0e\n\x06server\x18\x01 \x01(\t\x12\x0e\n\x06resume\x18\x02 \x01(\x08\" \n\x0b\x44rainAnswer\x12\x11\n\tlogs_left\x18\x01 \x01(\r\"\x17\n\x15GetServerStatsRequest\"\x82\x01\n\x0bServerStats\x12\x11\n\tserver_id\x18\x01 \x01(\t\x12\x32\n\x05stats\x18\x02 \x03(\x0b\x32#.rollbook.v1.ServerStats.StatsEntry\x1a,\n\nStatsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"\x12\n\x10GetOutageRequest\"`\n\x08Obstacle\x12\'\n\x04kind\x18\x01 \x01(\x0e\x32\x19.rollbook.v1.ObstacleKind\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x10\n\x08since_us\x18\x03 \x01(\x03\x12\x0b\n\x03why\x18\x04 \x01(\t\"T\n\x06Outage\x12(\n\tobstacles\x18\x01 \x03(\x0b\x32\x15.rollbook.v1.Obstacle\x12\r\n\x05\x63\x61use\x18\x02 \x01(\t\x12\x11\n\tnext_step\x18\x03 \x01(\t*`\n\x0bServerState\x12\x1c\n\x18SERVER_STATE_UNSPECIFIED\x10\x00\x12\x18\n\x14SERVER_STATE_SERVING\x10\x01\x12\x19\n\x15SERVER_STATE_DRAINING\x10\x02*c\n\x0cObstacleKind\x12\x1d\n\x19OBSTACLE_KIND_UNSPECIFIED\x10\x00\x12\x1a\n\x16OBSTACLE_KIND_METADATA\x10\x01\x12\x18\n\x14OBSTACLE_KIND_BOOKIE\x10\x02\x32\xb6\x03\n\x0e\x43lusterService\x12<\n\x06Lookup\x12\x1a.rollbook.v1.LookupRequest\x1a\x16.rollbook.v1.LogOwners\x12\x44\n\x0bListServers\x12\x1f.rollbook.v1.ListServersRequest\x1a\x14.rollbook.v1.Servers\x12\x45\n\x0bTransferLog\x12\x1f.rollbook.v1.TransferLogRequest\x1a\x15.rollbook.v1.LogOwner\x12H\n\x0b\x44rainServer\x12\x1f.rollbook.v1.DrainServerRequest\x1a\x18.rollbook.v1.DrainAnswer\x12N\n\x0eGetServerStats\x12\".rollbook.v1.GetServerStatsRequest\x1a\x18.rollbook.v1.ServerStats\x12?\n\tGetOutage\x12\x1d.rollbook.v1.GetOutageRequest\x1a\x13.rollbook.v1.OutageB-\n\x0brollbook.v1P\x01Z\x1crollbook/proto/v1;rollbookpbb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,10 +34,10 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._serialized_options = b'\n\013rollbook.v1P\001Z\034rollbook/proto/v1;rollbookpb'
   _globals['_SERVERSTATS_STATSENTRY']._loaded_options = None
   _globals['_SERVERSTATS_STATSENTRY']._serialized_options = b'8\001'
-  _globals['_SERVERSTATE']._serialized_start=969
-  _globals['_SERVERSTATE']._serialized_end=1065
-  _globals['_OBSTACLEKIND']._serialized_start=1067
-  _globals['_OBSTACLEKIND']._serialized_end=1166
+  _globals['_SERVERSTATE']._serialized_start=992
+  _globals['_SERVERSTATE']._serialized_end=1088
+  _globals['_OBSTACLEKIND']._serialized_start=1090
+  _globals['_OBSTACLEKIND']._serialized_end=1189
   _globals['_LOOKUPREQUEST']._serialized_start=48
   _globals['_LOOKUPREQUEST']._serialized_end=77
   _globals['_LOGOWNER']._serialized_start=79
@@ -47,27 +47,27 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_LISTSERVERSREQUEST']._serialized_start=212
   _globals['_LISTSERVERSREQUEST']._serialized_end=232
   _globals['_SERVERVIEW']._serialized_start=235
-  _globals['_SERVERVIEW']._serialized_end=404
-  _globals['_SERVERS']._serialized_start=406
-  _globals['_SERVERS']._serialized_end=457
-  _globals['_TRANSFERLOGREQUEST']._serialized_start=459
-  _globals['_TRANSFERLOGREQUEST']._serialized_end=517
-  _globals['_DRAINSERVERREQUEST']._serialized_start=519
-  _globals['_DRAINSERVERREQUEST']._serialized_end=571
-  _globals['_DRAINANSWER']._serialized_start=573
-  _globals['_DRAINANSWER']._serialized_end=605
-  _globals['_GETSERVERSTATSREQUEST']._serialized_start=607
-  _globals['_GETSERVERSTATSREQUEST']._serialized_end=630
-  _globals['_SERVERSTATS']._serialized_start=633
-  _globals['_SERVERSTATS']._serialized_end=763
-  _globals['_SERVERSTATS_STATSENTRY']._serialized_start=719
-  _globals['_SERVERSTATS_STATSENTRY']._serialized_end=763
-  _globals['_GETOUTAGEREQUEST']._serialized_start=765
-  _globals['_GETOUTAGEREQUEST']._serialized_end=783
-  _globals['_OBSTACLE']._serialized_start=785
-  _globals['_OBSTACLE']._serialized_end=881
-  _globals['_OUTAGE']._serialized_start=883
-  _globals['_OUTAGE']._serialized_end=967
-  _globals['_CLUSTERSERVICE']._serialized_start=1169
-  _globals['_CLUSTERSERVICE']._serialized_end=1607
+  _globals['_SERVERVIEW']._serialized_end=427
+  _globals['_SERVERS']._serialized_start=429
+  _globals['_SERVERS']._serialized_end=480
+  _globals['_TRANSFERLOGREQUEST']._serialized_start=482
+  _globals['_TRANSFERLOGREQUEST']._serialized_end=540
+  _globals['_DRAINSERVERREQUEST']._serialized_start=542
+  _globals['_DRAINSERVERREQUEST']._serialized_end=594
+  _globals['_DRAINANSWER']._serialized_start=596
+  _globals['_DRAINANSWER']._serialized_end=628
+  _globals['_GETSERVERSTATSREQUEST']._serialized_start=630
+  _globals['_GETSERVERSTATSREQUEST']._serialized_end=653
+  _globals['_SERVERSTATS']._serialized_start=656
+  _globals['_SERVERSTATS']._serialized_end=786
+  _globals['_SERVERSTATS_STATSENTRY']._serialized_start=742
+  _globals['_SERVERSTATS_STATSENTRY']._serialized_end=786
+  _globals['_GETOUTAGEREQUEST']._serialized_start=788
+  _globals['_GETOUTAGEREQUEST']._serialized_end=806
+  _globals['_OBSTACLE']._serialized_start=808
+  _globals['_OBSTACLE']._serialized_end=904
+  _globals['_OUTAGE']._serialized_start=906
+  _globals['_OUTAGE']._serialized_end=990
+  _globals['_CLUSTERSERVICE']._serialized_start=1192
+  _globals['_CLUSTERSERVICE']._serialized_end=1630
 # @@protoc_insertion_point(module_scope)

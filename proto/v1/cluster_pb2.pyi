@@ -179,6 +179,7 @@ class ServerView(_message.Message):
     STARTED_US_FIELD_NUMBER: _builtins.int
     LOGS_OWNED_FIELD_NUMBER: _builtins.int
     LOGS_DEGRADED_FIELD_NUMBER: _builtins.int
+    LOGS_UNOPENED_FIELD_NUMBER: _builtins.int
     server_id: _builtins.str
     """Its name and its present life."""
     address: _builtins.str
@@ -192,7 +193,9 @@ class ServerView(_message.Message):
     logs_owned: _builtins.int
     """As it last said."""
     logs_degraded: _builtins.int
-    """Those of them whose open segment has fewer bookies than its log wants, as it last said."""
+    """Those of them whose open segment is written to fewer bookies than its log wants, as it last said."""
+    logs_unopened: _builtins.int
+    """Logs that it should own, and cannot open, as it last said."""
     def __init__(
         self,
         *,
@@ -203,10 +206,11 @@ class ServerView(_message.Message):
         started_us: _builtins.int = ...,
         logs_owned: _builtins.int = ...,
         logs_degraded: _builtins.int = ...,
+        logs_unopened: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "logs_degraded", b"logs_degraded", "logs_owned", b"logs_owned", "server_id", b"server_id", "started_us", b"started_us", "state", b"state", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "logs_degraded", b"logs_degraded", "logs_owned", b"logs_owned", "logs_unopened", b"logs_unopened", "server_id", b"server_id", "started_us", b"started_us", "state", b"state", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -3,7 +3,8 @@ reached.
 
 healthy       bookies suffice for all copies of a new log, every member can be reached, none is missing
 degraded      it works, and somebody should look: one is down, read-only, draining, unreachable, its clock is
-              wrong, or logs are written with fewer copies than they want, or lack segments whose ledgers were deleted
+              wrong, or logs are written with fewer copies than they want, cannot be opened by the server that should own
+              them, or lack segments whose ledgers were deleted
 unavailable   a new log takes no append, since too few bookies for its acks take entries, or every log
               server that is registered is out of reach
 """
@@ -53,6 +54,7 @@ def judge(found: Sequence[dict[str, Any]]) -> dict[str, Any]:
     writable = sum(each["state"] == "writable" for each in bookies)
     serving = sum(each["state"] in ("serving", "draining") for each in servers)
     degraded = sum(each.get("logs_degraded", 0) for each in servers)
+    unopened = sum(each.get("logs_unopened", 0) for each in servers)
     lost = sum(each.get("segments_lost", 0) for each in servers)
     # A new log's defaults are a setting of its server. A cluster of bookies alone is judged by the
     # default.
@@ -60,7 +62,8 @@ def judge(found: Sequence[dict[str, Any]]) -> dict[str, Any]:
     ensemble = max((each.get("ensemble", 0) for each in servers), default=0)
     ensemble = ensemble or DEFAULT_QUORUM.ensemble
     verdict = "healthy"
-    if degraded or lost or writable < ensemble or not all(each["state"] in _GOOD for each in found):
+    is_short = degraded or unopened or lost or writable < ensemble
+    if is_short or not all(each["state"] in _GOOD for each in found):
         verdict = "degraded"
     if writable < acks or (servers and not serving):
         verdict = "unavailable"
@@ -70,6 +73,7 @@ def judge(found: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "log_servers": f"{serving} of {len(servers)} reachable" if servers else "none",
         "new_logs": new_logs_with(writable, acks, ensemble),
         "degraded_logs": degraded,
+        "unopened_logs": unopened,
         "lost_segments": lost,
     }
 
@@ -114,6 +118,7 @@ async def _log_servers(store: MetadataStore, own_root: str) -> list[dict[str, An
             "state": WRONG_CLOCK if record.name in odd else _state_of(record),
             "address": record.info.address,
             "logs_degraded": record.logs_degraded,
+            "logs_unopened": record.logs_unopened,
             "segments_lost": record.segments_lost,
             "ensemble": record.quorum.ensemble if record.quorum else 0,
             "acks": record.quorum.ack if record.quorum else 0,

@@ -187,6 +187,7 @@ class ClusterManagement:
                 "started_us": each.started_us,
                 "logs_owned": each.logs_owned,
                 "logs_degraded": each.logs_degraded,
+                "logs_unopened": each.logs_unopened,
             }
             for each in await server_records(self._store, self._cluster.own_root)
         ]

@@ -26,6 +26,7 @@ def look_at_cluster(access: LogAccess) -> tuple[dict[str, Any], list[dict[str, A
             "usable_bookies": limits.usable_bookies,
             "logs_owned": sum(each.logs_owned for each in servers),
             "logs_degraded": sum(each.logs_degraded for each in servers),
+            "logs_unopened": sum(each.logs_unopened for each in servers),
         }
         return facts, [_row(each) | {"logs_owned": each.logs_owned} for each in servers]
 
@@ -44,14 +45,17 @@ def look_at_health(access: LogAccess) -> tuple[dict[str, Any], list[dict[str, An
         for row, is_there in zip(rows, reached, strict=True):
             if not is_there:
                 row["state"] = "unreachable"
-        degraded, quorum = sum(each.logs_degraded for each in servers), _quorum_of(limits)
+        degraded = sum(each.logs_degraded for each in servers)
+        unopened = sum(each.logs_unopened for each in servers)
+        quorum = _quorum_of(limits)
         facts = {
-            "health": verdict(rows, outage, degraded, limits),
+            "health": verdict(rows, outage, degraded + unopened, limits),
             "seen_by": client.owners.address_of(None),
             "log_servers": f"{sum(reached)} of {len(rows)} reachable",
             "usable_bookies": limits.usable_bookies,
             "new_logs": new_logs_with(limits.usable_bookies, quorum.ack, quorum.ensemble),
             "degraded_logs": degraded,
+            "unopened_logs": unopened,
             "cause": outage.cause,
             "next_step": outage.next_step,
         }

@@ -122,9 +122,12 @@ class Look:
         async def tail() -> messages.LogTail | None:
             return await self._tail_by(await asked[1], due_s - time.monotonic())
 
+        async def state() -> messages.LogState | None:
+            return await self._state_by(await asked[1], due_s - time.monotonic())
+
         # One gather: if one of them raises, it takes the errors of the others, too.
-        *parts, found = await asyncio.gather(*asked, tail())
-        return found, parts
+        *parts, found, state_there = await asyncio.gather(*asked, tail(), state())
+        return found, [state_there or parts[0], *parts[1:]]
 
     async def _tail_by(
         self, owners: messages.LogOwners | None, timeout_s: float
@@ -135,6 +138,17 @@ class Look:
         word = messages.GetTail(self._log, messages.Consistency.CACHED)
         tail: messages.LogTail | None = await self._ask(word, max(0.0, timeout_s), owner.address)
         return tail
+
+    async def _state_by(
+        self, owners: messages.LogOwners | None, timeout_s: float
+    ) -> messages.LogState | None:
+        """As the server knows it that owns the log, or should: it alone knows what is wrong with it."""
+        owner = _owner_in(owners)
+        if owner is None or not owner.address:
+            return None
+        word = messages.GetLog(self._log)
+        found: messages.LogState | None = await self._ask(word, max(0.0, timeout_s), owner.address)
+        return found
 
     async def _ask(self, word: Any, timeout_s: float, server: str | None = None) -> Any:
         """None: it was not available. Raises errors that are no failures, such as `NoSuchLog`."""
@@ -194,7 +208,17 @@ def _facts(found: _Found) -> dict[str, Any]:
     quorum = config.quorum
     facts["copies"] = f"{quorum.write} on {quorum.ensemble} bookies, {quorum.ack} of them acked"
     written = [each for each in found.segments if each.state is messages.SegmentState.OPEN]
-    if written and (bookies := written[-1].degraded_to):
+    if state.problem:
+        facts["problem"] = state.problem
+        facts["next_step"] = (
+            state.next_step or "`rollbook cluster health` names what is unavailable"
+        )
+    if written and state.vacant_seats:
+        facts["degraded"] = (
+            f"segment {written[-1].segment_id} is not written to {'; '.join(state.vacant_seats)}. A new one is begun as "
+            f"soon as {quorum.write} bookies take new ledgers: bring them back, or add one"
+        )
+    elif written and (bookies := written[-1].degraded_to):
         facts["degraded"] = (
             f"segment {written[-1].segment_id} was made with {bookies} of {quorum.ensemble} bookies; a new one is "
             "begun as soon as enough bookies take new ledgers"

@@ -80,6 +80,9 @@ def _degraded(health: Facts, _: Facts) -> Sentence | None:
     if health["lost_segments"]:
         text = f"Logs lack {health['lost_segments']} segments whose ledgers were deleted."
         return Sentence("bad", text, "/ledgers")
+    if health["unopened_logs"]:
+        text = f"{health['unopened_logs']} logs cannot be opened: `rollbook explain LOG` says why."
+        return Sentence("bad", text, "/servers")
     if health["degraded_logs"]:
         text = f"{health['degraded_logs']} logs are written with fewer copies than they should."
         return Sentence("warning", text, "/bookies")

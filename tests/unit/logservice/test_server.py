@@ -496,6 +496,49 @@ def test_a_log_says_when_its_segment_ends_for_its_age() -> None:
     play(story)
 
 
+def test_a_log_that_cannot_be_opened_again_and_again_says_why() -> None:
+    async def story(scene: Scene) -> None:
+        (a,) = await start_all(scene, "a")
+        log = await make_log(scene, log_suggested_to(a))
+        await a.append(log, b"a")
+        owner = a.log_server.find(log)
+        assert owner is not None
+        a.do(owner.lose, "the test says so")
+        scene.set_bookies(is_hung=True)
+        await refused(a.append(log, b"b"), RollbookError)
+        assert a.log_server.logs_unopened == 0
+        await refused(a.append(log, b"b"), RollbookError)
+        assert a.log_server.logs_unopened == 1
+        state: messages.LogState = await a.ask(a.service.get_log(messages.GetLog(log), a.due()))
+        assert state.problem.startswith("it could not be opened 2 times in a row: ")
+        scene.set_bookies(is_hung=False)
+        await a.append(log, b"b")
+        assert a.log_server.logs_unopened == 0
+        state = await a.ask(a.service.get_log(messages.GetLog(log), a.due()))
+        assert state.problem == ""
+
+    play(story)
+
+
+def test_an_owner_names_the_bookies_that_do_not_get_its_records() -> None:
+    """LS16."""
+
+    async def story(scene: Scene) -> None:
+        (a,) = await start_all(scene, "a")
+        log = await make_log(scene, log_suggested_to(a))
+        await a.append(log, b"a")
+        scene.bookies["b2"].writers_from = 2**62
+        await a.append(log, b"b")
+        owner = a.log_server.find(log)
+        assert owner is not None
+        await scene.until(lambda: owner.vacant_seats)
+        state: messages.LogState = await a.ask(a.service.get_log(messages.GetLog(log), a.due()))
+        assert state.vacant_seats == ("b2: it refuses adds",)
+        assert a.log_server.logs_degraded == 1
+
+    play(story, bookies=("b1", "b2", "b3"))
+
+
 def test_a_log_is_opened_by_whom_all_suggest_and_the_others_say_so() -> None:
     async def story(scene: Scene) -> None:
         a, b = await start_all(scene, "a", "b")

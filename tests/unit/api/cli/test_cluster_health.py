@@ -83,6 +83,12 @@ def test_logs_with_too_few_copies_are_counted() -> None:
     assert (found["health"], found["degraded_logs"]) == ("degraded", 4)
 
 
+def test_logs_that_cannot_be_opened_are_counted() -> None:
+    bookies = [member("bookie", "writable")] * 3
+    found = judge([*bookies, member("log server", "serving") | {"logs_unopened": 2}])
+    assert (found["health"], found["unopened_logs"]) == ("degraded", 2)
+
+
 def test_lost_segments_are_counted() -> None:
     """LO1."""
     bookies = [member("bookie", "writable")] * 3

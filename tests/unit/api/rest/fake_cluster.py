@@ -185,6 +185,7 @@ class FakeCluster:
             "log_servers": "none",
             "new_logs": "have all their copies",
             "degraded_logs": 0,
+            "unopened_logs": 0,
             "lost_segments": 0,
             "members": [
                 {"kind": "bookie", "id": each["id"], "state": "writable"} for each in self.rows
@@ -204,6 +205,7 @@ class FakeCluster:
                 "started_us": 1_795_219_200_000_000,
                 "logs_owned": 1,
                 "logs_degraded": 0,
+                "logs_unopened": 0,
             }
         ]
 

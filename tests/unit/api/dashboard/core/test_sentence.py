@@ -12,6 +12,7 @@ HEALTH: dict[str, Any] = {
     "log_servers": "1 of 1 reachable",
     "new_logs": "have all their copies",
     "degraded_logs": 0,
+    "unopened_logs": 0,
     "lost_segments": 0,
     "members": [{"kind": "bookie", "id": "bk-1", "state": "writable"}],
 }
@@ -38,6 +39,7 @@ DOWN = [{"kind": "bookie", "id": f"bk-{number}", "state": "down"} for number in 
         ({}, {"auditor": None}, "warning", "No recovery server", "/recovery"),
         ({"lost_segments": 2}, {}, "bad", "2 segments", "/ledgers"),
         ({"degraded_logs": 3}, {}, "warning", "3 logs", "/bookies"),
+        ({"unopened_logs": 2, "degraded_logs": 3}, {}, "bad", "2 logs", "/servers"),
         ({"health": "degraded"}, {}, "warning", "New logs", "/bookies"),
         (
             {"health": "degraded", "members": [{**DOWN[0], "state": "draining"}]},

@@ -1,0 +1,69 @@
+"""Logs that a server should own and could not open: for `makes_ahead` of the next attempt, for health and `explain`.
+
+One failure is nothing: the next attempt follows at once. A log is reported as stuck from the second failure in a row
+on, until it is opened, or nobody has asked for it for five minutes: then this server no longer knows.
+"""
+
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import Final
+
+from rollbook.logservice.ids import LogName
+
+_LOGS_MAX: Final = 100_000
+_STUCK_ATTEMPTS: Final = 2
+_KNOWN_S: Final = 300.0  # Larger: a log that was opened elsewhere is reported for longer.
+
+
+@dataclass(frozen=True, slots=True)
+class FailedOpening:
+    """The failures in a row, and the last one."""
+
+    attempts: int
+    failed_s: float
+    why: str
+    next_step: str
+
+    @property
+    def is_news(self) -> bool:
+        """Whether it should be logged: ever more rarely."""
+        return self.attempts >= _STUCK_ATTEMPTS and self.attempts & (self.attempts - 1) == 0
+
+
+class UnopenedLogs:
+    def __init__(self) -> None:
+        self._failed: OrderedDict[LogName, FailedOpening] = OrderedDict()  # The last failure last.
+
+    def __contains__(self, name: LogName) -> bool:
+        """Whether its last attempt failed, however long ago."""
+        return name in self._failed
+
+    def on_failed(
+        self, name: LogName, now_s: float, why: str, next_step: str = ""
+    ) -> FailedOpening:
+        before = self._failed.pop(name, None)
+        attempts = 1 if before is None else before.attempts + 1
+        found = self._failed[name] = FailedOpening(attempts, now_s, why, next_step)
+        if len(self._failed) > _LOGS_MAX:
+            self._failed.popitem(last=False)
+        return found
+
+    def on_settled(self, name: LogName) -> None:
+        """It was opened, or is no longer for this server to open."""
+        self._failed.pop(name, None)
+
+    def find_stuck(self, name: LogName, now_s: float) -> FailedOpening | None:
+        found = self._failed.get(name)
+        return found if found is not None and _is_stuck(found, now_s) else None
+
+    def count_stuck(self, now_s: float) -> int:
+        count = 0
+        for each in reversed(self._failed.values()):
+            if each.failed_s < now_s - _KNOWN_S:
+                break
+            count += _is_stuck(each, now_s)
+        return count
+
+
+def _is_stuck(failed: FailedOpening, now_s: float) -> bool:
+    return failed.attempts >= _STUCK_ATTEMPTS and failed.failed_s >= now_s - _KNOWN_S
