@@ -2,15 +2,18 @@
 
 import os
 import re
+import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from rollbook.api.client import sync
 from rollbook.api.client.config import LogClientConfig
-from rollbook.api.client.sync import SyncClient
+from rollbook.api.client.sync import SyncClient, SyncLog
 from tests.regressions.defects import defect
 from tests.support import bookies, commands, log_processes
 from tests.support.log_processes import LogProcesses
@@ -30,6 +33,12 @@ class _Cluster:
         """In order, as for an upgrade. It is registered no more when this returns."""
         self.processes.bookies[2].terminate()
         self.processes.bookies[2].wait()
+
+    def format_it(self) -> None:
+        """As after its disk was replaced."""
+        words = bookies.arguments(self._folder, self.processes.metadata, bookie_id="bk-3")
+        done = commands.run("bookie", "format", "--yes", *words[2:])
+        assert done.returncode == 0, done.stderr
 
     def start_it_again(self) -> None:
         processes = self.processes
@@ -107,3 +116,61 @@ def test_a_degraded_segment_is_reported(cluster: _Cluster) -> None:
     health = commands.run("cluster", "health", "--metadata", processes.metadata)
     assert health.returncode == 8
     assert re.search(rb"degraded_logs +[1-9]", health.stdout), health.stdout
+
+
+@defect(
+    "formatted-bookie-keeps-a-seat",
+    "A log kept a segment on a bookie that was formatted since, one of three: nothing said that it lacked a copy, "
+    "and its next append lost its owner.",
+)
+def test_new_records_have_all_copies_after_a_bookie_was_formatted(tmp_path: Path) -> None:
+    """LS16: the formatted bookie fences the writer that sends it something, and a log at rest leaves its segment."""
+    with log_processes.running(tmp_path) as processes:
+        processes.start_server("log-1")
+        cluster = _Cluster(processes, tmp_path)
+        with sync.connect(processes.url, _QUICK) as client:
+            written = client.open("written", create=True)
+            resting = client.open("resting", create=True)
+            resting.append(b"first")
+            with _writing(written):
+                cluster.stop_a_bookie()
+                cluster.format_it()
+                cluster.start_it_again()
+                due = time.monotonic() + _PATIENCE_S
+                while sum(each.logs_degraded for each in client.servers()) < 1:
+                    assert time.monotonic() < due, "no server reports it"
+                    time.sleep(0.2)
+                at = {"ROLLBOOK_SERVER": processes.url}
+                explained = commands.run("explain", "resting", environment=at).stdout.decode()
+                assert "is not written to bk-3" in explained, explained
+                for log in (written, resting):
+                    while (last := log.segments()[-1]).segment_id == 0:
+                        assert time.monotonic() < due, f"{log.name} writes to two bookies"
+                        time.sleep(0.2)
+                    assert last.degraded_to == 0
+                assert last.reason == "vacant seat"
+            resting.append(b"second")
+            ledgers = [str(log.segments()[-1].ledger_id) for log in (written, resting)]
+            for log in (written, resting):
+                log.roll()
+        verified = commands.run("ledger", "verify", *ledgers, "--metadata", processes.metadata)
+        assert verified.returncode == 0, verified.stdout
+
+
+@contextmanager
+def _writing(log: SyncLog) -> Iterator[None]:
+    """Records are appended to it all the time, from before to after."""
+    log.append(b"first")
+    is_over = threading.Event()
+
+    def write() -> None:
+        while not is_over.wait(0.05):
+            log.append(b"more")
+
+    with ThreadPoolExecutor(1) as pool:
+        writing = pool.submit(write)
+        try:
+            yield
+        finally:
+            is_over.set()
+        writing.result()
