@@ -24,7 +24,7 @@ from rollbook.proto.stats import Histogram
 
 _SANITY_S: Final = 5.0
 _LISTED_NS_MAX: Final = 60 * 1_000_000_000
-_SUMMARIES: Final = 50  # At a stretch.
+_SUMMARIES: Final = 50  # Ledgers summarised in one step; other tasks run before the next.
 _QUANTILES: Final = (("p50", 0.5), ("p99", 0.99), ("p999", 0.999))
 _CATALOG: Final = "catalog-"
 
@@ -36,14 +36,14 @@ class Admin:
         self._clock = clock
         self._started_ns = clock.monotonic_ns()
         self._listing = asyncio.Lock()
-        self._listed = array("q")  # The ledgers, ascending, as they were
-        self._listed_ns = -_LISTED_NS_MAX  # then.
+        self._listed = array("q")  # The ids of all ledgers, ascending, as of `_listed_ns`.
+        self._listed_ns = -_LISTED_NS_MAX  # When `_listed` was made.
 
     @property
     def stats(self) -> Stats:
         return self._bookie.stats
 
-    # --- How it is ----------------------------------------------------------------------------
+    # --- State --------------------------------------------------------------------------------
 
     def failure(self) -> str | None:
         error = self._bookie.storage.failure
@@ -121,7 +121,7 @@ class Admin:
         return {name: _quantiles(each) for name, each in found.items() if each.total}
 
     def settings(self) -> View:
-        """Names of files are no secrets; a URL may contain some."""
+        """All settings. File names are no secrets; secrets in the URL are left out."""
         found = asdict(self._bookie.config)
         del found["sources"]
         url = found["bookie"]["metadata"]
@@ -150,7 +150,7 @@ class Admin:
         return asdict(await self._bookie.storage.space())
 
     async def check_sanity(self) -> View:
-        """Writes all earlier requests to the journal's disk."""
+        """Forces all earlier requests to the journal's disk."""
         try:
             async with asyncio.timeout(_SANITY_S):
                 await self._bookie.storage.force()
@@ -158,7 +158,7 @@ class Admin:
             return {"passed": False, "read_only": self._is_read_only}
         return {"passed": self.failure() is None, "read_only": self._is_read_only}
 
-    # --- What it has --------------------------------------------------------------------------
+    # --- Contents -----------------------------------------------------------------------------
 
     def mark(self) -> View:
         storage = self._bookie.storage
@@ -183,7 +183,7 @@ class Admin:
         }
 
     async def ledgers(self, after: int, limit: int) -> Sequence[View]:
-        """The first page, or one requested late, lists the ledgers again."""
+        """Lists all ledgers again for the first page, and for a page requested long after it."""
         async with self._listing:
             age_ns = self._clock.monotonic_ns() - self._listed_ns
             if after < 0 or age_ns > _LISTED_NS_MAX:
@@ -194,7 +194,7 @@ class Admin:
         views, found = self._bookie.storage.views(), list[View]()
         for number, ledger_id in enumerate(listed[start : start + limit]):
             if number % _SUMMARIES == 0:
-                await asyncio.sleep(0)  # Others have adds to answer.
+                await asyncio.sleep(0)  # Adds waiting on the loop go first.
                 views = self._bookie.storage.views()
             found.append(views.summary(ledger_id))
         return found
@@ -205,10 +205,10 @@ class Admin:
             raise NoSuchLedger(ledger_id=ledger_id)
         return views.details(ledger_id)
 
-    # --- Doubts -------------------------------------------------------------------------------
+    # --- Doubts about entries -----------------------------------------------------------------
 
     def doubts(self, after: int, limit: int) -> View:
-        """Those about ledgers with an id above `after`, ascending."""
+        """The doubts about ledgers with an id above `after`, ascending."""
         doubts = self._bookie.storage.catalog.doubts
         ids = nsmallest(limit, (each for each in doubts.ledger_ids if each > after))
         return {
@@ -254,8 +254,8 @@ class Admin:
         }
 
     async def collect_garbage(self, *, force: bool = False) -> View:
-        """And removes logs that hold nothing any more. `force`: however many ledgers are gone at
-        once."""
+        """Deletes ledgers that are gone from metadata, and removes logs without live entries.
+        `force`: even if very many ledgers are gone at once."""
         space = self._bookie.space
         state = await space.garbage.collect(force=force)
         shown = asdict(state)
@@ -268,7 +268,8 @@ class Admin:
         return shown
 
     async def compact(self, *, major: bool) -> View:
-        """Raises `Unavailable` if it was stopped; what was rewritten before that stays so."""
+        """Raises `Unavailable` if compaction was stopped; logs rewritten before that stay
+        rewritten."""
         try:
             return asdict(await self._bookie.space.compactor.run(major=major))
         except CompactionStopped as why:
@@ -300,7 +301,7 @@ class Admin:
         self._bookie.space.scrubber.resume()
 
     async def verify_ledger(self, ledger_id: int) -> View:
-        """Reads all of it. Raises `NoSuchLedger`, `OSError`."""
+        """Reads all entries of the ledger. Raises `NoSuchLedger`, `OSError`."""
         return asdict(await self._bookie.space.scrubber.verify(ledger_id))
 
 

@@ -7,12 +7,13 @@ from typing import Final
 from rollbook.bookie.core.background_pacing import Lull, StepPauses
 from rollbook.proto.ports import Clock
 
-_TIMES: Final = 2.0  # So at most a third of the loop's time is taken.
-_LOOK_AGAIN_S: Final = 0.002  # The check costs 50 µs.
+# Rests are this many times as long as steps: background work takes a third of the loop's time.
+_TIMES: Final = 2.0
+_LOOK_AGAIN_S: Final = 0.002  # Pause between checks for a lull; one check costs 50 µs.
 
 
 class Background:
-    """One for each piece of work."""
+    """Paces one piece of background work."""
 
     def __init__(self, clock: Clock, is_preceded: Callable[[], bool] = lambda: False) -> None:
         """`is_preceded`: other background work goes first, up to a limit of patience."""

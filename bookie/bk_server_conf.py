@@ -23,7 +23,7 @@ _NAMED: Final = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
 _KEY: Final = re.compile(r"((?:\\.|[^\\=: \t\f])*)[ \t\f]*[=:]?[ \t\f]*", re.DOTALL)
 _BLANKS: Final = " \t\f"
 
-# Without these, access or metadata is open that was not before.
+# Keys that restrict access. Ignoring one opens access or metadata that was not open before.
 _GUARDS: Final = (
     "bookieAuthProviderFactoryClass",
     "tlsProviderFactoryClass",
@@ -35,17 +35,17 @@ _GUARDS: Final = (
 _DEFAULT_PORT: Final = 3181
 _DEFAULT_HTTP_PORT: Final = 8080
 _DEFAULT_ROOT: Final = "/ledgers"
-_DEFAULT_INTERFACE: Final = "default"  # BookKeeper's name for none.
+_DEFAULT_INTERFACE: Final = "default"  # BookKeeper's name for "no particular interface".
 _EVERYWHERE: Final = "0.0.0.0"  # noqa: S104  # As BookKeeper does; refused later unless allowed.
 _WARN: Final = 0.90
 _MIB: Final = 1024 * 1024
 
 
-# --- The format -------------------------------------------------------------------------------
+# --- File format ------------------------------------------------------------------------------
 
 
 def parse_properties(text: str) -> dict[str, str]:
-    """As Java reads them: if a key is given twice the last one counts."""
+    """Reads properties as Java does: if a key is given twice the last one counts."""
     return {key: value for _, key, value in _pairs(text)}
 
 
@@ -57,7 +57,7 @@ def lines_of_keys(text: str) -> dict[str, int]:
 def _pairs(text: str) -> Iterator[tuple[int, str, str]]:
     for number, line in _logical_lines(text):
         match = _KEY.match(line)
-        assert match  # It matches anything.
+        assert match  # The pattern matches any line.
         yield number, _unescape(match[1]), _unescape(line[match.end() :])
 
 
@@ -73,7 +73,8 @@ def _logical_lines(text: str) -> Iterator[tuple[int, str]]:
 
 
 def _goes_on(line: str) -> bool:
-    """An odd number of backslashes: an even number is half as many escaped ones."""
+    """Whether the line ends with an odd number of backslashes: an even number is escaped
+    backslashes."""
     return (len(line) - len(line.rstrip("\\"))) % 2 == 1
 
 
@@ -85,14 +86,14 @@ def _unescape(text: str) -> str:
     return _ESCAPE.sub(plain, text)
 
 
-# --- The keys ---------------------------------------------------------------------------------
+# --- Keys -------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Translated:
-    tables: dict[str, dict[str, Any]]  # As in a TOML file of ours.
-    ignored: tuple[str, ...]  # Keys without a meaning here.
-    unguarded: tuple[str, ...]  # Those of them that restrict access.
+    tables: dict[str, dict[str, Any]]  # The settings, as the tables of our TOML file.
+    ignored: tuple[str, ...]  # Keys that have no meaning here.
+    unguarded: tuple[str, ...]  # The ignored keys that restrict access in BookKeeper.
 
 
 class _Keys:
@@ -235,20 +236,21 @@ def _place(keys: _Keys, address_of: Callable[[str | None, bool], str]) -> dict[s
                 advertised = advertised.partition(".")[0]
         host = address_of(interface, False) if interface else _EVERYWHERE
     if host == _EVERYWHERE and is_loopback(advertised):
-        host = advertised  # Others could not find it anyway.
+        host = advertised  # Other hosts could not reach a loopback address anyway.
     timeout_ms = keys.integer("zkTimeout")
     return _given(
         metadata=_metadata(keys),
         bookie_id=keys.text("bookieId"),
         listen=_join(host, port),
-        advertise=_bracketed(advertised),  # Its port is that of `listen`, wherever that is set.
+        # The advertised port is that of `listen`, wherever that is set.
+        advertise=_bracketed(advertised),
         session_timeout_s=None if timeout_ms is None else timeout_ms / 1000,
         read_only=keys.flag("forceReadOnlyBookie") or None,
     )
 
 
 def _metadata(keys: _Keys) -> str:
-    """One URI, or its parts as in older files.
+    """The metadata URI, or its parts as in older files.
 
     The class of the ledger manager is such a part, and is ignored beside a URI. Its type is not
     such a part: BookKeeper ignores it if there is a LAYOUT, and a URL that names one requires
@@ -284,15 +286,15 @@ def _doors(keys: _Keys) -> dict[str, Any]:
     http: dict[str, Any] = {}
     host, port = keys.text("httpServerHost"), keys.integer("httpServerPort")
     if keys.flag("httpServerEnabled"):
-        # BookKeeper's is open to everybody by default, without a token.
+        # BookKeeper's HTTP is open to all hosts by default, without a token.
         http["http"] = _join(host or "127.0.0.1", _DEFAULT_HTTP_PORT if port is None else port)
     if keys.text("tlsKeyStoreType").upper() != "PEM":
-        return http  # Java's own kinds of key stores stay Java's.
+        return http  # Java's own kinds of key stores are of no use here.
     certificate, key = keys.text("tlsCertificatePath"), keys.text("tlsKeyStore")
     trusted = keys.text("tlsTrustStore")
     return http | _given(
         tls_certificate=certificate,
-        tls_key=key if certificate else "",  # BookKeeper ignores it unless TLS is requested.
+        tls_key=key if certificate else "",  # BookKeeper ignores the key unless TLS is requested.
         tls_authorities=trusted if keys.flag("tlsClientAuthentication") else "",
     )
 
@@ -322,7 +324,8 @@ def _space(keys: _Keys) -> dict[str, Any]:
     gc_ms, check_ms = keys.integer("gcWaitTime"), keys.integer("diskCheckInterval")
     surplus_ms = keys.integer("gcOverreplicatedLedgerWaitTime")
     rate = keys.integer("compactionRateByBytes")
-    counts_bytes = keys.flag("isThrottleByBytes")  # Otherwise BookKeeper counts entries.
+    # If the flag is off, BookKeeper's rate counts entries.
+    counts_bytes = keys.flag("isThrottleByBytes")
     given = _given(
         gc_interval_s=None if gc_ms is None else gc_ms / 1000,
         surplus_interval_s=None if surplus_ms is None else max(0, surplus_ms) / 1000,

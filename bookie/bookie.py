@@ -96,7 +96,7 @@ class Settings:
     storage: StorageConfig
     server: ServerConfig = field(default_factory=ServerConfig)
     space: SpaceConfig = field(default_factory=SpaceConfig)
-    # Where values come from that are no defaults, by `section.name`.
+    # Where each value that is not a default was set, by `section.name`.
     sources: Mapping[str, str] = field(default_factory=dict, compare=False)
 
 
@@ -107,7 +107,8 @@ class BookieState(Enum):
 
 
 def addresses_of(config: BookieConfig) -> tuple[Address, Address, BookieId]:
-    """Where it listens, where others find it, and its id. Raises `BadConfig`."""
+    """Returns the address to listen on, the advertised address and the bookie id. Raises
+    `BadConfig`."""
     listen = parse_address(
         config.listen, "listen", default_host=EVERY_ADDRESS, default_port=DEFAULT_PORT
     )
@@ -132,7 +133,7 @@ def addresses_of(config: BookieConfig) -> tuple[Address, Address, BookieId]:
 
 
 def tls_address_of(config: BookieConfig) -> Address | None:
-    """Its address with TLS. Raises `BadConfig`."""
+    """Returns the bookie's address with TLS. Raises `BadConfig`."""
     if not config.tls_listen:
         return None
     found = parse_address(config.tls_listen, "tls_listen", default_host=EVERY_ADDRESS)
@@ -168,7 +169,7 @@ class Bookie:
         self.storage: Storage
         self.server: BookieServer
         self.space: Space
-        self.membership: RegistrationLoop | None = None  # Once it registers.
+        self.membership: RegistrationLoop | None = None  # None until the bookie registers.
         self.leaving = LifecycleWatch(LifecycleNodes(store, cluster), bookie_id)
         self._machine = machine
         self._store = store
@@ -178,10 +179,11 @@ class Bookie:
         self._listener: Listener
         self._tls_listener: Listener | None = None
         self._holder = ""
-        self._http: Address | None = None  # Of its admin pages.
-        self._tasks: list[asyncio.Task[None]] = []  # In the background, until it leaves.
-        self._leavers: list[Callable[[], None]] = []  # Of queries to the metadata store.
-        # Of what was opened, in that order.
+        self._http: Address | None = None  # The address of the admin pages.
+        self._tasks: list[asyncio.Task[None]] = []  # Background tasks; `leave` stops them.
+        # Callbacks that end queries to the metadata store.
+        self._leavers: list[Callable[[], None]] = []
+        # Closers of everything that was opened, in order of opening.
         self._closers: list[Callable[[], Awaitable[None]]] = []
 
     @classmethod
@@ -192,9 +194,10 @@ class Bookie:
         settings: Settings,
         tls: Transport | None = None,
     ) -> "Bookie":
-        """Its ports answer when it returns. The store is closed with it, also if it raises.
+        """Opens the bookie: its ports answer when this returns. Closing it closes the store, and so
+        does an error here.
 
-        `tls` is how it listens at `tls_listen`.
+        `tls` listens at `tls_listen`.
 
         Raises `WrongBookie`, `WrongCluster`, `NoSuchCluster`, `DataLost`, `DirectoryInUse`,
         `BadConfig`, `OlderMetadata`, each with its next step; `OSError`.
@@ -247,11 +250,11 @@ class Bookie:
         await self.leaving.look()
         self.space.set_leaving(self.leaving.reason)
         await self.space.open()
-        # A running bookie must not be overtaken by a copy.
+        # A copy of a running bookie must not take over its id.
         await self._registration().await_others()
         await self._require_current_metadata()
-        # On a full disk a bookie still responds, but makes no promises: a copy might pass for it
-        # (B8).
+        # On a full disk a bookie still responds but makes no promises: a copy could be mistaken for
+        # it (B8).
         self.storage.may_promise = await self.identity.begin()
         self.server = BookieServer(
             self.storage,
@@ -271,7 +274,8 @@ class Bookie:
             self._tls_listener = await self.server.listen(self._tls_listen, tls)
 
     async def _require_current_metadata(self) -> None:
-        """Raises `OlderMetadata` if the store was put back from a copy that knows less than this bookie (B14)."""
+        """Raises `OlderMetadata` if the store was restored from a copy that knows less than this
+        bookie (B14)."""
         nodes = LedgerNodes(self._store, self.cluster.root, self.cluster.layout)
         known = await self.storage.ledger_ids()
         if not known:
@@ -290,28 +294,29 @@ class Bookie:
             )
 
     async def _require_place(self) -> None:
-        """Raises `BadConfig` if it cannot listen where it wants to. Usually its id says where that
-        is."""
-        async with AsyncExitStack() as closing:  # At once: the two may be one.
+        """Raises `BadConfig` if it cannot listen on its addresses. The bookie's id usually contains
+        them."""
+        # Listens on both addresses at the same time: it fails if they are equal.
+        async with AsyncExitStack() as closing:
             for address in filter(None, (self._listen, self._tls_listen)):
                 listener = await self._machine.transport.listen(_HangUp, address)
                 closing.push_async_callback(listener.close)
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> None:
-        """A failure there makes it impossible to go on."""
+        """Starts background work; if it fails, the bookie has failed."""
         self._tasks.append(asyncio.get_running_loop().create_task(work))
 
     async def _count_start(self) -> None:
         while not self.storage.may_promise:
             await asyncio.sleep(_COUNT_AGAIN_S)
-            # Of the metadata store: another try.
+            # The metadata store failed: try again.
             with suppress(Unavailable, OutcomeUnknown, SessionExpired):
                 self.storage.may_promise = await self.identity.begin()
         logger.info("start_counted", bookie=self.bookie_id)
 
     @property
     def address(self) -> Address:
-        """Where it listens, with the real port."""
+        """The address that the bookie listens on, with the real port."""
         return self._listener.address
 
     @property
@@ -320,7 +325,7 @@ class Bookie:
 
     @property
     def tls_address(self) -> Address | None:
-        """Its advertised address with TLS."""
+        """The bookie's advertised address with TLS."""
         if self._tls_listener is None:
             return None
         is_told = self.config.bookie.advertise
@@ -328,8 +333,8 @@ class Bookie:
         return Address(host, self._tls_listener.address.port)
 
     async def register(self, http: Address | None = None) -> None:
-        """Returns when others can see it, however long an earlier session of its id takes to
-        end.
+        """Returns when others can see the bookie, however long an earlier session of its id takes
+        to end.
 
         Raises `NodeExists` if another process has the id and stays, and what `failed` returns if
         that comes first.
@@ -365,7 +370,7 @@ class Bookie:
         )
 
     async def _obey_lifecycle(self) -> None:
-        """Its present state, before others see the bookie (B15)."""
+        """Reads the lifecycle state and obeys it before others see the bookie (B15)."""
         while True:
             try:
                 await self.leaving.look()
@@ -375,7 +380,7 @@ class Bookie:
         self.space.set_leaving(self.leaving.reason)
 
     def _on_leaving(self) -> None:
-        """It refuses entries at once; others see it a moment later (B15)."""
+        """Stops accepting entries at once; others see the new state a moment later (B15)."""
         assert self.membership
         self.space.set_leaving(self.leaving.reason)
         self.membership.describe(self._info(self.advertised))
@@ -403,14 +408,15 @@ class Bookie:
         return self.storage.is_read_only
 
     async def set_read_only(self, wanted: bool) -> None:
-        """By an operator; it may also be read-only for lack of space. Others see it a moment
-        later."""
+        """Sets an operator's read-only mode; lack of space makes the bookie read-only, too. Others
+        see it a moment later."""
         self.space.set_read_only(wanted)
         if self.membership:
             self.membership.want(self._standing)
 
     async def _follow_standing(self) -> None:
-        """Becomes writable again only when that seems to last: each change makes clients choose bookies again."""
+        """Registers as writable only after a calm period: each change makes clients choose bookies
+        again."""
         assert self.membership
         writable_s = 0.0
         while True:
@@ -420,8 +426,8 @@ class Bookie:
                 self.membership.want(self._standing)
 
     async def _follow_sessions(self, session: SessionId) -> None:
-        """A store may be restored from a copy under a running bookie, which loses its session then. Raises
-        `OlderMetadata`."""
+        """Checks each new session: a store restored from a copy under a running bookie ends its
+        session. Raises `OlderMetadata`."""
         async for _ in self._store.session_events():
             while self._store.session not in (session, NO_SESSION):
                 found = self._store.session
@@ -438,19 +444,19 @@ class Bookie:
 
     async def settle_everything(self, stamp: str) -> None:
         """Raises like `Storage.settle_everything`, and what the metadata store raises."""
-        # All ledgers that may have been fenced here and were not checked are older (B13).
+        # Ledgers that may have been fenced here and were not checked all have lower ids (B13).
         old_below = await LedgerIds(self._store, self.cluster.root).draw()
         await self.storage.settle_everything(stamp, old_below)
         if self.membership:
             self.membership.describe(self._info(self.advertised))
 
     async def failed(self) -> BaseException:
-        """Returns the error that makes it impossible to go on: then the process has to end."""
+        """Returns the error that makes it impossible to go on; the process then has to end."""
         parts = (self.storage, self.space, *([self.membership] if self.membership else ()))
         return await first_of(*(part.failed() for part in parts), first_failure(self._tasks))
 
     async def leave(self) -> None:
-        """Out of sight at once (B9), and still serving."""
+        """Deregisters at once (B9) and still serves clients."""
         if self.state is BookieState.CLOSING:
             return
         self.state = BookieState.CLOSING
@@ -461,12 +467,12 @@ class Bookie:
             await self.membership.close()
         try:
             async with asyncio.timeout(_END_SESSION_S):
-                await self._store.close()  # And with the session, its registration.
+                await self._store.close()  # The registration ends with the session.
         except (TimeoutError, RollbookError):
             logger.warning("metadata_session_left_to_expire", bookie=self.bookie_id)
 
     async def close(self) -> None:
-        """Seconds at most; nothing that was acknowledged depends on it."""
+        """Takes seconds at most; no acknowledged entry depends on it."""
         try:
             await self.leave()
         finally:

@@ -43,7 +43,7 @@ logger = structlog.get_logger()
 
 _PREFIX = "catalog-"
 _FENCED = LedgerFacts(is_fenced=True)
-_STEP_BYTES = 256 * 1024  # Space is reserved so far ahead: a full disk then fails no write.
+_STEP_BYTES = 256 * 1024  # Space reserved ahead: the write after that cannot fail on a full disk.
 _SYNC_BYTES = 1024 * 1024
 _RECORDS_PER_STEP = 16
 _ANEW_BYTES = 4 * 1024 * 1024
@@ -51,7 +51,7 @@ _ANEW_GROWTH = 3  # A catalog that has grown this many times is rewritten.
 
 
 class _Copy:
-    """One of the two files, as found."""
+    """One of the two copies, as read at the start."""
 
     def __init__(self, contents: bytes, header: FileHeader) -> None:
         self.header = header
@@ -64,14 +64,14 @@ class _Copy:
 
 
 class _Generation:
-    """The two files that are written to."""
+    """The two files of one generation, open for writing."""
 
     def __init__(self, number: int) -> None:
         self.number = number
         self.files: list[tuple[File, RecordPacker]] = []
         self.bytes = 0
         self.bytes_at_first = 0
-        self.failure: OSError | None = None  # Of one that was being written.
+        self.failure: OSError | None = None  # The error of a failed write to this generation.
         self._allocated = 0
         self._unsynced = 0
 
@@ -101,7 +101,8 @@ class _Generation:
             self.bytes = write.end
 
     async def append_unsynced(self, body: bytes) -> None:
-        """It is not called durable before `sync`; but not too much is left for that."""
+        """Appends without a sync: the change is durable after `sync`, which is left at most
+        `_SYNC_BYTES` to write."""
         await self.reserve(len(body))
         for file, packer in self.files:
             write = packer.pack_body(RecordKind.CHANGES, body)
@@ -133,17 +134,18 @@ class CatalogFiles:
     ) -> None:
         self.catalog = Catalog()
         self.store_id = store_id
-        self.damaged: list[str] = []  # Of its files, as found.
+        self.damaged: list[str] = []  # Paths of copies found damaged.
         self._disk = disk
         self._directories = directories
         self._randomness = randomness
         self._turn = asyncio.Lock()
         self._current = _Generation(0)
-        self._next: _Generation | None = None  # Being written.
+        self._next: _Generation | None = None  # The generation being written, if any.
         self._writing: asyncio.Task[None] | None = None
         self._failure: BaseException | None = None
         self._has_failed = asyncio.Event()
-        self.give_way: Callable[[], Awaitable[None]] = _next_turn  # Others have adds to answer.
+        # Called between steps: adds go first.
+        self.give_way: Callable[[], Awaitable[None]] = _next_turn
 
     # --- Opening ------------------------------------------------------------------------------
 
@@ -156,9 +158,9 @@ class CatalogFiles:
         doubted: Iterable[int] = (),
         old_below: int = 0,
     ) -> "CatalogFiles":
-        """For a new store.
+        """Creates the catalog of a new store.
 
-        All of each of the `doubted` ledgers is in doubt, fenced or not included: so they are fenced.
+        All entries of the `doubted` ledgers are in doubt, and so are their fences: they are fenced.
         For `old_below` see B13.
         """
         files = cls(disk, directories, randomness.randbytes(ID_BYTES), randomness)
@@ -166,7 +168,7 @@ class CatalogFiles:
         for ledger_id in doubted:
             files.catalog.doubts.add(ledger_id, NO_ENTRY, LEDGER_ID_MAX)
             files.catalog.facts[ledger_id] = _FENCED
-        for generation in await files._generations():  # Of an unfinished creation.
+        for generation in await files._generations():  # Files of a creation that was interrupted.
             await files._remove(generation)
         await files._begin_anew()
         return files
@@ -175,7 +177,7 @@ class CatalogFiles:
     async def load(
         cls, disk: Disk, directories: tuple[str, str], randomness: Randomness
     ) -> "CatalogFiles | None":
-        """None if there is none, or none that was ever completed: then nothing was ever acked."""
+        """Returns None if no catalog was ever completed: then no request was ever acknowledged."""
         files = cls(disk, directories, b"", randomness)
         copies = await files._find()
         if copies is None:
@@ -192,12 +194,12 @@ class CatalogFiles:
     async def look(
         cls, disk: Disk, directories: tuple[str, str], randomness: Randomness
     ) -> "CatalogFiles | None":
-        """Like `load`, but changes nothing: for reading only."""
+        """Like `load`, but changes nothing."""
         files = cls(disk, directories, b"", randomness)
         return None if await files._find() is None else files
 
     async def _find(self) -> list[_Copy | None] | None:
-        """The newest that was completed."""
+        """Returns the copies of the newest completed generation."""
         for generation in reversed(await self._generations()):
             copies = await self._read(generation)
             if len({copy.header.store_id for copy in copies if copy}) > 1:
@@ -248,7 +250,7 @@ class CatalogFiles:
         return copies
 
     async def _write_again(self, generation: int, copies: Sequence[_Copy | None]) -> None:
-        """A process that died left unsynced data, on which this start will depend."""
+        """Makes unsynced data of a process that died durable: this start will depend on it."""
         for path, copy in zip(self._paths(generation), copies, strict=True):
             if copy:
                 file = await self._disk.open(path, OpenMode.WRITE)
@@ -267,23 +269,24 @@ class CatalogFiles:
         for path, copy in zip(self._paths(self._current.number), (first, second), strict=True):
             file = await self._disk.open(path, OpenMode.WRITE)
             found, file_id = copy.found, copy.header.file_id
-            if copy.is_torn:  # Blank again before anything is written here (B3).
+            if copy.is_torn:  # The torn tail is blanked before anything is written here (B3).
                 await file.write_and_sync(found.end, [bytes(await file.size() - found.end)])
             last = found.next_sequence - 1
             packer = RecordPacker(file_id, found.end, found.next_sequence, last)
-            # A change that only the other copy has: it has its place here, even on a full disk.
+            # Copies changes that only the other copy has: their space is reserved, even on a full
+            # disk.
             while body := bodies.get(packer.next_sequence):
                 write = packer.pack_body(RecordKind.CHANGES, body)
                 await file.write_and_sync(write.position, write.buffers)
                 packer.on_synced(write)
-            # From where the records end: the reserved space after them may differ by file.
+            # Counts from the end of the records: the space reserved after them may differ by file.
             self._current.add(file, packer, packer.position)
 
-    # --- Looking after it ---------------------------------------------------------------------
+    # --- Scrubbing ----------------------------------------------------------------------------
 
     async def scrub(self) -> list[str]:
-        """Reads both copies again, as far as they go now. Those that are damaged, by their paths:
-        the catalog is then rewritten from memory, because a start needs one sound copy.
+        """Reads both copies again up to their present end, and returns the paths of damaged ones.
+        The catalog is then rewritten from memory: a start needs one sound copy.
 
         Raises `OSError` other than EIO, which is damage.
         """
@@ -296,13 +299,13 @@ class CatalogFiles:
             if not await self._is_sound(path, end, following)
         ]
         if generation is not self._current:
-            return []  # In any case, it is gone.
+            return []  # A newer generation has replaced the damaged one.
         if damaged and (self._writing is None or self._writing.done()):
             self._writing = asyncio.create_task(self._begin_anew())
         return damaged
 
     async def _is_sound(self, path: str, end: int, following: int) -> bool:
-        """Record upon record, and nothing else."""
+        """Whether the copy consists of sound consecutive records."""
         try:
             file = await self._disk.open(path, OpenMode.READ)
         except FileNotFoundError:
@@ -328,15 +331,15 @@ class CatalogFiles:
                 await self.give_way()
         return sequence == following
 
-    # --- Changing -----------------------------------------------------------------------------
+    # --- Changes ------------------------------------------------------------------------------
 
     async def commit(self, changes: Sequence[bytes]) -> None:
-        """All of it, or nothing. Raises like `commit_latest`."""
+        """Commits all of these changes or none. Raises like `commit_latest`."""
         await self.commit_latest(lambda: changes)
 
     async def commit_latest(self, make: Callable[[], Sequence[bytes]]) -> None:
-        """The change that `make` returns when its turn has come: nothing is committed in
-        between.
+        """Commits the changes that `make` returns when its turn has come: no other change is
+        committed in between.
 
         Raises `OSError` if nothing was done because the disk is full, `BookieFailed` if the
         outcome is unknown: then this process must end. Cancelling it leaves it unknown, too.
@@ -362,14 +365,16 @@ class CatalogFiles:
                 self._writing = asyncio.create_task(self._begin_anew())
 
     async def until_failed(self) -> None:
-        """Wait until it fails, and raise `BookieFailed`: the caller of a commit may not be able to end the process."""
+        """Waits until the catalog fails, then raises `BookieFailed`: a caller of `commit` may not
+        be able to end the process."""
         await self._has_failed.wait()
         assert self._failure
         raise _unwritten(self._failure) from self._failure
 
     def _fail(self, error: BaseException) -> None:
         self._failure = error
-        if isinstance(error, Exception):  # After a cancelled commit the process ends anyway.
+        # A cancelled commit needs no notice: the process is ending.
+        if isinstance(error, Exception):
             self._has_failed.set()
 
     async def _tell_next(self, body: bytes) -> None:
@@ -381,7 +386,8 @@ class CatalogFiles:
                 new.failure = error
 
     async def _begin_anew(self) -> None:
-        """The older generation counts until both copies of the new one are durable."""
+        """Writes a new generation; the older one counts until both copies of the new one are
+        durable."""
         former, new = self._current, _Generation(self._current.number + 1)
         parts = self.catalog.pack_all()
         try:
@@ -404,11 +410,11 @@ class CatalogFiles:
         if former.number:
             try:
                 await self._remove(former.number)
-            except OSError as error:  # It is the older one: a start removes it, and uses the newer.
+            except OSError as error:  # The next start removes the old generation.
                 logger.warning("catalog_not_removed", number=former.number, reason=str(error))
 
     async def _write_part(self, new: _Generation, parts: Iterator[bytes]) -> None:
-        """After the last one this generation counts."""
+        """Writes the next part of a new generation, which counts after its last part."""
         if failure := self._failure or new.failure:
             raise failure
         if not new.files:
@@ -433,7 +439,8 @@ class CatalogFiles:
             await file.write_at(0, [header.pack()])
 
     async def _give_up(self, new: _Generation, error: OSError) -> None:
-        """The present one still serves; but a start must never take the other for newer."""
+        """Drops the new generation: the present one still serves, and a start must not find a newer
+        one."""
         self._next = None
         await new.close()
         await self._remove_or_fail(new.number)
@@ -470,7 +477,7 @@ async def _next_turn() -> None:
 
 
 def _merge(copies: Sequence[_Copy | None]) -> Catalog:
-    """The merged contents of both copies. Raises `DataLost` if both lack something that was
+    """Returns the merged contents of both copies. Raises `DataLost` if both lack something that was
     durable."""
     catalog = Catalog()
     bodies: dict[int, bytes] = {}

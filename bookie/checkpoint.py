@@ -52,7 +52,7 @@ class Checkpointer:
         clock: Clock,
         waiting: Callable[[], int],
     ) -> None:
-        """`waiting` is the number of files to be checkpointed, the present one included."""
+        """`waiting()` is the number of files to be checkpointed, including the present one."""
         self._disk = disk
         self._config = config
         self._randomness = randomness
@@ -65,8 +65,8 @@ class Checkpointer:
     async def checkpoint(
         self, file: JournalFile, facts: Callable[[], list[bytes]]
     ) -> RecordFile | None:
-        """Where the entries of the file are now: in itself, in another one, or nowhere if it has
-        none.
+        """Makes an entry log of the journal file. Returns the file that holds its entries now,
+        which may be the same one, or None if it has no entries.
 
         `facts` returns packed changes that are durable in the journal. Raises `OSError` if
         nothing has changed: it can be tried again.
@@ -77,7 +77,7 @@ class Checkpointer:
             for part in changes.pack_log(new.log, new.extents):
                 news.append(part)
                 await self._give_way()
-        # The ranges of these entries that rot took come after it.
+        # Settled doubts come before new ones: rot may have taken some of the same entries.
         news += self._settle_doubts(file)
         for doubt in (*file.doubts, *(new.doubts if new else ())):
             news.append(changes.pack_doubt(*doubt))
@@ -86,7 +86,7 @@ class Checkpointer:
         return new.records if new else None
 
     def _settle_doubts(self, file: JournalFile) -> Iterator[bytes]:
-        """Entries that may have been lost, and were added again."""
+        """Ends doubts about entries that were added again."""
         doubts = self._catalog.catalog.doubts
         for ledger_id in file.memtable.ledgers if doubts else ():
             if doubts.of(ledger_id):
@@ -95,7 +95,7 @@ class Checkpointer:
                     yield changes.pack_trust(ledger_id, *run)
 
     async def forget(self, file: JournalFile) -> None:
-        """The journal file's name; boot does it if this fails."""
+        """Removes the journal file's name; the next start does it if this fails."""
         try:
             await self._disk.unlink(file.path)
         except OSError as error:
@@ -108,14 +108,15 @@ class Checkpointer:
         directory, may_link = await self._pick_directory(file.number)
         for each in self._config.ledger_dirs:
             if await self._disk.stat(log_path(each, file.number)):
-                await self._disk.unlink(log_path(each, file.number))  # An attempt that failed.
+                # The log of an attempt that failed.
+                await self._disk.unlink(log_path(each, file.number))
         path = log_path(self._config.ledger_dirs[directory], file.number)
         if may_link and file.shape.is_worth_adopting(entry_bytes, file.end):
             return await self._adopt(file, directory, path)
         return await self._rewrite(file, directory, path)
 
     async def _pick_directory(self, number: int) -> tuple[int, bool]:
-        """Where the log goes, and whether the journal file can be linked there."""
+        """Picks the log's directory, and says whether the journal file can be linked there."""
         directories = self._config.ledger_dirs
         spaces = [await self._disk.space(path) for path in directories]
         directory = pick_directory(spaces, [False] * len(directories), number)
@@ -123,7 +124,7 @@ class Checkpointer:
         theirs = await self._disk.stat(directories[directory])
         return directory, bool(ours and theirs and ours.device == theirs.device)
 
-    # --- Adopting -----------------------------------------------------------------------------
+    # --- Adopting the journal file ------------------------------------------------------------
 
     async def _adopt(self, file: JournalFile, directory: int, path: str) -> NewLog:
         records = file.records
@@ -135,7 +136,7 @@ class Checkpointer:
         await records.file.sync()
         try:
             await self._disk.link(file.path, path)
-        except OSError as error:  # Some file systems have no hard links.
+        except OSError as error:  # Some file systems have no hard links: rewrite the entries.
             logger.warning("journal_file_not_linked", number=file.number, reason=str(error))
             return await self._rewrite(file, directory, path)
         await self._disk.sync_directory(self._config.ledger_dirs[directory])
@@ -144,7 +145,7 @@ class Checkpointer:
             EntryLogInfo(file.number, directory, size, age=file.number), builder.extents, records
         )
 
-    # --- Rewriting ----------------------------------------------------------------------------
+    # --- Rewriting the entries ----------------------------------------------------------------
 
     async def _rewrite(self, file: JournalFile, directory: int, path: str) -> NewLog:
         target = await SortedLog.create(
@@ -166,7 +167,7 @@ class Checkpointer:
         return new
 
     async def _copy(self, file: JournalFile, writer: SortedWriter) -> list[tuple[int, int, int]]:
-        """Sorted; damaged entries are returned instead."""
+        """Copies all entries, sorted; returns the damaged ones, which are not copied."""
         records = file.records
         bodies, damaged = await self._bodies(records)
         starts = [position + HEAD_BYTES for position in records.records]
@@ -194,7 +195,8 @@ class Checkpointer:
         return lost
 
     async def _bodies(self, records: RecordFile) -> tuple[list[bytes], dict[int, None]]:
-        """Of all records, and the numbers of the damaged ones: they are as stored."""
+        """The bodies of all records, and the numbers of damaged ones, whose bodies are as
+        stored."""
         bodies: list[bytes] = []
         damaged: dict[int, None] = {}
         while len(bodies) < len(records.records):
@@ -210,7 +212,7 @@ class Checkpointer:
         return bodies, damaged
 
     async def _give_way(self, _written: int = 0, _entries: int = 0) -> None:
-        """The more files wait, the shorter are the rests, and the fewer adds come."""
+        """Lets adds run; the more files wait, the shorter the rests, and the slower the adds."""
         self._steps += 1
         waiting = self._waiting()
         if waiting <= _FILES_IN_A_HURRY or self._steps % _STEPS_IN_A_HURRY == 0:
@@ -218,7 +220,7 @@ class Checkpointer:
 
 
 def _cut(run: Columns, bodies: Sequence[bytes], starts: Sequence[int]) -> list[bytes]:
-    """Entries, from the bodies of records that start there."""
+    """Cuts entries from the bodies of the records that start at `starts`."""
     numbers = [bisect_right(starts, position) - 1 for position in run.positions]
     rows = zip(numbers, run.positions, run.lengths, strict=True)
     return [bodies[n][(at := position - starts[n]) : at + length] for n, position, length in rows]

@@ -50,25 +50,27 @@ from rollbook.proto.tasks import to_its_end
 logger = structlog.get_logger()
 
 _CACHE_BYTES: Final = 16 * 1024 * 1024
-_ROOM_BYTES: Final = 64 * 1024  # Kept free beside a new log.
+_ROOM_BYTES: Final = 64 * 1024  # Disk space that must stay free beside a new log.
 _ENTRY_COST_BYTES: Final = 256  # Handling one entry costs as much as copying this many bytes.
 _LEDGERS_PER_STEP: Final = 16
-_RESTS: Final = 4.0  # Times as long as its steps took: checkpoints want their share, too.
-_PATIENCE: Final = 6.0  # A thirtieth of a loop that is never idle, then: some 3 MB a second.
-_RESTS_IN_NEED: Final = 2.0  # While space is short.
+# Rests are this many times as long as steps: checkpoints want a share of the loop, too.
+_RESTS: Final = 4.0
+# A patience with which it gets a thirtieth of a busy loop, about 3 MB a second.
+_PATIENCE: Final = 6.0
+_RESTS_IN_NEED: Final = 2.0  # Rests while space is short.
 _EAGERNESS: Final = (
-    8  # Multiplies the pace while space is short: no adds come, and all wait for space.
+    8  # Multiplies the pace while space is short: no adds come until there is space.
 )
 
 _ledger_of = itemgetter(0)
 
 
 class CompactionStopped(Exception):
-    """Suspended or closed: the unfinished work is dropped."""
+    """Compaction was suspended or closed; its unfinished work is dropped."""
 
 
 class Unreadable(Exception):
-    """The disk cannot read a log today: that is no proof of a loss."""
+    """The disk cannot read a log at present, which is no proof of a loss."""
 
     def __init__(self, number: int, reason: BaseException) -> None:
         super().__init__(str(reason))
@@ -77,12 +79,12 @@ class Unreadable(Exception):
 
 @dataclass(frozen=True, slots=True)
 class CompactionState:
-    running: str  # "minor", "major", or nothing.
+    running: str  # "minor", "major", or empty.
     minor_suspended: bool
     major_suspended: bool
-    minor_ended_ms: int  # Wall time; 0 for never.
+    minor_ended_ms: int  # Wall time of the end; 0: never.
     major_ended_ms: int
-    logs_rewritten: int  # Since the start.
+    logs_rewritten: int  # Logs rewritten since the start.
     logs_removed: int
     read_bytes: int
     written_bytes: int
@@ -100,7 +102,8 @@ class Compactor:
         config: SpaceConfig,
         usage: DiskUsage,
     ) -> None:
-        self.damaged: dict[int, None] = {}  # Logs to be rewritten whatever they hold.
+        # Logs with damage: they are rewritten whatever they hold.
+        self.damaged: dict[int, None] = {}
         self._disk = disk
         self._clock = clock
         self._randomness = randomness
@@ -145,7 +148,7 @@ class Compactor:
         )
 
     def suspend(self, *, minor: bool = True, major: bool = True) -> None:
-        """The running one ends within a step, and none begins by itself."""
+        """The running compaction ends within a step, and no other begins by itself."""
         if minor:
             self.schedule.suspend("minor", True)
         if major:
@@ -158,7 +161,7 @@ class Compactor:
             self.schedule.suspend("major", False)
 
     async def close(self) -> None:
-        """The running one, also an operator's, ends within a step."""
+        """Ends the running compaction within a step, even if an operator started it."""
         self._is_closing = True
         async with self._turn:
             pass
@@ -172,7 +175,7 @@ class Compactor:
         return self.state
 
     async def run(self, *, major: bool) -> CompactionState:
-        """All logs that are worth it now, also if it never runs by itself.
+        """Compacts all logs that are worth it now, even if this kind never runs by itself.
 
         Raises `CompactionStopped`, `OSError` if the disk has no room for it, `BookieFailed`.
         """
@@ -197,7 +200,7 @@ class Compactor:
         return self.state
 
     async def remove_empty(self) -> None:
-        """Logs that hold nothing any more. Raises `OSError`."""
+        """Removes logs without live entries. Raises `OSError`."""
         async with self._turn:
             await self._remove_empty()
 
@@ -214,7 +217,7 @@ class Compactor:
         logger.info("empty_logs_removed", logs=len(empty), bytes=freed)
 
     async def _rewrite_all(self, kind: CompactionKind) -> None:
-        # For now their entries are neither given up nor moved.
+        # Entries of unreadable logs are neither given up nor moved in this run.
         unreadable: dict[int, None] = {}
         while batch := await self._pick(kind, unreadable):
             self._check()
@@ -243,13 +246,14 @@ class Compactor:
         for each in victims[1:]:
             if batch.is_full:
                 break
-            await self._give_way()  # The cost of one grows with the number of all logs.
+            await self._give_way()  # One look at a candidate costs more the more logs there are.
             if batch.has_room_for(each, room) and not await self._hides(batch, each):
                 batch.add(each)
         return batch
 
     async def _hides(self, batch: CompactionGroup, other: Candidate) -> bool:
-        """Only ledgers of logs that will look younger can hide anything."""
+        """Whether merging would hide entries of other logs; only logs that get a younger age
+        can."""
         catalog, taken = self._storage.catalog, [*batch.numbers, other.number]
         together = frozenset(taken)
         oldest, age = min(batch.oldest, other.age), max(batch.age, other.age)
@@ -269,7 +273,7 @@ class Compactor:
                     return True
         return False
 
-    # --- One new log --------------------------------------------------------------------------
+    # --- Writing one new log ------------------------------------------------------------------
 
     async def _rewrite(self, kind: CompactionKind, batch: CompactionGroup) -> None:
         catalog = self._storage.catalog
@@ -327,7 +331,7 @@ class Compactor:
     async def _copy_all(
         self, logs: Mapping[int, EntryLog | None], writer: SortedWriter
     ) -> list[tuple[int, int, int]]:
-        """Returns live but damaged entries: ledger, first and last entry."""
+        """Copies the live entries; returns the damaged ones as ledger, first and last entry."""
         catalog = self._storage.catalog
         doubts: list[tuple[int, int, int]] = []
         by_ledger = groupby(merge(*map(catalog.held_in, logs), key=_ledger_of), _ledger_of)
@@ -335,7 +339,7 @@ class Compactor:
             if done % _LEDGERS_PER_STEP == 0:
                 await self._give_way()
             held = [each for each in catalog.held(ledger_id) if each.log in logs]
-            if held:  # Otherwise it was deleted in the meantime.
+            if held:  # A ledger without entries was deleted in the meantime.
                 lost = await _LedgerCopy(logs, writer, ledger_id, held).run()
                 doubts += [(ledger_id, *each) for each in lost]
         return doubts
@@ -360,7 +364,7 @@ class Compactor:
 
 
 async def _open(stack: AsyncExitStack, sources: EntryLogs, number: int) -> EntryLog | None:
-    """None if its header is lost: then nothing in it can be identified."""
+    """Returns None if the log's header is lost: then nothing in it can be identified."""
     try:
         return await stack.enter_async_context(sources.use(number))
     except TornRecord:
@@ -370,7 +374,7 @@ async def _open(stack: AsyncExitStack, sources: EntryLogs, number: int) -> Entry
 
 
 class _LedgerCopy:
-    """One ledger, from the logs that hold some of it, youngest first."""
+    """Copies one ledger from all its logs, youngest first."""
 
     def __init__(
         self,
@@ -379,7 +383,7 @@ class _LedgerCopy:
         ledger_id: int,
         held: Sequence[LedgerInLog],
     ) -> None:
-        """`log` is None if nothing in it can be identified."""
+        """`logs` has None for a log in which nothing can be identified."""
         self._logs = logs
         self._writer = writer
         self._ledger_id = ledger_id
@@ -387,7 +391,7 @@ class _LedgerCopy:
         self._lost: list[tuple[int, int]] = []
 
     async def run(self) -> list[tuple[int, int]]:
-        """Returns what is damaged. Raises `Unreadable`."""
+        """Returns the ranges of damaged entries. Raises `Unreadable`."""
         lac = max(each.last_add_confirmed for each in self._held)
         self._writer.begin_ledger(self._ledger_id, lac)
         parts: list[tuple[EntryLog, Columns]] = []
@@ -421,7 +425,7 @@ class _LedgerCopy:
         return columns
 
     async def _copy(self, log: EntryLog, columns: Columns) -> None:
-        """Entries that no other log has."""
+        """Copies entries that only this log has."""
         for run in self._writer.runs(columns):
             try:
                 entries = await log.records.read_run(run.positions, run.lengths)
@@ -429,14 +433,14 @@ class _LedgerCopy:
                 raise Unreadable(log.number, error) from error
             if entries:
                 await self._writer.add(run.entry_ids[: len(entries)], entries)
-            # From a damaged record on: some of its entries may prove themselves, and the later ones
-            # are sound.
+            # One by one from the first damaged record on: some of its entries may prove themselves,
+            # and later records are sound.
             for row in islice(zip(*run, strict=True), len(entries), None):
                 if not await self._copy_one(log, *row):
                     self._lost.append((row[0], row[0]))
 
     async def _copy_merged(self, parts: Sequence[tuple[EntryLog, Columns]]) -> None:
-        """Of each entry the youngest sound copy."""
+        """Copies the youngest sound copy of each entry."""
         rows = [
             zip(columns.entry_ids, repeat(rank), columns.positions, columns.lengths, strict=False)
             for rank, (_, columns) in enumerate(parts)
@@ -455,7 +459,7 @@ class _LedgerCopy:
             self._lost.append((sought, sought))
 
     async def _copy_one(self, log: EntryLog, entry_id: int, position: int, length: int) -> bool:
-        """False if it is damaged."""
+        """Copies one entry; returns False if it is damaged."""
         try:
             entry = await log.records.read(
                 self._ledger_id, entry_id, EntryLocation(position, length)

@@ -10,26 +10,28 @@ MIB = 1024 * 1024
 JOURNAL = "journal"
 LEDGERS = "ledgers"
 _QUEUED_BYTES_MAX = 64 * MIB
-_USAGE_MAX = 0.999  # Beyond this, there is no room for the work that makes room.
+_USAGE_MAX = 0.999  # A fuller disk has no room for the work that makes room.
 
 
 @dataclass(frozen=True, slots=True)
 class BookieConfig:
-    metadata: str  # The URL of the cluster: zk://host,host/ledgers or sqlite:///path.
-    bookie_id: str = ""  # For ever. By default the advertised host:port, so that must stay, too.
+    metadata: str  # The cluster's URL: zk://host,host/ledgers or sqlite:///path.
+    # Permanent; by default the advertised host:port, which must then never change.
+    bookie_id: str = ""
     listen: str = "127.0.0.1:3181"  # Port 0 picks a free one.
     advertise: str = ""  # host or host:port where clients find it; by default where it listens.
-    tls_listen: str = ""  # Its TLS port; empty: none.
-    tls_certificate: str = ""  # A file, with its chain.
-    tls_key: str = ""  # A file; empty: it is in the certificate's.
-    tls_authorities: str = ""  # A file; clients must show a certificate that these have signed.
-    http: str = ""  # The address of its HTTP for operators; empty: none.
-    http_token_file: str = ""  # Callers that show this token are let in.
-    access_file: str = ""  # Rights there: `rollbook access`.
-    http_tls: bool = False  # It speaks TLS there, with the certificate above.
-    insecure: bool = False  # Lets it listen off loopback without TLS or token.
-    with_recovery: bool = False  # A recovery server runs in its process.
-    read_only: bool = False  # It accepts no new entries, whatever the state of its disks.
+    tls_listen: str = ""  # The address of its TLS port; empty: no TLS.
+    tls_certificate: str = ""  # A file with the certificate and its chain.
+    tls_key: str = ""  # A file with the key; empty: the key is in the certificate's file.
+    # A file with authorities; clients must show a certificate signed by one of them.
+    tls_authorities: str = ""
+    http: str = ""  # The HTTP address for operators; empty: no HTTP.
+    http_token_file: str = ""  # A file with a token; HTTP callers that show it are let in.
+    access_file: str = ""  # A file with the rights of HTTP callers: see `rollbook access`.
+    http_tls: bool = False  # HTTP uses TLS, with the certificate above.
+    insecure: bool = False  # Allows listening off loopback without TLS or token.
+    with_recovery: bool = False  # Runs a recovery server in the same process.
+    read_only: bool = False  # Accepts no new entries, whatever the state of its disks.
     log_level: str = "info"  # debug, info, warning or error.
     # Seconds without contact after which the metadata store ends its session. Longer: short outages
     # are survived, a death is noticed later. Shorter: a death is noticed sooner, and pauses are
@@ -58,10 +60,10 @@ class BookieConfig:
 
 @dataclass(frozen=True, slots=True)
 class StorageConfig:
-    # On the fastest disk, by itself. If one directory is both, it has a folder for each kind, which
-    # these name once it is made.
+    # The journal's directory, on the fastest disk, by itself. If it is also a ledger directory,
+    # each kind gets a folder in it, which these fields then name.
     journal_dir: str
-    # The first and the last of them keep the catalog's two copies.
+    # Directories of entry logs. The first and the last keep the catalog's two copies.
     ledger_dirs: tuple[str, ...]
     # Bytes of a journal file, and so of the entry log made of it. Larger: fewer, longer
     # checkpoints, and a longer replay at a start. Smaller: more checkpoints, and more and smaller
@@ -100,7 +102,7 @@ class StorageConfig:
 
     def __post_init__(self) -> None:
         if not self.journal_dir:
-            # It would be where the process was started.
+            # An empty path would mean the working directory of the process.
             raise BadConfig("journal_dir is empty", settings=("journal_dir",))
         if not self.ledger_dirs or "" in self.ledger_dirs:
             raise BadConfig(
@@ -134,7 +136,7 @@ class StorageConfig:
             )
 
     def _part(self, shared: str) -> None:
-        """One directory for both the journal and the ledgers: each has a folder in it."""
+        """Gives journal and ledgers one folder each if both are in the same directory."""
         ledgers = f"{shared}/{LEDGERS}"
         ledger_dirs = tuple(ledgers if each == shared else each for each in self.ledger_dirs)
         journal = f"{shared}/{JOURNAL}"
@@ -146,7 +148,7 @@ class StorageConfig:
             )
         object.__setattr__(
             self, "journal_dir", journal
-        )  # The only one that changes it, when it is made.
+        )  # The object is frozen: only its construction changes it.
         object.__setattr__(self, "ledger_dirs", ledger_dirs)
 
     def with_fitting_queue(self) -> "StorageConfig":
@@ -156,7 +158,8 @@ class StorageConfig:
         fitting = self.journal_file_bytes // 2
         if self.queued_bytes_max <= fitting:
             return self
-        if self.queued_bytes_max == _QUEUED_BYTES_MAX:  # It was not set.
+        # The default was not changed: use the largest that fits.
+        if self.queued_bytes_max == _QUEUED_BYTES_MAX:
             return replace(self, queued_bytes_max=fitting)
         raise BadConfig(
             f"queued_bytes_max is {self.queued_bytes_max} bytes, and journal_file_bytes "

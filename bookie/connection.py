@@ -44,15 +44,15 @@ logger = structlog.get_logger()
 _CHUNK_BYTES_MIN: Final = 2 * 1024
 _CHUNK_BYTES_OF_CALLS: Final = 16 * 1024
 CHUNK_BYTES_MAX: Final = 256 * 1024
-_FLUSH_BYTES: Final = 32 * 1024  # Answers that are gathered,
-_WRITE_BYTES: Final = 128 * 1024  # and about what is written at a time.
-_CALLS_WAITING: Final = 64  # Per connection; with more it is not read from.
-_CALL_BYTES: Final = 256  # About what a waiting call takes,
-_READ_BYTES: Final = 64 * 1024  # and what one takes that is being answered from disk.
+_FLUSH_BYTES: Final = 32 * 1024  # Gathered answers of this size are written.
+_WRITE_BYTES: Final = 128 * 1024  # About the size of one write.
+_CALLS_WAITING: Final = 64  # A connection with more waiting calls than this is not read from.
+_CALL_BYTES: Final = 256  # About the memory of a waiting call.
+_READ_BYTES: Final = 64 * 1024  # The memory counted for a call that is being answered from disk.
 
 
 class _Accepted(NamedTuple):
-    """Adds of one chunk, on their way to the disk."""
+    """Adds of one chunk, on the way to disk."""
 
     groups: Sequence[AddGroup]
     entries: int
@@ -71,21 +71,24 @@ class Connection(asyncio.BufferedProtocol):
         queue = (self._serve, self._balance, self._may_make, config.connection_reads_max)
         self._ordinary, self._urgent = Queue(*queue), Queue(*queue)
         self._parked: dict[Parked, QueuedRequest] = {}
-        self._out: deque[Buffer] = deque()  # If it is empty, so is the other one.
-        self._later: deque[Sequence[Buffer]] = deque()  # Large answers: acks do not wait for them.
-        self._out_bytes = 0  # Of both.
-        self._is_writing = False  # The rest of that, in a turn soon:
-        self._line = shared.writers  # it waits in this queue.
+        self._out: deque[Buffer] = deque()  # Responses to write; if it is empty, so is `_later`.
+        # Large responses, apart, so that acks do not wait for them.
+        self._later: deque[Sequence[Buffer]] = deque()
+        self._out_bytes = 0  # Bytes in `_out` and `_later`.
+        self._is_writing = False  # Whether the rest will be written in a later turn.
+        self._line = shared.writers  # The queue in which the next write waits.
         self._chunk_bytes = _CHUNK_BYTES_MIN
-        self._is_clogged = False  # The client does not read.
-        self._is_leaving = False  # It answers the received requests, and ends.
+        self._is_clogged = False  # The client does not read its responses.
+        self._is_leaving = False  # It answers the requests it has received, then closes.
         self._is_gone = False
-        self._begun_when_timed = 0  # Of the begun request: the bytes present when its time began.
+        # Bytes of the partial request that were here when its time started.
+        self._begun_when_timed = 0
         self._written_bytes = 0
-        self._taken_when_timed = 0  # Of these, when its time was last extended.
-        self._transport: asyncio.Transport  # From `connection_made` on.
+        # How many of these the client had taken when its time was last extended.
+        self._taken_when_timed = 0
+        self._transport: asyncio.Transport  # Set by `connection_made`.
 
-    # --- Life ---------------------------------------------------------------------------------
+    # --- Opening and closing ------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         shared = self._shared
@@ -109,7 +112,8 @@ class Connection(asyncio.BufferedProtocol):
             account.give(_CALL_BYTES * len(queue.asked))
             queue.asked.clear()
         self._drop_answers()
-        self._decoder.drop()  # Not when this object is freed: it is part of a cycle.
+        # Freed now: this object is part of a reference cycle and may be freed much later.
+        self._decoder.drop()
         account.set_begun(0)
         account.set_unread(0)
         shared.pool.waiting.pop(account, None)
@@ -121,12 +125,12 @@ class Connection(asyncio.BufferedProtocol):
             shared.look_after()
 
     def eof_received(self) -> bool:
-        """The client has nothing more to ask and may still wait for answers."""
+        """The client sends no more requests and may still wait for responses."""
         self.leave()
         return not self._is_gone and self._transport.can_write_eof()
 
     def leave(self) -> None:
-        """Ends when all received requests have been answered."""
+        """Closes the connection when all received requests have been answered."""
         if not self._is_leaving:
             self._is_leaving = True
             for parked in list(self._parked):
@@ -138,7 +142,7 @@ class Connection(asyncio.BufferedProtocol):
         if self._is_gone:
             return
         if self._transport.is_closing():
-            self._transport.abort()  # It had time to read its last responses.
+            self._transport.abort()  # The client had time to read its last responses.
             return
         closed = self._shared.stats.connections_closed
         closed[reason] = closed.get(reason, 0) + 1
@@ -151,7 +155,7 @@ class Connection(asyncio.BufferedProtocol):
             self._close()
 
     def _close(self) -> None:
-        # Here the transport gets everything, also what it has to copy: it is the last write.
+        # This is the last write: the transport gets everything, even what it has to copy.
         while self._out and not self._transport.is_closing():
             self._write_some()
         self._count_unread()
@@ -169,7 +173,7 @@ class Connection(asyncio.BufferedProtocol):
     def begun_bytes(self) -> int:
         return self._account.begun
 
-    # --- Requests -----------------------------------------------------------------------------
+    # --- Receiving ----------------------------------------------------------------------------
 
     def get_buffer(self, sizehint: int) -> memoryview:
         room = max(self._account.room, _CHUNK_BYTES_MIN)
@@ -203,7 +207,7 @@ class Connection(asyncio.BufferedProtocol):
             if answered:
                 elapsed_ns = shared.clock.monotonic_ns() - now_ns
                 shared.stats.requests["read"].observe(elapsed_ns, answered)
-        finally:  # However this step ends: nothing else wakes the journal for these.
+        finally:  # Even after an error: nothing else wakes the journal for these adds.
             if self._adds:
                 shared.storage.go_on()
         if self._calls_waiting:
@@ -215,7 +219,8 @@ class Connection(asyncio.BufferedProtocol):
         self._balance()
 
     def _on_begun(self, size: int, *, is_new: bool, now_ns: int) -> None:
-        """`size` bytes of the next request have come with the chunk; 0: none."""
+        """`size` bytes of a partial request are at the end of the chunk; 0: there is no partial
+        request."""
         account, unfinished = self._account, self._shared.unfinished
         if not size:
             if account.begun:
@@ -235,7 +240,7 @@ class Connection(asyncio.BufferedProtocol):
         groups = adds.groups
         if any(refusals):
             groups = [g for g, r in zip(groups, refusals, strict=True) if not r]
-        if groups:  # First: the storage will report on what it has accepted.
+        if groups:  # Accepted adds come first: the storage will report on them.
             size, count = adds.end - adds.start, sum([len(group.entry_ids) for group in groups])
             self._adds.append(_Accepted(groups, count, size, now_ns))
             self._account.take(size)
@@ -248,7 +253,8 @@ class Connection(asyncio.BufferedProtocol):
                     self._send(group.pack_replies(refusal))
 
     def _on_added(self, chunks: int, failure: BookieFailed | None) -> None:
-        """Answer this many chunks: the journal keeps the order, and one sync ends many waits."""
+        """Answers this many chunks: the journal keeps the order, and one sync may end many
+        waits."""
         shared = self._shared
         error = BookieFailed if failure else None
         done = [self._adds.popleft() for _ in range(chunks)]
@@ -267,7 +273,7 @@ class Connection(asyncio.BufferedProtocol):
         self._balance()
 
     def _on_call(self, call: ReceivedRequest, now_ns: int) -> int:
-        """How many reads that has answered."""
+        """Answers or queues the call; returns how many reads were answered now."""
         shared, request, asked = self._shared, call.request, QueuedRequest(call, now_ns)
         if not self._is_behind and not shared.turn.is_over:
             reply = shared.answers.at_once(request)
@@ -300,7 +306,7 @@ class Connection(asyncio.BufferedProtocol):
             return
         try:
             self._end_poll(asked, news_ms, at_once)
-        except Exception:  # A bug. Polls and adds of others go on.
+        except Exception:  # After a bug in one poll, other polls and adds go on.
             self.hang_up("crashed")
             logger.error("request_crashed", exc_info=True)
 
@@ -315,7 +321,7 @@ class Connection(asyncio.BufferedProtocol):
             turn.spend(self._answer(asked.call, reply))
             self._flush()
 
-    # --- Requests that take time ----------------------------------------------------------------
+    # --- Requests that have to wait -------------------------------------------------------------
 
     def _enqueue(self, asked: QueuedRequest) -> None:
         request = asked.call.request
@@ -332,8 +338,8 @@ class Connection(asyncio.BufferedProtocol):
         return len(self._ordinary.asked) + len(self._urgent.asked)
 
     def _may_make(self, is_first: bool) -> bool:
-        """One answer at a time whatever the others hold: otherwise no memory would ever be
-        released."""
+        """Whether another answer may be made. One at a time always may: otherwise no memory would
+        ever be released."""
         if self._is_behind:
             return False
         return is_first or not self._shared.pool.is_exhausted
@@ -346,7 +352,7 @@ class Connection(asyncio.BufferedProtocol):
             size = self._answer(asked.call, reply)
             self._shared.turn.spend(min(size, self._shared.turn.step_bytes))
             self._flush()
-        except Exception:  # A bug. Rather no connection than a request without an answer.
+        except Exception:  # A bug: no connection is better than an unanswered request.
             self.hang_up("crashed")
             raise
 
@@ -368,10 +374,10 @@ class Connection(asyncio.BufferedProtocol):
         if not isinstance(reply, AuthReply) and reply.error:
             stats.on_refusals(reply.error.code.reason)
 
-    # --- Replies --------------------------------------------------------------------------------
+    # --- Responding -----------------------------------------------------------------------------
 
     def _answer(self, call: ReceivedRequest, reply: Reply) -> int:
-        """How many bytes that is."""
+        """Sends the reply; returns its size in bytes."""
         pieces = call.answer_in_pieces(reply)
         if len(pieces) == 1:
             self._send(pieces[0])
@@ -389,7 +395,7 @@ class Connection(asyncio.BufferedProtocol):
         if self._is_gone:
             return
         if not frame:
-            self.hang_up("no_words")  # The protocol has no code for that reply.
+            self.hang_up("no_words")  # The protocol version has no code for this reply.
             return
         self._out.append(frame)
         self._out_bytes += len(frame)
@@ -397,7 +403,7 @@ class Connection(asyncio.BufferedProtocol):
             self._flush()
 
     def _flush(self) -> None:
-        """Writes some of it: the rest in a later turn, or when the client reads it."""
+        """Writes some responses now, and the rest in a later turn or when the client reads."""
         if not self._out:
             return
         if self._transport.is_closing():
@@ -427,7 +433,7 @@ class Connection(asyncio.BufferedProtocol):
             self._balance()
 
     def _hurry(self) -> None:
-        """Acks wait behind the answer that is being written."""
+        """Queues the current write among the hurried ones: acks wait for its end."""
         hurried = self._shared.hurried
         if self._line is not hurried:
             if self._is_writing:
@@ -441,8 +447,8 @@ class Connection(asyncio.BufferedProtocol):
         self._out_bytes = 0
 
     def _write_some(self) -> int:
-        """A large piece, and the small ones before it. The transport copies what the system does not
-        accept."""
+        """Writes one large piece, or several small ones; returns the bytes. The transport copies
+        what the system does not accept."""
         taken: list[Buffer] = []
         size = 0
         while self._out and size < _FLUSH_BYTES:
@@ -460,7 +466,7 @@ class Connection(asyncio.BufferedProtocol):
         self._out_bytes -= size
         self._written_bytes += size
         self._shared.stats.sent_bytes += size
-        # A view: of bytes asyncio makes another copy on the way.
+        # A view: asyncio would copy bytes once more.
         self._transport.write(memoryview(taken[0] if len(taken) == 1 else b"".join(taken)))
         return size
 
@@ -471,7 +477,7 @@ class Connection(asyncio.BufferedProtocol):
 
     @property
     def _is_behind(self) -> bool:
-        """Has more to write than is reasonable: further work waits."""
+        """Whether it has more to write than is reasonable; further requests then wait."""
         return self._is_clogged or self._out_bytes > _WRITE_BYTES
 
     def pause_writing(self) -> None:
@@ -479,7 +485,8 @@ class Connection(asyncio.BufferedProtocol):
         self._give_time_to_take()
 
     def note_taken_answers(self) -> bool:
-        """Whether the client took some answers since its time started. If so, start its time again."""
+        """Returns whether the client took responses since its time started; if so, its time starts
+        again."""
         if self._is_gone or self._taken_bytes() <= self._taken_when_timed:
             return False
         self._give_time_to_take()
@@ -491,7 +498,8 @@ class Connection(asyncio.BufferedProtocol):
         self._shared.look_after()
 
     def _taken_bytes(self) -> int:
-        """By the kernel, of all that was ever written: the queue may grow while it is read."""
+        """How many of all bytes written the kernel has taken; unlike the queue, this number only
+        grows."""
         return self._written_bytes - self._transport.get_write_buffer_size()
 
     def resume_writing(self) -> None:
@@ -508,12 +516,12 @@ class Connection(asyncio.BufferedProtocol):
         is_done = not self._adds and not self._parked and not self._out
         return is_done and all(queue.is_idle for queue in queues)
 
-    # --- Flow -----------------------------------------------------------------------------------
+    # --- Flow control ---------------------------------------------------------------------------
 
     def _balance(self) -> None:
-        """Resumes or stops reading, as the held amount has changed."""
+        """Pauses or resumes reading according to the memory that is held."""
         shared, calls_waiting = self._shared, self._calls_waiting
-        if shared.pool.has_news:  # A closed connection returns memory, too.
+        if shared.pool.has_news:  # Even a closed connection returns memory to the pool.
             shared.look_after()
         if self._is_gone:
             return
@@ -531,7 +539,8 @@ class Connection(asyncio.BufferedProtocol):
 
     def _pause_reading(self) -> None:
         shared = self._shared
-        shared.unfinished.stop(self)  # The pause is not the client's fault.
+        # We paused, so the partial request is not late by the client's fault.
+        shared.unfinished.stop(self)
         if self._account.is_half_a_request:
             shared.kept_waiting.start(self, shared.clock.monotonic_ns())
             shared.look_after()

@@ -1,4 +1,4 @@
-"""Which of the ledgers that are here does metadata not name?
+"""Which of the bookie's ledgers metadata does not name.
 
 The query goes only to the bookie's own cluster: it checks the instance id and our own trees,
 before the scan and after it. A store that is unavailable, empty or another one raises: it has
@@ -19,7 +19,8 @@ from rollbook.proto.errors import BadMetadata, NoSuchLedger
 from rollbook.proto.ids import LedgerId
 from rollbook.proto.ports import MetadataStore
 
-_SKIP_MIN: Final = 100_000  # Ids; a directory of the tree has 10,000 at most.
+# Gaps of this many ids are skipped; a directory of the tree has at most 10,000.
+_SKIP_MIN: Final = 100_000
 _IDS_PER_STEP: Final = 1024
 _READS_AT_ONCE: Final = 16
 
@@ -54,7 +55,7 @@ class DeletedLedgerScan:
                     break
                 step += 1
                 if step % _IDS_PER_STEP == 0:
-                    await asyncio.sleep(0)  # Others have adds to answer.
+                    await asyncio.sleep(0)  # Adds waiting on the loop go first.
             else:
                 absent.extend(ids[at:])
                 break
@@ -63,7 +64,7 @@ class DeletedLedgerScan:
         return absent
 
     async def still_absent(self, ids: IntArray) -> IntArray:
-        """Each asked for by itself. Raises like `absent_of`."""
+        """Asks for each of these ids by itself. Raises like `absent_of`."""
         await require_cluster(self._store, self._cluster)
         absent = array("q")
         for start in range(0, len(ids), _READS_AT_ONCE):
@@ -78,5 +79,5 @@ class DeletedLedgerScan:
         except NoSuchLedger:
             return False
         except BadMetadata:
-            return True  # It belongs to a ledger, whatever it says.
+            return True  # The ledger exists, even if its metadata is unreadable.
         return True

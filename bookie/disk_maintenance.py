@@ -40,8 +40,8 @@ from rollbook.proto.tasks import first_failure, stop_tasks
 
 logger = structlog.get_logger()
 
-_TICK_S: Final = 1.0  # How often it is asked whether something is due.
-_SHORT_S: Final = 30.0  # Between attempts to make space while it is short.
+_TICK_S: Final = 1.0  # How often to check whether something is due.
+_SHORT_S: Final = 30.0  # Pause between attempts to make space while it is short.
 _RETRY_S: Final = 60.0
 
 
@@ -68,7 +68,8 @@ class Space:
         bookie: BookieId | None = None,
         session_timeout_s: float = 10.0,
     ) -> None:
-        """Without `store` and `cluster` no ledger is ever garbage, without `bookie` no copy is dropped."""
+        """Without `store` and `cluster` no ledger is garbage; without `bookie` no copy is
+        dropped."""
         self._disk = disk
         self._clock = clock
         self._storage = storage
@@ -93,15 +94,16 @@ class Space:
         )
         self.scrubber = Scrubber(storage, clock, config, self.compactor.damaged)
         self._reserved: dict[str, int] = {}  # Bytes of the reserve, by directory.
-        self._is_told_read_only = False  # By an operator.
-        self._leaves_because = ""  # Why it will leave the cluster; empty: it stays.
+        self._is_told_read_only = False  # Whether an operator made it read-only.
+        # The reason why the bookie will leave the cluster; empty: it stays.
+        self._leaves_because = ""
         self._tasks: list[asyncio.Task[None]] = []
         self._show_gauges()
 
-    # --- Life ---------------------------------------------------------------------------------
+    # --- Opening and closing ------------------------------------------------------------------
 
     async def open(self) -> None:
-        """Checks the disks: the state is known when it returns."""
+        """Checks the disks for the first time: the write mode is known when this returns."""
         for directory in self._storage_config.ledger_dirs:
             stat = await self._disk.stat(_reserve_path(directory))
             self._reserved[directory] = stat.size if stat else 0
@@ -122,7 +124,8 @@ class Space:
         return await first_failure(self._tasks)
 
     async def close(self) -> None:
-        """Before the storage. Running work ends within a step; nothing is left half done."""
+        """Stops the work, before the storage is closed. A running step ends first, so nothing is
+        half done."""
         for task in self._tasks:
             await stop_tasks(task)
         await self.compactor.close()
@@ -150,12 +153,13 @@ class Space:
         return WriteMode(bool(reason), reason, tuple(self._usage.directories.values()))
 
     def set_read_only(self, is_read_only: bool) -> None:
-        """An operator's order; it lasts until the next start."""
+        """Sets an operator's read-only mode, which lasts until the next start."""
         self._is_told_read_only = is_read_only
         self._apply()
 
     def set_leaving(self, reason: str) -> None:
-        """It will leave the cluster, and accepts no entries; empty: it stays (B15)."""
+        """Stops accepting entries because the bookie will leave the cluster; an empty reason: it
+        stays (B15)."""
         self._leaves_because = reason
         self._apply()
 
@@ -195,7 +199,7 @@ class Space:
         spaces: dict[str, DiskSpace] = {}
         for directory in (self._storage_config.journal_dir, *self._storage_config.ledger_dirs):
             space = await self._disk.space(directory)
-            # The released reserve counts as used: otherwise its removal would look like room.
+            # A released reserve counts as used: otherwise removing it would look like room.
             missing = self._config.reserve_bytes - self._reserved.get(directory, 0)
             if directory not in self._reserved:
                 missing = 0
@@ -221,7 +225,7 @@ class Space:
         try:
             if await self._disk.stat(path):
                 await self._disk.unlink(path)
-                await self._disk.sync_directory(directory)  # Its space is free from now on.
+                await self._disk.sync_directory(directory)  # The reserve's space is free now.
             self._reserved[directory] = 0
             if wanted:
                 file = await self._disk.open(path, OpenMode.CREATE)
@@ -232,10 +236,10 @@ class Space:
                     await file.close()
             else:
                 logger.warning("reserve_given_up", path=path)
-        except OSError as error:  # It will be tried again with the next look.
+        except OSError as error:  # The next look at the disks tries again.
             logger.warning("reserve_not_kept", path=path, reason=str(error))
 
-    # --- Work ---------------------------------------------------------------------------------
+    # --- Background work ----------------------------------------------------------------------
 
     async def _collect(self) -> None:
         await self._every(self._config.gc_interval_s, self._collect_once, short_s=_SHORT_S)
@@ -273,7 +277,7 @@ class Space:
         *,
         short_s: float = math.inf,
     ) -> None:
-        """Again and again; sooner while space is short."""
+        """Runs `work` again and again, more often while space is short."""
         while True:
             began_ns = self._clock.monotonic_ns()
             is_done = await self._survive(work())
@@ -284,7 +288,7 @@ class Space:
                     wait_s = min(wait_s, short_s)
 
     async def _survive(self, work: Awaitable[object]) -> bool:
-        """Whether it went well."""
+        """Runs `work`; returns whether it succeeded."""
         try:
             await work
         except BookieFailed:

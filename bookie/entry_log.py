@@ -45,13 +45,14 @@ logger = structlog.get_logger()
 
 _ALL_DURABLE: Final = 2**62
 _PAGES_AHEAD_BYTES: Final = 32 * 1024
-_OPEN_MAX: Final = 256  # Open logs; each is a descriptor and the tables of its footer.
+_OPEN_MAX: Final = 256  # Open logs; each takes a file descriptor and the tables of its footer.
 
 
 async def open_record_file(
     disk: Disk, path: str, mode: OpenMode, store_id: bytes
 ) -> tuple[File, FileHeader]:
-    """Raises `TornRecord` if it has no header, `WrongCluster` if it belongs to another store."""
+    """Opens a file of records. Raises `TornRecord` without a header, `WrongCluster` if it belongs
+    to another store."""
     file = await disk.open(path, mode)
     try:
         header = unpack_file_header(await file.read_at(0, FILE_HEADER_BYTES))
@@ -72,17 +73,19 @@ class EntryLog:
         self.number = number
         self.records = records
         self.users = 0
-        self.is_gone = False  # Removed; its last user closes it.
+        self.is_gone = False  # The log was removed; its last user closes it.
         self._pages = cache.bodies
         self._serial = next(cache.serials) << 32
         self._tables: Tables | None = None
-        self._memtable: JournalIndex | None = None  # Instead of a footer that is damaged,
-        self._doubts = PossibleLosses()  # and what it cannot say.
-        self._stretch = b""  # Of the pages, as last read by a walk,
-        self._stretch_at = 0  # and its position.
+        self._memtable: JournalIndex | None = None  # Replaces a footer that is damaged.
+        # Entries that may exist and that `_memtable` does not know.
+        self._doubts = PossibleLosses()
+        self._stretch = b""  # The pages last read by a walk through all ledgers.
+        self._stretch_at = 0  # The position of `_stretch`.
 
     async def read(self, ledger_id: int, entry_id: int) -> bytes | None:
-        """Raises `TornRecord` if it is there, but damaged, or if it may be."""
+        """Returns the entry, if it is there. Raises `TornRecord` if it is damaged, or may be
+        there."""
         place = await self._find(ledger_id, entry_id)
         return await self.records.read(ledger_id, entry_id, place) if place else None
 
@@ -100,7 +103,7 @@ class EntryLog:
         return await self.records.read_run(*run_in_page(page, row, entry_id, count_max, bytes_max))
 
     async def entry_ids(self, ledger_id: int) -> IntArray:
-        """Ascending. Raises `TornRecord` if there may be others."""
+        """The ledger's entry ids, ascending. Raises `TornRecord` if there may be others."""
         if self._memtable is None:
             try:
                 return await self._entry_ids_in_footer(ledger_id)
@@ -113,7 +116,8 @@ class EntryLog:
         return rows.sorted_columns().entry_ids if rows else array("q")
 
     async def all_of(self, ledger_id: int) -> tuple[Columns, tuple[LossRange, ...]]:
-        """Where all its entries are, ascending, and which others may exist and cannot be found."""
+        """Places of the ledger's entries, ascending, and the ranges that may exist and cannot be
+        found."""
         if self._memtable is None:
             try:
                 return await self._columns_in_footer(ledger_id), ()
@@ -125,7 +129,7 @@ class EntryLog:
         return rows.sorted_columns(), EVERYTHING if self._doubts.everything else unknown
 
     async def load(self) -> None:
-        """The places of its records are known when it returns."""
+        """Finds the places of all records."""
         if self._tables is None and self._memtable is None:
             try:
                 await self._load_tables()
@@ -134,7 +138,7 @@ class EntryLog:
 
     @property
     def has_sound_footer(self) -> bool:
-        """As far as it was needed."""
+        """Whether the footer is sound, as far as it has been read."""
         return self._memtable is None
 
     async def _columns_in_footer(self, ledger_id: int) -> Columns:
@@ -182,7 +186,8 @@ class EntryLog:
         return data
 
     async def _page_in_order(self, row: PageRow, ledger_id: int) -> bytes:
-        """For a walk through all ledgers: it is read with the following ones, and not kept."""
+        """Reads a page for a walk through all ledgers: together with the following ones, past the
+        cache."""
         at, stretch = row.position - self._stretch_at, self._stretch
         if not 0 <= at <= len(stretch) - row.size:
             size = max(row.size, _PAGES_AHEAD_BYTES)
@@ -240,16 +245,16 @@ class EntryLogs:
         self._store_id = store_id
         self._path_of = path_of
         self._cache = cache
-        self._open: dict[int, EntryLog] = {}  # In order of use, oldest first.
+        self._open: dict[int, EntryLog] = {}  # Open logs in order of use, oldest first.
 
     def use(self, number: int) -> "_Use":
-        """Entering it raises `TornRecord` or `OSError`: then its contents are unknown for now."""
+        """A context; entering it raises `TornRecord` or `OSError` if the log cannot be used now."""
         return _Use(self, number)
 
     async def take(self, number: int) -> EntryLog:
         while (log := self._open.pop(number, None)) is None:
             await self._open_log(number)
-        self._open[number] = log  # Used last.
+        self._open[number] = log  # The log used last is at the end.
         log.users += 1
         return log
 
@@ -261,30 +266,30 @@ class EntryLogs:
             await self._close_some()
 
     async def put(self, number: int, records: RecordFile) -> None:
-        """It is open already, perhaps by another caller."""
+        """Takes over a log that is already open, unless another caller has opened it."""
         if number in self._open:
             await records.retire()
         else:
             self._open[number] = EntryLog(number, records, self._cache)
 
     async def _open_log(self, number: int) -> None:
-        """It is open when this returns, unless it was closed again after another caller had opened
+        """Opens the log, which may be closed again before this returns if another caller had opened
         it."""
         file, header = await open_record_file(
             self._disk, self._path_of(number), OpenMode.READ, self._store_id
         )
-        if number in self._open:  # Another caller was quicker while we waited.
+        if number in self._open:  # Another caller opened the log in the meantime.
             await file.close()
             return
         try:
             self._path_of(number)
-        except OSError:  # Removed in the meantime; if it stayed open, it would keep its space.
+        except OSError:  # The log was removed in the meantime; an open file would keep its space.
             await file.close()
             raise
         self._open[number] = EntryLog(number, RecordFile(file, header, self._cache), self._cache)
 
     async def remove(self, number: int) -> None:
-        """Its file will be removed. Running reads may finish."""
+        """Forgets a log whose file will be removed. Running reads may finish."""
         if log := self._open.pop(number, None):
             log.is_gone = True
             if not log.users:
@@ -305,7 +310,7 @@ class EntryLogs:
 
 
 class _Use:
-    """A class, since a generator cost a reader of many entries a twentieth of all."""
+    """One use of a log, as a class: a generator would cost a reader of many entries 5 %."""
 
     __slots__ = ("_log", "_logs", "_number")
 

@@ -45,10 +45,9 @@ class Reading:
         stats: Stats,
         has_failed: Callable[[], bool],
     ) -> None:
-        """`files` are those with entries that no log has yet, newest first; `ledger` is known or
-        None. When the journal `has_failed`, its contents are not known.
-        """
-        self.moves = 0  # How often entries moved from one file to another.
+        """`files` have entries that are in no log yet, newest first. `ledger` returns a known
+        ledger or None. If the journal `has_failed`, its contents are unknown."""
+        self.moves = 0  # Counts how often entries moved from one file to another.
         self._catalog = catalog
         self._logs = logs
         self._files = files
@@ -67,7 +66,7 @@ class Reading:
         return None
 
     async def read(self, ledger_id: int, entry_id: int) -> bytes:
-        """Raises `NoSuchLedger`, `NoSuchEntry`, `EntryStateUnknown`."""
+        """Returns the entry. Raises `NoSuchLedger`, `NoSuchEntry`, `EntryStateUnknown`."""
         if (found := self.peek(ledger_id, entry_id)) is not None:
             return found
         return await self._settled(lambda: self._read(ledger_id, entry_id))
@@ -82,14 +81,15 @@ class Reading:
         found = await self._read_run(ledger_id, first_entry, count_max, bytes_max)
         if not found:
             found = [await self.read(ledger_id, first_entry)]
-        if len(found) == count_max:  # As for small entries, whose sizes take a while to count.
+        if len(found) == count_max:  # Usual for small entries: this saves adding up their sizes.
             return found
         bytes_left = bytes_max - sum(map(len, found))
         while len(found) < count_max and bytes_left >= len(found[-1]):
             wanted = (ledger_id, first_entry + len(found), count_max - len(found), bytes_left)
             more = await self._read_run(*wanted)
             bytes_left -= sum(map(len, more))
-            if not more or bytes_left < 0:  # Of these the first one is always returned, too.
+            # A run has at least its first entry, even if that does not fit.
+            if not more or bytes_left < 0:
                 break
             found += more
         return found
@@ -99,14 +99,14 @@ class Reading:
         return await self._settled(lambda: self._read_last(ledger_id))
 
     async def entry_ranges(self, ledger_id: int, ranges_max: int) -> Ranges:
-        """All that are here, ascending. Raises like `read`, never `NoSuchEntry`, and `EntryTooLarge` if there are too
-        many ranges.
+        """The ranges of all entries here, ascending. Raises like `read`, except `NoSuchEntry`, and
+        `EntryTooLarge` if there are too many ranges.
         """
         return await self._settled(lambda: self._entry_ranges(ledger_id, ranges_max))
 
     async def _settled(self, question: Callable[[], Awaitable[T]]) -> T:
-        """Asks again if entries moved to another file in the meantime: then only an entry counts as
-        an answer."""
+        """Answers the question. If entries moved to another file in the meantime and no entry was
+        found, asks again."""
         while True:
             moves = self._all_moves
             try:
@@ -129,7 +129,8 @@ class Reading:
                     return await file.records.read(ledger_id, entry_id, place)
                 except _DAMAGE as error:
                     damage = error
-                    self._stats.damages_met += moves == self._all_moves  # Otherwise it moved away.
+                    # If entries have moved, a failed read is no damage.
+                    self._stats.damages_met += moves == self._all_moves
         for number in self._catalog.holding(ledger_id, entry_id):
             try:
                 async with self._logs.use(number) as log:
@@ -145,7 +146,8 @@ class Reading:
     async def _read_run(
         self, ledger_id: int, entry_id: int, count_max: int, bytes_max: int
     ) -> list[Buffer]:
-        """From one place, as far as it goes and no younger place has them."""
+        """Reads from the youngest place that has the entry, up to an entry that a younger place
+        has."""
         try:
             self._require_not_deleted(ledger_id)
             for file in self._files():
@@ -162,14 +164,14 @@ class Reading:
                 async with self._logs.use(number) as log:
                     if found := await log.read_run(ledger_id, entry_id, count_max, bytes_max):
                         return found
-                count_max = 1  # Perhaps it has the next one.
+                count_max = 1  # The next log may have the entry after this one.
         except (NoSuchLedger, *_DAMAGE):
             pass
         return []
 
     async def _read_last(self, ledger_id: int) -> bytes:
         self._require_not_deleted(ledger_id)
-        if self._has_failed():  # To name an entry denies all later ones.
+        if self._has_failed():  # Naming a last entry would deny all later ones.
             raise BookieFailed
         last = max(
             [
@@ -216,6 +218,6 @@ class Reading:
             raise NoSuchLedger(ledger_id=ledger_id)
 
     def _absence(self, ledger_id: int) -> type[RollbookError]:
-        if self._has_failed():  # Written but unsynced data may be found by the next start.
+        if self._has_failed():  # The next start may find data that was written and not synced.
             return BookieFailed
         return NoSuchEntry if self._ledger(ledger_id) else NoSuchLedger

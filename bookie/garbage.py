@@ -26,20 +26,20 @@ from rollbook.proto.tasks import to_its_end
 
 logger = structlog.get_logger()
 
-_BATCH: Final = 1024  # Ledgers that are deleted in one record.
+_BATCH: Final = 1024  # Ledgers deleted by one record.
 _FACTS_PER_STEP: Final = 4096
 
 
 @dataclass(frozen=True, slots=True)
 class GarbageState:
     is_running: bool
-    outcome: str  # Of the last run: "", "done", "braked", "failed" or "off".
-    reason: str  # Why it failed.
+    outcome: str  # Outcome of the last run: "", "done", "braked", "failed" or "off".
+    reason: str  # Why the last run failed.
     ended_ms: int  # Wall time of the last run; 0 for never.
-    ledgers: int  # Those compared in the last complete scan.
-    suspects: int  # How many of them metadata did not name,
-    agreed: int  # and on how many two scans agree: they are deleted after the quarantine.
-    deleted: int  # Since the start.
+    ledgers: int  # Ledgers compared in the last complete scan.
+    suspects: int  # Ledgers that metadata did not name.
+    agreed: int  # Suspects on which two scans agree: they are deleted after the quarantine.
+    deleted: int  # Ledgers deleted since the start.
 
 
 class Garbage:
@@ -67,7 +67,8 @@ class Garbage:
         self._is_ending = False
 
     def end(self) -> None:
-        """The metadata store is closing: that it does not respond is no news."""
+        """Called when the metadata store is closing: that it does not respond is then no
+        failure."""
         self._is_ending = True
 
     @property
@@ -85,7 +86,7 @@ class Garbage:
         )
 
     async def collect(self, *, force: bool = False) -> GarbageState:
-        """One scan, and its consequences together with the earlier ones.
+        """Runs one scan, and deletes what it and the earlier ones agree on.
 
         `force` deletes all that two scans agree on at once, however many they are. A failed scan
         is recorded in the state. Raises `OSError` if the disk is full, `BookieFailed`.
@@ -107,7 +108,8 @@ class Garbage:
         return self.state
 
     async def _collect(self, census: DeletedLedgerScan, *, force: bool) -> None:
-        ledger_ids = await self._storage.ledger_ids()  # First: a later one was not compared.
+        # Listed before the scan: a ledger that is added later must not be compared.
+        ledger_ids = await self._storage.ledger_ids()
         began_ns = self._clock.monotonic_ns()
         absent = await census.absent_of(ledger_ids)
         ended_ns = self._clock.monotonic_ns()
@@ -155,12 +157,12 @@ class Garbage:
         )
 
     async def _forget(self) -> None:
-        """Deletions that were long ago."""
+        """Forgets deletions that are old enough."""
         before_ms = self._clock.wall_us() // 1000 - self._kept_ms
         facts, due = self._storage.catalog.facts, list[int]()
         for done, ledger_id in enumerate(list(facts)):
             if done % _FACTS_PER_STEP == 0:
-                await asyncio.sleep(0)  # Others have adds to answer.
+                await asyncio.sleep(0)  # Adds waiting on the loop go first.
             known = facts.get(ledger_id)
             if known and known.deleted_ms is not None and known.deleted_ms <= before_ms:
                 due.append(ledger_id)

@@ -80,23 +80,23 @@ OnProgress = Callable[[int], None]
 
 _INCARNATION_BYTES: Final = 16
 _STARTER_BYTES: Final = 8
-_READS_AT_ONCE: Final = 64  # Of ledger metadata.
+_READS_AT_ONCE: Final = 64  # Concurrent reads of ledger metadata.
 _LOOK_AGAIN_S: Final = 0.5
 _NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT)
 
 
 @dataclass(frozen=True, slots=True)
 class Formatted:
-    """What a bookie starts with."""
+    """What a bookie starts with after it was formatted or lost something."""
 
     incarnation: str
-    ledgers: int  # As many there are in the cluster.
-    doubted: int  # For this many it answers UNKNOWN about entries that it may have lost,
-    doubts_everything: bool = False  # and of all others, too.
+    ledgers: int  # Number of ledgers in the cluster.
+    doubted: int  # Ledgers for which it answers UNKNOWN about entries that it may have lost.
+    doubts_everything: bool = False  # Whether it answers UNKNOWN about all other ledgers, too.
 
 
 class Identity:
-    """One bookie's, as configured."""
+    """The identity of one bookie, as configured."""
 
     def __init__(
         self,
@@ -111,7 +111,7 @@ class Identity:
         self.cookie = Cookie(
             bookie_id, (config.journal_dir,), config.ledger_dirs, (), cluster.instance_id
         )
-        self.incarnation = ""  # Once `establish` has returned.
+        self.incarnation = ""  # Set by `establish`.
         self._disk = disk
         self._config = config
         self._randomness = randomness
@@ -119,17 +119,18 @@ class Identity:
         self._cluster = cluster
         self._nodes = MemberNodes(store, cluster)
 
-    # --- What the commands do -----------------------------------------------------------------
+    # --- Commands -----------------------------------------------------------------------------
 
     async def diagnose(self) -> Diagnosis:
-        """Changes nothing."""
+        """Compares directories and nodes, and changes nothing."""
         diagnosis = await self._judge()
         if diagnosis.standing not in (StartDecision.MEMBER, StartDecision.JOINED):
             return diagnosis
         try:
             locks = await lock_directories(self._disk, self._config)
         except DirectoryInUse:
-            return replace(diagnosis, is_running=True)  # And its files come and go.
+            # A running bookie's files change, so missing ones prove nothing.
+            return replace(diagnosis, is_running=True)
         try:
             problems = [problem async for problem in self._missing_files()]
         finally:
@@ -143,7 +144,7 @@ class Identity:
         return diagnose(found, self.cookie)
 
     async def _missing_files(self) -> AsyncIterator[IdentityProblem]:
-        """The reasons why the storage would not open."""
+        """Yields the problems for which the storage would not open."""
         try:
             store = await StoreFiles.open(self._disk, self._config, self._randomness)
         except DataLost as error:
@@ -167,7 +168,8 @@ class Identity:
         `before_making` may raise, and nothing was made then: an id is for ever. Raises
         `WrongBookie` or `WrongCluster`, with the one next step, and `DirectoryInUse`.
         """
-        standing = await self._require_fit()  # Before a directory is made where no disk is mounted.
+        # Checked before a directory is made at a mount point without its disk.
+        standing = await self._require_fit()
         if standing is StartDecision.NEW and before_making:
             await before_making()
         locks = await self._lock()
@@ -202,7 +204,8 @@ class Identity:
         self.incarnation = incarnation
 
     async def begin(self) -> bool:
-        """No earlier copy of the directories passes for them any more: now they may change (B8).
+        """Counts this start, so that no other copy of the directories can pass for them: now they
+        may change (B8).
 
         False: the disk has no room to count the start. Until it is counted, the bookie must
         promise nothing. Raises `WrongBookie` if another copy of them was first.
@@ -253,7 +256,7 @@ class Identity:
         return Formatted(incarnation, ledgers, len(doubted))
 
     async def rejoin(self) -> str:
-        """Write the directories' stamps and cookies again, if the directories are this bookie's beyond doubt.
+        """Writes stamps and cookies again, if the directories are this bookie's beyond doubt.
 
         For a cookie that was removed, and for directories that moved, were added, or lost their
         stamp. Returns the incarnation. Raises like `establish`.
@@ -273,8 +276,8 @@ class Identity:
         return incarnation
 
     async def write_off(self, clock: Clock, on_progress: OnProgress = lambda _: None) -> Formatted:
-        """Goes on without what is lost: a directory, a journal file, an entry log, the latest state
-        of them all.
+        """Goes on without something that was lost: a directory, a journal file, an entry log, or
+        the latest state of all.
 
         Its entries are UNKNOWN from then on, and ledgers whose fence may be lost are fenced.
         Raises like `establish`; `DataLost`, `BadConfig` if the rest is not enough for a store.
@@ -287,7 +290,7 @@ class Identity:
             incarnation = found.stamps[0].incarnation
             old_below = await self._draw_ledger_id()
             ledgers, doubted = await self._ledgers_in_doubt(old_below, on_progress)
-            # A start, too: otherwise another copy might go on as if nothing had happened.
+            # This counts as a start: otherwise another copy might go on as if nothing had happened.
             record = self._draw_record(incarnation, found.next_start)
             await self._stamp_all(record, MembershipState.WRITING_OFF)
         except BaseException:
@@ -320,9 +323,10 @@ class Identity:
         doubted: Sequence[int] = (),
         old_below: int = 0,
     ) -> None:
-        """From directories whose contents are not needed to a member that holds nothing."""
+        """Makes a member that holds nothing from directories whose contents are not needed."""
         record = self._draw_record(incarnation, 0)
-        await self._stamp_all(record, state)  # None passes for an earlier life's any more.
+        # No directory can be mistaken for one of an earlier life any more.
+        await self._stamp_all(record, state)
         await self._remove_files()
         await Storage.make(
             self._disk, self._config, self._randomness, doubted=doubted, old_below=old_below
@@ -337,7 +341,7 @@ class Identity:
             ) from None
         await self._stamp_all(record, MembershipState.MEMBER)
 
-    # --- The directories ----------------------------------------------------------------------
+    # --- Directories --------------------------------------------------------------------------
 
     async def _lock(self) -> list[DiskLock]:
         await make_directories(self._disk, self._config)
@@ -387,7 +391,7 @@ class Identity:
     async def _replace(self, directory: str, name: str, data: bytes) -> None:
         new, final = f"{directory}/{name}.new", f"{directory}/{name}"
         if await self._disk.stat(new) is not None:
-            await self._disk.unlink(new)  # Of an interrupted attempt.
+            await self._disk.unlink(new)  # The file of an interrupted attempt.
         file = await self._disk.open(new, OpenMode.CREATE)
         try:
             await file.write_and_sync(0, [data])
@@ -397,17 +401,17 @@ class Identity:
         await self._disk.sync_directory(directory)
 
     async def _remove_files(self) -> None:
-        """Of a life that is over, or never was one."""
+        """Removes the files of a life that is over or never began."""
         for _, path in places_of(self.cookie):
             for name in await self._disk.list_directory(path):
                 if is_of_a_store(name):
                     await self._disk.unlink(f"{path}/{name}")
             await self._disk.sync_directory(path)
 
-    # --- The cluster --------------------------------------------------------------------------
+    # --- Cluster ------------------------------------------------------------------------------
 
     async def _require_gone(self, patience_s: float) -> None:
-        """No process is registered under the id, not even the last session of a dead one."""
+        """Waits until no process is registered under the id, not even a dead one's last session."""
         looks_left = int(patience_s / _LOOK_AGAIN_S)
         while taken := await self._registration():
             if not looks_left:
@@ -431,7 +435,7 @@ class Identity:
         return None
 
     async def _draw_ledger_id(self) -> LedgerId:
-        """All earlier ledgers have lower ids, except those with ids chosen by clients."""
+        """Draws a ledger id: all earlier ledgers have lower ids, except those chosen by clients."""
         return await LedgerIds(self._store, self._cluster.root).draw()
 
     async def _ledgers_in_doubt(
@@ -468,9 +472,9 @@ class Identity:
         except NoSuchLedger:
             return False
         except (BadMetadata, UnsupportedVersion):
-            return True  # Its ledger is not known.
+            return True  # Unreadable metadata may name this bookie.
         metadata = stored.metadata
-        # Clients that choose ids choose them above all that are drawn.
+        # Ids that clients choose are above all that are drawn.
         may_have_fenced = metadata.is_closed and ledger_id >= old_below
         return may_have_fenced or may_have_held(metadata, self.bookie_id)
 
@@ -485,7 +489,7 @@ class Identity:
 async def _batches(
     ids: AsyncIterable[LedgerId], known: Sequence[int]
 ) -> AsyncIterator[list[LedgerId]]:
-    """Of unknown ones; all ascend."""
+    """Yields batches of ids that are not in `known`; both ascend."""
     batch: list[LedgerId] = []
     at = 0
     async for ledger_id in ids:

@@ -62,19 +62,20 @@ from rollbook.proto.ports import Disk, DiskLock, OpenMode, Randomness
 _ALL_DURABLE: Final = 2**62
 _NEEDED: Final = ("needed", "spare", "missing")
 _FIRST_BYTES: Final = 64 * 1024
-_ENTRY_HEAD: Final = 16  # Ledger and entry id, which every entry begins with.
-_LOOKS: Final = 3  # A store in use may replace its catalog in the meantime.
+_ENTRY_HEAD: Final = 16  # Bytes of the ledger and entry id that begin every entry.
+_LOOKS: Final = 3  # Attempts: a store in use may replace its catalog meanwhile.
 _MAKE_ONE: Final = "name the directories of a bookie, as `rollbook bookie init` was given them"
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Something that has changed since it was written."""
+    """Bytes that have changed since they were written."""
 
     file: str
     position: int
     what: str
-    ledgers: tuple[int, ...] | None = None  # Whose entries may be lost. None: it is not known.
+    # The ledgers whose entries may be lost; None: they are not known.
+    ledgers: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +89,7 @@ class StartObstacle:
 
 @dataclass(slots=True)
 class Verified:
-    """How far it has come."""
+    """The progress of `verify`, with what it found."""
 
     files: int = 0
     bytes: int = 0
@@ -107,7 +108,8 @@ class StoreFiles:
 
     @classmethod
     async def open(cls, disk: Disk, config: StorageConfig, randomness: Randomness) -> "StoreFiles":
-        """Raises `BadConfig` if there is no store, `DataLost` if its catalog cannot be read."""
+        """Opens the files. Raises `BadConfig` if there is no store, `DataLost` if its catalog
+        cannot be read."""
         for directory in (config.journal_dir, *config.ledger_dirs):
             if await disk.stat(directory) is None:
                 raise BadConfig("there is no store here", path=directory, next_step=_MAKE_ONE)
@@ -136,7 +138,7 @@ class StoreFiles:
     # --- Journal ------------------------------------------------------------------------------
 
     async def journal_files(self) -> list[View]:
-        """By name and size, oldest first."""
+        """The journal files with name and size, oldest first."""
         numbers = await self._numbers(self._config.journal_dir, ".journal")
         needed = range(self.catalog.mark.journal, self.catalog.opened + 1)
         known = sorted({*numbers, *needed} - set(self.catalog.lost))
@@ -146,7 +148,7 @@ class StoreFiles:
         path = journal_path(self._config.journal_dir, number)
         stat = await self._disk.stat(path)
         if number < self.catalog.mark.journal:
-            use = "superfluous"  # An entry log was made of it.
+            use = "superfluous"  # An entry log was made of this file.
         elif number > self.catalog.opened:
             use = "half made"
         elif stat is None:
@@ -156,7 +158,7 @@ class StoreFiles:
         return {"journal": number, "bytes": stat.size if stat else None, "use": use, "path": path}
 
     async def journal_records(self, number: int) -> AsyncIterator[View]:
-        """All that can be found, sound or not. Raises `Missing`, `TornRecord`."""
+        """Yields every record that can be found, sound or not. Raises `Missing`, `TornRecord`."""
         path = journal_path(self._config.journal_dir, number)
         async for view in self._records(path):
             yield view
@@ -168,7 +170,7 @@ class StoreFiles:
             yield _record_view(reader, record)
 
     async def replayed(self) -> AsyncIterator[tuple[str, Replayed]]:
-        """What a start would find in the journal, file by file, oldest first."""
+        """Yields what a start would find in the journal, file by file, oldest first."""
         first_sequence = self.catalog.mark.first_sequence
         for view in await self.journal_files():
             if view["use"] not in _NEEDED or view["bytes"] is None:
@@ -180,7 +182,7 @@ class StoreFiles:
             yield view["path"].rpartition("/")[2], replay(reader, found)
 
     async def ledgers(self) -> LedgerViews:
-        """Reads all of the journal."""
+        """The ledgers of the store, for which it reads all of the journal."""
         files: list[tuple[str, JournalIndex]] = []
         facts: dict[int, LedgerFacts] = {}
         async for name, replayed in self.replayed():
@@ -227,7 +229,7 @@ class StoreFiles:
         }
 
     def extents(self, number: int) -> list[View]:
-        """Its live entries, by ledger. Raises `Missing`."""
+        """The log's live entries, by ledger. Raises `Missing`."""
         self._log(number)
         return [
             {
@@ -242,7 +244,7 @@ class StoreFiles:
         ]
 
     async def log_records(self, number: int) -> AsyncIterator[View]:
-        """Raises `Missing`, `TornRecord`."""
+        """Yields every record of the log. Raises `Missing`, `TornRecord`."""
         async for view in self._records(self._path_of(self._log(number))):
             yield view
 
@@ -263,10 +265,11 @@ class StoreFiles:
             "given_up": list(self.catalog.lost),
         }
 
-    # --- What a start would miss --------------------------------------------------------------
+    # --- Obstacles to a start -----------------------------------------------------------------
 
     async def losses(self) -> AsyncIterator[StartObstacle]:
-        """As a start would name them (`startup.py`), which stops at the first one."""
+        """Yields all losses for which a start would refuse; the start itself (`startup.py`) stops
+        at the first one."""
         for directory in self._config.ledger_dirs:
             for number in await self._numbers(directory, ".log"):
                 if is_newer_log(self.catalog, number):
@@ -300,12 +303,13 @@ class StoreFiles:
             proof = await self._durable_through(later)
             first = await first_record(file, header)
             if first and (await read_back(file, header, first.sequence, proof)).is_ended:
-                return None  # The space allocated after its end was released.
+                # A file that ends with END is complete: the space allocated after it was released.
+                return None
             return StartObstacle(path, SHORT_JOURNAL)
         finally:
             await file.close()
 
-    # --- Everything ---------------------------------------------------------------------------
+    # --- Verification -------------------------------------------------------------------------
 
     async def size(self) -> int:
         """Bytes that `verify` reads."""
@@ -313,8 +317,8 @@ class StoreFiles:
         return sum(journals) + sum(log.file_bytes for log in self.catalog.logs.values())
 
     async def verify(self) -> AsyncIterator[Verified]:
-        """Reads every byte and reports what has changed since it was written; the same object
-        each time."""
+        """Reads every byte and reports damage. Always yields the same object, with its present
+        state."""
         state = Verified()
         state.findings += [
             Finding(path, 0, "a copy of the catalog is damaged", ())
@@ -341,7 +345,7 @@ class StoreFiles:
     async def _verify_journal(
         self, path: str, first_sequence: int, durable_through: int, state: Verified
     ) -> int:
-        """Returns the sequence that the next file begins with."""
+        """Returns the first sequence of the next file."""
         try:
             contents, header = await self._read(path)
         except TornRecord as error:
@@ -381,7 +385,8 @@ class StoreFiles:
             state.findings.append(Finding(path, at, error.message, ()))
 
     async def _durable_through(self, later: list[View]) -> int:
-        """A file is durable as a whole before another one gets records."""
+        """The last sequence known to be durable: a file is durable as a whole before another one
+        gets records."""
         for view in later:
             if view["bytes"] is None:
                 continue
@@ -413,7 +418,7 @@ class StoreFiles:
     def _verify_index(
         self, path: str, contents: bytes, header: FileHeader, found: Scan, state: Verified
     ) -> None:
-        """Raises `TornRecord` at the first damage of the footer."""
+        """Raises `TornRecord` at the first damage in the footer."""
         trailer_at = len(contents) - TRAILER_BYTES
         trailer = unpack_trailer(contents[trailer_at:], header.file_id, len(contents))
         tables_at = trailer_at - trailer.table_bytes
@@ -432,7 +437,8 @@ class StoreFiles:
     # --- Files --------------------------------------------------------------------------------
 
     async def _read(self, path: str) -> tuple[bytes, FileHeader]:
-        """Raises `Missing`, `TornRecord` if it has no header, `BadConfig` if it belongs to another store."""
+        """Reads a whole file. Raises `Missing`, `TornRecord` without a header, `BadConfig` if it
+        belongs to another store."""
         try:
             file = await self._disk.open(path, OpenMode.READ)
         except FileNotFoundError:
@@ -455,7 +461,7 @@ class StoreFiles:
 
 
 def _walk(reader: RecordReader, end: int = _ALL_DURABLE) -> Iterator[FoundRecord]:
-    """All whose head or tail can be found, up to the file's END."""
+    """Yields all records whose head or tail can be found, up to the END."""
     position, sequence = FILE_HEADER_BYTES, 0
     while (record := reader.next_after(position, sequence)) and record.position < end:
         yield record
@@ -492,12 +498,12 @@ def _wrong_entries(
     sound: list[tuple[int, int]],
     starts: list[int],
 ) -> Iterator[tuple[int, str]]:
-    """Entries that the index of a log leads to, and that are not there."""
+    """Yields entries that a log's index leads to and that are not there."""
     ledger = ledger_id.to_bytes(8, "big", signed=True)
     for entry_id, position, length in zip(*unpack_page(page, row), strict=True):
         at = bisect_right(starts, position) - 1
         if at < 0 or position + length > sound[at][1]:
-            continue  # In a damaged record, which has been reported.
+            continue  # The record is damaged and has been reported.
         head = contents[position : position + _ENTRY_HEAD]
         if head != ledger + entry_id.to_bytes(8, "big", signed=True):
             yield position, f"the index says that entry {entry_id} is here, and it is not"

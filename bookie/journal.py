@@ -43,7 +43,7 @@ from rollbook.proto.ports import Clock, Disk, OpenMode, Randomness
 
 logger = structlog.get_logger()
 
-# Larger ones do not help the disk and delay the first request.
+# Larger writes would not help the disk and would delay the first request.
 _WRITE_BYTES_MAX: Final = 2 * 1024 * 1024
 _FENCE_BYTES: Final = 1024 * 1024
 _FIRST_BYTES_MIN: Final = 16 * 1024
@@ -51,7 +51,8 @@ _SPARE_RETRY_S: Final = 1.0
 
 
 OnDone: TypeAlias = Callable[[int, BookieFailed | None], None]
-"""How many of the appended things are done, oldest first; or the failure, after which nothing is known."""
+"""How many of the appended items are done, oldest first; or the failure after which nothing is
+known."""
 
 
 def journal_path(directory: str, number: int) -> str:
@@ -59,7 +60,7 @@ def journal_path(directory: str, number: int) -> str:
 
 
 class JournalFile:
-    """One file, with what is known of its contents."""
+    """One journal file and what is known of its contents."""
 
     def __init__(self, path: str, records: RecordFile, packer: RecordPacker) -> None:
         self.number = records.header.number
@@ -68,8 +69,8 @@ class JournalFile:
         self.packer = packer
         self.memtable = JournalIndex()
         self.shape = JournalShape()
-        self.deleted: dict[int, None] = {}  # Ledgers whose deletion it records.
-        self.doubts: list[EntryRow] = []  # The ranges that rot took out of it.
+        self.deleted: dict[int, None] = {}  # Ledgers whose deletion is in this file.
+        self.doubts: list[EntryRow] = []  # Ranges of entries in this file that are lost to rot.
 
     @property
     def end(self) -> int:
@@ -77,7 +78,7 @@ class JournalFile:
 
 
 class PendingWrite(NamedTuple):
-    item: Frames | Control | None  # None waits for what went before.
+    item: Frames | Control | None  # None: the caller only waits for earlier items.
     is_sync_deferred: bool
     size: int
     on_done: OnDone
@@ -97,10 +98,11 @@ class Journal:
         on_written: Callable[[JournalFile, Write], None],
         on_filled: Callable[[JournalFile], None],
     ) -> None:
-        self.active: JournalFile  # From `open` on.
-        self._zeros: ZerosAhead  # In it.
+        self.active: JournalFile  # Set by `open`.
+        self._zeros: ZerosAhead  # The zeros ahead in the active file.
         self.queued_bytes = 0
-        self.is_full = False  # No room for another file: the rest is for fences and recovery.
+        # No other file can be made: the rest of this one is for fences and recovery.
+        self.is_full = False
         self.failure: BaseException | None = None
         self._until_it_may_fill = until_it_may_fill
         self._on_written = on_written
@@ -114,26 +116,29 @@ class Journal:
         self._stats = stats
         self._waiting: deque[PendingWrite] = deque()
         self._writing: list[PendingWrite] = []
-        self._work: asyncio.Future[None] | None = None  # Awaited while there is none.
-        self._failed_at_once: Exception | None = None  # The result that the writing task ends with.
+        # The writing task awaits it while it has no work.
+        self._work: asyncio.Future[None] | None = None
+        # Set by a write outside the writing task, which ends with it.
+        self._failed_at_once: Exception | None = None
         self._solo = LoneWriter(config.alone_after_chunks)
         self._spare: asyncio.Task[RecordFile] | None = None
         self._is_closing = False
-        self._is_closed = False  # Nothing waits, and no write is in progress.
-        self._has_unsynced = False  # Written for a request that did not want to wait.
-        self._has_unsaid = False  # Durable, but no record says so yet.
-        self._is_silent = False  # And nothing was added for a while.
+        self._is_closed = False  # No request waits, and no write is in progress.
+        # Some bytes were written without a sync, for requests that did not want one.
+        self._has_unsynced = False
+        self._has_unsaid = False  # Some bytes are durable, and no record says so yet.
+        self._is_silent = False  # Some bytes are unsaid, and no add has come for a while.
         self._silence_timer: asyncio.TimerHandle | None = None
         self._idle_ns = config.idle_after_ms * 1_000_000
-        self._written_ns = 0  # When it was added to last.
+        self._written_ns = 0  # The time of the last write.
 
     async def open(self, spare: RecordFile | None, number: int, next_sequence: int) -> None:
-        """The first file of this process: one that was ready, or a new one."""
+        """Begins the first file of this process: a prepared one, or a new one."""
         self.active = self._begin(spare or await self._create_first(number), next_sequence)
 
     async def _create_first(self, number: int) -> RecordFile:
-        """On a full disk a smaller one, in the space that a start has cut off others: fences
-        must go on (B4)."""
+        """Creates the first file; on a full disk a smaller one, in space that the start has
+        released: fences must go on (B4)."""
         size = self._config.journal_file_bytes
         while True:
             try:
@@ -144,12 +149,12 @@ class Journal:
                 logger.warning("journal_file_made_smaller", bytes=size // 2, reason=str(error))
                 size //= 2
 
-    # --- For the storage ----------------------------------------------------------------------
+    # --- Used by the storage ------------------------------------------------------------------
 
     def append(
         self, item: Frames | Control, *, is_sync_deferred: bool = False
     ) -> asyncio.Future[None]:
-        """Done when it is durable, or with `is_sync_deferred` when the system has it.
+        """Done when the item is durable, or, with `is_sync_deferred`, when the system has it.
 
         Fails with `BookieFailed`: then the outcome is unknown. Cancelling it changes nothing.
         """
@@ -161,7 +166,8 @@ class Journal:
     def submit(
         self, item: Frames | Control, on_done: OnDone, *, is_sync_deferred: bool = False
     ) -> None:
-        """Like `submit`, once the caller has called `go_on`, which it does in the same step.
+        """Like `append`, with a callback. The caller calls `go_on` in the same step, and the write
+        begins then.
 
         `on_done` is called in the step in which it is done, and never within this call. It must
         not read: durable entries are found when the step ends."""
@@ -174,7 +180,7 @@ class Journal:
             self._wake()
 
     def on_gone(self, on_done: OnDone) -> None:
-        """Nothing more is submitted with it."""
+        """No more items are submitted with this callback."""
         self._solo.on_gone(on_done)
 
     @property
@@ -182,14 +188,15 @@ class Journal:
         return bool(self._waiting) and not self._writing
 
     def has_room_for(self, size: int) -> bool:
-        """If no other file can be made, the rest of this one: its end is for fences."""
+        """Whether the item may be queued. If no other file can be made, the end of this one is for
+        fences."""
         allocated = self.active.records.header.allocated_bytes
         kept = min(_FENCE_BYTES, allocated // 8)
         end = self.active.end + self.queued_bytes + size + kept
         return not self.is_full or end <= allocated
 
     def sync(self) -> asyncio.Future[None]:
-        """Done when everything that was appended before is durable."""
+        """Done when everything that was appended before this call is durable."""
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._enqueue(None, False, 0, settling(done))
         self._wake()
@@ -208,10 +215,10 @@ class Journal:
         if self._work and not self._work.done():
             self._work.set_result(None)
 
-    # --- The task that writes -----------------------------------------------------------------
+    # --- The writing task ---------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Until `close`. Raises the error that poisoned it."""
+        """Writes until `close`. Raises the error that poisoned the journal."""
         self._spare = asyncio.create_task(self._prepare(self.active.number + 1))
         try:
             while not self._is_closed:
@@ -235,13 +242,13 @@ class Journal:
                 await spare.file.close()
 
     def close(self) -> None:
-        """Lets `run` finish what is waiting, or comes in the meantime, and end."""
+        """Lets `run` write what waits, or arrives in the meantime, and end."""
         self._is_closing = True
         self._wake()
 
     async def _wait_for_work(self) -> None:
-        """Or for silence. One timer outlives many writes: to set one for each costs as much as to
-        pack a lone add."""
+        """Waits for items or for silence. One timer serves many writes: setting one costs as much
+        as packing a lone add."""
         self._expect_silence_if_unsaid()
         self._work = asyncio.get_running_loop().create_future()
         await self._work
@@ -266,9 +273,10 @@ class Journal:
             self._wake()
 
     async def _say_what_is_durable(self) -> None:
-        """The trailing record that tells rot from a torn tail: B3."""
+        """Writes the record that tells rot from a torn tail (B3)."""
         if self._has_unsaid:
-            if self._has_unsynced:  # Two syncs: the record must not claim its own contents.
+            # Syncs first: the record must not claim that its own bytes are durable.
+            if self._has_unsynced:
                 await self._sync()
             await self._write(self.active.packer.pack_empty(RecordKind.IDLE))
             self._has_unsaid = False
@@ -291,19 +299,21 @@ class Journal:
         self._writing = []
         self.queued_bytes -= size
         try:
-            _tell(batch)  # First. No other code runs before readers find it, too.
+            # Callers are answered before readers find the entries; no other code runs in between.
+            _tell(batch)
         finally:
             if write:
                 self._on_found(write)
 
     def _on_found(self, write: Write) -> None:
-        """Readers find it."""
+        """Lets readers find the written entries."""
         self._on_written(self.active, write)
         self._has_unsaid, self._is_silent = True, False
         self._written_ns = self._clock.monotonic_ns()
 
     def _write_at_once(self) -> bool:
-        """The waiting requests, if the writing task is idle; False: that task has to write them."""
+        """Writes a single waiting request now, if possible; False: the writing task has to
+        write."""
         if not self._work or self._work.done() or len(self._waiting) != 1:
             return False
         waiting = self._waiting[0]
@@ -313,8 +323,10 @@ class Journal:
             return False
         position = self.active.end
         if not self._zeros.takes_none(position, align(position + waiting.size)):
-            return False  # Some files are removed with it, and that takes a while.
-        try:  # It waits until it is durable; if that fails, it fails with all others.
+            return False  # This write adds zeros, which takes a while.
+        # The request keeps waiting until it is durable: if the write fails, it fails with all
+        # others.
+        try:
             write = self.active.packer.pack([waiting.item])
             started_ns = self._clock.monotonic_ns()
             self.active.records.file.write_and_sync_now(write.position, write.buffers)
@@ -322,21 +334,23 @@ class Journal:
             self._waiting.popleft()
             self.queued_bytes -= waiting.size
             try:
-                waiting.on_done(1, None)  # First, as above.
+                waiting.on_done(1, None)  # The caller is answered before readers find the entry.
                 if isinstance(waiting.item, Frames) and waiting.item.is_one_add:
-                    self._clock.let_others_run()  # A client that adds one by one waits only for this.
+                    # A client that adds one by one waits only for this.
+                    self._clock.let_others_run()
             finally:
                 self._on_synced(write, took_ns)
                 self._on_found(write)
         except Exception as error:  # noqa: BLE001  The task ends with it, and poisons.
             self._failed_at_once = error
-            self._wake()  # Unless the callback of the write has woken it.
+            self._wake()  # Has no effect if the callback has woken the writing task.
         else:
             self._expect_silence_if_unsaid()
         return True
 
     def _take(self) -> tuple[list[PendingWrite], int]:
-        """The contents of one write: all waiting requests, in order, up to a bound.
+        """Takes the contents of one write: all waiting requests of one kind, in order, up to a
+        bound.
 
         Adds that are answered before the sync are written separately, and so are those that only
         wait.
@@ -379,7 +393,7 @@ class Journal:
         if self._fits(size):
             return
         if file.end == FILE_HEADER_BYTES:
-            return  # One item as large as a file: this one grows.
+            return  # The file is empty, so this item is as large as a file: the file grows.
         assert self._spare
         spare = await self._spare
         await self._until_it_may_fill()
@@ -396,7 +410,7 @@ class Journal:
         )
 
     async def fill(self) -> None:
-        """Ends the active file."""
+        """Ends the active file and hands it over to the checkpoint."""
         if self._has_unsynced:
             await self._sync()
         await self._write(self.active.packer.pack_empty(RecordKind.END))
@@ -413,7 +427,7 @@ class Journal:
         return JournalFile(path, records, packer)
 
     async def _prepare(self, number: int) -> RecordFile:
-        """While the disk is full: again and again."""
+        """Makes the next file; while the disk is full it tries again and again."""
         while True:
             try:
                 spare = await self._create(number, self._config.journal_file_bytes)
@@ -431,7 +445,7 @@ class Journal:
     async def _create(self, number: int, size: int) -> RecordFile:
         path = journal_path(self._config.journal_dir, number)
         if await self._disk.stat(path):
-            await self._disk.unlink(path)  # Half made; only the catalog makes it count.
+            await self._disk.unlink(path)  # A half-made file: the catalog does not list it.
         header = FileHeader(
             Purpose.JOURNAL,
             number,
@@ -480,11 +494,11 @@ def _tell(batch: Sequence[PendingWrite], cause: BaseException | None = None) -> 
 
 def settling(done: asyncio.Future[None]) -> OnDone:
     def settle(_count: int, error: BookieFailed | None) -> None:
-        if done.done():  # Its caller was cancelled.
+        if done.done():  # The waiting task was cancelled.
             return
         if error:
             done.set_exception(error)
-            done.exception()  # If it has no waiter any more, no report is needed.
+            done.exception()  # Marks the exception as seen: the waiting task may be gone.
         else:
             done.set_result(None)
 

@@ -22,7 +22,7 @@ from rollbook.bookie.core.replay import Replayed, replay_record, replay_scan
 from rollbook.bookie.core.torn_tail import scan, sound_run
 from rollbook.proto.ports import File
 
-# The maximum read past the page cache on a miss.
+# The most that is read past the page cache at a time.
 _WINDOW_BYTES: Final = 1024 * 1024
 
 
@@ -30,11 +30,11 @@ _WINDOW_BYTES: Final = 1024 * 1024
 class ReadBack:
     replayed: Replayed
     rotten_places: int
-    end: int  # The place of the next record.
+    end: int  # The position of the next record.
     next_sequence: int
     is_ended: bool
-    unproven_at: int  # From there to `end` nothing proves that it is durable.
-    is_blank: bool  # Nothing was ever written to it.
+    unproven_at: int  # Nothing proves that bytes from here to `end` are durable.
+    is_blank: bool  # Whether no record was ever written to the file.
 
 
 async def read_back(
@@ -45,7 +45,7 @@ async def read_back(
     *,
     is_blank: bool = False,
 ) -> ReadBack:
-    """`is_blank`: it is known that nothing was ever written to it; otherwise that is checked."""
+    """Reads the file back. `is_blank`: it is known to be blank; otherwise that is checked."""
     size, position, sequence = await file.size(), FILE_HEADER_BYTES, first_sequence
     replayed, starts, last_synced = Replayed(), array("Q"), 0
     is_ended, window = False, _WINDOW_BYTES
@@ -60,7 +60,7 @@ async def read_back(
             position, sequence, is_ended = run.end, run.next_sequence, run.is_ended
             window = _WINDOW_BYTES
         elif position + window < size and reader.may_start_at(position):
-            window *= 2  # Perhaps it goes beyond this one.
+            window *= 2  # A record may be longer than the window.
         else:
             break
     replayed.settle()
@@ -101,7 +101,7 @@ async def read_back(
 
 
 async def first_record(file: File, header: FileHeader) -> FoundRecord | None:
-    """The first one with a sound head or tail.
+    """The first record with a sound head or tail.
 
     If the beginning of the file is damaged, everything before the next sound record is held at once,
     perhaps the whole file.
@@ -113,11 +113,11 @@ async def first_record(file: File, header: FileHeader) -> FoundRecord | None:
         found = reader.next_after(FILE_HEADER_BYTES, 0)
         if found or FILE_HEADER_BYTES + length >= size:
             return found
-        length *= 2  # Damage, or the tail of a long one.
+        length *= 2  # The beginning is damaged, or the first record's tail is further on.
 
 
 async def is_blank_from(file: File, start: int) -> bool:
-    """Whether nothing was ever written from there on."""
+    """Whether nothing was ever written from `start` on."""
     for at in range(start, await file.size(), _WINDOW_BYTES):
         if not is_blank(await file.read_at(at, _WINDOW_BYTES), 0):
             return False
@@ -131,7 +131,7 @@ async def write_again(file: File, start: int, end: int) -> None:
     A sync alone would do if there was none before. But after a failed one the system takes the
     pages for clean, and another sync skips them.
     """
-    # The header is as old as the records after it.
+    # The header may be unsynced as well.
     start = 0 if start <= FILE_HEADER_BYTES else start
     for at in range(start, end, _WINDOW_BYTES):
         contents = await file.read_at(at, min(_WINDOW_BYTES, end - at))

@@ -25,7 +25,7 @@ def log_name(number: int) -> str:
 
 
 class LedgerViews:
-    """Over a catalog and the journal's files; `files` are newest first."""
+    """Views of the ledgers in a catalog and in journal files, which are newest first."""
 
     def __init__(
         self,
@@ -34,7 +34,7 @@ class LedgerViews:
         newer: Collection[int],
         newer_facts: Callable[[int], LedgerFacts],
     ) -> None:
-        """`newer`: ledgers with facts that the catalog does not have."""
+        """`newer`: ledgers with facts that are not in the catalog."""
         self._catalog = catalog
         self._files = files
         self._newer = newer
@@ -75,7 +75,7 @@ class LedgerViews:
         }
 
     def _places(self, ledger_id: int) -> Iterator[View]:
-        """Newest first."""
+        """The places of a ledger's entries, newest first."""
         if self._facts_of(ledger_id).deleted_ms is not None:
             return
         for name, memtable in self._files:
@@ -112,7 +112,7 @@ class LedgerViews:
         return self._catalog.facts.get(ledger_id) or LedgerFacts()
 
     def known_ids(self) -> Iterator[int]:
-        """In no order, some more than once; each part as it is when its turn comes."""
+        """Yields ids in no order, some more than once, each part as it is when its turn comes."""
         yield from list(self._catalog.facts)
         yield from list(self._catalog.held_ledgers)
         yield from list(self._newer)
@@ -125,7 +125,7 @@ def _first_of(rows: LedgerRows) -> int:
 
 
 async def sorted_ids(known: Iterable[int]) -> IntArray:
-    """Each once, ascending. There may be millions: other work runs in between."""
+    """Returns the ids ascending, each once. There may be millions: other work runs in between."""
     ids, pieces = iter(known), list[list[int]]()
     while piece := list(islice(ids, _PIECE)):
         pieces.append(sorted(piece))

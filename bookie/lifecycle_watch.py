@@ -33,14 +33,14 @@ class LifecycleWatch:
     def __init__(self, nodes: LifecycleNodes, bookie: BookieId) -> None:
         self._nodes = nodes
         self._bookie = bookie
-        self.state: LifecycleState | None = LifecycleState.ACTIVE  # None: it cannot be read.
+        self.state: LifecycleState | None = LifecycleState.ACTIVE  # None: the node cannot be read.
 
     def __bool__(self) -> bool:
         return self.state is not LifecycleState.ACTIVE
 
     @property
     def reason(self) -> str:
-        """Why it accepts no entries; empty if it does."""
+        """Why the bookie accepts no entries; empty if it does."""
         if not self:
             return ""
         if self.state is None:
@@ -48,7 +48,7 @@ class LifecycleWatch:
         return f"its lifecycle is {self.state.value}: rollbook bookie undrain makes it writable"
 
     async def look(self) -> None:
-        """Raises what the metadata store raises when it is away."""
+        """Reads the node. Raises what the metadata store raises when it is unavailable."""
         before = self.state
         try:
             self.state = (await self._nodes.read(self._bookie)).lifecycle.state
@@ -60,7 +60,8 @@ class LifecycleWatch:
             logger.info("lifecycle_heard", state=self.state.value if self.state else None)
 
     async def follow(self, on_change: Callable[[], None]) -> None:
-        """Until cancelled. While the metadata store is unavailable, the last known state holds."""
+        """Follows the node until cancelled. While the metadata store is unavailable, the last known
+        state holds."""
         while True:
             try:
                 await self._follow_once(on_change)

@@ -17,11 +17,12 @@ from rollbook.proto.ports import Clock
 from rollbook.proto.wire.messages import EntryRead
 
 Resume = Callable[["Parked", int | None, bool], None]
-"""Called once, with the wall time in milliseconds if there is news; and whether it cannot wait.
+"""Called once, with the wall time in milliseconds of the news, or None without news, and whether
+the read should be answered at once.
 
 It never raises: other requests and adds wait behind it."""
 
-_TOLD_FIRST: Final = 4  # Before the add that brings the news is written.
+_TOLD_FIRST: Final = 4  # Polls answered before the add with the news is written.
 
 
 class Parked:
@@ -53,11 +54,11 @@ class LongPolls:
         self._of_ledger: dict[int, dict[Parked, None]] = {}
         self._woken: deque[tuple[Parked, int]] = (
             deque()
-        )  # Not answered yet, with the time of the news.
+        )  # Polls not answered yet, with the time of their news.
         self._is_closing = False
 
     def park(self, read: EntryRead, resume: Resume) -> Parked | None:
-        """None if there is nothing to wait for. Raises `Overloaded`."""
+        """Parks the read; returns None if there is nothing to wait for. Raises `Overloaded`."""
         if (
             self._is_closing
             or read.previous_lac is None
@@ -79,10 +80,10 @@ class LongPolls:
         return parked
 
     def forget(self, parked: Parked) -> None:
-        """It has no waiter any more."""
+        """Ends a wait without an answer."""
         others = self._of_ledger.get(parked.ledger_id, {})
         if parked not in others:
-            return  # It was woken a moment ago.
+            return  # The poll has just been woken.
         parked.timer.cancel()
         del others[parked]
         self.count -= 1
@@ -91,13 +92,14 @@ class LongPolls:
             self._storage.lac_watchers.pop(parked.ledger_id, None)
 
     def close(self) -> None:
-        """Ends every wait, as if time were up."""
+        """Ends every wait as at its time limit."""
         self._is_closing = True
         for parked in [each for others in self._of_ledger.values() for each in others]:
             self._end(parked, None)
 
     def _on_risen(self, ledger_id: int) -> None:
-        """During the processing of a write: its entries are read later."""
+        """Wakes polls of the ledger. Called while a write is processed: its entries are read
+        later."""
         news_ms = self._clock.wall_us() // 1000
         is_gone = not self._storage.knows(ledger_id)
         for parked in list(self._of_ledger.get(ledger_id, ())):
@@ -108,9 +110,8 @@ class LongPolls:
                 self._woken.append((parked, news_ms))
 
     def tell_first(self) -> None:
-        """Adds have brought news and will be written now. Some polls are answered before that:
-        for a lone reader the sync would be most of its wait.
-        """
+        """Answers some polls before the adds with their news are written: for a lone reader that
+        sync would be most of the wait."""
         for _ in range(min(len(self._woken), _TOLD_FIRST)):
             parked, news_ms = self._woken.popleft()
             parked.wake(news_ms, at_once=True)
@@ -121,9 +122,8 @@ class LongPolls:
             parked.wake(news_ms)
 
     def _has_news(self, ledger_id: int, previous_lac: int, piggyback: bool) -> bool:
-        """An entry is known to be confirmed before the add that says so is durable. Polls that want
-        the entry with it are answered as soon as possible, all others when that add is durable.
-        """
+        """Whether a poll's wait ends. A poll that wants the entry is answered as soon as the entry
+        is known to be confirmed, any other when the add that says so is durable."""
         storage = self._storage
         if storage.last_add_confirmed(ledger_id) > previous_lac:
             return True

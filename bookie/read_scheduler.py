@@ -14,14 +14,14 @@ from rollbook.proto.ports import Clock
 from rollbook.proto.tasks import stop_tasks
 from rollbook.proto.wire.messages import ReceivedRequest
 
-# For readers in one turn, which a step of one answer may take; and while there are adds about.
-# About half a millisecond; and one stretch of a sequential reader, with what reaches into the next
-# one.
+# Bytes made for readers in one turn of the loop, which one step of an answer may take: about half a
+# millisecond, and one stretch of a sequential reader, including what reaches into the next stretch.
+# The second limit holds while adds arrive.
 _TURN_BYTES: Final = 544 * 1024
 _BYTES_BESIDE_ADDS: Final = 64 * 1024
-_BESIDE_NS: Final = 100_000_000  # After adds were received, others may follow for this long.
+_BESIDE_NS: Final = 100_000_000  # After adds, others may follow for this long.
 _TURNS_GIVEN_MAX: Final = 16
-_ANSWER_BYTES: Final = 768  # An answer takes its time, however small it is.
+_ANSWER_BYTES: Final = 768  # The size that a small answer counts as: it takes time, too.
 
 
 class LoopBudget:
@@ -37,15 +37,15 @@ class LoopBudget:
     """
 
     def __init__(self, clock: Clock, adds_wait: Callable[[], bool]) -> None:
-        """`adds_wait`: some will be written in the next turn."""
+        """`adds_wait`: whether adds will be written in the next turn."""
         self._clock = clock
         self._adds_wait = adds_wait
         self._heard_adds_ns = clock.monotonic_ns() - _BESIDE_NS
         self._spent = 0
         self._bytes_max = _TURN_BYTES
-        self._turns_given = 0  # To adds, since something was made last.
+        self._turns_given = 0  # Turns left to adds since the last step for readers.
         self._is_giving = False
-        self._line = asyncio.Lock()  # Fair: first come, first served.
+        self._line = asyncio.Lock()  # A fair lock: first come, first served.
         self.lanes_waiting = 0
 
     def on_adds(self, now_ns: int) -> None:
@@ -56,11 +56,12 @@ class LoopBudget:
         return self._spent >= self._bytes_max
 
     def check_time(self) -> bool:
-        """Whether the turn has time for work that can wait. If adds are waiting, it yields to them."""
+        """Whether the turn has time for work that can wait. If adds are waiting, it leaves the turn
+        to them."""
         return not self.is_over and not self._try_give_way()
 
     async def come(self) -> int:
-        """Wait until there is time for a step. Returns how many bytes the step may have."""
+        """Waits until there is time for a step. Returns how many bytes the step may take."""
         async with self._line:
             while not self.check_time():  # noqa: ASYNC110  An event would be noticed a turn later.
                 await asyncio.sleep(0)
@@ -68,7 +69,7 @@ class LoopBudget:
 
     @property
     def step_bytes(self) -> int:
-        """Of a step that began now."""
+        """The bytes that a step may take if it begins now."""
         return _BYTES_BESIDE_ADDS if self._is_beside_adds else _TURN_BYTES
 
     def spend(self, size: int) -> None:
@@ -90,7 +91,8 @@ class LoopBudget:
         self._spent = 0
 
     def _try_give_way(self) -> bool:
-        """Leaves the turn to waiting adds, for a bounded number of turns in a row."""
+        """Leaves the turn to waiting adds, for a bounded number of turns in a row; returns whether
+        it does."""
         if self._turns_given >= _TURNS_GIVEN_MAX or not self._adds_wait():
             return False
         if not self._is_giving:
@@ -112,10 +114,10 @@ class StepQueue:
     def __init__(self, turn: LoopBudget) -> None:
         self._turn = turn
         self._waiting: dict[Callable[[], None], None] = {}
-        self._is_looking = False  # For a turn that has time.
+        self._is_looking = False  # A callback waits for a turn that has time.
 
     def join(self, go_on: Callable[[], None]) -> None:
-        """It is called once, when there is time for a step, and may join again."""
+        """Calls `go_on` once, when there is time for a step; it may join again."""
         self._waiting[go_on] = None
         if not self._is_looking:
             self._look_soon()
@@ -131,8 +133,8 @@ class StepQueue:
         self._is_looking = False
         if not self._waiting:
             return
-        # Before the pending writes end this turn, and so before the next one begins: that one
-        # belongs to others, if there are some.
+        # Looks again before the pending writes end this turn, that is, before the next turn begins,
+        # which belongs to others if there are any.
         self._look_soon()
         while self._waiting and self._turn.check_time():
             go_on = next(iter(self._waiting))
@@ -143,19 +145,20 @@ class StepQueue:
 class QueuedRequest(NamedTuple):
     call: ReceivedRequest
     heard_ns: int
-    news_ms: int | None = None  # A long poll got them then, by the wall clock.
+    news_ms: int | None = None  # When a long poll got its news, by the wall clock.
 
 
 class Queue:
-    """The calls of one connection that no lane has begun."""
+    """Calls of one connection that no lane has begun."""
 
     __slots__ = ("_at_once_max", "_may_begin", "asked", "on_change", "running", "serve")
 
     def __init__(
         self,
         serve: Callable[[QueuedRequest], Awaitable[None]],
-        on_change: Callable[[], None],  # Perhaps to offer the queue again.
-        may_begin: Callable[[bool], bool],  # Another one: is it the only one then?
+        on_change: Callable[[], None],  # May offer the queue to its lane again.
+        # Whether one more call may begin; its argument: no other call is running.
+        may_begin: Callable[[bool], bool],
         at_once_max: int,
     ) -> None:
         self.serve = serve
@@ -187,20 +190,21 @@ class Lane:
         self._on_crash = on_crash
         self._ready: dict[Queue, None] = {}
         self._tasks: dict[asyncio.Task[None], None] = {}
-        self._has_newcomer = False  # A task was started that has not checked the queue yet.
-        self._has_waiter = False  # A task waits for the next turn. Two would be no quicker.
-        self._has_begun = False  # Something, since another lane could.
+        self._has_newcomer = False  # A task was started that has not checked the queues yet.
+        # A task waits for the next turn; a second one would be no quicker.
+        self._has_waiter = False
+        self._has_begun = False  # This lane has begun a call since another lane could.
         self._is_closed = False
 
     def offer(self, queue: Queue) -> None:
-        """There may be something to do in it now."""
+        """Called when the queue may have become ready."""
         if queue.is_ready:
             self._ready[queue] = None
             self._start()
 
     def _start(self) -> None:
         if self._has_newcomer or self._has_waiter:
-            return  # It sees whatever is ready by then, and hires others.
+            return  # That task will see all ready queues, and start more tasks.
         if self._ready and len(self._tasks) < self._tasks_max and not self._is_closed:
             self._has_newcomer = True
             task = asyncio.get_running_loop().create_task(self._work())
@@ -209,7 +213,7 @@ class Lane:
 
     def _on_done(self, task: asyncio.Task[None]) -> None:
         del self._tasks[task]
-        self._start()  # A call may have come after its last check.
+        self._start()  # A call may have come after the task's last check.
         if not task.cancelled() and (error := task.exception()):
             self._on_crash(error)
 
@@ -226,22 +230,21 @@ class Lane:
             if not has_time or (self._has_begun and self._turn.lanes_waiting):
                 if self._has_waiter:
                     return
-                # The lane that ended a turn runs first when the next one begins, but that turn is
-                # for others.
+                # The lane that ended a turn also runs first in the next turn, which is for others.
                 self._has_begun &= not has_time
                 await self._wait()
                 continue
             self._has_begun = True
             queue = next(iter(self._ready))
             del self._ready[queue]
-            if not queue.is_ready:  # No more, as it was when it was offered.
+            if not queue.is_ready:  # The queue was ready only when it was offered.
                 queue.on_change()
                 continue
             asked = queue.asked.popleft()
             queue.running += 1
             if queue.is_ready:
-                self._ready[queue] = None  # Behind the others.
-            self._start()  # For work that is ready while this one waits for the disk.
+                self._ready[queue] = None  # The queue goes to the end.
+            self._start()  # Another task serves ready work while this one waits for the disk.
             try:
                 await queue.serve(asked)
             finally:

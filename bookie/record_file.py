@@ -28,25 +28,25 @@ from rollbook.proto.errors import TornRecord
 from rollbook.proto.ports import Buffer, File
 
 _STRETCH_BYTES: Final = 512 * 1024
-_AHEAD_MAX: Final = 4  # Stretches being read, or here: no device takes the same time for each.
-_REQUESTS_BYTES: Final = 4 * 1024 * 1024  # What one reader may have requested at a time.
+_AHEAD_MAX: Final = 4  # Stretches being read or read ahead: devices vary in how long one takes.
+_REQUESTS_BYTES: Final = 4 * 1024 * 1024  # Bytes that one reader may have requested at a time.
 _BODIES_BYTES: Final = 64 * 1024
-# If a record's first entry is as long, its entries are views of it: cheaper than copies.
+# If a record's first entry has this size, its entries are views of it, cheaper than copies.
 _VIEWED_BYTES: Final = 2 * 1024
-_SERIAL_SHIFT: Final = 32  # Positions are u32.
+_SERIAL_SHIFT: Final = 32  # Bits of a position, which is u32.
 
 
 @dataclass(slots=True)
 class Cache:
-    """Bodies of records, by file and position. Files are identified by a number of their own,
-    since a journal file and the entry log made of it have the same one."""
+    """Bodies of records by file and position. Each file has a serial number, since a journal file
+    and the entry log made of it share their number."""
 
     bodies: ByteCache[int]
     serials: Iterator[int] = field(default_factory=count)
 
 
 class _Fetch(NamedTuple):
-    """Of consecutive records."""
+    """A read of consecutive records that is under way."""
 
     numbers: range
     has_come: asyncio.Event
@@ -56,13 +56,14 @@ class RecordFile:
     def __init__(self, file: File, header: FileHeader, cache: Cache) -> None:
         self.file = file
         self.header = header
-        self.records = array("I")  # Positions of those with entries, ascending.
-        self.end = FILE_HEADER_BYTES  # Of the last of them, and of possible ones after it.
+        self.records = array("I")  # Positions of the records with entries, ascending.
+        # The end of the last record with entries, or of one without after it.
+        self.end = FILE_HEADER_BYTES
         self._cache = cache.bodies
         self._serial = next(cache.serials) << _SERIAL_SHIFT
-        self._fetches: list[_Fetch] = []  # Under way; few at a time.
-        self._read_up_to = sys.maxsize  # By the last sequential reader.
-        self._ahead = 1  # Stretches to prefetch, one more each time.
+        self._fetches: list[_Fetch] = []  # Reads under way; there are few at a time.
+        self._read_up_to = sys.maxsize  # How far the last sequential reader has read.
+        self._ahead = 1  # Stretches to read ahead; grows by one each time.
         self._readers = 0
         self._is_retired = False
 
@@ -72,7 +73,7 @@ class RecordFile:
         self._cache.put(self._serial | position, body)
 
     def peek(self, place: EntryLocation) -> bytes | None:
-        """From memory, or None."""
+        """The entry if it is in the cache, or None."""
         at = bisect_right(self.records, place.position) - 1
         record = self.records[at]
         body = self._cache.get(self._serial | record)
@@ -82,7 +83,7 @@ class RecordFile:
         return body[start : start + place.length]
 
     async def read(self, ledger_id: int, entry_id: int, place: EntryLocation) -> bytes:
-        """Raises `TornRecord` if its record is damaged and it cannot prove itself."""
+        """Raises `TornRecord` if the record is damaged and the entry does not prove itself."""
         if (found := self.peek(place)) is not None:
             return found
         at = bisect_right(self.records, place.position) - 1
@@ -102,7 +103,8 @@ class RecordFile:
         return body[start : start + place.length]
 
     async def read_run(self, positions: Sequence[int], lengths: Sequence[int]) -> list[Buffer]:
-        """These entries, up to the first damaged record. Keeping one of them may keep its record."""
+        """The entries at these positions, up to the first damaged record. Keeping one may keep its
+        record."""
         found: list[Buffer] = []
         source: Buffer
         self._readers += 1
@@ -113,7 +115,8 @@ class RecordFile:
                 start = self.records[at] + HEAD_BYTES
                 body = self._cache.get(self._serial | self.records[at]) or await self.body(at)
                 end = start + len(body)
-                if not start <= position < end:  # In no record: no step would reach it.
+                # The position is in no record, so the loop would not advance.
+                if not start <= position < end:
                     raise self._damage(position)
                 if length < _VIEWED_BYTES:
                     found += cut_evenly(body, start, positions, lengths, len(found))
@@ -126,18 +129,19 @@ class RecordFile:
                         break
                     found.append(source[position - start : position - start + length])
         except TornRecord:
-            pass  # Reading that entry by itself raises it.
+            pass  # Reading that entry by itself raises the error.
         finally:
             self._readers -= 1
             await self._close_when_unused()
         return found
 
     async def body(self, at: int) -> bytes:
-        """Of record number `at`. Reads ahead when its predecessor was read before, or is being read."""
+        """The body of record number `at`. Reads ahead if its predecessor was read before, or is
+        being read."""
         if coming := self._fetch_of(at):
             await coming.has_come.wait()
             body = self._cache.get(self._serial | self.records[at])
-            if body is not None:  # Otherwise it is damaged, or was not kept.
+            if body is not None:  # Without a body the record is damaged or was not kept.
                 return body
         if not self._is_next(at):
             self._ahead = 1
@@ -148,7 +152,8 @@ class RecordFile:
         return await self._fetch(at, stretch)
 
     def _is_next(self, at: int) -> bool:
-        """Whether a sequential reader reads on here, perhaps by several requests at a time: these start far apart."""
+        """Whether a sequential reader reads on here. It may have several requests under way, which
+        start far apart."""
         distance = self.records[at] - self._read_up_to
         return 0 <= distance <= _REQUESTS_BYTES or (at > 0 and self._is_read(at - 1))
 
@@ -159,13 +164,13 @@ class RecordFile:
         return None
 
     def _is_read(self, at: int) -> bool:
-        """Or is being read."""
+        """Whether the record was read or is being read."""
         if self._fetches and self._fetch_of(at):
             return True
         return self._cache.peek(self._serial | self.records[at]) is not None
 
     def _announce_behind(self, last: int) -> None:
-        """The next unread stretches, some of which are being read already."""
+        """Requests the next unread stretches, some of which are being read already."""
         limit = self._end_of(last) + _REQUESTS_BYTES
         left, self._ahead = self._ahead, min(self._ahead + 1, _AHEAD_MAX)
         first = last + 1
@@ -177,7 +182,8 @@ class RecordFile:
             first = end
 
     def _stretch_of(self, at: int) -> range:
-        """What the first reader of record `at` reads in one go. The stretches are the same for all readers."""
+        """Numbers of the records that one read fetches with record `at`. Stretches are the same for
+        all readers."""
         start = self.records[at] // _STRETCH_BYTES * _STRETCH_BYTES
         first = bisect_left(self.records, start, 0, at)
         while first < at and self._is_read(first):
@@ -185,7 +191,8 @@ class RecordFile:
         return range(first, self._end_of_stretch(at))
 
     def _end_of_stretch(self, at: int) -> int:
-        """Of the one with record `at`: number of the first record after it, or that others fetch."""
+        """The number of the first record after the stretch with record `at`, or of the first that
+        is being fetched."""
         next_at = (self.records[at] // _STRETCH_BYTES + 1) * _STRETCH_BYTES
         end = bisect_left(self.records, next_at, at)
         for fetch in self._fetches:
@@ -194,7 +201,7 @@ class RecordFile:
         return end
 
     async def _fetch(self, at: int, numbers: range) -> bytes:
-        """Record number `at`, verified; the others of these numbers go to the cache."""
+        """Reads record number `at`, verified; the other records go to the cache."""
         start = self.records[numbers[0]]
         fetch = _Fetch(numbers, asyncio.Event())
         self._fetches.append(fetch)
@@ -206,7 +213,7 @@ class RecordFile:
                 lambda contents: self._bodies_in(contents, start, positions),
             )
             for position, body in zip(positions, bodies, strict=True):
-                if body is not None:  # Otherwise its reader reads it again and sees the error.
+                if body is not None:  # A damaged record's reader reads it again and sees the error.
                     self._cache.put(self._serial | position, body)
             if (body := bodies[at - numbers.start]) is None:
                 raise self._damage(self.records[at])
@@ -216,10 +223,10 @@ class RecordFile:
             self._fetches.remove(fetch)
 
     async def bodies_from(self, first: int) -> list[bytes | None]:
-        """Of record number `first` and some after it, None for damaged ones: those in memory, or
-        those of one short read.
+        """Bodies of record number `first` and some after it, from memory or by one short read; None
+        for a damaged one.
 
-        None of it is kept: a walk through a whole file would push out everything else.
+        Keeps no body in the cache: a walk through a whole file would push out everything else.
         """
         found: list[bytes | None] = []
         start, last = self.records[first], first
@@ -236,12 +243,12 @@ class RecordFile:
         return self._bodies_in(data, start, self.records[first : last + 1])
 
     async def damaged_body(self, at: int) -> bytes:
-        """Record number `at`, as stored: neither its bytes nor its end are verified."""
+        """Record number `at` as stored: neither its bytes nor its end are verified."""
         start = self.records[at] + HEAD_BYTES
         return await self.file.read_at(start, self._end_of(at) - start)
 
     async def verify(self, at: int) -> int:
-        """Reads record number `at` from the disk; its size. Raises `TornRecord`."""
+        """Reads record number `at` from the disk; returns its size. Raises `TornRecord`."""
         start, size = self.records[at], self._end_of(at) - self.records[at]
         (body,) = self._bodies_in(await self.file.read_at(start, size), start, (start,))
         if body is None:
@@ -250,15 +257,15 @@ class RecordFile:
         return size
 
     def number_at(self, position: int) -> int:
-        """Of the record at that position."""
+        """The number of the record at that position."""
         return bisect_right(self.records, position) - 1
 
     def _bodies_in(
         self, contents: Buffer, origin: int, positions: Sequence[int]
     ) -> list[bytes | None]:
-        """The verified records there; None for damaged ones."""
+        """The verified bodies of these records; None for damaged ones."""
         bodies = bodies_in(contents, self.header.file_id, origin, positions)
-        if None in bodies:  # Perhaps of its head alone: then the tail says where the body is.
+        if None in bodies:  # If only a head is damaged, the tail says where the body is.
             reader = RecordReader(bytes(contents), self.header.file_id, origin)
             for at, position in enumerate(positions):
                 if bodies[at] is None:

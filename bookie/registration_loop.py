@@ -30,7 +30,7 @@ class RegistrationLoop:
 
     @property
     def standing(self) -> RegisteredMode | None:
-        """As others last saw it; None before the first time."""
+        """The mode in which others last saw the bookie; None before the first time."""
         return self._standing
 
     def want(self, standing: RegisteredMode) -> None:
@@ -39,7 +39,7 @@ class RegistrationLoop:
             self._has_news.set()
 
     def describe(self, info: BookieServiceInfo) -> None:
-        """What others should read of it."""
+        """Sets what others read about the bookie."""
         self._registration.describe(info)
         self._has_news.set()
 
@@ -56,11 +56,12 @@ class RegistrationLoop:
         ]
 
     async def failed(self) -> BaseException:
-        """`NodeExists`: another process has the id, and stays. Then this one has to end."""
+        """Returns `NodeExists` if another process has the id and stays: this process then has to
+        end."""
         return await first_failure(self._tasks)
 
     async def close(self) -> None:
-        """Changes nothing any more. The registration ends with the session."""
+        """Ends the loop. The registration ends with the session."""
         await stop_tasks(*self._tasks)
 
     async def _follow(self) -> None:

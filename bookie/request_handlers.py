@@ -66,16 +66,16 @@ logger = structlog.get_logger()
 T = TypeVar("T")
 
 _NO_AUTH: Final = AuthReply(AUTH_DISABLED_PLUGIN, b"")
-# Of a batch as Java counts it: length, header and request id, and a size before each entry.
+# Java's size of a batch: length, header and request id, and a size before each entry.
 _BATCH_HEAD_BYTES: Final = 36
 _BATCH_ENTRY_HEAD_BYTES: Final = 4
-# The entries that come with the end of a long poll, in a turn of other work.
+# The most entries and bytes that end a long poll: it is answered in a turn of other work.
 _FOLLOWING_MAX: Final = 256
 _FOLLOWING_BYTES_MAX: Final = 64 * 1024
-_BATCH_IDS_MAX: Final = 16 * 1024  # Those examined for one request,
-_BATCH_STEPS_IN_A_ROW: Final = 64  # and gaps that are skipped before other work runs.
-_BATCH_STEP_BYTES_MIN: Final = 64 * 1024  # However little memory there is.
-_BATCH_STEP_ENTRIES: Final = 512  # Of one, that are made before other work runs.
+_BATCH_IDS_MAX: Final = 16 * 1024  # Ids examined for one request.
+_BATCH_STEPS_IN_A_ROW: Final = 64  # Gaps skipped before other work runs.
+_BATCH_STEP_BYTES_MIN: Final = 64 * 1024  # The least size of a step, however short memory is.
+_BATCH_STEP_ENTRIES: Final = 512  # Entries in one step, after which other work runs.
 
 _lac_ids_at: Final = struct.Struct(">qq").unpack_from
 _LAC_PACKET_SIZES: Final = frozenset(16 + kind.size for kind in DigestType)
@@ -88,12 +88,12 @@ class Answers:
         self._storage = storage
         self._identity = identity
         self._turn = turn
-        # In version 3 there may be a little more around them.
+        # Version 3 may add a few bytes around them.
         self._batch_bytes_max = frame_bytes_max - _BATCH_HEAD_BYTES
         self._ranges_max = (frame_bytes_max - ENTRY_BYTES_SLACK) // ENTRY_GROUP_BYTES
 
     def at_once(self, request: Request, news_ms: int | None = None) -> Reply | None:
-        """None: it takes time. `news_ms` as with `in_time`."""
+        """Answers without waiting; None if it would have to wait. `news_ms` as in `in_time`."""
         if type(request) is EntryRead:
             if request.fence or request.previous_lac is not None or request.entry_id < 0:
                 if not _is_sound(request):
@@ -112,7 +112,8 @@ class Answers:
         return None
 
     async def in_time(self, request: Request, making: Making, news_ms: int | None = None) -> Reply:
-        """`news_ms`: it is a long poll, and that is when its wait ended with news."""
+        """Answers, also from disk. `news_ms`: the read is a long poll whose wait ended with news
+        then."""
         try:
             if isinstance(request, EntryRead) and request.piggyback and not request.fence:
                 return await self._piggyback(request, news_ms)
@@ -124,7 +125,8 @@ class Answers:
             return refusal_of(request, BookieFailed)
 
     def _brought_along(self, read: EntryRead, news_ms: int | None) -> ReadReply | None:
-        """The end of a long poll, unless there is no news, or memory does not have the entry."""
+        """The answer to a long poll from memory; None if there is no news or the entry is not in
+        memory."""
         if not read.piggyback or read.fence or read.previous_lac is None:
             return None
         entry_id, lac = self._news(read)
@@ -132,14 +134,14 @@ class Answers:
         return None if body is None else self._news_with(read, entry_id, body, lac, news_ms)
 
     def _news(self, read: EntryRead) -> tuple[EntryId, EntryId]:
-        """The entry that a long poll wants brought along, and the LAC that says whether it may be."""
+        """The entry that a long poll asks for, and the LAC that says whether it may be returned."""
         assert read.previous_lac is not None
         return EntryId(read.previous_lac + 1), EntryId(self._storage.told_lac(read.ledger_id))
 
     def _news_with(
         self, read: EntryRead, entry_id: EntryId, body: bytes, lac: EntryId, news_ms: int | None
     ) -> ReadReply:
-        """That entry, wherever it was found, and confirmed ones after it in memory."""
+        """A reply with the long poll's entry and confirmed entries after it that are in memory."""
         ledger_id = read.ledger_id
         following: list[bytes] = []
         room = min(read.following_bytes_max, _FOLLOWING_BYTES_MAX) - len(body)
@@ -153,7 +155,7 @@ class Answers:
         return ReadReply(None, ledger_id, entry_id, body, lac, news_ms, tuple(following))
 
     def found(self, read: EntryRead, body: bytes) -> ReadReply:
-        # The response to a fence names no LAC: recovery finds it out by itself.
+        # A response to a fence names no LAC: recovery asks for it separately.
         lac = None if read.fence else EntryId(self._storage.last_add_confirmed(read.ledger_id))
         return ReadReply(None, read.ledger_id, read.entry_id, body, lac)
 
@@ -185,18 +187,18 @@ class Answers:
         return self.found(read, body)
 
     async def _piggyback(self, read: EntryRead, news_ms: int | None) -> Reply:
-        """The end of a long poll from the disk: the result of `_brought_along`, or the LAC
-        alone."""
+        """The answer to a long poll from disk: like `_brought_along`, or the LAC alone."""
         if not self._storage.knows(read.ledger_id):
             wanted, _ = self._news(read)
-            await self._storage.read(read.ledger_id, wanted)  # Raises: absent, or in doubt.
+            # Raises the error: the entry is absent or in doubt.
+            await self._storage.read(read.ledger_id, wanted)
         entry_id, lac = self._news(read)
         if lac >= entry_id:
             try:
                 body = await self._storage.read(read.ledger_id, entry_id)
                 return self._news_with(read, entry_id, body, lac, news_ms)
             except (NoSuchEntry, EntryStateUnknown):
-                pass  # Other bookies have it; the LAC is news all the same.
+                pass  # Other bookies have the entry; the LAC is news all the same.
         return ReadReply(None, read.ledger_id, NO_ENTRY, None, lac, news_ms)
 
     async def _fence(self, ledger_id: LedgerId, ledger_key: bytes | None) -> None:
@@ -209,13 +211,13 @@ class Answers:
     async def _batch_read(self, batch: BatchRead, making: Making) -> Reply:
         """Counts bytes as Java does, so that no client gets more than it made room for.
 
-        If memory is short it is a short one: the client asks again for the rest.
+        If memory is short the batch is short, and the client asks again for the rest.
         """
         if batch.fence:
             await self._fence(batch.ledger_id, batch.ledger_key)
         room = min(batch.bytes_max, self._batch_bytes_max) - _BATCH_HEAD_BYTES
         count = min(batch.count_max if batch.count_max > 0 else _BATCH_IDS_MAX, _BATCH_IDS_MAX)
-        pieces: list[bytes] = []  # One of each step: none of them copies the whole.
+        pieces: list[bytes] = []  # One piece for each step, so that no copy of the whole is made.
         next_entry, end, steps = batch.first_entry, batch.first_entry + count, 0
         while next_entry < end and (not pieces or (room > 0 and making.may_grow)):
             steps += 1
@@ -223,7 +225,8 @@ class Answers:
                 await asyncio.sleep(0)
             turn_bytes = await self._turn.come()
             step_bytes = min(room, turn_bytes, max(making.room, _BATCH_STEP_BYTES_MIN))
-            if pieces and not making.may_grow:  # Others have had their turns.
+            # Ends the batch early, so that it leaves memory to others.
+            if pieces and not making.may_grow:
                 break
             try:
                 run = await self._storage.read_run(
@@ -238,12 +241,12 @@ class Answers:
                     if next_entry < end:
                         continue
                 if pieces:
-                    break  # Reading that entry by itself raises it.
+                    break  # Reading that entry by itself raises the error.
                 raise
-            if pieces and _packed_bytes(run[0]) > room:  # Of all entries the first one is returned.
+            if pieces and _packed_bytes(run[0]) > room:  # Only the first entry may exceed the room.
                 break
             piece, found = join_bodies(run), len(run)
-            size = len(piece)  # The same as of all entries, one by one.
+            size = len(piece)  # The same size as that of all entries one by one.
             while size > room and len(run) > 1:
                 size -= _packed_bytes(run.pop())
             pieces.append(piece[:size])
@@ -272,7 +275,8 @@ class Answers:
         return WriteLacReply(None, lac.ledger_id)
 
     async def _read_lac(self, read: ReadLac) -> Reply:
-        """The results of the two; a failure of one outweighs the absence of the other."""
+        """Returns explicit LAC and last entry; an error in finding one outweighs the absence of the
+        other."""
         packet: bytes | None = None
         last_entry: bytes | None = None
         failure: Failure = None
@@ -312,12 +316,13 @@ def _packed_bytes(body: Buffer) -> int:
 
 
 def _is_sound(read: EntryRead) -> bool:
-    """A request for an entry to be brought along names the first one, and not one of the
-    bookie's choice."""
+    """Whether a piggyback read is valid: it must ask for the entry after its LAC, not for one of
+    its choice."""
     return not read.piggyback or (read.previous_lac is not None and read.entry_id == NO_ENTRY)
 
 
 def said(error: RollbookError) -> type[RollbookError]:
-    """As a bookie reports it: an error without a code on the wire is a failure of the bookie."""
+    """The error that a bookie reports: one without a code on the wire counts as a failure of the
+    bookie."""
     kind = type(error)
     return kind if kind.code.v2 is not None and kind.code.v3 is not None else BookieFailed

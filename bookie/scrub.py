@@ -35,34 +35,34 @@ _LEDGERS_PER_STEP: Final = 256
 _DAMAGES_TOLD_MAX: Final = 100
 
 Doubt = tuple[int, int, int]
-"""Ledger, first and last entry."""
+"""Ledger, first and last entry of a range in doubt."""
 
 
 class ScrubStopped(Exception):
-    """Closed: the round goes on after the next start."""
+    """The scrubber was closed: the round goes on after the next start."""
 
 
 @dataclass(frozen=True, slots=True)
 class ScrubState:
     is_running: bool
     is_suspended: bool
-    log: int  # The last one that was verified in this round; 0 at its start.
+    log: int  # The last log verified in this round; 0 at its start.
     logs_left: int
-    rounds: int  # Since the start.
-    round_ended_ms: int  # Wall time; 0 for never.
+    rounds: int  # Rounds finished since the start.
+    round_ended_ms: int  # Wall time of the end of the last round; 0: never.
     read_bytes: int
     damages: int
 
 
 @dataclass(frozen=True, slots=True)
 class ScrubResult:
-    """The result for one ledger's entries here."""
+    """The state of one ledger's entries here."""
 
     ledger_id: int
     entries: int
     entry_bytes: int
-    damaged: tuple[tuple[int, int], ...]  # The first of them, as ranges.
-    doubts: tuple[tuple[int, int], ...]  # Entries that may have been here once.
+    damaged: tuple[tuple[int, int], ...]  # The first few ranges of damaged entries.
+    doubts: tuple[tuple[int, int], ...]  # Ranges of entries that may have been here once.
 
 
 class Scrubber:
@@ -73,7 +73,7 @@ class Scrubber:
         self._stats = storage.stats
         self._clock = clock
         self._pace = Pace(config.scrub_bytes_per_s)
-        self._damaged = damaged  # Logs with damage, for the compactor.
+        self._damaged = damaged  # Logs with damage, which the compactor rewrites.
         self._turn = asyncio.Lock()
         self._may_run = asyncio.Event()
         self._may_run.set()
@@ -102,7 +102,7 @@ class Scrubber:
         self._may_run.set()
 
     async def close(self) -> None:
-        """The running round ends within a step."""
+        """Ends the running round within a step."""
         self._is_closing = True
         self._may_run.set()
         async with self._turn:
@@ -111,7 +111,7 @@ class Scrubber:
     # --- Rounds -------------------------------------------------------------------------------
 
     async def scrub(self) -> ScrubState:
-        """To the end of the round. Raises `OSError` if the disk cannot be read or is full."""
+        """Runs to the end of the round. Raises `OSError` if the disk cannot be read or is full."""
         async with self._turn:
             try:
                 while left := self._left():
@@ -152,11 +152,11 @@ class Scrubber:
         try:
             async with logs.use(number) as log:
                 return await self._verify(log, held)
-        except TornRecord:  # Its header is lost: nothing in it can be identified.
+        except TornRecord:  # The log's header is lost, so nothing in it can be identified.
             return [(ledger_id, each.first_entry, each.last_entry) for ledger_id, each in held]
         except OSError as error:
             if number not in catalog.logs:
-                return []  # Removed meanwhile.
+                return []  # The log was removed in the meantime.
             if error.errno != errno.EIO:
                 raise
             return [(ledger_id, each.first_entry, each.last_entry) for ledger_id, each in held]
@@ -193,7 +193,8 @@ class Scrubber:
     async def _verify_ledger(
         self, log: EntryLog, ledger_id: int, extent: LedgerInLog, bad: Sequence[int]
     ) -> list[Doubt]:
-        """Its index, and the entries in records that are `bad`: some prove themselves."""
+        """Verifies the ledger's index, and its entries in the records at `bad`: some may prove
+        themselves."""
         columns, unknown = await log.all_of(ledger_id)
         if len(columns.entry_ids) < extent.entries and not unknown:
             unknown = EVERYTHING
@@ -209,7 +210,8 @@ class Scrubber:
         return _joined(doubts)
 
     def _on_bad_footer(self, log: EntryLog) -> None:
-        """Nothing is lost: the log is indexed in memory whenever it is opened, until it is rewritten."""
+        """Reports a log whose footer is damaged. No entry is lost: each opening of the log indexes
+        it in memory, until it is rewritten."""
         if log.number not in self._damaged:
             logger.warning("footer_rotten", log=log.number)
             self._stats.scrub_damages += 1
@@ -225,7 +227,7 @@ class Scrubber:
     # --- One ledger ---------------------------------------------------------------------------
 
     async def verify(self, ledger_id: int) -> ScrubResult:
-        """All its entries in entry logs, read from the disk now.
+        """Verifies all entries of the ledger in entry logs by reading them from the disk now.
 
         Raises `NoSuchLedger`, `OSError`.
         """
@@ -254,7 +256,7 @@ class Scrubber:
         )
 
     async def _damaged_in(self, log: EntryLog, ledger_id: int, extent: LedgerInLog) -> list[Doubt]:
-        """The entries that are sound neither in this log nor elsewhere."""
+        """Ranges of entries that are sound neither in this log nor elsewhere."""
         columns, unknown = await log.all_of(ledger_id)
         damaged = _within(extent, unknown, ledger_id)
         for entry_id, *place in zip(*columns, strict=True):
@@ -291,7 +293,7 @@ def _within(extent: LedgerInLog, ranges: Sequence[LossRange], ledger_id: int) ->
 
 
 def _joined(doubts: Sequence[Doubt]) -> list[Doubt]:
-    """Of one ledger; touching ranges are merged."""
+    """Merges touching ranges of one ledger."""
     joined: list[Doubt] = []
     for ledger_id, first, last in sorted(doubts):
         if joined and joined[-1][2] + 1 >= first:

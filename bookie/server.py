@@ -26,8 +26,9 @@ from rollbook.proto.tasks import stop_tasks
 
 logger = structlog.get_logger()
 
-_LOOK_S: Final = 0.5  # How late a deadline may be noticed.
-_STANDSTILL_NS: Final = 200_000_000  # Of the whole process.
+_LOOK_S: Final = 0.5  # Deadlines are noticed at most this late.
+# Deadlines are postponed after such a pause of the whole process.
+_STANDSTILL_NS: Final = 200_000_000
 # Clients that have read nothing for this long are closed first when memory is short. It is noticed
 # late: the kernel accepts more only when a good part of its buffer is read, hundreds of KiB.
 _SLOW_NS: Final = 5_000_000_000
@@ -47,10 +48,11 @@ class BookieServer:
         self._transport = transport
         self._listeners: dict[Listener, None] = {}
         self._connections: dict[Connection, None] = {}
-        self._all_gone: asyncio.Future[None] | None = None  # A caller waits for it.
+        # Set while `drain` waits for connections to close.
+        self._all_gone: asyncio.Future[None] | None = None
         self._watching: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._look_due_ns = 0  # While there is a timer.
+        self._look_due_ns = 0  # When the timer should fire; 0 without a timer.
         self._is_resuming = False
         self._frame_timeout_ns = int(config.frame_timeout_s * 1e9)
         pool = Pool(
@@ -89,9 +91,9 @@ class BookieServer:
         stats.buffered_bytes = lambda: pool.held
 
     async def listen(self, address: Address, transport: Transport | None = None) -> Listener:
-        """Serves there from now on; `transport` has other settings, such as TLS.
+        """Serves at this address from now on; `transport` may have other settings, such as TLS.
 
-        Raises `BadConfig` if the address cannot be had.
+        Raises `BadConfig` if it cannot listen there.
         """
         if self._watching is None:
             self._watching = asyncio.create_task(self._watch_storage())
@@ -101,7 +103,7 @@ class BookieServer:
         return listener
 
     async def drain(self, deadline_s: float) -> None:
-        """Accepts no more requests, answers the earlier ones, and ends; at the deadline in any
+        """Accepts no more requests, answers the earlier ones, and closes; at the deadline in any
         case."""
         await self._stop_listening()
         for connection in list(self._connections):
@@ -113,7 +115,7 @@ class BookieServer:
             logger.warning("connections_cut_off", connections=len(self._connections))
         await self._close()
 
-    # --- Ends ---------------------------------------------------------------------------------
+    # --- Closed connections -------------------------------------------------------------------
 
     async def _stop_listening(self) -> None:
         for listener in list(self._listeners):
@@ -148,10 +150,10 @@ class BookieServer:
         self._abort_all()
 
     def _on_crash(self, error: BaseException) -> None:
-        """A bug: one request gets no answer, so its connection must end."""
+        """Reports a bug in a lane: one request got no answer, so its connection was closed."""
         logger.error("request_crashed", exc_info=error)
 
-    # --- Deadlines and room ---------------------------------------------------------------------
+    # --- Deadlines and memory -------------------------------------------------------------------
 
     def _look_after(self) -> None:
         loop, shared = asyncio.get_running_loop(), self._shared
@@ -172,7 +174,7 @@ class BookieServer:
         self._timer = None
         now_ns = shared.clock.monotonic_ns()
         late_ns = now_ns - self._look_due_ns
-        if late_ns > _STANDSTILL_NS:  # The pause was ours.
+        if late_ns > _STANDSTILL_NS:  # The whole process paused, so clients are not late.
             for deadlines in (shared.unfinished, shared.kept_waiting, shared.clogged):
                 deadlines.postpone(late_ns)
         self._cut_off_what_stands_still(now_ns)
@@ -186,7 +188,8 @@ class BookieServer:
         self._look_after()
 
     def _cut_off_what_stands_still(self, now_ns: int) -> None:
-        """The longest first, and no more than necessary."""
+        """Closes connections with stalled requests, the longest wait first, and only as many as
+        necessary."""
         unfinished, overdue = self._shared.unfinished, self._shared.pool.overdue
         allowed_ns = self._frame_timeout_ns
         for connection in unfinished.waited_for(min(allowed_ns, LEAST_NS), now_ns):

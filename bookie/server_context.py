@@ -1,4 +1,4 @@
-"""What all connections of one server share."""
+"""The state that all connections of one server share."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ from rollbook.proto.wire.messages import (
     WriteLac,
 )
 
-if TYPE_CHECKING:  # It depends on this.
+if TYPE_CHECKING:  # `connection` imports this module.
     from rollbook.bookie.connection import Connection
 
 _KINDS: Final[dict[type[Request], str]] = {
@@ -38,7 +38,7 @@ _KINDS: Final[dict[type[Request], str]] = {
 
 
 def kind_of(request: Request) -> str:
-    """Under which name it is counted."""
+    """The name under which the request is counted."""
     if isinstance(request, EntryRead):
         if request.fence:
             return "fence"
@@ -48,7 +48,7 @@ def kind_of(request: Request) -> str:
 
 @dataclass(slots=True)
 class ServerContext:
-    """What all connections of a server share."""
+    """The state that all connections of one server share."""
 
     storage: Storage
     config: ServerConfig
@@ -60,12 +60,13 @@ class ServerContext:
     turn: LoopBudget
     ordinary: Lane
     urgent: Lane
-    writers: StepQueue  # Of answers that take several turns,
-    hurried: StepQueue  # and those of them with acks waiting behind their answer.
+    writers: StepQueue  # Connections that write a response in several turns.
+    hurried: StepQueue  # Those connections in which acks wait for the end of that response.
     buffer: memoryview  # All connections receive into it, and empty it at once.
-    unfinished: "Deadlines[Connection]"  # In the middle of a request.
-    kept_waiting: "Deadlines[Connection]"  # In the middle of a request for the rest of which there is no room.
-    clogged: "Deadlines[Connection]"  # Not reading their answers.
+    unfinished: "Deadlines[Connection]"  # Connections with a partial request.
+    # Connections with a partial request and no memory for the rest of it.
+    kept_waiting: "Deadlines[Connection]"
+    clogged: "Deadlines[Connection]"  # Connections whose client does not read its responses.
     connections: "dict[Connection, None]"
     on_gone: Callable[[], None]
-    look_after: Callable[[], None]  # Deadlines are running, or the pool has news.
+    look_after: Callable[[], None]  # Called when deadlines are running or the pool has news.

@@ -32,18 +32,20 @@ logger = structlog.get_logger()
 
 _LENGTH: Final = struct.Struct("<I")
 _RECORD_BYTES: Final = 64 * 1024
-_SYNC_BYTES: Final = 1024 * 1024  # At most this much is ahead of the journal in the disk's queue.
-_INDEX_STEP_BYTES: Final = 16 * 1024  # Pages take as long to pack as four times as much to copy.
+# The disk's queue has at most this much of the log when the journal writes.
+_SYNC_BYTES: Final = 1024 * 1024
+# Packing a page takes as long as copying four times as many bytes.
+_INDEX_STEP_BYTES: Final = 16 * 1024
 
 Indexed: TypeAlias = Iterator[tuple[int, Columns, int, int]]
-"""Ledger, columns, LAC, bytes of its entries; by ledger."""
+"""Ledger, columns, LAC and bytes of entries, ledger by ledger."""
 
 Pause: TypeAlias = Callable[[int, int], Awaitable[None]]
 """Called with the bytes and entries that were just written, so that it can let adds run."""
 
 
 class _Appender:
-    """Writes one piece after the other, and syncs when much was written."""
+    """Writes piece after piece, and syncs now and then."""
 
     def __init__(self, file: File, position: int) -> None:
         self._file = file
@@ -51,8 +53,9 @@ class _Appender:
         self._unsynced = 0
 
     async def append(self, buffers: Sequence[Buffer]) -> None:
-        # Not in a thread: then the journal's syncs would go to threads, too, and each of these has
-        # to take the interpreter from a busy loop twice. That cost adds more than these writes do.
+        # Without a thread: with one the journal's syncs would go to threads, too, and each of them
+        # would have to take the interpreter from a busy loop twice, which costs adds more than
+        # these writes do.
         await self._file.write_at(self._position, buffers)
         size = sum(map(len, buffers))
         self._position += size
@@ -61,7 +64,7 @@ class _Appender:
             await self.flush()
 
     async def flush(self) -> int:
-        """Returns where it ends."""
+        """Writes what is gathered; returns the position after it."""
         await self._file.sync()
         self._unsynced = 0
         return self._position
@@ -70,7 +73,7 @@ class _Appender:
 async def write_footer(
     file: File, builder: FooterBuilder, indexed: Indexed, records: IntArray, pause: Pause
 ) -> int:
-    """Returns where it ends, durable: the size of the file."""
+    """Writes the footer durably; returns the size of the file."""
     appender = _Appender(file, builder.position)
     packed: list[bytes] = []
     size = 0
@@ -87,7 +90,7 @@ async def write_footer(
 
 
 class SortedWriter:
-    """ENTRIES records, one after the other, and where their entries are."""
+    """Writes ENTRIES records one after the other, and collects the places of their entries."""
 
     def __init__(self, file: File, file_id: bytes, pause: Pause) -> None:
         self.pause = pause
@@ -96,7 +99,7 @@ class SortedWriter:
         self._packer = RecordPacker(file_id, FILE_HEADER_BYTES, 1, 0)
         self._parts: list[Buffer] = []
         self._size = 0
-        self._entries = 0  # Since the last flush.
+        self._entries = 0  # Entries since the last flush.
         self._rows: dict[int, list[int]] = {}
         self._ledger_id = -1
         self._columns = Columns(array("q"), array("I"), array("I"))
@@ -112,8 +115,8 @@ class SortedWriter:
         self._ledgers.append((ledger_id, self._columns, last_add_confirmed))
 
     def runs(self, columns: Columns) -> Iterator[Columns]:
-        """Cut so that each, when it is requested, nearly fits into the rest of the present record:
-        its first entry is in it in any case, plus its framing.
+        """Cuts the columns into runs. Each run, when it is taken, nearly fits into the rest of the
+        present record: its first entry always belongs to it, plus its framing.
         """
         start, count = 0, len(columns.entry_ids)
         while start < count:
@@ -123,7 +126,7 @@ class SortedWriter:
             start = end
 
     async def add(self, new_ids: Sequence[int], entries: Sequence[Buffer]) -> None:
-        """More entries of the ledger, ascending: one of the `runs`."""
+        """Adds more entries of the ledger, ascending: one of the `runs`."""
         if row := self._rows.get(self._ledger_id):
             row[1] = new_ids[-1]
         else:
@@ -155,7 +158,7 @@ class SortedWriter:
         await self.pause(write.end - write.position, entries)
 
     async def finish(self) -> int:
-        """Returns where the footer goes."""
+        """Writes the END; returns the position of the footer."""
         await self.flush()
         await self._appender.append(self._packer.pack_empty(RecordKind.END).buffers)
         return await self._appender.flush()
@@ -173,11 +176,12 @@ class NewLog:
         self.log = log
         self.extents = extents
         self.records = records
-        self.doubts: list[tuple[int, int, int]] = []  # Entries that it should hold, and does not.
+        # Ranges of entries that the log should have and does not.
+        self.doubts: list[tuple[int, int, int]] = []
 
 
 class SortedLog:
-    """One that is being written: entries to `writer`, then `finish` or `abandon`."""
+    """A log that is being written: entries go to `writer`, then `finish` or `abandon` is called."""
 
     def __init__(
         self, disk: Disk, path: str, file: File, header: FileHeader, writer: SortedWriter
@@ -199,7 +203,7 @@ class SortedLog:
         pause: Pause,
     ) -> "SortedLog":
         if await disk.stat(path):
-            await disk.unlink(path)  # From an attempt that failed.
+            await disk.unlink(path)  # The file of an attempt that failed.
         header = FileHeader(Purpose.LOG, number, store_id, randomness.randbytes(ID_BYTES))
         file = await disk.open(path, OpenMode.CREATE)
         try:
@@ -210,7 +214,7 @@ class SortedLog:
         return cls(disk, path, file, header, SortedWriter(file, header.file_id, pause))
 
     async def finish(self, directory: int, age: int, cache: Cache) -> NewLog:
-        """Durable, name and all, when it returns."""
+        """Makes the log and its name durable."""
         writer = self.writer
         footer_at = await writer.finish()
         builder = FooterBuilder(self._header.file_id, footer_at)
@@ -227,5 +231,5 @@ class SortedLog:
         await self._file.close()
         try:
             await self._disk.unlink(self._path)
-        except OSError as error:  # Boot does it, or the next attempt.
+        except OSError as error:  # The next start removes it, or the next attempt does.
             logger.warning("entry_log_not_removed", path=self._path, reason=str(error))

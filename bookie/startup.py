@@ -42,7 +42,7 @@ from rollbook.proto.ports import Disk, DiskLock, File, FileStat, OpenMode, Rando
 logger = structlog.get_logger()
 
 _FIRST_READ_BYTES = 64 * 1024
-# Why a start refuses to go on; the doctor says so without one (`inspection.py`).
+# Reasons why a start refuses; the doctor reports them without a start (`inspection.py`).
 NEWER_LOG: Final = "an entry log is newer than the catalog"
 NEWER_JOURNAL: Final = "a journal file is newer than the catalog"
 MISSING_JOURNAL: Final = "a journal file is missing"
@@ -67,33 +67,34 @@ class FoundStore:
     """What a store starts with."""
 
     catalog: CatalogFiles
-    files: list[JournalFile] = field(default_factory=list)  # Filled, oldest first.
-    facts: dict[int, LedgerFacts] = field(default_factory=dict)  # Newer than the catalog's.
+    files: list[JournalFile] = field(default_factory=list)  # Filled files, oldest first.
+    # Facts that are newer than the catalog's.
+    facts: dict[int, LedgerFacts] = field(default_factory=dict)
     next_journal: int = 1
     next_sequence: int = 1
-    spare: RecordFile | None = None  # The last file, if it was made ready and never written to.
+    spare: RecordFile | None = None  # The last file, if it was prepared and never written to.
 
 
 async def make_directories(disk: Disk, config: StorageConfig) -> None:
-    """Durably."""
+    """Makes the directories, durably."""
     for directory in (config.journal_dir, *config.ledger_dirs):
         await disk.make_directory(directory)
         await _sync_ancestors(disk, directory)
 
 
 async def lock_directories(disk: Disk, config: StorageConfig) -> list[DiskLock]:
-    """The existing ones. Raises `DirectoryInUse`."""
+    """Locks those directories that exist. Raises `DirectoryInUse`."""
     directories = (config.journal_dir, *config.ledger_dirs)
     return await lock_all(disk, [each for each in directories if await disk.stat(each)])
 
 
 async def lock_all(disk: Disk, directories: Iterable[str]) -> list[DiskLock]:
-    """Or none. Raises `DirectoryInUse`."""
+    """Locks all directories or leaves all unlocked. Raises `DirectoryInUse`."""
     locks: list[DiskLock] = []
     try:
         for directory in directories:
             lock = await disk.lock(f"{directory}/lock")
-            locks.append(lock)  # One by one: they must be released below.
+            locks.append(lock)  # Appended one by one: on an error they are released.
     except BaseException:
         for lock in locks:
             await lock.release()
@@ -108,7 +109,7 @@ async def make_store(
     doubted: Iterable[int] = (),
     old_below: int = 0,
 ) -> None:
-    """An empty store in new or empty directories; again, if that was cut short."""
+    """Makes an empty store in new or empty directories, or completes one that was interrupted."""
     await make_directories(disk, config)
     for directory, suffix in _places(config):
         if await _numbers(disk, directory, suffix):
@@ -130,7 +131,8 @@ async def find_store(
     *,
     accepts_loss: bool = False,
 ) -> FoundStore:
-    """Raises `BadConfig` if there is none, `DataLost` if durable files are missing."""
+    """Reads a store. Raises `BadConfig` if there is none, `DataLost` if durable files are
+    missing."""
     for directory in (config.journal_dir, *config.ledger_dirs):
         if await disk.stat(directory) is None:
             raise BadConfig("there is no store here", path=directory, next_step=_MOUNT)
@@ -165,14 +167,14 @@ def why_lost(log: EntryLogInfo, stat: FileStat | None) -> str | None:
 
 
 def is_newer_log(catalog: Catalog, number: int) -> bool:
-    """Whether a log that the catalog does not know was made of a journal file that it does not
-    know either: then the catalog is stale.
+    """Whether a log is unknown to the catalog and was made of a journal file that is, too: then the
+    catalog is stale.
     """
     return number not in catalog.logs and catalog.opened < number < COMPACTED
 
 
 async def is_unused(disk: Disk, path: str) -> bool:
-    """A prepared journal file that was never written to."""
+    """Whether the file is a prepared journal file that was never written to."""
     file = await disk.open(path, OpenMode.READ)
     try:
         return await is_blank_from(file, FILE_HEADER_BYTES)
@@ -181,13 +183,13 @@ async def is_unused(disk: Disk, path: str) -> bool:
 
 
 async def _sync_ancestors(disk: Disk, directory: str) -> None:
-    """All: an interrupted attempt may have made any of them."""
+    """Syncs all ancestors: an interrupted attempt may have made any of them."""
     while directory != "/":
         directory = directory.rpartition("/")[0] or "/"
         try:
             await disk.sync_directory(directory)
         except PermissionError:
-            return  # Then another process made its contents.
+            return  # Another process has made the contents of this directory.
 
 
 def _places(config: StorageConfig) -> list[tuple[str, str]]:
@@ -215,7 +217,7 @@ class _Boot:
         self._cache = cache
         self._catalog = catalog
         self._accepts_loss = accepts_loss
-        # Journal files without a record: to find that out all of a file is read.
+        # Journal files without a record; to find that out the whole file has to be read.
         self._blank: set[int] = set()
 
     # --- Entry logs ---------------------------------------------------------------------------
@@ -243,7 +245,7 @@ class _Boot:
             path = f"log {log.number}"
             what = "an entry log lies in a ledger directory that is not configured"
         lost = list(self._catalog.catalog.held_in(log.number))
-        if lost:  # Otherwise it was about to be removed.
+        if lost:  # A log without live entries was about to be removed.
             ids = [ledger_id for ledger_id, _ in lost]
             ends = {"ledgers": len(ids), "first": min(ids), "last": max(ids)}
             self._refuse(what, path=path, **ends)
@@ -253,7 +255,8 @@ class _Boot:
         await self._catalog.commit([*doubts, changes.pack_unlog(log.number)])
 
     async def _give_up_catalog(self, what: str, path: str) -> None:
-        """It is of a journal file of which it knows nothing, and does not come before knowing that."""
+        """Accepts a stale catalog: it does not know a journal file that was in use, so everything
+        is in doubt."""
         self._refuse(what, path=path)
         await self._catalog.commit([changes.DOUBT_ALL])
 
@@ -267,13 +270,13 @@ class _Boot:
         logger.error("loss_accepted", what=message, **ids)
 
     async def _drop(self, path: str) -> None:
-        """Ours, and not needed."""
+        """Removes a file that is ours and not needed."""
         try:
             file, _ = await open_record_file(
                 self._disk, path, OpenMode.READ, self._catalog.store_id
             )
         except TornRecord:
-            pass  # It died before it had a header.
+            pass  # The process that made the file died before it wrote the header.
         else:
             await file.close()
         logger.info("leftover_removed", path=path)
@@ -303,7 +306,8 @@ class _Boot:
         self.found.next_journal = needed.stop
 
     async def _give_up(self, number: int) -> None:
-        """Its ledger is not known."""
+        """Accepts the loss of a journal file; its ledgers are unknown, so everything is in
+        doubt."""
         await self._catalog.commit([changes.DOUBT_ALL, changes.pack_lost(number)])
 
     async def _read_file(self, number: int, needed: range) -> None:
@@ -311,7 +315,8 @@ class _Boot:
         file = await self._disk.open(path, OpenMode.WRITE)
         header = unpack_file_header(await file.read_at(0, FILE_HEADER_BYTES))
         if header is None:
-            # Both of its copies were durable once: without them nothing here can be identified.
+            # The header's two copies were durable before any record: without them no record can be
+            # identified.
             self._refuse(HEADLESS_JOURNAL, path=path)
             await self._give_up(number)
             await file.close()
@@ -337,7 +342,8 @@ class _Boot:
         await self._take_in(file, header, path, found)
 
     async def _durable_through(self, later: range) -> int:
-        """From the first record of a later file; 0 if there is none."""
+        """The last sequence known to be durable, from the first record of a later file; 0 if there
+        is none."""
         for number in later:
             if number in self._blank:
                 continue
@@ -356,7 +362,7 @@ class _Boot:
             if header is None:
                 return None
             record = RecordReader(contents, header.file_id).at(FILE_HEADER_BYTES)
-            if record is None:  # Usually empty; otherwise its first head is damaged.
+            if record is None:  # The file is usually empty; otherwise its first head is damaged.
                 if await is_blank_from(file, FILE_HEADER_BYTES):
                     self._blank.add(number)
                     return None
@@ -370,14 +376,14 @@ class _Boot:
         packer = RecordPacker(
             header.file_id, found.end, found.next_sequence, found.next_sequence - 1
         )
-        # Nothing may depend on data that a power cut can still take, least of all the claim of an
-        # END.
+        # Nothing may depend on data that a power cut can still destroy, least of all the claim of
+        # an END.
         await write_again(file, found.unproven_at, found.end)
         if not found.is_ended:
             end = packer.pack_empty(RecordKind.END)
             await file.write_and_sync(end.position, end.buffers)
             packer.on_synced(end)
-        # The space allocated after it is free again: a bookie may have to start on a full disk.
+        # Releases the space allocated after the END: a bookie may have to start on a full disk.
         await file.truncate(packer.position)
         self.found.next_sequence = packer.next_sequence
         replayed = found.replayed
@@ -409,7 +415,8 @@ class _Boot:
             before = self._facts(control.ledger_id)
             self._set_facts(control.ledger_id, control.applied_to(before, journal))
             is_dropped = control.operation is ControlOperation.DROP
-            if is_dropped:  # At once: nothing is listed that the next checkpoint would take away.
+            # Applied at once, so that no entry is listed that the next checkpoint would remove.
+            if is_dropped:
                 self._catalog.catalog.drop(control.ledger_id, journal)
             if is_dropped or self._facts(control.ledger_id).deleted_ms is not None:
                 for earlier in self.found.files:

@@ -88,7 +88,7 @@ class Stats:
     checkpoint_failures: int = counter(
         "checkpoint_failures_total", "Attempts at a checkpoint that the disk refused."
     )
-    # --- What is stored -----------------------------------------------------------------------
+    # --- Stored entries -----------------------------------------------------------------------
     entries_added: int = counter("entries_added_total", "Entries that became durable.")
     entry_bytes_added: int = counter("entry_added_bytes_total", "Bytes of those entries.")
     ledgers: Gauge = gauge(
@@ -144,10 +144,10 @@ class Stats:
     registered: Gauge = gauge("registered", "1 while the bookie is registered; else 0.")
     sessions_lost: Gauge = counter_gauge("sessions_lost_total", "Metadata sessions that expired.")
 
-    # --- Facts that touch several -------------------------------------------------------------
+    # --- Facts that several metrics count -----------------------------------------------------
 
     def on_entries(self, entries: int, entry_bytes: int) -> None:
-        """One write made them durable."""
+        """One write has made these entries durable."""
         if entries:
             self.journal_write_entries.observe(entries)
             self.entries_added += entries

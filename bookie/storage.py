@@ -55,14 +55,16 @@ logger = structlog.get_logger()
 _RETRY_S: Final = (0.1, 10.0)  # First and longest pause between attempts at a checkpoint.
 _FACTS_PER_RECORD: Final = 1024
 _IDS_PER_STEP: Final = 4096
-_LEDGERS_MAX: Final = 65_536  # In memory as objects; more only while their facts are unsaved.
+# Ledgers in memory as objects; more only while their facts are unsaved.
+_LEDGERS_MAX: Final = 65_536
 
 
 class Admission(NamedTuple):
-    """The result for a stretch of adds."""
+    """Which adds of a stretch were accepted."""
 
-    refusals: tuple[Failure, ...]  # One for each group; None for those that were accepted.
-    done: asyncio.Future[None] | None  # Of those, unless it is reported otherwise.
+    refusals: tuple[Failure, ...]  # One for each group; None for an accepted group.
+    # Done when the accepted adds are; None if `on_done` reports that.
+    done: asyncio.Future[None] | None
 
 
 class Storage:
@@ -78,33 +80,36 @@ class Storage:
         stats: Stats,
     ) -> None:
         self.stats = stats
-        # By ledgers whose LAC is awaited. Called when the LAC was reported or rose, or the ledger
-        # was deleted; it returns quickly. A read right after the call may see an older LAC, but one
-        # in the loop's next turn does not.
+        # Callbacks by ledger whose LAC is awaited. They are called when the LAC was reported or
+        # rose, or the ledger was deleted, and return quickly. A read right after the call may see
+        # an older LAC, but one in the loop's next turn does not.
         self.lac_watchers: dict[int, Callable[[int], None]] = {}
-        # Ledgers for which nothing was accepted since they were put here: an add takes its ledger out.
+        # Ledgers for which no add was accepted since they were put here; an accepted add removes
+        # its ledger.
         self.quiet: dict[int, int] = {}
-        self.refuses_adds = False  # But for those that are urgent.
-        # Otherwise no request is accepted that would have to be kept, no fence either (B8).
+        self.refuses_adds = False  # Whether all adds are refused, except urgent ones.
+        # While False, no request is accepted that would have to be kept, not even a fence (B8).
         self.may_promise = True
         self._disk = disk
         self._config = config
         self._clock = clock
         self._catalog_files = found.catalog
         self._catalog_files.give_way = Background(clock).give_way
-        self.catalog = found.catalog.catalog  # To look at.
+        self.catalog = found.catalog.catalog  # Others only read it.
         self.store_id = found.catalog.store_id
         self.cache = cache
         self._locks = locks
-        self._filled = found.files  # Oldest first.
+        self._filled = found.files  # Filled journal files, oldest first.
         self._has_filled = asyncio.Event()
-        self._has_room = asyncio.Event()  # For another filled file; or for there never being one.
+        # Set if another file may be filled, or if checkpoints fail, so that none will be.
+        self._has_room = asyncio.Event()
         self._checkpoints_fail = False
-        self._ledgers: dict[int, Ledger] = {}  # Those used lately, and busy ones.
-        self._fences: dict[int, asyncio.Future[None]] = {}  # On their way to the disk.
-        self._drops: dict[int, asyncio.Future[None]] = {}  # On their way to the disk.
-        self._unsaved: dict[int, None] = {}  # Ledgers whose facts the catalog does not have.
-        self._first_journal = found.next_journal  # Earlier files were replayed.
+        self._ledgers: dict[int, Ledger] = {}  # Ledgers that were used lately or are busy.
+        self._fences: dict[int, asyncio.Future[None]] = {}  # Fences on their way to the disk.
+        self._drops: dict[int, asyncio.Future[None]] = {}  # Drops on their way to the disk.
+        self._unsaved: dict[int, None] = {}  # Ledgers with facts that the catalog does not have.
+        # Files with lower numbers were replayed at the start.
+        self._first_journal = found.next_journal
         self._opened_us = clock.wall_us()
         parts = (disk, config, randomness, found.catalog, cache)
         self._logs = EntryLogs(disk, found.catalog.store_id, self._path_of_log, cache)
@@ -125,7 +130,7 @@ class Storage:
         self._tasks: list[asyncio.Task[None]] = []
         self._show_gauges(cache)
 
-    # --- Life ---------------------------------------------------------------------------------
+    # --- Opening and closing ------------------------------------------------------------------
 
     @staticmethod
     async def make(
@@ -136,7 +141,7 @@ class Storage:
         doubted: Iterable[int] = (),
         old_below: int = 0,
     ) -> None:
-        """An empty store. Raises `BadConfig` if there is one.
+        """Makes an empty store. Raises `BadConfig` if there is one.
 
         The `doubted` ledgers are fenced and UNKNOWN from the start, never ABSENT; those below
         `old_below` get nothing from writers (B13).
@@ -155,7 +160,8 @@ class Storage:
         locks: Sequence[DiskLock] | None = None,
         stats: Stats | None = None,
     ) -> "Storage":
-        """Everything that was ever acknowledged can be read when it returns; `start` is next.
+        """Opens the store: everything that was ever acknowledged can be read when this returns;
+        `start` is next.
 
         `locks` are the result of `lock_directories`, if the caller has them; they are released
         with the store.
@@ -188,11 +194,11 @@ class Storage:
         ]
 
     async def failed(self) -> BaseException:
-        """Returns the error that makes it impossible to go on: then the process has to end."""
+        """Returns the error that makes it impossible to go on; the process then has to end."""
         return await first_failure(self._tasks)
 
     async def close(self) -> None:
-        """Makes pending writes durable, and ends."""
+        """Makes pending writes durable, and closes the store."""
         self._journal.close()
         for task in self._tasks:
             if task is not self._tasks[0]:
@@ -206,7 +212,7 @@ class Storage:
             await lock.release()
 
     def _show_gauges(self, cache: Cache) -> None:
-        """Values that a scrape reads and that are not counted."""
+        """Shows values that a scrape reads and that are not counted."""
         stats, catalog = self.stats, self.catalog
         stats.journal_queue_bytes = lambda: self._journal.queued_bytes
         stats.journal_files_waiting = lambda: len(self._filled)
@@ -236,8 +242,7 @@ class Storage:
     # --- Adding -------------------------------------------------------------------------------
 
     def add(self, adds: Adds, on_done: OnDone | None = None) -> Admission:
-        """Checks the groups of a stretch and sends the accepted ones to the journal, in one
-        step.
+        """Checks the groups of a stretch and sends the accepted ones to the journal, in one step.
 
         `on_done` is called before an awaiting task resumes: see `Journal.submit`. Its caller calls `go_on`
         after its last add, in the same step.
@@ -259,11 +264,11 @@ class Storage:
         return Admission(refusals, done)
 
     def go_on(self) -> None:
-        """Nothing more is added in this step."""
+        """Called after the last add of a step: the journal may write."""
         self._journal.go_on()
 
     def on_adder_gone(self, on_done: OnDone) -> None:
-        """Nothing more is added with it; earlier adds are still reported."""
+        """No more adds come with this callback; earlier adds are still reported."""
         self._journal.on_gone(on_done)
 
     def _limits_of(self, adds: Adds) -> AddLimits:
@@ -292,7 +297,8 @@ class Storage:
 
     def _submit(self, adds: Adds, groups: Sequence[AddGroup], on_done: OnDone) -> None:
         is_deferred = all(group.is_sync_deferred and not group.is_recovery for group in groups)
-        if len(groups) < len(adds.groups):  # No refused add may reach the journal.
+        # Refused adds are cut out: they must not reach the journal.
+        if len(groups) < len(adds.groups):
             (adds,) = take_frames(adds.frames_of(groups))
         is_all = not adds.start and adds.end == len(adds.buffer)
         frames = Frames(
@@ -301,7 +307,7 @@ class Storage:
         self._journal.submit(frames, on_done, is_sync_deferred=is_deferred)
 
     def _on_written(self, file: JournalFile, write: Write) -> None:
-        """It is durable, or its caller only wanted it written."""
+        """Lets readers find the write, which is durable unless its caller did not want a sync."""
         entries, entry_bytes = 0, 0
         for record in write.records:
             for control in record.controls:
@@ -314,7 +320,8 @@ class Storage:
             for placed in record.adds:
                 for group, positions, lengths in index_of(placed):
                     lac = group.last_add_confirmed
-                    ledger = self._ledger(group.ledger_id)  # As it was: a new LAC is news.
+                    # Looked up before its LAC rises: a new LAC is news.
+                    ledger = self._ledger(group.ledger_id)
                     file.memtable.add_group(
                         group.ledger_id, lac, group.entry_ids, positions, lengths
                     )
@@ -355,7 +362,7 @@ class Storage:
     # --- Ledgers ------------------------------------------------------------------------------
 
     async def fence(self, ledger_id: int, ledger_key: bytes) -> None:
-        """From the call on ordinary adds are refused; durable when it returns.
+        """Fences the ledger: ordinary adds are refused from the call on. Durable when it returns.
 
         Raises `Unauthorized`, `NoSuchLedger` if it was deleted, `BookieFailed`, `BookieReadOnly` if it
         may not promise anything.
@@ -381,7 +388,8 @@ class Storage:
     async def write_lac(
         self, ledger_id: int, ledger_key: bytes, last_add_confirmed: int, packet: bytes
     ) -> None:
-        """The explicit LAC; durable when it returns. Raises like `fence`, `BookieReadOnly` more often."""
+        """Writes the explicit LAC, durably. Raises like `fence`, and `BookieReadOnly` in more
+        cases."""
         ledger = self._ledger(ledger_id)
         if refusal := ledger.refusal_of_control(ledger_key):
             raise refusal(ledger_id=ledger_id)
@@ -401,23 +409,25 @@ class Storage:
         return ledger.facts.lac_packet if ledger else None
 
     def last_add_confirmed(self, ledger_id: int) -> int:
-        """The highest that an entry or an explicit LAC here names; durable. Doubt can only lower it."""
+        """The highest durable LAC that an entry or an explicit LAC here names. Doubts can only
+        lower it."""
         ledger = self._known_ledger(ledger_id)
         return ledger.last_add_confirmed if ledger else NO_ENTRY
 
     def told_lac(self, ledger_id: int) -> int:
-        """At least that: the highest LAC that was reported, true but not durable yet. After a restart it may be
-        lower."""
+        """The highest LAC that was reported here, which is true and may not be durable. It may be
+        lower after a restart."""
         ledger = self._known_ledger(ledger_id)
         return ledger.told_lac if ledger else NO_ENTRY
 
     def expect_deletion(self, ledger_ids: Iterable[int], *, is_wanted: bool) -> None:
-        """Refuses adds, if possible, so that what is found out about these ledgers stays true."""
+        """Refuses adds that can be refused, so that what is found out about these ledgers stays
+        true."""
         for ledger_id in ledger_ids:
             self._ledger(ledger_id).is_suspect = is_wanted
 
     async def delete(self, *ledger_ids: int) -> None:
-        """Their entries are gone, and late adds are refused from the call on; durable on return.
+        """Deletes the ledgers' entries, durably; late adds are refused from the call on.
 
         Raises `OSError`, and has done nothing, if the rest of the journal is for fences and
         recovery.
@@ -435,7 +445,7 @@ class Storage:
         await deletion
 
     async def drop(self, *ledger_ids: int) -> None:
-        """Earlier adds are gone, later ones are not; durable on return (B16).
+        """Drops all entries added before, durably; later adds are accepted (B16).
 
         Key, fence and explicit LAC stay. Raises like `delete`, and `BookieFailed`.
         """
@@ -461,7 +471,7 @@ class Storage:
             raise OSError(errno.ENOSPC, "what the journal has left is for fences and recovery")
 
     async def space(self) -> DiskSpace:
-        """Of all ledger directories; a disk that several of them share counts once."""
+        """The space of all ledger directories; a disk that several share counts once."""
         disks: dict[int, DiskSpace] = {}
         for directory in self._config.ledger_dirs:
             if stat := await self._disk.stat(directory):
@@ -473,20 +483,21 @@ class Storage:
 
     @property
     def is_about_to_write(self) -> bool:
-        """In the next turn of the loop: a caller waits only for that."""
+        """Whether adds will be written in the next turn of the loop: readers wait only for that."""
         return self._journal.is_about_to_write
 
     async def force(self) -> None:
-        """Everything that was acknowledged before is durable when it returns."""
+        """Makes everything durable that was acknowledged before the call."""
         await self._journal.sync()
 
     async def entry_ids(self, ledger_id: int) -> list[int]:
-        """As `entry_ranges`, one by one."""
+        """Like `entry_ranges`, but as single ids."""
         ranges = await self.entry_ranges(ledger_id)
         return [entry_id for first, last in ranges for entry_id in range(first, last + 1)]
 
     async def entry_ranges(self, ledger_id: int, ranges_max: int = sys.maxsize) -> Ranges:
-        """All that are here. A copier relies on it: nothing is listed that will be dropped.
+        """The ranges of all entries here. A copier relies on it: no entry is listed that will be
+        dropped.
 
         Raises what `Reading.entry_ranges` raises.
         """
@@ -495,27 +506,27 @@ class Storage:
         return await self._reading.entry_ranges(ledger_id, ranges_max)
 
     def holds_entries_of(self, ledger_id: int) -> bool:
-        """Of one that was not deleted."""
+        """Whether entries of the ledger are here and it was not deleted."""
         return not self._is_deleted(ledger_id) and self._has_entries(ledger_id)
 
     def entry_bytes_of(self, ledger_id: int) -> int:
-        """Both copies of an entry that is here twice count."""
+        """Bytes of the ledger's entries; an entry that is here twice counts twice."""
         rows = [file.memtable.ledgers.get(ledger_id) for file in self._files()]
         held = sum(each.entry_bytes for each in self.catalog.held(ledger_id))
         return held + sum(each.entry_bytes for each in rows if each)
 
     def knows(self, ledger_id: int) -> bool:
-        """It was named in a request here, and was not deleted."""
+        """Whether a request here named the ledger, and it was not deleted."""
         ledger = self._known_ledger(ledger_id)
         return ledger is not None and not ledger.is_deleted
 
     def is_fenced(self, ledger_id: int) -> bool:
-        """Durably."""
+        """Whether the ledger is fenced durably."""
         ledger = self._known_ledger(ledger_id)
         return bool(ledger and ledger.facts.is_fenced)
 
     def _known_ledger(self, ledger_id: int) -> Ledger | None:
-        """None if it was never named in a request here."""
+        """The ledger; None if no request here ever named it."""
         ledger = self._ledgers.get(ledger_id)
         if ledger is not None:
             return ledger
@@ -533,12 +544,12 @@ class Storage:
         return ledger
 
     def _make_room_for_ledgers(self) -> None:
-        """Drops one or two that can be made again from durable facts."""
+        """Drops one or two ledger objects that can be made again from durable facts."""
         for _ in range(2 if len(self._ledgers) >= _LEDGERS_MAX else 0):
             ledger_id, ledger = next(iter(self._ledgers.items()))
             del self._ledgers[ledger_id]
             if ledger_id in self._unsaved or not ledger.is_settled:
-                self._ledgers[ledger_id] = ledger  # Last in line.
+                self._ledgers[ledger_id] = ledger  # The ledger goes to the end of the order.
 
     def _make_ledger(self, ledger_id: int, facts: LedgerFacts) -> Ledger:
         ledger = Ledger(ledger_id, facts)
@@ -554,19 +565,19 @@ class Storage:
         )
 
     def _files(self) -> list[JournalFile]:
-        """With entries that no entry log has yet, newest first."""
+        """The journal files with entries that are in no entry log yet, newest first."""
         return [self._journal.active, *reversed(self._filled)]
 
     # --- For operators ------------------------------------------------------------------------
 
     @property
     def failure(self) -> BaseException | None:
-        """The error that poisoned the journal: nothing is acknowledged any more."""
+        """The error that poisoned the journal: no request is acknowledged any more."""
         return self._journal.failure
 
     @property
     def end_of_journal(self) -> tuple[int, int]:
-        """The number of the present file, and its end."""
+        """The number of the active journal file, and its end."""
         return self._journal.active.number, self._journal.active.end
 
     def views(self) -> LedgerViews:
@@ -600,10 +611,10 @@ class Storage:
         return ledger.is_deleted if ledger else self.catalog.is_deleted(ledger_id)
 
     async def distrust(self, ledger_ids: Sequence[int], old_below: int = 0) -> None:
-        """Anything of these may have been lost, a fence, too: they are fenced and UNKNOWN,
+        """Puts all entries and the fences of these ledgers in doubt: they are fenced and UNKNOWN,
         durably.
 
-        All below `old_below` may have lost a fence: writers are sent elsewhere (B13).
+        All ledgers below `old_below` may have lost a fence: their writers are sent elsewhere (B13).
         """
         saved: dict[int, LedgerFacts] = {}
         for ledger_id in ledger_ids:
@@ -624,9 +635,9 @@ class Storage:
                 self._unsaved.pop(each, None)
 
     async def forget(self, *ledger_ids: int) -> None:
-        """Deleted ones: nothing is known of them any more. Raises `OSError`.
+        """Forgets deleted ledgers completely. Raises `OSError`.
 
-        Not yet those whose deletion is still in the journal: its replay would also delete a new
+        Keeps those whose deletion is still in the journal: its replay would also delete a new
         ledger under the same id.
         """
         deleted = [
@@ -640,20 +651,22 @@ class Storage:
             self._unsaved.pop(ledger_id, None)
 
     def open_logs(self, cache: Cache) -> EntryLogs:
-        """For a caller that reads many of them and must not push everything else out of the cache."""
+        """Opens logs for a caller that reads many of them and must not displace everything in the
+        cache."""
         return EntryLogs(self._disk, self.store_id, self._path_of_log, cache)
 
     async def doubt(self, doubts: Sequence[tuple[int, int, int]]) -> None:
-        """Ledgers, first and last entries that are damaged. Raises `OSError`."""
+        """Puts damaged entries in doubt, given by ledger, first and last entry. Raises
+        `OSError`."""
         await self._catalog_files.commit([changes.pack_doubt(*each) for each in doubts])
 
     @property
     def doubts_stamp(self) -> str:
-        """It changes with each start, and with each new doubt."""
+        """A text that changes with each start and each new doubt."""
         return f"{self._opened_us:x}-{self.catalog.doubts.news:x}"
 
     async def settle(self, stamp: str, ledger_id: int, ranges: Iterable[tuple[int, int]]) -> None:
-        """These are here again, or will never be needed: no doubt about them, durably.
+        """Ends doubts about entries that are here again or will never be needed, durably.
 
         `stamp` is from when the caller saw the doubts. Raises `Superseded` if more came into
         doubt since: it may be about the very same entries. `OSError`.
@@ -669,7 +682,8 @@ class Storage:
         logger.info("doubts_settled", ledger_id=ledger_id, ranges=settled)
 
     async def settle_everything(self, stamp: str, old_below: int) -> None:
-        """Not everything is in doubt any more; single ledgers may be. Raises like `settle`.
+        """Ends the doubt about everything; single ledgers may still be in doubt. Raises like
+        `settle`.
 
         Fences of ledgers that were not checked stay lost: all of them are below `old_below`
         (B13).
@@ -677,7 +691,7 @@ class Storage:
         await self._until_replay_is_saved()
 
         def pack() -> list[bytes]:
-            # While it runs only single entries come into doubt, each by itself.
+            # While a bookie runs only single entries come into doubt, never everything.
             self._require_stamp(stamp.partition("-")[0] == f"{self._opened_us:x}")
             return [changes.pack_old(old_below), changes.TRUST_ALL]
 
@@ -689,13 +703,15 @@ class Storage:
             raise Superseded("more came into doubt meanwhile", next_step="look again")
 
     async def _until_replay_is_saved(self) -> None:
-        """Otherwise the next start would find the same damage in the same journal files."""
+        """Waits until the replayed files are checkpointed: otherwise the next start would find the
+        same damage in them."""
         while self._filled and self._filled[0].number < self._first_journal:
             self._has_room.clear()
             await self._has_room.wait()
 
     async def scrub_catalog(self) -> list[str]:
-        """Its damaged copies, which will be replaced. Raises `OSError`."""
+        """Scrubs the catalog; returns its damaged copies, which will be replaced. Raises
+        `OSError`."""
         return await self._catalog_files.scrub()
 
     async def note_scrubbed(self, number: int) -> None:
@@ -707,7 +723,7 @@ class Storage:
         new: NewLog | None = None,
         doubts: Sequence[tuple[int, int, int]] = (),
     ) -> None:
-        """The live entries of these logs are in the new one, or in doubt: they are removed (B5).
+        """Removes logs whose live entries are in the new log or in doubt (B5).
 
         Raises `OSError` if nothing has changed.
         """
@@ -727,15 +743,15 @@ class Storage:
             await self._logs.remove(number)
             try:
                 await self._disk.unlink(path)
-            except OSError as error:  # Boot does it.
+            except OSError as error:  # The next start removes the file.
                 logger.warning("entry_log_not_removed", path=path, reason=str(error))
 
     # --- Checkpoints --------------------------------------------------------------------------
 
     @property
     def is_read_only(self) -> bool:
-        """Space is short, or checkpoints fail, or fences may have been lost, or an operator wants it, or
-        it may not promise anything.
+        """Whether entries are refused: space is short, checkpoints fail, fences may have been lost,
+        an operator wants it, or the bookie may not promise anything.
 
         Once everything is in doubt it is not known which ledgers were fenced (B4): writers go
         elsewhere, and recovery gets its answers as before.
@@ -751,7 +767,7 @@ class Storage:
 
     @property
     def has_filled_files(self) -> bool:
-        """Those with a checkpoint in progress or due."""
+        """Whether a checkpoint is in progress or due."""
         return bool(self._filled) and not self._checkpoints_fail
 
     @property
@@ -759,13 +775,14 @@ class Storage:
         return len(self._filled) < self._config.waiting_files_max
 
     async def _until_it_may_fill(self) -> None:
-        """When checkpoints do not keep up, adds wait; when they fail, adds are refused."""
+        """Waits while checkpoints do not keep up; if they fail, adds are refused instead."""
         while not (self._may_fill or self._checkpoints_fail):
             self._has_room.clear()
             await self._has_room.wait()
 
     async def checkpoint(self) -> bool:
-        """The oldest filled file; False if there is none. Raises `OSError` if it can be tried again."""
+        """Checkpoints the oldest filled file; False if there is none. Raises `OSError` if it can be
+        tried again."""
         if not self._filled:
             return False
         file = self._filled[0]
@@ -776,7 +793,7 @@ class Storage:
         records = await self._checkpointer.checkpoint(
             file, lambda: self._pack_facts(self._unsaved, saved)
         )
-        # No other code runs until readers find it in one place.
+        # No other code runs before readers find the entries in their new place only.
         del self._filled[0]
         self._reading.moves += 1
         self._on_saved(saved)
@@ -790,7 +807,7 @@ class Storage:
         return True
 
     async def save_facts(self, ledger_ids: Sequence[int]) -> None:
-        """The catalog gets what the journal knows of these ledgers. Raises `OSError`."""
+        """Saves what the journal knows of these ledgers in the catalog. Raises `OSError`."""
         saved: dict[int, LedgerFacts] = {}
         await self._catalog_files.commit_latest(lambda: self._pack_facts(ledger_ids, saved))
         self._on_saved(saved)

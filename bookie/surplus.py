@@ -34,22 +34,23 @@ logger = structlog.get_logger()
 _AT_ONCE: Final = 16
 _SHOWN: Final = 10
 _READS_PER_S: Final = (
-    500  # A look at a million ledgers takes half an hour; others need the store, too.
+    500  # A look at a million ledgers takes half an hour; other clients need the store, too.
 )
 
 
 @dataclass(frozen=True, slots=True)
 class SurplusState:
     is_running: bool
-    outcome: str  # Of the last look: "", "done" or "failed".
-    reason: str  # Why it failed.
+    outcome: str  # Outcome of the last look: "", "done" or "failed".
+    reason: str  # Why the last look failed.
     ended_ms: int  # Wall time of the last look; 0 for never.
-    ledgers: int  # Those examined.
-    # Of these metadata names this bookie for none: they are dropped if the next look agrees.
+    ledgers: int  # Ledgers examined in the last look.
+    # Ledgers here that metadata does not place on this bookie: they are dropped if the next look
+    # agrees.
     surplus: int
-    surplus_bytes: int  # Of their entries.
-    first_ledgers: tuple[int, ...]  # The first few of them.
-    dropped: int  # Since the start.
+    surplus_bytes: int  # Bytes of the surplus ledgers' entries.
+    first_ledgers: tuple[int, ...]  # The first few surplus ledgers.
+    dropped: int  # Ledgers dropped since the start.
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +93,8 @@ class Surplus:
         self._stats.gc_surplus_ledgers = lambda: len(self._copies.ledger_ids)
 
     def end(self) -> None:
-        """The metadata store is closing: that it does not respond is no news."""
+        """Called when the metadata store is closing: that it does not respond is then no
+        failure."""
         self._is_ending = True
 
     @property
@@ -110,7 +112,7 @@ class Surplus:
         )
 
     async def look(self) -> SurplusState:
-        """One look at all ledgers; drops those for which it is the second one.
+        """Looks at all ledgers once; drops those for which two looks agree.
 
         A failed look is recorded in the state. Raises `OSError` if the disk is full,
         `BookieFailed`.
@@ -145,10 +147,10 @@ class Surplus:
             left = (each for each in ledger_ids if each in self._copies.ledger_ids)
             surplus_bytes += sum(self._storage.entry_bytes_of(each) for each in left)
         self._ledgers, self._bytes = looked_at, surplus_bytes
-        await self._marks.release_strays()  # MK5: the next look is a day away.
+        await self._marks.release_strays()  # Must not wait for the next look, a day later (MK5).
 
     async def _ask_about(self, ledger_ids: Sequence[int]) -> list[int]:
-        """Those to be checked again."""
+        """Reports a bug in a lane: one request got no answer, so its connection was closed."""
         asked_ns = self._clock.monotonic_ns()
         for ledger_id in ledger_ids:
             self._copies.on_asked(ledger_id, asked_ns)
@@ -181,7 +183,7 @@ class Surplus:
         try:
             stored = await self._nodes.read(LedgerId(ledger_id), fresh=True)
         except (NoSuchLedger, BadMetadata):
-            return False  # Deleted, which is for `garbage.py`; or unreadable.
+            return False  # A deleted ledger is for `garbage.py`; an unreadable one is kept.
         return is_surplus(stored.metadata, self._bookie)
 
     async def _drop(self, ledger_ids: Sequence[int]) -> None:
@@ -190,8 +192,7 @@ class Surplus:
         looks = await asyncio.gather(*map(self._look_locked, ledger_ids), return_exceptions=True)
         locked = [each for each in looks if isinstance(each, _Locked)]
         try:
-            # From here to the journal's queue no other code runs: an earlier accepted add was
-            # noticed.
+            # No other code runs from here to the journal's queue, so no add is accepted unnoticed.
             now_ns = self._clock.monotonic_ns()
             going = [each.ledger_id for each in locked if self._is_certain(each, now_ns)]
             if going:
@@ -201,7 +202,8 @@ class Surplus:
         except (RollbookError, OSError):
             await self._release(locked)
             raise
-        await self._release(locked)  # If this is cancelled the session ends, and the locks with it.
+        # If this is cancelled, the session ends and releases the locks.
+        await self._release(locked)
         for look in looks:
             if isinstance(look, BaseException):
                 raise look

@@ -4,7 +4,8 @@ from typing import Final
 
 _STEP_NS_MIN: Final = 500_000
 _STEP_NS_MAX: Final = 5_000_000  # A longer step waited for the disk.
-_IDLE_TURN_NS: Final = 100_000  # In less time hardly anything was parsed, packed or answered.
+# In a shorter turn of the loop hardly anything was parsed, packed or answered.
+_IDLE_TURN_NS: Final = 100_000
 
 
 class StepPauses:
@@ -42,8 +43,8 @@ class Lull:
         self._ends_ns = now_ns + int(patience_s * 1e9)
 
     def has_come(self, turn_began_ns: int, now_ns: int, *, is_preceded: bool = False) -> bool:
-        """After a turn of the loop with other work. `is_preceded`: by more urgent work, whether
-        it had a step in that turn or not.
+        """Whether the work may go on after a turn of the loop. `is_preceded`: more urgent work
+        wants to run, even if it had no step in that turn.
         """
         is_idle = now_ns - turn_began_ns < _IDLE_TURN_NS and not is_preceded
         return is_idle or now_ns >= self._ends_ns

@@ -12,7 +12,7 @@ class ByteCache(Generic[K]):
         self.misses = 0
         self.bytes = 0
         self._bytes_max = bytes_max
-        self._values: dict[K, bytes] = {}  # In order of use, oldest first.
+        self._values: dict[K, bytes] = {}  # Values in order of use, least recently used first.
 
     def get(self, key: K) -> bytes | None:
         value = self._values.pop(key, None)
@@ -24,7 +24,7 @@ class ByteCache(Generic[K]):
         return value
 
     def peek(self, key: K) -> bytes | None:
-        """Does not count as use."""
+        """Returns the value without counting that as a use."""
         return self._values.get(key)
 
     def put(self, key: K, value: bytes) -> None:

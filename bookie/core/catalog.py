@@ -62,11 +62,12 @@ _DOUBT: Final = struct.Struct("<Bqqq")
 _EXTENT: Final = struct.Struct("<qqqQQqII")
 _OLD: Final = struct.Struct("<Bq")
 _DROP: Final = struct.Struct("<BqQ")
-COMPACTED: Final = 10**15  # Logs above it were made of others; no journal file has such a number.
+COMPACTED: Final = 10**15  # Numbers of compacted logs begin here, above those of all journal files.
 
-_PER_RECORD: Final = 512  # Ledgers in a new generation.
-_EXTENTS_MAX: Final = 256  # Applied in one step: as much as `_STEP_BYTES`.
-_STEP_BYTES: Final = 16 * 1024  # What is applied at a time: half a millisecond.
+_PER_RECORD: Final = 512  # Ledgers per record when a new generation is written.
+_EXTENTS_MAX: Final = 256  # Extents applied in one step, about `_STEP_BYTES`.
+# Bytes of changes applied in one step, which takes half a millisecond.
+_STEP_BYTES: Final = 16 * 1024
 _LEDGERS_PER_STEP: Final = 256
 _SHARED_MAX: Final = 4096
 
@@ -94,7 +95,7 @@ _FENCED, _HAS_PACKET, _DELETED = 1, 2, 4
 
 
 class ReplayStart(NamedTuple):
-    """Where replay starts."""
+    """The place where replay of the journal starts."""
 
     journal: int
     first_sequence: int
@@ -102,13 +103,13 @@ class ReplayStart(NamedTuple):
 
 class EntryLogInfo(NamedTuple):
     number: int
-    directory: int  # Which of the ledger directories has it.
+    directory: int  # The index of its ledger directory.
     file_bytes: int
     age: int
 
 
 class Use(NamedTuple):
-    """The live part of a log."""
+    """How much of a log is live."""
 
     ledgers: int
     entries: int
@@ -116,7 +117,7 @@ class Use(NamedTuple):
 
 
 class LedgerInLog(NamedTuple):
-    """What one log holds of a ledger."""
+    """The entries of one ledger in one log."""
 
     log: int
     first_entry: int
@@ -126,7 +127,7 @@ class LedgerInLog(NamedTuple):
     last_add_confirmed: int
 
 
-# --- Packing ----------------------------------------------------------------------------------
+# --- Packing changes --------------------------------------------------------------------------
 
 
 def pack_ledger(ledger_id: int, facts: LedgerFacts) -> bytes:
@@ -150,7 +151,7 @@ def pack_forget(ledger_id: int) -> bytes:
 
 
 def pack_log(log: EntryLogInfo, extents: Iterable[Extent]) -> Iterator[bytes]:
-    """In parts that go into one record, or into several of a new generation."""
+    """Packs a log in parts, which go into one record, or into several of a new generation."""
     yield _LOG.pack(Change.LOG, *log)
     for batch in _batches(extents, _EXTENTS_MAX):
         head = _EXTENTS.pack(Change.EXTENTS, log.number, len(batch))
@@ -194,7 +195,7 @@ TRUST_ALL: Final = _KIND.pack(Change.TRUST_ALL)
 COMPLETE: Final = _KIND.pack(Change.COMPLETE)
 
 
-# --- What it comes to -------------------------------------------------------------------------
+# --- The merged contents ----------------------------------------------------------------------
 
 
 class Catalog:
@@ -207,20 +208,23 @@ class Catalog:
         self.lost: dict[int, None] = {}  # Missing journal files after the mark.
         self.scrubbed = 0
         self.old_below = 0  # Ledgers with lower ids may have been fenced here and forgotten (B13).
-        self.removals = 0  # Of logs: a reader that had looked one up has to look again.
+        # Count of removed logs: if it has changed, a look-up of a log has to be repeated.
+        self.removals = 0
         self.is_complete = False
-        self._changing: int | None = None  # A log of which readers see some ledgers only.
-        # Of each ledger, the fields of `LedgerInLog` one after the other: an object for each would be
-        # ten times the size, and stores have millions.
+        # A log that is being added or removed: readers see only some of its ledgers.
+        self._changing: int | None = None
+        # Fields of `LedgerInLog` for each ledger, one after the other. Objects would take ten times
+        # the memory, and stores have millions of them.
         self._held: dict[int, IntArray] = {}
-        # By log; some may be gone from it in the meantime.
+        # Ledgers of each log; some may be gone from it in the meantime.
         self._ledgers_of: dict[int, IntArray] = {}
-        self._use: dict[int, IntArray] = {}  # By log, the fields of `Use`.
-        self._shared: dict[LedgerFacts, LedgerFacts] = {}  # Most ledgers' are equal to others'.
-        self._dropped: dict[int, int] = {}  # Ledgers, and the journal file that says so.
+        self._use: dict[int, IntArray] = {}  # The fields of `Use` for each log.
+        # Interned: most ledgers have identical facts.
+        self._shared: dict[LedgerFacts, LedgerFacts] = {}
+        self._dropped: dict[int, int] = {}  # The journal file with the DROP of each dropped ledger.
 
     def held(self, ledger_id: int) -> Iterator[LedgerInLog]:
-        """Newest log first."""
+        """What each log holds of the ledger, newest log first."""
         fields = self._held.get(ledger_id, ())
         for at in range(len(fields) - _HELD, -1, -_HELD):
             yield LedgerInLog(*fields[at : at + _HELD])
@@ -243,11 +247,11 @@ class Catalog:
 
     @property
     def held_ledgers(self) -> Collection[int]:
-        """Those with entries in logs."""
+        """The ledgers with entries in logs."""
         return self._held.keys()
 
     def held_in(self, number: int) -> Iterator[tuple[int, LedgerInLog]]:
-        """All that one log holds, by ledger."""
+        """All that one log holds, ledger by ledger."""
         for ledger_id in self._ledgers_of[number]:
             fields = self._held.get(ledger_id, ())
             for at in range(0, len(fields), _HELD):
@@ -257,7 +261,7 @@ class Catalog:
 
     @property
     def whole_logs(self) -> list[EntryLogInfo]:
-        """Except one that is being made or removed: it is not sparse, and not empty."""
+        """All logs except one that is being added or removed, which would look sparse or empty."""
         return [log for log in self.logs.values() if log.number != self._changing]
 
     def use_of(self, number: int) -> Use:
@@ -276,15 +280,15 @@ class Catalog:
         yield from self.facts
         yield from (ledger_id for ledger_id in self._held if ledger_id not in self.facts)
 
-    # --- Changing -----------------------------------------------------------------------------
+    # --- Applying changes ---------------------------------------------------------------------
 
     def apply(self, body: bytes) -> None:
-        """One record's changes. Raises `TornRecord` on bytes that were not packed here."""
+        """Applies one record's changes. Raises `TornRecord` on bytes that were not packed here."""
         for _ in self.applying(body):
             pass
 
     def applying(self, body: bytes) -> Iterator[None]:
-        """`apply`, a part at a time. Readers may go on, other changes have to wait."""
+        """Like `apply`, in steps: readers may run between them, other changes have to wait."""
         try:
             at = step_end = 0
             while at < len(body):
@@ -302,7 +306,7 @@ class Catalog:
             self._changing = None
 
     def _apply_one(self, body: bytes, at: int) -> int:
-        """Returns its size."""
+        """Applies one change; returns its size."""
         kind = Change(body[at])
         match kind:
             case Change.LEDGER:
@@ -410,7 +414,7 @@ class Catalog:
         return int(end) - start
 
     def _insert(self, ledger_id: int, fields: IntArray) -> None:
-        """After those that are older."""
+        """Inserts the fields after those of older logs."""
         known = self._held.get(ledger_id)
         if known is None:
             self._held[ledger_id] = fields
@@ -443,8 +447,8 @@ class Catalog:
         self.removals += 1
 
     def drop(self, ledger_id: int, journal: int) -> None:
-        """The journal file says, durably, that the ledger was dropped: that holds before the catalog has it in a
-        record.
+        """Applies a DROP that is durable in this journal file, before the catalog has a record of
+        it.
 
         No doubt ends with it: later entries may be lost, too.
         """
@@ -461,7 +465,7 @@ class Catalog:
             self._held.pop(ledger_id, None)
 
     def _give_up(self, ledger_id: int) -> None:
-        """Its entries are dead from then on."""
+        """Counts the ledger's entries as dead and ends its doubts."""
         for held in self.held(ledger_id):
             self._disuse(held)
         self._held.pop(ledger_id, None)
@@ -481,7 +485,8 @@ class Catalog:
 
         Changes made between two of them must be written between these two.
         """
-        logs = sorted(self.logs.values(), key=attrgetter("age"))  # Later ones come as changes.
+        # Logs that come later are written as changes.
+        logs = sorted(self.logs.values(), key=attrgetter("age"))
         known = pack_mark(self.mark) + pack_opened(self.opened) + pack_scrubbed(self.scrubbed)
         yield known + pack_old(self.old_below)
         yield b"".join([DOUBT_ALL] * self.doubts.everything + [*map(pack_lost, self.lost)])

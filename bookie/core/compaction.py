@@ -16,16 +16,16 @@ from typing import Final, NamedTuple
 
 from rollbook.bookie.core.catalog import EntryLogInfo, LedgerInLog, Use
 
-# An upper bound of what a sorted log takes; so that none is rewritten without a gain.
+# Upper bounds for the size of a sorted log: no log is rewritten without a gain.
 _LOG_BYTES: Final = 4096
 _LEDGER_BYTES: Final = 160
 _ENTRY_BYTES: Final = 16.5
 _ENTRY_SHARE: Final = 1.01
 
-TARGET_BYTES: Final = 256 * 1024 * 1024  # Of a log made of several.
-# Their index is held in memory at that time: 16 bytes each.
+TARGET_BYTES: Final = 256 * 1024 * 1024  # A new log made of several logs has about this size.
+# The index of a new log is in memory until it is finished: 16 bytes for each entry.
 TARGET_ENTRIES: Final = 2 * 1024 * 1024
-_VICTIMS_MAX: Final = 64  # Each is an open file.
+_VICTIMS_MAX: Final = 64  # Each source of a new log is an open file.
 
 
 class Candidate(NamedTuple):
@@ -36,7 +36,7 @@ class Candidate(NamedTuple):
 
     @property
     def sorted_bytes(self) -> int:
-        """The rest of it."""
+        """Bytes of a sorted log that has only the live entries."""
         return sorted_bytes(self.use)
 
     @property
@@ -60,8 +60,9 @@ def candidate(log: EntryLogInfo, use: Use) -> Candidate:
 def pick_victims(
     candidates: Iterable[Candidate], threshold: float, damaged: Collection[int] = ()
 ) -> list[Candidate]:
-    """Emptiest first, by tenths, and of these the oldest: logs adjacent by age can be merged
-    without a look at ledgers. Damaged ones in any case; empty ones are just removed.
+    """Picks logs, emptiest first, by tenths, and the oldest first among equals: logs adjacent by
+    age can be merged without a look at ledgers. Damaged logs are always picked, empty ones never:
+    they are removed.
     """
     found = [
         each
@@ -72,7 +73,7 @@ def pick_victims(
 
 
 class CompactionGroup:
-    """Logs to be merged."""
+    """Logs that will be merged into one."""
 
     def __init__(self, first: Candidate) -> None:
         self.numbers = [first.number]
@@ -99,7 +100,7 @@ class CompactionGroup:
 
 
 def is_between(log: EntryLogInfo, oldest: int, age: int) -> bool:
-    """By age. Without another log nothing can be hidden, whatever is in them."""
+    """Whether the log's age is between these two. If no log is between, a merge hides nothing."""
     return oldest < log.age < age
 
 
@@ -140,7 +141,7 @@ class CompactionKind(NamedTuple):
 
 
 class CompactionSchedule:
-    """When to compact how. Major does what minor does, and more."""
+    """When to run which kind of compaction. A major one does what a minor one does, and more."""
 
     def __init__(self, minor: CompactionKind, major: CompactionKind, now_ns: int) -> None:
         self.minor, self.major = minor, major
@@ -157,7 +158,7 @@ class CompactionSchedule:
     def due(
         self, now_ns: int, *, is_short: bool = False, has_damage: bool = False
     ) -> CompactionKind | None:
-        """Out of its schedule: the most while space is short, the least on damage."""
+        """Which kind is due. Ahead of schedule: major while space is short, minor on damage."""
         for kind in self._kinds:
             if self._is_suspended[kind.name]:
                 continue

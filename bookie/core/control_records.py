@@ -40,7 +40,7 @@ class Control(NamedTuple):
     packet: bytes = b""
 
     def applied_to(self, facts: LedgerFacts, journal: int) -> LedgerFacts:
-        """`journal` is the file that has it."""
+        """The facts after this control; `journal` is the number of the file that contains it."""
         if self.ledger_key is not None:
             facts = facts.with_key(self.ledger_key)
         if self.operation is ControlOperation.FENCE:
@@ -68,12 +68,13 @@ class Control(NamedTuple):
 
 
 def is_of_control(row: EntryRow) -> bool:
-    """No entry has this id: as a possibly lost entry it means the explicit LAC."""
+    """Whether the row is of a control record: no entry has its id. As a possible loss it means the
+    explicit LAC."""
     return row.first_entry == NO_ENTRY
 
 
 def unpack_controls(body: bytes) -> Iterator[Control]:
-    """Of a sound record. Raises `TornRecord` on bytes that were not packed here."""
+    """Unpacks a sound record. Raises `TornRecord` on bytes that were not packed here."""
     at = 0
     try:
         while at < len(body):

@@ -1,4 +1,4 @@
-"""Deadlines of equal length, in the order of starting."""
+"""Deadlines of equal length, in the order in which they were started."""
 
 from itertools import takewhile
 from typing import Generic, TypeVar
@@ -15,7 +15,7 @@ class Deadlines(Generic[T]):
         return len(self._ends_ns)
 
     def start(self, who: T, now_ns: int) -> None:
-        """Starts its deadline; a running one starts again."""
+        """Starts a deadline, or starts it again if it is running."""
         self._ends_ns.pop(who, None)
         self._ends_ns[who] = now_ns + self._allowed_ns
 
@@ -23,7 +23,7 @@ class Deadlines(Generic[T]):
         self._ends_ns.pop(who, None)
 
     def postpone(self, by_ns: int) -> None:
-        """All of them: none could have been on time."""
+        """Postpones all deadlines after a pause of the process, in which nobody could meet one."""
         for who in self._ends_ns:
             self._ends_ns[who] += by_ns
 
@@ -34,10 +34,10 @@ class Deadlines(Generic[T]):
         return late
 
     def waited_ns(self, who: T, now_ns: int) -> int:
-        """Since it was started."""
+        """The time since the deadline was started."""
         return now_ns - (self._ends_ns[who] - self._allowed_ns)
 
     def waited_for(self, least_ns: int, now_ns: int) -> list[T]:
-        """So long at least; the longest first."""
+        """Those that have waited at least this long, the longest first."""
         end_ns_max = now_ns - least_ns + self._allowed_ns
         return list(takewhile(lambda who: self._ends_ns[who] <= end_ns_max, self._ends_ns))

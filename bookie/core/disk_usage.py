@@ -18,7 +18,7 @@ _LOOK_S_MIN: Final = 0.2
 
 class Level(Enum):
     ROOMY = "roomy"
-    WARNING = "warning"  # An operator should see to it.
+    WARNING = "warning"  # Nearly full: an operator should make room.
     FULL = "full"
 
 
@@ -52,7 +52,7 @@ class DiskUsage:
         self._low_water = low_water
 
     def on_look(self, spaces: Mapping[str, DiskSpace]) -> list[DirectoryUsage]:
-        """Returns those that are at another level now."""
+        """Takes the sizes of all directories; returns those whose level has changed."""
         changed: list[DirectoryUsage] = []
         for path, space in spaces.items():
             before = self.directories.get(path)
@@ -82,7 +82,7 @@ class DiskUsage:
 
     @property
     def is_short(self) -> bool:
-        """Whether entries have to be refused."""
+        """Whether entries have to be refused for lack of space."""
         return self.is_full(self._journal_dir) or all(map(self.is_full, self._ledger_dirs))
 
     def next_look_s(self, interval_s: float) -> float:
@@ -96,8 +96,8 @@ class DiskUsage:
 
 
 def pick_directory(spaces: Sequence[DiskSpace], full: Sequence[bool], number: int) -> int:
-    """The directory of log `number`: in turns, but not where space is short while others have
-    some."""
+    """The directory of log `number`: each in turn, except those that are short of space while
+    others are not."""
     open_ = [at for at in range(len(spaces)) if not full[at]] or list(range(len(spaces)))
     most = max(spaces[at].free_bytes for at in open_)
     roomy = [at for at in open_ if 2 * spaces[at].free_bytes >= most]

@@ -37,7 +37,7 @@ from rollbook.bookie.core.record_format import LATER_RELEASE, seed_of
 from rollbook.proto.errors import TornRecord, UnsupportedVersion
 
 PAGE_ROWS_MAX: Final = 1024
-FILE_BYTES_MAX: Final = 2**32 - 1  # Positions are u32.
+FILE_BYTES_MAX: Final = 2**32 - 1  # Positions are u32, which limits a file's size.
 
 _VERSION: Final = 1
 _MAGIC: Final = b"\xb5foot"
@@ -63,7 +63,7 @@ class Extent(NamedTuple):
     last_entry: int
     entries: int
     entry_bytes: int
-    last_add_confirmed: int  # The highest that one of the entries names.
+    last_add_confirmed: int  # The highest LAC that one of the entries carries.
     first_page: int
     pages: int
 
@@ -83,7 +83,7 @@ class Tables:
 
     def __init__(self, data: bytes, trailer: "Trailer") -> None:
         self.extents = trailer.extents
-        self.records = array("I")  # Positions, ascending.
+        self.records = array("I")  # Positions of the records, ascending.
         self._data = data
         self._pages_at = trailer.extents * _EXTENT.size
         records_at = self._pages_at + trailer.pages * _PAGE_ROW.size
@@ -96,7 +96,7 @@ class Tables:
         )
 
     def page_of(self, ledger_id: int, entry_id: int) -> PageRow | None:
-        """The only page that can have it."""
+        """The only page that can have the entry."""
         extent = self.extent_of(ledger_id)
         if extent is None or not extent.first_entry <= entry_id <= extent.last_entry:
             return None
@@ -142,7 +142,7 @@ def check_page(data: bytes, file_id: bytes, row: PageRow, ledger_id: int) -> Non
 
 
 def unpack_page(data: bytes, row: PageRow) -> Columns:
-    """Of a page that has been checked."""
+    """Unpacks a page that has been checked."""
     columns, count = memoryview(data)[_PAGE.size :].cast("I"), row.entries
     return Columns(
         array("q", [row.first_entry + delta for delta in columns[:count]]),
@@ -152,7 +152,7 @@ def unpack_page(data: bytes, row: PageRow) -> Columns:
 
 
 def find_in_page(data: bytes, row: PageRow, entry_id: int) -> EntryLocation | None:
-    """In a page that has been checked."""
+    """Finds an entry in a page that has been checked."""
     columns = memoryview(data)[_PAGE.size :].cast("I")
     count, delta = row.entries, entry_id - row.first_entry
     at = bisect_right(columns, delta, 0, count) - 1
@@ -164,7 +164,8 @@ def find_in_page(data: bytes, row: PageRow, entry_id: int) -> EntryLocation | No
 def run_in_page(
     data: bytes, row: PageRow, entry_id: int, count_max: int, bytes_max: int
 ) -> EntryLocations:
-    """Of the entry and those that follow it without a gap, in a page that has been checked."""
+    """Places of the entry and of those that follow it without a gap, in a page that has been
+    checked."""
     columns = memoryview(data)[_PAGE.size :].cast("I")
     count, delta = row.entries, entry_id - row.first_entry
     positions, lengths = columns[count : 2 * count], columns[2 * count :]
@@ -178,11 +179,11 @@ class FooterBuilder:
     """Packs a footer ledger by ledger, so that all pages are never needed at once."""
 
     def __init__(self, file_id: bytes, position: int) -> None:
-        self.position = position  # Where the next bytes go.
+        self.position = position  # The position of the next bytes in the file.
         self.extents: list[Extent] = []
         self._file_id = file_id
         self._footer_at = position
-        # Packed as they come: at the end they would block the loop.
+        # Rows are packed one ledger at a time: packing all at the end would block the loop.
         self._extent_rows = bytearray()
         self._page_rows = bytearray()
         self._pages = 0
@@ -190,7 +191,7 @@ class FooterBuilder:
     def add_ledger(
         self, ledger_id: int, columns: Columns, last_add_confirmed: int, entry_bytes: int
     ) -> Iterator[bytes]:
-        """Its pages, one by one: other work may run in between.
+        """Yields the ledger's pages one by one: other work may run in between.
 
         Ledgers come in ascending order.
         """
@@ -261,7 +262,7 @@ class Trailer(NamedTuple):
 
 
 def unpack_trailer(data: bytes, file_id: bytes, file_bytes: int) -> Trailer:
-    """From the last bytes of a file. Raises `TornRecord`."""
+    """Unpacks the last bytes of a file. Raises `TornRecord`."""
     fields, crc = data[: _TRAILER.size], data[_TRAILER.size :]
     trailer_at = file_bytes - TRAILER_BYTES
     if len(data) != TRAILER_BYTES or crc != _CRC.pack(
@@ -282,7 +283,7 @@ def unpack_trailer(data: bytes, file_id: bytes, file_bytes: int) -> Trailer:
 
 
 def unpack_tables(data: bytes, file_id: bytes, position: int, trailer: Trailer) -> Tables:
-    """Raises `TornRecord`."""
+    """Unpacks the tables between the pages and the trailer. Raises `TornRecord`."""
     if (
         len(data) != trailer.table_bytes
         or _extend(seed_of(file_id, position), data) != trailer.tables_crc

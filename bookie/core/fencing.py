@@ -46,7 +46,7 @@ class LedgerFacts:
     is_fenced: bool = False
     lac_packet: bytes | None = None  # The explicit LAC, as its writer packed it.
     lac_of_packet: int = NO_ENTRY
-    deleted_ms: int | None = None  # Wall time.
+    deleted_ms: int | None = None  # Wall time of the deletion.
     # The journal file with the DROP of its entries: those in older logs are dead. 0: never.
     dropped_in: int = 0
 
@@ -57,13 +57,13 @@ class LedgerFacts:
         return replace(self, is_fenced=True)
 
     def with_lac_packet(self, last_add_confirmed: int, packet: bytes) -> Self:
-        """A late, older one changes nothing."""
+        """Replaces the explicit LAC; one that is older than the present one changes nothing."""
         if self.lac_packet is not None and last_add_confirmed < self.lac_of_packet:
             return self
         return replace(self, lac_packet=packet, lac_of_packet=last_add_confirmed)
 
     def with_deletion(self, wall_ms: int) -> Self:
-        """Only what stops late requests is left."""
+        """Keeps only what is needed to refuse late requests."""
         return replace(
             self,
             is_fenced=True,
@@ -74,8 +74,7 @@ class LedgerFacts:
         )
 
     def with_drop(self, journal: int) -> Self:
-        """Its entries are dropped; what is added after the record in this journal file counts
-        again."""
+        """Drops the entries; what is added after this journal file's record counts again."""
         return replace(self, dropped_in=journal)
 
 
@@ -96,16 +95,16 @@ class Ledger:
     def __init__(self, ledger_id: int, facts: LedgerFacts) -> None:
         self.ledger_id = ledger_id
         self.facts = facts
-        self.shown_key = facts.ledger_key  # The first one shown, durable or not yet.
+        self.shown_key = facts.ledger_key  # The first key that was shown, durable or not.
         self.fence_is_wanted = facts.is_fenced
         self.deletion_is_wanted = self.is_deleted
-        self.is_suspect = False  # It is being asked whether it was deleted.
-        self.last_add_confirmed: int = facts.lac_of_packet  # The highest that is durable here.
-        # The highest one received: the LAC is at least that.
+        self.is_suspect = False  # The bookie is finding out whether the ledger was deleted.
+        self.last_add_confirmed: int = facts.lac_of_packet  # The highest LAC that is durable here.
+        # The highest LAC received, durable or not: the ledger's LAC is at least that.
         self.told_lac: int = facts.lac_of_packet
 
     def on_facts(self, facts: LedgerFacts) -> None:
-        """These have become durable."""
+        """These facts have become durable."""
         assert facts.is_fenced or not self.facts.is_fenced, "B4: a fence was lifted"
         self.facts = facts
 
@@ -118,12 +117,13 @@ class Ledger:
             return Unauthorized
         if self.deletion_is_wanted or (self.fence_is_wanted and not is_recovery):
             return LedgerFenced
-        if self.is_suspect:  # As far as is known, the ledger still has its writer.
+        # `Overloaded`, not `LedgerFenced`: the ledger may not be deleted, and its writer goes on.
+        if self.is_suspect:
             return Overloaded
         return None
 
     def refusal_of_control(self, ledger_key: bytes) -> Failure:
-        """Of a fencing request or an explicit LAC."""
+        """Why a fencing request or an explicit LAC is refused; None if it is not."""
         if self.is_deleted:
             return NoSuchLedger
         if self.shown_key is not None and ledger_key != self.shown_key:
@@ -132,7 +132,7 @@ class Ledger:
 
     @property
     def is_settled(self) -> bool:
-        """Whether its facts are complete."""
+        """Whether all facts are durable and no change is pending."""
         return (
             self.shown_key == self.facts.ledger_key
             and self.fence_is_wanted == self.facts.is_fenced
@@ -145,7 +145,7 @@ class Ledger:
             self.shown_key = ledger_key
 
     def on_lac(self, last_add_confirmed: int) -> bool:
-        """An add that was accepted carries it. Whether that is news.
+        """Takes the LAC of an accepted add. Returns whether it is higher than any before.
 
         It is true whatever happens to the add: the entries that it covers were confirmed. So
         requests that wait for it are answered at once. Decisions need the durable one.
@@ -156,7 +156,7 @@ class Ledger:
         return True
 
     def on_durable_lac(self, last_add_confirmed: int) -> bool:
-        """Whether that is news."""
+        """Takes a LAC that is durable here. Returns whether it is higher than any before."""
         if last_add_confirmed <= self.last_add_confirmed:
             return False
         self.last_add_confirmed = last_add_confirmed
@@ -169,20 +169,22 @@ class AddLimits(NamedTuple):
 
     is_read_only: bool
     takes_urgent: (
-        bool  # Though it is read-only: the reserve of disk space has room for the stretch.
+        # True if the reserve of disk space has room for urgent adds, though the bookie is
+        # read-only.
+        bool
     )
-    may_have_lost_fences: bool  # Of any ledger.
+    may_have_lost_fences: bool  # True if fences of any ledger may have been lost.
     old_below: int  # Fences of ledgers with lower ids may have been lost (B13).
-    queued_bytes: int  # Bytes that wait for the journal, with the stretch.
+    queued_bytes: int  # Bytes that wait for the journal, including this stretch.
     queued_bytes_max: int
 
     def refusal_of_group(self, group: AddGroup) -> Failure:
-        """A refusal that does not depend on the ledger."""
+        """The refusal that does not depend on the ledger; None if there is no such refusal."""
         # A recovery that is not urgent does not get the reserve: copies can be made on other bookies.
         if self.is_read_only and not (group.is_high_priority and self.takes_urgent):
             return BookieReadOnly
         if self.may_have_lost_fences and not group.is_recovery:
-            return BookieReadOnly  # Also if it is urgent: the ledger may have been fenced.
+            return BookieReadOnly  # Urgent adds are refused, too: the ledger may have been fenced.
         # Recoveries and urgent adds may queue twice as many bytes: other adds must not starve them.
         is_urgent = group.is_recovery or group.is_high_priority
         if self.queued_bytes > self.queued_bytes_max << is_urgent:

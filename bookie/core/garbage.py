@@ -16,13 +16,13 @@ from typing import Final
 
 from rollbook.bookie.core.journal_index import IntArray
 
-_BRAKE_LEDGERS_MIN: Final = 100  # Fewer are never many.
+_BRAKE_LEDGERS_MIN: Final = 100  # Fewer deletions than this are never suspicious.
 _NOT_AGREED: Final = -1
 
 
 @dataclass(frozen=True, slots=True)
 class GarbageDecision:
-    garbage: IntArray  # Ascending.
+    garbage: IntArray  # Ids of ledgers to delete, ascending.
     is_braked: bool
 
 
@@ -30,13 +30,14 @@ class Suspects:
     """Ledgers that are here and were not in metadata, ascending: three columns, 24 bytes each."""
 
     def __init__(self, interval_ns: int, quarantine_ns: int, brake_share: float) -> None:
-        self.ledgers = 0  # How many were compared in the last scan.
+        self.ledgers = 0  # Number of ledgers that the last scan compared.
         self._interval_ns = interval_ns
         self._quarantine_ns = quarantine_ns
         self._brake_share = brake_share
         self._ids = array("q")
-        self._first_ended_ns = array("q")  # The first of the scans it was absent from.
-        self._agreed_ns = array("q")  # When a second one, late enough, had ended.
+        self._first_ended_ns = array("q")  # When the first scan that missed the ledger had ended.
+        # When a second scan, begun late enough, had ended; or `_NOT_AGREED`.
+        self._agreed_ns = array("q")
 
     def __len__(self) -> int:
         return len(self._ids)
@@ -46,12 +47,13 @@ class Suspects:
         return sum(agreed_ns != _NOT_AGREED for agreed_ns in self._agreed_ns)
 
     def on_scan(self, began_ns: int, ended_ns: int, absent: IntArray, ledgers: int) -> None:
-        """A complete scan: of the `ledgers` that were here before it, metadata did not have `absent` (ascending)."""
+        """Takes a complete scan of the `ledgers` that were here before it; metadata lacked `absent`
+        (ascending)."""
         ids, firsts, agreeds = array("q"), array("q"), array("q")
         at, count = 0, len(self._ids)
         for ledger_id in absent:
             while at < count and self._ids[at] < ledger_id:
-                at += 1  # It is back.
+                at += 1  # This ledger is in metadata again: it is no suspect any more.
             ids.append(ledger_id)
             if at == count or self._ids[at] != ledger_id:
                 firsts.append(ended_ns)
@@ -69,7 +71,7 @@ class Suspects:
         self.ledgers = ledgers
 
     def on_deleted(self, ledger_ids: IntArray) -> None:
-        """They are here no longer."""
+        """Forgets ledgers that were deleted here."""
         gone = dict.fromkeys(ledger_ids)
         kept = [at for at, ledger_id in enumerate(self._ids) if ledger_id not in gone]
         self._ids = array("q", [self._ids[at] for at in kept])
@@ -77,7 +79,8 @@ class Suspects:
         self._agreed_ns = array("q", [self._agreed_ns[at] for at in kept])
 
     def judge(self, now_ns: int, *, force: bool) -> GarbageDecision:
-        """`force` is an operator's: it passes brake and quarantine, not the second scan."""
+        """Which ledgers to delete now. `force`, by an operator, passes brake and quarantine, not
+        the second scan."""
         agreed = self.agreed
         is_many = agreed > max(_BRAKE_LEDGERS_MIN, self._brake_share * self.ledgers)
         if is_many and not force:

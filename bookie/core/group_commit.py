@@ -30,10 +30,10 @@ _ROW_BYTES: Final = 24
 
 
 class Frames(NamedTuple):
-    """Adds that were accepted, as they came."""
+    """Accepted adds, as they were received."""
 
     frames: bytes
-    moved: int  # To be added to the groups' positions to get those in `frames`.
+    moved: int  # Added to a position in the groups, it gives the position in `frames`.
     groups: tuple[AddGroup, ...]
 
     @property
@@ -58,12 +58,12 @@ class PlacedRecord(NamedTuple):
 
 
 class Write(NamedTuple):
-    """One write, for one sync."""
+    """The bytes of one write, which is followed by one sync."""
 
     position: int
     buffers: list[bytes]
     records: list[PlacedRecord]
-    end: int  # On a sector.
+    end: int  # The end of the write, on a sector boundary.
     last_sequence: int
 
 
@@ -77,7 +77,7 @@ class RecordPacker:
         self._file_id = file_id
 
     def pack(self, items: Iterable[Frames | Control]) -> Write:
-        """`on_synced` before the next one."""
+        """Lays out one write. The caller calls `on_synced` before the next one."""
         start = self.position
         buffers: list[bytes] = []
         records: list[PlacedRecord] = []
@@ -105,14 +105,14 @@ class RecordPacker:
         return self._close(start, buffers, records)
 
     def pack_empty(self, kind: RecordKind) -> Write:
-        """IDLE or END: it only has a `last_synced`."""
+        """Packs an IDLE or END record: it has no contents, only a `last_synced`."""
         start = self.position
         buffers: list[bytes] = []
         self._place(kind, b"", b"", buffers)
         return self._close(start, buffers, [])
 
     def pack_body(self, kind: RecordKind, body: bytes, rows: bytes = b"") -> Write:
-        """One record."""
+        """Packs one record."""
         start = self.position
         buffers: list[bytes] = []
         self._place(kind, body, rows, buffers)
@@ -167,7 +167,7 @@ class RecordPacker:
 
 
 def size_of(item: Frames | Control) -> int:
-    """Its maximum size in a file, without the padding of the write."""
+    """The item's maximum size in a file, without the padding of its write."""
     if isinstance(item, Control):
         body, rows = len(item.pack()), 1
     else:
@@ -196,13 +196,13 @@ def _ends_of(ids: Sequence[int]) -> tuple[int, int]:
 
 
 def index_of(placed: PlacedFrames) -> Iterable[tuple[AddGroup, Sequence[int], Sequence[int]]]:
-    """Of each group: the positions of its entries in the file, and their lengths."""
+    """For each group: the positions of its entries in the file, and their lengths."""
     moved = placed.moved
     for group in placed.groups:
         starts = group.starts
         if len(starts) == 1:
             yield group, (moved + starts[0],), (group.ends[0] - starts[0],)
-        elif isinstance(starts, range):  # All of one length.
+        elif isinstance(starts, range):  # A range means that all entries have the same length.
             places = range(moved + starts.start, moved + starts.stop, starts.step)
             yield (
                 group,

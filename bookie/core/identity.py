@@ -61,7 +61,7 @@ _LINES: Final = re.compile(
     rb"# rollbook state (joining|formatting|member|writing-off)\n\Z"
 )
 _SUM: Final = re.compile(rb"# rollbook crc32c ([0-9a-f]{8})\n\Z")
-# Files that an empty directory may have: of its file system, and of ours before the stamp.
+# Files that an empty directory may have: the file system's, and ours from before the stamp.
 _NOTHING: Final = frozenset(("lost+found", "lock", f"{STAMP}.new"))
 _STORED: Final = re.compile(r"[0-9]{16}\.(journal|log)(\.[a-z]+)?|catalog-[0-9]{10}\.[ab]|reserve")
 
@@ -71,15 +71,16 @@ _STORED: Final = re.compile(r"[0-9]{16}\.(journal|log)(\.[a-z]+)?|catalog-[0-9]{
 
 class MembershipState(Enum):
     JOINING = "joining"
-    FORMATTING = "formatting"  # Joining under an id that was used before.
+    FORMATTING = "formatting"  # The bookie joins under an id that was used before.
     MEMBER = "member"
-    WRITING_OFF = "writing-off"  # It was a member, and will be when its losses are recorded.
+    # A member whose losses are not recorded yet; it will be a member again.
+    WRITING_OFF = "writing-off"
 
 
 class DirectoryId(NamedTuple):
-    """A directory's role: entry logs are known by its number."""
+    """A directory's role and number; the catalog names entry logs' directories by number."""
 
-    kind: str  # `journal` or `ledger`.
+    kind: str  # "journal" or "ledger".
     number: int
 
     def __str__(self) -> str:
@@ -93,7 +94,7 @@ class Stamp:
     place: DirectoryId
     state: MembershipState
     start: int = 0
-    starter: str = ""  # The start's token.
+    starter: str = ""  # The random token of the start.
 
 
 def pack_stamp(stamp: Stamp) -> bytes:
@@ -108,7 +109,7 @@ def pack_stamp(stamp: Stamp) -> bytes:
 
 
 def unpack_stamp(data: bytes) -> Stamp:
-    """Raises `BadMetadata` if a single byte has changed, `UnsupportedVersion`."""
+    """Raises `BadMetadata` if a single byte has changed, and `UnsupportedVersion`."""
     checksum = _SUM.search(data)
     if checksum is None or google_crc32c.value(data[: checksum.start()]) != int(checksum[1], 16):
         raise BadMetadata(f"{STAMP} is damaged")
@@ -129,15 +130,15 @@ def unpack_stamp(data: bytes) -> Stamp:
     return Stamp(cookie, incarnation, place, MembershipState(state), int(start), starter)
 
 
-# --- What was found ---------------------------------------------------------------------------
+# --- Findings ---------------------------------------------------------------------------------
 
 
 class DirectoryCondition(Enum):
-    EMPTY = "empty"  # Or missing.
+    EMPTY = "empty"  # The directory is empty or missing.
     STAMPED = "stamped"
     DAMAGED = "damaged"
-    UNSTAMPED = "unstamped"  # It holds a store's files but no owner.
-    FOREIGN = "foreign"  # It holds something else.
+    UNSTAMPED = "unstamped"  # The directory holds a store's files but no stamp.
+    FOREIGN = "foreign"  # The directory holds other files than a store's.
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +150,7 @@ class StampedDirectory:
 
 
 def condition_of(names: Sequence[str]) -> DirectoryCondition:
-    """Of a directory without a stamp, by its contents."""
+    """The condition of a directory without a stamp, by the names of its files."""
     names = [name for name in names if name not in _NOTHING]
     if not names:
         return DirectoryCondition.EMPTY
@@ -172,15 +173,15 @@ def places_of(cookie: Cookie) -> Iterator[tuple[DirectoryId, str]]:
 @dataclass(frozen=True, slots=True)
 class FoundStamps:
     directories: tuple[StampedDirectory, ...]
-    cookie: Cookie | None  # Of the node; None if it is missing or unreadable.
+    cookie: Cookie | None  # The cookie in its node; None if it is missing or unreadable.
     has_cookie: bool
-    incarnation: str | None  # Of our own node.
-    start: int = 0  # Of our own node: how often it was started,
-    starter: str = ""  # and the random name of its latest start.
+    incarnation: str | None  # The incarnation in our own node.
+    start: int = 0  # How often the bookie was started, as our own node says.
+    starter: str = ""  # The random token of the latest start, as our own node says.
 
     @property
     def next_start(self) -> int:
-        """Above all known numbers."""
+        """A start number above all known ones."""
         return 1 + max([self.start, *(stamp.start for stamp in self.stamps)])
 
     @property
@@ -189,16 +190,16 @@ class FoundStamps:
 
     @property
     def was_used(self) -> bool:
-        """The id was used before."""
+        """Whether the id was used before."""
         return self.has_cookie or self.incarnation is not None
 
 
-# --- What it comes to -------------------------------------------------------------------------
+# --- Diagnosis --------------------------------------------------------------------------------
 
 
 class StartDecision(Enum):
-    NEW = "new"  # Nothing anywhere, or nothing that was ever served: to be made.
-    JOINED = "joined"  # Both nodes are present: its stamps will become MEMBER.
+    NEW = "new"  # Nothing was ever served from here: a new bookie can be made.
+    JOINED = "joined"  # Both nodes are present: the stamps will become MEMBER.
     MEMBER = "member"
     REFUSED = "refused"
 
@@ -216,7 +217,7 @@ class Diagnosis:
     standing: StartDecision
     incarnation: str = ""
     problems: tuple[IdentityProblem, ...] = ()
-    is_running: bool = False  # A process uses its directories.
+    is_running: bool = False  # Whether a process uses the directories.
 
 
 def diagnose(found: FoundStamps, wanted: Cookie) -> Diagnosis:
@@ -234,7 +235,7 @@ def diagnose(found: FoundStamps, wanted: Cookie) -> Diagnosis:
 
 
 def _problems(found: FoundStamps, wanted: Cookie) -> Iterator[IdentityProblem]:
-    """The most informative ones first; each names the one thing to do about it."""
+    """Yields the most informative problems first; each names the one thing to do about it."""
     strangers = [problem for problem, _ in _strangers(found, wanted)]
     if strangers:
         yield from strangers
@@ -279,7 +280,8 @@ def _problems(found: FoundStamps, wanted: Cookie) -> Iterator[IdentityProblem]:
 
 
 def _is_cut_short(found: FoundStamps) -> bool:
-    """Stamps that wait for nodes of another life, or for missing ones."""
+    """Whether a join was interrupted: some stamps are not MEMBER, and our node lacks their
+    incarnation."""
     return found.incarnation != found.stamps[0].incarnation and any(
         stamp.state is not MembershipState.MEMBER for stamp in found.stamps
     )
@@ -292,7 +294,7 @@ def _has_begun_write_off(found: FoundStamps) -> bool:
 def _strangers(
     found: FoundStamps, wanted: Cookie
 ) -> Iterator[tuple[IdentityProblem, StampedDirectory]]:
-    """Directories without a stamp of this bookie for their place."""
+    """Yields directories without a stamp of this bookie for their place, each with its problem."""
     for each in found.directories:
         if problem := _strangeness(each, wanted):
             yield problem, each
@@ -370,7 +372,7 @@ def _directories_behind(found: FoundStamps) -> Iterator[IdentityProblem]:
 
 
 def _is_lost(each: StampedDirectory, found: FoundStamps) -> bool:
-    """It is empty and should not be."""
+    """Whether the directory is empty and should not be."""
     is_new = each.place.kind == "ledger" and each.place.number >= _ledger_dirs_known(found.stamps)
     return each.condition is DirectoryCondition.EMPTY and not is_new
 
@@ -403,11 +405,12 @@ def _difference(cookie: Cookie | None, wanted: Cookie) -> str:
     return "names other directories"
 
 
-# --- What may be mended -----------------------------------------------------------------------
+# --- Allowed repairs --------------------------------------------------------------------------
 
 
 def why_not_to_erase(found: FoundStamps, wanted: Cookie) -> IdentityProblem | None:
-    """Of directories that will be formatted: they may hold another bookie's entries."""
+    """Why directories must not be formatted; None if they may. They could hold another bookie's
+    entries."""
     for problem, directory in _strangers(found, wanted):
         if directory.condition not in (DirectoryCondition.UNSTAMPED, DirectoryCondition.DAMAGED):
             return problem
@@ -415,7 +418,7 @@ def why_not_to_erase(found: FoundStamps, wanted: Cookie) -> IdentityProblem | No
 
 
 def can_rejoin(found: FoundStamps, wanted: Cookie) -> bool:
-    """Whether all that its latest life needs is there, whatever is written about it elsewhere."""
+    """Whether all that its latest life needs is present, whatever cookie and stamps say."""
     return (
         _are_of_one_life(found, wanted)
         and not _has_begun_write_off(found)
@@ -445,7 +448,7 @@ def _are_of_one_life(found: FoundStamps, wanted: Cookie) -> bool:
 
 
 def may_have_held(metadata: LedgerMetadata, bookie_id: BookieId) -> bool:
-    """Entries that may yet be asked for to find the ledger's end.
+    """Whether the bookie may be asked for entries to find the ledger's end.
 
     The end of a closed ledger is known: no negative answer counts against it.
     """

@@ -15,15 +15,15 @@ _SPACE_COST_MAX: Final = 1.6
 
 @dataclass(slots=True)
 class JournalShape:
-    """Of a journal file, counted while it is written."""
+    """Totals of a journal file, counted while it is written."""
 
-    read_bytes: int = 0  # Of each record's body, times the number of its ledgers.
+    read_bytes: int = 0  # Sum over all records: bytes of the body, times the number of its ledgers.
 
     def on_record(self, body_bytes: int, ledgers: int) -> None:
         self.read_bytes += body_bytes * ledgers
 
     def is_worth_adopting(self, entry_bytes: int, file_bytes: int) -> bool:
-        """`entry_bytes` counts its live entries, `file_bytes` its size on disk."""
+        """`entry_bytes` is the size of the file's live entries, `file_bytes` its size on disk."""
         return (
             entry_bytes > 0
             and self.read_bytes <= _READ_COST_MAX * entry_bytes

@@ -19,19 +19,19 @@ from rollbook.proto.wire.arrays import array_of
 IntArray: TypeAlias = "array[int]"
 
 ROW_BYTES: Final = 16
-_STRAY_BYTES: Final = 200  # About what a dict takes for an entry.
+_STRAY_BYTES: Final = 200  # About the memory that a dict takes for an entry.
 _LEDGER_BYTES: Final = 700
 
 
 class EntryLocation(NamedTuple):
-    """Of an entry's bytes in a file."""
+    """The place of an entry's bytes in a file."""
 
     position: int
     length: int
 
 
 class EntryLocations(NamedTuple):
-    """Of entries that follow one another."""
+    """The places of consecutive entries."""
 
     positions: Sequence[int]
     lengths: Sequence[int]
@@ -44,11 +44,13 @@ class Columns(NamedTuple):
 
 
 def run_end(entry_ids: Sequence[int], entry_id: int, start: int, count_max: int) -> int:
-    """Where the run of consecutive ids ends that begins with `entry_id` at `start`, if it does."""
+    """Returns the end index of the run of consecutive ids that begins with `entry_id` at `start`;
+    `start` if there is no such run."""
     end = min(start + count_max, len(entry_ids))
     if start >= end or entry_ids[start] != entry_id:
         return start
-    if entry_ids[end - 1] - entry_id == end - 1 - start:  # Ascending ids: none can be missing.
+    # Ids ascend, so equal distances mean that no id is missing.
+    if entry_ids[end - 1] - entry_id == end - 1 - start:
         return end
     return bisect_left(
         range(end), 1, start, end, key=lambda at: entry_ids[at] - at != entry_id - start
@@ -56,10 +58,12 @@ def run_end(entry_ids: Sequence[int], entry_id: int, start: int, count_max: int)
 
 
 def fitting_end(lengths: Sequence[int], start: int, end: int, bytes_max: int) -> int:
-    """Up to where they fit, beginning at `start`; the first of them does in any case."""
+    """Returns the end index of the entries from `start` on that fit into `bytes_max`; the first
+    always does."""
     if end - start < 2:
         return end
-    most = 2 + 2 * max(0, bytes_max) // max(1, lengths[start])  # The others may be smaller.
+    # Twice as many as of the first one's length: later ones may be smaller.
+    most = 2 + 2 * max(0, bytes_max) // max(1, lengths[start])
     sums = list(accumulate(lengths[start : min(end, start + most)]))
     return start + max(1, bisect_right(sums, bytes_max))
 
@@ -73,8 +77,8 @@ def _is_ascending(entry_ids: Sequence[int]) -> bool:
 
 
 def _counts_on(entry_ids: IntArray) -> bool:
-    """This is the usual case, and detected at a twentieth of the cost of comparing them one by
-    one."""
+    """Whether the ids are consecutive, which is the usual case; costs a twentieth of comparing them
+    one by one."""
     first, last = entry_ids[0], entry_ids[-1]
     return last - first == len(entry_ids) - 1 and entry_ids == array_of("q", range(first, last + 1))
 
@@ -122,7 +126,8 @@ class LedgerRows:
         return EntryLocation(positions[at], lengths[at])
 
     def run_from(self, entry_id: int, count_max: int, bytes_max: int) -> EntryLocations:
-        """Of the entry and those that follow it without a gap, each at its newest place."""
+        """Places of the entry and of those that follow it without a gap, each at its newest
+        place."""
         if self.strays:
             if stray := self.strays.get(entry_id):
                 return EntryLocations([stray.position], [stray.length])
@@ -134,7 +139,7 @@ class LedgerRows:
         return EntryLocations(positions[start:end], lengths[start:end])
 
     def absent_from(self, entry_id: int, count_max: int) -> int:
-        """How many from the entry on it does not have."""
+        """How many consecutive ids, from this one on, are absent."""
         if self.strays:
             count_max = self._until_stray(entry_id, count_max)
         entry_ids = self.columns.entry_ids
@@ -146,11 +151,11 @@ class LedgerRows:
 
     @property
     def last_entry(self) -> int:
-        """Strays never go beyond the columns."""
+        """The highest id; ids outside the columns are never higher."""
         return self.columns.entry_ids[-1] if self.columns.entry_ids else NO_ENTRY
 
     def sorted_columns(self) -> Columns:
-        """Each entry once, ascending, at its newest place."""
+        """All entries, ascending, each once at its newest place."""
         if not self.strays:
             return self.columns
         places = {
@@ -170,7 +175,7 @@ class JournalIndex:
     def __init__(self) -> None:
         self.ledgers: dict[int, LedgerRows] = {}
         self.entry_bytes = 0
-        self.entries = 0  # Those of dropped ledgers, too.
+        self.entries = 0  # Number of entries, including those of dropped ledgers.
         self._strays = 0
 
     def of(self, ledger_id: int) -> LedgerRows:
@@ -208,19 +213,20 @@ class JournalIndex:
         return rows.last_entry if rows else NO_ENTRY
 
     def drop(self, ledger_id: int) -> None:
-        """The ledger was deleted or dropped: its entries stay in the file and are not found again."""
+        """Drops a deleted or dropped ledger: its entries stay in the file but are no longer
+        found."""
         if rows := self.ledgers.pop(ledger_id, None):
             self.entry_bytes -= rows.entry_bytes
 
     def by_ledger(self) -> Iterator[tuple[int, LedgerRows]]:
-        """Ascending. Ledgers may be dropped in the meantime."""
+        """Yields ledgers in ascending order; ledgers may be dropped in the meantime."""
         for ledger_id in sorted(self.ledgers):
             if rows := self.ledgers.get(ledger_id):
                 yield ledger_id, rows
 
     @property
     def memory_bytes(self) -> int:
-        """An estimate, from above."""
+        """An upper estimate of the memory it takes."""
         return (
             self.entries * ROW_BYTES
             + self._strays * _STRAY_BYTES

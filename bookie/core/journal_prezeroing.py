@@ -13,23 +13,25 @@ from typing import Final
 
 from rollbook.proto.ports import Buffer
 
-_LARGE_SHARE: Final = 8  # Of a stretch: beyond that zeros cost what they save.
+# Larger writes than this share of a stretch get no zeros: these cost as much as they save.
+_LARGE_SHARE: Final = 8
 
 
 class ZerosAhead:
     def __init__(self, end: int, allocated_bytes: int, stretch_bytes: int) -> None:
-        """Written up to `end`, of a file of that size; stretches of 0: never any."""
+        """The file has been written up to `end`. Zeros are added in stretches of this size; 0:
+        never."""
         self._end = end
         self._allocated_bytes = allocated_bytes
         self._stretch_bytes = stretch_bytes
 
     def takes_none(self, position: int, end: int) -> bool:
-        """Whether the write from `position` to `end` is made without any."""
+        """Whether the write from `position` to `end` is made without zeros."""
         is_large = end - position > self._stretch_bytes // _LARGE_SHARE
         return end <= self._end or is_large or not self._stretch_bytes
 
     def behind(self, position: int, end: int) -> Buffer:
-        """The zeros that the write from `position` to `end` adds."""
+        """The zeros to add after the write from `position` to `end`."""
         if self.takes_none(position, end):
             return b""
         stretches = -(-end // self._stretch_bytes)

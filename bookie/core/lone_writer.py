@@ -14,14 +14,14 @@ class LoneWriter:
         self._chunks = 0
 
     def on_adds(self, source: object) -> None:
-        """A chunk from this source."""
+        """Notes a chunk of adds from this source."""
         if source == self._source:
             self._chunks += 1
         else:
             self._source, self._chunks = source, 1
 
     def on_gone(self, source: object) -> None:
-        """The source has closed."""
+        """Forgets a source that has closed."""
         if source == self._source:
             self._source, self._chunks = None, 0
 

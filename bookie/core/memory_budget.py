@@ -25,7 +25,7 @@ class Pool:
         self.held = 0
         self.lent = 0  # The part of the held bytes beyond the floors.
         self.begun = 0  # The part of the held bytes of partial requests.
-        self.has_news = False  # One of `waiting` may go on.
+        self.has_news = False  # Whether a connection in `waiting` may read again.
         self.waiting: dict[ConnectionMemory, None] = {}
         self._roomy = bytes_max - bytes_max // 8
         self._was_exhausted = False
@@ -41,7 +41,7 @@ class Pool:
 
     @property
     def room(self) -> int:
-        """Below zero when it is not roomy."""
+        """Bytes until the pool is no longer roomy; negative if it is not."""
         return self._roomy - self.lent
 
     @property
@@ -78,7 +78,7 @@ class Pool:
             self.has_news = True
 
     def take_ready(self) -> "list[ConnectionMemory]":
-        """Those that may go on, in the order in which they began to wait."""
+        """Returns the connections that may read again, in the order in which they began to wait."""
         self.has_news = False
         ready = [account for account in self.waiting if account.try_resume()]
         for account in ready:
@@ -87,8 +87,8 @@ class Pool:
 
 
 class Making:
-    """An answer in progress: it belongs to no account, so it does not stop a connection from
-    being read."""
+    """Memory of an answer in progress. It belongs to no account, so it does not stop a connection
+    from being read."""
 
     __slots__ = ("_pool", "_size")
 
@@ -99,13 +99,13 @@ class Making:
 
     @property
     def may_grow(self) -> bool:
-        """Some room is left to others: an answer may be shorter, but an add should not wait for
-        long."""
+        """Whether the answer may grow. It stops early and leaves room to others: an add should not
+        wait for long."""
         return self._pool.is_roomy
 
     @property
     def room(self) -> int:
-        """Bytes by which it may grow while `may_grow` holds."""
+        """Bytes by which the answer may grow while `may_grow` holds."""
         return max(0, self._pool.room)
 
     def grow(self, size: int) -> None:
@@ -120,7 +120,7 @@ class Making:
 
 
 class ConnectionMemory:
-    """Of one connection."""
+    """Memory that one connection holds."""
 
     __slots__ = ("begun", "held", "on_room", "pool", "unread")
 
@@ -128,8 +128,8 @@ class ConnectionMemory:
         self.pool = pool
         self.on_room = on_room
         self.held = 0
-        self.begun = 0  # Of these: of a request that is still coming,
-        self.unread = 0  # and of answers that the client has not taken.
+        self.begun = 0  # The part of `held` that is a partial request.
+        self.unread = 0  # The part of `held` that is responses not yet read by the client.
 
     def try_take(self) -> bool:
         """Whether the connection may read more. May make it the favoured one."""
@@ -141,14 +141,15 @@ class ConnectionMemory:
 
     @property
     def is_half_a_request(self) -> bool:
-        """And nothing else: waiting does not make it smaller."""
+        """Whether it holds a partial request and nothing else, which waiting does not reduce."""
         return 0 < self.begun == self.held
 
     @property
     def room(self) -> int:
-        """What it may take at least before it has to stop."""
+        """Bytes that it may receive before it has to stop."""
         pool, held = self.pool, self.held
-        if pool.is_favoured(self):  # In small pieces it would take as long, and much more work.
+        # Reading it in small pieces would take as long and cost much more work.
+        if pool.is_favoured(self):
             return pool.ceiling - held
         return max(pool.floor - held, min(pool.ceiling - held, pool.bytes_max - pool.lent))
 
@@ -159,7 +160,7 @@ class ConnectionMemory:
         """
         if self.held <= self.pool.floor // 2:
             return True
-        # Half a request does not get less by waiting.
+        # Waiting does not make a partial request smaller.
         if self.held >= self.pool.ceiling or self.held - self.begun > self.pool.ceiling // 2:
             return False
         return self.pool.is_roomy or self.pool.try_favour(self)
@@ -199,7 +200,8 @@ class ConnectionMemory:
 
 
 class ReadGate:
-    """Whether a connection is read from. While its gate is closed it waits for news of the pool.
+    """Whether a connection is read from. While the gate is closed, the connection waits for the
+    pool.
 
     `is_blocked`: the connection is not to be read from, whatever it holds.
     """
@@ -207,7 +209,7 @@ class ReadGate:
     __slots__ = ("_account", "_calls_max", "_is_closed")
 
     def __init__(self, account: ConnectionMemory, calls_max: int) -> None:
-        """`calls_max`: with more calls waiting it is closed; it opens again at half of them."""
+        """`calls_max`: the gate closes when more calls wait, and opens again at half of them."""
         self._account = account
         self._calls_max = calls_max
         self._is_closed = False
@@ -217,7 +219,7 @@ class ReadGate:
         return self._is_closed
 
     def try_open(self, calls: int, *, is_blocked: bool) -> bool:
-        """Whether a closed gate was opened."""
+        """Opens a closed gate if possible; returns whether it did."""
         waiting = self._account.pool.waiting
         has_room = self._account.try_resume() and calls <= self._calls_max // 2
         if is_blocked or not has_room:
@@ -228,7 +230,7 @@ class ReadGate:
         return True
 
     def try_close(self, calls: int, *, is_blocked: bool) -> bool:
-        """Whether an open gate was closed, as it has to be."""
+        """Closes an open gate if necessary; returns whether it did."""
         if not is_blocked and calls <= self._calls_max and self._account.try_take():
             return False
         self._account.pool.waiting[self._account] = None

@@ -16,7 +16,7 @@ _FAIR_BYTES: Final = 1024 * 1024
 
 
 def patience_ns(allowed_ns: int, begun: int, *, is_short: bool) -> int:
-    """With a request of which `begun` bytes are here."""
+    """How long a partial request may stall of which `begun` bytes have arrived."""
     least_ns = min(allowed_ns, LEAST_NS)
     if is_short:
         return least_ns

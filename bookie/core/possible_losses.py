@@ -26,17 +26,18 @@ EVERYTHING: Final = (LossRange(NO_ENTRY, LEDGER_ID_MAX),)
 class PossibleLosses:
     def __init__(self) -> None:
         self.everything = False
-        self.news = 0  # How often a doubt was added: a caller that settles must have seen all.
-        self._settled: dict[int, None] = {}  # Ledgers apart from everything.
+        self.news = 0  # Counts added doubts: a caller that settles some must have seen all of them.
+        # Ledgers that are settled although everything else is in doubt.
+        self._settled: dict[int, None] = {}
         self._ranges: dict[
             int, list[LossRange]
-        ] = {}  # Ascending, neither touching nor overlapping.
+        ] = {}  # Ascending ranges that neither touch nor overlap.
 
     def __bool__(self) -> bool:
         return self.everything or bool(self._ranges)
 
     def add(self, ledger_id: int, first_entry: int, last_entry: int) -> bool:
-        """Whether that is news."""
+        """Adds a doubt; returns whether it was not covered before."""
         self.news += 1
         ranges = self._ranges.setdefault(ledger_id, [])
         at = bisect_right(ranges, LossRange(first_entry, LEDGER_ID_MAX))
@@ -55,7 +56,7 @@ class PossibleLosses:
         return True
 
     def remove(self, ledger_id: int, first_entry: int, last_entry: int) -> None:
-        """The rest of a range that held some of these is kept."""
+        """Removes these entries from all ranges; the rest of a range is kept."""
         ranges = self._ranges.pop(ledger_id, None)
         if ranges is None:
             return
@@ -69,7 +70,8 @@ class PossibleLosses:
             self._ranges[ledger_id] = kept
 
     def settle(self, ledger_id: int, first_entry: int, last_entry: int) -> None:
-        """These were settled; if it is the whole ledger, whatever else is in doubt."""
+        """Removes a doubt. A ledger that is settled as a whole stays settled while everything is in
+        doubt."""
         if self.everything and (first_entry, last_entry) == EVERYTHING[0]:
             self._settled[ledger_id] = None
         self.remove(ledger_id, first_entry, last_entry)
@@ -80,16 +82,16 @@ class PossibleLosses:
         self._settled.clear()
 
     def remove_everything(self) -> None:
-        """Doubts about single ledgers stay."""
+        """Ends the doubt about everything; doubts about single ledgers stay."""
         self.everything = False
         self._settled.clear()
 
     def all_of(self, ledger_id: int) -> bool:
-        """Whether it is unknown which of its entries."""
+        """Whether all entries of the ledger are in doubt."""
         return self.everything and ledger_id not in self._settled
 
     def is_settled(self, ledger_id: int) -> bool:
-        """Apart from everything, which is in doubt."""
+        """Whether the ledger is settled although everything else is in doubt."""
         return ledger_id in self._settled
 
     def about(self, ledger_id: int, entry_id: int) -> bool:
@@ -102,7 +104,7 @@ class PossibleLosses:
         return at > 0 and ranges[at - 1].last_entry >= entry_id
 
     def covers(self, ledger_id: int, first_entry: int, last_entry: int) -> bool:
-        """Whether all of these are in doubt by themselves, so that they stay so."""
+        """Whether a doubt about this ledger covers all of these entries."""
         return any(
             each.first_entry <= first_entry and last_entry <= each.last_entry
             for each in self._ranges.get(ledger_id, ())
@@ -117,15 +119,15 @@ class PossibleLosses:
 
     @property
     def ledgers(self) -> int:
-        """How many have doubts of their own."""
+        """The number of ledgers with doubts of their own."""
         return len(self._ranges)
 
     def of(self, ledger_id: int) -> tuple[LossRange, ...]:
         return tuple(self._ranges.get(ledger_id, ()))
 
     def settled_by(self, ledger_id: int, entry_ids: Sequence[int]) -> Iterator[LossRange]:
-        """Which of these (ascending) were in doubt, as runs: they are here, so no query is
-        needed."""
+        """Which of these ascending ids were in doubt, as ranges. The entries are here, so they are
+        settled."""
         for first, last in self._ranges.get(ledger_id, ()):
             start, end = bisect_left(entry_ids, first), bisect_right(entry_ids, last)
             while start < end:

@@ -7,8 +7,8 @@ from rollbook.bookie.core.journal_index import run_end
 
 
 def ranges_of(entry_ids: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """First and last of each run; `entry_ids` ascend. Costs as many steps as there are runs, not
-    ids."""
+    """Yields first and last id of each run of the ascending ids. Costs a step for each run, not for
+    each id."""
     start, size = 0, len(entry_ids)
     while start < size:
         end = run_end(entry_ids, entry_ids[start], start, size)
@@ -31,8 +31,7 @@ class Ranges:
 
     def add(self, first: int, last: int) -> None:
         firsts, lasts = self._firsts, self._lasts
-        # The ranges that it touches: they end no earlier than before it and begin no later than
-        # after it.
+        # `start` to `end`: ranges that overlap or touch the new one.
         start = bisect_left(lasts, first - 1)
         end = bisect_right(firsts, last + 1)
         if start < end:

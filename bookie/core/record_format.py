@@ -46,7 +46,8 @@ _POSITION: Final = struct.Struct("<Q")
 FILE_HEADER_BYTES: Final = 2 * SECTOR
 HEAD_BYTES: Final = _HEAD.size + _CRC.size
 RECORD_OVERHEAD_BYTES: Final = 2 * HEAD_BYTES
-_ROWS_MAX: Final = 2**24  # Bounds what a forged head can make us read; so does the file's end.
+# Limits how much a forged head can make us read; the end of the file does, too.
+_ROWS_MAX: Final = 2**24
 
 _extend = google_crc32c.extend
 _pack_position: Final = _POSITION.pack
@@ -57,7 +58,7 @@ def align(position: int) -> int:
 
 
 def is_blank(contents: bytes, start: int) -> bool:
-    """Whether nothing was ever written from there on."""
+    """Whether nothing was ever written from `start` on."""
     step = len(_BLANK)
     return all(
         contents[at : at + step] == _BLANK[: len(contents) - at]
@@ -69,27 +70,28 @@ _BLANK: Final = bytes(256 * 1024)
 
 
 class Purpose(IntEnum):
-    JOURNAL = 1  # Also after it was adopted as an entry log.
+    JOURNAL = 1  # A journal file keeps this purpose after it was adopted as an entry log.
     LOG = 2
     CATALOG = 3
 
 
 class RecordKind(IntEnum):
-    FRAMES = 1  # Add frames as they came.
+    FRAMES = 1  # Add frames, as they were received.
     ENTRIES = 2  # `u32 length · entry`, sorted by ledger and entry.
     CONTROL = 3  # Fences, explicit LACs, deletions.
-    CHANGES = 4  # Of the catalog.
-    IDLE = 5  # Empty, except for a `last_synced`.
-    END = 6  # Nothing follows. Every file except the one being written has it.
+    CHANGES = 4  # Changes of the catalog.
+    IDLE = 5  # No contents; its purpose is its `last_synced`.
+    END = 6  # The last record of a file; only the file being written has none.
 
 
 @dataclass(frozen=True, slots=True)
 class FileHeader:
     purpose: Purpose
     number: int
-    store_id: bytes  # Which store the file belongs to.
-    file_id: bytes  # Random; seeds every checksum in the file.
-    allocated_bytes: int = 0  # The file was born this large: shorter and not ended, it was cut.
+    store_id: bytes  # The store that the file belongs to.
+    file_id: bytes  # Random bytes that seed every checksum in the file.
+    # The file was allocated with this size: a file that is shorter and has no END was cut.
+    allocated_bytes: int = 0
 
     def pack(self) -> bytes:
         fields = _FILE.pack(
@@ -107,7 +109,7 @@ class FileHeader:
 
 
 def unpack_file_header(data: bytes) -> FileHeader | None:
-    """From either of the two sectors; None if both are damaged, or were never written."""
+    """Unpacks either of the two copies; None if both are damaged or were never written."""
     for start in (0, SECTOR):
         fields = data[start : start + _FILE.size]
         crc = data[start + _FILE.size : start + _FILE.size + _CRC.size]
@@ -199,7 +201,7 @@ class FoundRecord:
 
     @property
     def ledgers(self) -> int:
-        """The ledgers of its entries: each has a row."""
+        """The number of its entries' ledgers: each has a row."""
         return (self.end - HEAD_BYTES - self.body_end) // _ROW.size
 
 
@@ -213,25 +215,25 @@ class RecordReader:
         self._end = origin + len(contents)
 
     def at(self, position: int) -> FoundRecord | None:
-        """The record whose whole head is there. Independent of its body."""
+        """The record whose whole head is at this position. Its body may be damaged."""
         return self._unpack(position, _HEAD_MAGIC)
 
     def may_start_at(self, position: int) -> bool:
-        """Whether there seems to be a record's head, however long the record is."""
+        """Whether a record's head seems to be here, however long the record is."""
         return any(
             self._slice(at, at + len(_HEAD_MAGIC)) == _HEAD_MAGIC
             for at in (position, align(position))
         )
 
     def body(self, record: FoundRecord) -> bytes:
-        """Verified. Raises `TornRecord`."""
+        """Returns the verified body. Raises `TornRecord`."""
         found = self._slice(record.body_start, record.body_end)
         if _extend(seed_of(self._file_id, record.position), found) != record.body_crc:
             raise TornRecord("a record's body is damaged", position=record.position)
         return found
 
     def damaged_body(self, record: FoundRecord) -> bytes:
-        """As it is."""
+        """Returns the body unverified."""
         return self._slice(record.body_start, record.body_end)
 
     def is_sound(self, record: FoundRecord) -> bool:
@@ -252,7 +254,7 @@ class RecordReader:
         )
 
     def rows(self, record: FoundRecord) -> list[EntryRow] | None:
-        """The ledgers of its entries; None if that, too, is damaged."""
+        """Returns the rows of its ledgers; None if the rows are damaged."""
         found = self._slice(record.body_end, record.end - HEAD_BYTES)
         if _extend(seed_of(self._file_id, record.position), found) != record.rows_crc:
             return None
@@ -314,8 +316,8 @@ class RecordReader:
 def bodies_in(
     contents: Buffer, file_id: bytes, origin: int, positions: Iterable[int]
 ) -> list[bytes | None]:
-    """The verified records at these positions of a file with these contents from `origin` on; None
-    for a damaged one, or one with a damaged head.
+    """Returns the verified bodies of the records at these positions, or None for a record with a
+    damaged head or body. `contents` are the file's bytes from `origin` on.
 
     `at` and `body` in one, for reading one record after the other: the cost is per record, so
     there is no call but those of the checksum. Bodies are copied once, before they are verified:

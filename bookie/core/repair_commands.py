@@ -1,5 +1,4 @@
-"""The commands that repair what keeps a bookie from starting: errors name them, and so does the
-doctor."""
+"""The commands that repair what keeps a bookie from starting; errors and the doctor name them."""
 
 from typing import Final
 
@@ -7,4 +6,5 @@ INIT: Final = "rollbook bookie init"
 FORMAT: Final = "rollbook bookie format"
 REJOIN: Final = "rollbook bookie rejoin"
 WRITE_OFF: Final = "rollbook bookie write-off"
-RESTORED: Final = "rollbook cluster restored"  # Not of one bookie: it takes the metadata URL.
+# A command for the whole cluster: it takes the metadata URL.
+RESTORED: Final = "rollbook cluster restored"

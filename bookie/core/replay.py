@@ -30,7 +30,7 @@ from rollbook.proto.wire.stored_adds import StoredAdds
 
 _LENGTH: Final = struct.Struct("<I")
 _ENTRY_IDS: Final = struct.Struct(">qqq")
-_GATHERED_MAX: Final = 128 * 1024  # Adds: they take 70 bytes each until they are sorted.
+_GATHERED_MAX: Final = 128 * 1024  # Gathered adds; they take 70 bytes each until they are sorted.
 
 
 @dataclass(slots=True)
@@ -38,7 +38,7 @@ class Replayed:
     memtable: JournalIndex = field(default_factory=JournalIndex)
     shape: JournalShape = field(default_factory=JournalShape)
     records: IntArray = field(default_factory=lambda: array("I"))
-    controls: list[Control] = field(default_factory=list)  # In order.
+    controls: list[Control] = field(default_factory=list)  # Controls of the file, in order.
     doubts: list[EntryRow] = field(default_factory=list)
     fenced_by_damage: list[int] = field(default_factory=list)
     doubts_everything: bool = False
@@ -46,7 +46,7 @@ class Replayed:
 
     @property
     def keys(self) -> dict[int, bytes]:
-        """The first that each ledger was shown."""
+        """The first key that was shown for each ledger."""
         return self._gathered.ledger_keys
 
     def gather(self, record: FoundRecord, body: bytes) -> None:
@@ -57,7 +57,7 @@ class Replayed:
             self.settle()
 
     def settle(self) -> None:
-        """The gathered entries are in the memtable when it returns."""
+        """Moves all gathered entries to the memtable."""
         if not self._gathered:
             return
         for entries in self._gathered.take():
@@ -79,7 +79,7 @@ def replay_scan(result: Replayed, reader: RecordReader, found: Scan) -> None:
 
 
 def replay_record(result: Replayed, record: FoundRecord, body: bytes) -> None:
-    """The next one, and it is sound. `settle` after the last one."""
+    """Replays the next record, which is sound. The caller calls `settle` after the last one."""
     if record.kind is RecordKind.FRAMES:
         result.gather(record, body)
         result.records.append(record.position)
@@ -97,7 +97,8 @@ def replay_record(result: Replayed, record: FoundRecord, body: bytes) -> None:
 
 
 def entries_of(body: bytes) -> Iterator[tuple[int, int, int, int, int]]:
-    """Of an ENTRIES record: ledger, entry, LAC, position in the body, length."""
+    """Yields ledger, entry, LAC, position in the body and length of each entry of an ENTRIES
+    record."""
     at = 0
     while at < len(body):
         (length,) = _LENGTH.unpack_from(body, at)

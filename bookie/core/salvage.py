@@ -21,8 +21,9 @@ _CRC32: Final = struct.Struct(">Q")
 _ID: Final = struct.Struct(">q")
 _LENGTH: Final = struct.Struct(">I")
 _V2_HEAD_BYTES: Final = 28
-_HEAD_BYTES: Final = (_V2_HEAD_BYTES, *range(36, 112))  # From a frame's start to its entry.
-_FRAME_BYTES_MAX: Final = 2**31  # Whatever the limit was when it was accepted.
+# Possible distances from a frame's start to its entry.
+_HEAD_BYTES: Final = (_V2_HEAD_BYTES, *range(36, 112))
+_FRAME_BYTES_MAX: Final = 2**31  # A limit above every frame size limit that there ever was.
 
 
 def proves_itself(entry: bytes, ledger_id: int, entry_id: int) -> bool:
@@ -107,7 +108,7 @@ def _entry_at(body: bytes, at: int) -> Salvaged | None:
 
 
 def take_frames(body: bytes) -> Iterator[Adds]:
-    """The adds of a FRAMES record, as far as they can be read."""
+    """The adds of a FRAMES record, up to the first that cannot be read."""
     position = 0
     while position < len(body):
         adds, end = v2_adds.take_adds(body, position, _FRAME_BYTES_MAX)

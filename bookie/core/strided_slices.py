@@ -13,22 +13,23 @@ from typing import Final
 
 from rollbook.proto.wire.arrays import array_of
 
-_COUNT_MIN: Final = 16  # Fewer are cut faster one by one.
-_SHAPES_MAX: Final = 32  # Those remembered; one takes up to 32 bytes for each entry.
+_COUNT_MIN: Final = 16  # Fewer entries are cut faster one by one.
+_SHAPES_MAX: Final = 32  # Cached struct formats; each takes up to 32 bytes for each entry.
 
 
 def cut_evenly(
     body: bytes, origin: int, positions: Sequence[int], lengths: Sequence[int], start: int
 ) -> tuple[bytes, ...]:
-    """Those from number `start` on within a body which begins at `origin`; possibly none.
+    """Cuts the entries from number `start` on from a body that begins at `origin`; may return no
+    entry.
 
-    All that fit into the body at that distance, or, if one of these is elsewhere, none.
+    Cuts all that fit into the body at the first two's distance, or no entry if one is elsewhere.
     """
     if len(positions) - start < _COUNT_MIN:
         return ()
     position, length = positions[start], lengths[start]
     step = positions[start + 1] - position
-    room = origin + len(body) - position - length  # For others after the first.
+    room = origin + len(body) - position - length  # The bytes after the first of these entries.
     if position < origin or step < length or step <= 0 or room < 0:
         return ()
     count = min(len(positions) - start, room // step + 1)

@@ -21,40 +21,42 @@ _CERTAIN_NS_MAX: Final = 1_000_000_000
 
 
 def is_surplus(metadata: LedgerMetadata, bookie: BookieId) -> bool:
-    """Whether this bookie's copy of the ledger will never be used, unless a repair names it."""
+    """Whether this bookie's copy of the ledger will never be used, unless a repair names the
+    bookie."""
     return metadata.is_closed and not metadata.names(bookie)
 
 
 class SurplusCopies:
     def __init__(self, interval_ns: int, session_timeout_s: float, quiet: dict[int, int]) -> None:
         """`quiet`: the storage removes a ledger from it when it accepts an add."""
-        # Looks take longer or shorter: one that comes a little early need not be repeated a day later.
+        # Looks vary in length: a slightly early one need not be repeated a day later.
         self._apart_ns = interval_ns * 9 // 10
         self._certain_ns = min(int(session_timeout_s * 1e9 / 2), _CERTAIN_NS_MAX)
-        self._quiet = quiet  # Ledgers that are surplus, and when that was first asked.
+        self._quiet = quiet  # Ledgers that are surplus, and when each was first asked about.
 
     @property
     def ledger_ids(self) -> Collection[int]:
-        """They are dropped if the next look agrees."""
+        """Ledgers that are dropped if the next look agrees."""
         return self._quiet.keys()
 
     def on_asked(self, ledger_id: int, asked_ns: int) -> None:
-        """Before its metadata is read: an add in the meantime counts, too."""
+        """Called before the ledger's metadata is read, so that an add in the meantime counts."""
         self._quiet.setdefault(ledger_id, asked_ns)
 
     def on_unanswered(self, ledger_id: int, asked_ns: int) -> None:
-        """This look says nothing about it."""
+        """The metadata could not be read: this look proves nothing about the ledger."""
         if self._quiet.get(ledger_id) == asked_ns:
             del self._quiet[ledger_id]
 
     def on_answer(self, ledger_id: int, asked_ns: int, *, surplus: bool) -> bool:
-        """Whether to read its metadata again, under its lock."""
+        """Takes the answer; returns whether to read the metadata again under the ledger's lock."""
         if not surplus:
             self._quiet.pop(ledger_id, None)
         return self._is_due(ledger_id, asked_ns)
 
     def may_drop(self, ledger_id: int, asked_ns: int, now_ns: int) -> bool:
-        """It is surplus under its lock, too: in a session that lived when the server was asked, at `asked_ns`."""
+        """Whether the ledger may be dropped: it is surplus under its lock, in a session that was
+        alive at `asked_ns`."""
         return self._is_due(ledger_id, asked_ns) and now_ns - asked_ns < self._certain_ns
 
     def _is_due(self, ledger_id: int, asked_ns: int) -> bool:
@@ -62,5 +64,5 @@ class SurplusCopies:
         return first_ns is not None and asked_ns - first_ns >= self._apart_ns
 
     def on_gone(self, ledger_id: int) -> None:
-        """No entry of it is here any more."""
+        """Called when no entry of the ledger is here any more."""
         self._quiet.pop(ledger_id, None)

@@ -36,18 +36,18 @@ class Rot:
 
     position: int
     rows: tuple[EntryRow, ...] | None
-    record: FoundRecord | None = None  # If at least its extent is known.
+    record: FoundRecord | None = None  # The damaged record, if at least its extent is known.
 
 
 @dataclass(frozen=True, slots=True)
 class Scan:
-    records: tuple[FoundRecord, ...]  # Sound, in order; those without contents left out.
+    records: tuple[FoundRecord, ...]  # Sound records in order, without those that have no contents.
     rot: tuple[Rot, ...]
-    end: int  # Where the next record will be.
+    end: int  # The position of the next record.
     next_sequence: int
     is_ended: bool
-    proven: int  # The last sequence that is known to have been durable.
-    unproven_at: int  # The place of the first record that is not proven durable, or `end`.
+    proven: int  # The highest sequence that is known to have been durable.
+    unproven_at: int  # The position of the first record that is not proven durable, or `end`.
 
 
 def scan(
@@ -75,7 +75,8 @@ def scan(
         return Scan(*known, proven, end if unproven_at < 0 else unproven_at)
 
     for record, hole_at, is_sound in pieces:
-        if record.sequence != sequence:  # Records that have neither head nor tail.
+        # Records are missing here: neither head nor tail of them was found.
+        if record.sequence != sequence:
             if sequence > proven:
                 return found(hole_at, is_ended=False)
             rot.append(Rot(hole_at, None))
@@ -90,7 +91,8 @@ def scan(
         elif record.kind not in (RecordKind.IDLE, RecordKind.END):
             records.append(record)
         sequence += 1
-    if not is_ended and sequence <= durable_through:  # It stops before its known contents.
+    # The file ends before records that were durable.
+    if not is_ended and sequence <= durable_through:
         rot.append(Rot(position, None))
     return found(position, is_ended=is_ended)
 
@@ -98,14 +100,15 @@ def scan(
 class RecordRun(NamedTuple):
     """Consecutive sound records."""
 
-    records: list[tuple[FoundRecord, bytes]]  # With their bodies.
+    records: list[tuple[FoundRecord, bytes]]  # Each record with its body.
     end: int
     next_sequence: int
     is_ended: bool
 
 
 def sound_run(reader: RecordReader, position: int, sequence: int) -> RecordRun:
-    """As far as the reader's bytes go; the same as `scan`, at less cost."""
+    """Reads sound records up to the end of the bytes or the first flaw; like `scan`, at less
+    cost."""
     records: list[tuple[FoundRecord, bytes]] = []
     while record := _record_at(reader, position, sequence):
         try:
@@ -120,7 +123,7 @@ def sound_run(reader: RecordReader, position: int, sequence: int) -> RecordRun:
 
 
 def _record_at(reader: RecordReader, position: int, sequence: int) -> FoundRecord | None:
-    for at in (position, align(position)):  # The next write began on the next sector.
+    for at in (position, align(position)):  # A new write begins on the next sector.
         record = reader.at(at)
         if record and record.sequence == sequence:
             return record
@@ -154,12 +157,12 @@ def _pieces(
 
 def _piece_at(reader: RecordReader, position: int, sequence: int) -> _ScannedRecord | None:
     damaged: FoundRecord | None = None
-    for at in (position, align(position)):  # The next write began on the next sector.
+    for at in (position, align(position)):  # A new write begins on the next sector.
         record = reader.at(at)
         if record and record.sequence == sequence:
             if reader.is_sound(record):
                 return _ScannedRecord(record, position, True)
-            # Perhaps the head of a torn record whose END is on the next sector.
+            # This may be the head of a torn record; an END may be on the next sector.
             damaged = damaged or record
     record = damaged or reader.next_after(position, sequence)
     return _ScannedRecord(record, position, reader.is_sound(record)) if record else None
