@@ -61,13 +61,14 @@ from rollbook.proto.wire.messages import (
 from rollbook.proto.wire.reply_decoder import ReplyDecoder
 
 RECEIVE_BYTES: Final = 256 * 1024
-_ALONE_BYTES: Final = 64 * 1024  # Adds that are worth a system call of their own.
-_ASKED_TOGETHER: Final = 32  # A bookie works on these while others of the same turn are packed.
+_ALONE_BYTES: Final = 64 * 1024  # Adds of this size are worth a system call of their own.
+# Requests per write: a bookie works on them while others of the same turn are packed.
+_ASKED_TOGETHER: Final = 32
 _TICK_S: Final = 0.02  # A deadline is noticed at most this late.
-_LAST_CHANCE_S: Final = 5.0  # The wait for any response after a caller has given up.
+_LAST_CHANCE_S: Final = 5.0  # The last wait for any response after a caller has given up.
 
 _ledger_id_of: Final = attrgetter("ledger_id")
-# The reply class, and the fields of the request that the reply repeats.
+# The reply class for each request class, and the fields of the request that the reply repeats.
 _ECHOED: Final[dict[type[Request], tuple[type[Reply], Callable[[object], object]]]] = {
     EntryRead: (ReadReply, attrgetter("ledger_id", "entry_id")),
     BatchRead: (BatchReadReply, attrgetter("ledger_id", "first_entry")),
@@ -97,14 +98,14 @@ class _PendingRequest:
         self.due = due
         self.future = future
         self.sent_at = -1.0
-        self.is_given_up = False  # And counted as such.
+        self.is_given_up = False  # Whether `_given_up` counts it.
 
     @property
     def is_sent(self) -> bool:
         return self.sent_at >= 0
 
     def take(self, now: float) -> bytes:
-        """To be sent now; nothing if its caller gave up."""
+        """The frame to send now; empty if the caller has given up."""
         if self.future.done():
             return b""
         self.sent_at = now
@@ -112,21 +113,19 @@ class _PendingRequest:
 
 
 class AddSink(Protocol):
-    """The writer that adds to a ledger. None of these is called during a call of the channel's
-    own."""
+    """The writer that adds to a ledger. No method is called during a call of the channel."""
 
     def on_add_replies(self, channel: "AddChannel", replies: AddReplies) -> None:
-        """A whole batch, synchronously from where bytes are received. May name entries twice, or
-        ones that were never sent, if the bookie is faulty.
-        """
+        """Takes a batch of replies in the step in which they are received. A faulty bookie may name
+        entries twice, or entries that were never sent."""
 
     def on_channel_open(self, channel: "AddChannel") -> None:
-        """(Again) connected: what was sent before and has no answer has to be sent again."""
+        """Called when the channel is connected, also again: adds without a reply have to be sent
+        again."""
 
     def on_channel_lost(self, channel: "AddChannel", error: RollbookError) -> None:
-        """The connection was lost or could not be made. It is tried again, with growing pauses,
-        until the channel is closed: this is called once for each failure.
-        """
+        """Called after each failure: the connection was lost or could not be made. It is tried
+        again, with growing pauses, until the channel is closed."""
 
 
 class AddChannel:
@@ -162,19 +161,19 @@ class AddChannel:
         self.sink = sink
         self.is_high_priority = is_high_priority
         self.is_closed = False
-        self.unanswered = 0  # Adds written on the present connection, their replies not come.
-        self.waiting_bytes = 0  # In its connection's queue.
+        self.unanswered = 0  # Adds written on the present connection that have no reply yet.
+        self.waiting_bytes = 0  # Bytes of this channel in the connection's queue.
         self._client: BookieClient | None = None
         self._on_close = on_close
 
     @property
     def is_open(self) -> bool:
-        """False until `on_channel_open`, and again from `on_channel_lost` on."""
+        """Whether it is connected: after `on_channel_open`, until `on_channel_lost`."""
         return self._client is not None
 
     @property
     def queued_bytes(self) -> int:
-        """Handed over and not yet taken by the kernel.
+        """Bytes that were handed over and that the kernel has not taken yet.
 
         Bytes in front of the socket count for each of its ledgers: at most 512 KiB, and the rest
         of one frame.
@@ -183,13 +182,14 @@ class AddChannel:
         return 0 if client is None else self.waiting_bytes + client.unsent_bytes
 
     def write(self, frames: bytes | list[bytes], count: int) -> None:
-        """`count` adds. Only while it is open. Takes whatever it is given: windows are the caller's."""
+        """Writes `count` adds while it is open, however many: the caller keeps the window."""
         assert self._client is not None
         self.unanswered += count
         self._client.write_adds(self, frames, count)
 
     def complain(self, waited_s: float) -> None:
-        """The caller's deadline passed: an add has waited so long for its reply.
+        """Reports that an add has waited this long for its reply, longer than the caller's
+        deadline.
 
         If the bookie was silent all the while, its connection is closed for all channels and made again;
         then `on_channel_lost` follows.
@@ -198,14 +198,13 @@ class AddChannel:
             self._client.complain(waited_s)
 
     def close(self) -> None:
-        """Idempotent; no more replies are passed on. Adds that were written are still sent, as
-        long as the connection lasts and less than 16 MiB of such adds wait already.
-        """
+        """Passes no more replies on. Adds that were written are still sent, as long as the
+        connection lasts and less than 16 MiB of such adds wait already. Idempotent."""
         if not self.is_closed:
             self.is_closed = True
             self._on_close(self)
 
-    # --- For its connection -------------------------------------------------------------------
+    # --- Used by the connection ---------------------------------------------------------------
 
     def on_open(self, client: "BookieClient") -> None:
         self._client = client
@@ -230,13 +229,13 @@ class WaitingAdds:
         return len(self._frames)
 
     def take(self, _now: float) -> bytes:
-        """To be sent now."""
+        """The frames to send now."""
         self.channel.waiting_bytes -= len(self._frames)
         return self._frames
 
 
 class BookieClient(asyncio.BufferedProtocol):
-    """Made for one connection; `on_lost` is called once when it is over, before its channels are."""
+    """One connection; when it is over, `on_lost` is called once, before its channels are."""
 
     def __init__(
         self,
@@ -251,7 +250,7 @@ class BookieClient(asyncio.BufferedProtocol):
         self.bookie = bookie
         self.version = version
         self.is_over = False
-        self.has_answered = False  # The peer speaks our protocol.
+        self.has_answered = False  # A first reply shows that the peer speaks our protocol.
         self.gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._silence_s_max = config.silence_s_max
         self._calls_max = config.calls_max
@@ -261,22 +260,24 @@ class BookieClient(asyncio.BufferedProtocol):
         self._buffer = buffer
         self._on_lost = on_lost
         self._loop = asyncio.get_running_loop()
-        self._transport: asyncio.Transport  # From `connection_made` on.
+        self._transport: asyncio.Transport  # Set by `connection_made`.
         self._decoder = ReplyDecoder(config.frame_bytes_max)
         self._heard_at = self._made_at = 0.0
-        self._given_up_at = 0.0  # For the first time since then.
-        # Calls. In version 2 a request that was given up keeps its key until its response has come.
+        self._given_up_at = 0.0  # When a request was first given up after `_heard_at`.
+        # In version 2 a call that was given up keeps its key until its response has come.
         self._waiting: dict[_Key, _PendingRequest] = {}
         self._given_up = 0
         self._rooms = tuple(Capacity(config.calls_max, config.call_bytes_max) for _ in range(2))
         self._timer: asyncio.TimerHandle | None = None
-        # Adds: open channels, and closed ones with replies outstanding.
+        # Open channels by ledger, and how many replies closed channels still expect.
         self._channels: dict[LedgerId, AddChannel] = {}
         self._owed: dict[LedgerId, int] = {}
-        self._settling: asyncio.Future[None] | None = None  # A caller waits until none are.
-        # The frames that wait to be sent.
+        # `settled` waits for it: until closed channels have all their replies.
+        self._settling: asyncio.Future[None] | None = None
+        # Frames that wait to be sent.
         self._outbox = SendQueue()
-        self._gathered: list[bytes] = []  # In front of it: small adds of this turn of the loop.
+        # Small adds of this turn of the loop, which are sent before the outbox.
+        self._gathered: list[bytes] = []
         self._gathered_bytes = 0
         self._is_clogged = False
         self._will_flush = False
@@ -299,7 +300,7 @@ class BookieClient(asyncio.BufferedProtocol):
         return _v2_key(request) not in self._waiting
 
     async def identify(self, due: float) -> None:
-        """Raises `BookieUnreachable` if another bookie is at the other end (CN4)."""
+        """Raises `BookieUnreachable` if the peer is another bookie (CN4)."""
         try:
             reply = await self.call(Auth(IDENTITY_PLUGIN, b""), due, is_high_priority=True)
         except OutcomeUnknown as error:
@@ -309,7 +310,7 @@ class BookieClient(asyncio.BufferedProtocol):
             raise self._unreachable(f"another bookie is there: {name.decode(errors='replace')!r}")
 
     async def call(self, request: Request, due: float, *, is_high_priority: bool) -> Reply:
-        """Until the loop's time `due`. Raises as `Bookies.call` does."""
+        """Calls the bookie until the loop's time `due`. Raises as `Bookies.call` does."""
         key, frame = self._pack(request, is_high_priority)
         size = len(frame)
         room = self._rooms[is_high_priority]
@@ -347,7 +348,7 @@ class BookieClient(asyncio.BufferedProtocol):
         )
 
     def _ask(self, key: _Key, call: _PendingRequest, room: Capacity) -> asyncio.Future[Reply]:
-        """It has its room already."""
+        """Sends a call that has its room already."""
         self._waiting[key] = call
         self._outbox.put(call, room is self._rooms[True])
         self._flush_soon()
@@ -366,7 +367,7 @@ class BookieClient(asyncio.BufferedProtocol):
             self._give_up(key, call)
 
     def _give_up(self, key: _Key, call: _PendingRequest) -> None:
-        """A late response is dropped."""
+        """Gives up a call; a late response is dropped."""
         if not call.is_sent:
             del self._waiting[key]
             self._outbox.remove(call)
@@ -392,7 +393,7 @@ class BookieClient(asyncio.BufferedProtocol):
     # --- Channels -----------------------------------------------------------------------------
 
     def serves(self, ledger_id: LedgerId) -> bool:
-        """Whether replies to adds of that ledger would be taken for another channel's."""
+        """Whether a new channel to this ledger could get replies that belong to another channel."""
         return ledger_id in self._channels or ledger_id in self._owed
 
     def attach(self, channel: AddChannel) -> None:
@@ -413,12 +414,12 @@ class BookieClient(asyncio.BufferedProtocol):
 
     @property
     def is_only_owed(self) -> bool:
-        """It has no users any more, but adds of closed channels are in flight."""
+        """Whether it has no users any more, while adds of closed channels are in flight."""
         is_asked = not all(call.future.done() for call in self._waiting.values())
         return bool(self._owed) and not self._channels and not is_asked
 
     async def settled(self) -> None:
-        """Returns when closed channels have all their answers, or the connection is over."""
+        """Returns when closed channels have all their replies, or the connection is over."""
         while self._owed and not self.is_over:
             self._settling = self._settling or self._loop.create_future()
             await asyncio.shield(self._settling)
@@ -429,7 +430,7 @@ class BookieClient(asyncio.BufferedProtocol):
             self._settling = None
 
     def _left_behind(self) -> int:
-        """Bytes that closed channels wrote and that are still not sent."""
+        """Bytes of closed channels that wait to be sent."""
         waiting = [each for each in self._outbox if isinstance(each, WaitingAdds)]
         return sum(each.size for each in waiting if each.channel.is_closed)
 
@@ -440,9 +441,8 @@ class BookieClient(asyncio.BufferedProtocol):
                 channel.unanswered -= each.count
 
     def write_adds(self, channel: AddChannel, frames: bytes | list[bytes], count: int) -> None:
-        """Adds of a writer that is alone in its turn leave at once, and so do large pieces; adds of
-        several ledgers in one turn leave together, or with each 32nd request.
-        """
+        """Writes adds. Those of a writer that is alone in its turn leave at once, and so do large
+        pieces; adds of several ledgers in one turn leave together, or with each 32nd request."""
         data = frames if isinstance(frames, bytes) else b"".join(frames)
         is_alone = not (self._will_flush or self._turn.is_shared)
         self._flush_soon()
@@ -472,7 +472,7 @@ class BookieClient(asyncio.BufferedProtocol):
 
     @property
     def unsent_bytes(self) -> int:
-        """In front of the socket; without the queues."""
+        """Bytes in front of the socket, without the queues."""
         begun_bytes = self._gathered_bytes + self._outbox.begun_bytes
         return self._transport.get_write_buffer_size() + begun_bytes
 
@@ -502,7 +502,7 @@ class BookieClient(asyncio.BufferedProtocol):
         self._gathered.clear()
         self._gathered_bytes = 0
 
-    # --- Hearing ------------------------------------------------------------------------------
+    # --- Receiving ----------------------------------------------------------------------------
 
     def _on_add_replies(self, replies: AddReplies) -> None:
         ledger_id, count = replies.ledger_id, len(replies.entry_ids)
@@ -528,11 +528,11 @@ class BookieClient(asyncio.BufferedProtocol):
                 self._end(reply.error("it refuses adds", bookie=self.bookie))
             elif answer.txn_id is None:
                 raise BadFrame(f"a {type(reply).__name__} that nobody asked for")
-            # Otherwise its caller has given up.
+            # The caller of a known request has given up.
         elif call.future.done():
             self._given_up -= call.is_given_up
         elif not _is_reply_to(call.request, reply):
-            self._waiting[key] = call  # It fails when the connection ends.
+            self._waiting[key] = call  # Kept, so that it fails when the connection ends.
             raise BadFrame(f"a {type(reply).__name__} that answers something else")
         else:
             call.future.set_result(reply)
@@ -547,7 +547,8 @@ class BookieClient(asyncio.BufferedProtocol):
         self._timer = self._loop.call_at(when, self._look)
 
     def _look(self) -> None:
-        """One timer for all calls: rarely more than `calls_max` are waiting."""
+        """Checks all deadlines. One timer serves all calls: rarely more than `calls_max` are
+        waiting."""
         self._timer = None
         now = self._loop.time()
         silence_s = 0.0
@@ -572,7 +573,7 @@ class BookieClient(asyncio.BufferedProtocol):
             self._look_by(max(min(dues), now + _TICK_S))
 
     def _on_given_up(self) -> None:
-        """A hanging bookie is also noticed if no caller waits for a deadline."""
+        """Sets a last deadline, so that a hanging bookie is noticed even if no caller waits."""
         if self._given_up_at <= self._heard_at:
             self._given_up_at = self._loop.time()
             self._look_by(self._given_up_at + _LAST_CHANCE_S)
@@ -586,7 +587,7 @@ class BookieClient(asyncio.BufferedProtocol):
     # --- Ends ---------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """At once; `gone` is set when that is done."""
+        """Closes at once; `gone` is set when that is done."""
         self._end(BookieUnreachable("the client was closed", bookie=self.bookie))
 
     def _end(self, error: RollbookError) -> None:
@@ -614,7 +615,7 @@ class BookieClient(asyncio.BufferedProtocol):
     def _unsent(self, error: RollbookError) -> BookieUnreachable:
         return self._unreachable(f"the connection was lost: {error.message}")
 
-    # --- For the loop -------------------------------------------------------------------------
+    # --- Called by the loop -------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
@@ -655,7 +656,7 @@ class BookieClient(asyncio.BufferedProtocol):
 
 def _fail(future: "asyncio.Future[Reply]", error: RollbookError) -> None:
     future.set_exception(error)
-    future.exception()  # Its caller may be cancelled at this very moment; that needs no check.
+    future.exception()  # Marks the exception as seen: the caller may have been cancelled just now.
 
 
 def _v2_key(request: Request) -> _Key:
@@ -679,11 +680,11 @@ def _v2_key_of_reply(reply: Reply) -> _Key:
 
 
 def _is_reply_to(request: Request, reply: Reply) -> bool:
-    """Checks the response against the question, not just the request's number: a negative
+    """Whether the reply answers this request, by its ids and not only its number: a negative
     carries no digest."""
     if isinstance(reply, Refusal):
         return True
     shape, echoed = _ECHOED[type(request)]
     if isinstance(request, EntryRead) and request.previous_lac is not None:
-        echoed = _ledger_id_of  # A long poll returns whichever entry is next.
+        echoed = _ledger_id_of  # A long poll may return any entry of the ledger.
     return type(reply) is shape and bool(echoed(reply) == echoed(request))

@@ -48,15 +48,15 @@ __all__ = ("AddChannel", "AddSink", "Bookies")
 logger = structlog.get_logger()
 
 _GOODBYE_S: Final = 5.0
-_LAST_COPIES_S: Final = 1.0  # At the end, for those that closed channels wrote.
+_LAST_COPIES_S: Final = 1.0  # The time at the end for adds of closed channels.
 
 _FORGET_BATCHES_S: Final = 600.0
-# Writers whose rest begins in one share of a tick report their LACs in one turn.
+# Writers that begin to rest in the same share of a tick report their LACs in the same turn.
 _SHARES_OF_RESTS: Final = 32
 _SHARE_OF_RESTS_S_MAX: Final = 0.032
-_BATCHES: Final = -1  # In place of a number: a lost connection has no other cost.
+_BATCHES: Final = -1  # The number of a connection for batches alone: losing it has no other cost.
 
-_LinkId = tuple[BookieId, int, int]  # The version of its protocol; which of several.
+_LinkId = tuple[BookieId, int, int]  # Bookie, protocol version, and number of the connection.
 
 
 class Bookies:
@@ -75,8 +75,8 @@ class Bookies:
         self.txn_ids: Final[Iterator[int]] = itertools.count(1)
         """One counter for all requests of this client: adds in version 3 draw from it."""
         self.tick_s: Final = config.add_deadline_s / (DEADLINE_TICKS + 1)
-        """An add is noticed at the following tick, so one more tick makes the deadline the
-        latest."""
+        """An add gets its first tick after it was sent: dividing by one tick more makes the
+        deadline an upper limit."""
         self.ticker: Final = SharedTimer(self.tick_s)
         rest_s = config.explicit_lac_idle_ms / 1000
         self.rests: Final = SharedTimer(rest_s, _SHARES_OF_RESTS, share_s_max=_SHARE_OF_RESTS_S_MAX)
@@ -102,11 +102,11 @@ class Bookies:
         )
 
     def live(self) -> LiveBookies:
-        """The registered bookies, as of the last news; does not ask."""
+        """The registered bookies, as of the last news; asks nobody."""
         return self._watcher.current
 
     def has_extension(self, bookie: BookieId, name: str) -> bool:
-        """Whether it announces an extension of `rollbook.proto.formats.service_info`.
+        """Whether the bookie announces an extension of `rollbook.proto.formats.service_info`.
 
         False for a bookie that is not registered now.
         """
@@ -179,7 +179,7 @@ class Bookies:
         self, bookie: BookieId, link: "Link", deadline_s: float, error: BaseException
     ) -> None:
         if isinstance(error, BookieTimeout):
-            if deadline_s >= self._config.silence_s_max:  # Less proves nothing.
+            if deadline_s >= self._config.silence_s_max:  # A shorter deadline proves nothing.
                 self._shared.note_failure(bookie)
         elif isinstance(error, ConnectionLost) and link.is_for_batches and not link.has_answered:
             until = asyncio.get_running_loop().time() + _FORGET_BATCHES_S
@@ -203,9 +203,9 @@ class Bookies:
         *,
         is_high_priority: bool = False,
     ) -> AddChannel:
-        """Returns at once, closed; connects in the background and notifies the sink.
+        """Returns a channel at once, closed; it connects in the background and notifies the sink.
 
-        Of high priority: its frames overtake others for the same socket.
+        With high priority, its frames overtake others for the same socket.
         """
         assert not self._is_closed
         lane = ledger_id % self._config.connections_per_bookie
@@ -266,17 +266,17 @@ class Bookies:
         return link
 
     def _address(self, bookie: BookieId) -> Address | None:
-        """None if it is not known."""
+        """The bookie's address; None if it is not known."""
         info = self._watcher.current.find(bookie)
         if info is None:
-            # As in an old registration without contents: the id may be the address.
+            # An old registration has no contents: the bookie's id may be its address.
             info = unpack_service_info(bookie, b"")
         return info.address_for(tls=self._config.uses_tls)
 
 
 @dataclass(frozen=True, slots=True)
 class _Shared:
-    """What all links of a client share."""
+    """The state that all links of a client share."""
 
     transport: Transport
     clock: Clock
@@ -294,19 +294,22 @@ class _Shared:
 
 
 class Link:
-    """A connection that is made again after a loss: when a call needs it, or while there are channels."""
+    """A connection that is made again after a loss, when a call needs it or while it has
+    channels."""
 
     def __init__(self, link_id: _LinkId, shared: _Shared) -> None:
-        self.client: BookieClient | None = None  # Connected, and not over.
-        self.has_answered = False  # On any of its connections.
+        # The present connection, if it is connected and not over.
+        self.client: BookieClient | None = None
+        self.has_answered = False  # Whether any of its connections ever had a reply.
         self._bookie, self._version, lane = link_id
         self.is_for_batches = lane == _BATCHES
         self._shared = shared
         self._channels: dict[LedgerId, AddChannel] = {}
         self._loop = asyncio.get_running_loop()
         self._attempt: asyncio.Task[BookieClient] | None = None
-        self._timer: asyncio.TimerHandle | None = None  # Of the next attempt, for the channels.
-        self._failure: RollbookError | None = None  # The last one; None while all is well.
+        # Fires for the next attempt to connect, for the channels.
+        self._timer: asyncio.TimerHandle | None = None
+        self._failure: RollbookError | None = None  # The last failure; None while all is well.
         self._failed_address: Address | None = None
         self._pause_s = 0.0
         self._may_try_at = 0.0
@@ -316,7 +319,8 @@ class Link:
     # --- Calls --------------------------------------------------------------------------------
 
     async def connected(self, due: float) -> BookieClient:
-        """Raises `BookieUnreachable`, at once while the bookie is known to be down."""
+        """Returns the connection. Raises `BookieUnreachable`, at once while the bookie is known to
+        be down."""
         if self._attempt is None:
             if (failure := self._known_failure()) is not None:
                 raise failure
@@ -342,7 +346,7 @@ class Link:
         if self._failure is None or self._loop.time() >= self._may_try_at:
             return None
         if self._shared.address_of(self._bookie) != self._failed_address:
-            return None  # It came up somewhere else.
+            return None  # The bookie has a new address.
         return self._unreachable(self._failure.message)
 
     def _unreachable(self, detail: str) -> BookieUnreachable:
@@ -351,7 +355,7 @@ class Link:
     # --- Channels -----------------------------------------------------------------------------
 
     def serves(self, ledger_id: LedgerId) -> bool:
-        """Whether another channel to that ledger has to go another way."""
+        """Whether another channel to the ledger needs another link."""
         return ledger_id in self._channels or (
             self.client is not None and self.client.serves(ledger_id)
         )
@@ -393,7 +397,7 @@ class Link:
     # --- The connection -----------------------------------------------------------------------
 
     def _plan(self) -> None:
-        """Channels want it back; calls try by themselves."""
+        """Plans an attempt to connect for the channels; calls connect by themselves."""
         if self._timer is None and not self._is_stopped:
             pause_s = self._shared.config.reconnect_pause_s_min
             soon = self._loop.time() + pause_s * self._shared.randomness.random()
@@ -448,10 +452,10 @@ class Link:
         elif isinstance(error, RollbookError):
             self._on_failure(self._unreachable(error.message), has_worked=False)
         else:
-            raise error  # A bug: the loop's handler reports it.
+            raise error  # A bug: the loop's exception handler reports it.
 
     def _on_lost(self, client: BookieClient, error: RollbookError) -> None:
-        if client is self.client:  # Otherwise it was never connected: the attempt reports that.
+        if client is self.client:  # If the client never connected, the attempt reports the error.
             self.client = None
             self.has_answered |= client.has_answered
             has_lasted = client.age_s >= self._shared.config.reconnect_pause_s_max
@@ -486,7 +490,7 @@ class Link:
     # --- The end ------------------------------------------------------------------------------
 
     def stop(self) -> None:
-        """Idempotent."""
+        """Ends the link. Idempotent."""
         self._is_stopped = True
         if self._timer is not None:
             self._timer.cancel()

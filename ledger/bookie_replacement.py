@@ -25,7 +25,7 @@ _PAUSE_S_MAX: Final = 1.0
 
 
 class BookieReplacement:
-    """Starts changes by itself, as a task; the callbacks get their results."""
+    """Replaces failed bookies in a task of its own; the callbacks get the results."""
 
     def __init__(
         self,
@@ -61,7 +61,7 @@ class BookieReplacement:
         return [task for task in (self._change, self._asking) if task is not None]
 
     def start(self) -> None:
-        """Somebody is down."""
+        """Starts replacing; called when a slot is down."""
         if self._change is None and not self._is_frozen:
             self._change = self._loop.create_task(self._replace_failed())
 
@@ -79,19 +79,19 @@ class BookieReplacement:
         )
 
     def freeze(self) -> None:
-        """No further change begins; the one in progress comes to its end."""
+        """Begins no further change; a change in progress comes to its end."""
         self._is_frozen = True
 
     def thaw(self) -> None:
         self._is_frozen = False
 
     async def until_unchanging(self) -> None:
-        """If it is cancelled, the change is, too."""
+        """Waits for the end of a change in progress. If this is cancelled, the change is, too."""
         if self._change is not None:
             await asyncio.gather(self._change, return_exceptions=True)
 
     def find_rested(self) -> list[int]:
-        """Slots that are down although their bookies are no longer in quarantine."""
+        """Slots that are down although their bookies' quarantine is over."""
         if self._change is not None:
             return []
         now_ns = self._clock.monotonic_ns()
@@ -99,9 +99,8 @@ class BookieReplacement:
         return [slot for slot in self._seating.down if not is_quarantined(ensemble[slot], now_ns)]
 
     def ask_resting(self) -> None:
-        """A slot is down and no healthy bookie is left to replace it; perhaps one in quarantine
-        has recovered. Ask now and then.
-        """
+        """Asks bookies in quarantine whether they respond. Called now and then while a slot is down
+        and no healthy bookie is left to replace it."""
         if self._asking is not None or self._is_frozen or self._pipeline.tick % LAGGARD_TICKS:
             return
         now_ns, ensemble = self._clock.monotonic_ns(), self._seating.ensemble
@@ -118,13 +117,14 @@ class BookieReplacement:
         self._asking = None
 
     async def _replace_failed(self) -> None:
-        """Runs until no slot is down or no replacement is left; then the next tick tries again."""
+        """Runs until no slot is down or no replacement is left; the next tick then tries again."""
         pause_s = 0.0
         try:
             while not self._is_frozen and (picks := self._pick()):
                 lac = self._pipeline.acks.last_add_confirmed
                 await self._move(picks)
-                # The replacement may fail as quickly: metadata is not for counting that.
+                # Pauses without progress: replacements that fail at once must not flood the
+                # metadata store.
                 is_progress = self._pipeline.acks.last_add_confirmed > lac
                 pause_s = 0.0 if is_progress else min(2 * pause_s + _PAUSE_S_MIN, _PAUSE_S_MAX)
                 await asyncio.sleep(pause_s)
@@ -146,7 +146,7 @@ class BookieReplacement:
         )
 
     async def _move(self, picks: dict[int, BookieId]) -> None:
-        """Raises the error that ends the writer."""
+        """Makes one change. Raises the error that ends the writer."""
         self._seating.on_leaving(picks)
         for slot in picks:
             self._pipeline.withdraw(slot)

@@ -8,21 +8,23 @@ from rollbook.proto.errors import RollbookError
 
 
 class Capacity:
-    """A piece larger than all the room gets in when it is alone."""
+    """Room for a number of calls and bytes. A call larger than all the room gets in when it is
+    alone."""
 
     def __init__(self, count_max: int, bytes_max: int) -> None:
         self._count_max = count_max
         self._bytes_max = bytes_max
         self._count = 0
         self._bytes = 0
-        self._queue: dict[asyncio.Future[None], int] = {}  # In order of coming.
+        # Waiting callers and their sizes, in order of arrival.
+        self._queue: dict[asyncio.Future[None], int] = {}
 
     @property
     def is_empty(self) -> bool:
         return not self._count
 
     def take(self, size: int) -> bool:
-        """Whether there was room, and no earlier caller is waiting for it."""
+        """Takes room if there is enough and no earlier caller waits; returns whether it did."""
         if self._queue or not self._has_room(size):
             return False
         self._count += 1
@@ -42,7 +44,7 @@ class Capacity:
                 await turn
         except BaseException:
             if turn.done() and not turn.cancelled() and turn.exception() is None:
-                self.give(size)  # It came at the last moment.
+                self.give(size)  # The room was given just before the cancellation.
             else:
                 self._queue.pop(turn, None)
             raise
@@ -55,13 +57,13 @@ class Capacity:
             if not turn.done() and not self._has_room(wanted):
                 break
             del self._queue[turn]
-            if not turn.done():  # Otherwise it was cancelled and will not come.
+            if not turn.done():  # A waiter that was cancelled gets no room.
                 self._count += 1
                 self._bytes += wanted
                 turn.set_result(None)
 
     def fail(self, error: RollbookError) -> None:
-        """There will be no room any more."""
+        """Ends all waits with this error: there will be no room any more."""
         for turn in self._queue:
             if not turn.done():
                 turn.set_exception(error)

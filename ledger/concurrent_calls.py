@@ -29,16 +29,17 @@ Question = TypeVar("Question")
 Passing = tuple[type[RollbookError], ...]
 BUSY_OR_BROKEN: Final[Passing] = (ConnectionLost, Overloaded, Throttled)
 UNTIL_HEARD: Final[Passing] = (*BUSY_OR_BROKEN, BookieUnreachable)
-"""For bookies that must be asked, also if they are just being started."""
+"""Errors to retry for bookies that must be asked even while they are being started."""
 
-_PAUSE_S: Final = 0.02  # Before a bookie that was busy, or broke the line, is asked again; doubled.
+# The pause before a bookie that was busy, or hung up, is asked again; doubled each time.
+_PAUSE_S: Final = 0.02
 _PAUSE_S_MAX: Final = 0.5
-# A wait that rounding has made too short to move the clock would never end.
+# The shortest wait: a shorter one might be rounded so that the clock never moves.
 _MOMENT_S: Final = 1e-6
 
 
 class Caller(Protocol):
-    """The part of `Bookies` that is used here."""
+    """The methods of `Bookies` that are used here."""
 
     async def call(
         self,
@@ -64,17 +65,19 @@ class _Asked(NamedTuple, Generic[Question]):
 
 
 class ConcurrentCalls(Generic[Question]):
-    """Leaving the context drops what has not been answered."""
+    """Concurrent calls; leaving the context drops those without an answer."""
 
     def __init__(self, bookies: Caller) -> None:
         self._bookies = bookies
         self._loop = asyncio.get_running_loop()
         self._replies: dict[asyncio.Future[Reply], None] = {}
         self._tasks: dict[asyncio.Task[None], None] = {}
-        self._unanswered = 0  # A task lives on for a moment after its answer has come.
+        # Calls without an answer; a task lives on for a moment after its answer has come.
+        self._unanswered = 0
         self._answers: deque[tuple[Question, Reply | RollbookError]] = deque()
         self._has_news = False
-        self._waiter: asyncio.Future[None] | None = None  # Of the task that waits for news.
+        # The future of the task that waits for news.
+        self._waiter: asyncio.Future[None] | None = None
         self._is_closed = False
 
     def ask(
@@ -87,7 +90,8 @@ class ConcurrentCalls(Generic[Question]):
         is_high_priority: bool = False,
         passing: Passing = (),
     ) -> bool:
-        """Passing errors are retried, until the deadline. Whether it was sent at once."""
+        """Sends a call; errors in `passing` are retried until the deadline. Returns whether it was
+        sent at once."""
         due = self._loop.time() + deadline_s
         asked = _Asked(question, bookie, request, due, is_high_priority, passing)
         self._unanswered += 1
@@ -109,7 +113,7 @@ class ConcurrentCalls(Generic[Question]):
         if error is not None and not isinstance(error, RollbookError):
             raise error
         if self._is_closed:
-            return  # The result had come before and was not taken.
+            return  # The result was there and was not taken.
         answer = reply.result() if error is None else error
         if error_of(answer) in asked.passing and self._loop.time() + _PAUSE_S < asked.due:
             self._begin(asked, after_s=_PAUSE_S)
@@ -152,13 +156,13 @@ class ConcurrentCalls(Generic[Question]):
             raise bug
 
     def wake(self) -> None:
-        """There is news, of another kind perhaps."""
+        """Ends a wait for news, perhaps for news of another kind."""
         self._has_news = True
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
     async def news(self, timeout_s: float) -> None:
-        """Returns, too, when `timeout_s` have passed."""
+        """Returns when there is news, or when `timeout_s` have passed."""
         if not self._has_news:
             self._waiter = self._loop.create_future()
             timer = self._loop.call_later(max(timeout_s, _MOMENT_S), self._on_time_up)
@@ -180,7 +184,7 @@ class ConcurrentCalls(Generic[Question]):
 
     @property
     def is_waiting(self) -> bool:
-        """For a response, or until a ready one is taken."""
+        """Whether a response is outstanding or was not taken yet."""
         return bool(self._unanswered or self._answers)
 
     async def close(self) -> None:
@@ -198,7 +202,7 @@ class ConcurrentCalls(Generic[Question]):
 
 
 def error_of(answer: Reply | RollbookError) -> type[RollbookError] | None:
-    """How it failed, whether the bookie reported that or did not respond."""
+    """The error by which a call failed, whether the bookie reported it or did not respond."""
     if isinstance(answer, RollbookError):
         return type(answer)
     return None if isinstance(answer, AuthReply) else answer.error

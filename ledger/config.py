@@ -17,14 +17,14 @@ _MIB: Final = 1024 * 1024
 @dataclass(frozen=True)
 class ClientConfig:
     # --- Connections --------------------------------------------------------------------------
-    # 3, or 2: faster with Java bookies; requests that it cannot express go over 3 all the same.
+    # Version 3, or 2, which is faster with Java bookies; requests that 2 cannot express use 3.
     protocol_version: int = int(v3.VERSION)
     # Bytes of the largest request, as in the bookies' settings. Larger: larger entries, if all
     # bookies of the cluster have it. Smaller: large entries are refused.
     frame_bytes_max: int = FRAME_BYTES_MAX
-    # True: only bookies with a published TLS port are used.
+    # Whether to use TLS: then bookies without a published TLS port are not used.
     uses_tls: bool = False
-    # bookie=rack: copies of an entry go to different racks.
+    # Pairs bookie=rack: copies of an entry go to different racks.
     racks: tuple[str, ...] = ()
     # Connections to each bookie. Larger: ledgers wait less for each other, more sockets here and
     # there. Smaller: requests share syscalls and syncs.

@@ -42,9 +42,10 @@ class ExplicitLac:
         self._is_wanted = is_wanted
         self._deadline_s = deadline_s
         self._loop = asyncio.get_running_loop()
-        self._ticks_left = 0  # Until it checks whether the writer rests.
+        self._ticks_left = 0  # Ticks until it checks whether the writer rests.
         self._seen = self._told = pipeline.acks.last_add_confirmed
-        self._telling, self._heard = self._told, 0  # Replies so far.
+        # The LAC being reported, and the number of replies so far.
+        self._telling, self._heard = self._told, 0
         self._replies: dict[asyncio.Future[Reply], None] = {}
 
     @property
@@ -56,7 +57,7 @@ class ExplicitLac:
             self._plan(1)
 
     def stop(self) -> None:
-        """Running reports are cancelled; the caller awaits the tasks."""
+        """Cancels running reports, whose tasks the caller awaits."""
         self._is_wanted = False
         for reply in self._replies:
             reply.cancel()

@@ -31,28 +31,30 @@ from rollbook.proto.metadata import Fragment
 from rollbook.proto.wire.digest import Entry, LedgerDigest
 from rollbook.proto.wire.messages import EntryRead, ReadReply, Reply
 
-_POLL_S: Final = 1.0  # How long a quiet bookie is asked to wait.
-_GRACE_S: Final = 1.0  # The additional time for a response.
+_POLL_S: Final = 1.0  # How long a bookie without news is asked to wait.
+_GRACE_S: Final = 1.0  # The additional time for its response.
 _SECOND_OPINION_S: Final = 0.1
-_PAUSE_S_MIN: Final = 0.002  # Before a member that did not wait is polled again; doubled.
-_HEARTBEAT_S: Final = 1.0  # With the time of a poll, the longest time without any news.
+# Pause before a member that did not wait is polled again; doubled each time.
+_PAUSE_S_MIN: Final = 0.002
+_HEARTBEAT_S: Final = 1.0  # News come at least this often, plus the time of a poll.
 _PAUSE_S_MAX: Final = 0.1
-# Of a poll's response; further entries are read separately.
+# The most bytes of entries in a poll's response; further entries are read separately.
 _FOLLOWING_BYTES_MAX: Final = 64 * 1024
 
 
 @dataclass(frozen=True, slots=True)
 class News:
-    """What a follower returns; without entries it says that it is alive, and how far it is."""
+    """What a follower returns; without entries it shows that the follower is alive, and how far it
+    is."""
 
     entries: tuple[Entry, ...]
-    last_add_confirmed: EntryId  # As far as is known.
+    last_add_confirmed: EntryId  # The LAC, as far as it is known.
     is_closed: bool
-    waits_for: str = ""  # The error that stops it, if that is not the writer.
+    waits_for: str = ""  # The error that delays it, if it does not wait for the writer.
 
 
 class Follower(AsyncIterator[News]):
-    """`async for news in follower`; left early, `aclose` it."""
+    """Iterate with `async for news in follower`; call `aclose` if you stop early."""
 
     def __init__(
         self,
@@ -78,8 +80,9 @@ class Follower(AsyncIterator[News]):
         self._read = read
         self._require_open = require_open
         self._on_confirmed = on_confirmed
-        self._brought: list[Entry] = []  # By a poll.
-        self._stream: EntryStream | None = None  # Confirmed and not yet returned.
+        self._brought: list[Entry] = []  # Entries that came with a poll's response.
+        # Reads entries that are confirmed and not yet returned.
+        self._stream: EntryStream | None = None
         self._loop = asyncio.get_running_loop()
         self._heard_at = self._loop.time()
         self._waits_for = ""
@@ -88,7 +91,7 @@ class Follower(AsyncIterator[News]):
         self._wake: Callable[[], None] = _nobody
 
     async def __anext__(self) -> News:
-        """If it is cancelled, nothing is lost: the same news come next time."""
+        """The next news. If this is cancelled, no news is lost: the same comes next time."""
         try:
             news = await self._next_news()
         except RollbookError:
@@ -100,21 +103,22 @@ class Follower(AsyncIterator[News]):
         return news
 
     def confirm(self, entry_id: EntryId) -> None:
-        """The ledger's writer has confirmed it, and all before it: they are returned before any bookie reports
-        them (RD6)."""
+        """The ledger's writer has confirmed this entry and all before it: they are returned before
+        any bookie reports them (RD6)."""
         if entry_id > self._lac:
             self._raise_lac(entry_id)
             self._wake()
 
     async def aclose(self) -> None:
-        """Idempotent. An iterator that waits for news ends. If this is cancelled, it is closed all the same."""
+        """Closes it; an iterator that waits for news ends. If this is cancelled, it is closed all
+        the same. Idempotent."""
         self._is_over = True
         self._wake()
         if self._stream is not None:
             await self._stream.aclose()
 
     async def _next_news(self) -> News | None:
-        """Nothing after the last entry of a closed ledger."""
+        """The next news; None after the last entry of a closed ledger."""
         silent_until = self._loop.time() + _HEARTBEAT_S
         while not self._is_over:
             self._require_open()
@@ -154,13 +158,13 @@ class Follower(AsyncIterator[News]):
     # --- Polling ------------------------------------------------------------------------------
 
     async def _poll(self) -> None:
-        """Until the LAC rises, the metadata changes, or a while has passed."""
+        """Polls until the LAC rises, the metadata changes, or a while has passed."""
         began, lac = self._loop.time(), self._lac
         await self._poll_in_waves(began + _POLL_S + _GRACE_S)
         if self._lac > lac:
             self._pause_s = _PAUSE_S_MIN
         elif self._loop.time() < began + _SECOND_OPINION_S:
-            # A bookie that does not know the ledger yet, or cannot wait, responds at once.
+            # Bookies that do not know the ledger yet, or cannot wait, respond at once.
             await asyncio.sleep(self._pause_s)
             self._pause_s = min(2 * self._pause_s, _PAUSE_S_MAX)
         silence_s = self._loop.time() - self._heard_at
@@ -218,7 +222,8 @@ class Follower(AsyncIterator[News]):
         calls.ask(slot, fragment.ensemble[slot], request, _POLL_S + _GRACE_S)
 
     def _on_answer(self, slot: int, answer: Reply | RollbookError) -> bool:
-        """Whether that ends the wait: the LAC has risen, or there is nothing to wait for."""
+        """Takes an answer; returns whether the wait is over: the LAC has risen, or no answer can
+        come."""
         error = error_of(answer)
         if error is None or issubclass(error, Missing):
             self._heard_at = self._loop.time()
@@ -246,7 +251,7 @@ class Follower(AsyncIterator[News]):
 
 
 def _nobody() -> None:
-    """Nobody waits."""
+    """The callback without a follower."""
 
 
 class EntryTail(AsyncIterator[Entry]):
@@ -262,6 +267,6 @@ class EntryTail(AsyncIterator[Entry]):
         return self._ready.popleft()
 
     async def aclose(self) -> None:
-        """Idempotent. If it is cancelled, it has still ended."""
+        """Ends the iteration, even if this is cancelled. Idempotent."""
         self._ready.clear()
         await self._follower.aclose()

@@ -55,13 +55,13 @@ from rollbook.proto.tasks import to_its_end
 from rollbook.proto.wire.digest import DigestType, LedgerDigest
 from rollbook.proto.wire.messages import BookieInfoReply, GetBookieInfo
 
-# In the custom metadata of a ledger that was reserved.
+# A key in the custom metadata of a ledger that was reserved.
 UNCLAIMED: Final = "rollbook.unclaimed"
 CLAIMED: Final = "rollbook.claimed"
 
 _RACES_MAX: Final = 20
 _HANDLES_MIN: Final = 64
-_QUESTION_S: Final = 1.0  # For a bookie in quarantine to respond.
+_QUESTION_S: Final = 1.0  # The time for a bookie in quarantine to respond.
 _NOTHING: Final[Mapping[str, bytes]] = {}
 
 
@@ -108,12 +108,13 @@ class Ledgers:
         )
         self._seat_watch = SeatWatch(self.live, self._open_writers, self._pardon, clock)
         self._handles: dict[LedgerWriter | LedgerReader, None] = {}
-        self._look_at = _HANDLES_MIN  # With this many handles, drop those that were closed.
+        self._look_at = _HANDLES_MIN  # Closed handles are dropped when there are this many.
         self._has_layout = False
         self._is_closed = False
 
     async def start(self) -> None:
-        """Returns when it knows the bookies. Raises what the metadata store raises. Cancelled or not, `close`."""
+        """Returns when it knows the bookies. Raises what the metadata store raises. Call `close`
+        even if this is cancelled."""
         await self._watcher.start()
 
     async def close(self) -> None:
@@ -127,7 +128,7 @@ class Ledgers:
         await to_its_end(self._close())
 
     async def _close(self) -> None:
-        """Each is closed, whatever happens to the others."""
+        """Closes everything, whatever happens to other parts."""
         endings = [self._seat_watch.close]
         endings += [handle.stop for handle in self._handles if not handle.is_stopped]
         endings += [self.bookies.close, self._watcher.close]
@@ -156,7 +157,7 @@ class Ledgers:
 
     @property
     def store(self) -> MetadataStore:
-        """For the cluster's other data there, such as its logs."""
+        """The metadata store, for other data of the cluster such as its logs."""
         return self._store
 
     # --- Ledgers ------------------------------------------------------------------------------
@@ -235,11 +236,11 @@ class Ledgers:
                     ledger_id=ledger_id,
                     next_step="write another ledger; each one has one writer in its life",
                 )
-            # Two claimants must write different values, or both would take the other's for their
-            # own.
+            # Two claimants must write different values, or both would take the other's value for
+            # their own.
             custom[CLAIMED] = b"%032x" % self._randomness.getrandbits(128)
             claimed = replace(metadata, custom=tuple(sorted(custom.items())))
-            # Another client was quicker, or a bookie was replaced.
+            # On a conflict another client was quicker, or a bookie was replaced: try again.
             with suppress(MetadataConflict):
                 return self._write(await self.nodes.update(stored, claimed), kind, key)
         raise MetadataConflict("it changes again and again", ledger_id=ledger_id)
@@ -247,7 +248,7 @@ class Ledgers:
     async def open(
         self, ledger_id: int, password: bytes | None = None, *, digest: DigestType | None = None
     ) -> LedgerReader:
-        """To read what is confirmed now. The writer, if there is one, goes on.
+        """Opens a ledger to read what is confirmed now. The writer, if there is one, goes on.
 
         `password` None: the one in the metadata. `digest`: for a ledger that is so old that its
         metadata lacks it. Raises `NoSuchLedger`, `Unauthorized`, `InvalidRequest`, and
@@ -266,7 +267,8 @@ class Ledgers:
         loses nothing. If it is cancelled, the ledger may be in recovery, its writer stopped and
         its bookies fenced, or closed: do it again.
         """
-        stored = await self.metadata(ledger_id)  # Old clients do not pass its first step.
+        # Stale metadata does no harm here: recovery's first step is a compare-and-set.
+        stored = await self.metadata(ledger_id)
         key, kind = credentials(stored.metadata, password, digest)
         stored = await self._recovery.recover(stored, key, kind)
         return await self._open(stored, password, digest)
@@ -287,9 +289,10 @@ class Ledgers:
         digest: DigestType | None = None,
         is_forced: bool = False,
     ) -> None:
-        """Its writer, if there is one, is stopped first (LG1); bookies give the space back later.
+        """Deletes a ledger. Its writer, if it has one, is stopped first (LG1); bookies free the
+        space later.
 
-        Forced, it is deleted though its writer could not be stopped: that one goes on for a
+        Forced, it is deleted even if its writer could not be stopped: the writer goes on for a
         while without effect. Raises `NoSuchLedger`, and as `open_recover`. If it is cancelled,
         the ledger may be in recovery, its writer stopped, or gone: do it again, and
         `NoSuchLedger` says that it was done.
@@ -300,19 +303,19 @@ class Ledgers:
             key, kind = credentials(stored.metadata, password, digest)
             if not is_forced:
                 stored = await self._recovery.fence(stored, key, kind)
-            with suppress(MetadataConflict):  # Another client recovers or repairs it: try again.
+            # On a conflict another client recovers or repairs the ledger: try again.
+            with suppress(MetadataConflict):
                 await self.nodes.delete(ledger_id, stored.version)
                 return
         raise MetadataConflict("it changes again and again", ledger_id=ledger_id)
 
     def list(self, start: int = 0) -> LedgerWalk:
-        """All ids from `start` on, in order. `async for`; raises rather than pass over any."""
+        """All ids from `start` on, in order, for `async for`. Raises rather than omit one."""
         return self.nodes.ids(parse_ledger_id(start))
 
     async def metadata(self, ledger_id: int, *, fresh: bool = False) -> StoredLedger:
-        """`fresh`: not as a replica of the store may remember it. Raises `NoSuchLedger`. If it is
-        cancelled, it leaves nothing behind.
-        """
+        """The ledger's metadata; `fresh`: not from a replica of the store that may be stale. Raises
+        `NoSuchLedger`. If it is cancelled, it leaves nothing behind."""
         return await self.nodes.read(parse_ledger_id(ledger_id), fresh=fresh)
 
     async def verify(
@@ -357,10 +360,9 @@ class Ledgers:
         return len(self._placement.usable(self._live(is_urgent=is_urgent)))
 
     async def changed(self, live: LiveBookies) -> LiveBookies:
-        """Returns once other bookies are registered, or are so otherwise. Raises
+        """Returns when other bookies are registered, or in another mode. Raises
         `MetadataUnavailable` after the watch has ended. If it is cancelled, it leaves nothing
-        behind.
-        """
+        behind."""
         return await self._watcher.changed(live)
 
     async def known_bookies(self) -> tuple[BookieId, ...]:
@@ -421,7 +423,7 @@ class Ledgers:
 
     @property
     def knows_racks(self) -> bool:
-        """Whether it has a map of racks to judge where copies are."""
+        """Whether there is a map of racks, by which places of copies are judged."""
         return bool(self.config.racks)
 
     def lacks_racks(self, quorum: Quorum, ensemble: Ensemble) -> bool:
@@ -540,7 +542,8 @@ class Ledgers:
                 yield each
 
     def _make_sure_it_is_open(self) -> None:
-        """And forgets closed ones, once those may be half of what it knows."""
+        """Raises if this client was closed. Forgets closed handles when half of all may be
+        closed."""
         if self._is_closed:
             raise InvalidRequest("this client was closed")
         if len(self._handles) >= self._look_at:
@@ -552,7 +555,7 @@ class Ledgers:
 def credentials(
     metadata: LedgerMetadata, password: bytes | None, digest: DigestType | None
 ) -> tuple[bytes, DigestType]:
-    """Raises `Unauthorized`, `InvalidRequest`."""
+    """Returns key and digest type. Raises `Unauthorized`, `InvalidRequest`."""
     known = metadata.password
     if password is None:
         password = known or b""

@@ -26,7 +26,8 @@ from rollbook.proto.tasks import stop_tasks
 logger = structlog.get_logger()
 
 LOOK_AGAIN_S: Final = 5.0
-_LINGER_S: Final = 10.0  # A follower listens while it waits, not while its entries are worked on.
+# Watching goes on for this long after a wait: a follower listens only while it waits.
+_LINGER_S: Final = 10.0
 _PAUSE_S: Final = 0.2
 
 
@@ -34,10 +35,11 @@ class LedgerView:
     def __init__(self, stored: StoredLedger, nodes: LedgerNodes) -> None:
         self._stored = stored
         self._nodes = nodes
-        self.failure: RollbookError | None = None  # Why there will be no more news of it.
+        # The error after which there will be no more news of it.
+        self.failure: RollbookError | None = None
         self.is_stopped = False
         self._listeners: dict[Callable[[], None], None] = {}
-        self._left_at = 0.0  # When a caller stopped listening.
+        self._left_at = 0.0  # When the last caller stopped listening.
         self._task: asyncio.Task[None] | None = None
 
     @property
@@ -45,7 +47,8 @@ class LedgerView:
         return self._stored.metadata
 
     async def refresh(self) -> bool:
-        """Whether it has changed. Raises `NoSuchLedger`, or the metadata store's errors."""
+        """Reads the metadata; returns whether it has changed. Raises `NoSuchLedger`, or the
+        metadata store's errors."""
         try:
             found = await self._nodes.read(self.metadata.ledger_id, fresh=True)
         except NoSuchLedger as error:
@@ -60,9 +63,8 @@ class LedgerView:
     # --- Following ----------------------------------------------------------------------------
 
     def listen(self, on_change: Callable[[], None]) -> None:
-        """Called after every change until `ignore`. Changes are watched as long as a caller
-        listens now and then.
-        """
+        """Calls `on_change` after every change until `ignore`. Changes are watched while a caller
+        listens now and then."""
         self._listeners[on_change] = None
         if self._task is None or self._task.done():
             self._task = asyncio.get_running_loop().create_task(self._follow())
@@ -79,7 +81,7 @@ class LedgerView:
         return bool(self._listeners) or is_heard
 
     async def close(self) -> None:
-        """Listeners are notified a last time."""
+        """Ends the watch; listeners are notified a last time."""
         self.is_stopped = True
         self._tell()
         self._listeners.clear()
@@ -104,11 +106,11 @@ class LedgerView:
             except (Unavailable, OutcomeUnknown, SessionExpired) as error:
                 logger.debug("ledger_not_watched", reason=error.code.reason)
                 await asyncio.sleep(_PAUSE_S)
-            except RollbookError as error:  # It is deleted, or cannot be read.
+            except RollbookError as error:  # The ledger was deleted or cannot be read.
                 self._fail(error)
 
     async def _heed(self, watch: Watch) -> None:
-        """Until no caller listens any more, or the watch ends."""
+        """Follows a watch until no caller listens any more, or it ends."""
         while self._is_wanted:
             await self.refresh()
             if self.metadata.is_closed:

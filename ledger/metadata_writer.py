@@ -31,7 +31,7 @@ class MetadataWriter:
         clock: Clock,
         log: structlog.typing.FilteringBoundLogger,
     ) -> None:
-        self.stored = stored  # As it was last written or read.
+        self.stored = stored  # The metadata as it was last written or read.
         self._seating, self._nodes, self._clock, self._log = seating, nodes, clock, log
         self._loop = asyncio.get_running_loop()
         self._note_looked()
@@ -42,7 +42,7 @@ class MetadataWriter:
 
     @property
     def is_stale(self) -> bool:
-        """It was not seen OPEN for a day (WR5).
+        """Whether the ledger was not seen OPEN for a day (WR5).
 
         The longer of two clocks counts: one of them stands still while the machine sleeps.
         """
@@ -53,7 +53,7 @@ class MetadataWriter:
         return unseen_s >= _TRUSTED_S
 
     async def verify(self) -> None:
-        """Raises `LedgerFenced` unless it is OPEN, with the end that we gave it (WR4)."""
+        """Raises `LedgerFenced` unless the ledger is OPEN, with the end that we wrote (WR4)."""
         self.stored = await self._read()
         self._seating.verify(self.stored.metadata)
         self._note_looked()
@@ -61,7 +61,8 @@ class MetadataWriter:
     async def move(
         self, picks: dict[int, BookieId], next_unconfirmed: Callable[[], EntryId]
     ) -> Fragment:
-        """The new end, with these bookies in these slots. Takes as long as the store is away.
+        """Writes a new end of the ledger with these bookies in these slots. Waits while the store
+        is away.
 
         Each attempt starts at what is unconfirmed by then (WR2). Raises the error that ends the
         writer.
@@ -75,7 +76,7 @@ class MetadataWriter:
             try:
                 self.stored = await self._nodes.update(self.stored, changed)
             except MetadataConflict:
-                pass  # Earlier fragments were re-replicated; or the ledger is being recovered.
+                pass  # Earlier fragments were re-replicated, or the ledger is being recovered.
             except (Unavailable, OutcomeUnknown) as error:
                 self._log.warning("ledger_metadata_not_written", reason=error.code.reason)
                 await asyncio.sleep(_PAUSE_S_MIN)
@@ -89,7 +90,8 @@ class MetadataWriter:
                 return made
 
     async def close(self, last_entry: EntryId, length: int, patience_s: float) -> None:
-        """Raises `LedgerFenced`, `LedgerClosed`; and the store's error if it stays away."""
+        """Closes the ledger. Raises `LedgerFenced`, `LedgerClosed`, or the store's error if it
+        stays away."""
         due = self._loop.time() + patience_s
         while True:
             changed = self.stored.metadata.with_close(last_entry, length)

@@ -31,7 +31,8 @@ def connect(
     visits: bool = False,
     open_timeout_s: float | None = None,
 ) -> "Connecting":
-    """To be awaited, or entered with `async with`; in the first case the caller calls `close`.
+    """Opens `Ledgers`: await it, or enter it with `async with`; without `async with` the caller
+    calls `close`.
 
     `metadata` is zk://host,host/ledgers or sqlite:///path. `tls`, as made by `client_context` of
     `rollbook.proto.runtime.tls`: then bookies are used over TLS only. `visits`: an embedded

@@ -19,11 +19,12 @@ from rollbook.proto.ids import EntryId
 from rollbook.proto.wire.digest import Entry
 
 _ENTRY_OVERHEAD_BYTES: Final = 64
-_SINGLES_MAX: Final = 64  # Reads that wait for responses, where there are no batches.
-_FIRST_BYTES: Final = 256 * 1024  # Of the first runs; later ones are whole batches.
+_SINGLES_MAX: Final = 64  # Concurrent reads of single entries, for bookies without batches.
+_FIRST_BYTES: Final = 256 * 1024  # Bytes of the first runs; later runs are whole batches.
 
 ReadRun = Callable[[EntryId, int, int], Awaitable[list[Entry]]]
-"""Consecutive entries: the first id, how many at most (at least one is returned), and about how many bytes."""
+"""Reads consecutive entries; takes the first id, the most entries (at least one is returned), and
+about how many bytes."""
 
 
 class _PendingRead:
@@ -85,7 +86,8 @@ class EntryStream(AsyncIterator[Entry]):
         return self._ready.popleft()
 
     async def next_run(self) -> list[Entry]:
-        """Empty at the end. If it is cancelled, nothing is lost: the same run comes next time."""
+        """The next run of entries; empty at the end. If this is cancelled, the same run comes next
+        time."""
         if self._ready:
             ready = list(self._ready)
             self._ready.clear()
@@ -103,7 +105,7 @@ class EntryStream(AsyncIterator[Entry]):
             if not run.task.cancelled() or (me is not None and me.cancelling()):
                 raise
             self._require_open()
-            return []  # It was closed from elsewhere.
+            return []  # The stream was closed by another task.
         except RollbookError:
             await self.aclose()
             raise
@@ -112,13 +114,13 @@ class EntryStream(AsyncIterator[Entry]):
         rest = EntryId(run.first_entry + len(entries))
         if rest < run.end and self._runs:
             self._runs.appendleft(self._start(rest, run.end))
-        elif rest < run.end:  # Requested together with the entries after it.
+        elif rest < run.end:  # The rest is requested together with the entries after it.
             self._next_to_ask = rest
         self._ask(0)
         return entries
 
     def _ask(self, waiting: int) -> None:
-        """For a waiting reader, or ahead of one."""
+        """Starts reads for `waiting` runs, and reads ahead."""
         while self._next_to_ask < self._end:
             has_batches = self._has_batches(self._next_to_ask)
             if has_batches:
@@ -149,10 +151,11 @@ class EntryStream(AsyncIterator[Entry]):
     def _on_read(self, task: "asyncio.Task[list[Entry]]") -> None:
         del self._tasks[task]
         if not task.cancelled():
-            task.exception()  # It was read ahead for nothing, if the reader does not get there.
+            # Marks the error as seen: it does not count if the reader never gets there.
+            task.exception()
 
     def _learn(self, entries: list[Entry]) -> None:
-        """Larger entries count at once, smaller ones by and by."""
+        """Estimates entry sizes: larger entries count at once, smaller ones by and by."""
         payload_bytes = sum(len(each.payload) for each in entries)
         self._taken_bytes += payload_bytes
         self._run_bytes = min(max(self._taken_bytes // 8, self._run_bytes), self._batch_bytes)
@@ -160,7 +163,7 @@ class EntryStream(AsyncIterator[Entry]):
         self._entry_bytes = max(mean, (3 * self._entry_bytes + mean) // 4)
 
     async def aclose(self) -> None:
-        """Idempotent. If it is cancelled, it has still ended."""
+        """Ends the stream, even if this is cancelled. Idempotent."""
         self._next_to_ask = EntryId(self._end)
         self._ready.clear()
         runs, self._runs = list(self._runs), deque()

@@ -38,11 +38,11 @@ from rollbook.proto.tasks import stop_tasks
 from rollbook.proto.wire.digest import Entry, LedgerDigest
 from rollbook.proto.wire.messages import ReadLac
 
-_ENTRY_BYTES_GUESSED: Final = 1024  # Of a ledger of which nothing is known yet.
+_ENTRY_BYTES_GUESSED: Final = 1024  # The size of an entry, while nothing is known about the ledger.
 
 
 class LedgerReader:
-    """Use it as a context manager, or `close` it. It changes nothing."""
+    """Reads one ledger and changes nothing. Use it as a context manager, or call `close`."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class LedgerReader:
             config,
             preferred=self._preferred,
         )
-        self._tasks: dict[asyncio.Task[list[Entry]], None] = {}  # Of all its streams.
+        self._tasks: dict[asyncio.Task[list[Entry]], None] = {}  # Running reads of all streams.
 
     @property
     def ledger_id(self) -> LedgerId:
@@ -81,17 +81,17 @@ class LedgerReader:
 
     @property
     def metadata(self) -> LedgerMetadata:
-        """As of the last news."""
+        """The metadata, as of the last news."""
         return self._view.metadata
 
     @property
     def is_closed(self) -> bool:
-        """Whether the ledger is, as far as is known; nothing is added to it then."""
+        """Whether the ledger is closed, as far as is known; no entry is added to it then."""
         return self._view.metadata.is_closed
 
     @property
     def last_add_confirmed(self) -> EntryId:
-        """As far as is known without asking; NO_ENTRY if there is none."""
+        """The LAC, as far as it is known without asking; NO_ENTRY if there is none."""
         last_entry = self._view.metadata.last_entry
         return self._last_add_confirmed if last_entry is None else last_entry
 
@@ -102,9 +102,9 @@ class LedgerReader:
         await self.read_last_confirmed()
 
     async def close(self) -> None:
-        """Iterators get `InvalidRequest`, not an end. Idempotent. If it is cancelled, it is
-        closed for its users; do it again, or its read-ahead ends by itself.
-        """
+        """Closes the reader: its iterators raise `InvalidRequest` instead of ending. Idempotent. If
+        it is cancelled, the reader is closed for its users; close it again, or its read-ahead ends
+        by itself."""
         self.is_stopped = True
         await self._view.close()
         await stop_tasks(*self._tasks)
@@ -123,7 +123,7 @@ class LedgerReader:
         if self.is_stopped:
             raise InvalidRequest("the reader was closed", ledger_id=self.ledger_id)
 
-    # --- What is confirmed --------------------------------------------------------------------
+    # --- Confirmed entries --------------------------------------------------------------------
 
     async def read_last_confirmed(self) -> EntryId:
         """The last entry that was confirmed before this call, or a later one; NO_ENTRY if there
@@ -145,7 +145,9 @@ class LedgerReader:
                 await stop_tasks(refreshing)
             self._on_confirmed(lac)
             if self.metadata.fragments[-1] == before.fragments[-1]:
-                break  # Otherwise the bookies that were asked need not know of the last entries.
+                # After an ensemble change the bookies that were asked need not know of the last
+                # entries.
+                break
         return self.last_add_confirmed
 
     async def _ask_lac(self) -> EntryId:
@@ -263,7 +265,8 @@ class LedgerReader:
         return self._digest.overhead_bytes + metadata.length // (metadata.last_entry + 1)
 
     async def _read_run(self, first_entry: EntryId, count: int, bytes_max: int) -> list[Entry]:
-        """Copies move when bookies die: before an entry is given up, its metadata is read again."""
+        """Reads a run. Copies move when bookies die: before an entry is given up, the metadata is
+        read again."""
         ensemble = self.metadata.fragment_of(first_entry).ensemble
         try:
             return await self._copies.read_run(first_entry, count, bytes_max, ensemble)

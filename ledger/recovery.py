@@ -65,19 +65,21 @@ from rollbook.proto.wire.messages import (
 logger = structlog.get_logger()
 
 _NS_PER_S: Final = 1_000_000_000
-_RESTARTS_MAX: Final = 20  # Each one because another client changed the ledger's fragments.
-_PAUSE_S: Final = 0.05  # Before members whose answers proved nothing are asked again; doubled.
+_RESTARTS_MAX: Final = 20  # Each restart means that another client changed the ledger's fragments.
+# The pause before members whose answers proved nothing are asked again; doubled each time.
+_PAUSE_S: Final = 0.05
 _PAUSE_S_MAX: Final = 0.5
 _LOOKS_PER_PATIENCE: Final = 4
-_AHEAD_MAX: Final = 20_000  # Entries that are sought at a time,
-_AHEAD_MAX_SINGLY: Final = 1_000  # and where each is a question of its own.
-_FENCE: Final = NO_ENTRY, 1  # A fencing question for the last entry,
-_LAC: Final = NO_ENTRY, 0  # and one for the LAC.
-_ENTRY_BYTES_GUESSED: Final = 1024  # Of a ledger of which nothing is known yet.
+_AHEAD_MAX: Final = 20_000  # The most entries to ask for at a time.
+# The same for members that have to be asked for each entry by itself.
+_AHEAD_MAX_SINGLY: Final = 1_000
+_FENCE: Final = NO_ENTRY, 1  # A fencing request for the last entry.
+_LAC: Final = NO_ENTRY, 0  # A request for the LAC.
+_ENTRY_BYTES_GUESSED: Final = 1024  # The size of an entry, while nothing is known about the ledger.
 
 
 class LedgerRecovery:
-    """Of any ledger, each with its own password."""
+    """Recovers ledgers of one cluster."""
 
     def __init__(
         self,
@@ -136,7 +138,7 @@ class LedgerRecovery:
     async def fence(
         self, stored: StoredLedger, password: bytes, digest_type: DigestType
     ) -> StoredLedger:
-        """After it returns the writer confirms nothing more, and cannot move elsewhere.
+        """Fences the ledger: after this its writer confirms no entry, and cannot move elsewhere.
 
         The ledger is left in recovery; a closed one has no writer, and stays as it is. A caller that
         acts on it has to name the returned version: no other version was fenced.
@@ -148,12 +150,13 @@ class LedgerRecovery:
         return stored
 
     async def _start(self, stored: StoredLedger) -> StoredLedger:
-        """In recovery or closed (FR1)."""
+        """Marks the ledger as in recovery, unless it is closed (FR1)."""
         while not stored.metadata.is_closed:
             try:
                 return await self._nodes.update(stored, stored.metadata.with_recovery_started())
             except MetadataConflict:
-                # Its writer moved. It needs a failed bookie for that, and loses this race once.
+                # Its writer changed the ensemble; that takes a failed bookie, so this race is lost
+                # rarely.
                 stored = await self._nodes.read(stored.metadata.ledger_id, fresh=True)
         return stored
 
@@ -192,7 +195,7 @@ class _End:
 
 
 class _Attempt:
-    """One recovery from one version of the metadata."""
+    """One recovery, from one version of the metadata."""
 
     def __init__(
         self,
@@ -208,7 +211,7 @@ class _Attempt:
         self._metadata = stored.metadata
         self._ledger_id = stored.metadata.ledger_id
         self._quorum = stored.metadata.quorum
-        self._ensemble = stored.metadata.fragments[-1].ensemble  # Frozen for all questions.
+        self._ensemble = stored.metadata.fragments[-1].ensemble  # The same for all requests.
         self._first_entry = stored.metadata.fragments[-1].first_entry
         self._digest = digest
         self._key = key
@@ -225,15 +228,19 @@ class _Attempt:
             if bookies.has_extension(bookie, BATCH_READ)
         )
         self._hedge = HedgeDelay(config.read_hedge_ms_min, BATCH_FACTOR)
-        self._asked_at: dict[TailProbe, float] = {}  # In order; members that are not overdue.
-        self._proven_at: float | None = None  # The next entry is absent; others may still be heard.
+        # When each request was sent, in order, for members that are not late.
+        self._asked_at: dict[TailProbe, float] = {}
+        # When the next entry's absence was proven; other members may still answer.
+        self._proven_at: float | None = None
         self._stuck_at: float | None = None
         self._pause_s = _PAUSE_S
-        self._entry_bytes = 0  # About what one takes.
-        self._last: Entry | None = None  # The highest that was met.
-        self._lasts: dict[int, Entry | None] = {}  # What fences returned, by slot.
-        self._fences: dict[int, None] = {}  # In flight from the beginning, by slot.
-        self._fences_due = 0.0  # Then these members are asked entry by entry, too.
+        self._entry_bytes = 0  # About the size of one entry.
+        self._last: Entry | None = None  # The highest entry that was returned.
+        # The last entry of each slot, as the fence returned it.
+        self._lasts: dict[int, Entry | None] = {}
+        self._fences: dict[int, None] = {}  # Slots whose fencing request is outstanding.
+        # After this time, members that were not fenced yet are asked entry by entry, too.
+        self._fences_due = 0.0
 
     async def __aenter__(self) -> "_Attempt":
         return self
@@ -241,10 +248,10 @@ class _Attempt:
     async def __aexit__(self, *_: object) -> None:
         await self._calls.close()
 
-    # --- The fence ----------------------------------------------------------------------------
+    # --- Fencing ------------------------------------------------------------------------------
 
     async def fence(self, *, asks_lac: bool = False) -> LacSurvey:
-        """Until no entry can be confirmed without a fenced bookie (FR1).
+        """Fences members until no entry can be confirmed without a fenced one (FR1).
 
         A fence's answer has the LAC that came with the last entry. A resting writer may have
         sent all of them a higher one since. One member is asked for it together with the fence,
@@ -272,7 +279,7 @@ class _Attempt:
         return survey
 
     def _who_tells_the_lac(self) -> int:
-        """A member that is there; each ledger asks another one."""
+        """The slot of a registered member; different ledgers ask different members."""
         live, size = self._bookies.live(), self._quorum.ensemble
         first = self._ledger_id % size
         slots = (*range(first, size), *range(first))
@@ -293,7 +300,7 @@ class _Attempt:
     def _judge_fence(
         self, slot: int, answer: Reply | RollbookError
     ) -> tuple[Entry | None, str | None]:
-        """The member's last entry, if it has one, and why it does not count as heard."""
+        """The member's last entry, if it has one, and the reason why it does not count as heard."""
         self._fences.pop(slot, None)
         error = error_of(answer)
         self._refuse_wrong_password(error)
@@ -312,11 +319,11 @@ class _Attempt:
         self._lasts[slot] = last
         return last, None
 
-    # --- The search ---------------------------------------------------------------------------
+    # --- Searching the end --------------------------------------------------------------------
 
     async def run(self) -> _End:
         survey = await self.fence(asks_lac=True)
-        start = survey.last_add_confirmed  # Never below the end of earlier fragments.
+        start = survey.last_add_confirmed  # Never below the last entry of earlier fragments.
         entry_bytes = self._entry_bytes or _ENTRY_BYTES_GUESSED
         search = TailSearch(
             self._quorum,
@@ -379,7 +386,8 @@ class _Attempt:
                 raise write_backs.error
 
     def _tell_lasts(self, search: TailSearch) -> None:
-        """A member that was fenced over an open connection answers soon: no other request delays its response."""
+        """Passes on the last entries from fences. Members fenced over open connections answer soon:
+        no other request delays them."""
         if self._last is not None:
             search.on_fenced(self._last)
         for slot, last in self._lasts.items():
@@ -391,8 +399,9 @@ class _Attempt:
                 search.expect_last(slot)
 
     def _is_word_good(self, slot: int) -> bool:
-        """Our bookies check for doubts about later entries before they name their last one (B1), and
-        announce that with `BATCH_READ`; of others that is not known.
+        """Whether the member's last entry is reliable. Our bookies check for doubts about later
+        entries before they name it (B1), and announce that with `BATCH_READ`; other bookies may
+        not.
         """
         return bool(self._batch_slots >> slot & 1)
 
@@ -401,7 +410,7 @@ class _Attempt:
         if silence is None and self._is_word_good(slot):
             search.on_last(slot, last)
             self._proven_at = (
-                None  # It is asked for what it may still have, with another second for that.
+                None  # The member may be asked for more entries now, so the patience starts again.
             )
         else:
             search.on_no_last(slot)
@@ -414,7 +423,7 @@ class _Attempt:
             self._stuck_at = None
 
     def _next_step_at(self, search: TailSearch, look_at: float) -> float:
-        """When to act even without news."""
+        """When to act even if there is no news."""
         due = look_at
         if not search.is_over:
             if self._asked_at:
@@ -426,7 +435,7 @@ class _Attempt:
         return due
 
     def _hurry(self, search: TailSearch) -> None:
-        """Ask others, too, if a member takes long."""
+        """Asks other members if one takes long."""
         now = self._loop.time()
         while self._asked_at:
             ask, asked_at = next(iter(self._asked_at.items()))
@@ -448,7 +457,8 @@ class _Attempt:
             search.stop_waiting()
 
     async def _ask_again(self, search: TailSearch) -> None:
-        """Bookies restart, and connections return."""
+        """Asks members again whose answers proved nothing: bookies restart, and connections
+        return."""
         if self._stuck_at is None:
             self._stuck_at, self._pause_s = self._loop.time(), _PAUSE_S
         if self._loop.time() + self._pause_s > self._stuck_at + self._config.read_deadline_s:
@@ -465,7 +475,7 @@ class _Attempt:
         if ask.first_entry == NO_ENTRY:
             if ask.span:
                 self._on_late_fence(search, ask.slot, answer)
-            return  # Otherwise the LAC, which is no longer needed.
+            return  # The LAC is no longer needed.
         if (asked_at := self._asked_at.pop(ask, None)) is not None:
             self._hedge.observe(int((self._loop.time() - asked_at) * _NS_PER_S))
         error = error_of(answer)
@@ -491,7 +501,7 @@ class _Attempt:
         return []
 
     def _room(self, write_backs: WriteBacks) -> int:
-        """The number of entries that fit; at least one if none is in flight."""
+        """The number of entries that may be requested; at least one if none is in flight."""
         left = self._config.recovery_window_bytes - write_backs.kept_bytes
         ahead_max = _AHEAD_MAX if self._batch_slots else _AHEAD_MAX_SINGLY
         entries = min(ahead_max, left // (self._entry_bytes or _ENTRY_BYTES_GUESSED))
@@ -500,8 +510,8 @@ class _Attempt:
     # ------------------------------------------------------------------------------------------
 
     async def _length_at(self, last_entry: EntryId) -> int:
-        """Payload bytes of the whole ledger: each entry has the sum of itself and the previous
-        ones."""
+        """Payload bytes of the ledger up to this entry: each entry carries the sum for all up to
+        itself."""
         if last_entry == NO_ENTRY:
             return 0
         if self._last is None or self._last.entry_id != last_entry:
@@ -510,7 +520,7 @@ class _Attempt:
         return self._last.ledger_length
 
     def _ask(self, ask: TailProbe, passing: Passing = BUSY_OR_BROKEN) -> bool:
-        """Whether it was sent at once."""
+        """Sends a request; returns whether it was sent at once."""
         request: Request
         if ask.span == 0:
             request = ReadLac(self._ledger_id)

@@ -37,7 +37,8 @@ from rollbook.proto.wire.v3_adds import V3AddPacker
 logger = structlog.get_logger()
 
 _BUSY_PAUSE_S: Final = 0.05
-_LOSSES_MAX: Final = 2  # In a row: a lost connection is tried again, a bookie that is gone is not.
+# Losses in a row: after one the connection is tried again, after two the bookie is replaced.
+_LOSSES_MAX: Final = 2
 
 
 def make_recovery_packer(
@@ -48,9 +49,9 @@ def make_recovery_packer(
     *,
     is_urgent: bool = True,
 ) -> AddPacker:
-    """Of adds that pass a fence, in the protocol that channels of adds speak.
+    """Packs adds that pass a fence, for channels of adds.
 
-    Urgent ones overtake users and may use the reserve of a full disk: a caller waits for them.
+    Urgent adds overtake others and may use the reserve of a full disk: a caller waits for them.
     """
     if bookies.protocol_version == v2.VERSION:
         return V2AddPacker(
@@ -71,7 +72,7 @@ def make_recovery_packer(
 
 
 class _Slot:
-    """One slot of the ensemble, and its present bookie."""
+    """One slot of the ensemble and its present bookie."""
 
     def __init__(self, slot: int, bookie: BookieId, now: float) -> None:
         self.slot = slot
@@ -79,7 +80,8 @@ class _Slot:
         self.channel: AddChannel | None = None
         self.losses = 0
         self.progress_at = now
-        self.refused: dict[EntryId, None] = {}  # By a busy bookie; sent again.
+        # Entries that a busy bookie refused; they are sent again.
+        self.refused: dict[EntryId, None] = {}
         self.busy_timer: asyncio.TimerHandle | None = None
 
 
@@ -99,7 +101,7 @@ class WriteBacks:
         config: ClientConfig,
         on_news: Callable[[], None],
     ) -> None:
-        self.error: RollbookError | None = None  # Why it cannot be done.
+        self.error: RollbookError | None = None  # The error for which the write-back has failed.
         self._ledger_id: LedgerId = digest.ledger_id
         self._quorum = quorum
         self._copies = WriteBack(quorum, first_entry, ensemble)
@@ -119,7 +121,7 @@ class WriteBacks:
         self._failed: dict[BookieId, None] = {}
         self._enough_since: float | None = None
 
-    # --- For the recovery ---------------------------------------------------------------------
+    # --- Used by the recovery -----------------------------------------------------------------
 
     @property
     def is_settled(self) -> bool:
@@ -133,12 +135,12 @@ class WriteBacks:
         return self._copies.new_fragments()
 
     def open(self) -> None:
-        """There will be entries to write back: connections take a moment."""
+        """Connects, before there are entries to write back: that takes a moment."""
         for place in self._places:
             self._open_channel(place)
 
     def add(self, entries: list[Entry]) -> None:
-        """In order, to all members at once."""
+        """Sends entries, in order, to all their members at once."""
         frames: dict[int, list[bytes]] = {}
         for entry in entries:
             frame = self._pack(entry)
@@ -152,7 +154,7 @@ class WriteBacks:
                 place.channel.write(parts, len(parts))
 
     def look(self) -> float:
-        """Gives up members that have been waited for long enough; returns when to check again."""
+        """Gives up members that have been waited for long enough; returns when to look again."""
         now = self._loop.time()
         if not self._copies.has_ack_quorums():
             self._enough_since = None
@@ -178,7 +180,7 @@ class WriteBacks:
         for place in self._places:
             self._close_channel(place)
 
-    # --- For the channels ---------------------------------------------------------------------
+    # --- Called by channels -------------------------------------------------------------------
 
     def on_channel_open(self, channel: AddChannel) -> None:
         place = self._of_channel[channel]
@@ -229,7 +231,7 @@ class WriteBacks:
             place.channel.write([self._pack(entry) for entry in entries], len(entries))
 
     def _give_up(self, place: _Slot, reason: str) -> None:
-        """Another bookie takes its place, if there is one."""
+        """Replaces the slot's bookie, if another one can take the slot."""
         if not self._copies.owes(place.slot):
             return
         self._failed[place.bookie] = None

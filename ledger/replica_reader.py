@@ -45,9 +45,9 @@ from rollbook.proto.wire.messages import (
 logger = structlog.get_logger()
 
 _NS_PER_S: Final = 1_000_000_000
-_PASSING_NS: Final = _NS_PER_S  # The time for a restart, or a lost connection.
-_GONE_RANK: Final = 3  # After all that `Health` ranks.
-_PAUSE_S: Final = 0.02  # Before all members are asked again; doubled.
+_PASSING_NS: Final = _NS_PER_S  # The time that a restart or a lost connection takes.
+_GONE_RANK: Final = 3  # The rank of unregistered bookies, after all ranks of `Health`.
+_PAUSE_S: Final = 0.02  # The pause before all members are asked again; doubled each time.
 
 
 class ReplicaReader:
@@ -63,7 +63,7 @@ class ReplicaReader:
         config: ClientConfig,
         preferred: int,
     ) -> None:
-        """`preferred` is the place in an ensemble that is asked first: one reader, one bookie's cache."""
+        """`preferred` is the slot asked first, so that one reader uses one bookie's cache."""
         self._quorum = quorum
         self._digest = digest
         self._bookies = bookies
@@ -78,7 +78,7 @@ class ReplicaReader:
         }
 
     async def read_one(self, entry_id: EntryId, ensemble: Ensemble) -> Entry:
-        """Raises `NoSuchEntry`, `DigestMismatch`, `EntryUnavailable`."""
+        """Reads one entry. Raises `NoSuchEntry`, `DigestMismatch`, `EntryUnavailable`."""
         slots = self._slots_in_order(entry_id, ensemble)
         return (await self._read(slots, entry_id, 1, self._batch_bytes, ensemble))[0]
 
@@ -98,7 +98,8 @@ class ReplicaReader:
         return await self._read_stripes(first_entry, count, bytes_max, ensemble)
 
     def has_batches(self, ensemble: Ensemble) -> bool:
-        """Striped runs have gaps, which only bookies with our extension pass over."""
+        """Whether to read in batches. Striped runs have gaps, which only bookies with our extension
+        skip."""
         if self._quorum.ensemble == self._quorum.write:
             return any(map(self._bookies.has_batches, ensemble))
         live = self._bookies.live()
@@ -112,7 +113,8 @@ class ReplicaReader:
     async def _read_stripes(
         self, first_entry: EntryId, count: int, bytes_max: int, ensemble: Ensemble
     ) -> list[Entry]:
-        """From the fewest members that together hold everything; others replace failing ones."""
+        """Reads from the fewest members that together hold everything; others replace failing
+        ones."""
         found: dict[EntryId, Entry] = {}
         run = range(first_entry, first_entry + count)
         search = CoverSearch(
@@ -157,8 +159,8 @@ class ReplicaReader:
         bytes_max: int,
         ensemble: Ensemble,
     ) -> list[Entry]:
-        """Passing failures, such as a restart, are waited for; then all members are asked once
-        more."""
+        """Reads from any member; if failures may pass, such as a restart, waits and asks all
+        members once more."""
         give_up_ns = self._clock.monotonic_ns() + _PASSING_NS
         pause_s = _PAUSE_S
         while True:
@@ -179,7 +181,7 @@ class ReplicaReader:
         bytes_max: int,
         ensemble: Ensemble,
     ) -> list[Entry] | None:
-        """None: all members were asked."""
+        """Asks one member after the other; returns None if all were asked without success."""
         hedge = self._hedges[count > 1]
         async with ConcurrentCalls[int](self._bookies) as calls:
             while True:
@@ -212,7 +214,7 @@ class ReplicaReader:
         return slots_in_order(self._quorum, entry_id, self._preferred, self._ranks(ensemble))
 
     def _ranks(self, ensemble: Ensemble) -> list[int]:
-        """By slot; an unregistered bookie comes last."""
+        """Ranks by slot, lowest first; an unregistered bookie comes last."""
         now_ns = self._clock.monotonic_ns()
         live = self._bookies.live()
         return [
@@ -240,7 +242,7 @@ class ReplicaReader:
     def _judge(
         self, answer: Reply | RollbookError, first_entry: EntryId, count: int
     ) -> list[Entry]:
-        """The entries; raises the reason if there are none."""
+        """Returns the entries of an answer; raises the reason if there are none."""
         if isinstance(answer, RollbookError):
             raise answer
         if (error := error_of(answer)) is not None:

@@ -16,7 +16,7 @@ from rollbook.proto.tasks import stop_tasks
 
 _LOOK_S: Final = 1.0
 _STEP_S: Final = 0.1
-_SEATS_PER_STEP: Final = 50  # Each is a write of metadata.
+_SEATS_PER_STEP: Final = 50  # Each seat costs a write of metadata.
 
 
 class SeatWatch:
@@ -27,19 +27,19 @@ class SeatWatch:
         pardon: Callable[[], Awaitable[object]],
         clock: Clock,
     ) -> None:
-        """`pardon` asks the bookies in quarantine whether they respond; those that do may take seats again."""
+        """`pardon` ends the quarantine of bookies that respond; these may take seats again."""
         self._live = live
         self._pardon = pardon
         self._writers = writers
         self._clock = clock
         self._absences = LostMembers()
         self._looked_at: LiveBookies | None = (
-            None  # With every bookie present: nothing can have changed since.
+            None  # A set of bookies with which no seat needs a change.
         )
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Idempotent; there is nothing to watch before the first writer."""
+        """Starts the watch; the first writer calls it. Idempotent."""
         if self._task is None:
             self._task = asyncio.get_running_loop().create_task(self._run())
 
@@ -52,7 +52,7 @@ class SeatWatch:
             await self.look()
 
     async def look(self) -> None:
-        """Once. Returns when every writer that is concerned has been informed."""
+        """Checks once. Returns when every writer that is concerned has been informed."""
         live = self._live()
         if live is self._looked_at:
             return
@@ -81,5 +81,5 @@ class SeatWatch:
                     moved = 0
             writer.on_gone(gone)
         self._looked_at = live if is_at_rest else None
-        if is_stuck:  # Once for all writers; the next check uses it.
+        if is_stuck:  # Asks once for all writers; the next check uses the answers.
             await self._pardon()

@@ -18,10 +18,10 @@ _length_at: Final = struct.Struct(">I").unpack_from
 
 
 class FrameSource(Protocol):
-    """Whole frames."""
+    """A source of whole frames."""
 
     def take(self, now: float) -> bytes:
-        """To be sent now, at the loop's time `now`; nothing if it is no longer wanted."""
+        """The frames to send now, at the loop's time `now`; empty if they are no longer wanted."""
 
 
 class SendQueue:
@@ -36,14 +36,14 @@ class SendQueue:
 
     @property
     def begun_bytes(self) -> int:
-        """Of a frame that is larger than a chunk and partly sent."""
+        """Unsent bytes of a frame that is larger than a chunk and was begun."""
         return len(self._rest)
 
     def put(self, waiting: FrameSource, is_urgent: bool) -> None:
         (self._urgent if is_urgent else self._ordinary).append(waiting)
 
     def next_chunk(self, now: float) -> bytes:
-        """Empty if there is nothing."""
+        """The next bytes to send; empty if there are none."""
         pieces: list[bytes | memoryview] = []
         room = CHUNK_BYTES_MAX
         while room:
@@ -66,7 +66,7 @@ class SendQueue:
         yield from self._ordinary
 
     def remove(self, waiting: FrameSource) -> None:
-        """If it is still here."""
+        """Removes a source if it is still queued."""
         for queue in (self._urgent, self._ordinary):
             if waiting in queue:
                 queue.remove(waiting)
@@ -78,8 +78,8 @@ class SendQueue:
 
 
 def in_pieces(frames: bytes, count: int) -> Iterator[tuple[bytes, int]]:
-    """Cut between frames, so that urgent ones can come between; and the number of frames of each
-    piece."""
+    """Cuts between frames, so that urgent ones can come between; yields each piece with its number
+    of frames."""
     if len(frames) > CHUNK_BYTES_MAX:
         start = position = passed = 0
         while position < len(frames):

@@ -18,15 +18,17 @@ class SharedTimer:
     def __init__(
         self, tick_s: float, shares: int = _SHARES, *, share_s_max: float = math.inf
     ) -> None:
-        """Divides a tick into at least `shares` parts, or more so that none is too long: one part holds up the loop."""
+        """A tick has at least `shares` parts, or more so that each is short: a part holds up the
+        loop."""
         self._shares = max(shares, math.ceil(tick_s / share_s_max))
         self._share_s = tick_s / self._shares
-        self._due: dict[int, list[Callable[[], None]]] = {}  # By number of the share.
+        # Callbacks by the number of their share.
+        self._due: dict[int, list[Callable[[], None]]] = {}
         self._timers: dict[int, asyncio.TimerHandle] = {}
-        self._present: int | None = None  # While they are called.
+        self._present: int | None = None  # The share whose callbacks are being called.
 
     def call_next(self, on_tick: Callable[[], None]) -> None:
-        """Once, a tick from now; it may be called after it is no longer wanted."""
+        """Calls `on_tick` once, a tick from now; it may be called after it is no longer wanted."""
         loop = asyncio.get_running_loop()
         present = self._present
         if present is None:
@@ -45,9 +47,8 @@ class SharedTimer:
         self._due.clear()
 
     def _tick(self, number: int) -> None:
-        """After a standstill the missed time is not made up for: responses that came in that
-        time are read before the next tick.
-        """
+        """Calls the share's callbacks. After a pause of the process missed ticks are not made up
+        for: responses that came in that time are read before the next tick."""
         del self._timers[number]
         loop = asyncio.get_running_loop()
         self._present = max(number, int(loop.time() / self._share_s))

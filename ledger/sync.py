@@ -32,7 +32,7 @@ from rollbook.proto.metadata import LedgerMetadata
 from rollbook.proto.runtime.loop_thread import ClosedByWith, LoopThread
 from rollbook.proto.wire.digest import DigestType, Entry
 
-_PIECE: Final = 500  # Payloads, or ids, that change threads at a time.
+_PIECE: Final = 500  # Payloads or ids per hand-over between threads.
 _PIECE_BYTES: Final = 1024 * 1024
 
 
@@ -56,7 +56,7 @@ def connect(
 
 
 class SyncLedgers(ClosedByWith):
-    """`Ledgers`, call by call."""
+    """`Ledgers`, with calls that wait for their results."""
 
     def __init__(self, thread: LoopThread, ledgers: Ledgers) -> None:
         self._thread = thread
@@ -116,14 +116,16 @@ class SyncLedgers(ClosedByWith):
             yield from ids
 
     def close(self) -> None:
-        """Ends whatever it has opened; third copies have a second at most to arrive. Idempotent."""
+        """Closes everything it has opened; third copies have at most a second to arrive.
+        Idempotent."""
         if self._thread.is_alive:
             self._thread.run(self._ledgers.close())
             self._thread.close()
 
 
 class SyncLedgerWriter(ClosedByWith):
-    """`LedgerWriter`, call by call. `append` waits until its entry is confirmed."""
+    """`LedgerWriter`, with calls that wait for their results. `append` waits until its entry is
+    confirmed."""
 
     def __init__(self, thread: LoopThread, writer: LedgerWriter, config: ClientConfig) -> None:
         self._thread = thread
@@ -160,7 +162,7 @@ class SyncLedgerWriter(ClosedByWith):
         return ids
 
     async def _append(self, piece: list[bytes]) -> range:
-        """Not yet confirmed, so that the next piece need not wait for it."""
+        """Appends without waiting for confirmation, so that the next piece need not wait."""
         await self._writer.ready(len(piece), sum(map(len, piece)))
         first = self._writer.last_appended + 1
         self._writer.append_many(piece).add_done_callback(_look)
@@ -177,7 +179,8 @@ class SyncLedgerWriter(ClosedByWith):
 
 
 class SyncReader(ClosedByWith):
-    """`LedgerReader`, call by call. Leave an iteration early and its read-ahead is dropped."""
+    """`LedgerReader`, with calls that wait for their results. Leaving an iteration early drops its
+    read-ahead."""
 
     def __init__(self, thread: LoopThread, reader: LedgerReader) -> None:
         self._thread = thread
@@ -220,7 +223,8 @@ class SyncReader(ClosedByWith):
             while entries := self._thread.run(stream.next_run()):
                 yield from entries
         finally:
-            self._thread.start(stream.aclose)  # The waiter may be the garbage collector.
+            # It is not awaited: the garbage collector may be running this.
+            self._thread.start(stream.aclose)
 
     def tail(self, start: int = FIRST_ENTRY) -> Iterator[Entry]:
         for news in self.follow(start):
@@ -263,6 +267,6 @@ def _pieces(payloads: Iterable[bytes], count_max: int, bytes_max: int) -> Iterat
 
 
 def _look(future: "asyncio.Future[range]") -> None:
-    """`flush` reports failures; this future is not used."""
+    """Marks the exception as seen: `flush` reports failures."""
     if not future.cancelled():
         future.exception()

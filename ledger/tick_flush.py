@@ -14,7 +14,7 @@ _Step = Callable[[], None]
 
 class TickFlush:
     def __init__(self) -> None:
-        # Several writers hand out in it: the first one's entries share a write.
+        # Whether several writers hand out in this turn: then the first one's entries share a write.
         self.is_shared = False
         self._loop = asyncio.get_running_loop()
         self._hand_outs = deque[_Step]()
@@ -22,12 +22,12 @@ class TickFlush:
         self._is_due = False
 
     def hand_out(self, step: _Step) -> None:
-        """Once, before its results and everything else are written."""
+        """Calls `step` once in this turn, before its results and everything else are written."""
         self._hand_outs.append(step)
         self._plan()
 
     def write_out(self, step: _Step) -> None:
-        """Once, after everything is handed out."""
+        """Calls `step` once in this turn, after everything is handed out."""
         self._write_outs.append(step)
         self._plan()
 
@@ -42,14 +42,14 @@ class TickFlush:
             self._do(self._hand_outs)
             self.is_shared = False
             self._do(self._write_outs)
-        finally:  # An interrupt ends the round, and the loop may be run again after it.
+        finally:  # After an interrupt the loop may be run again.
             self.is_shared = self._is_due = False
-            # Callbacks of the next turn, or not reached in this one.
+            # Steps that belong to the next turn, or were not reached in this one.
             if self._hand_outs or self._write_outs:
                 self._plan()
 
     def _do(self, steps: deque[_Step]) -> None:
-        """Those that exist by then."""
+        """Runs the steps that exist now, not those that they add."""
         for _ in range(len(steps)):
             step = steps.popleft()
             try:

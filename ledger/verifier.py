@@ -25,7 +25,7 @@ from rollbook.proto.wire.digest import Entry, LedgerDigest
 from rollbook.proto.wire.messages import BatchRead, BatchReadReply, EntryRead, ReadReply, Reply
 
 _WINDOW_ENTRIES: Final = 2000
-_SINGLES_MAX: Final = 64  # Asked of one bookie at a time.
+_SINGLES_MAX: Final = 64  # Entries requested from one bookie at a time.
 
 
 class Verifier:
@@ -46,7 +46,7 @@ class Verifier:
     async def verify(
         self, last_entry: EntryId, on_progress: Callable[[int], None] = lambda _: None
     ) -> LedgerVerification:
-        """Of all entries up to `last_entry`; `on_progress` gets the number of further entries
+        """Verifies all entries up to `last_entry`; `on_progress` gets the number of further entries
         done."""
         verdict = LedgerVerification(self._quorum)
         fragments = self._metadata.fragments
@@ -79,7 +79,7 @@ class Verifier:
             verdict.on_entry(fragment, entry_id, copies)
 
     async def read_share(self, bookie: BookieId, share: Sequence[EntryId]) -> dict[EntryId, Copy]:
-        """What one bookie has of these entries, which it should have; they ascend."""
+        """What one bookie has of these ascending entries, all of which it should have."""
         found: dict[EntryId, Copy] = {}
         if self._has_batches(bookie):
             await self._read_batches(bookie, share, found)
@@ -99,7 +99,7 @@ class Verifier:
     async def _read_batches(
         self, bookie: BookieId, share: Sequence[EntryId], found: dict[EntryId, Copy]
     ) -> None:
-        """Until something is wrong."""
+        """Reads batches until one is not as it should be."""
         expected = list(share)
         while expected:
             count = expected[-1] - expected[0] + 1

@@ -53,7 +53,8 @@ from rollbook.proto.wire.v3_adds import V3AddPacker
 
 logger = structlog.get_logger()
 
-_EARLY_BYTES: Final = CHUNK_BYTES_MAX  # Gathered in one turn: bookies may begin in the meantime.
+# Appended bytes that are sent before the turn ends, so that bookies can begin.
+_EARLY_BYTES: Final = CHUNK_BYTES_MAX
 
 _Waiting = tuple[EntryId, "asyncio.Future[Any]", Any]
 
@@ -81,7 +82,8 @@ class LedgerWriter:
         config: ClientConfig,
         is_urgent: bool = False,
     ) -> None:
-        """`is_urgent`: bookies accept it from the reserve that they keep for full disks."""
+        """`is_urgent`: bookies accept its entries from the reserve that they keep for full
+        disks."""
         metadata = stored.metadata
         assert len(metadata.fragments) == 1, "somebody has written this ledger"
         self._digest = digest
@@ -125,21 +127,22 @@ class LedgerWriter:
             is_wanted=config.explicit_lac_idle_ms > 0,
             deadline_s=config.add_deadline_s,
         )
-        self._waiting: deque[_Waiting] = deque()  # By the last entry that each waits for.
+        self._waiting: deque[_Waiting] = deque()  # Ordered by the last entry that each waits for.
         self._last_put = NO_ENTRY
         self._on_lac: Callable[[EntryId], None] = _nobody
         self._on_stopped: Callable[[RollbookError], None] = _nobody
         self._on_vacant: Callable[[], None] = _nobody_at_all
         self._wants_room: deque[asyncio.Future[None]] = deque()
         self._failure: RollbookError | None = None
-        self._was_unsettled = False  # A caller got `AppendUnsettled`.
+        self._was_unsettled = False  # Whether a caller got `AppendUnsettled`.
         self._is_closing = False
-        self._is_over = False  # No bookie is used any more.
+        self._is_over = False  # Whether it uses no bookie any more.
         self._closing: asyncio.Task[None] | None = None
         self._turn_is_due = self._offer_is_due = False
-        self._act_at_bytes = 0  # At which `appended_bytes` an append must be sent at once.
+        self._act_at_bytes = 0  # Entries are sent at once when `appended_bytes` reaches this.
         self._is_ticking = False
-        self._timers: dict[int, asyncio.TimerHandle] = {}  # By slot: when to send it more.
+        # Timers by slot; each fires when more may be sent.
+        self._timers: dict[int, asyncio.TimerHandle] = {}
         self._reading_back: asyncio.Task[None] | None = None
         self._slots: dict[AddChannel, int] = {}
         self._channels: list[AddChannel] = []
@@ -147,7 +150,7 @@ class LedgerWriter:
             self._channels.append(self._open_channel(slot, bookie))
         self._tell_racks()
 
-    # --- For users ----------------------------------------------------------------------------
+    # --- Public methods -----------------------------------------------------------------------
 
     @property
     def ledger_id(self) -> LedgerId:
@@ -155,7 +158,7 @@ class LedgerWriter:
 
     @property
     def metadata(self) -> LedgerMetadata:
-        """As this writer last wrote or read it."""
+        """The metadata, as this writer last wrote or read it."""
         return self._tail.stored.metadata
 
     @property
@@ -178,11 +181,12 @@ class LedgerWriter:
 
     @property
     def kept_bytes(self) -> int:
-        """In memory for bookies that have not acknowledged them; at most the window."""
+        """Bytes in memory for bookies that have not acknowledged them; at most the window."""
         return self._pipeline.kept_bytes
 
     def append(self, payload: bytes) -> "asyncio.Future[EntryId]":
-        """The next entry, sent with the others of this turn of the loop. Does not wait.
+        """Appends the next entry, which is sent with the others of this turn of the loop. Does not
+        wait.
 
         The future has its id once it is confirmed: on disk with an ack quorum, and all entries
         before it, too. It need not be awaited: `flush` and `close` report failures. Cancelling
@@ -202,9 +206,8 @@ class LedgerWriter:
         return future
 
     def put(self, payload: bytes) -> EntryId:
-        """As `append`, for users of `watch`: there is no future, and confirmations are reported
-        together.
-        """
+        """Like `append`, for users of `watch`: there is no future, and confirmations are reported
+        together."""
         if self._is_closing or self._failure is not None:
             raise self._refusal()
         entry_id = self._last_put = self._pipeline.append(payload)
@@ -224,9 +227,8 @@ class LedgerWriter:
         self._on_lac, self._on_stopped = on_confirmed, on_stopped
 
     def watch_seats(self, on_vacant: Callable[[], None]) -> None:
-        """Called when a seat has become vacant; it may be taken again at once. As for `watch`, it may not raise,
-        or use this writer.
-        """
+        """Calls `on_vacant` when a seat has become vacant; it may be taken again at once. Like the
+        callbacks of `watch`, it may not raise or use this writer."""
         self._on_vacant = on_vacant
 
     def append_many(self, payloads: Sequence[bytes]) -> "asyncio.Future[range]":
@@ -320,7 +322,7 @@ class LedgerWriter:
 
     @property
     def is_stopped(self) -> bool:
-        """By `stop`, `close` or a failure: it uses no bookie any more."""
+        """Whether it was stopped by `stop`, `close` or a failure: it uses no bookie any more."""
         return self._failure is not None or (self._closing is not None and self._closing.done())
 
     async def __aenter__(self) -> Self:
@@ -335,7 +337,7 @@ class LedgerWriter:
         try:
             await self.close()
         except RollbookError:
-            if error is None:  # Otherwise the block has failed already, and says why.
+            if error is None:  # An error from the block explains more than the one from `close`.
                 raise
 
     def _make_packer(self) -> AddPacker:
@@ -359,8 +361,8 @@ class LedgerWriter:
         return WriteLac(self.ledger_id, lac, self._key, self._digest.pack_lac(lac))
 
     def leave(self, reason: RollbookError, bookie: BookieId) -> bool:
-        """Replaces the bookie though it has no outstanding adds, if another one can take its seat (WR11).
-        Whether it began."""
+        """Replaces a bookie without outstanding adds, if another one can take its seat (WR11).
+        Returns whether it began."""
         if self._is_closing or self._is_over or bookie not in self._seating.ensemble:
             return False
         slot = self._seating.ensemble.index(bookie)
@@ -372,16 +374,16 @@ class LedgerWriter:
         return True
 
     def on_gone(self, gone: dict[BookieId, str]) -> None:
-        """The members that `leave` could not replace, and why."""
+        """Takes the members that `leave` could not replace, and why."""
         if self._seating.on_gone(gone) and gone and not self._is_over:
             self._on_vacant()
 
-    # --- For channels -------------------------------------------------------------------------
+    # --- Called by channels -------------------------------------------------------------------
 
     def on_add_replies(self, channel: AddChannel, replies: AddReplies) -> None:
         slot = self._slots.get(channel)
         if slot is None:
-            return  # It is no longer in the ensemble.
+            return  # The channel's bookie is no longer in the ensemble.
         pipeline = self._pipeline
         if replies.error is not None:
             self._on_refused(slot, replies.error, replies.entry_ids)
@@ -413,7 +415,8 @@ class LedgerWriter:
     # --- Sending ------------------------------------------------------------------------------
 
     def _send_soon(self) -> None:
-        """With the other appends of this turn of the loop, unless these are large already."""
+        """Sends the appended entries with others of this turn of the loop, or now if they are
+        large."""
         appended_bytes = self._pipeline.appended_bytes
         if not self._turn_is_due:
             self._turn_is_due = True
@@ -450,7 +453,7 @@ class LedgerWriter:
         if count:
             channel.write(frames, count)
         if pipeline.has_more(slot) and slot not in self._timers:
-            # Its acks call this sooner, unless another ledger fills the socket.
+            # Acks usually call this sooner, unless another ledger fills the socket.
             self._timers[slot] = self._loop.call_later(delay_s, self._look_again, slot)
 
     def _look_again(self, slot: int) -> None:
@@ -477,7 +480,7 @@ class LedgerWriter:
                     self._on_down(slot)
 
     def _pause(self, slot: int) -> None:
-        """It is busy (WR8)."""
+        """Pauses sending to a busy bookie (WR8)."""
         if timer := self._timers.pop(slot, None):
             timer.cancel()
         delay_s = self._pipeline.next_pause_s(slot, self._randomness.random())
@@ -487,7 +490,8 @@ class LedgerWriter:
         del self._timers[slot]
         channel = self._channels[slot]
         if not channel.is_open or not self._verify_when_stale():
-            self._pipeline.restart(slot)  # All that it lacks, once it may be sent.
+            # Everything it lacks will be sent once sending is possible.
+            self._pipeline.restart(slot)
             return
         frames, count = self._pipeline.retry(slot)
         if count:
@@ -506,7 +510,7 @@ class LedgerWriter:
             if last_entry > lac:
                 waiting.appendleft((last_entry, future, result))
                 break
-            if not future.done():  # Otherwise its caller has cancelled it.
+            if not future.done():  # A future that is done was cancelled by its caller.
                 future.set_result(result)
         self._explicit_lac.on_confirmed()
         self._on_lac(lac)
@@ -517,18 +521,18 @@ class LedgerWriter:
         return self._pipeline.has_room(entries, payload_bytes)
 
     def _offer_room(self) -> None:
-        """Wakes as many as there may be room for. A waiter that finds too little room waits
+        """Wakes as many waiters as there may be room for. A waiter with too little room waits
         again."""
         self._offer_is_due = False
         is_over = self._is_closing or self._failure is not None
         count = len(self._wants_room) if is_over else self._pipeline.free_entries
         for _ in range(min(count, len(self._wants_room))):
             turn = self._wants_room.popleft()
-            if not turn.done():  # Otherwise it was cancelled.
+            if not turn.done():  # A waiter that is done was cancelled.
                 turn.set_result(None)
 
     def _pass_room_on(self) -> None:
-        """A waiter that leaves may have left some room."""
+        """Offers the room that a cancelled waiter may have left."""
         if self._wants_room and not self._offer_is_due:
             self._offer_is_due = True
             self._loop.call_soon(self._offer_room)
@@ -562,7 +566,7 @@ class LedgerWriter:
             self._is_ticking = True
             self._bookies.ticker.call_next(self._on_tick)
 
-    # --- Bookies that failed --------------------------------------------------------------------
+    # --- Failed bookies -------------------------------------------------------------------------
 
     def _open_channel(self, slot: int, bookie: BookieId) -> AddChannel:
         channel = self._bookies.add_channel(
@@ -591,7 +595,7 @@ class LedgerWriter:
         self._on_vacant()
 
     def _seek_remedy(self) -> None:
-        """For slots that are down: a retry, or a successor."""
+        """Brings back slots that are down, or finds them successors."""
         for slot in self._stand_ins.find_rested():
             if self._channels[slot].is_open:
                 self._seating.on_rested(slot)
@@ -643,7 +647,7 @@ class LedgerWriter:
         if timer := self._timers.pop(slot, None):
             timer.cancel()
 
-    # --- Still ours? (WR5) ----------------------------------------------------------------------
+    # --- Checking the metadata (WR5) ------------------------------------------------------------
 
     def _verify_when_stale(self) -> bool:
         """Start reading the metadata back if it was not verified for too long. Returns whether adds may be sent
@@ -655,7 +659,8 @@ class LedgerWriter:
 
     async def _read_back(self) -> None:
         try:
-            self._stand_ins.freeze()  # A change moves the end that must be verified.
+            # An ensemble change would move the end that is being verified.
+            self._stand_ins.freeze()
             await self._stand_ins.until_unchanging()
             await self._tail.verify()
         except RollbookError as error:
@@ -666,10 +671,10 @@ class LedgerWriter:
         for slot in range(len(self._channels)):
             self._send(slot)
 
-    # --- The end ------------------------------------------------------------------------------
+    # --- Stopping -----------------------------------------------------------------------------
 
     def _stop(self, error: RollbookError) -> None:
-        """Stop permanently."""
+        """Stops the writer permanently."""
         if self._failure is not None:
             return
         self._failure = error
@@ -694,10 +699,10 @@ class LedgerWriter:
         error = self._end_of(first_entry)
         if not future.done():
             future.set_exception(error)
-            future.exception()  # Nobody need look: `flush` and `close` report it.
+            future.exception()  # Marks the exception as seen: `flush` and `close` report it.
 
     def _end_of(self, first_entry: EntryId) -> RollbookError:
-        """What happened to entries from there on."""
+        """The error for an append that waits for entries from this one on."""
         assert self._failure is not None
         was_sent = first_entry < self._pipeline.handed_end
         if was_sent or self._failure.outcome is not Outcome.NOT_APPLIED:
@@ -705,11 +710,11 @@ class LedgerWriter:
         return self._ending()
 
     def _ending(self) -> RollbookError:
-        """The error of a stopped writer for all that was appended."""
+        """The error of a stopped writer for all entries that were appended."""
         return self._loss() if self._was_unsettled else self._refusal()
 
     def _release_all(self) -> None:
-        """Close connections and timers at once, and ask tasks to end."""
+        """Closes connections and timers at once, and asks tasks to end."""
         self._is_over = True
         for channel in self._channels:
             channel.close()
@@ -729,7 +734,7 @@ class LedgerWriter:
         await asyncio.gather(*self._tasks(), return_exceptions=True)
 
     def _refusal(self) -> RollbookError:
-        """Of a change that has not begun. A new one each time, since it gathers a traceback."""
+        """The error for a new append, made afresh each time, since errors gather tracebacks."""
         failure = self._failure
         if failure is None:
             return LedgerClosed("its writer was closed", ledger_id=self.ledger_id)
@@ -741,7 +746,7 @@ class LedgerWriter:
         return error
 
     async def _close(self) -> None:
-        self._offer_room()  # They learn that nothing more is taken.
+        self._offer_room()  # Wakes all waiters for room, who learn that the writer is closing.
         loss: RollbookError | None = None
         try:
             try:
@@ -749,7 +754,7 @@ class LedgerWriter:
             except RollbookError as error:
                 if not isinstance(self._failure, Unavailable | OutcomeUnknown):
                     raise
-                loss = error  # Bookies were missing: the ledger can be closed all the same.
+                loss = error  # Bookies were missing; the ledger can be closed all the same.
             self._stand_ins.freeze()
             await self._await_change()
             await self._hand_over()
@@ -770,8 +775,8 @@ class LedgerWriter:
                 await self._stand_ins.until_unchanging()
 
     async def _hand_over(self) -> None:
-        """All is confirmed, but third copies may still have to be passed to their connections,
-        which then deliver them without us. These are not waited for long.
+        """Waits a little for connections to take the last third copies, which they then deliver
+        without us.
         """
         slots = range(len(self._channels))
         for _ in range(round(LAGGARD_TICKS * self._tick_s / LOOK_AGAIN_S)):
@@ -781,8 +786,8 @@ class LedgerWriter:
 
 
 def _nobody(_: object) -> None:
-    """Nobody watches."""
+    """The default callback."""
 
 
 def _nobody_at_all() -> None:
-    """Nobody watches."""
+    """The default callback."""

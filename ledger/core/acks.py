@@ -18,9 +18,8 @@ from rollbook.proto.quorum import Quorum, Slots
 
 
 class AckTracker:
-    """Slots are indexes of the ensemble. Entries above the LAC are counted by slot, so a bookie that
-    takes over a slot has to acknowledge them itself.
-    """
+    """Counts acknowledgements by slot, that is, by index of the ensemble. A bookie that takes over
+    a slot has to acknowledge entries above the LAC itself."""
 
     def __init__(self, quorum: Quorum, next_entry: EntryId = FIRST_ENTRY) -> None:
         self.last_add_confirmed = EntryId(next_entry - 1)
@@ -37,9 +36,8 @@ class AckTracker:
         return self._marks[slot]
 
     def on_acks(self, slot: int, entry_ids: Sequence[EntryId], end: EntryId) -> bool:
-        """Whether entries were confirmed. It cannot have entries that were not passed to this
-        slot, `end` and above; repeated acks change nothing.
-        """
+        """Takes acks of a slot; returns whether entries were confirmed. The slot was not sent `end`
+        and later entries, so acks for these do not count; repeated acks change nothing."""
         if self._withdrawn >> slot & 1:
             return False
         mark = self._marks[slot]
@@ -58,7 +56,7 @@ class AckTracker:
         ):
             self._marks[slot] = EntryId(reached)
             if reached <= self.last_add_confirmed + 1:
-                return False  # All of it is confirmed already.
+                return False  # All entries below the new mark are confirmed already.
         elif not self._take_stripe(slot, entry_ids, end):
             self._take_each(slot, entry_ids, end)
         return self._confirm()
@@ -71,35 +69,34 @@ class AckTracker:
         )
 
     def complete_to(self) -> EntryId:
-        """Below it every entry is confirmed and has all copies that are still asked for."""
+        """Every entry below this one is confirmed and has all copies that are still wanted."""
         lowest = EntryId(self.last_add_confirmed + 1)
         if not self._excused:
             return min(lowest, *self._marks)
         marks = (m for slot, m in enumerate(self._marks) if not self._excused >> slot & 1)
         return min((lowest, *marks))
 
-    # --- Slots that change hands ----------------------------------------------------------------
+    # --- Slots that get another bookie ----------------------------------------------------------
 
     def withdraw(self, slot: int) -> None:
-        """Its copies of unconfirmed entries stop counting, and so do later acks (WR2)."""
+        """The slot's copies of unconfirmed entries stop counting, and so do later acks (WR2)."""
         self._withdrawn |= 1 << slot
         self._restart(slot, EntryId(self.last_add_confirmed + 1))
 
     def admit(self, slot: int, first_entry: EntryId) -> None:
-        """The slot's new bookie has nothing from `first_entry` on, and gets it all."""
+        """The slot's new bookie has no entry from `first_entry` on and gets them all."""
         assert self._withdrawn >> slot & 1, "WR2: copies count again before they stopped counting"
         self._withdrawn &= ~(1 << slot)
         self._excused &= ~(1 << slot)
         self._restart(slot, first_entry)
 
     def excuse(self, slot: int) -> None:
-        """No caller waits for its copies of entries that are confirmed without them."""
+        """Stops waiting for the slot's copies of entries that are confirmed without them."""
         self._excused |= 1 << slot
 
     def recall(self, slot: int, first_entry: EntryId) -> EntryId:
-        """It will get entries again, from `first_entry`; all below are confirmed.
-
-        Its mark as it was: the entries from there up to `first_entry` it never gets.
+        """The slot gets entries again, from `first_entry` on; all below are confirmed. Returns its
+        old mark: the entries from there up to `first_entry` it never gets.
         """
         assert first_entry <= self.last_add_confirmed + 1, "WR2: entries are left out unconfirmed"
         self._excused &= ~(1 << slot)
@@ -117,7 +114,8 @@ class AckTracker:
         self._beyond[slot].clear()
 
     def _take_stripe(self, slot: int, entry_ids: Sequence[EntryId], end: EntryId) -> bool:
-        """If it is just what the slot should acknowledge next."""
+        """Takes acks if they are just what the slot should acknowledge next; returns whether they
+        were."""
         mark, behind = self._marks[slot], EntryId(entry_ids[-1] + 1)
         if not mark < behind <= end or self._beyond[slot]:
             return False
@@ -136,7 +134,7 @@ class AckTracker:
         self._marks[slot] = self._pass(slot, mark)
 
     def _step(self, slot: int, mark: EntryId) -> EntryId:
-        """The mark after the entry at it, which the slot has."""
+        """The next mark of a slot that has the entry at this mark."""
         return self._pass(slot, self._quorum.first_held(slot, EntryId(mark + 1)))
 
     def _pass(self, slot: int, mark: EntryId) -> EntryId:

@@ -54,30 +54,32 @@ from rollbook.proto.wire.adds import AddPacker
 DEADLINE_TICKS: Final = 20
 LAGGARD_TICKS: Final = 4
 PATIENCE_TICKS: Final = 2
-LOOK_AGAIN_S: Final = 0.01  # After this, a socket that was full is looked at again.
-# Written to a connection, and not yet accepted by its socket.
+LOOK_AGAIN_S: Final = 0.01  # After this time, a socket that was full is checked again.
+# The most bytes that are written to a connection and not yet accepted by its socket.
 _SEND_AHEAD_BYTES: Final = 1024 * 1024
-_GATHER_S: Final = 0.002  # Longer: fewer writes, and others learn later what is confirmed.
+_GATHER_S: Final = 0.002  # Larger: fewer writes, and others learn later what is confirmed.
 _BUSY_PAUSE_S_MIN: Final = 0.02
 _BUSY_PAUSE_S_MAX: Final = 0.64
 _CHUNK_BYTES: Final = 256 * 1024  # A chunk of this size is sent without waiting for more.
 _NOTHING: Final = (b"", 0)
-_AROUND_BYTES: Final = 160  # More than a frame has around a payload, in either protocol.
+_AROUND_BYTES: Final = 160  # More than a frame adds to its payload, in either protocol.
 _FULL: Final = "the writer's window is full"
 _WAIT: Final = "wait until it is ready"
 
 
 @dataclass(slots=True)
 class SlotProgress:
-    """The entries that one slot of the ensemble has been given."""
+    """The entries that were sent to one slot of the ensemble."""
 
-    sent: EntryId  # All entries below that it should hold were passed on, on this connection.
+    # All entries below this one that the slot should hold were sent on the present connection.
+    sent: EntryId
     takes_entries: bool = True
-    since: int = 0  # The tick at which it was asked for copies first.
-    refused: list[EntryId] = field(default_factory=list)  # It was busy. To be sent again.
-    is_paused: bool = False  # As long as it gets nothing at all.
+    since: int = 0  # The tick from which it had to acknowledge copies.
+    # Entries refused as "busy"; they will be sent again.
+    refused: list[EntryId] = field(default_factory=list)
+    is_paused: bool = False  # Whether it is sent nothing until its pause is over.
     mark_seen: EntryId = FIRST_ENTRY
-    last_sign: int = 0  # The tick at which its mark was last seen to move, or it said "busy".
+    last_sign: int = 0  # The last tick at which its mark had moved or it said "busy".
 
 
 class AddPipeline:
@@ -90,8 +92,8 @@ class AddPipeline:
     ) -> None:
         self.acks = AckTracker(quorum)
         self.next_entry = FIRST_ENTRY
-        self.appended_bytes = 0  # Of all frames ever, a little more than they have.
-        self.told_lac = self.acks.last_add_confirmed  # The newest that an entry carries.
+        self.appended_bytes = 0  # Bytes of all frames ever appended, estimated from above.
+        self.told_lac = self.acks.last_add_confirmed  # The newest LAC that a frame carries.
         self.handed_end = FIRST_ENTRY  # No slot was sent this entry or a later one.
         self.tick = 0
         self._quorum = quorum
@@ -100,25 +102,27 @@ class AddPipeline:
         self._window_bytes = window_bytes
         self._window_entries = window_entries
         self._is_striped = quorum.write < quorum.ensemble
-        self._first = FIRST_ENTRY  # Of the entries that are kept.
+        self._first = FIRST_ENTRY  # The first entry that is kept.
         self._frames: list[bytes] = []
-        self._payloads: list[bytes] = []  # Of later entries, whose frames are not built.
-        self._lengths: list[int] = []  # The ledger's, with each entry that has its frame.
+        self._payloads: list[bytes] = []  # Payloads of the entries after those in `_frames`.
+        self._lengths: list[int] = []  # The ledger's length at each entry in `_frames`.
         self._length_before = 0
-        self._released_bytes = 0  # Of `appended_bytes`.
-        self._full_at_bytes = window_bytes  # At which `appended_bytes`,
-        self._full_at_entry = FIRST_ENTRY + window_entries  # and at which entry.
+        self._released_bytes = 0  # The part of `appended_bytes` that was released.
+        self._full_at_bytes = window_bytes  # The window is full when `appended_bytes` reaches this.
+        self._full_at_entry = FIRST_ENTRY + window_entries  # The window is full at this entry.
         self._seats = [SlotProgress(FIRST_ENTRY) for _ in range(quorum.ensemble)]
-        self._busy_pauses_s = [0.0] * quorum.ensemble  # By slot, the latest one.
+        self._busy_pauses_s = [0.0] * quorum.ensemble  # The latest pause of each slot.
         self._joined_of = (FIRST_ENTRY, FIRST_ENTRY)
         self._joined = b""
-        self._ages: deque[tuple[int, EntryId]] = deque()  # At which tick which entries existed.
-        self._half_full_since = 0  # The first tick in a row; 0: it is not.
+        # Ticks, each with the next entry at that time.
+        self._ages: deque[tuple[int, EntryId]] = deque()
+        # The first of the consecutive ticks at which half of the window was full; 0: it is not.
+        self._half_full_since = 0
 
     # --- Appending ----------------------------------------------------------------------------
 
     def has_room(self, entries: int, payload_bytes: int) -> bool:
-        """An entry larger than an empty window passes alone."""
+        """Whether the window has room. An entry larger than an empty window passes alone."""
         size = payload_bytes + entries * _AROUND_BYTES
         return self.is_settled or (
             self.next_entry + entries <= self._full_at_entry
@@ -130,11 +134,12 @@ class AddPipeline:
         return self._full_at_entry - self.next_entry
 
     def append(self, payload: bytes) -> EntryId:
-        """Raises `Overloaded`, `EntryTooLarge`, `TypeError`; then nothing has happened."""
+        """Appends an entry. Raises `Overloaded`, `EntryTooLarge`, `TypeError`; then nothing was
+        appended."""
         kept = payload if type(payload) is bytes else _kept(payload)
         size = len(kept)
         entry_id, end = self.next_entry, self.appended_bytes + size + _AROUND_BYTES
-        # `has_room`, inlined: a call takes half as long as all of this.
+        # Inlines `has_room`: a call of it takes half as long as all of `append`.
         is_full = end > self._full_at_bytes or entry_id >= self._full_at_entry
         if is_full and not self.is_settled:
             raise Overloaded(_FULL, next_step=_WAIT)
@@ -146,7 +151,8 @@ class AddPipeline:
         return entry_id
 
     def append_all(self, payloads: Sequence[bytes]) -> range:
-        """All or none; their ids. Raises like `append`, and `InvalidRequest` if they never fit."""
+        """Appends all or none; returns their ids. Raises like `append`, and `InvalidRequest` if
+        they never fit."""
         kept = [each if type(each) is bytes else _kept(each) for each in payloads]
         count, size = len(kept), sum(map(len, kept))
         if count > self._window_entries or (
@@ -171,7 +177,7 @@ class AddPipeline:
         return EntryTooLarge(f"a payload of {size} bytes is over the limit of {limit}")
 
     def _build_frames(self) -> None:
-        """Builds the frames of all that was appended."""
+        """Builds the frames of all entries that have none yet."""
         if self._payloads:
             built, lac = len(self._frames), self.acks.last_add_confirmed
             before = self._lengths[-1] if built else self._length_before
@@ -188,7 +194,7 @@ class AddPipeline:
 
     @property
     def confirmed_length(self) -> int:
-        """Payload bytes up to and including the LAC."""
+        """Payload bytes of the ledger up to and including the entry at the LAC."""
         index = self.acks.last_add_confirmed - self._first
         return self._lengths[index] if index >= 0 else self._length_before
 
@@ -198,13 +204,13 @@ class AddPipeline:
 
     @property
     def is_settled(self) -> bool:
-        """No response is outstanding."""
+        """Whether no response is outstanding."""
         return self._first == self.next_entry
 
     # --- Sending ------------------------------------------------------------------------------
 
     def owes(self, slot: int) -> bool:
-        """Whether some of its answers are missing."""
+        """Whether the slot has not acknowledged all its entries."""
         return self.acks.mark(slot) < self.next_entry
 
     def has_more(self, slot: int) -> bool:
@@ -212,9 +218,8 @@ class AddPipeline:
         return seat.sent < self.next_entry and seat.takes_entries and not seat.is_paused
 
     def gathers(self, slot: int, unanswered: int) -> bool:
-        """Whether the slot's unsent entries should wait for more, while `unanswered` adds are
-        outstanding: they are fewer than those, and no full chunk (WR10).
-        """
+        """Whether the slot's unsent entries should wait for more: `unanswered` adds are
+        outstanding, and the unsent entries are fewer than those, and no full chunk (WR10)."""
         count = self.next_entry - self._seats[slot].sent
         return (
             count * self._quorum.write < unanswered * self._quorum.ensemble
@@ -252,7 +257,7 @@ class AddPipeline:
         return self._joined, count
 
     def _join(self, start: EntryId, bytes_max: int) -> None:
-        """Frames that no slot was sent so far, built once for all slots that keep up."""
+        """Builds frames that no slot was sent so far once, for all slots that keep up."""
         frames = self._frames[start - self._first :]
         if self.kept_bytes > bytes_max and sum(map(len, frames)) > bytes_max:
             return
@@ -260,7 +265,7 @@ class AddPipeline:
         self._joined = b"".join(frames)
 
     def _take_some(self, slot: int, bytes_max: int) -> tuple[bytes, int]:
-        """For a slot that lags behind, or does not hold every entry."""
+        """The next frames for a slot that lags behind or does not hold every entry."""
         seat, holds = self._seats[slot], self._quorum.holds
         if self.kept_bytes <= bytes_max:
             kept = islice(self._frames, seat.sent - self._first, None)
@@ -282,7 +287,7 @@ class AddPipeline:
         return b"".join(frames), len(frames)
 
     def restart(self, slot: int) -> None:
-        """On a new connection: all unacknowledged entries will be sent again."""
+        """Prepares a slot for its new connection: all unacknowledged entries will be sent again."""
         seat = self._seats[slot]
         seat.sent = max(self.acks.mark(slot), self._first)
         seat.refused.clear()
@@ -291,12 +296,13 @@ class AddPipeline:
     # --- Answers ------------------------------------------------------------------------------
 
     def on_acks(self, slot: int, entry_ids: Sequence[EntryId]) -> bool:
-        """Whether entries were confirmed."""
+        """Takes acks of a slot; returns whether entries were confirmed."""
         self._busy_pauses_s[slot] = 0.0
         return self.acks.on_acks(slot, entry_ids, self._seats[slot].sent)
 
     def on_busy(self, slot: int, entry_ids: Sequence[EntryId]) -> bool:
-        """They are offered again by `retry`. Whether that is news: a pause has to begin."""
+        """Takes "busy" for these entries, which `retry` sends again. Returns whether a pause has to
+        begin."""
         seat = self._seats[slot]
         seat.refused += [
             e for e in entry_ids if e < seat.sent and self.acks.is_waiting_for(slot, e)
@@ -313,9 +319,8 @@ class AddPipeline:
         return pause_s * (0.5 + chance / 2)
 
     def retry(self, slot: int, bytes_max: int = _SEND_AHEAD_BYTES) -> tuple[bytes, int]:
-        """The pause is over: the refused entries, as many as fit but at least one. If that is
-        not all, it stays paused, and `retry` is due again.
-        """
+        """Ends a pause: returns refused entries, as many as fit but at least one, and their number.
+        If some are left, the slot stays paused, and `retry` is due again."""
         seat = self._seats[slot]
         refused = [each for each in sorted(set(seat.refused)) if self._lacks(slot, each)]
         frames = [self._frames[each - self._first] for each in refused]
@@ -332,7 +337,7 @@ class AddPipeline:
         return is_kept and self.acks.is_waiting_for(slot, entry_id)
 
     def release(self) -> bool:
-        """Drops entries for which no copy is outstanding. Whether there was any."""
+        """Drops entries for which no copy is outstanding; returns whether there were any."""
         count = self.acks.complete_to() - self._first
         if count <= 0:
             return False
@@ -344,31 +349,31 @@ class AddPipeline:
         self._full_at_entry = self._first + self._window_entries
         for seat in self._seats:
             if seat.takes_entries and seat.sent < self._first:
-                seat.sent = self._first  # It does not hold what it was not sent.
+                seat.sent = self._first  # The slot does not hold the entries that it was not sent.
         if self.is_settled:
             self._joined = b""
         return True
 
-    # --- Slots that change hands --------------------------------------------------------------
+    # --- Slots that get another bookie --------------------------------------------------------
 
     def suspend(self, slot: int) -> None:
-        """Its bookie failed. Its copies count until it is withdrawn."""
+        """The slot's bookie has failed. Its copies count until `withdraw`."""
         self._seats[slot].takes_entries = False
 
     def resume(self, slot: int) -> tuple[EntryId, EntryId]:
-        """Its bookie is back. Returns the range of entries that it will never get."""
+        """The slot's bookie is back. Returns the range of entries that it will never get."""
         lacks_from = self.acks.recall(slot, self._first)
         self._seat(slot)
         return lacks_from, max(lacks_from, self._first)
 
     def withdraw(self, slot: int) -> None:
-        """Another bookie will take the slot."""
+        """The slot will get another bookie."""
         self.suspend(slot)
         self.acks.withdraw(slot)
 
     def admit(self, slot: int, first_entry: EntryId) -> tuple[EntryId, EntryId]:
-        """The successor, named from `first_entry` on. The entries that it will lack, as with
-        `resume`."""
+        """The slot's new bookie is named from `first_entry` on. Returns the range of entries that
+        it will never get."""
         start = max(first_entry, self._first)
         self._busy_pauses_s[slot] = 0.0
         self.acks.admit(slot, start)
@@ -384,13 +389,13 @@ class AddPipeline:
     # --- Time ---------------------------------------------------------------------------------
 
     def on_tick(self) -> list[int]:
-        """The slots whose bookies have failed by now."""
+        """Counts a tick; returns the slots whose bookies have failed by now."""
         self.tick += 1
         self._note_ages()
         self._note_fullness()
         overdue: list[int] = []
         if not self._half_full_since and (not self._ages or self._ages[0][0] == self.tick):
-            return overdue  # All adds of the previous tick have been answered.
+            return overdue  # All adds of the previous tick have their replies.
         for slot, seat in enumerate(self._seats):
             mark = self.acks.mark(slot)
             if mark != seat.mark_seen or mark >= self.next_entry:
@@ -402,8 +407,8 @@ class AddPipeline:
         return overdue
 
     def find_hopeless(self, standing: Slots, *, is_changing: bool) -> RollbookError | None:
-        """Why the writer has to give up, if it has to. `standing`: slots whose bookies have not
-        failed.
+        """The error with which the writer has to give up, or None. `standing`: slots whose bookies
+        have not failed.
 
         While a change is under way, others are about to step in.
         """
@@ -442,15 +447,14 @@ class AddPipeline:
         self._half_full_since = (self._half_full_since or self.tick) if is_half_full else 0
 
     def _bytes_of(self, count: int) -> int:
-        """Of the first entries that are kept."""
+        """Frame bytes of the first `count` entries that are kept."""
         if count <= 0:
             return 0
         return self._lengths[count - 1] - self._length_before + count * _AROUND_BYTES
 
     def _is_laggard(self, seat: SlotProgress) -> bool:
-        """A busy bookie has responded, and it is our turn: that never counts before the deadline
-        (WR8).
-        """
+        """Whether the bookie is too slow. A busy bookie has responded, and the next move is ours:
+        it never counts before the deadline (WR8)."""
         silent_for = self.tick - max(seat.last_sign, self._half_full_since)
         return (
             self._half_full_since > 0
@@ -466,10 +470,10 @@ class AddPipeline:
 
 
 def _kept(payload: bytes) -> bytes:
-    """The present value if it can change; for large elements, their bytes."""
+    """A copy of the payload that cannot change; for arrays, of their bytes."""
     return bytes(memoryview(payload))
 
 
 def _count_that_fit(frames: Sequence[bytes], bytes_max: int) -> int:
-    """One is taken whatever its size."""
+    """How many of the first frames fit, and at least one."""
     return min(len(frames), max(1, bisect_right(list(accumulate(map(len, frames))), bytes_max)))

@@ -40,8 +40,8 @@ class RefusalAction(Enum):
     """What a refused add means."""
 
     RETRY = "retry"
-    REPLACE = "replace"  # The bookie, for its failure.
-    RELIEVE = "relieve"  # Replace it; it did nothing wrong.
+    REPLACE = "replace"  # Replace the bookie and put it in quarantine.
+    RELIEVE = "relieve"  # Replace the bookie without a quarantine.
     STOP = "stop"
 
 
@@ -58,20 +58,21 @@ def judge(refusal: type[RollbookError]) -> RefusalAction:
 @dataclass(slots=True)
 class _Down:
     error: RollbookError
-    ends_when_open: bool  # It had no connection, and nothing else was wrong with it.
+    ends_when_open: bool  # Whether a new connection ends it: only connections have failed.
 
 
 class OpenEnsemble:
     """The members of the open fragment, and which of them have failed."""
 
     def __init__(self, quorum: Quorum, tail: Fragment) -> None:
-        self.tail = tail  # As it was last written for certain.
+        self.tail = tail  # The open fragment, as it was last certainly written.
         self._quorum = quorum
-        self._down: dict[int, _Down] = {}  # In the order of their failures.
+        self._down: dict[int, _Down] = {}  # Failed slots, in the order of their failures.
         self._leaving: Slots = 0
-        self._lost: Slots = 0  # They hung up, and have not answered anything since.
-        self._refusing: Slots = 0  # They refused an add, and have acknowledged none since.
-        self._gone: dict[BookieId, str] = {}  # Why; no other bookie could take their seats.
+        self._lost: Slots = 0  # Slots that hung up and have not answered anything since.
+        self._refusing: Slots = 0  # Slots that refused an add and have acknowledged none since.
+        # Members that have gone, and why; no other bookie could take their seats.
+        self._gone: dict[BookieId, str] = {}
 
     @property
     def ensemble(self) -> Ensemble:
@@ -83,7 +84,7 @@ class OpenEnsemble:
 
     @property
     def awaits_answer(self) -> bool:
-        """Whether an answer would clear a bookie of what it did before."""
+        """Whether an answer would clear a bookie that hung up or refused an add."""
         return self._lost | self._refusing != 0
 
     @property
@@ -104,7 +105,7 @@ class OpenEnsemble:
 
     @property
     def is_short(self) -> bool:
-        """Some entries cannot be confirmed by the remaining members."""
+        """Whether the remaining members cannot confirm some entries."""
         allowed = self._quorum.write - self._quorum.ack
         write_masks = map(self._quorum.write_mask, map(EntryId, range(self._quorum.ensemble)))
         return any((self._down_mask & mask).bit_count() > allowed for mask in write_masks)
@@ -117,7 +118,7 @@ class OpenEnsemble:
         return self._down[slot].error
 
     def explain(self, error: RollbookError) -> RollbookError:
-        """Why the writer gives up, with the last error of each member that is down."""
+        """Adds the last error of each member that is down to the reason why the writer gives up."""
         if not self._down:
             return error
         seen = ", ".join(
@@ -127,24 +128,27 @@ class OpenEnsemble:
         return type(error)(f"{error.message} ({seen})", next_step=error.next_step, **error.ids)
 
     def on_failure(self, slot: int, error: RollbookError) -> bool:
-        """It answers wrongly or not at all. Whether that is news."""
+        """The slot's bookie fails to answer, or answers wrongly. Returns whether it was not down
+        before."""
         is_news = slot not in self._down
         self._down[slot] = _Down(error, ends_when_open=False)
         return is_news
 
     def on_refusal(self, slot: int, error: RollbookError) -> bool:
-        """As `on_failure`. It may sit again at once, but is not counted on before it acknowledges something."""
+        """Like `on_failure`, after a refused add. It may sit again at once, but is not counted on
+        before it acknowledges something."""
         self._refusing |= 1 << slot
         return self.on_failure(slot, error)
 
     def on_gone(self, gone: dict[BookieId, str]) -> bool:
-        """The members that have gone and that no other bookie can replace, and why. Whether that is news."""
+        """Takes the members that have gone and that no other bookie can replace, and why. Returns
+        whether they have changed."""
         is_news = gone.keys() != self._gone.keys()
         self._gone = gone
         return is_news
 
     def on_lost(self, slot: int, error: RollbookError) -> bool:
-        """A connection that is wanted was lost or could not be made. Whether that makes it fail."""
+        """The connection was lost or could not be made. Returns whether the slot fails by that."""
         if slot in self._down:
             return False
         if not self._lost >> slot & 1:
@@ -154,12 +158,13 @@ class OpenEnsemble:
         return True
 
     def on_answer(self, slot: int) -> None:
-        """It acknowledges what it is sent."""
+        """The slot's bookie acknowledges what it is sent."""
         self._lost &= ~(1 << slot)
         self._refusing &= ~(1 << slot)
 
     def on_open(self, slot: int) -> bool:
-        """Whether it sits again. Should it hang up once more before it answers, it has failed again."""
+        """The slot has a connection again; returns whether it sits again. If it is lost again
+        before an answer, the slot fails."""
         down = self._down.get(slot)
         if down is None or not down.ends_when_open or self._leaving >> slot & 1:
             return False
@@ -167,15 +172,15 @@ class OpenEnsemble:
         return True
 
     def on_rested(self, slot: int) -> None:
-        """Its quarantine is over and it has a connection: it may return."""
+        """The bookie's quarantine is over and it has a connection: it sits again."""
         del self._down[slot]
 
     def on_leaving(self, slots: Iterable[int]) -> None:
-        """Their successors are picked: no way back."""
+        """Successors for these slots are picked: their bookies cannot sit again."""
         self._leaving = sum(1 << slot for slot in slots)
 
     def on_moved(self, tail: Fragment) -> list[int]:
-        """The change is made. The slots that have a new bookie."""
+        """The change was written. Returns the slots that have a new bookie."""
         moved = [
             slot
             for slot, (old, new) in enumerate(zip(self.ensemble, tail.ensemble, strict=True))
@@ -200,14 +205,15 @@ class OpenEnsemble:
         return Fragment(first_entry, ensemble)
 
     def find_made(self, found: LedgerMetadata, attempts: Sequence[Fragment]) -> Fragment | None:
-        """Which of the attempts with unknown outcomes was made. Raises `LedgerFenced` (WR4)."""
+        """Returns the attempt that was written, of those with unknown outcomes. Raises
+        `LedgerFenced` (WR4)."""
         if found.state is LedgerState.OPEN and found.fragments[-1] in attempts:
             return found.fragments[-1]
         self.verify(found)
         return None
 
     def verify(self, found: LedgerMetadata) -> None:
-        """Raises `LedgerFenced` unless the ledger is still ours to write (WR4)."""
+        """Raises `LedgerFenced` unless we may still write the ledger (WR4)."""
         if found.state is not LedgerState.OPEN:
             raise LedgerFenced(ledger_id=found.ledger_id, state=found.state.value)
         if found.fragments[-1] != self.tail:

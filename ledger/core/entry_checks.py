@@ -14,13 +14,14 @@ from rollbook.proto.ports import Buffer
 from rollbook.proto.wire.digest import ENTRY_HEADER_BYTES, Entry, LedgerDigest
 
 _ids_at: Final = struct.Struct(">qqqq").unpack_from
-_new_entry: Final = tuple.__new__  # Without checking the fields' names.
+_new_entry: Final = tuple.__new__  # Skips the check of the fields' names.
 
 
 def unpack_batch(
     digest: LedgerDigest, bodies: Sequence[Buffer], first_entry: EntryId, count: int
 ) -> list[Entry]:
-    """In ascending order, perhaps with gaps. Raises `DigestMismatch` if the first body is flawed.
+    """Unpacks entries in ascending order, perhaps with gaps. Raises `DigestMismatch` if the first
+    body is flawed.
 
     Does what `LedgerDigest.unpack_entry` does, a batch at a time: half of the cost of reading is
     here.
@@ -38,7 +39,7 @@ def unpack_batch(
             or (ids := _ids_at(header))[0] != ledger_id
             or not next_entry <= ids[1] < end
         ):
-            if not entries:  # Returns the flaw, except a wrong entry id.
+            if not entries:  # Raises the flaw of the first entry, unless its id is wrong.
                 digest.unpack_entry(data, next_entry)
             break
         entries.append(_new_entry(Entry, (*ids, payload)))
@@ -47,7 +48,7 @@ def unpack_batch(
 
 
 def unpack_last(digest: LedgerDigest, body: Buffer) -> Entry:
-    """Of the response to "your last entry", whichever that is. Raises `DigestMismatch`.
+    """Unpacks the response to "your last entry", whichever that is. Raises `DigestMismatch`.
 
     An entry is not confirmed before it was sent: without a digest that is all that can be
     checked.
@@ -62,7 +63,7 @@ def unpack_last(digest: LedgerDigest, body: Buffer) -> Entry:
 
 
 def consecutive(entries: Sequence[Entry], first_entry: EntryId) -> int:
-    """How many of them are consecutive from `first_entry`."""
+    """How many of the first entries are consecutive from `first_entry` on."""
     count = 0
     for entry in entries:
         if entry.entry_id != first_entry + count:

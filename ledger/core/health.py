@@ -18,14 +18,14 @@ from rollbook.proto.ids import BookieId
 _NS_PER_S: Final = 1_000_000_000
 QUARANTINE_NS_MIN: Final = 60 * _NS_PER_S
 QUARANTINE_NS_MAX: Final = 30 * 60 * _NS_PER_S
-_SLOW_NS: Final = 5 * _NS_PER_S  # Then it is tried again.
-_BOOKIES_MAX: Final = 10_000  # Ids come from metadata: this is more than any cluster has.
+_SLOW_NS: Final = 5 * _NS_PER_S  # A slow bookie is asked in its turn again after this time.
+_BOOKIES_MAX: Final = 10_000  # Ids come from metadata; no cluster has this many bookies.
 
 
 @dataclass(slots=True)
 class _BookieRecord:
     failed_until_ns: int = -1
-    quarantine_ns: int = 0  # The last one's.
+    quarantine_ns: int = 0  # The length of the last quarantine.
     slow_until_ns: int = -1
 
 
@@ -34,7 +34,8 @@ class Health:
         self._records: dict[BookieId, _BookieRecord] = {}
 
     def on_failure(self, bookie: BookieId, now_ns: int) -> None:
-        """Failures within a quarantine, of other ledgers or of attempts to reconnect, are the same."""
+        """Begins a quarantine, unless there is one: further failures, of other ledgers or
+        reconnects, add nothing to it."""
         record = self._record(bookie)
         if now_ns < record.failed_until_ns:
             return
@@ -47,14 +48,14 @@ class Health:
         self._record(bookie).slow_until_ns = now_ns + _SLOW_NS
 
     def on_answer(self, bookie: BookieId) -> None:
-        """It answers as it should. A quarantine still continues: a response may be old, and it
-        is meant for bookies that fail now and then.
-        """
+        """Takes a good response: the bookie is no longer slow. A quarantine continues: the response
+        may be old, and the quarantine is meant for bookies that fail now and then."""
         if record := self._records.get(bookie):
             record.slow_until_ns = -1
 
     def pardon(self, bookie: BookieId, now_ns: int) -> None:
-        """Asked on purpose, it answered: its quarantine is over. A relapse still counts as one."""
+        """Ends the quarantine of a bookie that has just answered a test. A new failure still counts
+        as a relapse."""
         if (record := self._records.get(bookie)) and now_ns < record.failed_until_ns:
             record.failed_until_ns = now_ns
 
@@ -67,7 +68,7 @@ class Health:
         return record.failed_until_ns if record else -1
 
     def read_rank(self, bookie: BookieId, now_ns: int) -> int:
-        """0: ask it when its turn comes; 1: after those; 2: last."""
+        """When to ask the bookie: 0: in its turn; 1: after those with 0; 2: last."""
         record = self._records.get(bookie)
         if record is None:
             return 0

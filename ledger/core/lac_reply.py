@@ -18,7 +18,7 @@ from rollbook.proto.wire.messages import ReadLacReply, Refusal, Reply
 class ToldLac:
     last_add_confirmed: EntryId = NO_ENTRY
     highest_entry: EntryId = NO_ENTRY
-    silence: type[RollbookError] | None = None  # Why it does not count as heard.
+    silence: type[RollbookError] | None = None  # The reason why the bookie does not count as heard.
 
 
 def judge_lac(digest: LedgerDigest, answer: Reply | RollbookError) -> ToldLac:

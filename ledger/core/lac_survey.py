@@ -16,13 +16,13 @@ class LacSurvey:
 
     def __init__(self, quorum: Quorum, floor: EntryId = NO_ENTRY) -> None:
         self.last_add_confirmed = floor
-        self.highest_entry = NO_ENTRY  # That any member holds; it need not be confirmed.
+        self.highest_entry = NO_ENTRY  # The highest entry of any member; it need not be confirmed.
         self._quorum = quorum
         self._unheard = (1 << quorum.ensemble) - 1
-        self._silent: dict[int, str] = {}  # Slot -> what it returned instead of an answer.
+        self._silent: dict[int, str] = {}  # What each silent slot returned that proves nothing.
 
     def on_told(self, lac: EntryId, highest_entry: EntryId = NO_ENTRY) -> None:
-        """Verified; independent of which members were heard."""
+        """Takes a verified LAC, which counts from any bookie, heard or not."""
         self.last_add_confirmed = max(self.last_add_confirmed, lac)
         self.highest_entry = max(self.highest_entry, highest_entry)
 
@@ -43,7 +43,7 @@ class LacSurvey:
         return [slot for slot in range(self._quorum.ensemble) if self._unheard >> slot & 1]
 
     def describe(self, ensemble: Ensemble) -> str:
-        """Members that were not heard, and why."""
+        """Describes the members that were not heard, and why."""
         return ", ".join(
             f"{ensemble[slot]}: {self._silent.get(slot, 'no answer')}"
             for slot in self.unheard_slots

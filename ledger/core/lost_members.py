@@ -31,7 +31,7 @@ class LostMembers:
         registered: Collection[BookieId],
         now_ns: int,
     ) -> set[BookieId]:
-        """`members` have seats in open fragments. Those of them that are lost."""
+        """Returns those of `members`, which have seats in open fragments, that are lost."""
         absent = [each for each in members if each not in registered]
         self._since_ns = {each: self._since_ns.get(each, now_ns) for each in absent}
         return {
@@ -44,7 +44,7 @@ class LostMembers:
 def reason_to_leave(
     bookie: BookieId, ledger_id: LedgerId, live: LiveBookies, lost: Collection[BookieId]
 ) -> str | None:
-    """Why the writer of a ledger gives up this seat; None: it keeps it."""
+    """The reason why the writer of a ledger gives up this seat; None: it keeps it."""
     if bookie in lost:
         return "it is not registered"
     info = live.find(bookie)

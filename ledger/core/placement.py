@@ -22,7 +22,8 @@ from rollbook.proto.ports import Randomness
 from rollbook.proto.quorum import Ensemble, Quorum
 
 _NO_MAP: Final[Mapping[BookieId, str]] = MappingProxyType({})
-_RACKS_WANTED: Final = 2  # For each write set: the failure of one rack must not take all copies.
+# Racks wanted for each write set: the failure of one rack must not take all copies.
+_RACKS_WANTED: Final = 2
 
 
 class Placement:
@@ -40,11 +41,11 @@ class Placement:
         self._uses_tls = uses_tls
 
     def pick_ensemble(self, quorum: Quorum, live: LiveBookies, now_ns: int) -> Ensemble:
-        """Raises `NotEnoughBookies`."""
+        """Picks the ensemble of a new ledger. Raises `NotEnoughBookies`."""
         healthy, resting = self._candidates(live, now_ns, excluded=())
         if len(healthy) + len(resting) < quorum.ensemble:
             raise self._too_few(len(healthy) + len(resting), len(live.read_only), quorum)
-        # Quarantine weighs more than racks: an ensemble with a dead member has a copy less.
+        # Quarantine weighs more than racks: with a dead member, entries have a copy less.
         healthy += resting[: max(0, quorum.ensemble - len(healthy))]
         members: dict[int, BookieId] = {}
         for slot in range(quorum.ensemble):
@@ -54,7 +55,8 @@ class Placement:
     def _too_few(self, usable: int, read_only: int, quorum: Quorum) -> NotEnoughBookies:
         behind_tls, start = (" behind TLS", " with --tls-listen") if self._uses_tls else ("", "")
         others = room = ""
-        if read_only:  # Full disks, usually; without this message one would look for dead bookies.
+        # Their disks are usually full; without this text one would look for dead bookies.
+        if read_only:
             others = f", {read_only} are read-only"
             room = "make room on the disks of those that are read-only, "
         return NotEnoughBookies(
@@ -74,7 +76,7 @@ class Placement:
         excluded: Collection[BookieId] = (),
         is_urgent: bool = False,
     ) -> dict[int, BookieId]:
-        """For as many of the slots as there are bookies, the first ones first.
+        """Picks bookies for as many of the slots as possible, in the order of the slots.
 
         `is_urgent`: a bookie in quarantine is better than none.
         """
@@ -118,7 +120,7 @@ class Placement:
     def _candidates(
         self, live: LiveBookies, now_ns: int, excluded: Collection[BookieId]
     ) -> tuple[list[BookieId], list[BookieId]]:
-        """Shuffled; those in quarantine apart, the ones that leave it soonest first."""
+        """Shuffled candidates; those in quarantine apart, in the order in which they leave it."""
         found = [bookie for bookie in self.usable(live) if bookie not in excluded]
         self._randomness.shuffle(found)
         healthy = [each for each in found if not self._health.is_quarantined(each, now_ns)]
@@ -132,7 +134,8 @@ class Placement:
         slot: int,
         candidates: list[BookieId],
     ) -> BookieId:
-        """Takes out the candidate that shares its rack with the fewest neighbouring slots."""
+        """Removes and returns the candidate that shares its rack with the fewest neighbouring
+        slots."""
         if not self._racks:
             return candidates.pop()
         nearby: dict[int, None] = {}

@@ -37,20 +37,21 @@ _LATENCIES_KEPT: Final = 128
 _SORTED_EVERY: Final = 16
 _PERCENTILE: Final = 0.95
 _UNKNOWN_FACTOR: Final = 4
-BATCH_FACTOR: Final = 10  # A batch counts as slow after this many times what an entry may take.
+BATCH_FACTOR: Final = 10  # A batch is slow after this many times the delay of one entry.
 _PASSING: Final = (BookieUnreachable, ConnectionLost, Overloaded, Throttled)
 
 
 @lru_cache(maxsize=4096)
 def covering_slots(quorum: Quorum, offset: int, usable: Slots = -1) -> tuple[int, ...]:
-    """Few members that together hold all that these hold.
+    """A small set of members that together hold all entries of these `usable` slots.
 
-    The fewest if all can be used; another choice for each offset.
+    It is the smallest if all can be used; each offset gives another choice.
     """
     size, write = quorum.ensemble, quorum.write
     cover: dict[int, None] = {}
     for first in range(offset - write + 1, offset - write + 1 + size):
-        holders = [slot % size for slot in range(first, first + write)]  # Of entries like `first`.
+        # The members that hold entries like `first`.
+        holders = [slot % size for slot in range(first, first + write)]
         if not any(slot in cover for slot in holders):
             slot = next((slot for slot in reversed(holders) if usable >> slot & 1), None)
             if slot is not None:
@@ -61,7 +62,7 @@ def covering_slots(quorum: Quorum, offset: int, usable: Slots = -1) -> tuple[int
 def slots_in_order(
     quorum: Quorum, entry_id: EntryId, preferred: int, ranks: Sequence[int]
 ) -> list[int]:
-    """The write set, best first: by rank, lower is better; among equals from `preferred` on."""
+    """The write set, best first: by rank, lower is better, and among equals from `preferred` on."""
     size = quorum.ensemble
     return sorted(
         quorum.write_slots(entry_id), key=lambda slot: (ranks[slot], (slot - preferred) % size)
@@ -74,8 +75,8 @@ class CopySearch:
     def __init__(self, slots: Sequence[int], hedge: "HedgeDelay") -> None:
         self._untried = deque(slots)
         self._hedge = hedge
-        self._asked_ns: dict[int, int] = {}  # By slot, in order.
-        self._errors: dict[int, type[RollbookError]] = {}  # Slot -> how it failed.
+        self._asked_ns: dict[int, int] = {}  # When each slot was asked, in that order.
+        self._errors: dict[int, type[RollbookError]] = {}  # How each slot failed.
 
     def next_slot(self, now_ns: int) -> int | None:
         """The member to ask now; None: all were asked."""
@@ -86,7 +87,8 @@ class CopySearch:
         return slot
 
     def on_success(self, slot: int, now_ns: int) -> list[int]:
-        """The members that it has overtaken: one that was asked later had less time."""
+        """Takes an answer; returns the members that it has overtaken: one that was asked later had
+        less time."""
         overtaken = list(takewhile(lambda each: each != slot, self._asked_ns))
         for each in (slot, *overtaken):
             self._hedge.observe(now_ns - self._asked_ns[each])
@@ -97,11 +99,11 @@ class CopySearch:
 
     @property
     def may_pass(self) -> bool:
-        """A member might respond in a moment."""
+        """Whether the failure of some member may be over in a moment."""
         return any(issubclass(error, _PASSING) for error in self._errors.values())
 
     def error(self, ledger_id: LedgerId, entry_id: EntryId, ensemble: Ensemble) -> RollbookError:
-        """When all members have failed."""
+        """The error of the read when all members have failed."""
         errors = self._errors
         ids: dict[str, Any] = {"ledger_id": ledger_id, "entry_id": entry_id}
         if all(issubclass(error, Missing) for error in errors.values()):
@@ -123,12 +125,12 @@ class CoverSearch:
         ranks: Sequence[int],
         hedge: "HedgeDelay",
     ) -> None:
-        """`run`: of entry ids."""
+        """`run`: a range of entry ids."""
         self._quorum = quorum
         self._run = run
         self._preferred = preferred
         self._hedge = hedge
-        self._asked_ns: dict[int, int] = {}  # By slot.
+        self._asked_ns: dict[int, int] = {}  # When each slot was asked.
         self._healthy = sum(1 << slot for slot, rank in enumerate(ranks) if not rank)
         self._asked: Slots = 0
         self._answered: Slots = 0
@@ -145,7 +147,7 @@ class CoverSearch:
             if first_held < self._run.stop:
                 self._asked_ns[slot] = now_ns
                 requests.append((slot, range(first_held, self._run.stop)))
-            else:  # It holds none of these.
+            else:  # This member holds no entry of the run.
                 self._answered |= 1 << slot
         return requests
 
@@ -156,16 +158,16 @@ class CoverSearch:
 
     @property
     def waits_for(self) -> list[int]:
-        """Empty: everything available was returned."""
+        """Members whose answer is outstanding; empty: everything available was returned."""
         return [slot for slot in self._cover() if not self._answered >> slot & 1]
 
     @property
     def due_ns(self) -> int:
-        """When the first of those that are waited for is late."""
+        """The time at which the first outstanding answer is late."""
         return min(self._asked_ns[slot] for slot in self.waits_for) + self._hedge.delay_ns
 
     def take_late(self, waited_for: Sequence[int], now_ns: int) -> list[int]:
-        """Those of `waited_for` that are late: from now on others are asked for their entries."""
+        """Those of `waited_for` that are late: other members are now asked for their entries."""
         late: list[int] = []
         for slot in waited_for:
             is_late = now_ns - self._asked_ns[slot] >= self._hedge.delay_ns
@@ -175,7 +177,7 @@ class CoverSearch:
         return late
 
     def _cover(self) -> tuple[int, ...]:
-        """Of the healthy, if they hold everything."""
+        """Members that together hold all entries, healthy ones alone if these suffice."""
         usable = self._healthy & ~self._useless
         write_sets = (self._quorum.write_mask(EntryId(e)) for e in range(self._quorum.ensemble))
         if not all(write_set & usable for write_set in write_sets):
@@ -195,7 +197,7 @@ class HedgeDelay:
         self._at_least_ns = int(at_least_ms * factor * _NS_PER_MS)
         self._latencies: deque[int] = deque(maxlen=_LATENCIES_KEPT)
         self._since_sorted = 0
-        # The first ones wait for connections, too.
+        # First requests also wait for connections.
         self.delay_ns = _UNKNOWN_FACTOR * self._at_least_ns
 
     @property

@@ -1,4 +1,4 @@
-"""Where does a ledger end? Recovery's questions to the bookies, and what their answers prove.
+"""Finds where a ledger ends: recovery's questions to bookies, and what their answers prove.
 
 The ensemble is the last fragment's, frozen when recovery began; every question fences. From the
 entry after the LAC on, in order, each entry is
@@ -29,7 +29,7 @@ from rollbook.proto.ids import NO_ENTRY, EntryId
 from rollbook.proto.quorum import Ensemble, Quorum, Slots
 from rollbook.proto.wire.digest import Entry
 
-_PROBES_MAX: Final = 64  # Entries that are asked for beyond what is known to exist.
+_PROBES_MAX: Final = 64  # The most entries to ask for beyond those known to exist.
 
 
 class TailProbe(NamedTuple):
@@ -45,9 +45,9 @@ class _Sought:
     """An entry that was asked for and not found yet."""
 
     pending: Slots = 0  # Members that were asked and have not responded.
-    tried: Slots = 0  # Members that did not return it when they were asked for a longer run.
+    tried: Slots = 0  # Members that did not return it with a longer run.
     negatives: Slots = 0
-    failures: dict[int, str] = field(default_factory=dict)  # Slot -> an answer that proves nothing.
+    failures: dict[int, str] = field(default_factory=dict)  # Answers by slot that prove nothing.
 
 
 class TailSearch:
@@ -62,9 +62,9 @@ class TailSearch:
         batch_slots: Slots,
         batch_entries_max: int,
     ) -> None:
-        """`last_known` is there without a question; `batch_slots` can be asked for runs."""
+        """`last_known` exists without a question; `batch_slots` can be asked for runs."""
         self._quorum = quorum
-        self._next = EntryId(last_known + 1)  # The first that is not decided.
+        self._next = EntryId(last_known + 1)  # The first entry that is not decided.
         self._highest_seen = highest_seen
         self._batch_slots = batch_slots
         self._batch_entries_max = batch_entries_max
@@ -74,10 +74,12 @@ class TailSearch:
         self._found: dict[EntryId, Entry] = {}
         self._to_plan: deque[EntryId] = deque()
         self._is_end_certain = False
-        self._lasts: dict[int, EntryId] = {}  # By slot, as reported when they were fenced.
-        self._expected: Slots = 0  # Members that are about to report, and are not asked any more.
+        # The last entry of each slot, as reported when it was fenced.
+        self._lasts: dict[int, EntryId] = {}
+        # Members that will soon report their last entry, and are not asked for others.
+        self._expected: Slots = 0
 
-    # --- What to ask --------------------------------------------------------------------------
+    # --- Questions ----------------------------------------------------------------------------
 
     def plan(self, entries_max: int) -> list[TailProbe]:
         """The next questions, at most `entries_max` entries ahead of the first undecided one."""
@@ -106,8 +108,8 @@ class TailSearch:
         return runs.asks()
 
     def _one_to_ask(self, entry_id: EntryId, sought: _Sought, cover: Sequence[int]) -> int | None:
-        """The same for neighbours; None: it is unlikely to be there, or was not where it was
-        requested."""
+        """The member to ask, the same for neighbouring entries. None: the entry is unlikely to
+        exist, or a member was asked for it without success."""
         if entry_id > self._highest_seen:
             return None
         untried = self._quorum.write_mask(entry_id) & ~sought.tried
@@ -130,23 +132,22 @@ class TailSearch:
         held = self._quorum.write_mask(entry_id)
         return held & sum(1 << slot for slot, last in self._lasts.items() if last < entry_id)
 
-    # --- What was answered --------------------------------------------------------------------
+    # --- Responses ----------------------------------------------------------------------------
 
     def on_fenced(self, entry: Entry) -> None:
-        """Verified: the fence itself returned it, so no member is asked for it (FR2). Before
-        `plan`."""
+        """Takes a verified entry that the fence returned: no member is asked for it (FR2). Called
+        before `plan`."""
         if entry.entry_id >= self._next:
             self._found[entry.entry_id] = entry
 
     def expect_last(self, slot: int) -> None:
-        """It is about to be reported by `on_last`: `on_no_last` is called if that was wrong, or
-        takes long."""
+        """The member will soon report its last entry to `on_last`; if it does not, `on_no_last` is
+        called."""
         self._expected |= 1 << slot
 
     def on_last(self, slot: int, last: Entry | None) -> None:
-        """The last entry of a fenced member, verified; None: it has none. It has searched with
-        the same care as for any entry: damage or doubt is no such answer.
-        """
+        """Takes the verified last entry of a fenced member; None: it has no entry. It must have
+        searched with the same care as for any entry: damage or doubt is no such answer."""
         self._lasts[slot] = last.entry_id if last is not None else NO_ENTRY
         self._expected &= ~(1 << slot)
         for entry_id, sought in self._sought.items():
@@ -160,13 +161,13 @@ class TailSearch:
             self._take(last)
 
     def on_no_last(self, slot: int) -> None:
-        """It is asked entry by entry, like others without that care."""
+        """The member does not report its last entry: it is asked entry by entry."""
         if self._expected >> slot & 1:
             self._expected &= ~(1 << slot)
             self._to_plan.extend(self._sought)
 
     def on_entries(self, ask: TailProbe, entries: Sequence[Entry]) -> None:
-        """Verified, in order, at least one; later ones did not fit."""
+        """Takes verified entries, in order and at least one; entries after them did not fit."""
         for entry in entries:
             entry_id = entry.entry_id
             if self._sought.pop(entry_id, None) is not None:
@@ -182,23 +183,24 @@ class TailSearch:
             self._probes = min(2 * self._probes, _PROBES_MAX)
 
     def on_negative(self, ask: TailProbe) -> None:
-        """It has no such entry, or no such ledger: this counts for the first one requested."""
+        """The member has no such entry, or no such ledger: this counts for the first entry
+        requested."""
         for entry_id, sought in self._missing(ask):
             if entry_id == ask.first_entry:
                 sought.negatives |= 1 << ask.slot
                 sought.failures.pop(ask.slot, None)
-                sought.tried = self._quorum.write_mask(entry_id)  # Now ask everybody.
+                sought.tried = self._quorum.write_mask(entry_id)  # Asks all other members now.
             self._on_left_out(ask, entry_id, sought, has_room=True)
 
     def on_failure(self, ask: TailProbe, reason: str) -> None:
-        """No answer that proves anything about any of them."""
+        """The member's answer proves nothing about any of these entries."""
         for entry_id, sought in self._missing(ask):
             if entry_id == ask.first_entry:
                 sought.failures[ask.slot] = reason
             self._on_left_out(ask, entry_id, sought, has_room=True)
 
     def on_delay(self, ask: TailProbe) -> None:
-        """No answer yet: others are asked, too. The answer still counts when it comes."""
+        """The member is late: others are asked, too. Its answer still counts when it comes."""
         for entry_id, sought in self._missing(ask):
             sought.tried |= 1 << ask.slot
             self._to_plan.append(entry_id)
@@ -217,7 +219,7 @@ class TailSearch:
             if sought is not None and self._quorum.holds(ask.slot, entry_id):
                 yield entry_id, sought
 
-    # --- What follows -------------------------------------------------------------------------
+    # --- Results ------------------------------------------------------------------------------
 
     def take_found(self) -> list[Entry]:
         """The entries that are present, in order, each once."""
@@ -233,13 +235,14 @@ class TailSearch:
 
     @property
     def is_absence_proven(self) -> bool:
-        """Enough members prove that the next entry was never acknowledged; others may still have a copy."""
+        """Whether enough members prove that the next entry was never acknowledged; others may still
+        have a copy."""
         sought = self._sought.get(self._next)
         return sought is not None and self._quorum.is_absent(self._next, sought.negatives)
 
     @property
     def is_over(self) -> bool:
-        """The ledger ends before `next_entry`."""
+        """Whether the ledger ends before `next_entry`."""
         if not self.is_absence_proven:
             return False
         assert self._next not in self._found, "FR2: an entry with a valid copy counts as absent"
@@ -247,7 +250,8 @@ class TailSearch:
 
     @property
     def is_stuck(self) -> bool:
-        """Every member was asked for the next entry, and it is neither present nor absent."""
+        """Whether all members were asked for the next entry, and it is neither present nor
+        absent."""
         return (
             self._next in self._sought and self._is_everybody_asked and not self.is_absence_proven
         )
@@ -285,11 +289,12 @@ class _Runs:
         self._quorum = quorum
         self._batch_slots = batch_slots
         self._entries_max = entries_max
-        self._runs: list[list[int]] = []  # Slot, first entry, end.
-        self._open: dict[int, list[int]] = {}  # By slot: the one that may grow.
+        self._runs: list[list[int]] = []  # Each run: slot, first entry, end.
+        self._open: dict[int, list[int]] = {}  # The run of each slot that may grow.
 
     def add(self, slot: int, entry_id: EntryId, *, may_join: bool) -> None:
-        """A request for an entry alone gets an answer; an entry left out of a batch has none."""
+        """Adds a request. An entry requested alone gets an answer; one left out of a batch gets
+        none."""
         if may_join and self._batch_slots >> slot & 1:
             run = self._open.get(slot)
             if run is not None and entry_id - run[1] < self._entries_max:

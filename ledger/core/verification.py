@@ -32,13 +32,13 @@ class CopyState(Enum):
 
 
 Copy = int | CopyState
-"""A sound copy is known by a digest of its payload."""
+"""The state of a copy, or, for a sound one, a digest of its payload."""
 
 _MAY_TURN_UP: Final = (CopyState.UNKNOWN, CopyState.UNREACHABLE)
 
 
 def state_after(error: type[Exception]) -> CopyState:
-    """Of a copy that was unavailable."""
+    """The state of a copy that could not be read."""
     if issubclass(error, Missing):
         return CopyState.MISSING
     if issubclass(error, DigestMismatch):
@@ -62,20 +62,21 @@ class Flaw:
 
 @dataclass(slots=True)
 class LedgerVerification:
-    """Of a whole ledger, or of the checked part."""
+    """The verdict on a whole ledger, or on the part that was checked."""
 
     quorum: Quorum
     entries: int = 0
     copies: Counter[CopyState] = field(default_factory=Counter)
-    under_replicated: int = 0  # Entries with fewer good copies than `write`,
-    below_ack: int = 0  # than `ack`: those, too, count above;
-    in_doubt: int = 0  # without any, but one may still turn up;
-    lost: int = 0  # without any.
+    under_replicated: int = 0  # Entries with fewer good copies than `write`.
+    # Entries with fewer good copies than `ack`; `under_replicated` includes them.
+    below_ack: int = 0
+    in_doubt: int = 0  # Entries without a good copy that may still have one.
+    lost: int = 0  # Entries without a good copy that cannot have one.
     flaws: list[Flaw] = field(default_factory=list)
     _open: dict[tuple[EntryId, int], Flaw] = field(default_factory=dict)
 
     def on_entry(self, fragment: Fragment, entry_id: EntryId, copies: Mapping[int, Copy]) -> None:
-        """`copies` by their places in the ensemble. Entries come in ascending order."""
+        """Adds an entry's copies, by slot of the ensemble. Entries come in ascending order."""
         states = compare_copies(copies)
         good = sum(state is CopyState.GOOD for state in states.values())
         self.entries += 1
@@ -94,7 +95,7 @@ class LedgerVerification:
         return not self.flaws
 
     def _note(self, fragment: Fragment, slot: int, entry_id: EntryId, state: CopyState) -> None:
-        """One flaw as long as the copies of the place are in one state."""
+        """Extends the slot's flaw while its copies stay in one state, or begins a new one."""
         key = fragment.first_entry, slot
         flaw = self._open.get(key)
         if flaw is not None and flaw.state is state:
@@ -110,8 +111,8 @@ class LedgerVerification:
 
 
 def compare_copies(copies: Mapping[int, Copy]) -> dict[int, CopyState]:
-    """Of one entry, by places. Copies that agree with the majority are good; without a majority none
-    is."""
+    """The states of one entry's copies, by slot. Copies that agree with the majority are good;
+    without a majority no copy is."""
     sound = [copy for copy in copies.values() if isinstance(copy, int)]
     if len(set(sound)) > 1:
         (most, votes), (_, next_votes) = Counter(sound).most_common(2)

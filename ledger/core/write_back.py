@@ -27,25 +27,25 @@ class _Copies:
 
 class WriteBack:
     def __init__(self, quorum: Quorum, first_entry: EntryId, ensemble: Ensemble) -> None:
-        """`first_entry` is the first that may come; `ensemble` has the copies so far."""
-        self.entry_bytes = 0  # Of the payloads that are kept.
+        """`first_entry` is the first that may come; `ensemble` holds the copies so far."""
+        self.entry_bytes = 0  # Bytes of the payloads that are kept.
         self._quorum = quorum
         self._ensemble = ensemble
-        # For each slot, its bookies and their first entries. The last one is written to.
+        # The bookies of each slot with their first entries. The last bookie is the one written to.
         self._holders = [[(first_entry, bookie)] for bookie in ensemble]
-        self._abandoned: Slots = 0  # They failed without a replacement.
-        self._copies: dict[EntryId, _Copies] = {}  # In order.
+        self._abandoned: Slots = 0  # Slots that failed without a replacement.
+        self._copies: dict[EntryId, _Copies] = {}  # Copies by entry id, ascending.
 
     @property
     def ensemble(self) -> Ensemble:
         return tuple(holders[-1][1] for holders in self._holders)
 
     def holders(self) -> list[BookieId]:
-        """Every bookie that has, or had, a place."""
+        """All bookies that have, or had, a slot."""
         return [bookie for holders in self._holders for _, bookie in holders]
 
     def add(self, entry: Entry) -> list[int]:
-        """The slots it has to be sent to."""
+        """Adds an entry; returns the slots it has to be sent to."""
         assert not self._copies or entry.entry_id == next(reversed(self._copies)) + 1, (
             "FR5: recovery leaves an entry out"
         )
@@ -56,14 +56,14 @@ class WriteBack:
 
     def on_acks(self, slot: int, bookie: BookieId, entry_ids: Sequence[EntryId]) -> None:
         if self._holders[slot][-1][1] != bookie:
-            return  # Replaced: its copies do not count any more.
+            return  # The bookie was replaced: its copies do not count any more.
         for entry_id in entry_ids:
             if (copies := self._copies.get(entry_id)) is not None:
                 copies.acked |= 1 << slot
         self._settle()
 
     def owes(self, slot: int) -> bool:
-        """Whether something is still expected of that place."""
+        """Whether the slot still has to acknowledge entries."""
         bit = 1 << slot
         return not self._abandoned & bit and any(
             not copies.acked & bit and self._quorum.holds(slot, entry_id)
@@ -71,7 +71,7 @@ class WriteBack:
         )
 
     def unacked(self, slot: int) -> list[Entry]:
-        """The entries that the bookie at that place has not acknowledged."""
+        """The entries that the slot's bookie has not acknowledged."""
         if self._abandoned >> slot & 1:
             return []
         return [
@@ -81,15 +81,14 @@ class WriteBack:
         ]
 
     def replace(self, slot: int, bookie: BookieId) -> list[Entry]:
-        """The bookie at that place has failed; returns the entries for `bookie`, its
-        replacement."""
+        """Replaces the slot's bookie, which has failed; returns the entries for its replacement."""
         assert all(bookie != holder for holders in self._holders for _, holder in holders), (
             "WR9: a bookie is twice in an ensemble that we make"
         )
         first_entry = self.unacked(slot)[0].entry_id
         holders = self._holders[slot]
         if holders[-1][0] >= first_entry:
-            holders.pop()  # It acknowledged nothing.
+            holders.pop()  # The failed bookie has acknowledged no entry.
         holders.append((first_entry, bookie))
         for entry_id, copies in self._copies.items():
             if entry_id >= first_entry:
@@ -97,7 +96,7 @@ class WriteBack:
         return self.unacked(slot)
 
     def abandon(self, slot: int) -> None:
-        """It has failed without a replacement: the others have to be enough."""
+        """The slot failed without a replacement: the others have to be enough."""
         self._abandoned |= 1 << slot
         self._settle()
 
@@ -107,7 +106,7 @@ class WriteBack:
 
     @property
     def is_hopeless(self) -> bool:
-        """Too few are left for `ack` copies."""
+        """Whether too few slots are left for `ack` copies."""
         return any(
             not self._quorum.is_acked(
                 entry_id, copies.acked | self._quorum.write_mask(entry_id) & ~self._abandoned
@@ -116,14 +115,15 @@ class WriteBack:
         )
 
     def has_ack_quorums(self) -> bool:
-        """Whether every entry has its ack quorum. Bookies that are still waited for are extra copies."""
+        """Whether every entry has its ack quorum. Slots that are still waited for add extra
+        copies."""
         return all(
             self._quorum.is_acked(entry_id, copies.acked)
             for entry_id, copies in self._copies.items()
         )
 
     def new_fragments(self) -> list[Fragment]:
-        """The places of entries for the closing change of metadata."""
+        """The fragments of the entries, for the closing change of metadata."""
         starts = sorted({first for holders in self._holders for first, _ in holders})
         fragments = [Fragment(start, self._ensemble_at(start)) for start in starts]
         return fragments if fragments[0].ensemble != self._ensemble else fragments[1:]
