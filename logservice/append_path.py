@@ -46,10 +46,12 @@ from rollbook.proto.errors import (
 from rollbook.proto.ids import FIRST_ENTRY, EntryId, LedgerId
 
 _UNCERTAIN_MAX: Final = 20_000  # Pending appends and barriers; the ledgers accept fewer appends.
-_SNAPSHOT_ENTRIES: Final = 1024  # A replay is at most this long,
-_SNAPSHOT_BYTES: Final = 8 * 1024 * 1024  # or this, unless snapshots would be a larger part of
-_SNAPSHOT_SHARE: Final = 16  # the log than one byte in this many.
-_AGAIN_S: Final = 0.01  # For a barrier that found no room.
+# A snapshot is due after this many entries without one, since a take-over replays them.
+_SNAPSHOT_ENTRIES: Final = 1024
+# A snapshot is also due after this many bytes without one.
+_SNAPSHOT_BYTES: Final = 8 * 1024 * 1024
+_SNAPSHOT_SHARE: Final = 16  # A snapshot waits until this multiple of its own size was written.
+_AGAIN_S: Final = 0.01  # A barrier that found no room tries again after this pause.
 
 Loss = type[OutcomeUnknown]
 """What happens to pending appends."""
@@ -82,7 +84,7 @@ class SegmentWriter:
         self.writer: Final = writer
         self.segment_id: Final = segment_id
         self.ledger_id: Final[LedgerId] = writer.ledger_id
-        self.number: Final = number  # In the order of this owner's ledgers, from 0.
+        self.number: Final = number  # Counts this owner's ledgers, from 0.
         self.base_offset: Final = base_offset
         self.limits: Final = limits
         self.began_s: Final = asyncio.get_running_loop().time()
@@ -94,7 +96,7 @@ class SegmentWriter:
         writer.watch(partial(on_confirmed, number), on_failed)
 
     def append(self, block: bytes) -> EntryId:
-        """Raises as `LedgerWriter.put`."""
+        """Append a block. Raises as `LedgerWriter.put`."""
         entry_id = self._put(block)
         self.bytes += len(block)
         self.entries = entry_id + 1
@@ -102,12 +104,12 @@ class SegmentWriter:
 
     @property
     def is_begun(self) -> bool:
-        """Its first entry, with the log's memory, is confirmed (LS5)."""
+        """Whether the first entry, which has the log's memory, is confirmed (LS5)."""
         return self.writer.last_add_confirmed >= FIRST_ENTRY
 
     @property
     def is_look_due(self) -> bool:
-        """It may be full, or a snapshot due: asked after each entry, so it costs next to nothing."""
+        """Whether the segment may be full or a snapshot due: a cheap check for every entry."""
         return (
             self.entries - self.entries_at_snapshot >= _SNAPSHOT_ENTRIES
             or self.bytes - self.bytes_at_snapshot >= _SNAPSHOT_BYTES
@@ -126,11 +128,11 @@ class SegmentWriter:
 
     @property
     def oldest_s(self) -> float:
-        """When it will have become too old."""
+        """The time of the loop at which the segment reaches its maximum age."""
         return self.began_s + self.limits.age_s
 
     def is_snapshot_due(self, packed_bytes: int) -> bool:
-        """So that a replay is short, and snapshots are no large part of the log."""
+        """Whether a snapshot is due: replays stay short, and snapshots take a small part of the log."""
         return (
             self.entries - self.entries_at_snapshot >= _SNAPSHOT_ENTRIES
             or self.bytes - self.bytes_at_snapshot >= _SNAPSHOT_BYTES
@@ -156,12 +158,14 @@ class AppendPath:
     ) -> None:
         """`stalls`: the count of the stall detector when the log's state was read. `on_lost` calls
         `end`."""
-        self.on_full: Callable[[], None] = _nobody  # The segment that is written is long enough.
+        # Called when the segment that is written is long enough.
+        self.on_full: Callable[[], None] = _nobody
         self.failure: OwnerChanging | None = None
         self.takes_more = True
         self.memory: Final = memory
         self.sequencer: Final = Sequencer(memory, is_exclusive=False)
-        self.writing: SegmentWriter | None = None  # None: nothing is appended any more.
+        # The segment that gets appends; None: the log accepts none.
+        self.writing: SegmentWriter | None = None
         self.tail_cache: Final = TailCache(
             memory.tail, config.tail_cache_bytes, context.tail_memory
         )
@@ -192,9 +196,9 @@ class AppendPath:
     def append(
         self, block: bytes, info: BlockInfo, condition: Condition | None, tell: Tell
     ) -> bool:
-        """Decided at once, False if it is refused. Accepted or refused, `tell` gets the result
-        when all that it depends on is settled: the ack, the refusal, or `OwnerLost` or
-        `AppendUnsettled`: it may be in the log. That may be before this returns.
+        """Decide an append at once; returns False if it is refused. Accepted or refused, `tell` gets the
+        result when all that it depends on is settled: the ack, the refusal, or `OwnerLost` or
+        `AppendUnsettled` (the block may be in the log). `tell` may be called before this returns.
 
         Raises `Overloaded`, and `OwnerChanging` if this is no longer the owner: nothing was
         done.
@@ -221,7 +225,7 @@ class AppendPath:
             self.answer(tell, ack)
             return True
         writing = self.writing
-        assert writing is not None  # Otherwise it is sealed, and accepts nothing.
+        assert writing is not None  # None only in a sealed log, which accepts no append.
         base_offset, next_offset, timestamp_us = place
         data = stamped(
             block,
@@ -260,7 +264,7 @@ class AppendPath:
             self.on_full()
         if writing.is_snapshot_due(self.memory.packed_bytes):
             writing.on_snapshot()
-            with suppress(RollbookError):  # A replay will be longer.
+            with suppress(RollbookError):  # Without this snapshot a take-over replays more entries.
                 self.say(self.memory.snapshot())
 
     def say(self, said: Control, tell: Tell | None = None, result: object = None) -> None:
@@ -284,7 +288,7 @@ class AppendPath:
         self._on_written(entry_id, (tell, result, None), is_barrier=type(said) is Barrier)
 
     def use(self) -> None:
-        """`require`, for a caller that counts as use: the log is not idle."""
+        """As `require`, and counts as use of the log, which is then not released as idle."""
         self.require()
         self.used_ns = self._now_ns()
 
@@ -311,7 +315,7 @@ class AppendPath:
                 self._settling.on_answered((tell, result, None))
 
     async def room_for(self, entries: int, block_bytes: int) -> None:
-        """Returns when there is room, at once if there is: use it before you await again.
+        """Returns when there is room, at once if there is: append before the next await.
 
         Raises as `use`.
         """
@@ -319,7 +323,7 @@ class AppendPath:
             await self.until_settled()
         self.use()
         while (writing := self.writing) is not None:
-            with suppress(RollbookError):  # Then the append will say so.
+            with suppress(RollbookError):  # An append after this raises the same error.
                 await writing.writer.ready(entries, block_bytes)
             self.use()  # The log may have been given up in the meantime.
             if writing is self.writing:
@@ -328,8 +332,7 @@ class AppendPath:
     # --- Segments -----------------------------------------------------------------------------
 
     def take(self, writer: LedgerWriter, segment_id: SegmentId, limits: SegmentLimits) -> None:
-        """From here on blocks go into this ledger; of the earlier ledgers only the last may be
-        unclosed."""
+        """Write blocks into this ledger from now on; of the earlier ledgers only the last may be unclosed."""
         self.writing = SegmentWriter(
             writer,
             segment_id,
@@ -341,7 +344,7 @@ class AppendPath:
         )
 
     def on_closed(self) -> None:
-        """The previous ledger was closed at its last entry (LS1)."""
+        """Take note that the previous ledger was closed at its last entry (LS1)."""
         if self.check_owner():
             self._settle(self._settling.on_closed())
 
@@ -352,7 +355,7 @@ class AppendPath:
     # --- Answers ------------------------------------------------------------------------------
 
     def answer(self, tell: Tell, result: object) -> None:
-        """Now, if nothing that it rests on is uncertain."""
+        """Call `tell` with the result: at once, or when all appends before it are settled."""
         for item in self._settling.on_answered((tell, result, None)):
             self._tell(item)
 
@@ -363,13 +366,15 @@ class AppendPath:
             self.answer(tell, refusal)
 
     async def refused(self, refusal: RollbookError) -> None:
-        """Raises it, when that is certain."""
+        """Raises the refusal when it is certain, that is when this server is known to be the owner still."""
         waiter = self._new_future()
         self.refuse(resolver_of(waiter), refusal)
         await waiter
 
     async def until_settled(self) -> None:
-        """All that was decided so far. Raises `OwnerChanging`, or what pending appends get."""
+        """Returns when all that was decided so far is settled. Raises `OwnerChanging`, or what
+        pending appends get.
+        """
         if self.failure is not None:  # All waiters have their failure; no more are notified.
             raise self.refusal()
         waiter = self._new_future()
@@ -377,7 +382,7 @@ class AppendPath:
         await waiter
 
     async def barrier(self) -> Offset:
-        """The tail, with whatever was acked before the call below it (LS10)."""
+        """The tail, above every append that was acknowledged before this call (LS10)."""
         waiter = self._new_future()
         self._ask(resolver_of(waiter), _TAIL)
         tail: Offset = await waiter
@@ -393,7 +398,7 @@ class AppendPath:
             self._turn = self._loop.call_soon(self._on_turn)
 
     def _on_turn(self) -> None:
-        """Any append of this turn of the loop serves as the entry that barriers wait for."""
+        """Writes an entry for waiting barriers, unless an append of this turn of the loop serves them."""
         self._turn = None
         if self._barriers.needs_entry:
             try:
@@ -402,7 +407,7 @@ class AppendPath:
             except Overloaded:
                 self._turn = self._loop.call_later(_AGAIN_S, self._on_turn)
             except OwnerChanging:
-                pass  # The waiters have their failure.
+                pass  # Waiting barriers have got the owner's failure.
 
     # --- Settling -----------------------------------------------------------------------------
 
@@ -421,7 +426,7 @@ class AppendPath:
             self._settle(self._settling.on_confirmed(number, last_entry))
 
     def _settle(self, items: Collection[_Item]) -> None:
-        """Readers first: a client finds its append in the log once it is acknowledged."""
+        """Readers get the blocks before callers get their acks, so that a client finds what it appended."""
         self.tail_cache.add([kept for _, _, kept in items if kept is not None])
         for item in items:
             self._tell(item)
@@ -437,7 +442,7 @@ class AppendPath:
     # --- The end ------------------------------------------------------------------------------
 
     def on_ledger_failed(self, error: BaseException) -> None:
-        """It cannot be written any more: it was fenced, or bookies were missing."""
+        """End the ownership after a failed write: the ledger was fenced, or bookies were missing."""
         if self.failure is None:
             cause = error.__cause__ if isinstance(error, AppendUnsettled) else error
             were_bookies_missing = isinstance(cause, Unavailable | OutcomeUnknown)
@@ -460,7 +465,7 @@ class AppendPath:
             self._turn.cancel()
 
     def refusal(self) -> OwnerChanging:
-        """A new one each time, since it gathers a traceback."""
+        """The error for requests that come now; a new object each time, since it gathers a traceback."""
         if self.failure is None:
             return OwnerChanging("it is being handed over", log=str(self._name))
         return OwnerChanging(self.failure.message, **self.failure.ids)
@@ -472,7 +477,7 @@ class AppendPath:
 
 
 def _nobody() -> None:
-    """Nobody listens."""
+    """The callback before anybody listens."""
 
 
 def resolver_of(waiter: "asyncio.Future[Any]") -> Tell:
@@ -481,9 +486,9 @@ def resolver_of(waiter: "asyncio.Future[Any]") -> Tell:
 
 def _tell_waiter(waiter: "asyncio.Future[Any]", result: object) -> None:
     if waiter.done():
-        return  # Its caller has cancelled it.
+        return  # The caller has cancelled its wait.
     if isinstance(result, RollbookError):
         waiter.set_exception(result)
-        waiter.exception()  # Nobody need look.
+        waiter.exception()  # Marks the exception as retrieved: a caller that left does not read it.
     else:
         waiter.set_result(result)

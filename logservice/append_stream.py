@@ -30,8 +30,8 @@ from rollbook.proto.errors import (
 from rollbook.proto.tasks import stop_tasks
 
 _REFS_MAX: Final = 100_000
-_OVERHEAD_BYTES: Final = 500  # Of an append in flight, over its block.
-_OPEN_S: Final = 30.0  # For a log to be opened.
+_OVERHEAD_BYTES: Final = 500  # Counted for each append in flight besides its block.
+_OPEN_S: Final = 30.0  # The time limit for opening a log.
 
 
 class _Pending(AppendLaps):
@@ -71,11 +71,12 @@ class _BoundLog:
         self.log = bind.log
         self.uid = bind.uid
         self.is_ordered = bind.is_ordered
-        self.owner: Owner | None = None  # As it was last found; it may have lost the log since.
-        self.pending: deque[_Pending] = deque()  # Not answered yet, in order.
-        self.waiting: deque[_Pending] = deque()  # Those at the end that have not been decided.
+        self.owner: Owner | None = None  # The owner as last found; it may have lost the log since.
+        self.pending: deque[_Pending] = deque()  # Appends without an answer, in order.
+        self.waiting: deque[_Pending] = deque()  # The end of `pending`: appends without a decision.
         self.task: asyncio.Task[None] | None = None
-        self.failed_number: int | None = None  # Of the first one, if nothing may follow it.
+        # The first refused append, after which an ordered log accepts no other.
+        self.failed_number: int | None = None
 
     def on_failed(self, number: int) -> None:
         if self.is_ordered and self.failed_number is None:
@@ -90,9 +91,9 @@ class ServerAppendStream:
         self._loop = asyncio.get_running_loop()
         self._lines: dict[int, _BoundLog] = {}
         self._tasks: dict[asyncio.Task[None], None] = {}
-        self._bytes = 0  # In flight, or answered but not yet taken.
+        self._bytes = 0  # Bytes of appends in flight or with a result that was not yet taken.
         self._results: list[AppendResult] = []
-        self._freed = 0  # Set by the results that are ready.
+        self._freed = 0  # Bytes that are freed when the waiting results are taken.
         self._news: asyncio.Future[None] | None = None
         self._room: asyncio.Future[None] | None = None
         self._is_closed = False
@@ -155,7 +156,7 @@ class ServerAppendStream:
     # --- Deciding ---------------------------------------------------------------------------
 
     def _try(self, pending: _Pending) -> bool:
-        """Whether it was decided: given its place, or refused."""
+        """Whether the append was decided now: given its place, or refused."""
         append, line = pending.append, pending.line
         if line.failed_number is not None:
             pending.settle(EarlierFailed(failed_number=line.failed_number))
@@ -173,19 +174,20 @@ class ServerAppendStream:
         except Overloaded:
             return False
         except OwnerChanging:
-            line.owner = None  # There may be another owner by now: that one is asked for room.
+            # Another server may own the log by now, so the owner is looked up again.
+            line.owner = None
             return False
         except RollbookError as error:
             pending.settle(error)
             return True
-        if pending.result is None:  # Otherwise it was refused at once.
+        if pending.result is None:  # None: the append was not refused at once.
             pending.taken_s = self._loop.time()
-        if not is_taken:  # The reason follows when all that it rests on is settled.
+        if not is_taken:  # A refusal: its reason follows when all that it depends on is settled.
             line.on_failed(append.number)
         return True
 
     async def _work_off(self, line: _BoundLog) -> None:
-        """The pending appends, in order, while the log is opened or has no room."""
+        """Decides the waiting appends in order, while the log is opened or has no room."""
         while line.waiting:
             pending = line.waiting[0]
             try:
@@ -201,10 +203,10 @@ class ServerAppendStream:
                 line.waiting.popleft()
         line.task = None
 
-    # --- Telling ----------------------------------------------------------------------------
+    # --- Results ----------------------------------------------------------------------------
 
     def _on_settled(self, pending: _Pending, told: AppendAck | RollbookError) -> None:
-        """What is known about the first ones; the others wait for those before them."""
+        """Hands over results in order: a result waits for those of earlier appends to the log."""
         size, now_s = len(pending.append.block), self._loop.time()
         self._stats.on_answered(told, size, pending, now_s)
         waiting = pending.line.pending

@@ -16,19 +16,20 @@ _MIB: Final = 1024 * 1024
 
 @dataclass(frozen=True)
 class LogServerConfig:
-    """Its name and addresses."""
+    """The name and the addresses of a log server."""
 
     metadata: str  # The URL of the cluster: zk://host,host/ledgers or sqlite:///path.
-    listen: str = "127.0.0.1:7400"  # Of gRPC. Port 0 picks a free one.
+    listen: str = "127.0.0.1:7400"  # The gRPC address. Port 0 picks a free one.
     advertise: str = ""  # host or host:port where clients find it; by default where it listens.
-    rest: str = ""  # Of HTTP; empty: nowhere. Token and certificate are those of gRPC.
-    # Of pages in browsers that may use `rest`, as in http://localhost:3000. `*`: pages of every origin may read.
+    rest: str = ""  # The HTTP address; empty: no HTTP. Token and certificate are those of gRPC.
+    # Origins whose browser pages may use `rest`, as in http://localhost:3000. `*`: pages of every
+    # origin may read.
     rest_origin: tuple[str, ...] = ()
-    server_name: str = ""  # The same in each of its lives; by default the advertised host:port.
+    server_name: str = ""  # Stays the same across restarts; by default the advertised host:port.
     token_file: str = ""  # Callers that show this token are let in; empty: everybody.
     access_file: str = ""  # Rights by token or certificate; empty: see `token_file`.
     tls_certificate: str = ""  # A file, with its chain; empty: in the clear.
-    tls_key: str = ""  # A file; empty: it is in the certificate's.
+    tls_key: str = ""  # A file; empty: the certificate's file has the key.
     tls_authorities: str = ""  # A file; clients must show a certificate that these have signed.
     # A file; the CAs of other log servers' certificates. Empty: tls_authorities, or those that the
     # machine trusts.
@@ -38,7 +39,7 @@ class LogServerConfig:
     # A file; the CAs of bookies' certificates. Empty: bookies are spoken to in the clear.
     bookie_authorities: str = ""
     bookie_certificate: str = ""  # A file; shown to bookies that want one.
-    bookie_key: str = ""  # A file; empty: it is in the certificate's.
+    bookie_key: str = ""  # A file; empty: the certificate's file has the key.
     insecure: bool = False  # Lets it listen off loopback without TLS and token.
     log_level: str = "info"  # debug, info, warning or error.
     # Seconds without contact after which the metadata store ends its session. Longer: short outages
@@ -84,7 +85,7 @@ class LogServerConfig:
 
 @dataclass(frozen=True)
 class LogServiceConfig:
-    """How it serves."""
+    """How a log server serves."""
 
     # --- Ownership ----------------------------------------------------------------------------
     # Seconds of silence after which a server is no longer suggested as an owner. Longer: pauses

@@ -30,14 +30,15 @@ from rollbook.proto.tasks import stop_tasks
 _INTERVAL_S: Final = 30.0
 # After this long without a request, idle logs are not read any more.
 _WATCHED_S: Final = 600.0
-# Per log: its readers may make any number of cursors, and those of other logs are reported, too.
+# The most cursors that are read for each log, so that one log does not displace the others.
 _READ_MAX: Final = 1000
-_PASSED_MAX: Final = 10_000  # Idle logs to be read; the ones beyond keep what was known.
-# Idle logs whose cursors lag, those that lag most. More than are reported, so that finding them is seldom needed.
+_PASSED_MAX: Final = 10_000  # The most idle logs in the queue; a log beyond it keeps its last lags.
+# The most idle logs with lags that are kept, largest lags first. More than are reported, so that
+# searches for them are seldom needed.
 _IDLE_MAX: Final = 2 * LAGS_MAX
 
-_Cursors = Sequence[tuple[str, Offset]]  # Those furthest behind first.
-_End = tuple[LogName, Offset, _Cursors]  # The tail of a log.
+_Cursors = Sequence[tuple[str, Offset]]  # Cursors with their offsets, the largest lags first.
+_End = tuple[LogName, Offset, _Cursors]  # A log, its tail, and its cursors.
 
 
 class HasTail(Protocol):
@@ -64,14 +65,15 @@ class CursorLags:
     def __init__(self, nodes: Nodes, owners: OwnedLogs) -> None:
         self._nodes, self._owners = nodes, owners
         self._loop = asyncio.get_running_loop()
-        self._cursors: dict[LogName, _Cursors] = {}  # Those looked at longest ago first.
-        # For ownerless logs, the cursors that lag, as they were when they were read.
+        self._cursors: dict[LogName, _Cursors] = {}  # Owned logs, the one read longest ago first.
+        # For each ownerless log, the cursors with lags at the last read.
         self._idle: dict[LogName, _End] = {}
-        # Of logs that have more cursors than are read, how many more: while they are owned here, and idle ones.
+        # For each log, the number of cursors that are not read: owned logs, then idle ones.
         self._beyond: dict[LogName, int] = {}
         self._beyond_idle: dict[LogName, int] = {}
-        self._not_passed: dict[LogName, None] = {}  # Of those that are known, by this sweep.
-        self._passed: dict[LogName, Offset] = {}  # Not read yet, and their tails.
+        # Known idle logs that this sweep has not reached.
+        self._not_passed: dict[LogName, None] = {}
+        self._passed: dict[LogName, Offset] = {}  # Idle logs with their tails, to be read.
         self._looking: asyncio.Task[None] | None = None
         self._reading: asyncio.Task[None] | None = None
         self._look_again_s = 0.0
@@ -79,18 +81,18 @@ class CursorLags:
         self._is_closed = False
 
     def look(self) -> None:
-        """Begins if it is due."""
+        """Begins an update of the owned logs' lags, if it is due."""
         self._watched_until_s = self._loop.time() + _WATCHED_S
         if self._loop.time() >= self._look_again_s and self._may_begin(self._looking):
             self._look_again_s = self._loop.time() + _INTERVAL_S
             self._looking = self._loop.create_task(self._look())
 
     def on_sweep(self) -> None:
-        """A pass begins, whatever happened to the previous one."""
+        """A sweep begins, whether or not the previous one ended."""
         self._not_passed = dict.fromkeys((*self._idle, *self._beyond_idle))
 
     def on_idle(self, log: LogName, listed: LedgerList) -> None:
-        """Nobody owns it. A failure leaves what was known."""
+        """Queue an idle log, which nobody owns. A failed read keeps its last lags."""
         if self._loop.time() >= self._watched_until_s:
             return
         self._not_passed.pop(log, None)
@@ -100,12 +102,13 @@ class CursorLags:
             self._reading = self._loop.create_task(self._read_passed())
 
     def on_unknown(self, log: LogName) -> None:
-        """It could not be found out whether it is idle: the known lags stay."""
+        """Keep the lags of a log that may be idle or not."""
         self._not_passed.pop(log, None)
 
     def on_swept(self) -> None:
-        """To the end. Logs that the pass did not reach are owned elsewhere, gone, or looked
-        after elsewhere."""
+        """Forget idle logs that the complete sweep did not reach: they are owned elsewhere, gone,
+        or looked after elsewhere.
+        """
         for log in self._not_passed:
             self._idle.pop(log, None)
             self._beyond_idle.pop(log, None)
@@ -116,20 +119,19 @@ class CursorLags:
         await stop_tasks(self._looking, self._reading)
 
     def lags(self) -> Mapping[str, float]:
-        """In records, by log:cursor, for those that lag most."""
+        """The largest lags in records, by log:cursor."""
         ends = [
             (log, owner.tail, cursors)
             for log, cursors in self._cursors.items()
             if cursors and (owner := self._owners.find(log))
         ]
         ends += [end for log, end in self._idle.items() if self._owners.find(log) is None]
-        # Of each log in turn, up to a number of logs: each one's lag is larger than those of the
-        # rest.
+        # Merges the lags of a bounded number of logs: each has larger lags than all the rest.
         lags = heapq.merge(*map(_lags_of, _furthest(ends)), key=itemgetter(0), reverse=True)
         return dict(sorted((f"{log}:{name}", lag) for lag, log, name in islice(lags, LAGS_MAX)))
 
     def untold(self) -> int:
-        """Cursors of which no lag is known, because their logs have too many."""
+        """The number of cursors without a known lag, because their logs have too many."""
         find = self._owners.find
         owned = sum(more for log, more in self._beyond.items() if find(log) is not None)
         idle = sum(more for log, more in self._beyond_idle.items() if find(log) is None)
@@ -139,21 +141,22 @@ class CursorLags:
         return not self._is_closed and (task is None or task.done())
 
     async def _look(self) -> None:
-        """A failure leaves what was known."""
+        """Read the cursors of owned logs. A failure keeps the last lags."""
         with suppress(RollbookError, TimeoutError):
             async with asyncio.timeout_at(self._look_again_s):
                 for log in self._in_turn():
-                    # First, so that one that cannot be read does not delay the others next time.
+                    # The log is last from now on, so that a failing one does not delay others next
+                    # time.
                     self._cursors[log] = self._cursors.pop(log, ())
                     self._cursors[log] = await self._cursors_of(log, self._beyond)
 
     async def _read_passed(self) -> None:
-        """A failure leaves what was known."""
+        """Read the cursors of queued idle logs. A failure keeps the last lags."""
         while self._passed:
             log = next(iter(self._passed))
             tail = self._passed.pop(log)
             if self._owners.find(log) is not None:
-                continue  # Since then, by this server, and its owner knows better.
+                continue  # This server owns the log by now, and `_look` reads it.
             with suppress(RollbookError, TimeoutError):
                 async with asyncio.timeout(_INTERVAL_S):
                     cursors = await self._cursors_of(log, self._beyond_idle)
@@ -170,7 +173,7 @@ class CursorLags:
         return [*(log for log in owned if log not in self._cursors), *self._cursors]
 
     async def _cursors_of(self, log: LogName, beyond: dict[LogName, int]) -> _Cursors:
-        """`beyond` gets the number of further cursors."""
+        """The log's first cursors; `beyond` gets the number of further ones."""
         try:
             found, more = await self._nodes.first_cursors(log, _READ_MAX)
         except Missing:

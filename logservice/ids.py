@@ -31,12 +31,12 @@ from rollbook.proto.errors import InvalidRequest
 
 Offset = NewType("Offset", int)
 OwnerEpoch = NewType("OwnerEpoch", int)  # 0: the log has had no owner yet.
-WriterEpoch = NewType("WriterEpoch", int)  # 0: it has had no exclusive writer yet.
+WriterEpoch = NewType("WriterEpoch", int)  # 0: the log has had no exclusive writer yet.
 SegmentId = NewType("SegmentId", int)  # Counts the segments of a log's life, from 0; never reused.
 LogUid = NewType(
     "LogUid", bytes
 )  # Drawn for each log: one created later under its name has another.
-ServerId = NewType("ServerId", str)  # One life of one log server.
+ServerId = NewType("ServerId", str)  # The id of one life of one log server.
 CursorName = NewType("CursorName", str)
 
 FIRST_OFFSET: Final = Offset(0)
@@ -50,15 +50,15 @@ EPOCH_MAX: Final = INT64_MAX
 PRODUCER_ID_BYTES_MAX: Final = 64
 ONCE: Final = b"once:"  # Before an idempotency key: no producer has such an id.
 PRODUCER_EPOCH_MAX: Final = 2**32 - 1
-# From here on logs assign the epochs: seconds since 1970, or one more than the last one.
+# Logs assign the epochs from this one on: seconds since 1970, or one more than the last one.
 NAMED_EPOCH_MIN: Final = 2**30
 PRODUCER_SEQ_MAX: Final = INT64_MAX
 LOG_UID_BYTES: Final = 16
-TIMESTAMP_US_MAX: Final = 253_402_300_799_999_999  # The end of the year 9999.
+TIMESTAMP_US_MAX: Final = 253_402_300_799_999_999  # The last microsecond of the year 9999.
 DEFAULT_NAMESPACE: Final = "default"
 NAME_BYTES_MAX: Final = 255
 
-NAME: Final = r"[a-z0-9][a-z0-9._-]{0,254}"  # A pattern, of all that users name.
+NAME: Final = r"[a-z0-9][a-z0-9._-]{0,254}"  # The pattern of all names that users choose.
 _NAME: Final = re.compile(NAME, re.ASCII)
 _UID: Final = re.compile(rf"[0-9a-f]{{{2 * LOG_UID_BYTES}}}", re.ASCII)
 
@@ -78,7 +78,7 @@ def parse_cursor_name(text: str) -> CursorName:
 
 
 def parse_uid(text: str) -> str:
-    """A log's, as servers return it. Raises `InvalidRequest`."""
+    """Checks a log's uid, in the form that servers return. Raises `InvalidRequest`."""
     if not _UID.fullmatch(text):
         raise InvalidRequest(
             f"{text[:80]!r} is not a log's uid", next_step="write its 32 hexadecimal digits"
@@ -95,7 +95,7 @@ def parse_writer_epoch(value: SupportsIndex) -> WriterEpoch:
 
 
 def _parse_number(value: SupportsIndex, what: str) -> int:
-    """Anything that counts as a whole number, also of other libraries. Raises `InvalidRequest`."""
+    """The value as an int, also if it is of another library's integer type. Raises `InvalidRequest`."""
     try:
         number = index(value)
     except TypeError:
@@ -116,7 +116,7 @@ class LogName:
 
     @classmethod
     def parse(cls, text: "str | Self") -> Self:
-        """`ns/log`, or `log` for `default/log`; a name that is parsed stays as it is."""
+        """The name in `ns/log`, or `log` for `default/log`; a name that is parsed stays as it is."""
         if isinstance(text, cls):
             return text
         if not isinstance(text, str):
@@ -129,8 +129,9 @@ class LogName:
 
 
 def parse_prefix(text: str) -> tuple[str, str]:
-    """Of names of logs: a namespace and how names in it begin. `ns/pre`, `ns/`, or `pre` for `default/pre`; two empty
-    strings for an empty one, which every name begins with. Raises `InvalidRequest`.
+    """A prefix of log names: a namespace, and how names in it begin. `ns/pre`, `ns/`, or `pre` for
+    `default/pre`; two empty strings for an empty one, which every name begins with. Raises
+    `InvalidRequest`.
     """
     if not text:
         return "", ""
@@ -167,8 +168,8 @@ class ProducerRef:
 class ServerInfo:
     """One life of a log server, and its address."""
 
-    server_id: ServerId  # Another one after each start.
-    address: str  # `host:port` of its gRPC.
+    server_id: ServerId  # A new id after each start.
+    address: str  # `host:port` of its gRPC interface.
 
 
 # --- Positions --------------------------------------------------------------------------------
@@ -189,7 +190,7 @@ class Latest:
 @dataclass(frozen=True, slots=True)
 class AtOffset:
     offset: Offset
-    uid: str = ""  # Of the log that the offset belongs to; empty: not known.
+    uid: str = ""  # The log that the offset belongs to; empty: not known.
 
     def __str__(self) -> str:
         return f"{self.offset}@{self.uid}" if self.uid else str(self.offset)
@@ -197,7 +198,7 @@ class AtOffset:
 
 @dataclass(frozen=True, slots=True)
 class BeforeTail:
-    records: int  # At least 1; less if the log is shorter.
+    records: int  # At least 1. A shorter log is read from its head.
 
     def __str__(self) -> str:
         return f"-{self.records}"
@@ -273,7 +274,7 @@ def parse_position(text: str) -> Position:
 
 
 def parse_age_us(text: str) -> int:
-    """`15m`, `1h30m`, `250ms`. Raises `InvalidRequest`."""
+    """An age in microseconds: `15m`, `1h30m`, `250ms`. Raises `InvalidRequest`."""
     if not _AGE.fullmatch(text[:200]) or len(text) > 200:
         raise InvalidRequest(f"{text[:80]!r} is not a length of time; write 15m, 1h30m, 250ms")
     age_us = sum(int(count) * _UNITS_MS[unit] for count, unit in _AGE_PART.findall(text)) * 1000
@@ -295,6 +296,8 @@ def _parse_time_us(text: str) -> int:
 
 
 def time_us_of(time: datetime) -> int:
-    """Of one with its zone. Outside 1970 … 9999 there is no record: the nearest time means the same."""
+    """The microseconds since 1970 of a time with its zone. Outside 1970 … 9999 there is no record:
+    the nearest time means the same.
+    """
     since = (time - _EPOCH) // timedelta(microseconds=1)
     return min(max(since, 0), TIMESTAMP_US_MAX)

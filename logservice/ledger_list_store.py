@@ -34,7 +34,7 @@ Change = Callable[[LedgerList], LedgerList]
 
 _PAUSE_S_MIN: Final = 0.02
 _PAUSE_S_MAX: Final = 1.0
-_RACES_MAX: Final = 12  # In a row; some seconds.
+_RACES_MAX: Final = 12  # The most concurrent changes in a row that are retried, for some seconds.
 
 
 class LedgerListStore:
@@ -46,7 +46,7 @@ class LedgerListStore:
         on_configured: Callable[[LogConfig], None],
     ) -> None:
         """`on_configured` gets every new configuration, however it was found (SV7)."""
-        self.stored = stored  # As it was last written or read.
+        self.stored = stored  # The list as it was last written or read.
         self.owner_epoch = stored.list.owner_epoch
         self._on_configured = on_configured
         self._context, self._log = context, log
@@ -57,7 +57,7 @@ class LedgerListStore:
         return self.stored.list
 
     async def refresh(self) -> None:
-        """Takes as long as the store is away. Raises `OwnerFenced`, `NoSuchLog`."""
+        """Read the list again, retrying while the store is away. Raises `OwnerFenced`, `NoSuchLog`."""
         again_s = _PAUSE_S_MIN
         while True:
             try:
@@ -67,7 +67,7 @@ class LedgerListStore:
                 again_s = min(2 * again_s, _PAUSE_S_MAX)
 
     async def look(self) -> None:
-        """Once. Raises as `refresh`, and what the metadata store raises."""
+        """Read the list once. Raises as `refresh`, and what the metadata store raises."""
         stored = await self._context.nodes.read(self.stored.name)
         if stored.list.uid != self.list.uid:
             raise NoSuchLog("the log was deleted and created again", log=str(stored.name))
@@ -75,15 +75,16 @@ class LedgerListStore:
         self._keep(stored)
 
     def _keep(self, stored: StoredLog) -> None:
-        if stored.version > self.stored.version:  # Otherwise a later write or read came first.
+        # An older version is ignored: a later write or read was processed first.
+        if stored.version > self.stored.version:
             config = self.list.config
             self.stored = stored
             if self.list.config != config:
                 self._on_configured(self.list.config)
 
     async def change(self, make: Change) -> None:
-        """Takes as long as the store is away. `make` returns its argument if that is good
-        enough.
+        """Change the list, retrying while the store is away. `make` returns its argument if nothing has
+        to change.
 
         Raises `OwnerFenced`, `NoSuchLog`, and what `make` raises.
         """
@@ -96,7 +97,7 @@ class LedgerListStore:
     async def attempt(
         self, work: Callable[[StoredLog], Awaitable[tuple[StoredLog, T]]], *, until_known: bool
     ) -> T:
-        """`work` changes the list that it gets; it is repeated if another writer was quicker.
+        """Call `work` with the list, which it changes; repeated if another writer was quicker.
 
         `until_known`: also repeated if it is not known whether the change was made. Raises as
         `change`, and `MetadataConflict` if every attempt met another change.
@@ -146,7 +147,7 @@ class LedgerListStore:
                 except (MetadataConflict, Unavailable, OutcomeUnknown) as error:
                     self._log.info("log_list_not_written", reason=error.code.reason)
                     await self._stopping_if_failed(writer, self.refresh())
-                except Invalid:  # The list has become too long: nothing was written.
+                except Invalid:  # The list is too long for its node: nothing was written.
                     await drop_ledger(self._context, writer)
                     raise
                 except BaseException:

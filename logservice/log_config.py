@@ -108,13 +108,13 @@ class LogConfig(ConfigValues):
     server has."""
 
     def __post_init__(self) -> None:
-        # By name: `super()` means the class as it was before it had slots.
+        # The class is named, since `super()` means the class as it was before it had slots.
         ConfigValues.__post_init__(self)
         if self.record_bytes_max > self.batch_bytes_max:
             raise BadConfig("record_bytes_max is above batch_bytes_max: a batch holds its records")
 
     def with_values(self, values: ConfigValues, names: Iterable[str]) -> Self:
-        """With the named ones of `values`; the result is checked as a whole."""
+        """The configuration with the named fields of `values`; the result is checked as a whole."""
         known = {field.name for field in fields(self)}
         changes = {}
         for name in names:

@@ -93,21 +93,24 @@ DELETED_LOGS: Final = "deleted-logs"
 WITNESS: Final = "log-servers-witness"
 MARKS: Final = "marks"
 CURSORS: Final = "cursors"
-CURSOR_TOTALS: Final = "cursor-totals"  # How many a principal has in all logs, by its name.
+# The folder with a node for each principal: the number of its cursors in all logs.
+CURSOR_TOTALS: Final = "cursor-totals"
 _FOLDERS: Final = 256
-# Of their names, read together. More: lists are quicker, and hold the store up for longer at a time.
+# Folders whose names are read together. More: lists are quicker, and hold the store up for longer
+# at a time.
 _FOLDERS_AT_ONCE: Final = 32
-_LIST_DEPTH: Final = 4  # Of a list's path below the root: nothing, namespace, folder, log.
+# The levels of a list's path below the root: nothing, namespace, folder, log.
+_LIST_DEPTH: Final = 4
 _RACES_MAX: Final = 20
-_PAUSE_S: Final = 0.005  # Doubles, with chance in it.
+_PAUSE_S: Final = 0.005  # The pause before a retry; doubled each time, with a random part.
 
 
 @dataclass(frozen=True, slots=True)
 class StoredLog:
     name: LogName
     list: LedgerList
-    version: int  # What a change made from this list must name.
-    is_displaced: bool = False  # It is deleted, and another log has its name.
+    version: int  # The version that a change made from this list must name.
+    is_displaced: bool = False  # The log is deleted, and another log has its name.
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +120,7 @@ class StoredMarks:
 
 
 class LogMetadataStore:
-    """`start` first."""
+    """The logs in the metadata store. Call `start` first."""
 
     def __init__(
         self, store: MetadataStore, cluster: Cluster, clock: Clock, randomness: Randomness
@@ -165,7 +168,7 @@ class LogMetadataStore:
                 try:
                     return await self.create(name, wanted), True
                 except LogExists:
-                    continue  # Another client was quicker: check with which configuration.
+                    continue  # Another client has created it: check with which configuration.
             if stored.list.state is ListedLogState.DELETED:
                 if before_displaced is not None:
                     await before_displaced(stored)
@@ -179,7 +182,7 @@ class LogMetadataStore:
         raise MetadataConflict("it comes and goes again and again", log=str(name))
 
     async def create(self, name: LogName, config: LogConfig) -> StoredLog:
-        """Raises `LogExists` if it exists with any configuration."""
+        """Create a log. Raises `LogExists` if it exists with any configuration."""
         listed = self._new_list(config)
         path, value = self.path(name), pack_log_node(listed, self._draw_token())
         for _ in range(_RACES_MAX):
@@ -204,14 +207,14 @@ class LogMetadataStore:
         )
 
     async def read(self, name: LogName, *, fresh: bool = True) -> StoredLog:
-        """`fresh`: not as a replica of the store may remember it. Raises `NoSuchLog`."""
+        """The log's list. `fresh`: not as a replica of the store may remember it. Raises `NoSuchLog`."""
         node = await read_surely(self._store, self.path(name), fresh=fresh)
         if node is None:
             raise NoSuchLog(log=str(name))
         return StoredLog(name, unpack_log_node(node.value)[0], node.stat.version)
 
     async def read_living(self, name: LogName) -> StoredLog:
-        """Raises `NoSuchLog`, `LogDeleted`."""
+        """The list of a log that is not deleted. Raises `NoSuchLog`, `LogDeleted`."""
         stored = await self.read(name)
         stored.list.require_living(name)
         return stored
@@ -225,7 +228,7 @@ class LogMetadataStore:
         return await self._store.watch(self.root, recursive=True)
 
     def log_of(self, path: str) -> LogName | None:
-        """The log whose list this node is. None: of no log."""
+        """The log whose list is at this node. None: it is no list's node."""
         parts = path.removeprefix(self.root).split("/")
         if len(parts) != _LIST_DEPTH:
             return None
@@ -250,8 +253,8 @@ class LogMetadataStore:
     async def replace_guarded(
         self, stored: StoredLog, listed: LedgerList, *, found: StoredMarks
     ) -> StoredLog:
-        """The change that truncates or deletes, together with the floor of the marks as they
-        were read (LL6). No mark is made in a deleted log.
+        """Makes the change that truncates or deletes, together with the floor of the marks as they were
+        read (LL6). No mark is made in a deleted log.
 
         Raises as `replace`, and `Guarded` if a mark prevents it.
         """
@@ -304,8 +307,9 @@ class LogMetadataStore:
     async def change(
         self, name: LogName, make: Callable[[LedgerList], LedgerList], *, attempts: int = _RACES_MAX
     ) -> StoredLog:
-        """Reads, changes and writes, until no other change comes between. Raises what `make`
-        raises."""
+        """Reads, changes and writes the list, repeated while other changes come between. Raises
+        what `make` raises.
+        """
         for attempt in range(attempts):
             stored = await self.read(name)
             wanted = make(stored.list)
@@ -318,7 +322,7 @@ class LogMetadataStore:
     async def change_stored(
         self, stored: StoredLog, make: Callable[[LedgerList], LedgerList]
     ) -> StoredLog:
-        """As `change`, of this very log, also if it is displaced. Raises `NoSuchLog` if it is neither."""
+        """As `change`, for this very log, also if it is displaced. Raises `NoSuchLog` if it is neither."""
         for attempt in range(_RACES_MAX):
             try:
                 return await self.replace(stored, make(stored.list))
@@ -337,12 +341,12 @@ class LogMetadataStore:
     # --- Deleted logs -------------------------------------------------------------------------
 
     async def displaced(self) -> list[LogUid]:
-        """Of deleted logs whose names others have, and of those that came back under another name."""
+        """The uids of deleted logs whose names others have, and of those that came back under another name."""
         names = await self._children(self._displaced)
         return [LogUid(bytes.fromhex(name)) for name in names]
 
     async def read_displaced(self, uid: LogUid) -> StoredLog | None:
-        """The log, deleted or back under another name; None: there is none of this uid here."""
+        """The log, deleted or back under another name; None: no displaced log has this uid."""
         node = await read_surely(self._store, self._displaced_path(uid))
         if node is None:
             return None
@@ -358,7 +362,7 @@ class LogMetadataStore:
     async def undelete(
         self, name: LogName, uid: str, to: LogName | None, event: LogEvent
     ) -> StoredLog:
-        """The log that was deleted as `name`, under `to` or that name again.
+        """Bring a log back that was deleted as `name`, under `to` or that name again.
 
         `uid`: empty if one log alone was deleted under the name. Raises `NoSuchLog`, `LogExists` if the name is taken,
         `LogDeleted` if its records are gone already, `InvalidRequest`.
@@ -376,7 +380,7 @@ class LogMetadataStore:
         raise MetadataConflict("it is deleted and undeleted again and again", log=str(name))
 
     async def deleted_as(self, name: LogName) -> list[StoredLog]:
-        """Those that were deleted under this name, and are kept."""
+        """Logs that were deleted under this name, and are kept."""
         found = [each for each in await self.all_displaced() if each.name == name]
         with suppress(NoSuchLog):
             stored = await self.read(name)
@@ -418,7 +422,7 @@ class LogMetadataStore:
         return await self._replace(stored, listed, more, None)
 
     async def _come_back(self, stored: StoredLog, listed: LedgerList, target: LogName) -> StoredLog:
-        """Of a displaced log. A deleted log that has the target's name is displaced in turn."""
+        """Move a displaced log to the target name. A deleted log that has this name is displaced in turn."""
         if not stored.is_displaced:
             raise InvalidRequest(
                 f"{stored.name} can have its name again; another name is for a log whose own was used since",
@@ -440,7 +444,7 @@ class LogMetadataStore:
         return await self._displace(there, listed, ops)
 
     async def _place(self, name: LogName, listed: LedgerList, more: Sequence[Op]) -> StoredLog:
-        """Where no node is. Raises `NodeExists`, `MetadataConflict`."""
+        """Create the node of a list. Raises `NodeExists`, `MetadataConflict`."""
         path = self.path(name)
         folder = path.rpartition("/")[0]
         await self._ensure_folders(folder.rpartition("/")[0], folder)
@@ -450,7 +454,8 @@ class LogMetadataStore:
     async def _displace(
         self, stored: StoredLog, listed: LedgerList, more: Sequence[Op]
     ) -> StoredLog:
-        """`listed` gets the name of the deleted log `stored`, which is kept by its uid, without cursors (LL10).
+        """Give the name of the deleted log `stored` to `listed`. The deleted log is kept by its uid,
+        without cursors (LL10).
 
         The node stays, so that its version goes on: no ledger that was made for the old log can be listed in the new
         one (LL8). Raises `MetadataConflict`, `NoSuchLog`.
@@ -492,7 +497,7 @@ class LogMetadataStore:
         return f"{self._displaced}/{uid.hex()}"
 
     async def remove(self, stored: StoredLog) -> None:
-        """The node of a deleted log whose ledgers are gone, with its cursors and marks.
+        """Remove the node of a deleted log whose ledgers are gone, with its cursors and marks.
 
         Raises `MetadataConflict` if anything is left, or something has changed.
         """
@@ -507,10 +512,10 @@ class LogMetadataStore:
             try:
                 await delete_surely(self._store, path, stored.version)
                 if not stored.is_displaced:
-                    with suppress(NoSuchNode):  # It came back under this name.
+                    with suppress(NoSuchNode):  # The log may have come back under this name.
                         await delete_surely(self._store, self._displaced_path(listed.uid))
                 return
-            except NodeNotEmpty:  # A cursor that was committed just now.
+            except NodeNotEmpty:  # A cursor was committed just now.
                 await self._pause(attempt)
             except NoSuchNode:
                 raise NoSuchLog(log=str(stored.name)) from None
@@ -554,7 +559,7 @@ class LogMetadataStore:
     async def names(
         self, namespace: str, prefix: str = "", start_after: str = "", limit: int | None = None
     ) -> list[LogName]:
-        """In order; deleted ones among them, as long as they keep their ledgers."""
+        """Names in order, with those of deleted logs as long as they keep their ledgers."""
         parse_name(namespace, "the namespace")
         place = f"{self.root}/{namespace}"
         found: list[str] = []
@@ -568,7 +573,7 @@ class LogMetadataStore:
         return [LogName(namespace, name) for name in sorted(found)[:limit]]
 
     async def all_names(self) -> AsyncIterator[LogName]:
-        """Of all namespaces, folder by folder."""
+        """All logs' names in all namespaces, folder by folder."""
         for namespace in await self.namespaces():
             place = f"{self.root}/{namespace}"
             for folder in await self._children(place):
@@ -591,7 +596,9 @@ class LogMetadataStore:
     async def first_cursors(
         self, log: LogName, at_most: int, start_after: str = "", uid: str = ""
     ) -> tuple[list[Cursor], int]:
-        """By name, and how many more there are. Raises `NoSuchLog`, `LogReplaced` if it has another `uid`."""
+        """Cursors by name, and how many more there are. Raises `NoSuchLog`, `LogReplaced` if the
+        log has another `uid`.
+        """
         check_life(log, text_of((await self.read(log)).list.uid), uid)
         found: list[Cursor] = []
         children = sorted(await self._children(f"{self.path(log)}/{CURSORS}"))
@@ -603,7 +610,7 @@ class LogMetadataStore:
         return found, len(names) - len(names[:at_most])
 
     async def commit_cursor(self, request: CommitCursor, tail: Offset | None = None) -> Cursor:
-        """Makes or moves it. `tail`: as far as the log is known to go, if it is.
+        """Makes or moves a cursor. `tail`: as far as the log is known to go, if it is.
 
         Raises `MetadataConflict` unless it has the version that the caller expects, `Truncated` for a
         mark below the head, `InvalidRequest`, `NoSuchLog`, `LogDeleted`.
@@ -630,7 +637,8 @@ class LogMetadataStore:
             if node is not None:
                 principal = creator_of(node.value)
             ops: list[Op] = [self._op_of_cursor(cursor, log, node, principal)]
-            if node is None and stored is not None:  # The log has not been replaced since.
+            # A new cursor: the log must not have been replaced since.
+            if node is None and stored is not None:
                 ops.append(Check(self.path(log), stored.version))
                 if (count := await self._op_of_counts(log, principal)) is not None:
                     ops.append(count)
@@ -644,7 +652,7 @@ class LogMetadataStore:
         raise MetadataConflict("the cursor is moved again and again", cursor=request.name)
 
     async def delete_cursor(self, request: DeleteCursor) -> None:
-        """Raises `NoSuchCursor`, `NoSuchLog`, `MetadataConflict` as `commit_cursor`."""
+        """Deletes a cursor. Raises `NoSuchCursor`, `NoSuchLog`, `MetadataConflict` as `commit_cursor`."""
         log, path = request.log, self._cursor_path(request.log, request.name)
         for attempt in range(_RACES_MAX):
             found, node = await self._find_cursor(log, request.name)
@@ -671,7 +679,7 @@ class LogMetadataStore:
         raise MetadataConflict("the cursor is moved again and again", cursor=request.name)
 
     async def read_marks(self, log: LogName) -> StoredMarks:
-        """No marks if there is no log."""
+        """The log's marks, empty if there is no log."""
         node = await read_surely(self._store, f"{self.path(log)}/{MARKS}")
         if node is None:
             return StoredMarks(TruncationMarks(), None)
@@ -680,7 +688,9 @@ class LogMetadataStore:
     async def _commit(
         self, log: LogName, name: CursorName, ops: Sequence[Op], version: int | None
     ) -> bool:
-        """Whether it was done; if not, something has changed, and the caller evaluates it again."""
+        """Whether the change was made; if not, something else has changed, and the caller evaluates
+        it again.
+        """
         path = self._cursor_path(log, name)
 
         async def was_made() -> bool:
@@ -708,7 +718,9 @@ class LogMetadataStore:
     async def _op_of_counts(
         self, log: LogName, principal: str, *, is_gone: bool = False
     ) -> Op | None:
-        """Counts one more, or one less. None if there is no folder yet. Raises `InvalidRequest` (CB1)."""
+        """The write that counts one cursor more, or one less. None if there is no folder yet.
+        Raises `InvalidRequest` (CB1).
+        """
         path = f"{self.path(log)}/{CURSORS}"
         node = await read_surely(self._store, path)
         if node is None:
@@ -720,7 +732,9 @@ class LogMetadataStore:
         return Set(path, pack_counts(change(principal), self._draw_token()), node.stat.version)
 
     async def _op_of_total(self, principal: str, gone: int = 0) -> Op:
-        """Counts one more cursor of it in all logs, or one less. Raises `InvalidRequest` (CB1)."""
+        """The write that counts one cursor more, or one less, in the principal's total. Raises
+        `InvalidRequest` (CB1).
+        """
         path = f"{self._totals}/{principal}"
         node = await read_surely(self._store, path)
         total = 0 if node is None else unpack_counts(node.value).total

@@ -66,7 +66,7 @@ from rollbook.proto.tasks import stop_tasks
 
 T = TypeVar("T")
 
-_LOOK_S: Final = 1.0  # How often a tail is looked for where its owner is not.
+_LOOK_S: Final = 1.0  # How often a server that does not own a log looks for its tail.
 
 
 class LogReads:
@@ -87,7 +87,7 @@ class LogReads:
         self._clock = clock
         self._nodes, self._ledgers = server.nodes, server.ledgers
         self._loop = asyncio.get_running_loop()
-        self._readers: dict[int, LogReader] = {}  # By number.
+        self._readers: dict[int, LogReader] = {}  # Readers by number.
         self._readers_ever = 0
         self._tails = TailDirectory(server, server.nodes, server.ledgers)
         stats.readers = lambda: len(self._readers)
@@ -133,7 +133,7 @@ class LogReads:
         start, uid = await self._start_of(request, due)
         until = Until(request.until_offset, request.until_timestamp_us)
         is_before = until.offset is not None and until.offset < start
-        # A range of which nothing is left.
+        # The range ends before it begins.
         if is_before and not isinstance(request.start, Earliest):
             raise InvalidRequest(
                 f"it would begin at {start} and end before that, at {until.offset}"
@@ -161,13 +161,13 @@ class LogReads:
                     yield event
                 if isinstance(event, Sealed | Moving):
                     return
-                del event  # The next one may take some time.
+                del event  # Frees the event's memory: the next one may take some time.
             yield Stopped(position)
 
     async def _stop_at(
         self, request: words.ReadStream, uid: str, due: float
     ) -> tuple[Offset, Offset]:
-        """The head, and the tail that is its end."""
+        """The head and the tail at which the read stops."""
         if request.at_tail is AtTail.STOP_AT_BARRIER:
             if (closed := await self._ends.closed_tail(request.log)) is not None:
                 await self.require_life(request.log, closed.uid, uid)
@@ -182,13 +182,14 @@ class LogReads:
         known, doubt = await self._ends.look_for_tail(request.log)
         await self.require_life(request.log, known.uid, uid)
         if doubt is not None:
-            raise doubt  # It would stop before records that were acknowledged (RL6).
+            raise doubt  # A read would stop before records that were acknowledged (RL6).
         return known.head, known.tail
 
     async def _start_of(
         self, request: words.Read | words.ReadStream, due: float
     ) -> tuple[Offset, str]:
-        """And the uid of the log that it is an offset of: it may be replaced before the first record is read.
+        """The first offset to read, and the uid of its log: the log may be replaced before the first
+        record is read.
 
         Raises `LogReplaced`, `Truncated`, and what `_tail_from` does.
         """
@@ -211,7 +212,7 @@ class LogReads:
         uid: str,
         heartbeat_s: float | None = None,
     ) -> AsyncIterator[LogReader]:
-        """`uid`: of the log in which `start` was found."""
+        """A reader, closed at the end. `uid`: of the log in which `start` was found."""
         log = request.log
         if len(self._readers) >= self._server.config.readers_max:
             raise Overloaded(
@@ -244,7 +245,7 @@ class LogReads:
         self._stats.told_bytes += sum(map(len, records.blocks))
 
     def _reader_lags(self) -> Mapping[str, float]:
-        """By log: readers come and go, and a returning one has to be found under the same name."""
+        """The largest lags by log: readers come and go, and a returning one must get the same name."""
         lags: dict[str, int] = {}
         for each in self._readers.values():
             log = str(each.name)
@@ -275,7 +276,9 @@ class LogReads:
         return await self._ends.dated(request.log, self._ends.tail_at(owner), due)
 
     async def _read_barrier(self, request: words.GetTail, due: float) -> LogTail:
-        """For an ownerless log that ends with a closed segment the list answers; otherwise its owner (LS14)."""
+        """The tail by a read barrier: an ownerless log that ends with a closed segment is answered
+        by the list, any other by its owner (LS14).
+        """
         listed = (await in_time(due, self._nodes.read_living(request.log))).list
         check_life(request.log, text_of(listed.uid), request.uid)
         if (end := unowned_end(listed)) is not None:
@@ -336,7 +339,8 @@ class LogReads:
         tail = await self._ends.tail_of(request.log)
         await self.require_life(request.log, tail.uid, request.uid)
         offset = await self.resolve(request.log, request.position, tail, due)
-        if isinstance(request.position, AtOffset | AtCursor):  # No search has found it.
+        # The position was given, so no search has shown that it is in the log.
+        if isinstance(request.position, AtOffset | AtCursor):
             tail = await self._ends.tail_from(request.log, offset, tail, due)
         return words.FoundOffset(offset, tail.head, max(tail.tail, offset), tail.uid)
 
@@ -369,7 +373,7 @@ class LogReads:
 
 
 class _TailsOf:
-    """The reports of one log's owner, for its readers here."""
+    """The owner's reports about one log, for readers at this server."""
 
     def __init__(
         self,
@@ -390,8 +394,9 @@ class _TailsOf:
 
 
 async def in_time(due: float, work: Awaitable[T]) -> T:
-    """Its result, if that is in time. A running call then goes on or not: the outcome is
-    unknown."""
+    """The result of `work`, if that is in time. After a time-out a running call goes on or not: the
+    outcome is unknown.
+    """
     try:
         async with asyncio.timeout_at(due):
             return await work

@@ -47,7 +47,7 @@ from rollbook.proto.ids import FIRST_ENTRY, NO_ENTRY, EntryId, LedgerId
 
 logger = structlog.get_logger()
 
-_REPLAY_BYTES: Final = 1024 * 1024  # Read at first; more if no snapshot is in it.
+_REPLAY_BYTES: Final = 1024 * 1024  # How much is read first; more if no snapshot is in it.
 _REPLAY_ENTRIES: Final = 64
 
 
@@ -60,7 +60,7 @@ class Laps:
         self._since = self._loop.time()
 
     def on_done(self, step: str) -> None:
-        """The times of repeated steps are added up."""
+        """Record the time of a step. Times of repeated steps are added up."""
         now = self._loop.time()
         self.ms[step] = round(self.ms.get(step, 0.0) + (now - self._since) * 1000, 1)
         self._since = now
@@ -70,10 +70,10 @@ class Laps:
 class Opening:
     """What an owner starts with."""
 
-    stored: StoredLog  # Names it as the owner.
+    stored: StoredLog  # The list, which names this server as the owner.
     memory: LogMemory
-    end: tuple[LedgerId, EntryId]  # What the new ledger follows.
-    writer: LedgerWriter | None  # Of its last segment; None: the log is sealed.
+    end: tuple[LedgerId, EntryId]  # The last ledger and entry, which the new ledger follows.
+    writer: LedgerWriter | None  # Writes the new segment; None: the log is sealed.
     laps: "Laps"
 
 
@@ -95,15 +95,15 @@ async def open_log(
     *,
     makes_ahead: bool = True,
 ) -> Opening:
-    """`seen`: a recent copy of the list. If it has changed since, the compare-and-set fails.
-    `makes_ahead`: a new ledger, before it is known that the log can be recovered.
+    """Take the log over. `seen`: a recent copy of the list; if the list has changed since, the compare-
+    and-set fails. `makes_ahead`: make a new ledger before it is known that the log can be recovered.
 
     Raises as `Owner.open`.
     """
     laps = Laps()
     fenced_epoch = missing_in = None
     for attempt in count():
-        # Fresh: it must show whether another server was quicker.
+        # The list must be fresh, to show whether another server was quicker.
         stored = seen if seen and not attempt else await context.nodes.read(name)
         laps.on_done("read_ms")
         listed = stored.list
@@ -125,17 +125,18 @@ async def open_log(
                 opening = await _take_over(context, stored, found, new, reason, laps)
             if opening is not None:
                 return opening
-        except NoSuchLedger as error:  # Discarded and deleted by a server that was quicker.
+        except NoSuchLedger as error:  # A quicker server discarded and deleted the ledger.
             if stored.version == missing_in:
                 raise DataLost("a ledger of the log is gone", log=str(name), **error.ids) from error
             missing_in = stored.version
         await asyncio.sleep(pause_s(attempt, context.randomness))
-    raise AssertionError  # It counts for ever.
+    raise AssertionError  # Unreachable: the attempts are counted without end.
 
 
 class _NewLedger:
-    """Made for this version of the list. That takes as many round trips as fencing the old ones,
-    so both run at the same time, unless that was in vain before; an unused ledger is deleted.
+    """A ledger that is made for this version of the list. That takes as many round trips as fencing
+    the old ones, so both run at the same time, unless an earlier attempt was in vain; an unused
+    ledger is deleted.
     """
 
     def __init__(self, context: OwnerContext, stored: StoredLog, *, makes_ahead: bool) -> None:
@@ -147,7 +148,7 @@ class _NewLedger:
         return asyncio.get_running_loop().create_task(make_ledger(self._context, self._stored))
 
     async def take(self) -> LedgerWriter:
-        """The owner from then on. Raises as `Ledgers.create`."""
+        """The ledger, which belongs to the caller from then on. Raises as `Ledgers.create`."""
         self._making = self._making or self._make()
         writer = await self._making
         self._is_taken = True
@@ -170,7 +171,8 @@ class _NewLedger:
             making.cancel()
         try:
             (made,) = await asyncio.gather(making, return_exceptions=True)
-        except asyncio.CancelledError:  # Which has ended what is being made, unless it was made.
+        # The creation was cancelled with this task, unless it was complete.
+        except asyncio.CancelledError:
             await _stop_if_made(making)
             raise
         if is_cancelled:
@@ -182,7 +184,7 @@ class _NewLedger:
 
 
 async def _stop_if_made(making: "asyncio.Task[LedgerWriter]") -> None:
-    """An abandoned ledger is found by its metadata."""
+    """Stop the writer of an abandoned ledger; the ledger itself is found by its metadata."""
     if not making.cancelled() and making.exception() is None:
         await making.result().stop()
 
@@ -190,14 +192,14 @@ async def _stop_if_made(making: "asyncio.Task[LedgerWriter]") -> None:
 async def _take_over(
     context: OwnerContext, stored: StoredLog, found: _End, new: _NewLedger, reason: str, laps: Laps
 ) -> Opening | None:
-    """None if the list has changed: then nothing was done."""
+    """List the new ledger and owner. None if the list has changed: then nothing was done."""
     settled = _settled(stored.list, found).with_owner(context.server)
     server_id, now_us = context.server.server_id, context.clock.wall_us()
     tail = found.memory.tail
     settled = settled.with_event(
         LogEvent("log_opened", now_us, settled.owner_epoch, server_id, reason, tail)
     )
-    if found.memory.is_sealed:  # Its last owner died before it could list that.
+    if found.memory.is_sealed:  # The last owner died before it listed the seal.
         sealed = settled.with_sealed(tail)
         try:
             stored = await context.nodes.replace(stored, sealed)
@@ -206,7 +208,8 @@ async def _take_over(
         return Opening(stored, found.memory, found.end, None, laps)
     writer = await new.take()
     laps.on_done("create_ms")
-    found.memory.timestamp_us = found.memory.timestamp_us or now_us  # A new log's clock begins.
+    # The clock of a new log begins now.
+    found.memory.timestamp_us = found.memory.timestamp_us or now_us
     wanted = settled.with_successor(
         writer.ledger_id,
         reason,
@@ -220,7 +223,7 @@ async def _take_over(
         await drop_ledger(context, writer)
         return None
     except BaseException:
-        await writer.stop()  # It may be listed: the next owner finds it empty.
+        await writer.stop()  # The ledger may be listed: the next owner finds it empty.
         raise
     laps.on_done("list_ms")
     return Opening(stored, found.memory, found.end, writer, laps)
@@ -237,7 +240,7 @@ def _settled(listed: LedgerList, found: _End) -> LedgerList:
             last_timestamp_us=memory.timestamp_us,
             bytes=each.bytes,
         )
-    for each in found.discarded[:1]:  # Segments after it are discarded with it.
+    for each in found.discarded[:1]:  # Discarding the first one also discards those after it.
         listed = listed.with_discarded(each.segment.segment_id)
     return listed
 
@@ -270,7 +273,7 @@ async def _find_end(context: OwnerContext, listed: LedgerList, laps: Laps) -> _E
 async def _end_all(
     context: OwnerContext, segments: Sequence[Segment], readers: dict[LedgerId, LedgerReader]
 ) -> list[Ended]:
-    """Fenced and recovered, at the same time. Raises after all have been tried."""
+    """Ledgers that were fenced and recovered, at the same time. Raises after all have been tried."""
 
     async def end(segment: Segment) -> Ended:
         reader = await context.ledgers.open_recover(segment.ledger_id)
@@ -281,7 +284,8 @@ async def _end_all(
         is_asked = segment is not segments[0] and last_entry != NO_ENTRY
         return Ended(segment, last_entry, await _first_of(reader) if is_asked else None, length)
 
-    if len(segments) == 1:  # This is the usual case, and a take-over may be of a thousand logs.
+    # One segment is the usual case, and a server may take over a thousand logs.
+    if len(segments) == 1:
         return [await end(segments[0])]
     found = await asyncio.gather(*map(end, segments), return_exceptions=True)
     for each in found:
@@ -301,7 +305,7 @@ async def _first_of(reader: LedgerReader) -> Follows:
 
 
 async def _replay(reader: LedgerReader, listed: LedgerList, last_entry: EntryId) -> LogMemory:
-    """From the newest snapshot on. The first entry has one."""
+    """The log's state after its blocks, from the newest snapshot on. The first entry has one."""
     length = reader.metadata.length or 0
     entry_bytes = length // (last_entry + 1) + 1
     size = max(1, min(_REPLAY_ENTRIES, _REPLAY_BYTES // entry_bytes))

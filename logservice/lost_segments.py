@@ -29,14 +29,15 @@ class LostSegments:
     def __init__(self, ledgers: LedgerNodes, nodes: LogMetadataStore) -> None:
         self._ledgers, self._nodes = ledgers, nodes
         self._known: dict[LogName, frozenset[LedgerId]] = {}
-        self._looked: dict[LogName, int] = {}  # How many segments of a log, in all sweeps.
+        # For each log, the index of the segment at which its next sweep begins.
+        self._looked: dict[LogName, int] = {}
 
     def __len__(self) -> int:
-        """All that are known, of all logs."""
+        """The number of known lost segments of all logs."""
         return sum(map(len, self._known.values()))
 
     async def on_sweep(self, name: LogName, listed: LedgerList) -> None:
-        """Raises what the metadata store raises."""
+        """Check some segments of a log. Raises what the metadata store raises."""
         ids = [segment.ledger_id for segment in listed.segments]
         known = self._known.get(name, frozenset())
         start = self._looked.get(name, 0) % max(1, len(ids))
@@ -44,12 +45,12 @@ class LostSegments:
         await self.look(name, [*ids[start : start + _PER_SWEEP], *known])
 
     def forget(self, name: LogName) -> None:
-        """Another server looks after it."""
+        """Forget a log that another server looks after."""
         self._known.pop(name, None)
         self._looked.pop(name, None)
 
     async def look(self, name: LogName, ids: Sequence[LedgerId]) -> frozenset[LedgerId]:
-        """Those of them that are lost. Raises what the metadata store raises."""
+        """The lost ones of these ledgers. Raises what the metadata store raises."""
         gone: set[LedgerId] = set()
         for start in range(0, len(ids), _AT_ONCE):
             part = ids[start : start + _AT_ONCE]
@@ -67,7 +68,7 @@ class LostSegments:
         return lost
 
     async def _still_listed(self, name: LogName, gone: set[LedgerId]) -> frozenset[LedgerId]:
-        """LO1."""
+        """The ledgers that the log's list still has, read after they were missing (LO1)."""
         try:
             listed = (await self._nodes.read(name)).list
         except NoSuchLog:

@@ -60,7 +60,7 @@ _RETRY_PAUSE_S: Final = 0.2
 @dataclass(frozen=True, slots=True)
 class _Life:
     record: ServerRecord
-    registered_txn: int  # It grows from one registration to the next.
+    registered_txn: int  # Grows from one registration to the next.
 
 
 class ServerMembership:
@@ -75,14 +75,15 @@ class ServerMembership:
         """`store` has a session that is the lease. `on_store` is called when the store stops or begins to
         respond."""
         self._on_store = on_store
-        self.generation = 0  # Changes with the servers that can be suggested.
+        self.generation = 0  # Counts changes of the servers that can be suggested.
         self._store = store
         self._own_root = own_root
         self._folder = f"{own_root}/{FOLDER}"
         self._on_session_lost = on_session_lost
-        self._record: ServerRecord | None = None  # What others should see of this one.
-        self._told: ServerRecord | None = None  # What they see, if that is certain.
-        self._maybe_seen: ServerRecord | None = None  # The last written record, as far as is known.
+        self._record: ServerRecord | None = None  # The record that other servers should see.
+        self._told: ServerRecord | None = None  # The record that others see, if that is certain.
+        # The record that was written last, as far as is known.
+        self._maybe_seen: ServerRecord | None = None
         self._lives: dict[ServerId, _Life] = {}
         self._servers: dict[str, ServerRecord] = {}
         self._suggestions = Suggestions(())
@@ -92,7 +93,7 @@ class ServerMembership:
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self, record: ServerRecord) -> None:
-        """Returns when others can see this server, and it them."""
+        """Returns when others can see this server, and this server can see them."""
         self._record = record
         await ensure_path(self._store, self._folder, above=self._own_root)
         await self._enter()
@@ -101,7 +102,7 @@ class ServerMembership:
         self._tasks = [loop.create_task(self._watch()), loop.create_task(self._hear_session())]
 
     async def close(self) -> None:
-        """Not visible any more. Idempotent."""
+        """Removes this server from the others' view. Idempotent."""
         record, self._record = self._record, None
         await stop_tasks(*self._tasks)
         self._tasks.clear()
@@ -112,17 +113,19 @@ class ServerMembership:
         try:
             await delete_surely(self._store, self._path(record), is_ours=self._is_ours)
         except (NoSuchNode, MetadataConflict, Unavailable, OutcomeUnknown, SessionExpired):
-            pass  # Its session ends soon.
+            pass  # The node is removed when the session ends, which is soon.
 
     # --- Who lives --------------------------------------------------------------------------
 
     def is_alive(self, server_id: ServerId) -> bool:
-        """The life of that server, as far as is known; an earlier one may still be registered."""
+        """Whether this life of a server is the present one, as far as is known; an earlier one may
+        still be registered.
+        """
         record = self._servers.get(server_name(server_id))
         return record is not None and record.info.server_id == server_id
 
     def find(self, name: str) -> ServerRecord | None:
-        """By the name of a server, or by the id of its present life."""
+        """The record of a server by its name, or by the id of its present life."""
         record = self._servers.get(server_name(ServerId(name)))
         return record if record and name in (record.name, record.info.server_id) else None
 
@@ -132,16 +135,16 @@ class ServerMembership:
 
     @property
     def servers(self) -> list[ServerRecord]:
-        """The newest life of each, by name."""
+        """The newest life of each server, by name."""
         return [self._servers[name] for name in sorted(self._servers)]
 
     def takes_logs(self, record: ServerRecord) -> bool:
-        """Whether it may be suggested."""
+        """Whether the server may be suggested."""
         return record.name in self._suggestions.names
 
     @property
     def clock_told_us(self) -> int | None:
-        """What the others see of this server's clock."""
+        """The clock difference that other servers see of this one."""
         return self._record.clock_apart_us if self._record is not None else None
 
     @property
@@ -152,11 +155,11 @@ class ServerMembership:
 
     @property
     def suggestions(self) -> Suggestions:
-        """Among the servers that take logs."""
+        """Suggestions among the servers that take logs."""
         return self._suggestions
 
     async def changed(self, generation: int, wait_s: float) -> None:
-        """Returns when the suggestions have changed, or after a while."""
+        """Returns when the suggestions have changed, or after `wait_s`."""
         if self.generation == generation:
             try:
                 async with asyncio.timeout(wait_s):
@@ -176,8 +179,9 @@ class ServerMembership:
         segments_lost: int | None = None,
         clock_apart_us: int | None = None,
     ) -> None:
-        """Raises what the metadata store raises. After `Unavailable` nothing has changed; if the outcome is
-        unknown, and when this is cancelled, others see it with the next write at the latest.
+        """Update what others see of this server. Raises what the metadata store raises. After
+        `Unavailable` nothing has changed; if the outcome is unknown, and when this is cancelled,
+        others see it with the next write at the latest.
         """
         async with self._telling:
             if self._record is None:
@@ -203,7 +207,7 @@ class ServerMembership:
             except Unavailable as error:
                 if self._maybe_seen is record:
                     raise OutcomeUnknown(f"others may see it already: {error.message}") from error
-                if self._record is record:  # Otherwise it has been closed.
+                if self._record is record:  # A closed server has no record.
                     self._record = before
                 raise
             life = self._lives.get(record.info.server_id)
@@ -212,7 +216,7 @@ class ServerMembership:
                 self._on_lives({**self._lives, record.info.server_id: changed})
 
     async def _enter(self) -> None:
-        """One node of this session, with its present state."""
+        """Make this session's only node have the present record."""
         async with self._turn:
             self._told = None
             while (record := self._record) is not None:
@@ -225,7 +229,7 @@ class ServerMembership:
                     node = await read_surely(self._store, path)
                     if node is None:
                         continue
-                    if not self._is_ours(node):  # Of our previous session.
+                    if not self._is_ours(node):  # A node of this server's previous session.
                         await delete_surely(self._store, path, node.stat.version)
                         continue
                     if node.value != data:
@@ -286,7 +290,7 @@ class ServerMembership:
                 await asyncio.sleep(_RETRY_PAUSE_S)
 
     async def _look(self, dirty: str | None) -> None:
-        """Reads those that came, and the one that changed; None: all of them."""
+        """Reads the records of new servers and the one that changed; None: all of them."""
         try:
             names = await children_surely(self._store, self._folder)
         except NoSuchNode:
@@ -312,7 +316,7 @@ class ServerMembership:
             return None
 
     def _on_lives(self, lives: dict[ServerId, "_Life"]) -> None:
-        """Of two lives of one name the one that was registered last counts."""
+        """Apply the registered lives. Of two lives of one name the one that was registered last counts."""
         self._lives = lives
         in_order = sorted(lives.values(), key=lambda each: each.registered_txn)
         self._servers = servers = {each.record.name: each.record for each in in_order}

@@ -46,11 +46,11 @@ from rollbook.proto.quorum import Quorum
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """All of it has to hold where the append gets its place in the order."""
+    """Conditions that must all hold when the append gets its place in the order."""
 
     expected_offset: Offset | None = None  # The append's first record gets exactly this offset.
-    must_be_empty: bool = False  # Nothing was ever appended.
-    writer_epoch: WriterEpoch | None = None  # This one is in force.
+    must_be_empty: bool = False  # True: the log must never have had a record.
+    writer_epoch: WriterEpoch | None = None  # The writer epoch that must be in force.
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class AppendAck:
     first_offset: Offset
     next_offset: Offset
     timestamp_us: int
-    is_duplicate: bool  # It had been appended before; these are its offsets.
+    is_duplicate: bool  # True: the batch was appended before, at these offsets.
     owner_epoch: OwnerEpoch
     writer_epoch: WriterEpoch
     ledger_id: LedgerId
@@ -70,24 +70,25 @@ class AppendAck:
 @dataclass(frozen=True, slots=True)
 class Append:
     log: LogName
-    block: bytes  # As `core/record_block.py` frames it: one atomic batch.
+    block: bytes  # One atomic batch, framed as in `core/record_block.py`.
     condition: Condition | None = None
-    uid: str = ""  # Of the intended log, as in `LogTail`: otherwise `LogReplaced`. Empty: any.
+    uid: str = ""  # The uid that the log must have, else `LogReplaced`. Empty: any.
 
 
 @dataclass(frozen=True, slots=True)
 class Bind:
-    """From here on `ref` means this log on this stream. Binding again forgets earlier failures."""
+    """Make `ref` mean this log on this stream. Binding again forgets earlier failures."""
 
     ref: int
     log: LogName
     is_ordered: (
         bool  # After a failure, later appends under this ref are refused until it is bound again.
     )
-    uid: str = ""  # As of `Append`.
+    uid: str = ""  # The uid that the log must have; empty: any.
 
 
-# Not frozen, since that is slow: there is one for every append, and users do not keep it.
+# Mutable, since frozen objects are slow to make: there is one for every append, and users do not
+# keep it.
 @dataclass(slots=True)
 class StreamAppend:
     number: int  # Chosen by the client; its result bears it.
@@ -96,7 +97,7 @@ class StreamAppend:
     condition: Condition | None = None
 
 
-@dataclass(slots=True)  # Not frozen: one for each append, and frozen ones are slow to make.
+@dataclass(slots=True)  # Mutable, since frozen objects are slow to make: one for each append.
 class AppendResult:
     """Either `ack` or `error` is set."""
 
@@ -111,7 +112,7 @@ class AppendStream(Protocol):
     """
 
     def submit(self, binds: Sequence[Bind], appends: Sequence[StreamAppend]) -> None:
-        """The binds come first. Never waits; a failure becomes a result.
+        """Decide the binds, then the appends. Never waits; a failure becomes a result.
 
         Raises `InvalidRequest` for a message that none of our clients sends: the stream ends
         with it.
@@ -129,10 +130,10 @@ class AppendStream(Protocol):
 
 
 class CoreStream(AppendStream, Protocol):
-    """As the service opens it. The access layer settles some appends itself."""
+    """An append stream as the service opens it. The access layer settles some appends itself."""
 
     def tell(self, results: Sequence[AppendResult]) -> None:
-        """They are among its results, too: appends that were refused before they came here."""
+        """Add results of appends that were refused before they came to this stream."""
 
 
 # --- Reading ----------------------------------------------------------------------------------
@@ -142,13 +143,11 @@ class AtTail(Enum):
     """What a reader does at the tail."""
 
     FOLLOW = "follow"
-    # At the tail as it is known when the read begins. The first event is a `Progress` that has this tail, so that
-    # a resumed read can name it (`ReadStream.resumed_at`).
+    # Ends at the tail that is known when the read begins. The first event is a `Progress` that has
+    # this tail, so that a resumed read can name it (`ReadStream.resumed_at`).
     STOP = "stop"
-    STOP_AT_BARRIER = "stop_at_barrier"  # As STOP; every append acknowledged before is below it.
-    STOP_AT_READ_BARRIER = (
-        "stop_at_read_barrier"  # The same, found as by `Consistency.READ_BARRIER`.
-    )
+    STOP_AT_BARRIER = "stop_at_barrier"  # Stops at a tail above every append acknowledged before.
+    STOP_AT_READ_BARRIER = "stop_at_read_barrier"  # Stops at a tail that a read barrier finds.
 
 
 class OnTruncated(Enum):
@@ -160,15 +159,15 @@ class OnTruncated(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """Bounded: answered as soon as there is something, after `wait_ms` at the latest."""
+    """A bounded read: answered as soon as there is a record, after `wait_ms` at the latest."""
 
     log: LogName
     start: Position
-    records_max: int = 10_000  # At least one block is answered, cut to size by `next_offset`.
+    records_max: int = 10_000  # The response has at least one block, cut to size by `next_offset`.
     bytes_max: int = 1024 * 1024
     wait_ms: int = 0
     on_truncated: OnTruncated = OnTruncated.FAIL
-    uid: str = ""  # As of `Append`.
+    uid: str = ""  # The uid that the log must have; empty: any.
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,12 +176,13 @@ class ReadAnswer:
 
     blocks: tuple[bytes, ...]
     first_offset: Offset
-    next_offset: Offset  # Where to go on.
+    next_offset: Offset  # The offset of the next read.
     head: Offset
     tail: Offset
     is_sealed: bool
-    uid: str = ""  # As of `LogTail`.
-    # The owner could not be asked: the tail is as bookies know it, and may lack the last that was acknowledged.
+    uid: str = ""  # The log's uid.
+    # True: the owner could not be asked. The tail is as bookies know it, and may lack the last
+    # append that was acknowledged.
     is_tail_uncertain: bool = False
 
 
@@ -194,11 +194,11 @@ class ReadStream:
     until_timestamp_us: int | None = None  # Only records before that time.
     at_tail: AtTail = AtTail.FOLLOW
     on_truncated: OnTruncated = OnTruncated.FAIL
-    heartbeat_ms: int = 5000  # No longer silence than this.
-    uid: str = ""  # As of `Append`.
+    heartbeat_ms: int = 5000  # The longest time between two events.
+    uid: str = ""  # The uid that the log must have; empty: any.
 
     def resumed_at(self, offset: Offset, tail: Offset | None = None) -> Self:
-        """From there on. The last event may have been a gap that ended beyond the range.
+        """The same read, begun at `offset`. The last event may have been a gap that ended beyond the range.
 
         `tail`: where it was when the read began, if that is where it stops.
         """
@@ -234,12 +234,13 @@ class FellBehind:
 
 
 class WaitsFor(Enum):
-    NOTHING = "nothing"  # Caught up: an append.
+    NOTHING = "nothing"  # Nothing is missing: it waits for an append.
     FETCHING = "fetching"
     REPLICA = "replica"
     ROLL = "roll"
-    OWNER = "owner"  # The log is between two owners, or its owner cannot be asked: there may be more than the tail.
-    CLIENT = "client"  # It does not read what it is sent.
+    # Between two owners, or the owner cannot be asked: records beyond the tail may exist.
+    OWNER = "owner"
+    CLIENT = "client"  # The client does not read what it is sent.
     THROTTLE = "throttle"
 
 
@@ -257,14 +258,14 @@ class Progress:
 
     @classmethod
     def held_back(cls, position: Offset, head: Offset, tail: Offset) -> Self:
-        """For a reader that waits for its quota or its turn."""
+        """The progress of a reader that waits for its quota or its turn."""
         lag = max(tail - position, 0)
         return cls(position, head, tail, lag, 0, 0, WaitsFor.THROTTLE)
 
 
 class GapKind(Enum):
     TRUNCATED = "truncated"
-    LOST = "lost"  # No copy can be read.
+    LOST = "lost"  # No copy of the records can be read.
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,9 +286,9 @@ class Sealed:
 
 @dataclass(frozen=True, slots=True)
 class Moving:
-    """The last event of this stream: go on there."""
+    """The last event of this stream: reading goes on at another server."""
 
-    server: str  # Its address; empty if it is not known yet.
+    server: str  # The other server's address; empty: not known yet.
     resume_offset: Offset
 
 
@@ -305,11 +306,11 @@ ReadEvent = Records | CaughtUp | FellBehind | Progress | Gap | Sealed | Moving |
 
 
 class Consistency(Enum):
-    CACHED = "cached"  # Whatever the server that is asked knows.
-    COMMITTED = "committed"  # What the owner has confirmed.
-    BARRIER = "barrier"  # Every append that any server acknowledged before the request is below it.
-    # The same, by a read of the metadata store instead of an entry in the log: for callers without
-    # the right to append.
+    CACHED = "cached"  # The tail that the asked server knows.
+    COMMITTED = "committed"  # The tail that the owner has confirmed.
+    BARRIER = "barrier"  # A tail above every append acknowledged before the request.
+    # As BARRIER, by a read of the metadata store instead of an entry in the log: for callers
+    # without the right to append.
     READ_BARRIER = "read_barrier"
 
 
@@ -317,8 +318,8 @@ class Consistency(Enum):
 class GetTail:
     log: LogName
     consistency: Consistency = Consistency.COMMITTED
-    uid: str = ""  # As of `Append`.
-    # COMMITTED: answered when the tail is beyond this offset, and after `wait_ms` in any case.
+    uid: str = ""  # The uid that the log must have; empty: any.
+    # With COMMITTED, the response waits up to `wait_ms` until the tail is beyond this offset.
     beyond: Offset | None = None
     wait_ms: int = 0
 
@@ -328,8 +329,8 @@ class LogTail:
     head: Offset
     tail: Offset
     is_sealed: bool
-    timestamp_us: int  # Of the last record; 0 if there is none, or it cannot be looked up.
-    owner: str  # Address; empty: none at present.
+    timestamp_us: int  # The last record's time; 0 if there is none, or it cannot be looked up.
+    owner: str  # The owner's address; empty: none at present.
     owner_epoch: OwnerEpoch
     uid: str = ""  # 32 hexadecimal digits, drawn as the log is created.
     # The ledger that the tail is in, and its last entry that the owner has confirmed. None: the owner does not write it.
@@ -339,14 +340,14 @@ class LogTail:
 
 @dataclass(frozen=True, slots=True)
 class WatchTail:
-    """Answered at once and then whenever it has changed, at most every `interval_ms`; unchanged, too,
-    after `heartbeat_ms`.
+    """The log's tail, at once and then whenever it has changed, at most every `interval_ms`;
+    unchanged, too, after `heartbeat_ms`.
     """
 
     log: LogName
     interval_ms: int = 100
     heartbeat_ms: int = 5000
-    uid: str = ""  # As of `Append`.
+    uid: str = ""  # The uid that the log must have; empty: any.
 
 
 @dataclass(frozen=True, slots=True)
@@ -357,27 +358,27 @@ class WatchTails:
     wants all of them watches all servers, and merges (`core/log_tails.py`).
     """
 
-    logs: tuple[LogName, ...] = ()  # Of these names: those that exist,
-    prefixes: tuple[str, ...] = ()  # and those that begin so: `namespace/prefix`. `""`: all logs.
+    logs: tuple[LogName, ...] = ()  # Watched logs by name; missing logs are ignored.
+    prefixes: tuple[str, ...] = ()  # Watched logs by `namespace/prefix`. `""`: all logs.
     interval_ms: int = 20  # At most one message per interval. Longer: fewer messages, later news.
     heartbeat_ms: int = 5000
 
 
 @dataclass(frozen=True, slots=True)
 class TailOfLog:
-    """As one server knows it. Of one `uid` neither head nor tail goes back."""
+    """A log's tail as one server knows it. For one `uid` neither head nor tail goes back."""
 
     log: LogName
     head: Offset
     tail: Offset
     is_sealed: bool
-    timestamp_us: int  # Of the last record; 0 if there is none, or it takes a search.
-    uid: str  # As of `LogTail`.
-    # The tail is the owner's, or the log ends with a closed segment. False: acknowledged records
-    # may be beyond it, since another server owns the log, or its owner died. Its next owner finds
-    # them.
+    timestamp_us: int  # The last record's time; 0: no record, or it takes a search.
+    uid: str  # The log's uid.
+    # True: the tail is the owner's, or the log ends with a closed segment. False: acknowledged
+    # records may be beyond it, since another server owns the log, or its owner died. Its next owner
+    # finds them.
     is_exact: bool
-    owner: str  # Address; empty: none at present.
+    owner: str  # The owner's address; empty: none at present.
     owner_epoch: OwnerEpoch
 
 
@@ -385,10 +386,10 @@ class TailOfLog:
 class Tails:
     """The changes since the previous message."""
 
-    tails: tuple[TailOfLog, ...] = ()  # New ones, and those that have changed.
-    gone: tuple[LogName, ...] = ()  # Deleted, or left to other servers.
+    tails: tuple[TailOfLog, ...] = ()  # Tails that are new or have changed.
+    gone: tuple[LogName, ...] = ()  # Logs that were deleted, or left to other servers.
     is_complete: bool = (
-        False  # All logs that this server answers for, with `servers` in place, were sent.
+        False  # True: all logs that this server answers for, with `servers` in place, were sent.
     )
     servers: tuple[str, ...] = ()  # The addresses of all servers.
 
@@ -397,7 +398,7 @@ class Tails:
 class FindOffset:
     log: LogName
     position: Position
-    uid: str = ""  # As of `Append`.
+    uid: str = ""  # The uid that the log must have; empty: any.
 
 
 @dataclass(frozen=True, slots=True)
@@ -405,7 +406,7 @@ class FoundOffset:
     offset: Offset
     head: Offset
     tail: Offset
-    uid: str = ""  # As of `LogTail`.
+    uid: str = ""  # The log's uid.
 
 
 # --- Truncation, seal, writer epochs ----------------------------------------------------------
@@ -415,32 +416,34 @@ class FoundOffset:
 class Truncate:
     log: LogName
     before: Position  # The first record that is kept.
-    dry_run: bool = False  # Only the plan.
-    force_roll: bool = False  # Also free records in the segment that is written.
-    uid: str = ""  # As of `Append`.
+    dry_run: bool = False  # True: only plan the truncation.
+    force_roll: bool = False  # True: also free records in the segment that is written.
+    uid: str = ""  # The uid that the log must have; empty: any.
 
 
 @dataclass(frozen=True, slots=True)
 class TruncateAnswer:
-    """What was done, or would be. Readers see the new head at once; ledgers go as a whole."""
+    """The truncation that was made, or planned. Readers see the new head at once; ledgers are
+    deleted as a whole.
+    """
 
     old_head: Offset
     new_head: Offset
-    records: int  # Those that are no longer readable.
-    segments: tuple[SegmentId, ...]  # Whose ledgers are deleted.
+    records: int  # The number of records that are no longer readable.
+    segments: tuple[SegmentId, ...]  # Segments whose ledgers are deleted.
     freed_bytes: int
-    kept_bytes: int  # Below the head, in a segment that holds others, too.
-    guards: tuple[CursorName, ...]  # Protected marks below `before`: it is refused.
+    kept_bytes: int  # Bytes below the head that stay, in a segment with other records.
+    guards: tuple[CursorName, ...]  # Protected marks below `before`, which prevent the truncation.
 
 
 @dataclass(frozen=True, slots=True)
 class Seal:
-    """No record is ever appended again. Repeated, it is answered alike."""
+    """End the log: no record is appended any more. A repeated request gets the same response."""
 
     log: LogName
-    block: bytes | None = None  # The last records, atomically with the seal.
+    block: bytes | None = None  # The last records, appended atomically with the seal.
     condition: Condition | None = None
-    uid: str = ""  # As of `Append`.
+    uid: str = ""  # The uid that the log must have; empty: any.
 
 
 @dataclass(frozen=True, slots=True)
@@ -455,23 +458,23 @@ TTL_MS_MAX: Final = (1 << 32) - 1
 
 class AcquireMode(Enum):
     STEAL = "steal"  # Fences the holder.
-    WAIT = "wait"  # Until it is released or has run out, or the deadline passes.
-    FAIL = "fail"  # If it is held.
+    WAIT = "wait"  # Waits until the epoch is released or has run out, or the deadline passes.
+    FAIL = "fail"  # Fails if another holder has the epoch.
 
 
 @dataclass(frozen=True, slots=True)
 class AcquireWriter:
     log: LogName
-    holder: str  # Shown to others: who it is. Kept in every snapshot of the log.
+    holder: str  # Shown to others. Kept in every snapshot of the log.
     mode: AcquireMode = AcquireMode.FAIL  # Without STEAL no holder is fenced.
-    ttl_ms: int = 0  # 0: until it is released or stolen.
-    # Drawn at random by the client, for this one acquisition: a restarted process draws another,
-    # otherwise it would not fence its earlier self. A holder that got no response and repeats the
-    # request with the same attempt is granted the same epoch, as long as no other holder was
-    # granted one since (then the request counts as a first one: a late STEAL fences); `StaleEpoch`
-    # if it was released. Empty: a new one each time.
+    ttl_ms: int = 0  # 0: held until it is released or stolen.
+    # A name that the client draws at random for this one acquisition: a restarted process draws
+    # another, otherwise it would not fence its earlier self. A holder that got no response and
+    # repeats the request with the same attempt is granted the same epoch, as long as no other
+    # holder was granted one since (then the request counts as a first one: a late STEAL fences);
+    # `StaleEpoch` if it was released. Empty: a new epoch for each request.
     attempt: str = ""
-    uid: str = ""  # As of `Append`.
+    uid: str = ""  # The uid that the log must have; empty: any.
 
     def __post_init__(self) -> None:
         if not 1 <= len(self.holder) <= HOLDER_CHARACTERS_MAX:
@@ -484,7 +487,9 @@ class AcquireWriter:
 
 @dataclass(frozen=True, slots=True)
 class WriterGrant:
-    """Everything acked under an older epoch is below `fence_offset`, and nothing will be any more."""
+    """The granted epoch: everything acked under an older epoch is below `fence_offset`, and nothing
+    will be any more.
+    """
 
     writer_epoch: WriterEpoch
     fence_offset: Offset
@@ -496,14 +501,14 @@ class WriterGrant:
 class RenewWriter:
     log: LogName
     writer_epoch: WriterEpoch
-    uid: str = ""  # As of `Append`.
+    uid: str = ""  # The uid that the log must have; empty: any.
 
 
 @dataclass(frozen=True, slots=True)
 class ReleaseWriter:
     log: LogName
     writer_epoch: WriterEpoch
-    uid: str = ""  # As of `Append`.
+    uid: str = ""  # The uid that the log must have; empty: any.
 
 
 @dataclass(frozen=True, slots=True)
@@ -511,8 +516,8 @@ class BeginProducer:
     """Begins the next epoch of a named producer: blocks of an older one are refused from then on."""
 
     log: LogName
-    producer: bytes  # Its id.
-    uid: str = ""  # As of `Append`.
+    producer: bytes  # The producer's id.
+    uid: str = ""  # The uid that the log must have; empty: any.
 
     def __post_init__(self) -> None:
         ProducerRef(self.producer, 0, 0)
@@ -526,18 +531,18 @@ class ProducerProgress:
     0."""
 
     epoch: int
-    records: int | None = None  # That it has appended, in all its epochs; None: not known.
-    last_offset: Offset | None = None  # Of the last one; None: there is none.
+    records: int | None = None  # Appended in all its epochs; None: not known.
+    last_offset: Offset | None = None  # The last record's offset; None: it has none.
 
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """It was done; there is no other result."""
+    """The response of a request that returns nothing."""
 
 
 # --- Cursors and marks ------------------------------------------------------------------------
 
-NO_CURSOR: int = -1  # As an expected version: the cursor does not exist yet.
+NO_CURSOR: int = -1  # The expected version of a cursor that does not exist yet.
 
 
 @dataclass(frozen=True, slots=True)
@@ -550,14 +555,14 @@ class Cursor:
     blob: bytes
     is_protected: bool
     updated_us: int
-    uid: str = ""  # Of its log, as of `LogTail`; empty if an earlier release made it.
+    uid: str = ""  # The log's uid; empty if an earlier release made the cursor.
 
 
 @dataclass(frozen=True, slots=True)
 class GetCursor:
     log: LogName
     name: CursorName
-    uid: str = ""  # As of `Append`.
+    uid: str = ""  # The uid that the log must have; empty: any.
 
 
 @dataclass(frozen=True, slots=True)
@@ -565,16 +570,16 @@ class CommitCursor:
     log: LogName
     name: CursorName
     offset: Offset
-    blob: bytes | None = None  # None: as it was.
-    is_protected: bool | None = None  # None: as it was; False if it is new.
-    expected_version: int | None = None  # None: any.
+    blob: bytes | None = None  # None: the blob does not change.
+    is_protected: bool | None = None  # None: unchanged, or False in a new cursor.
+    expected_version: int | None = None  # None: any version.
     may_rewind: bool = False
-    uid: str = ""  # As of `Append`.
+    uid: str = ""  # The uid that the log must have; empty: any.
 
 
 @dataclass(frozen=True, slots=True)
 class CommitCursorBy(CommitCursor):
-    """As passed on by a door, which knows the caller."""
+    """A commit as the access layer passes it on, with the caller."""
 
     principal: str = ""
 
@@ -582,15 +587,15 @@ class CommitCursorBy(CommitCursor):
 @dataclass(frozen=True, slots=True)
 class ListCursors:
     log: LogName
-    start_after: str = ""  # The `next_page` of the answer before.
-    limit: int = 1000  # At most this many in a page, and at most 1000.
-    uid: str = ""  # As of `Append`.
+    start_after: str = ""  # The `next_page` of the previous response.
+    limit: int = 1000  # Cursors in a page: 1 to 1000.
+    uid: str = ""  # The uid that the log must have; empty: any.
 
 
 @dataclass(frozen=True, slots=True)
 class Cursors:
     cursors: tuple[Cursor, ...]
-    next_page: str = ""  # Empty: that was all.
+    next_page: str = ""  # Empty: this was the last page.
 
 
 @dataclass(frozen=True, slots=True)
@@ -598,7 +603,7 @@ class DeleteCursor:
     log: LogName
     name: CursorName
     expected_version: int | None = None
-    uid: str = ""  # As of `Append`.
+    uid: str = ""  # The uid that the log must have; empty: any.
 
 
 # --- Administration ---------------------------------------------------------------------------
@@ -606,19 +611,19 @@ class DeleteCursor:
 
 @dataclass(frozen=True, slots=True)
 class EnsureLog:
-    """Creates it unless it exists with the same configuration, in one change."""
+    """Create a log unless it exists with the same configuration, in one change."""
 
     log: LogName
     config: ConfigValues | None = None  # None: all defaults, and any existing log is accepted.
-    # Of `config`: those that are named. A new log has the server's defaults for the others, and an
-    # existing one keeps its own. Empty: all of `config`.
+    # The fields of `config` that count. A new log has the server's defaults for the others, and an
+    # existing one keeps its own. Empty: all fields.
     fields: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class GetLog:
     log: LogName
-    uid: str = ""  # As of `Append`.
+    uid: str = ""  # The uid that the log must have; empty: any.
 
 
 @dataclass(frozen=True, slots=True)
@@ -626,8 +631,8 @@ class UpdateLog:
     log: LogName
     config: ConfigValues
     fields: tuple[str, ...]  # The fields of `config` that change, and no others.
-    etag: str = ""  # Empty: whatever it has become.
-    uid: str = ""  # As of `Append`.
+    etag: str = ""  # The ETag to be replaced; empty: any.
+    uid: str = ""  # The uid that the log must have; empty: any.
 
 
 @dataclass(frozen=True, slots=True)
@@ -637,46 +642,49 @@ class LogState:
     log: LogName
     config: LogConfig
     etag: str  # Changes whenever the configuration does.
-    was_created: bool  # By this request.
+    was_created: bool  # True: this request created the log.
     head: Offset
-    tail: Offset  # As far as it is known without asking the owner.
+    tail: Offset  # The tail as known without asking the owner.
     is_sealed: bool
-    owner_id: str  # Empty: none at present.
-    owner: str  # Its address.
+    owner_id: str  # The owner's server id; empty: none at present.
+    owner: str  # The owner's address.
     owner_epoch: OwnerEpoch
     writer_epoch: WriterEpoch
-    writer_holder: str  # Empty: none.
+    writer_holder: str  # Empty: nobody holds the writer epoch.
     bytes: int
     records: int
     segments: int
     roll_due_us: int = 0  # When the open segment ends at the latest. 0: not known here.
-    uid: str = ""  # As of `LogTail`.
-    # Bookies of the open segment that are not expected to get its next entry, and why. From its owner only.
+    uid: str = ""  # The log's uid.
+    # Bookies of the open segment that are not expected to get its next entry, and why. Only the
+    # owner reports them.
     vacant_seats: tuple[str, ...] = ()
-    problem: str = ""  # Why this server, which should own it, cannot open it. Empty: nothing known.
-    next_step: str = ""  # What would help against that.
+    # Why the asked server, which should own the log, cannot open it. Empty: no such failure is
+    # known.
+    problem: str = ""
+    next_step: str = ""  # The step that could solve `problem`.
 
 
 @dataclass(frozen=True, slots=True)
 class ListLogs:
-    namespace: str = ""  # Empty: all of them.
+    namespace: str = ""  # Empty: all namespaces.
     prefix: str = ""
-    start_after: str = ""  # The `next_page` of the answer before.
+    start_after: str = ""  # The `next_page` of the previous response.
     limit: int = 1000
 
 
 @dataclass(frozen=True, slots=True)
 class LogNames:
     logs: tuple[LogName, ...]
-    next_page: str  # Empty: that was all.
+    next_page: str  # Empty: this was the last page.
 
 
 @dataclass(frozen=True, slots=True)
 class DeleteLog:
     log: LogName
-    etag: str = ""  # Empty: whatever it has become.
-    grace_ms: int | None = None  # None: as configured. Its records are freed only then.
-    uid: str = ""  # As of `Append`.
+    etag: str = ""  # The ETag that the log must have; empty: any.
+    grace_ms: int | None = None  # How long the records are kept; None: as configured.
+    uid: str = ""  # The uid that the log must have; empty: any.
 
 
 @dataclass(frozen=True, slots=True)
@@ -688,32 +696,32 @@ class DeleteLogAnswer:
 class ListDeletedLogs:
     """Deleted logs whose records are still kept."""
 
-    namespace: str = ""  # Empty: all of them.
+    namespace: str = ""  # Empty: all namespaces.
     prefix: str = ""
     limit: int = 1000
 
 
 @dataclass(frozen=True, slots=True)
 class DeletedLog:
-    log: LogName  # The name that it had.
+    log: LogName  # The log's name when it was deleted.
     uid: str
     deleted_us: int
-    free_at_us: int  # When its records go, or a minute or so later.
+    free_at_us: int  # When the records are freed, or a minute or so later.
     segments: int
-    has_name: bool  # No other log was created under it.
+    has_name: bool  # True: no other log was created under the name.
 
 
 @dataclass(frozen=True, slots=True)
 class DeletedLogs:
-    logs: tuple[DeletedLog, ...]  # By name, then by when they were deleted.
+    logs: tuple[DeletedLog, ...]  # Sorted by name, then by time of deletion.
     is_all: bool
 
 
 @dataclass(frozen=True, slots=True)
 class UndeleteLog:
-    log: LogName  # The name that it had.
-    uid: str = ""  # Empty: there is only one.
-    to: LogName | None = None  # Another name, if that one is taken.
+    log: LogName  # The log's name when it was deleted.
+    uid: str = ""  # Empty: only one log was deleted under this name.
+    to: LogName | None = None  # The new name, if the old one is taken.
 
 
 @dataclass(frozen=True, slots=True)
@@ -721,12 +729,12 @@ class RollLog:
     """Starts a new segment, unless the one that is written is still empty."""
 
     log: LogName
-    uid: str = ""  # As of `Append`.
+    uid: str = ""  # The uid that the log must have; empty: any.
 
 
 @dataclass(frozen=True, slots=True)
 class RollLogAnswer:
-    segment_id: SegmentId  # The written one.
+    segment_id: SegmentId  # The segment that is written now.
 
 
 class SegmentState(Enum):
@@ -740,7 +748,7 @@ class SegmentView:
     segment_id: SegmentId
     ledger_id: LedgerId
     state: SegmentState
-    base_offset: Offset | None  # None as long as its predecessor is not settled.
+    base_offset: Offset | None  # None as long as an earlier segment is not settled.
     next_offset: Offset | None  # None as long as it is open.
     first_timestamp_us: int
     last_timestamp_us: int
@@ -756,13 +764,13 @@ class ListSegments:
     log: LogName
     start: SegmentId = FIRST_SEGMENT
     limit: int = 1000
-    uid: str = ""  # As of `Append`.
+    uid: str = ""  # The uid that the log must have; empty: any.
 
 
 @dataclass(frozen=True, slots=True)
 class Segments:
     segments: tuple[SegmentView, ...]
-    next_segment: SegmentId | None  # None: that was all.
+    next_segment: SegmentId | None  # None: this was the last page.
 
 
 @dataclass(frozen=True, slots=True)
@@ -771,7 +779,7 @@ class GetJournal:
 
     log: LogName
     limit: int = 100
-    uid: str = ""  # As of `Append`.
+    uid: str = ""  # The uid that the log must have; empty: any.
 
 
 @dataclass(frozen=True, slots=True)
@@ -797,16 +805,17 @@ class GetLimits:
 @dataclass(frozen=True, slots=True)
 class ServiceLimits:
     record_bytes_max: int
-    block_bytes_max: int  # Packed.
+    block_bytes_max: int  # Bounds a packed block.
     block_unpacked_bytes_max: int
     block_records_max: int
-    message_bytes_max: int  # Of gRPC.
-    stream_bytes_max: int  # In flight on one append stream, before it is not read any more.
+    message_bytes_max: int  # Bounds a gRPC message.
+    stream_bytes_max: int  # In flight on one append stream; beyond this it is not read.
     cursor_blob_bytes_max: int
-    usable_bookies: int = (
-        0  # They take new records at present. 0 without a quorum: an older server does not say.
-    )
-    quorum: Quorum | None = None  # Of a new log, unless its configuration has another one.
+    # How many bookies take new records at present. 0 without a quorum: an older server does not
+    # report it.
+    usable_bookies: int = 0
+    # The quorum of a new log, unless its configuration has another one.
+    quorum: Quorum | None = None
 
 
 # --- Cluster ----------------------------------------------------------------------------------
@@ -820,14 +829,14 @@ class Lookup:
 @dataclass(frozen=True, slots=True)
 class LogOwner:
     log: LogName
-    address: str  # Of the owner, or of the server that should become it; empty if there is none.
+    address: str  # The address of the owner, or of the server that should become it; empty: none.
     owner_epoch: OwnerEpoch
-    is_owner: bool  # Not only suggested.
+    is_owner: bool  # False: the server is only suggested.
 
 
 @dataclass(frozen=True, slots=True)
 class LogOwners:
-    owners: tuple[LogOwner, ...]  # Of those logs that exist, in the order asked for.
+    owners: tuple[LogOwner, ...]  # Owners of those logs that exist, in the order of the request.
 
 
 @dataclass(frozen=True, slots=True)
@@ -847,8 +856,8 @@ class ServerView:
     state: ServerState
     version: str
     started_us: int
-    logs_owned: int  # As it last said.
-    logs_degraded: int = 0  # Those whose open segment is written to fewer bookies than they want.
+    logs_owned: int  # The number in the server's last report.
+    logs_degraded: int = 0  # Owned logs whose open segment has fewer bookies than they want.
     logs_unopened: int = 0  # Logs that it should own, and cannot open.
 
 
@@ -860,13 +869,13 @@ class Servers:
 @dataclass(frozen=True, slots=True)
 class TransferLog:
     log: LogName
-    to: str  # Name or id of a server.
-    uid: str = ""  # As of `Append`.
+    to: str  # The name or id of a server.
+    uid: str = ""  # The uid that the log must have; empty: any.
 
 
 @dataclass(frozen=True, slots=True)
 class DrainServer:
-    """It hands over its logs and opens no more, until it is restarted or gets `resume`."""
+    """Make a server hand over its logs and open no more, until it is restarted or gets `resume`."""
 
     server: str
     resume: bool = False
@@ -879,13 +888,13 @@ class DrainAnswer:
 
 @dataclass(frozen=True, slots=True)
 class GetServerStats:
-    """Of the server that is asked."""
+    """Request the metrics of the server that is asked."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServerStats:
     server_id: ServerId
-    stats: Mapping[str, float]  # By their names in /metrics.
+    stats: Mapping[str, float]  # Values by their names in /metrics.
 
 
 class ObstacleKind(Enum):
@@ -895,7 +904,7 @@ class ObstacleKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Obstacle:
-    """Something that is away."""
+    """Something that is unavailable."""
 
     kind: ObstacleKind
     name: str
@@ -905,14 +914,14 @@ class Obstacle:
 
 @dataclass(frozen=True, slots=True)
 class GetOutage:
-    """What the asked server knows to be unavailable. Answered within a second, whatever is."""
+    """Request what the asked server knows to be unavailable. It responds within a second in any case."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outage:
     obstacles: tuple[Obstacle, ...] = ()
-    cause: str = ""  # All of them in one sentence; empty: nothing is known to be unavailable.
-    next_step: str = ""  # What would help.
+    cause: str = ""  # All obstacles in one sentence; empty: nothing is known to be unavailable.
+    next_step: str = ""  # The step that could help.
 
 
 # --- The service ------------------------------------------------------------------------------
@@ -963,7 +972,7 @@ class ServiceCore(Protocol):
     async def get_outage(self, request: GetOutage, due: float) -> Outage: ...
 
     def on_waiting(self) -> None:
-        """A request waits for longer than it should."""
+        """Take note that a request waits for longer than it should."""
 
     def explained(self, error: RollbookError) -> RollbookError:
-        """The same, with what it waited for."""
+        """The same error, with what the request waited for."""

@@ -34,7 +34,7 @@ NOT_OWNED: Final[Confirmed] = {}
 
 
 async def read_block(ledger: LedgerReader, entry_id: EntryId) -> Block:
-    """Raises as `_read_entry`."""
+    """The block of one entry. Raises as `_read_entry`."""
     return Block((await _read_entry(ledger, entry_id)).payload)
 
 
@@ -49,7 +49,7 @@ async def _read_entry(ledger: LedgerReader, entry_id: EntryId) -> Entry:
 async def find_entry(
     ledger: LedgerReader, is_there: Callable[[Block], bool], last_entry: EntryId | None = None
 ) -> EntryId:
-    """The first confirmed entry for which it is true; the one after the last if it never is.
+    """The first confirmed entry for which `is_there` is true; the one after the last if it never is.
 
     Once it is true it has to stay so from entry to entry. `last_entry`: the last confirmed one, if
     more is known than bookies report.
@@ -76,7 +76,7 @@ async def find_offset_at(
     """
     first = find_segment_at(listed.segments, timestamp_us)
     if first is None:
-        assert listed.tail is not None  # All are closed.
+        assert listed.tail is not None  # A list without an unclosed segment has a tail.
         return max(listed.tail, listed.head)
     end = listed.head if first.base_offset is None else first.base_offset
     segments = listed.segments[listed.segments.index(first) :]
@@ -92,7 +92,9 @@ async def find_offset_at(
 async def _first_record(
     ledger: LedgerReader, timestamp_us: int, last_entry: EntryId
 ) -> Offset | None:
-    """After any number of control entries: their base offset is that of the next record."""
+    """The offset of the first record of that time or later, which any number of control entries may
+    precede: their base offset is that of the next record. None: there is no such record.
+    """
     entry_id = await find_entry(
         ledger, lambda block: block.timestamp_us >= timestamp_us, last_entry
     )
@@ -169,8 +171,9 @@ async def find_sizes(listed: LedgerList, ledgers: Ledgers) -> Sizes:
 async def _followed(
     segments: Sequence[Segment], ledgers: Ledgers, confirmed: Confirmed = NOT_OWNED
 ) -> AsyncGenerator[tuple[LedgerReader, EntryId]]:
-    """Their ledgers, up to where the log is certain to continue, and the last entry of each; none is
-    empty."""
+    """The ledgers of the segments, up to where the log is certain to continue, and the last entry of
+    each; none is empty.
+    """
     before = (NO_LEDGER, NO_ENTRY)
     for segment in segments:
         async with await ledgers.open(segment.ledger_id) as ledger:

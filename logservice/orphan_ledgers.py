@@ -58,13 +58,13 @@ class Belonging:
 
 @dataclass(slots=True)
 class OrphanReport:
-    ledgers: int = 0  # Of logs.
+    ledgers: int = 0  # Ledgers of logs.
     deleted: int = 0
-    left: int = 0  # Orphans that could not be deleted now, or doubtful ones.
+    left: int = 0  # Orphans that could not be deleted now, or are doubtful.
 
 
 def belonging_of(custom: Mapping[str, bytes]) -> Belonging | None:
-    """None: the ledger is of no log."""
+    """The log that a ledger belongs to; None: the ledger is of no log."""
     try:
         uid = bytes.fromhex(custom[LEDGER_OF_LOG].decode("ascii"))
         made_for = int(custom[LEDGER_OF_VERSION].decode("ascii"))
@@ -75,11 +75,14 @@ def belonging_of(custom: Mapping[str, bytes]) -> Belonging | None:
 
 
 class OrphanRepair:
-    """One walk over all ledgers of the cluster. Raises as walking does: then it was not complete."""
+    """One walk over all ledgers of the cluster. If walking fails, the error is raised, and the walk
+    is incomplete.
+    """
 
     def __init__(self, ledgers: Ledgers, nodes: LogMetadataStore, now_ms: int) -> None:
         self._ledgers, self._nodes, self._now_ms = ledgers, nodes, now_ms
-        self._lists: dict[LogName, LedgerList | None] = {}  # As they were when first asked for.
+        # The list of each log when it was first needed.
+        self._lists: dict[LogName, LedgerList | None] = {}
         self.report: Final = OrphanReport()
 
     async def run(self) -> OrphanReport:
@@ -120,7 +123,7 @@ class OrphanRepair:
         return listed is not None and listed.uid == belonging.uid and _has(listed, ledger_id)
 
     async def _read(self, belonging: Belonging) -> StoredLog | None:
-        """The log, wherever its list is by now (LL10). None: it is gone."""
+        """The log, wherever its list is now (LL10). None: it is gone."""
         for _ in range(_RACES_MAX):
             with suppress(NoSuchLog):
                 stored = await self._nodes.read(belonging.name)
@@ -128,7 +131,7 @@ class OrphanRepair:
                     return stored
             if (displaced := await self._nodes.read_displaced(belonging.uid)) is not None:
                 return displaced
-            # Between the two looks it may have come back under its name.
+            # Between the two reads it may have come back under its name.
             with suppress(NoSuchLog):
                 if (await self._nodes.read(belonging.name)).list.uid == belonging.uid:
                     continue
@@ -136,7 +139,9 @@ class OrphanRepair:
         raise MetadataConflict("it comes and goes again and again", log=str(belonging.name))
 
     async def _never_will_be_listed(self, ledger_id: LedgerId, belonging: Belonging) -> bool:
-        """OR1."""
+        """Whether the ledger can never be listed any more (OR1); bumps the list if its maker could
+        still be about to list it.
+        """
         for _ in range(_RACES_MAX):
             stored = await self._read(belonging)
             if stored is None:
@@ -145,7 +150,8 @@ class OrphanRepair:
                 return False
             if belonging.made_for < stored.version or stored.list.state is ListedLogState.DELETED:
                 return True
-            if belonging.made_for > stored.version:  # Metadata was put back: nothing is certain.
+            # A log's metadata was restored from a copy: nothing is certain.
+            if belonging.made_for > stored.version:
                 logger.warning(
                     "log_ledger_doubtful",
                     log=str(belonging.name),
@@ -161,7 +167,7 @@ class OrphanRepair:
         try:
             await self._nodes.bump(stored)
         except (MetadataConflict, OutcomeUnknown):
-            pass  # It has changed, or may have: the next look will show.
+            pass  # The list has changed, or may have: the next walk decides.
 
     async def _delete(self, ledger_id: LedgerId, belonging: Belonging) -> None:
         try:

@@ -14,9 +14,9 @@ from rollbook.proto.errors import OwnerChanging, QuorumTimeout, RollbookError
 from rollbook.proto.ports import Clock
 from rollbook.proto.tasks import stop_tasks
 
-_LOOK_S: Final = 0.5  # For anything that is asked to respond.
-_FRESH_S: Final = 1.0  # A check that is not older serves all waiting requests.
-_BOOKIES_MAX: Final = 64  # Asked at a time.
+_LOOK_S: Final = 0.5  # How long a bookie or the metadata store has to respond.
+_FRESH_S: Final = 1.0  # A result of this age or less serves all waiting requests.
+_BOOKIES_MAX: Final = 64  # The most bookies that are asked at a time.
 
 
 class OutageWatch:
@@ -46,22 +46,22 @@ class OutageWatch:
         self._outages.on_store(self._clock.wall_us(), answers=answers)
 
     def begin_look(self) -> None:
-        """Runs in the background; a request waits for longer than it should."""
+        """Begin a check in the background, for a request that waits for longer than it should."""
         now_s = asyncio.get_running_loop().time()
         if self._looking is None and now_s >= self._looked_s + _FRESH_S:
             self._looking = asyncio.get_running_loop().create_task(self._look())
             self._looking.add_done_callback(self._on_looked)
 
     async def look(self) -> Outage:
-        """Takes half a second at most."""
+        """Check what is unavailable now; takes half a second at most."""
         self.begin_look()
         if self._looking is not None:
             await asyncio.gather(asyncio.shield(self._looking), return_exceptions=True)
         return self.known
 
     def explained(self, error: RollbookError) -> RollbookError:
-        """With the cause of its wait, as far as that is known. Only where the error says nothing
-        but that something took too long.
+        """The error with the cause of its wait, as far as that is known. Only where the error says
+        nothing but that something took too long.
         """
         outage = self.known
         if not isinstance(error, QuorumTimeout | OwnerChanging) or not outage.obstacles:
@@ -76,7 +76,7 @@ class OutageWatch:
     # ------------------------------------------------------------------------------------------
 
     async def _hear(self) -> None:
-        """Bookies that leave, in the moment in which the metadata store says so."""
+        """Take note of bookies that leave, as soon as the metadata store reports it."""
         live = self._ledgers.live()
         while True:
             before = {*live.writable, *live.read_only}
@@ -111,7 +111,7 @@ class OutageWatch:
         return True
 
     async def _find_away(self) -> list[str]:
-        """Of the bookies of the cluster, those that are not registered."""
+        """The bookies of the cluster that are not registered."""
         try:
             async with asyncio.timeout(_LOOK_S):
                 known = await self._ledgers.known_bookies()

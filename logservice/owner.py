@@ -60,8 +60,8 @@ from rollbook.proto.tasks import joined, to_its_end
 
 logger = structlog.get_logger()
 
-_HAND_OVER_S: Final = 15.0  # Then the next owner recovers what is left.
-# The time for the list, and then the bookies, to say whether this is still the owner.
+_HAND_OVER_S: Final = 15.0  # After this time a log is left for its next owner to recover.
+# How long the list, and then the bookies, may take to show whether this is still the owner.
 _PROOF_S: Final = 0.5
 
 
@@ -69,7 +69,7 @@ class PendingAppend(NamedTuple):
     """An append that is decided."""
 
     answer: "asyncio.Future[AppendAck]"
-    is_refused: bool  # It is known already, though the answer has to wait.
+    is_refused: bool  # The refusal is known already, though it is certain only later.
 
 
 class Owner:
@@ -86,9 +86,9 @@ class Owner:
         on_listed: Callable[[], None] | None = None,
         makes_ahead: bool = True,
     ) -> Self:
-        """Fences the earlier owner, settles what it left, and takes over. `seen`: its list, if
-        that was read just now. `on_listed`: it is ours, though we may lose it before this
-        returns. `makes_ahead`: as `open_log`.
+        """Fences the earlier owner, settles what it left, and takes over. `seen`: the log's list, if it
+        was read just now. `on_listed`: called when the list names this owner, though it may lose the log
+        before this returns. `makes_ahead`: as `open_log`.
 
         Raises `NotOwner` if another server was quicker, `NoSuchLog`, `LogDeleted`, an error that
         prevents ledgers from being recovered or made, and what the metadata store raises. If it
@@ -104,7 +104,8 @@ class Owner:
         except BaseException as error:
             owner.lose("it could not be opened")
             await owner.ended()
-            if isinstance(error, OwnerLost | AppendUnsettled):  # Fenced before it began.
+            # Another owner fenced this one before it began.
+            if isinstance(error, OwnerLost | AppendUnsettled):
                 raise OwnerChanging("it was fenced while it was opened", log=str(name)) from error
             raise
         return owner
@@ -119,7 +120,7 @@ class Owner:
         self._log = logger.bind(log=str(self.name), owner_epoch=self.owner_epoch)
         self._context = context
         self._list_store = LedgerListStore(context, stored, self._log, self._on_configured)
-        self.limits = Limits.of(self.config)  # Of blocks that are appended.
+        self.limits = Limits.of(self.config)  # Limits of appended blocks.
         self._append_path = AppendPath(
             self.name,
             context,
@@ -139,7 +140,8 @@ class Owner:
         )
         self._writer_epochs = WriterEpochs(self._append_path, context.clock)
         self._memory = opening.memory
-        self.opening_ms: Final[Mapping[str, float]] = opening.laps.ms  # By its steps.
+        # The time of each step of opening.
+        self.opening_ms: Final[Mapping[str, float]] = opening.laps.ms
         self._sealing: asyncio.Task[None] | None = None
         self._tidying: asyncio.Task[None] | None = None
         self._proving: asyncio.Task[None] | None = None
@@ -147,7 +149,9 @@ class Owner:
         self._ending: asyncio.Task[None] | None = None
 
     async def _begin(self, opening: Opening, reason: str) -> None:
-        """If confirmed, these two prove that this owner was not fenced before it began."""
+        """Append two control entries: if confirmed, they prove that this owner was not fenced
+        before it began.
+        """
         append_path, writer, memory = self._append_path, opening.writer, self._memory
         if writer is None:
             now_us = append_path.sequencer.time(self._context.clock.wall_us())
@@ -162,7 +166,7 @@ class Owner:
         opening.laps.on_done("begin_ms")
         self._tidy()
 
-    # --- What it knows ------------------------------------------------------------------------
+    # --- State --------------------------------------------------------------------------------
 
     @property
     def failure(self) -> RollbookError | None:
@@ -171,7 +175,7 @@ class Owner:
 
     @property
     def list(self) -> LedgerList:
-        """As this owner last wrote or read it."""
+        """The list as this owner last wrote or read it."""
         return self._list_store.list
 
     @property
@@ -189,12 +193,14 @@ class Owner:
 
     @property
     def tail(self) -> Offset:
-        """Everything below it is confirmed and stays."""
+        """The confirmed end of the log: everything below it stays."""
         return self._append_path.tail_cache.tail
 
     @property
     def confirmed(self) -> Mapping[LedgerId, EntryId]:
-        """The last entry of each ledger that it writes; entries after a roll count when that is settled."""
+        """The last confirmed entry of each ledger that it writes; entries after a roll count when
+        that is settled.
+        """
         return self._segment_roll.confirmed
 
     @property
@@ -204,7 +210,7 @@ class Owner:
 
     @property
     def written(self) -> Sizes:
-        """Of the segments that the list does not call closed, confirmed or not."""
+        """The sizes of the segments that the list does not call closed, confirmed or not."""
         return self._segment_roll.written
 
     @property
@@ -213,7 +219,7 @@ class Owner:
         return self._memory.record_us
 
     def on_dated(self, record_us: int) -> None:
-        """The time of that record was looked up."""
+        """Take note of the newest record's time after a search for it."""
         self._memory.record_us = max(self._memory.record_us, record_us)
 
     @property
@@ -230,13 +236,13 @@ class Owner:
 
     @property
     def is_proven(self) -> bool:
-        """If it was the owner a lease ago no question is needed."""
+        """Whether this was the owner less than a lease ago, so that no request is needed to prove it."""
         proven_until_s = self._append_path.proven_s + self._context.stall_detector.lease_s
         return self._append_path.check_owner() and self._loop.time() < proven_until_s
 
     @property
     def idle_since_ns(self) -> int:
-        """When it was last asked to do something, by the monotonic clock."""
+        """When the owner was last used, by the monotonic clock."""
         return self._append_path.used_ns
 
     @property
@@ -255,12 +261,12 @@ class Owner:
 
     @property
     def vacant_seats(self) -> Mapping[BookieId, str]:
-        """Bookies of that segment that are not expected to get its next entry, and why."""
+        """Bookies of the written segment that are not expected to get its next entry, and why."""
         return self._segment_roll.vacant_seats
 
     @property
     def lacking_seats(self) -> int:
-        """By how many bookies the next entry falls short of what the log wants."""
+        """The number of bookies that the next entry lacks, compared with what the log wants."""
         return self._segment_roll.lacking_seats
 
     @property
@@ -268,7 +274,9 @@ class Owner:
         return self._append_path.tail_cache
 
     def tail_from(self, offset: Offset) -> Subscription | None:
-        """For a reader at that position. None if that is no longer in memory, or not there yet."""
+        """A reader's position in the tail cache. None if the offset is no longer in memory, or not
+        there yet.
+        """
         cache = self._append_path.tail_cache
         return Subscription(cache, offset) if cache.start <= offset <= cache.tail else None
 
@@ -277,8 +285,8 @@ class Owner:
     def append(
         self, block: bytes, info: BlockInfo, condition: Condition | None = None
     ) -> PendingAppend:
-        """`submit`, and a future that has its ack or raises its failure. Cancelling it cancels
-        nothing but the news.
+        """`submit`, and a future that has its ack or raises its failure. Cancelling the future does
+        not cancel the append.
         """
         answer: asyncio.Future[AppendAck] = self._loop.create_future()
         is_taken = self.submit(block, info, condition, resolver_of(answer))
@@ -329,7 +337,7 @@ class Owner:
             raise self._append_path.refusal()
         if self.is_proven:
             return
-        if self._proving is None:  # One for all who ask.
+        if self._proving is None:  # All callers share one check.
             self._proving = self._loop.create_task(self._prove())
             self._proving.add_done_callback(self._on_proven)
         await joined(self._proving, self._append_path.refusal)
@@ -348,7 +356,7 @@ class Owner:
         self._append_path.require()
         try:
             async with asyncio.timeout(_PROOF_S):
-                if self._memory.is_sealed:  # After a seal nothing is appended.
+                if self._memory.is_sealed:  # A sealed log accepts no entry, so there is no barrier.
                     await self._append_path.until_settled()
                 else:
                     await self._append_path.barrier()
@@ -358,7 +366,7 @@ class Owner:
     def _on_proven(self, proving: "asyncio.Task[None]") -> None:
         self._proving = None
         if not proving.cancelled():
-            proving.exception()  # The caller may have left.
+            proving.exception()  # Marks the exception as retrieved: every caller may have left.
 
     # --- The exclusive writer -----------------------------------------------------------------
 
@@ -383,7 +391,8 @@ class Owner:
 
     async def renew_writer(self, epoch: WriterEpoch) -> WriterGrant:
         """Raises `StaleEpoch`, and what `barrier` raises."""
-        await self.barrier()  # Otherwise this could be the response of an owner that was replaced.
+        # Without a barrier this could be the response of an owner that was replaced.
+        await self.barrier()
         return self._writer_epochs.renew(epoch)
 
     async def release_writer(self, epoch: WriterEpoch) -> None:
@@ -393,7 +402,8 @@ class Owner:
     # --- Named producers ----------------------------------------------------------------------
 
     async def begin_producer(self, producer_id: bytes) -> ProducerProgress:
-        """Its next epoch, and how far it has come. Answered when all that it appended before is settled (LS15).
+        """The producer's next epoch, and how far it has come. Answered when all that it appended before
+        is settled (LS15).
 
         Raises `LogSealed`, `InvalidRequest`, and what `barrier` raises. If it is cancelled, the epoch may
         have begun.
@@ -414,7 +424,7 @@ class Owner:
     # --- Segments -----------------------------------------------------------------------------
 
     async def roll(self, reason: str = DEMAND) -> SegmentId:
-        """The segment that is written then: a new one, unless the present one has no record.
+        """End the segment that is written, unless it has no record; returns the one that is written then.
 
         Returns when the one before is closed and listed so. Raises what keeps it from being
         made, `LogSealed`, and what `barrier` raises. If it is cancelled, the roll goes on.
@@ -452,7 +462,7 @@ class Owner:
         force_roll: bool = False,
         reason: str = TRUNCATION,
     ) -> TruncateAnswer:
-        """The log starts at `before` from here on; whole ledgers are deleted afterwards.
+        """Makes `before` the head of the log; whole ledgers are deleted afterwards.
 
         `force_roll` ends the segment that is written if it holds records below `before`. Raises
         `Guarded`, `InvalidRequest` beyond the tail, and after `ConnectionLost` it may have been done.
@@ -478,7 +488,8 @@ class Owner:
         try:
             answer = await self._list_store.attempt(attempt, until_known=False)
         except InvalidRequest as refusal:
-            self._append_path.use()  # Beyond this tail, which a later owner's may be, too (LS4).
+            # The offset may be beyond this tail and below a later owner's (LS4).
+            self._append_path.use()
             await self._append_path.refused(refusal)
             raise
         except (OwnerFenced, Missing) as error:
@@ -509,7 +520,7 @@ class Owner:
         info: BlockInfo | None = None,
         condition: Condition | None = None,
     ) -> Offset:
-        """The final tail: nothing is appended after the block, if there is one.
+        """Seal the log; returns the final tail. Nothing is appended after the block, if there is one.
 
         If the block or the condition is refused nothing is sealed. Again: the same answer.
         Raises what `append` and its answer raise. If it is cancelled, the seal goes on.
@@ -522,7 +533,7 @@ class Owner:
             last = self.append(block, info, condition)
             is_appended = memory.tail != tail
             if not is_appended:
-                await last.answer  # Refused; or it was appended before.
+                await last.answer  # The block was refused, or was appended before.
                 await append_path.room_for(1, 0)
         elif condition is not None and not memory.is_sealed:
             try:
@@ -532,7 +543,7 @@ class Owner:
         while not memory.is_sealed:
             try:
                 append_path.say(SealBlock())
-            except Overloaded:  # A snapshot took the room that there was.
+            except Overloaded:  # A snapshot took the room.
                 await self._room_to_seal(is_appended)
             else:
                 memory.is_sealed = True
@@ -542,8 +553,9 @@ class Owner:
         return self.tail
 
     async def _room_to_seal(self, is_appended: bool) -> None:
-        """An error that prevents the seal after its last block does not say what happened to that
-        block."""
+        """Wait for room to seal. An error after the last block was appended does not say what
+        happened to the block.
+        """
         try:
             await self._append_path.room_for(1, 0)
         except RollbookError as error:
@@ -552,7 +564,7 @@ class Owner:
             raise AppendUnsettled("its last block may be in the log", log=str(self.name)) from error
 
     async def _finish_seal(self) -> None:
-        """An error here does not undo the seal: the log may be sealed, or become so."""
+        """Complete a seal that was appended. An error does not undo it: the log may be sealed, or become so."""
         try:
             await self._append_path.until_settled()
             await self._until_rolled()
@@ -602,7 +614,7 @@ class Owner:
             self._log.warning("log_not_released", reason=error.code.reason)
         except TimeoutError:
             self._log.warning("log_not_released", reason="DEADLINE")
-        finally:  # It takes nothing more: whatever went wrong, it is to say so itself.
+        finally:  # The owner accepts no more appends by now, so it must end in any case.
             self._end(f"it was given up: {reason}", OwnerLost)
             await self.ended()
 
@@ -621,14 +633,15 @@ class Owner:
         await self._segment_roll.change(lambda listed: listed.with_released().with_event(event))
 
     def lose(self, reason: str) -> None:
-        """At once: nothing is confirmed any more, and pending appends get no response from here.
+        """End the ownership at once: nothing is confirmed any more, and pending appends get no response
+        from here.
 
         Wait for `ended` then. The log can be opened again, here or elsewhere.
         """
         self._end(reason, OwnerLost)
 
     async def ended(self) -> None:
-        """Nothing is left of it."""
+        """Returns when every task of the owner has ended."""
         if self._ending is not None:
             await to_its_end(_joined(self._ending))
 

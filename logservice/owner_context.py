@@ -22,11 +22,10 @@ class OwnerContext:
     nodes: LogMetadataStore
     clock: Clock
     randomness: Randomness
-    stall_detector: StallDetector  # Started.
+    stall_detector: StallDetector  # A started detector.
     tail_memory: TailMemory
-    uses_reserve: bool = (
-        False  # On full bookies: only for an owner that makes room, and accepts no appends.
-    )
+    # True for an owner that makes room on full bookies, and accepts no appends.
+    uses_reserve: bool = False
     producer_memory: ProducerMemory = field(default_factory=ProducerMemory)
     # Rolls to a full ensemble at the same time. Larger: logs are whole sooner; more of the metadata store is used.
     may_widen: asyncio.Semaphore = field(

@@ -30,13 +30,12 @@ with, or that prevents a response."""
 Listener = Callable[[LogTail], None]
 
 _HOPS_MAX: Final = 3  # A log may be handed over while its owner is asked.
-_WAIT_MS: Final = 5000  # At the owner, for the log to grow.
+_WAIT_MS: Final = 5000  # How long a request waits at the owner for the log to grow.
 _GRACE_S: Final = 1.0  # The additional time for the response.
-_INTERVAL_S: Final = (
-    0.01  # Between two questions. Longer: fewer calls, and later news of a busy log.
-)
-_PAUSE_S_MIN: Final = 0.02  # Before an owner that has not answered is asked again; doubled,
-_PAUSE_S_MAX: Final = 1.0  # up to this.
+# The pause between two requests. Longer: fewer calls, and later news of a busy log.
+_INTERVAL_S: Final = 0.01
+_PAUSE_S_MIN: Final = 0.02  # The first pause after an owner has not answered.
+_PAUSE_S_MAX: Final = 1.0  # The pauses double up to this.
 
 
 class OwnerTails:
@@ -74,7 +73,9 @@ class OwnerTails:
     # --- While readers follow a log -----------------------------------------------------------
 
     def listen(self, log: LogName, listener: Listener) -> None:
-        """It is called with the owner's tail whenever that has grown, until `ignore`. Without an owner it is not."""
+        """Call the listener with the owner's tail whenever that has grown, until `ignore`. Without
+        an owner it is not called.
+        """
         if self._ask_peer is None:
             return
         watch = self._watches.get(log)
@@ -98,7 +99,7 @@ class OwnerTails:
 
 
 class _Watch:
-    """One log, for all readers that follow it here."""
+    """The watch of one log, for all its readers at this server."""
 
     def __init__(
         self,
@@ -113,7 +114,7 @@ class _Watch:
 
     @property
     def is_over(self) -> bool:
-        """It does not call back any more."""
+        """Whether the watch has ended, and calls no listener any more."""
         return self._task.done()
 
     def stop(self) -> None:
@@ -132,7 +133,8 @@ class _Watch:
                 pause_s = min(2 * pause_s, _PAUSE_S_MAX)
                 continue
             except RollbookError:
-                return  # The log is gone, or this server may not ask: readers find out by themselves.
+                # The log is gone, or this server may not ask: readers find out by themselves.
+                return
             if tail.is_sealed:
                 self._tell(tail)
                 return
@@ -145,7 +147,7 @@ class _Watch:
             await asyncio.sleep(_INTERVAL_S if has_news or waited_s > 1 else _PAUSE_S_MAX)
 
     async def _find_owner(self) -> str:
-        """A look does not open the log. Raises `OwnerChanging` if there is none."""
+        """The owner's address, found without opening the log. Raises `OwnerChanging` if there is none."""
         _, info, is_owner = await self._server.whom_to_ask(self._log)
         if info is None or not is_owner or info.server_id == self._server.server_id:
             raise OwnerChanging("it has no owner elsewhere", log=str(self._log))

@@ -22,14 +22,14 @@ logger = structlog.get_logger()
 
 _INTERVAL_S: Final = 0.1
 _ATTEMPT_S: Final = 0.5
-_FRESH_NS: Final = 100_000_000  # An answer this old is still one.
+_FRESH_NS: Final = 100_000_000  # The age up to which a result serves further callers.
 
 
 class _Peer:
     def __init__(self) -> None:
         self.refusals = Refusals()
-        self.answered = False  # Last time.
-        self.asked_ns = 0  # When the last series ended.
+        self.answered = False  # Whether the last attempt was answered.
+        self.asked_ns = 0  # When the last series of attempts ended.
         self.series: asyncio.Task[None] | None = None
 
 

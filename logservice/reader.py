@@ -80,25 +80,24 @@ from rollbook.proto.tasks import stop_tasks, to_its_end
 logger = structlog.get_logger()
 
 HEARTBEAT_S: Final = 5.0
-_IDLE_S: Final = 1.0  # For a reader that does not ask for this long nothing is read ahead.
+_IDLE_S: Final = 1.0  # Reading ahead stops when a reader did not ask for this long.
 _LOOK_AGAIN_S: Final = 2.0  # Reads the list again in case its change was not reported.
-_PAUSE_S_MIN: Final = 0.02  # The pause before a retry; doubled,
-_PAUSE_S_MAX: Final = 1.0  # up to this.
-# Of one event, unless a single block is larger: two full batches of our writer. With one, or with three, a reader has
-# records of 1 KiB from memory at 1.2 to 1.4 GB/s, and with two at 1.7.
+_PAUSE_S_MIN: Final = 0.02  # The first pause before a retry.
+_PAUSE_S_MAX: Final = 1.0  # The pauses double up to this.
+# Bytes of one event, unless a single block is larger: two full batches of our writer. With one, or
+# with three, a reader has records of 1 KiB from memory at 1.2 to 1.4 GB/s, and with two at 1.7.
 _BYTES_MAX: Final = 512 * 1024
-_LOST_AFTER: Final = 4  # How often all holders of an entry denied it.
-_LOOK_S_MAX: Final = 1.0  # For what a heartbeat asks.
-_ASK_AGAIN_S: Final = (
-    2.0  # After an owner could not be asked. Less: what bookies know is read later.
-)
+_LOST_AFTER: Final = 4  # Records are lost after all holders of an entry have denied it this often.
+_LOOK_S_MAX: Final = 1.0  # The time limit for finding out what a heartbeat reports.
+# The pause after an owner could not be asked. Shorter: what bookies know is read later.
+_ASK_AGAIN_S: Final = 2.0
 
 
 class TailSource(Protocol):
     """What the owner of a log reports of its tail, wherever the owner is."""
 
     async def ask(self) -> LogTail | None:
-        """After this call. None: it cannot be asked."""
+        """The owner's tail, asked for after this call. None: it cannot be asked."""
 
     def listen(self, listener: Callable[[LogTail], None]) -> None:
         """Calls it whenever the owner, at another server, reports that the log has grown, until
@@ -108,7 +107,7 @@ class TailSource(Protocol):
 
 
 class LogReader:
-    """`next()` for as long as you like, then `close()`. One caller at a time."""
+    """Reads one log: call `next()` as often as wanted, then `close()`. One caller at a time."""
 
     def __init__(
         self,
@@ -126,7 +125,8 @@ class LogReader:
         heartbeat_s: float = HEARTBEAT_S,
         skips_truncated: bool = False,
     ) -> None:
-        """`uid`: of the log that `start` belongs to; empty: of the one that it finds first.
+        """Begin at `start`. `uid`: of the log that `start` belongs to; empty: of the one that the reader
+        finds first.
 
         `find_owner` says whether this process believes that it owns the log, `find_proven`
         whether it really does. `revive` makes sure that a server owns it: here, or else at the
@@ -155,30 +155,30 @@ class LogReader:
         self._told_by = NO_OWNER_YET  # The owner whose memory it read last.
         self._ledger: LedgerReader | None = None
         self._follower: Follower | None = None
-        self._listed: LedgerList | None = None  # As of the last read.
-        self._tail = start  # As far as is known.
-        self._owner_tail: LogTail | None = None  # As the owner last reported, at another server.
-        self._is_listening = False  # To the owner, at another server.
-        self._is_live = False  # It has reported that it caught up, and has not fallen behind since.
-        self._ask_again_s = 0.0  # When the owner that could not be asked is asked again.
-        self._is_unsure = (
-            False  # It has said that the owner cannot be asked whether anything follows.
-        )
+        self._listed: LedgerList | None = None  # The list at the last read.
+        self._tail = start  # The tail as far as is known.
+        self._owner_tail: LogTail | None = None  # The last report of an owner at another server.
+        self._is_listening = False  # Whether it listens to an owner at another server.
+        # Whether it has reported that it caught up, and has not fallen behind since.
+        self._is_live = False
+        self._ask_again_s = 0.0  # When an owner that did not answer is asked again.
+        # Whether it has reported that the owner cannot be asked whether anything follows.
+        self._is_unsure = False
         self._waits_for = WaitsFor.FETCHING
         self._pause_s = _PAUSE_S_MIN
-        self._losses = 0  # In a row.
+        self._losses = 0  # Losses in a row.
         self._bytes_told = self._records_told = 0
 
     @property
     def lag(self) -> int:
-        """In records, as far as is known here."""
+        """The number of records that are not yet returned, as far as is known here."""
         owner = self._find_owner()
         tail = self._tail if owner is None else max(owner.tail, self._tail)
         return max(tail - self._trail.next_offset, 0)
 
     async def next(self, due: float | None = None) -> ReadEvent:
-        """The next event; `Progress` when it is due, by default after a heartbeat, and there is
-        none. After the last one: that one again.
+        """The next event; `Progress` when it is due, by default after a heartbeat, and there is no other.
+        After the last event, that event again.
 
         Raises `Truncated`, `NoSuchLog`, `LogDeleted`, `LogReplaced`, `DataLost`, and raises it
         again. If it is cancelled, nothing is lost: the same event comes next time.
@@ -199,7 +199,7 @@ class LogReader:
                 is_over = not await self._take_from_ledgers(due)
             if is_over and not self._ready:
                 progress = await self._progress()
-                # A step that was running may have read records in the meantime.
+                # A running step may have read records in the meantime.
                 if not self._ready:
                     return progress
         self._idle = self._loop.call_later(_IDLE_S, self._rest)
@@ -236,10 +236,10 @@ class LogReader:
         return True
 
     async def _take_from_memory(self, memory: Subscription, due: float) -> bool:
-        """Whether there was something before it was due."""
+        """Whether blocks or an end were found in memory before `due`."""
         owner = self._find_owner()
         if owner is not None and self._trail.next_offset < owner.head:
-            self._memory = None  # Truncated, however well it is remembered.
+            self._memory = None  # The offset is truncated, whatever the memory has.
             return True
         if self._end_if_sealed():
             return True
@@ -248,7 +248,7 @@ class LogReader:
         except LogSealed:
             self._end = Sealed(self._trail.next_offset)
             return True
-        except RollbookError as error:  # That owner's time is over: ledgers have the rest.
+        except RollbookError as error:  # The owner has ended: ledgers have the rest.
             logger.debug("reader_lost_owner", log=str(self.name), reason=error.code.reason)
             self._memory = None
             return True
@@ -277,13 +277,13 @@ class LogReader:
     # --- From the ledgers -------------------------------------------------------------------
 
     async def _take_from_ledgers(self, due: float) -> bool:
-        """Whether a step was made before it was due. A step that was not stopped goes on."""
+        """Whether a step was made before `due`. A step that was not stopped goes on."""
         if self._step is None:
             self._step = self._loop.create_task(self._make_step())
         if not await _ends_by(self._step, due):
             return False
         step, self._step = self._step, None
-        step.result()  # Any error that is not reported as one of the log is a bug.
+        step.result()  # Raises any error that is not one of the log: a bug.
         return True
 
     async def _make_step(self) -> None:
@@ -311,9 +311,8 @@ class LogReader:
             return
         match self._trail.pick(listed):
             case Enter(segment, first_entry):
-                if (
-                    self._waits_for is not WaitsFor.REPLICA
-                ):  # It stays so until a replica has been read.
+                # A reader that waits for a replica reports that until it has read from one.
+                if self._waits_for is not WaitsFor.REPLICA:
                     self._waits_for = WaitsFor.FETCHING
                 ledger = self._ledger = await self._ledgers.open_tailing(segment.ledger_id)
                 if first_entry is None:
@@ -344,7 +343,7 @@ class LogReader:
                 await self._list_changed(stored)
 
     async def _read_list(self) -> StoredLog:
-        """Raises `NoSuchLog`, `LogDeleted`, `LogReplaced`."""
+        """The log's list. Raises `NoSuchLog`, `LogDeleted`, `LogReplaced`."""
         stored = await self._nodes.read(self.name)
         listed = stored.list
         self._uid = self._uid or text_of(listed.uid)
@@ -366,7 +365,7 @@ class LogReader:
             return
         start = self._trail.next_offset
         blocks = self._trail.on_entries([entry.payload for entry in news.entries])
-        if blocks is None:  # Not a part of the log: its list will say so.
+        if blocks is None:  # The ledger is no part of the log: the list shows it soon.
             await self._leave_ledger()
             return
         self._losses = 0
@@ -380,11 +379,12 @@ class LogReader:
             self._waits_for = WaitsFor.REPLICA
 
     async def _on_end_of_news(self) -> None:
-        """Bookies know no more. The owner may: bookies learn that the last block is confirmed from the
-        next one (RL6)."""
+        """Asks the owner after everything that bookies know was read: they learn that the last
+        block is confirmed from the next one (RL6).
+        """
         self._waits_for = WaitsFor.NOTHING
         if self._find_owner() is not None:
-            return  # It is read from memory next.
+            return  # The next read is from the owner's memory.
         self._listen()
         if self._is_live:
             return
@@ -401,7 +401,7 @@ class LogReader:
             self._waits_for = WaitsFor.FETCHING
 
     def _confirmed_in(self, ledger: LedgerReader) -> EntryId:
-        """The last entry that the owner is known to have confirmed there."""
+        """The last entry of the ledger that the owner is known to have confirmed."""
         ledger_id, owner, told = ledger.ledger_id, self._find_owner(), self._owner_tail
         if owner is not None:
             return owner.confirmed.get(ledger_id, NO_ENTRY)
@@ -411,7 +411,7 @@ class LogReader:
 
     def _on_owner_tail(self, told: LogTail) -> None:
         if told.uid and self._uid and told.uid != self._uid:
-            return  # Of another log that now has the name: the list will say so.
+            return  # The report is about another log that has the name now.
         self._owner_tail = told
         self._tail = max(self._tail, told.tail)
         ledger = self._ledger
@@ -429,7 +429,7 @@ class LogReader:
             self._tails.ignore(self._on_owner_tail)
 
     async def _leave_ledger(self) -> None:
-        """If it is cancelled, it leaves nothing behind."""
+        """Close the ledger's reader. If it is cancelled, nothing stays open."""
         self._stop_listening()
         follower, ledger = self._follower, self._ledger
         self._follower = self._ledger = None
@@ -450,7 +450,9 @@ class LogReader:
     # --- What goes wrong --------------------------------------------------------------------
 
     async def _on_missing(self, error: RollbookError) -> None:
-        """The segment was truncated or discarded, its list says so soon; or its copies are gone."""
+        """Handle a missing ledger or entry: it was truncated or discarded, which the list shows
+        soon, or its copies are gone.
+        """
         self._losses += 1
         if self._losses >= _LOST_AFTER or isinstance(error, DataLost):
             self._end = DataLost(
@@ -472,10 +474,10 @@ class LogReader:
         await asyncio.sleep(self._pause_s)
         self._pause_s = min(2 * self._pause_s, _PAUSE_S_MAX)
 
-    # --- Telling ----------------------------------------------------------------------------
+    # --- Reporting --------------------------------------------------------------------------
 
     def _tell_records(self, blocks: Sequence[bytes], start: Offset) -> None:
-        """In events of a bounded size, as stored and as unpacked (LB3)."""
+        """Queue records as events of a bounded size, as stored and as unpacked (LB3)."""
         self._tail = max(self._tail, self._trail.next_offset)
         self._records_told += self._trail.next_offset - start
         self._bytes_told += sum(map(len, blocks))
@@ -491,7 +493,7 @@ class LogReader:
             self._ready.append(CaughtUp(self._trail.next_offset))
 
     def _be_unsure(self) -> None:
-        """Reports once that it has read what bookies know, and that there may be more."""
+        """Report once that what bookies know was read, and that there may be more records."""
         if not self._is_unsure:
             self._is_unsure = True
             head = self._listed.head if self._listed is not None else FIRST_OFFSET
@@ -531,15 +533,15 @@ class LogReader:
         )
 
     async def _owner_in_time(self) -> Owner | None:
-        """A failure leaves that as it was."""
+        """The proven owner at this server; after a failure or a time-out, the owner as far as is known."""
         with suppress(RollbookError, TimeoutError):
             async with asyncio.timeout(_LOOK_S_MAX):
                 return await self._find_proven()
         return self._find_owner()
 
     async def _look_around(self) -> bool:
-        """Whether the log still exists, and how far it goes; and whether its owner says so. If
-        that cannot be asked, where to go on. A failure leaves that as it was.
+        """Find out whether the log still exists, how far it goes, and whether its owner reports so.
+        If the owner cannot be asked: where to go on. A failure changes nothing.
         """
         with suppress(RollbookError, TimeoutError):
             async with asyncio.timeout(_LOOK_S_MAX):
@@ -549,7 +551,7 @@ class LogReader:
                     self._end = error
                     return True
                 if not listed.unclosed:
-                    return True  # The list says how far it goes.
+                    return True  # The list has the tail of a closed log.
                 if (told := await self._tails.ask()) is not None:
                     self._on_owner_tail(told)
                     return True
@@ -565,7 +567,7 @@ class LogReader:
     # --- Resting ----------------------------------------------------------------------------
 
     def _rest(self) -> None:
-        """The reader does not ask at present: nothing is read ahead."""
+        """Stop reading ahead, since nobody asks for records at present."""
         self._resting = self._loop.create_task(self._drop_what_is_ahead())
 
     async def _drop_what_is_ahead(self) -> None:
@@ -589,7 +591,7 @@ async def _left(follower: Follower | None, ledger: LedgerReader) -> None:
 
 
 async def _ends_by(task: "asyncio.Task[None]", due: float | None) -> bool:
-    """Whether it has ended, however it did. If it is cancelled, or late, the task goes on."""
+    """Whether the task has ended by `due`, with any result. If this is cancelled, or late, the task goes on."""
     if not task.done():
         ended = asyncio.get_running_loop().create_future()
 

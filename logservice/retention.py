@@ -39,13 +39,13 @@ from rollbook.proto.tasks import stop_tasks
 logger = structlog.get_logger()
 
 RETENTION: Final = "retention"
-_ALL_LEDGERS: Final = LogName(
-    "system", "ledgers"
-)  # The server to which this name would be suggested does the walk.
+# The server that would be suggested for this name walks over all ledgers.
+_ALL_LEDGERS: Final = LogName("system", "ledgers")
 _CLOCKS_APART_US_MAX: Final = 300 * 1_000_000
-_NAME_KEPT_US: Final = 60 * 1_000_000  # Of a deleted log that has no ledgers any more.
+_NAME_KEPT_US: Final = 60 * 1_000_000  # How long a deleted log without ledgers keeps its name.
 _OPEN_DEADLINE_S: Final = 30.0
-_PAUSE_S: Final = 0.05  # Between ownerless logs, which takes 2 % of a processor at most.
+# The pause between ownerless logs, which limits a sweep to 2 % of a processor.
+_PAUSE_S: Final = 0.05
 
 
 class OwnedLog(Protocol):
@@ -106,8 +106,8 @@ class Sweeper:
         self._lost = lost
         self._clock, self._randomness = clock, randomness
         self._interval_s, self._orphans_interval_s = sweep_interval_s, orphans_interval_s
-        self._now_us = 0  # When the sweep began: clocks may jump when theirs has been compared.
-        self._lived: LivedTime = NO_GAPS  # As it was then.
+        self._now_us = 0  # When the sweep began: a clock may be set after it was compared.
+        self._lived: LivedTime = NO_GAPS  # The lived time when the sweep began.
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
@@ -127,7 +127,8 @@ class Sweeper:
         witness = await self._nodes.read_witness()
         if witness is not None:
             if not witness.is_close(self._now_us):
-                return  # The clocks were set, or all servers were away: the next sweep knows.
+                # The clocks were set, or all servers were away: expiry waits for a later sweep.
+                return
             self._lived = witness.lived
         self._lags.on_sweep()
         await self._keeper.release_lost()
@@ -171,7 +172,7 @@ class Sweeper:
                 )
 
     async def _clock_is_right(self) -> bool:
-        """RT1."""
+        """Whether this server's clock agrees with the metadata store's, so that records may expire (RT1)."""
         apart_us = self._clock.wall_us() - await self._nodes.store_time_us()
         if abs(apart_us) <= _CLOCKS_APART_US_MAX:
             return True
@@ -182,13 +183,13 @@ class Sweeper:
         try:
             await self._look_after(name)
         except (NoSuchLog, NotOwner):
-            self._lost.forget(name)  # Gone, or owned elsewhere by now.
+            self._lost.forget(name)  # The log is gone, or owned elsewhere by now.
         except RollbookError as error:
             self._lags.on_unknown(name)
             logger.info("log_not_swept", log=str(name), reason=error.code.reason)
 
     async def _free(self, stored: StoredLog) -> None:
-        """A deleted log whose name another log has."""
+        """Free a deleted log whose name another log has."""
         try:
             if stored.list.discarded:
                 stored = await delete_discarded(self._ledgers, self._nodes, stored)
@@ -209,17 +210,17 @@ class Sweeper:
             return
         stored = await self._nodes.read(name)
         if owner is not None and stored.list.state is ListedLogState.DELETED:
-            # Elsewhere: no list says who answers for a sealed log.
+            # Another server deleted it: no list names the server that responds for a sealed log.
             owner.lose("the log was deleted")
         if owner is None and not self._keeper.is_nobodys(name, stored.list):
             return
         if stored.list.discarded:
             stored = await delete_discarded(self._ledgers, self._nodes, stored)
             if owner is None and not self._keeper.is_nobodys(name, stored.list):
-                return  # Another server has opened it meanwhile.
+                return  # Another server has opened the log.
         if is_free(stored.list, self._now_us, self._lived):
-            # A server that stood still may have read the list, and must not find another one of
-            # that version.
+            # A server that stood still may have read the list. It must not find a later list of the
+            # same version.
             is_fresh = self._now_us - stored.list.free_at_us < _NAME_KEPT_US
             await free_log(
                 self._ledgers,
@@ -236,26 +237,26 @@ class Sweeper:
             self._lags.on_idle(name, stored.list)
 
     async def _expire(self, name: LogName, listed: LedgerList, stored: StoredLog | None) -> None:
-        """`stored`: if it has no owner."""
+        """Truncate what has expired. `stored`: the list of an ownerless log, else None."""
         config = listed.config
         if config.retention_age_s is None and config.retention_bytes is None:
             return
         now_us = self._now_us
         if find_expired(listed, now_us, None, self._lived) is None:
-            return  # As usual; then the marks are not asked for.
+            return  # Usually nothing is old enough, and reading the marks is saved.
         lowest_mark = (await self._nodes.read_marks(name)).marks.lowest
         expiry = find_expired(listed, now_us, lowest_mark, self._lived)
         if expiry is None:
             return
         if stored is not None and _frees_without_owner(listed, expiry.head):
-            # First, because it is all that is possible while bookies are full: an owner needs one
-            # that takes a ledger.
+            # This is first because nothing else is possible while bookies are full: an owner needs
+            # a bookie that takes a ledger.
             stored = await self._truncate(stored, expiry.head, now_us)
             await delete_discarded(self._ledgers, self._nodes, stored)
         if stored is None or expiry.needs_owner:
             due = asyncio.get_running_loop().time() + _OPEN_DEADLINE_S
-            # A server to which a log was sent looks after it only while it owns it, and gets it
-            # back.
+            # The name's server opens it in any case: a preferred server looks after a log only
+            # while it owns it, and gets it back.
             owner = await self._keeper.owner_of(name, due, heeds_preference=False)
             await owner.truncate(expiry.head, reason=RETENTION)
 

@@ -22,8 +22,9 @@ logger = structlog.get_logger()
 async def make_ledger(
     context: OwnerContext, stored: StoredLog, *, bookies_min: int = 0
 ) -> LedgerWriter:
-    """To be listed by the change of this very list, or dropped. It has fewer bookies than the log wants
-    if there are no more and the log allows it (LS13), but at least `bookies_min`. Raises as `Ledgers.create`.
+    """Make a ledger, to be listed by the change of this very list, or dropped. It has fewer bookies
+    than the log wants if no more are available and the log allows it (LS13), but at least
+    `bookies_min`. Raises as `Ledgers.create`.
     """
     config = stored.list.config
     try:
@@ -56,7 +57,9 @@ async def _make_ledger(context: OwnerContext, stored: StoredLog, quorum: Quorum)
 
 
 async def drop_ledger(context: OwnerContext, writer: LedgerWriter) -> None:
-    """It was not listed and never written. An abandoned ledger is found by its metadata."""
+    """Delete a ledger that was not listed and never written. If that fails, the ledger is found by
+    its metadata.
+    """
     await writer.stop()
     with suppress(RollbookError):
         await context.ledgers.delete(writer.ledger_id, is_forced=True)

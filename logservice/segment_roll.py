@@ -33,7 +33,7 @@ from rollbook.logservice.owner_context import OwnerContext
 from rollbook.proto.errors import InvalidRequest, Missing, RollbookError, Superseded
 from rollbook.proto.ids import BookieId, EntryId, LedgerId
 
-_ROLL_AGAIN_S: Final = 1.0  # After a roll that could not even begin.
+_ROLL_AGAIN_S: Final = 1.0  # The pause after a roll that could not even begin.
 _LOOK_S: Final = (
     1.0  # How often a degraded segment looks for bookies, up to twice as long by chance.
 )
@@ -64,13 +64,14 @@ class SegmentRoll:
         self._not_before_s = 0.0
         self._age_timer: asyncio.TimerHandle | None = None
         self._to_more = RollToMoreBookies()
-        self._widening: asyncio.Task[None] | None = None  # While the segment is degraded.
-        self._unclosed: list[SegmentWriter] = []  # As far as is known; two at most.
+        self._widening: asyncio.Task[None] | None = None  # Runs while the segment is degraded.
+        # Unclosed segments as far as is known; two at most.
+        self._unclosed: list[SegmentWriter] = []
 
     # --- Rolling ------------------------------------------------------------------------------
 
     def watch(self) -> None:
-        """The written segment was begun: idle ones end, too."""
+        """Watch the age of the written segment: an idle segment ends, too."""
         self._stop_age_timer()
         writing = self._append_path.writing
         if writing is not None and self._append_path.failure is None:
@@ -98,7 +99,7 @@ class SegmentRoll:
 
     @property
     def lacking_seats(self) -> int:
-        """By how many bookies the written segment's next entry falls short of what its log wants."""
+        """The number of bookies that the written segment's next entry lacks, compared with what its log wants."""
         bookies = self.degraded_to
         missing = self._list_store.list.config.quorum.ensemble - bookies if bookies else 0
         return max(0, missing) + len(self.vacant_seats)
@@ -162,7 +163,7 @@ class SegmentRoll:
             self.start(reason)
 
     def start(self, reason: str, *, bookies_min: int = 0) -> "asyncio.Task[SegmentId]":
-        """The result of the roll: the segment that is written then."""
+        """Begin a roll, or join a running one; the task returns the segment that is written then."""
         if self.rolling is None:
             self.rolling = self._loop.create_task(self._roll(reason, bookies_min))
             self.rolling.add_done_callback(self._on_rolled)
@@ -177,7 +178,8 @@ class SegmentRoll:
     def _on_rolled(self, rolling: "asyncio.Task[SegmentId]") -> None:
         self.rolling = None
         error = None if rolling.cancelled() else rolling.exception()
-        if error is not None and self._append_path.failure is None:  # The old segment goes on.
+        # The old segment is still written after a failed roll.
+        if error is not None and self._append_path.failure is None:
             reason = error.code.reason if isinstance(error, RollbookError) else repr(error)
             self._log.warning("segment_not_rolled", reason=reason)
             self._not_before_s = self._loop.time() + _ROLL_AGAIN_S
@@ -216,7 +218,7 @@ class SegmentRoll:
         self._unclosed = [old, append_path.writing] if append_path.writing else [old]
         try:
             append_path.say(follows)
-        except RollbookError as error:  # Nothing else may be its first entry.
+        except RollbookError as error:  # The successor's first entry must be this one.
             append_path.on_ledger_failed(error)
             raise append_path.refusal() from error
         next_offset, timestamp_us = append_path.memory.tail, append_path.memory.timestamp_us
@@ -234,8 +236,9 @@ class SegmentRoll:
         return segment.segment_id
 
     def has_begun(self, listed: LedgerList) -> bool:
-        """The first segment that this list does not call closed: earlier ones may be truncated
-        (LS5)."""
+        """Whether the first segment that this list does not call closed has begun: earlier ones may
+        be truncated (LS5).
+        """
         unclosed = [each.segment_id for each in listed.unclosed[:1]]
         return not unclosed or any(
             each.is_begun for each in self._unclosed if each.segment_id in unclosed
@@ -243,13 +246,13 @@ class SegmentRoll:
 
     @property
     def confirmed(self) -> Mapping[LedgerId, EntryId]:
-        """The last entry of each ledger that may be unclosed."""
+        """The last confirmed entry of each ledger that may be unclosed."""
         return {each.ledger_id: each.writer.last_add_confirmed for each in self._unclosed}
 
     @property
     def last_confirmed(self) -> tuple[LedgerId, EntryId] | None:
-        """The ledger in which the log is confirmed to its tail, and the last such entry: in a second ledger nothing
-        counts before the first one is closed (LS1).
+        """The ledger in which the log is confirmed to its tail, and the last such entry: nothing in
+        a second ledger counts before the first one is closed (LS1).
         """
         for each in self._unclosed:
             if not each.writer.metadata.is_closed:
@@ -258,7 +261,7 @@ class SegmentRoll:
 
     @property
     def written(self) -> Sizes:
-        """How much is in each of them."""
+        """The sizes of the segments that may be unclosed."""
         if not self._unclosed:
             return NOT_COUNTED
         ends = [*(each.base_offset for each in self._unclosed[1:]), self._append_path.memory.tail]
@@ -270,7 +273,7 @@ class SegmentRoll:
     # --- Closing ------------------------------------------------------------------------------
 
     async def close_last(self) -> None:
-        """The written segment, after all its records; there is no other one."""
+        """Close the written segment after all its records, when there is no successor."""
         append_path, writing = self._append_path, self._append_path.writing
         assert writing is not None
         await self._close_ledger(writing)
@@ -279,7 +282,7 @@ class SegmentRoll:
         self._stop_watching()
 
     async def stop(self) -> None:
-        """At once; unclosed segments stay so."""
+        """Stop all writers at once; unclosed segments stay so."""
         self._stop_watching()
         rolling, widening = self.rolling, self._widening
         if rolling is not None:
@@ -290,8 +293,9 @@ class SegmentRoll:
         await asyncio.gather(*works, return_exceptions=True)
 
     async def _close_ledger(self, segment: SegmentWriter) -> None:
-        """At exactly the entry that was appended last; otherwise this is no longer the owner
-        (LS2)."""
+        """Close the ledger at exactly the entry that was appended last; otherwise this is no longer
+        the owner (LS2).
+        """
         end = segment.writer.last_appended
         try:
             await segment.writer.close()
@@ -317,7 +321,7 @@ class SegmentRoll:
         await self.change(with_closed)
 
     async def change(self, make: Callable[[LedgerList], LedgerList]) -> None:
-        """Of the list, by its owner. Raises `OwnerChanging` if it is that no longer."""
+        """Change the list as its owner. Raises `OwnerChanging` if it is the owner no more."""
         try:
             await self._list_store.change(make)
         except (Superseded, Missing) as error:

@@ -66,19 +66,20 @@ logger = structlog.get_logger()
 
 _HAND_OVER: Final = "handed over to"
 _LOOK_S: Final = 5.0
-_CLOCK_NEWS_US: Final = 1_000_000  # A smaller change of the clock is not reported to the others.
-_COMPARE_S: Final = 20.0  # Between two comparisons of its clock with the others'.
+_CLOCK_NEWS_US: Final = 1_000_000  # A smaller change of the clock is not reported to other servers.
+# The pause between two comparisons of this clock with other servers' clocks.
+_COMPARE_S: Final = 20.0
 _LOST_MAX: Final = 100_000
 
 
 @dataclass(frozen=True, slots=True)
 class _Grounds:
-    """For opening a log here."""
+    """Why this server opens a log."""
 
     reason: str
-    seen: StoredLog | None = None  # The list that says so.
-    detect_s: float = 0.0  # How long it took to find out.
-    is_rude: bool = False  # Others still believe its owner to be alive.
+    seen: StoredLog | None = None  # The list that names or allows this server.
+    detect_s: float = 0.0  # How long it took to find the grounds.
+    is_rude: bool = False  # Other servers still believe the owner to be alive.
 
 
 class LogServer:
@@ -115,14 +116,16 @@ class LogServer:
         self._stall_detector = StallDetector(clock, config.lease_s)
         self.tail_memory: Final = TailMemory(config.tail_memory_bytes)
         self.producer_memory: Final = ProducerMemory(config.producer_memory_bytes)
-        self._context: OwnerContext | None = None  # From `start` on.
+        self._context: OwnerContext | None = None  # None before `start`.
         self._owners: dict[LogName, Owner] = {}
         self._openings: dict[LogName, asyncio.Task[Owner]] = {}
-        self._opened_from: dict[LogName, StoredLog | None] = {}  # The lists that they began with.
+        # The list from which each opening began.
+        self._opened_from: dict[LogName, StoredLog | None] = {}
         self._closings: dict[LogName, asyncio.Task[None]] = {}
-        self._endings: dict[asyncio.Task[None], None] = {}  # Of owners that were lost.
+        self._endings: dict[asyncio.Task[None], None] = {}  # Tasks that end lost owners.
         self._unopened = UnopenedLogs()
-        self._lost: OrderedDict[LogName, None] = OrderedDict()  # Lists may still name this server.
+        # Lost logs whose lists may still name this server.
+        self._lost: OrderedDict[LogName, None] = OrderedDict()
         self._may_open = asyncio.Semaphore(config.opens_max)
         self._balancing: asyncio.Task[None] | None = None
         self._comparing: asyncio.Task[None] | None = None
@@ -143,8 +146,8 @@ class LogServer:
         self._is_closed = False
 
     async def start(self, address: str, http: str = "") -> None:
-        """Call it when that address answers: others send their clients there from now on. `http`: the
-        URL of what it answers over HTTP.
+        """Call it when the address accepts connections: other servers send clients there from now
+        on. `http`: the URL of the REST interface.
         """
         info, clock = ServerInfo(self.server_id, address), self.clock
         self._stall_detector.start()
@@ -178,8 +181,7 @@ class LogServer:
         logger.info("log_server_started", server=self.server_id, address=address)
 
     async def close(self, within_s: float = 10.0) -> None:
-        """Hands over what it owns; what takes too long is dropped, and recovered by the next
-        owner.
+        """Hands over the owned logs; one that takes too long is dropped, and recovered by its next owner.
 
         Idempotent. If it is cancelled, it comes to its end first.
         """
@@ -195,7 +197,8 @@ class LogServer:
         await self.clock.close()
         openings = list(self._openings.values())
         await stop_tasks(*openings)
-        await self.membership.close()  # First, so that others are suggested for the released logs.
+        # This is first, so that others are suggested for the released logs.
+        await self.membership.close()
         try:
             async with asyncio.timeout_at(due):
                 await self._let_go(list(self._owners), "its server is stopped")
@@ -218,29 +221,29 @@ class LogServer:
 
     @property
     def logs_degraded(self) -> int:
-        """How many of them write a segment to fewer bookies than they want (LS13, LS16)."""
+        """The number of owned logs that write a segment to fewer bookies than they want (LS13, LS16)."""
         return sum(owner.lacking_seats > 0 for owner in self._owners.values())
 
     @property
     def logs_unopened(self) -> int:
-        """Logs that it should own, and whose openings fail again and again."""
+        """The number of logs that it should own, and whose openings fail again and again."""
         return self._unopened.count_stuck(self.clock.monotonic_ns() / 1e9)
 
     def find_unopened(self, name: LogName) -> FailedOpening | None:
-        """Why it cannot be opened here, if that fails again and again."""
+        """The failures of a log that cannot be opened here again and again; None: none are known."""
         return self._unopened.find_stuck(name, self.clock.monotonic_ns() / 1e9)
 
     def is_alive(self, server_id: ServerId) -> bool:
         return self.membership.is_alive(server_id)
 
     def is_suggested(self, name: LogName) -> bool:
-        """By the log's name alone."""
+        """Whether the log's name alone suggests this server."""
         suggested = self.membership.suggestions.server_for(name)
         return suggested is not None and suggested == server_name(self.server_id)
 
     @property
     def address(self) -> str:
-        """Empty before it is started."""
+        """The address that clients use; empty before `start`."""
         return "" if self._context is None else self._context.server.address
 
     @property
@@ -248,14 +251,14 @@ class LogServer:
         return self.membership.is_draining
 
     def find(self, name: LogName, uid: str = "") -> Owner | None:
-        """The owner, if that is here, without waiting. With a `uid`: of that log, and not of another of its name."""
+        """The owner, if it is here, without waiting. With a `uid`: only of the log that has it."""
         owner = self._owners.get(name)
         if owner is None or owner.failure is not None:
             return None
         return owner if owner.uid == uid or not uid else None
 
     async def find_opened(self, name: LogName) -> Owner | None:
-        """`find`, after an opening in progress has ended. If it is cancelled, that goes on."""
+        """The owner here, after an opening in progress has ended. If this is cancelled, the opening goes on."""
         opening = self._openings.get(name)
         if opening is not None:
             await asyncio.gather(asyncio.shield(opening), return_exceptions=True)
@@ -268,14 +271,15 @@ class LogServer:
         owner = self.find(name, uid)
         if owner is None:
             return None
-        with suppress(Unavailable, OutcomeUnknown):  # If it no longer is, `find` says so.
+        with suppress(Unavailable, OutcomeUnknown):  # A replaced owner is no longer found below.
             await owner.prove()
         return self.find(name, uid)
 
     async def owner_of(
         self, name: LogName, due: float, *, uid: str = "", heeds_preference: bool = True
     ) -> Owner:
-        """The owner, opened if this server should have the log, by its name alone if no preference is heeded.
+        """The owner here, opened if this server should have the log, by its name alone if no preference
+        is heeded.
 
         Raises `NotOwner` with whom to ask, `OwnerChanging`, `NoSuchLog`, `LogDeleted`,
         `LogReplaced` if the log has another `uid`, and errors that keep a log from being opened;
@@ -313,7 +317,7 @@ class LogServer:
                 if self._is_closed:
                     raise _being_stopped()
                 if self.find(name) or name in self._openings or name in self._closings:
-                    continue  # Another caller has asked, too.
+                    continue  # Another caller has started it.
                 work = self._start(name, grounds)
             await self._within(due, joined(work, _being_given_up))
         return owner
@@ -335,7 +339,7 @@ class LogServer:
         return opening
 
     def _on_opening_over(self, name: LogName, opening: "asyncio.Task[Owner]") -> None:
-        if self._openings.get(name) is opening:  # Given up before it began.
+        if self._openings.get(name) is opening:  # The opening was cancelled before it began.
             del self._openings[name], self._opened_from[name]
         _look_at(opening)
 
@@ -347,19 +351,19 @@ class LogServer:
             raise OwnerChanging(
                 "it takes longer than this request has", retry_after_ms=RETRY_MS
             ) from None
-        except SessionExpired:  # Nothing was appended, and another server or session can.
+        except SessionExpired:  # Nothing was appended, and another server or session can do it.
             raise OwnerChanging(
                 "this server's metadata session is over", retry_after_ms=RETRY_MS
             ) from None
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if self._is_closed and task is not None and not task.cancelling():
-                # The time-out was of its cause, not of the request.
+                # The awaited work was cancelled because the server closes; the request was not.
                 raise _being_stopped() from None
             raise
 
     async def _why_ours(self, name: LogName, heeds_preference: bool) -> "_Grounds":
-        """Why to open it here; otherwise raises whom to ask."""
+        """The grounds for opening the log here; otherwise raises with the server to ask."""
         asked_s = asyncio.get_running_loop().time()
         grounds = await self._grounds(name, heeds_preference)
         return replace(grounds, detect_s=asyncio.get_running_loop().time() - asked_s)
@@ -379,7 +383,7 @@ class LogServer:
             refuses = await self._peers.check_dead(owner.address)
             wait_ns = self._patience.wait_ns(name, self.clock.monotonic_ns())
             claim = claim_on_living(listed, refuses=refuses, wait_ns=wait_ns)
-        if claim.releases:  # It could not be released in order.
+        if claim.releases:  # The list names a server that did not release the log in order.
             seen = await self.nodes.change(name, partial(released_by, server_id=self.server_id))
         if claim.needs_suggestion:
             judged = listed if heeds_preference else listed.with_preferred_server("")
@@ -389,7 +393,7 @@ class LogServer:
     async def _require_suggested(
         self, name: LogName, listed: LedgerList, without: tuple[str, ...]
     ) -> None:
-        """Raises `NotOwner` if another server should have it that lives, and answers."""
+        """Raises `NotOwner` if another server should have the log, and that server is alive and answers."""
         while True:
             suggested = self._suggested(name, listed, without)
             if suggested is None:
@@ -409,7 +413,9 @@ class LogServer:
         return None if suggested is None else self.membership.find(suggested)
 
     async def whom_to_ask(self, name: LogName) -> tuple[LedgerList, ServerInfo | None, bool]:
-        """Its list; its owner, or who should become it; whether that one is the owner already."""
+        """The log's list; the owner or the server that should become it; whether that one is the
+        owner already.
+        """
         listed = (await self._read(name)).list
         if listed.owner is not None and self.membership.is_alive(listed.owner.server_id):
             return listed, listed.owner, True
@@ -442,8 +448,8 @@ class LogServer:
     async def _open(self, name: LogName, grounds: "_Grounds") -> Owner:
         try:
             return await self._opened(name, grounds)
-        # Not a turn later: a caller that finds no owner, and a finished opening, would ask for
-        # ever.
+        # The opening is removed in the same turn: a caller that finds no owner, and a finished
+        # opening, would wait for ever.
         finally:
             del self._openings[name], self._opened_from[name]
 
@@ -489,8 +495,11 @@ class LogServer:
         return owner
 
     def _on_unopened(self, name: LogName, error: RollbookError) -> None:
-        """Where many logs cannot be recovered each try would make a ledger, and delete it."""
-        if isinstance(error, NotOwner | Missing):  # Another server has it, or there is no such log.
+        """Take note of a failed opening, whose retries would each make a ledger and delete it if
+        many logs cannot be recovered.
+        """
+        # Another server has the log, or it does not exist.
+        if isinstance(error, NotOwner | Missing):
             self._unopened.on_settled(name)
             return
         why, now_s = error.message or error.code.reason, self.clock.monotonic_ns() / 1e9
@@ -505,7 +514,7 @@ class LogServer:
             )
 
     def _on_taken(self, name: LogName) -> None:
-        """Rudely."""
+        """Take note that a log was taken from a server that others believe to be alive."""
         self.taken_over += 1
         self._patience.on_taken(name, self.clock.monotonic_ns())
 
@@ -521,14 +530,16 @@ class LogServer:
         ending.add_done_callback(self._endings.pop)
 
     def _on_session_lost(self) -> None:
-        """Others may own these logs by now: nothing is confirmed before they are opened again."""
+        """Drop all owners: other servers may own these logs by now, so nothing is confirmed before
+        they are opened again.
+        """
         for owner in list(self._owners.values()):
             owner.lose("the session of its server is over")
 
     # --- Letting go -------------------------------------------------------------------------
 
     async def drain(self, due: float) -> int:
-        """Takes no more logs, and hands over its own; returns how many are left when time is up."""
+        """Takes no more logs and hands over its own; returns the number of logs that are left at `due`."""
         await self._tell(due, is_draining=True)
         try:
             async with asyncio.timeout_at(due):
@@ -555,7 +566,7 @@ class LogServer:
             ) from None
 
     async def release_lost(self) -> None:
-        """Lists that name this server for logs that it has lost: no other server would look after them,
+        """Release lost logs whose lists name this server: no other server would look after them,
         nor does this one if their names suggest another.
         """
         for name in list(self._lost):
@@ -579,7 +590,7 @@ class LogServer:
         await self.let_go(name, f"{_HAND_OVER} {to.name}", preferred=to.name)
 
     async def _let_go(self, names: list[LogName], reason: str) -> None:
-        """Several at a time; requests for one of them wait until it is done."""
+        """Hand over logs, several at a time; requests for one of them wait until it is handed over."""
         turns = asyncio.Semaphore(self.config.hand_overs_max)
 
         async def let_go(name: LogName) -> None:
@@ -593,8 +604,9 @@ class LogServer:
             await stop_tasks(*tasks)
 
     async def let_go(self, name: LogName, reason: str, preferred: str | None = None) -> None:
-        """Closes the log so that the next owner has nothing to recover. If it is cancelled, that
-        goes on."""
+        """Close the log so that the next owner has nothing to recover. If this is cancelled, the
+        hand-over goes on.
+        """
         closing = self._closings.get(name)
         if closing is None:
             owner = self._owners.pop(name, None)
@@ -615,7 +627,7 @@ class LogServer:
             self.handed_over += 1
             if preferred is not None:
                 await self.nodes.change(name, lambda it: it.with_preferred_server(preferred))
-        except RollbookError as error:  # The next owner recovers it.
+        except RollbookError as error:  # The next owner recovers the log.
             logger.warning("log_not_closed", log=str(name), reason=error.code.reason)
         finally:
             del self._closings[name]
@@ -639,7 +651,9 @@ class LogServer:
                 await self._hand_over_to_others()
 
     async def _hand_over_to_others(self) -> None:
-        """Only to servers that answer: one that reports a wrong address would send every log back."""
+        """Hand logs over only to servers that answer: one that reports a wrong address would send
+        every log back.
+        """
         by_target: dict[str, list[LogName]] = {}
         for name, owner in self._owners.items():
             suggested = self._suggested(name, owner.list, ())
@@ -684,7 +698,7 @@ class LogServer:
             await self._tell_clock()
 
     async def _tell_clock(self) -> None:
-        """So that all servers come to the same verdict."""
+        """Report this clock's difference, so that all servers come to the same verdict."""
         apart_us, told_us = self.clock.apart_us, self.membership.clock_told_us
         if apart_us is not None and abs(apart_us - (told_us or 0)) >= _CLOCK_NEWS_US:
             await self.membership.tell(clock_apart_us=apart_us)
@@ -698,7 +712,7 @@ class LogServer:
                 segments_lost=len(self.lost_segments),
             )
         except RollbookError:
-            pass  # With the next change.
+            pass  # The next change repeats the report.
 
 
 def _being_stopped() -> OwnerChanging:
@@ -710,10 +724,10 @@ def _being_given_up() -> OwnerChanging:
 
 
 def nobody_listens(_: LogName) -> None:
-    """No tails are watched."""
+    """The callback while no tails are watched."""
 
 
 def _look_at(work: "asyncio.Task[Any]") -> None:
-    """Marks its failure as seen: tasks that wait for it get it, and perhaps none does."""
+    """Marks the task's exception as retrieved: tasks that wait for it get it, and perhaps no task does."""
     if not work.cancelled():
         work.exception()

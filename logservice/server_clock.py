@@ -18,12 +18,12 @@ from rollbook.proto.tasks import joined, stop_tasks
 
 logger = structlog.get_logger()
 
-_AGAIN_NS: Final = (
-    1_000_000_000  # A clock that is not believed is compared as often as this at most.
-)
-_SLOW_NS: Final = 60 * 1_000_000_000  # A slower response says little about the time.
+# The shortest pause between comparisons of a clock that is not believed.
+_AGAIN_NS: Final = 1_000_000_000
+# The longest round trip of a comparison; a slower response says little about the time.
+_SLOW_NS: Final = 60 * 1_000_000_000
 _RETRY_MS: Final = 1000
-_OURS: Final = ""  # This server, among the others that have names.
+_OURS: Final = ""  # The key of this server, among the others that have names.
 
 
 class ServerClock:
@@ -44,22 +44,22 @@ class ServerClock:
         self._was_odd = False
 
     def wall_us(self) -> int:
-        """As the wall clock was when it was last compared, and what has passed since."""
+        """The wall clock's time at the last comparison, and what has passed since."""
         return self._time.time_us(self.monotonic_ns())
 
     @property
     def apart_us(self) -> int | None:
-        """Of the wall clock, ahead of the metadata store's. None: they were not compared yet."""
+        """How far the wall clock is ahead of the metadata store's. None: not compared yet."""
         return self._time.apart_us
 
     @property
     def is_odd(self) -> bool:
-        """Whether it disagrees with most others (CK1)."""
+        """Whether the clock disagrees with most others (CK1)."""
         ours = self._time.apart_us
         return ours is not None and _OURS in odd_clocks({**self._others(), _OURS: ours})
 
     def require(self) -> None:
-        """Raises `ClockDisagrees` if it is odd."""
+        """Raises `ClockDisagrees` if the clock is odd."""
         if self.is_odd:
             raise self.refusal()
 
@@ -76,7 +76,9 @@ class ServerClock:
         )
 
     async def check(self) -> bool:
-        """Compares it again if it was set since the last time; whether it did. Raises what the metadata store raises."""
+        """Compare the clock again if it was set since the last time; returns whether it did. Raises
+        what the metadata store raises.
+        """
         now_ns = self.monotonic_ns()
         if self._was_odd:
             is_due = now_ns - self._compared_ns >= _AGAIN_NS
@@ -87,8 +89,9 @@ class ServerClock:
         return is_due
 
     async def compare(self) -> None:
-        """Raises what the metadata store raises. One comparison serves all callers that ask
-        meanwhile."""
+        """Compare the clock now. One comparison serves all concurrent callers. Raises what the
+        metadata store raises.
+        """
         if self._comparing is None:
             self._comparing = asyncio.get_running_loop().create_task(self._compare())
             self._comparing.add_done_callback(self._on_compared)
@@ -103,7 +106,7 @@ class ServerClock:
         now_ns = self.monotonic_ns()
         if now_ns - began_ns > _SLOW_NS and self._time.apart_us is not None:
             return
-        # The time was read half way through the round trip.
+        # The store's time is taken for that half way through the round trip.
         store_us += (now_ns - began_ns) // 2000
         self._time.on_compared(self._clock.wall_us(), store_us, now_ns)
         self._compared_ns = now_ns
@@ -121,4 +124,4 @@ class ServerClock:
     def _on_compared(self, comparing: "asyncio.Task[None]") -> None:
         self._comparing = None
         if not comparing.cancelled():
-            comparing.exception()  # Each caller is raised it.
+            comparing.exception()  # Marks the exception as retrieved: each caller gets it.

@@ -83,21 +83,21 @@ from rollbook.proto.stats import read
 
 CURSOR_BLOB_BYTES_MAX: Final = 4096
 MESSAGE_BYTES_MAX: Final = 8 * 1024 * 1024
-_DETAIL_S: Final = 1.0  # For details that a response omits if bookies do not report them by then.
-_LOST_LOOK_S: Final = (
-    0.5  # For whether segments are there: a store that is away must not hold up who lists them.
-)
+_DETAIL_S: Final = 1.0  # A response omits details that bookies do not report within this time.
+# The time limit for finding lost segments: a list of segments is returned without waiting for the
+# store.
+_LOST_LOOK_S: Final = 0.5
 _NAMES_MAX: Final = 10_000
-_CURSORS_IN_PAGE: Final = 1000  # Of up to 4 KiB each: a page fits into a message of gRPC.
-_READS_MAX: Final = 64  # At a time.
+_CURSORS_IN_PAGE: Final = 1000  # A page of cursors of up to 4 KiB each fits into a gRPC message.
+_READS_MAX: Final = 64  # Reads that run at a time.
 _DRAINING: Final = words.ServerState.DRAINING
 _SERVING: Final = words.ServerState.SERVING
 
 
 class LogService:
     def __init__(self, server: LogServer, clock: Clock, ask_peer: AskPeer | None = None) -> None:
-        """`ask_peer`: None if there is no way to ask other servers. Then this reader may lack the last block of
-        a log that is owned elsewhere, and says so.
+        """Serve the logs of `server`. `ask_peer`: None if there is no way to ask other servers. Then a reader
+        here may lack the last block of a log that is owned elsewhere, and reports so.
         """
         self.server = server
         self._ask_peer = ask_peer
@@ -201,14 +201,17 @@ class LogService:
     # --- Truncation -------------------------------------------------------------------------
 
     async def truncate(self, request: words.Truncate, due: float) -> words.TruncateAnswer:
-        """At its owner; closed segments also without one, since there may be none while bookies are full."""
+        """Truncate at the log's owner; closed segments also without an owner, since there may be
+        none while bookies are full.
+        """
         try:
             owner = await self.server.owner_of(request.log, due, uid=request.uid)
         except NotOwner:
             raise
         except Unavailable:
             if self._loop.time() >= due:
-                raise  # Without time left there is no need to find out what happened to it.
+                # The request has no time left to find out what happened to it.
+                raise
             answer = await in_time(due, self._truncate_closed(request, due))
             if answer is None or await in_time(due, self._keeps_what_is_truncated(request)):
                 answer = await in_time(due, self._truncate_by_reserve(request, due)) or answer
@@ -219,7 +222,7 @@ class LogService:
             request.log, request.before, self._ends.tail_at(owner), due
         )
         if before == owner.tail and not request.dry_run and self._bookies_are_full(owner):
-            # Its segment can only end in a ledger that bookies make from their reserve.
+            # The log's segment can only end in a ledger that bookies make from their reserve.
             owner.lose("the bookies are full")
             answer = await in_time(due, self._truncate_by_reserve(request, due))
             if answer is not None:
@@ -230,12 +233,12 @@ class LogService:
         )
 
     def _bookies_are_full(self, owner: Owner) -> bool:
-        """No available bookie can take the ledger that a roll makes."""
+        """Whether no available bookie can take the ledger that a roll makes."""
         wanted = owner.config.quorum.ack
         return self._ledgers.count_usable() < wanted <= self._ledgers.count_usable(is_urgent=True)
 
     async def _keeps_what_is_truncated(self, request: words.Truncate) -> bool:
-        """A segment is below the head, and stays since none after it has begun (LL4)."""
+        """Whether a segment below the head stays, since none after it has begun (LL4)."""
         listed = (await self._nodes.read_living(request.log)).list
         first = listed.segments[0].next_offset if listed.segments else None
         return not request.dry_run and first is not None and first <= listed.head
@@ -261,7 +264,7 @@ class LogService:
             answer = await owner.truncate(before)
         finally:
             await owner.close("room was made on full bookies")
-        with suppress(RollbookError):  # The rest is deleted by the next owner.
+        with suppress(RollbookError):  # The next owner deletes the rest.
             await delete_discarded(
                 self._ledgers, self._nodes, await self._nodes.read_living(request.log)
             )
@@ -270,7 +273,9 @@ class LogService:
     async def _truncate_closed(
         self, request: words.Truncate, due: float
     ) -> words.TruncateAnswer | None:
-        """None if that takes an owner, or if there is one, which would go on reporting an older head."""
+        """Truncate without an owner. None if that takes an owner, or if there is one, which would
+        go on reporting an older head.
+        """
         listed = (await self._nodes.read_living(request.log)).list
         check_life(request.log, text_of(listed.uid), request.uid)
         ends = [each.next_offset for each in listed.segments if each.next_offset is not None]
@@ -319,7 +324,7 @@ class LogService:
         return await in_time(due, self._state_of(stored, due))
 
     async def update_log(self, request: words.UpdateLog, due: float) -> words.LogState:
-        """At its owner, which then uses it at once; otherwise anywhere (SV7)."""
+        """Change the configuration: at the owner, which then uses it at once; otherwise anywhere (SV7)."""
 
         def with_config(listed: LedgerList) -> LedgerList:
             self._require_no_other_owner(listed)
@@ -329,19 +334,20 @@ class LogService:
 
         stored = await in_time(due, self._nodes.change(request.log, with_config))
         try:
-            # One that is being opened may have read the list before; one that opens it later reads it then.
+            # An opening that is under way may have read the list before the change; a later one
+            # reads the new list.
             owner = await in_time(due, self.server.find_opened(request.log))
             if owner is not None:
                 await in_time(due, owner.refresh())
             return await in_time(due, self._state_of(stored, due))
-        except Unavailable as error:  # It would say that nothing was done.
+        except Unavailable as error:  # Raised as it is, this error would say that nothing was done.
             raise OutcomeUnknown(
                 "the configuration is stored, but not all is known of the log",
                 reason=error.code.reason,
             ) from error
 
     async def list_logs(self, request: words.ListLogs, due: float) -> words.LogNames:
-        """Without those that are deleted."""
+        """The names of logs that are not deleted."""
         limit = max(1, min(request.limit, _NAMES_MAX))
         after_namespace, _, after = request.start_after.partition("/")
         namespaces = [request.namespace] if request.namespace else await self._nodes.namespaces()
@@ -362,8 +368,9 @@ class LogService:
         return words.LogNames(tuple(found[:limit]), next_page)
 
     async def delete_log(self, request: words.DeleteLog, due: float) -> words.DeleteLogAnswer:
-        """At its owner, which accepts no more from then on; otherwise anywhere, and nothing is acked
-        afterwards (LS12)."""
+        """Delete a log: at its owner, which accepts no more from then on; otherwise anywhere, and
+        nothing is acked afterwards (LS12).
+        """
         if not 0 <= (request.grace_ms or 0) <= DELETE_GRACE_MS_MAX:
             raise InvalidRequest(
                 "grace_ms has to be 0 to a hundred years", grace_ms=request.grace_ms
@@ -404,7 +411,7 @@ class LogService:
     async def _freed_sooner(
         self, stored: StoredLog, grace_ms: int | None, due: float
     ) -> words.DeleteLogAnswer:
-        """Of a log that was deleted before. A grace never grows."""
+        """Shorten the grace of a log that was deleted before. A grace never grows."""
         if grace_ms is not None:
             free_at_us = self._clock.wall_us() + grace_ms * 1000
             stored = await in_time(
@@ -418,7 +425,7 @@ class LogService:
         return words.DeleteLogAnswer(stored.list.free_at_us)
 
     async def _free(self, stored: StoredLog, due: float) -> None:
-        """Now, as far as that is possible; the next sweep does the rest."""
+        """Free what can be freed now; the next sweep does the rest."""
         with suppress(RollbookError):
             now_us = self._clock.wall_us()
             await in_time(
@@ -479,7 +486,7 @@ class LogService:
                     request.log, [each.ledger_id for each in page.segments]
                 )
         except (Unavailable, OutcomeUnknown, TimeoutError):
-            return page  # Without the metadata store it is not known.
+            return page  # Lost segments are not known without the metadata store.
         return with_lost(page, lost)
 
     async def get_journal(self, request: words.GetJournal, due: float) -> words.Journal:
@@ -501,7 +508,9 @@ class LogService:
         )
 
     async def _stored_of(self, log: LogName, due: float) -> StoredLog:
-        """As its owner here last knew it, if the metadata store does not say in time. Raises `NoSuchLog`, `LogDeleted`."""
+        """The list as its owner here last knew it, if the metadata store does not respond in time.
+        Raises `NoSuchLog`, `LogDeleted`.
+        """
         owner = self.server.find(log)
         if owner is None:
             return await in_time(due, self._nodes.read_living(log))
@@ -512,11 +521,11 @@ class LogService:
             return owner.stored
 
     def _detail_s(self, due: float) -> float:
-        """For details that a response can omit."""
+        """The time limit for details that a response can omit."""
         return min(_DETAIL_S, max(due - self._loop.time(), 0.0) / 3)
 
     def _require_no_other_owner(self, listed: LedgerList) -> None:
-        """What an owner should know at once is done at the owner. Raises `NotOwner`."""
+        """Raises `NotOwner` if another server owns the log, for changes that an owner should know at once."""
         owner = listed.owner
         if owner is None or owner.server_id == self.server.server_id:
             return
@@ -573,8 +582,8 @@ class LogService:
         )
 
     async def _tail_told(self, name: LogName, listed: LedgerList, due: float) -> Offset:
-        """As reported by an owner elsewhere or the bookies, if soon; otherwise the end of the last closed
-        segment. Opens the log nowhere.
+        """The tail as an owner elsewhere or the bookies report it soon; otherwise the end of the
+        last closed segment. Opens the log nowhere.
         """
         owner = listed.owner
         is_elsewhere = owner is not None and owner.server_id != self.server.server_id
@@ -586,7 +595,7 @@ class LogService:
         return max(listed.head, closed_end(listed) or listed.head)
 
     async def _sizes_of(self, log: LogName, listed: LedgerList, due: float) -> Sizes:
-        """Of unclosed segments: counted by its owner, otherwise as far as it can be found out."""
+        """The sizes of unclosed segments: counted by the owner, otherwise as far as it can be found out."""
         if (owner := self.server.find(log)) is not None:
             return owner.written
         with suppress(RollbookError, TimeoutError):
@@ -604,7 +613,8 @@ class LogService:
         if owner is not None and request.offset > owner.tail:
             listed = (await in_time(due, self._nodes.read(request.log))).list
             if listed.owner_epoch != owner.owner_epoch:
-                owner = None  # It was replaced without knowing it yet: others may have gone on.
+                # The owner was replaced and does not know it yet: the tail may be further.
+                owner = None
         tail = None if owner is None else owner.tail
         return await in_time(due, self._nodes.commit_cursor(request, tail))
 
@@ -625,9 +635,8 @@ class LogService:
         for log in request.logs:
             try:
                 owner = self.server.find(log)
-                if (
-                    owner is not None and self.server.outage.store_is_away
-                ):  # It is as far as is known.
+                # Without the metadata store, the owner is taken from what this server knows.
+                if owner is not None and self.server.outage.store_is_away:
                     epoch = owner.owner_epoch
                     owners.append(words.LogOwner(log, self.server.address, epoch, True))
                     continue
@@ -678,7 +687,9 @@ class LogService:
     async def _drain_elsewhere(
         self, request: words.DrainServer, address: str, due: float
     ) -> words.DrainAnswer:
-        """Raises `NotOwner` if this server cannot ask the other one, or may not: the caller perhaps may."""
+        """Pass the drain on to its server. Raises `NotOwner` if this server cannot or may not ask
+        the other one; the caller perhaps may.
+        """
         itself = NotOwner("ask that server itself", owner=address, owner_epoch=0)
         if self._ask_peer is None or address == self.server.address:
             raise itself

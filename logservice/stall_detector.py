@@ -13,11 +13,11 @@ from typing import Final
 
 from rollbook.proto.ports import Clock
 
-_BEATS: Final = 6  # In a lease.
+_BEATS: Final = 6  # The number of beats in a lease.
 
 
 class StallDetector:
-    """One for all logs of a server. Start it, and close it at the end."""
+    """Detects stalls, for all logs of a server. Start it, and close it at the end."""
 
     def __init__(self, clock: Clock, lease_s: float) -> None:
         self.lease_s: Final = lease_s
@@ -36,7 +36,7 @@ class StallDetector:
             self._timer.cancel()
 
     def stalls(self) -> int:
-        """How often it has missed a lease until now."""
+        """How often the process has missed a lease until now."""
         if self._now_ns() > self._ends_ns or self._wall_us() > self._ends_us:
             self._stalls += 1
             self._look()

@@ -134,5 +134,5 @@ class LogStats:
 
 
 def largest(lags: Iterable[tuple[str, int]]) -> Mapping[str, float]:
-    """Those that matter most, by name."""
+    """The largest lags, by name."""
     return dict(sorted(heapq.nlargest(LAGS_MAX, lags, key=lambda each: each[1])))

@@ -20,26 +20,27 @@ from typing import Final
 from rollbook.logservice.ids import Offset
 from rollbook.proto.errors import RollbookError
 
-_BLOCK_BYTES: Final = 200  # The memory of a block besides its bytes.
+_BLOCK_BYTES: Final = 200  # Memory of a block besides its bytes.
 # A log keeps what it has beyond one of these shares while no other log needs it.
 _SHARES: Final = 16
-_DROP_AT: Final = 64  # Dropped blocks that are still in the list; then it is cut.
+_DROP_AT: Final = 64  # The list is cut when it has this many dropped blocks.
 
 _Confirmed = tuple[Offset, Offset, bytes]
-_Kept = tuple[Offset, Offset, bytes, int]  # Since when.
+# Start, end, the block, and `TailMemory.added` when it came.
+_Kept = tuple[Offset, Offset, bytes, int]
 _END: Final = itemgetter(1)
 _OLDEST: Final = attrgetter("oldest")
 
 
 class TailMemory:
-    """The bound of the caches of all logs of a server together."""
+    """The shared bound of the tail caches of all logs of a server."""
 
     def __init__(self, bytes_max: int) -> None:
         self.bytes_max = bytes_max
         self.bytes = 0
         self._share_bytes = bytes_max // _SHARES
-        self.added = 0  # Bytes ever: a block is as old as there were few when it came.
-        self._caches = OrderedDict[TailCache, None]()  # By when each was added to.
+        self.added = 0  # All bytes ever added: an older block came at a smaller count.
+        self._caches = OrderedDict[TailCache, None]()  # In the order of their last additions.
         self._large: dict[TailCache, None] = {}  # Logs that have more than their share.
 
     def on_added(self, cache: "TailCache", count: int) -> None:
@@ -69,31 +70,31 @@ class TailCache:
     def __init__(self, tail: Offset, bytes_max: int, memory: TailMemory) -> None:
         self.tail = tail
         self.bytes_max = bytes_max
-        self.end: RollbookError | None = None  # Why nothing follows any more.
-        self.on_grown: Callable[[], None] | None = None  # While tails are watched.
+        self.end: RollbookError | None = None  # The error after which no block follows.
+        self.on_grown: Callable[[], None] | None = None  # Set while tails are watched.
         self._memory = memory
-        self.bytes = 0  # Of the cached blocks.
+        self.bytes = 0  # Bytes of the cached blocks.
         self._kept: list[_Kept] = []
-        self._dropped = 0  # How many at the beginning of the list were dropped.
+        self._dropped = 0  # The number of dropped blocks at the start of `_kept`.
         self._waiting: dict[asyncio.Future[None], None] = {}
 
     @property
     def start(self) -> Offset:
-        """The first cached offset; the tail if none is."""
+        """The first cached offset; the tail if no block is cached."""
         return self._kept[self._dropped][0] if self._dropped < len(self._kept) else self.tail
 
     @property
     def waiting(self) -> int:
-        """Readers that wait for more."""
+        """The number of readers that wait for more."""
         return len(self._waiting)
 
     @property
     def oldest(self) -> int:
-        """How much had been added in all when the first cached block came."""
+        """`TailMemory.added` when the first cached block came."""
         return self._kept[self._dropped][3]
 
     def add(self, blocks: Sequence[_Confirmed]) -> None:
-        """They are confirmed, and follow each other and the tail. Waiters are notified once."""
+        """Add confirmed blocks, which follow each other and the tail. Waiters are notified once."""
         if not blocks:
             return
         added, since = 0, self._memory.added
@@ -104,7 +105,7 @@ class TailCache:
             self._kept.append((base_offset, next_offset, block, since))
         self.bytes += added
         self._memory.on_added(self, added)
-        # First: a block that does not fit into the log's own bound takes nothing from others.
+        # This log's own bound is first: a block beyond it takes no memory from others.
         while self.bytes > self.bytes_max:
             self.drop_oldest()
         self._memory.make_room()
@@ -114,7 +115,7 @@ class TailCache:
             self.on_grown()
 
     def drop_oldest(self) -> bool:
-        """Whether there is another one."""
+        """Drop the oldest block; returns whether another one is left."""
         if self._dropped == len(self._kept):
             return False
         base_offset, next_offset, block, since = self._kept[self._dropped]
@@ -129,7 +130,7 @@ class TailCache:
         return self._dropped < len(self._kept)
 
     def close(self, end: RollbookError) -> None:
-        """Nothing follows: waiters get `end`. Idempotent."""
+        """End the cache: waiters get `end`, since no block follows. Idempotent."""
         if self.end is None:
             self.end = end
             held, self.bytes = self.bytes, 0
@@ -158,7 +159,7 @@ class TailCache:
         return blocks, end
 
     async def grown(self, tail: Offset, deadline_s: float) -> None:
-        """Returns when the log is longer than that, has ended, or the time is over."""
+        """Returns when the log has grown beyond the tail or has ended, or at the deadline."""
         if self.tail > tail or self.end is not None or deadline_s <= 0:
             return
         loop = asyncio.get_running_loop()
@@ -172,7 +173,7 @@ class TailCache:
             self._waiting.pop(turn, None)
 
     def wake(self) -> None:
-        """Waiters look at the log again."""
+        """Make all waiters check the log again."""
         waiting, self._waiting = self._waiting, {}
         for turn in waiting:
             _wake(turn)
@@ -182,7 +183,7 @@ class Subscription:
     """A reader's position in the tail of a log. Costs nothing while it is not used."""
 
     def __init__(self, cache: TailCache, offset: Offset) -> None:
-        self.offset = offset  # The next one that it hands out.
+        self.offset = offset  # The next offset to hand out.
         self._cache = cache
 
     @property
@@ -190,7 +191,7 @@ class Subscription:
         return self._cache.tail
 
     async def next(self, deadline_s: float, bytes_max: int) -> list[bytes] | None:
-        """The next blocks; none if none came in time. The first one may begin before `offset`.
+        """The next blocks; an empty list if none came in time. The first one may begin before `offset`.
 
         None if it is no longer cached: then read from the bookies, and subscribe again. Raises
         the error that ended the owner.

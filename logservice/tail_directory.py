@@ -42,13 +42,13 @@ from rollbook.proto.tasks import stop_tasks
 
 logger = structlog.get_logger()
 
-_LOGS_MAX: Final = 200_000  # In the table, of all watchers together: about 100 MB.
-_TOLD_MAX: Final = 1000  # Logs in one message: about 150 KB.
+_LOGS_MAX: Final = 200_000  # The most logs in the table, for all watchers: about 100 MB.
+_TOLD_MAX: Final = 1000  # The most logs in one message: about 150 KB.
 _READS_MAX: Final = (
     32  # Lists read at a time. More: complete sooner, and less time for appends meanwhile.
 )
-_PAUSE_S: Final = 0.5  # Before what failed is tried again.
-_LOOK_S: Final = 2.0  # For bookies to say how far one log is known to go.
+_PAUSE_S: Final = 0.5  # The pause before a failed read is retried.
+_LOOK_S: Final = 2.0  # How long bookies may take to report how far a log is known to go.
 _MEMBERS_S: Final = 30.0
 
 _Members = tuple[int, tuple[str, ...]]
@@ -58,7 +58,7 @@ _State = tuple[bool, _Members]
 class _Watcher:
     def __init__(self, scope: Scope) -> None:
         self.scope = scope
-        self.number = 0  # Of the latest change that it was sent.
+        self.number = 0  # The latest change that it was sent.
         self.failure: RollbookError | None = None
 
 
@@ -68,15 +68,16 @@ class TailDirectory:
         self._loop = asyncio.get_running_loop()
         self._table = TailTable()
         self._watchers: dict[_Watcher, None] = {}
-        self._waiting: dict[asyncio.Future[None], None] = {}  # Watchers that have been sent all.
+        # Watchers that have been sent everything.
+        self._waiting: dict[asyncio.Future[None], None] = {}
         self._tasks: list[asyncio.Task[None]] = []
-        self._grown: dict[LogName, None] = {}  # Owned here, and not in the table yet.
-        self._unread: dict[LogName, None] = {}  # Their lists will be read, the oldest first.
-        self._listed: dict[LogName, None] = {}  # Those of them that a scan has found.
-        self._doubtful: dict[LogName, LedgerList] = {}  # Bookies may know more.
+        self._grown: dict[LogName, None] = {}  # Owned logs whose growth is not in the table yet.
+        self._unread: dict[LogName, None] = {}  # Logs whose lists will be read, the oldest first.
+        self._listed: dict[LogName, None] = {}  # Unread logs that the last scan found.
+        self._doubtful: dict[LogName, LedgerList] = {}  # Logs of which bookies may know more.
         self._work = asyncio.Event()
         self._needs_scan = False
-        self._is_scanned = False  # And all that was found has been read.
+        self._is_scanned = False  # A scan is complete, and all found lists were read.
         self._members: _Members = (-1, ())
 
     @property
@@ -117,7 +118,7 @@ class TailDirectory:
 
     @property
     def _state(self) -> _State:
-        """Whether the table is complete, for these servers."""
+        """Whether the table is complete, and the servers for which it is."""
         return self._is_scanned and not self._needs_scan, self._members
 
     def _news_of(self, watcher: _Watcher) -> list[LogName]:
@@ -125,7 +126,7 @@ class TailDirectory:
         return [log for log in self._table.changed_since(since) if watcher.scope.covers(log)]
 
     def _message(self, logs: Sequence[LogName], *, is_complete: bool) -> Tails:
-        """In their present state: one that has changed since is in the next message, too."""
+        """The logs in their present state: one that has changed since is in the next message, too."""
         tails = [(log, self._table.get(log)) for log in logs]
         return Tails(
             tuple(tail for _, tail in tails if tail is not None),
@@ -196,7 +197,7 @@ class TailDirectory:
     def _put_owned(self, owner: Owner) -> None:
         known = self._table.get(owner.name)
         if known is not None and known.owner_epoch > owner.owner_epoch:
-            return  # It was replaced, and has not been notified yet.
+            return  # A later owner's report is known; this owner was not notified yet.
         listed = tail_of_list(owner.name, owner.list, self._server.address)
         self._table.put(
             TailOfLog(
@@ -253,12 +254,13 @@ class TailDirectory:
             self._ask_for_scan()
 
     async def _read_lists(self) -> None:
-        """All reading, one thing after the other."""
+        """The task that reads lists and asks bookies, one after the other."""
         while True:
             self._work.clear()
             try:
                 if self._needs_scan:
-                    self._needs_scan = False  # Before it: a request in the meantime is another one.
+                    # Reset before the scan: a later request needs another scan.
+                    self._needs_scan = False
                     try:
                         await self._scan()
                     except RollbookError:
@@ -293,7 +295,8 @@ class TailDirectory:
                 )
                 self._tell()
                 return
-        found.update(dict.fromkeys(self._table))  # Those that are not there any more.
+        # The table's logs are read, too, since some may not exist any more.
+        found.update(dict.fromkeys(self._table))
         self._listed = found
         self._unread.update(found)
         self._on_read()
@@ -304,7 +307,7 @@ class TailDirectory:
             self._tell()
 
     async def _read(self, log: LogName) -> None:
-        """Raises what the metadata store raises; then the log is read again."""
+        """Read one list. Raises what the metadata store raises; then the log is read again."""
         is_named_here = self._server.is_suggested(log)
         if not self._covers(log) or not (is_named_here or self._server.find(log) is not None):
             self._table.drop(log)
@@ -330,7 +333,7 @@ class TailDirectory:
         else:
             elsewhere = listed.owner
             if elsewhere is not None and (
-                elsewhere.server_id == self._server.server_id  # It was lost here.
+                elsewhere.server_id == self._server.server_id  # This server has lost it.
                 or not self._server.is_alive(elsewhere.server_id)
             ):
                 elsewhere = None
@@ -344,7 +347,7 @@ class TailDirectory:
     async def _ask_bookies(self) -> None:
         log = next(iter(self._doubtful))
         listed = self._doubtful.pop(log)
-        with suppress(RollbookError, TimeoutError):  # Then only the list is known.
+        with suppress(RollbookError, TimeoutError):  # A failure leaves the tail of the list.
             async with asyncio.timeout(_LOOK_S):
                 tail, timestamp_us = await find_tail(listed, self._ledgers)
             self._on_bookies(log, listed.owner_epoch, tail, timestamp_us)
@@ -352,7 +355,7 @@ class TailDirectory:
     def _on_bookies(self, log: LogName, epoch: OwnerEpoch, tail: Offset, timestamp_us: int) -> None:
         known = self._table.get(log)
         if known is None or known.owner_epoch != epoch or known.is_exact:
-            return  # It has an owner again.
+            return  # The log has an owner again.
         self._table.put(replace(known, tail=tail, timestamp_us=timestamp_us or known.timestamp_us))
         self._tell()
 

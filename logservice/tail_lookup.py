@@ -26,12 +26,13 @@ from rollbook.logservice.owner_tails import OwnerTails
 from rollbook.logservice.server import LogServer
 from rollbook.proto.errors import LogDeleted, NoSuchLog, NotOwner, OwnerChanging, RollbookError
 
-# For a position beyond the tail that is known here: its ack may be on its way.
+# How long to wait for a position beyond the tail that is known here: its ack may be on its way.
 _ARRIVAL_S: Final = 1.0
-# A reader waits for the log to be opened; longer, it is opened in the background.
+# How long a reader waits for the log to be opened, which then goes on in the background.
 _REVIVE_S: Final = 5.0
 _ASK_S: Final = 1.0  # The time that an owner has to report the end of its log.
-_DETAIL_S: Final = 1.0  # For the time of the last record; a response does without it after this.
+# The time limit for the time of the last record; then the response omits it.
+_DETAIL_S: Final = 1.0
 
 
 class TailLookup:
@@ -55,9 +56,9 @@ class TailLookup:
         )
 
     async def dated(self, log: LogName, tail: LogTail, due: float = math.inf) -> LogTail:
-        """With the time of its last record, if it is quickly found, otherwise as it is: that record may be
-        older than all that an owner remembers, or followed by entries without a record. Time is left to
-        answer.
+        """The tail with the time of the last record, if it is quickly found, otherwise as it is:
+        that record may be older than all that an owner remembers, or followed by entries without a
+        record. Time is left to answer.
         """
         if is_dated(tail):
             return tail
@@ -72,7 +73,7 @@ class TailLookup:
         return tail
 
     async def tail_of(self, log: LogName) -> LogTail:
-        """As the owner reports; if that cannot be asked, as far as the bookies know."""
+        """The tail as the owner reports it; as far as the bookies know if the owner cannot be asked."""
         return (await self.look_for_tail(log))[0]
 
     async def look_for_tail(self, log: LogName) -> tuple[LogTail, RollbookError | None]:
@@ -91,7 +92,7 @@ class TailLookup:
         return replace(listed_end(listed, tail, address), timestamp_us=timestamp_us), doubt
 
     async def certain_tail(self, log: LogName) -> LogTail:
-        """Everything acknowledged before this call is below it: by the owner, or the list.
+        """A tail above everything acknowledged before this call, by the owner or the list.
 
         Raises `NotOwner` if the owner cannot be asked from here, and what keeps the log from being opened.
         """
@@ -124,8 +125,8 @@ class TailLookup:
             ) from error
 
     async def closed_tail(self, log: LogName) -> LogTail | None:
-        """For an ownerless log whose segments are all closed: the list has the tail, and a look does not
-        open the log (RL7). None: it takes an owner. Raises `NoSuchLog`, `LogDeleted`.
+        """The tail of an ownerless log whose segments are all closed: the list has it, and a look
+        does not open the log (RL7). None: it takes an owner. Raises `NoSuchLog`, `LogDeleted`.
         """
         if self._server.find(log) is not None:
             return None
@@ -135,16 +136,16 @@ class TailLookup:
         return listed_end(listed, listed.tail, "")
 
     async def ask_tail(self, log: LogName) -> LogTail | None:
-        """A certain one, soon; or None."""
+        """A certain tail; None if that takes too long, or fails."""
         with suppress(TimeoutError, RollbookError):
             async with asyncio.timeout(_ASK_S):
                 return await self.certain_tail(log)
         return None
 
     async def revive(self, log: LogName) -> str:
-        """An owner that died may have confirmed appends that no bookie reports: it takes an
-        owner to find that out. Opens the log if it should be here; otherwise returns whom to
-        ask; empty if that is not known.
+        """Make sure that the log has an owner: one that died may have confirmed appends that no
+        bookie reports, which only an owner can find out. Opens the log if it should be here;
+        otherwise returns the address to ask; empty if that is not known.
         """
         try:
             await self._server.owner_of(log, self._loop.time() + _REVIVE_S)
@@ -155,8 +156,8 @@ class TailLookup:
         return ""
 
     async def settled_tail(self, request: words.Read | words.ReadStream) -> LogTail | None:
-        """Of a log that is owned elsewhere, for a range within its closed segments: where those end. The owner knows no
-        more about that range, so it is not asked.
+        """The end of the closed segments of a log that is owned elsewhere, for a range within them.
+        The owner knows no more about that range, so it is not asked.
         """
         if not isinstance(request, words.ReadStream) or not isinstance(request.start, AtOffset):
             return None
@@ -178,7 +179,7 @@ class TailLookup:
         return tail
 
     async def _last_word(self, log: LogName, due: float) -> LogTail:
-        """The list's if the log is closed, which does not open it; otherwise its owner's."""
+        """The list's tail if the log is closed, which does not open it; otherwise its owner's."""
         if (end := unowned_end(await self.list_of(log))) is not None:
             return end
         return self.tail_at(await self._server.owner_of(log, due))

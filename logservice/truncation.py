@@ -61,7 +61,7 @@ async def truncate(
     dry_run: bool = False,
     written: Sizes = NOT_COUNTED,
 ) -> tuple[StoredLog, TruncateAnswer]:
-    """One attempt, from the list that was read; `confirmed` and `is_begun` as for `with_head`.
+    """Make one attempt to truncate, from the list that was read; `confirmed` and `is_begun` as for `with_head`.
 
     A plan alone names its guards. Raises `Guarded`, `MetadataConflict` if the list or a mark has
     changed, `InvalidRequest` beyond the tail, `LogDeleted`; after `ConnectionLost` it may have been done.
@@ -135,7 +135,7 @@ async def truncate_closed(
 async def delete_discarded(
     ledgers: Ledgers, nodes: LogMetadataStore, stored: StoredLog
 ) -> StoredLog:
-    """Whatever can be deleted now, fenced first; what cannot stays listed as `discarded`.
+    """Delete what can be deleted now, fenced first; a ledger that cannot be stays listed as `discarded`.
 
     Raises only what reading and writing the list raises.
     """
@@ -152,11 +152,12 @@ async def delete_discarded(
 
 
 async def _delete(ledgers: Ledgers, name: LogName, uid: LogUid, ledger_id: LedgerId) -> bool:
-    """Whether it is gone, or belongs to another log."""
+    """Whether the ledger is gone, or belongs to another log."""
     try:
         found = await ledgers.metadata(ledger_id, fresh=True)
         if dict(found.metadata.custom).get(LEDGER_OF_LOG) != uid.hex().encode():
-            # Two clusters that were mixed, or metadata put back by hand: nothing of it is ours.
+            # Two clusters were mixed, or metadata was restored by hand: the ledger is not this
+            # log's.
             logger.error(
                 "log_ledger_not_deleted", log=str(name), ledger_id=ledger_id, owner="another"
             )
@@ -188,8 +189,8 @@ async def delete_log(
     etag: str = "",
     owned_by: OwnerEpoch | None = None,
 ) -> StoredLog:
-    """From here on it is neither read nor written. Its ledgers are kept until then; another log may have
-    its name.
+    """Delete the log: from here on it is neither read nor written. Its ledgers are kept for the grace;
+    another log may have its name.
 
     `owned_by`: the caller informs that owner, or it is gone. An owner that comes between would not know, and
     go on acking. Deleted before, it stays as it was. Raises `Guarded` if there are marks,
@@ -217,19 +218,20 @@ async def delete_log(
                 next_step="delete these cursors first, or have them protect nothing",
             ) from None
         except MetadataConflict:
-            continue  # An owner rolls, or a cursor moves: once more.
+            continue  # An owner rolls, or a cursor moves: try again.
     raise MetadataConflict("the list changes again and again", log=str(name))
 
 
 async def stop_writer(ledgers: Ledgers, stored: StoredLog) -> None:
-    """For a deleted log: a server that still believes it owns the log, cut off from the list, acks nothing any more.
+    """Fence a deleted log's last ledger: a server that still believes it owns the log, cut off from the
+    list, acks nothing any more.
 
     It cannot have gone on to another ledger, since that would have to be listed. Raises
     `QuorumTimeout` if too few bookies respond; the log stays deleted.
     """
 
     async def fence(ledger_id: LedgerId) -> None:
-        with suppress(NoSuchLedger):  # Its grace is over.
+        with suppress(NoSuchLedger):  # The ledger was deleted when the grace was over.
             await (await ledgers.open_recover(ledger_id)).close()
 
     unclosed = [segment.ledger_id for segment in stored.list.unclosed]
@@ -254,7 +256,7 @@ async def free_log(
     *,
     keeps_name: bool = False,
 ) -> bool:
-    """Deletes what a deleted log has kept, if its grace is over; whether nothing is left of it.
+    """Delete what a deleted log has kept, if its grace is over; returns whether nothing is left of it.
 
     `keeps_name`: the empty list stays at its name, where a new log displaces it and goes on with its versions (LL10).
     """

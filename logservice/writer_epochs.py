@@ -31,9 +31,8 @@ class WriterEpochs:
             if sequencer.was_asked_by(holder, attempt) and not append_path.memory.is_sealed:
                 epoch = append_path.memory.writer_epoch
                 await append_path.barrier()
-                return self.renew(
-                    epoch
-                )  # Unless it was released or stolen: the holder had it then.
+                # This raises `StaleEpoch` if the epoch was released or stolen in the meantime.
+                return self.renew(epoch)
             now_ns = self._clock.monotonic_ns()
             try:
                 acquired = sequencer.acquire(holder, mode, ttl_ms, now_ns, attempt)
@@ -68,7 +67,7 @@ class WriterEpochs:
             append_path.sequencer.check_epoch(epoch)
         except RollbookError as refusal:
             await append_path.refused(refusal)
-        if append_path.memory.is_sealed:  # It is of no use any more.
+        if append_path.memory.is_sealed:  # A sealed log needs no release.
             return
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         append_path.say(WriterReleased(epoch), resolver_of(waiter))
@@ -78,7 +77,7 @@ class WriterEpochs:
         await waiter
 
     def tell(self) -> None:
-        """Waiters look again."""
+        """Make all waiters check the epoch again."""
         self._changed.set()
         self._changed = asyncio.Event()
 

@@ -41,11 +41,11 @@ from rollbook.recovery.tasks import AuditOrders, CheckTimes
 
 logger = structlog.get_logger()
 
-_MARKS_TOGETHER: Final = 32  # In one transaction.
+_MARKS_TOGETHER: Final = 32  # The most marks that are made in one transaction.
 
-_LATE_MAX: Final = (
-    10_000  # Ledgers that name a lost bookie after the pass; then all are passed again.
-)
+# The most ledgers that are found to name a lost bookie after a pass; beyond this, all are passed
+# again.
+_LATE_MAX: Final = 10_000
 
 
 @dataclass(slots=True)
@@ -57,10 +57,10 @@ class AuditState:
     delay_s: int = 0
     missing: list[BookieId] = field(default_factory=list)
     lost: list[BookieId] = field(default_factory=list)
-    marked: int = 0  # Since it leads.
+    marked: int = 0  # Marks made since this process leads.
     to_mark: int = 0
-    passes: int = 0  # That were completed.
-    unreadable: int = 0  # Ledgers and marks.
+    passes: int = 0  # Completed passes.
+    unreadable: int = 0  # Ledgers and marks that cannot be read.
     checks: dict[str, CheckState] = field(default_factory=dict)
 
 
@@ -94,17 +94,17 @@ class Auditor:
         self._losses = Losses(self._config.lost_bookie_delay_s)
         self._has_members = False
         self._is_enabled: bool | None = None
-        self._delay: tuple[int, int] | None = None  # As it was read, with its version.
-        self._passed: set[BookieId] = set()  # All of their ledgers were marked.
+        self._delay: tuple[int, int] | None = None  # The delay that was read, and its version.
+        self._passed: set[BookieId] = set()  # Lost bookies whose ledgers were all marked.
         self._late: dict[LedgerId, None] = {}
         self._bad_marks: set[LedgerId] = set()
         self._has_news = asyncio.Event()
-        self._is_idle = asyncio.Event()  # Everything lost was marked.
+        self._is_idle = asyncio.Event()  # Set while all lost bookies' ledgers are marked.
         self._may_go_on = asyncio.Event()
         self._schedule = CheckSchedule(self._times, self._clock, self._config)
 
     async def lead(self, vote: Vote) -> None:
-        """Until cancelled."""
+        """Audits until cancelled."""
         self._reset()
         logger.info("auditor_leads", vote=vote.path)
         forget = self._index.on_change(self._on_ledger)
@@ -132,7 +132,7 @@ class Auditor:
     # --- Facts --------------------------------------------------------------------------------
 
     async def _follow_members(self) -> None:
-        """Bookies that are registered, named by a cookie, or named by a ledger."""
+        """Follow which bookies are registered, named by a cookie, or named by a ledger."""
 
         async def look() -> None:
             seen = await self._look_at_members()
@@ -146,12 +146,13 @@ class Auditor:
         await patiently("members", look)
 
     async def _look_at_members(self) -> LiveBookies:
-        """Raises `SessionExpired` if not everything was seen in one session, `Unavailable`,
-        `OutcomeUnknown`."""
+        """Look at all bookies once. Raises `SessionExpired` if not everything was seen in one
+        session, `Unavailable`, `OutcomeUnknown`.
+        """
         session = self._store.session
         known = await self._cookies.list()
         await self._index.settle()
-        # Not later: the observed state may be old when it is processed.
+        # The time is read before the look: the observed state may be old when it is processed.
         now_ns = self._clock.monotonic_ns()
         live = await self._watcher.look()
         if self._store.session != session:
@@ -188,7 +189,7 @@ class Auditor:
         seconds, _ = found
         self._losses.on_delay(seconds)
         if before is not None:
-            # The present state, whenever it is requested.
+            # A requested audit is about the present state, so all bookies are looked at now.
             await until_done("delay", self._look_at_members)
         if before is not None and (seconds == before[0] or seconds == 0):
             logger.info("audit_asked_for")
@@ -204,7 +205,7 @@ class Auditor:
         self._has_news.set()
 
     async def _follow_sweeps(self) -> None:
-        """The results of a sweep are marked by another pass."""
+        """Mark what each sweep finds by another pass."""
         sweeps = self._index.sweeps
         while True:
             sweeps = await self._index.swept(sweeps)
@@ -227,7 +228,7 @@ class Auditor:
         await self._schedule.run({CheckKind.BOOKIES: self._check_bookies, **works})
 
     async def _check_bookies(self, state: CheckState) -> None:
-        """All metadata is read again, then every ledger that names a lost bookie is marked."""
+        """The check of bookies: reads all metadata again, then marks every ledger that names a lost bookie."""
         marked, sweeps = self.state.marked, self._index.sweeps
         self._index.request_sweep()
         await self._index.swept(sweeps)
@@ -276,7 +277,7 @@ class Auditor:
         async for ledger_id, shape in self._index.naming(lost):
             backlog.add(ledger_id, good_copies(shape, self._losses.missing))
         logger.info("audit_started", lost=sorted(lost), ledgers=len(backlog))
-        self._passed |= lost  # Ledgers that name them from here on are found late.
+        self._passed |= lost  # From here on, ledgers that name them are found late.
         try:
             is_complete = await self._mark_all(backlog, lost)
         except BaseException:
@@ -289,7 +290,9 @@ class Auditor:
         logger.info("audit_completed", lost=sorted(lost), ledgers=len(backlog))
 
     async def _mark_all(self, ids: Backlog | list[LedgerId], lost: frozenset[BookieId]) -> bool:
-        """False: it was switched off, or the brake went on, before all were marked."""
+        """Mark these ledgers. False: recovery was switched off, or the brake went on, before all
+        were marked.
+        """
         remaining = iter(ids)
         self.state.to_mark = len(ids)
         is_stopped = False
@@ -315,8 +318,9 @@ class Auditor:
         return not is_stopped
 
     async def _mark_chunk(self, ids: Sequence[LedgerId], lost: frozenset[BookieId]) -> bool:
-        """All in one transaction if none is marked yet, otherwise one by one. False: it has to
-        stop."""
+        """Mark all in one transaction if none is marked yet, otherwise one by one. False: marking
+        has to stop.
+        """
         if not self._may_mark:
             return False
         marks = {each: gone for each in ids if (gone := self._gone_from(each, lost))}
@@ -330,7 +334,9 @@ class Auditor:
         return True
 
     def _gone_from(self, ledger_id: LedgerId, lost: frozenset[BookieId]) -> tuple[BookieId, ...]:
-        """Empty: the ledger was deleted, or does not name them any more, or they are back."""
+        """The lost bookies that the ledger names. Empty: it was deleted, or does not name them any
+        more, or they are back.
+        """
         missing = self._losses.missing
         shape = self._index.shape(ledger_id) or ()
         names = [BookieId(each) for each in shape if isinstance(each, str)]

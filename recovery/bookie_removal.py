@@ -41,11 +41,11 @@ class RemovalCheck:
 
     bookies: tuple[BookieId, ...]
     states: dict[BookieId, LifecycleState]
-    naming: dict[BookieId, int]  # Ledgers that name each of them.
+    naming: dict[BookieId, int]  # For each bookie, the number of ledgers that name it.
     damage: Damage
     unreadable: int  # Ledgers with unreadable metadata: they may name any bookie.
-    writable: tuple[BookieId, ...]  # Those that take entries.
-    running: tuple[BookieId, ...]  # Those that are registered.
+    writable: tuple[BookieId, ...]  # Bookies to be removed that still accept entries.
+    running: tuple[BookieId, ...]  # Bookies to be removed that are registered.
 
     @property
     def is_safe(self) -> bool:
@@ -67,7 +67,7 @@ class Departures:
     async def drain(
         self, bookies: Sequence[BookieId], *, is_forced: bool = False
     ) -> list[StoredLifecycle]:
-        """They begin to drain, all or none; one whose drain failed tries again.
+        """Begin to drain bookies, all or none; one whose drain failed tries again.
 
         Raises `DrainBlocked` with the ledgers for which no other bookie could take a seat (LC3),
         `LifecycleConflict`, `InvalidRequest` for a bookie that the cluster does not know.
@@ -85,7 +85,9 @@ class Departures:
     async def check(
         self, bookies: Sequence[BookieId], *, is_forced: bool = False
     ) -> dict[BookieId, int]:
-        """How many ledgers name each of them, if all of them can be drained. Raises as `drain`; changes nothing."""
+        """The number of ledgers that name each bookie, if all of them can be drained. Raises as
+        `drain`; changes nothing.
+        """
         for bookie in bookies:
             await self._known(bookie)
         live, leaving = await self._live(), await self._leaving()
@@ -122,14 +124,18 @@ class Departures:
         return drain(found.lifecycle, token, now_ms, ledgers=ledgers, is_forced=is_forced)
 
     async def undrain(self, bookie: BookieId) -> StoredLifecycle:
-        """It is Active again; what was copied stays copied. Raises `LifecycleConflict`, `InvalidRequest`."""
+        """Make a bookie Active again; what was copied stays copied. Raises `LifecycleConflict`,
+        `InvalidRequest`.
+        """
         found = await self._known(bookie)
         return await self._lifecycles.write(
             found, cancel(found.lifecycle, self._token(), self._now_ms())
         )
 
     async def mark_drained(self, bookie: BookieId) -> StoredLifecycle:
-        """Of a drain that failed: the rest is repaired or given up. Raises as `undrain`."""
+        """Mark a bookie as drained after a failed drain: the rest is repaired or given up. Raises
+        as `undrain`.
+        """
         found = await self._known(bookie)
         return await self._lifecycles.write(
             found, mark_drained(found.lifecycle, self._token(), self._now_ms())
@@ -217,7 +223,7 @@ class Departures:
         await transact_surely(self._store, ops, was_made)
 
     async def require_unused(self, bookie: BookieId) -> None:
-        """By its process and by every ledger. Raises `LifecycleConflict`."""
+        """Check that the bookie does not run, and that no ledger names it. Raises `LifecycleConflict`."""
         live = await self._live()
         if bookie in (*live.writable, *live.read_only):
             raise LifecycleConflict(
@@ -236,7 +242,7 @@ class Departures:
     # ------------------------------------------------------------------------------------------
 
     async def require_named(self, bookies: Sequence[BookieId]) -> None:
-        """Each has a cookie, or a ledger names it, or may. Raises `InvalidRequest`."""
+        """Check that each bookie has a cookie, or that a ledger names it, or may. Raises `InvalidRequest`."""
         without = [each for each in bookies if (await self._members.read(each)).cookie_node is None]
         if not without:
             return

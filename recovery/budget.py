@@ -11,8 +11,8 @@ _NS_PER_S: Final = 1_000_000_000
 
 
 class ByteBudget:
-    """At most this many bytes in memory at a time. First come, first served; a request larger than the whole
-    budget is admitted alone.
+    """A bound of bytes in memory. First come, first served; a request larger than the whole budget
+    is admitted alone.
     """
 
     def __init__(self, bytes_max: int) -> None:
@@ -22,7 +22,7 @@ class ByteBudget:
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
 
     async def take(self, size: int) -> None:
-        """If it is cancelled, nothing is taken."""
+        """Wait for these bytes. If it is cancelled, nothing is taken."""
         if not self._waiting and self._admits(size):
             self.used += size
             return
@@ -32,7 +32,7 @@ class ByteBudget:
             await turn
         except asyncio.CancelledError:
             if turn.done() and not turn.cancelled():
-                self.give(size)  # It was admitted in the very moment.
+                self.give(size)  # The cancelled wait was already admitted.
             else:
                 self._waiting.remove((size, turn))
                 self._admit()
@@ -55,7 +55,9 @@ class ByteBudget:
 
 
 class Throttle:
-    """Holds all copying together to a rate, which can be changed while it runs; 0 is unlimited."""
+    """Holds all copying together to a rate in bytes per second, which can be changed at any time; 0
+    is unlimited.
+    """
 
     def __init__(self, bytes_per_s: float) -> None:
         self._pace = Pace(bytes_per_s or math.inf)

@@ -88,9 +88,9 @@ Rows = list[dict[str, Any]]
 CALLBACKS: Final = "callbacks"
 QUEUES: Final = "callback-queues"
 CURSOR: Final = "callback-cursor"
-_TEST: Final = "t"  # Begins the names of tests.
+_TEST: Final = "t"  # The prefix of the names of tests.
 _NUMBER_BITS: Final = 20
-_THINGS_AT_ONCE: Final = 16  # The callbacks whose events are queued in one transaction.
+_THINGS_AT_ONCE: Final = 16  # The most callbacks whose events are queued in one transaction.
 _DELETES_AT_ONCE: Final = 64
 _READS_AT_ONCE: Final = 32
 _LOOK_AGAIN_S: Final = 60.0
@@ -100,11 +100,13 @@ _UNREADABLE: Final = (BadMetadata, UnsupportedVersion)
 
 
 Seen = Mapping[str, Sequence[ObservedState]]
-"""What this process saw: `ClusterEventLog.tracks`."""
+"""The states that this process saw: `ClusterEventLog.tracks`."""
 
 
 def cursor_at(tracks: Seen, now_ms: int) -> EventCursor:
-    """The present state counts as sent. Numbers are above all that were given before."""
+    """A first cursor, for which the present state counts as sent. Its numbers are above all that
+    were given before.
+    """
     marks = {subject: states[-1].mark for subject, states in tracks.items()}
     return EventCursor(marks, now_ms << _NUMBER_BITS)
 
@@ -129,7 +131,7 @@ class CallbackNodes:
         return f"{self.queues}/{callback_id}"
 
     async def list(self) -> list[RegisteredCallback]:
-        """The oldest first. An unreadable one is logged and left out."""
+        """All callbacks, the oldest first. An unreadable one is logged and left out."""
         try:
             names = await children_surely(self._store, self.folder)
         except NoSuchNode:
@@ -144,7 +146,7 @@ class CallbackNodes:
         return sorted(found, key=lambda each: (each.created_ms, each.id))
 
     async def read(self, callback_id: str) -> RegisteredCallback:
-        """Raises `Missing`, `BadMetadata`, `UnsupportedVersion`."""
+        """The callback. Raises `Missing`, `BadMetadata`, `UnsupportedVersion`."""
         is_id = is_callback_id(callback_id)
         node = await read_surely(self._store, self.path(callback_id)) if is_id else None
         if node is None:
@@ -152,7 +154,9 @@ class CallbackNodes:
         return unpack_callback(node.value)
 
     async def create(self, callback: RegisteredCallback, tracks: Seen) -> None:
-        """It is sent what is new in `tracks`. Raises `Overloaded` if there are as many as can be."""
+        """Create a callback, which is sent what happens after `tracks`. Raises `Overloaded` if there
+        are as many as can be.
+        """
         await self.prepare()
         data = pack_callback(callback)
 
@@ -171,7 +175,7 @@ class CallbackNodes:
                 Create(self.path(callback.id), data),
                 Create(self.queue(callback.id)),
             ]
-            if not names:  # The cursor was not moved while there was no callback.
+            if not names:  # Without a callback the cursor is not moved, so it is moved now.
                 ops.append(await self._begun_cursor(cursor_at(tracks, callback.created_ms)))
             try:
                 await transact_surely(self._store, ops, was_made)
@@ -188,7 +192,9 @@ class CallbackNodes:
         return Create(self.cursor, data) if version is None else Set(self.cursor, data, version)
 
     async def read_cursor(self) -> tuple[EventCursor | None, int | None]:
-        """With its version. Neither: there is none. A cursor of None is unreadable."""
+        """The cursor and its version. Version None: there is no cursor. Cursor None with a version:
+        it is unreadable.
+        """
         node = await read_surely(self._store, self.cursor)
         if node is None:
             return None, None
@@ -199,7 +205,9 @@ class CallbackNodes:
             return None, node.stat.version
 
     async def delete(self, callback_id: str) -> RegisteredCallback:
-        """Nothing is sent to it from now on; its queue is removed when the sender looks next. Raises `Missing`."""
+        """Delete a callback: nothing is sent to it from now on; the sender removes its queue later.
+        Raises `Missing`.
+        """
         callback = await self.read(callback_id)
         try:
             await delete_surely(self._store, self.path(callback_id))
@@ -208,7 +216,7 @@ class CallbackNodes:
         return callback
 
     async def rows(self, callback_id: str) -> tuple[Rows, int]:
-        """The last attempts, the oldest first, and how many events wait. Raises `Missing`."""
+        """The callback's last attempts, the oldest first, and how many events wait. Raises `Missing`."""
         await self.read(callback_id)
         node = await read_surely(self._store, self.queue(callback_id), fresh=False)
         if node is None:
@@ -216,7 +224,7 @@ class CallbackNodes:
         return unpack_rows(node.value), node.stat.children
 
     async def queue_test(self, callback_id: str, event: Event, token: str, now_ms: int) -> None:
-        """Raises `Missing`."""
+        """Queue a test event for the callback. Raises `Missing`."""
         await self.read(callback_id)
         pending = PendingDelivery(f"{_TEST}{token}", event, now_ms)
         path, data = f"{self.queue(callback_id)}/{pending.name}", pack_pending(pending)
@@ -231,14 +239,14 @@ class CallbackNodes:
 
 
 class _Receiver:
-    """One callback, as its sender sees it."""
+    """A callback as its sender sees it."""
 
     def __init__(self, callback: RegisteredCallback, randomness: Randomness) -> None:
         self.callback = callback
         self.queue = CallbackQueue(randomness)
         self.rows: list[dict[str, Any]] = []
         self.attempts: dict[str, asyncio.Task[None]] = {}
-        self.done: list[str] = []  # Out of the queue, and not yet out of the metadata.
+        self.done: list[str] = []  # Names that left the queue, and are still in the metadata.
         self.has_new_rows = False
 
     def add_row(self, row: dict[str, Any]) -> None:
@@ -268,11 +276,11 @@ class CallbackSender:
         self._cursor = EventCursor({})
         self._cursor_version: int | None = None
         self._has_config_changed = True
-        self._tests: dict[str, None] = {}  # Paths of requested tests.
+        self._tests: dict[str, None] = {}  # Paths of requested tests that were not read yet.
         self._news = asyncio.Event()
 
     async def lead(self, vote: Vote) -> None:
-        """Until cancelled. Its own failure does not end the operations that run beside it."""
+        """Sends until cancelled. A failure here does not end the operations that run beside it."""
         while True:
             try:
                 await patiently("callbacks", lambda: self._serve(vote))
@@ -371,7 +379,9 @@ class CallbackSender:
     # --- Reading ------------------------------------------------------------------------------
 
     async def _read_callbacks(self, vote: Vote) -> None:
-        """Queues first: a queue is made together with its callback, so one without is an orphan."""
+        """Read callbacks and queues, queues first: a queue is made together with its callback, so
+        one without is an orphan.
+        """
         self._has_config_changed = False
         try:
             await self._store.sync()
@@ -405,7 +415,7 @@ class CallbackSender:
                 await transact_surely(self._store, ops, _no_doubt, session=vote.session)
             await delete_surely(self._store, folder)
         except (NoSuchNode, NodeNotEmpty):
-            self._has_config_changed = True  # It is checked again.
+            self._has_config_changed = True  # The next round checks the callbacks again.
             self._news.set()
 
     async def _read_queue(self, callback: RegisteredCallback) -> _Receiver:
@@ -445,7 +455,7 @@ class CallbackSender:
     async def _queue_events(self, vote: Vote) -> None:
         seen = self._events.tracks
         if seen is None or not self._receivers:
-            self._cursor_version = None  # It is moved when the first callback is made.
+            self._cursor_version = None  # The cursor is moved when the first callback is made.
             return
         try:
             if self._cursor_version is None:
@@ -456,16 +466,16 @@ class CallbackSender:
         except MetadataConflict:
             self._cursor_version = None
             self._news.set()
-        # A callback was deleted in the meantime, or the vote is gone.
+        # A callback was deleted in the meantime, or this process leads no longer.
         except (NoSuchNode, NodeExists):
             self._cursor_version, self._has_config_changed = None, True
             self._news.set()
             await asyncio.sleep(0.05)
 
     async def _read_cursor(self, vote: Vote, seen: Seen) -> None:
-        """Without a readable one, the present state counts as sent. The process that moved it last may have
-        seen more than this one, so everything is read again: a state older than the cursor would be sent as
-        news.
+        """Read the cursor. Without a readable one, the present state counts as sent. The process
+        that moved it last may have seen more than this one, so everything is read again: a state
+        older than the cursor would be sent as news.
         """
         found, version = await self._nodes.read_cursor()
         if found is None:
@@ -478,7 +488,7 @@ class CallbackSender:
         self._cursor, self._cursor_version = found, version
 
     async def _queue_some(self, vote: Vote, seen: Seen) -> bool:
-        """Whether there was something."""
+        """Queue some new events; returns whether there were any."""
         cursor, version = self._cursor, self._cursor_version
         assert version is not None
         now_ms = self._now_ms()
@@ -549,5 +559,5 @@ class CallbackSender:
 
 
 async def _no_doubt() -> bool:
-    """Whether it was made is not known: the caller checks again."""
+    """Whether a write was made, where its outcome may stay unknown: the caller checks again."""
     return False

@@ -63,10 +63,10 @@ from rollbook.recovery.tasks import BadCopies, CheckTimes
 logger = structlog.get_logger()
 
 SECOND_LOOK_S: Final = 2.0
-_AT_ONCE: Final = 16  # Ledgers of one check.
+_AT_ONCE: Final = 16  # The most ledgers that one check looks at concurrently.
 _PAUSE_S_MIN: Final = 5.0
 _PAUSE_S_MAX: Final = 600.0
-_SILENT_S: Final = 60.0  # A bookie that did not answer is not asked again before.
+_SILENT_S: Final = 60.0  # The pause after a bookie did not answer, before it is asked again.
 
 Gate = Callable[[], Awaitable[None]]
 """Returns once marks may be made: recovery is switched on, and there is no brake."""
@@ -74,24 +74,26 @@ Gate = Callable[[], Awaitable[None]]
 
 @dataclass(slots=True)
 class CheckState:
-    """Of one check, for `status`; the counts are those of the running or the last one."""
+    """The state of one check, for `status`; the counts are those of the running or the last one."""
 
     is_running: bool = False
     completed_ms: int | None = None
-    ledgers: int = 0  # Those checked.
+    ledgers: int = 0  # Ledgers that were checked.
     marked: int = 0
-    undecided: int = 0  # A registered bookie did not respond: they are checked again.
-    unknown: int = 0  # A bookie doubts its copies itself.
-    unreadable: int = 0  # Their metadata or mark cannot be read.
-    without_target: int = 0  # Badly placed, and no bookie of another rack is there.
-    differing: int = 0  # Sound copies that are not the same, without a majority.
+    # Ledgers with a registered bookie that did not respond: they are checked again.
+    undecided: int = 0
+    unknown: int = 0  # Ledgers with a bookie that itself doubts its copies.
+    unreadable: int = 0  # Ledgers whose metadata or mark cannot be read.
+    # Badly placed ledgers, for which no bookie of another rack is available.
+    without_target: int = 0
+    differing: int = 0  # Ledgers with valid copies that differ, without a majority.
 
 
 Work = Callable[[CheckState], Awaitable[None]]
 
 
 class CheckSchedule:
-    """Of one auditor's time as leader."""
+    """The times of checks, while one auditor leads."""
 
     def __init__(self, times: CheckTimes, clock: Clock, config: AuditConfig) -> None:
         self.states = {kind: CheckState() for kind in CheckKind}
@@ -107,7 +109,7 @@ class CheckSchedule:
         self._has_news = asyncio.Event()
 
     def on_order(self, asked_ms: int | None) -> None:
-        """A person asks for all checks (`AuditOrder.checks_asked_ms`)."""
+        """Take note of a person's request for all checks (`AuditOrder.checks_asked_ms`)."""
         if self._requests.on_order(asked_ms):
             self._tell_news()
 
@@ -120,7 +122,7 @@ class CheckSchedule:
         self._has_news = asyncio.Event()
 
     async def run(self, works: Mapping[CheckKind, Work]) -> Never:
-        """Until cancelled; checks without work are never completed."""
+        """Makes checks until cancelled; a check without work is never completed."""
         async with TaskGroup() as group:
             for kind, work in works.items():
                 group.create_task(patiently(f"check of {kind.value}", self._turn(kind, work)))
@@ -145,7 +147,8 @@ class CheckSchedule:
                 return
             if is_check_due(completed_ms, now_ms, interval_ms):
                 return
-            with contextlib.suppress(TimeoutError):  # The clock may jump, and Java may check.
+            # Look again regularly: the clock may jump, and Java's auditor may have checked.
+            with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(LOOK_AGAIN_S):
                     await news.wait()
 
@@ -166,7 +169,7 @@ class CheckSchedule:
 
 
 class Checks:
-    """Of placement, entry lists and bytes; `gate` is checked before each look or mark."""
+    """The checks of placement, entry lists and bytes; `gate` is checked before each look or mark."""
 
     def __init__(
         self,
@@ -211,7 +214,7 @@ class Checks:
     async def _look_at_all(
         self, state: CheckState, gate: Gate, look: Callable[[LedgerId], Awaitable[bool]]
     ) -> None:
-        """`look` returns whether the ledger was judged."""
+        """Call `look` for every ledger, at a pace; it returns whether the ledger was judged."""
         undecided = array("q")
         pace, pause_s = Throttle(self._config.check_ledgers_per_s_max), _PAUSE_S_MIN
 
@@ -233,7 +236,7 @@ class Checks:
         state.undecided = 0
 
     async def _walk(self) -> AsyncIterator[LedgerId]:
-        """It continues where it was when the metadata store is back."""
+        """The ids of all ledgers; after an outage of the metadata store the walk continues where it was."""
         start = LedgerId(0)
         while True:
             try:
@@ -248,7 +251,7 @@ class Checks:
     async def _read(
         self, ledger_id: LedgerId, state: CheckState, *, fresh: bool = False
     ) -> LedgerMetadata | None:
-        """None: it was deleted, or is unreadable."""
+        """The ledger's metadata; None: the ledger was deleted, or its metadata is unreadable."""
         try:
             return (await self._nodes.read(ledger_id, fresh=fresh)).metadata
         except NoSuchLedger:
@@ -283,7 +286,8 @@ class Checks:
         )
         if not ensembles:
             return True
-        if any(pick_for_racks(self._ledgers, quorum, each) for each in ensembles):  # AU10
+        # Mark the ledger if some fragment could be in more racks (AU10).
+        if any(pick_for_racks(self._ledgers, quorum, each) for each in ensembles):
             await self._mark(ledger_id, [], state, gate)
         else:
             state.without_target += 1
@@ -295,7 +299,8 @@ class Checks:
         return await self._look_twice(ledger_id, state, gate, self._judge_lists)
 
     async def _look_at_bytes(self, ledger_id: LedgerId, state: CheckState, gate: Gate) -> bool:
-        starts: dict[EntryId, float] = {}  # The same sample is read twice.
+        # The start of each seat's sample, so that the second look reads the same entries.
+        starts: dict[EntryId, float] = {}
         return await self._look_twice(
             ledger_id, state, gate, lambda metadata: self._judge_bytes(metadata, starts)
         )
@@ -323,16 +328,17 @@ class Checks:
                 return True
             second = await judge(metadata)
             live = self._ledgers.live()
-            # A ledger with a member that became silent in between must be checked again.
+            # Check the ledger again if a member became silent in between.
             for each in first.to_mark:
                 is_heard = is_heard and each not in second.silent and live.find(each) is not None
             to_mark = [
                 each
                 for each in second.to_mark
-                if each in first.to_mark and live.find(each)  # AU6
+                # Only a registered bookie is judged (AU6).
+                if each in first.to_mark and live.find(each)
             ]
             bad = {each: second.bad[each] for each in to_mark if each in second.bad}
-            if bad:  # AU9
+            if bad:  # Bad copies are recorded before the mark (AU9).
                 await self._bad.add(ledger_id, bad)
                 logger.error(
                     "bad_copies_found",
@@ -357,7 +363,7 @@ class Checks:
             stored = await self._marks.read(ledger_id)
         except BadMetadata:
             state.unreadable += 1
-            return True  # Workers pass over it, and say so.
+            return True  # Workers pass over an unreadable mark, and report it.
         return stored is not None and bookies.keys() <= set(stored.mark.missing)
 
     def _registered_seats(
@@ -387,7 +393,9 @@ class Checks:
         return found
 
     def _can_list(self, bookie: BookieId) -> bool:
-        """BookKeeper's bookies answer nothing at all where their storage has no lists; their bytes are read all the same."""
+        """Whether the bookie lists its entries. BookKeeper's bookies do not respond where their
+        storage has no lists; their bytes are read all the same.
+        """
         return self._ledgers.bookies.has_extension(bookie, BATCH_READ)
 
     async def _list(self, bookie: BookieId, ledger_id: LedgerId) -> EntryList | type[RollbookError]:
@@ -419,7 +427,7 @@ class Checks:
         try:
             password, kind = credentials(metadata, None, None)
         except InvalidRequest:
-            return found  # So old that it does not say how its entries are protected.
+            return found  # A ledger so old that it does not say how its entries are protected.
         digest = LedgerDigest(kind, password, metadata.ledger_id)
         verifier = Verifier(metadata, digest, self._ledgers.bookies, self._ledgers.config)
         fragments: dict[EntryId, list[SlotRepair]] = {}

@@ -19,15 +19,15 @@ class HealConfig:
     # Bytes after which progress is recorded; a later run continues there. Larger: fewer requests,
     # more memory. Smaller: less is repeated after an interruption.
     window_bytes: int = 32 * _MIB
-    # Of the steward: seconds between two queries of a bookie's possible losses. Longer: bookies are
+    # Seconds between two queries of a bookie's possible losses by the steward. Longer: bookies are
     # asked less often. Shorter: healing begins sooner.
     look_again_s: float = 30.0
-    # Of the steward: seconds that writers have to leave a bookie that may have lost anything,
-    # before their ledgers are closed. Longer: writers that are slow go on. Shorter: the bookie
-    # serves again sooner.
+    # Seconds that the steward gives writers to leave a bookie that may have lost anything, before
+    # their ledgers are closed. Longer: writers that are slow go on. Shorter: the bookie serves
+    # again sooner.
     grace_s: float = 30.0
-    # Of the steward: seconds before an incomplete healing is repeated; doubled with each one, up to
-    # ten minutes. Longer: fewer vain attempts. Shorter: it is complete sooner.
+    # Seconds before the steward repeats an incomplete healing; doubled with each one, up to ten
+    # minutes. Longer: fewer vain attempts. Shorter: it is complete sooner.
     retry_pause_s: float = 5.0
 
     def __post_init__(self) -> None:

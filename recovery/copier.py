@@ -43,10 +43,10 @@ from rollbook.recovery.budget import ByteBudget, Throttle
 from rollbook.recovery.core.healing import ranges_of
 from rollbook.recovery.entry_restorer import Restorer
 
-_CHUNKS_AHEAD: Final = 4  # Those read while earlier ones are written.
-_UNACKED_BYTES_MAX: Final = 8 * 1024 * 1024  # Of one target.
+_CHUNKS_AHEAD: Final = 4  # Chunks that are read while earlier ones are written.
+_UNACKED_BYTES_MAX: Final = 8 * 1024 * 1024  # The most bytes in flight to one target.
 ENTRIES_AT_ONCE: Final = 10_000
-_SINGLES_MAX: Final = 64  # Asked of one bookie at a time.
+_SINGLES_MAX: Final = 64  # The most single entries that are requested from one bookie at a time.
 _ENTRY_OVERHEAD_BYTES: Final = 64
 
 Sources = Callable[[EntryId], Sequence[BookieId]]
@@ -71,7 +71,7 @@ class _Chunk:
 
 
 class Copier:
-    """Of one ledger."""
+    """Copies entries of one ledger."""
 
     def __init__(
         self,
@@ -103,13 +103,13 @@ class Copier:
         is_urgent: bool = False,
         on_progress: Callable[[int], None] = lambda _: None,
     ) -> Copied:
-        """`entry_ids` ascend. Entries reported as copied are durable on the target; `on_progress` gets
-        bytes.
+        """Copy these entries, in ascending order, to the target. Those reported as copied are durable
+        there; `on_progress` gets bytes.
 
         Raises the target's errors. If it is cancelled, any of them may be on the target.
         """
         copied = Copied()
-        owed = 0  # Of the budget, for entries in flight.
+        owed = 0  # Bytes of the budget for entries in flight.
 
         def settle() -> None:
             nonlocal owed
@@ -176,7 +176,9 @@ class Copier:
     async def _find(
         self, entry_ids: list[EntryId], sources: Sources
     ) -> tuple[dict[EntryId, Entry], dict[EntryId, dict[BookieId, CopyState]]]:
-        """Asks each source for what the earlier ones did not return."""
+        """The entries, and why some are missing: each source is asked for what the earlier ones did
+        not return.
+        """
         found: dict[EntryId, Entry] = {}
         said: dict[EntryId, dict[BookieId, CopyState]] = {}
         pending = entry_ids
@@ -225,7 +227,7 @@ class Copier:
         return entries, states
 
     async def _read_run(self, source: BookieId, first_entry: EntryId, count: int) -> list[Entry]:
-        """Consecutive entries, until something is not as it should be."""
+        """Consecutive entries, up to the first one that is missing or invalid."""
         entries: list[Entry] = []
         while len(entries) < count:
             start = EntryId(first_entry + len(entries))
@@ -283,8 +285,8 @@ class Copier:
 
 
 def listed_in(reply: Reply, ledger_id: LedgerId) -> EntryList:
-    """A bookie's entries, by its answer to `ListEntries`; none if it cannot tell: existing ones may be written
-    again.
+    """A bookie's entries, by its response to `ListEntries`; none if it cannot list them: existing ones
+    may be written again.
 
     Raises the error that prevents an answer.
     """

@@ -37,23 +37,23 @@ from rollbook.recovery.possible_losses import BookieDoubts
 logger = structlog.get_logger()
 
 _AT_ONCE: Final = 4
-_ANYTHING: Final = 1  # Of a page of doubts, to see whether there are any.
+_ANYTHING: Final = 1  # The size of a page of doubts that shows whether there are any.
 _LEDGERS_NAMED: Final = 5
 
 DoubtsOf = Callable[[BookieId], BookieDoubts | None]
-"""None: this bookie cannot be asked for its doubts."""
+"""Returns the doubts of a bookie; None: they cannot be requested."""
 
 
 @dataclass(slots=True)
 class DoubtState:
-    """Of one bookie that is in doubt, for `status`."""
+    """The state of one bookie that is in doubt, for `status`."""
 
     is_running: bool = False
     doubts_everything: bool = False
     ledgers_done: int = 0
     ledgers: int = 0
     lost: int = 0  # Ledgers with entries that have no copy anywhere.
-    attempts: int = 0  # That left something.
+    attempts: int = 0  # Attempts that left doubts.
     next_try_ms: int | None = None
     last_error: str = ""
 
@@ -68,7 +68,7 @@ class DoubtHealing:
         doubts_of: DoubtsOf,
         config: HealConfig,
     ) -> None:
-        """`watcher` was started."""
+        """Heal the bookies of a started `watcher`."""
         self.states: dict[BookieId, DoubtState] = {}
         self._ledgers = ledgers
         self._watcher = watcher
@@ -77,12 +77,13 @@ class DoubtHealing:
         self._doubts_of = doubts_of
         self._config = config
         self._failures: dict[BookieId, Failure] = {}
-        # In doubt, as this process saw it; and the oldest ledger whose writer the bookie admits, which a format changes.
+        # For each bookie: since when this process saw it in doubt, and the oldest ledger whose
+        # writer the bookie admits, which a format changes.
         self._since: dict[BookieId, tuple[int, int]] = {}
         self._running: dict[BookieId, asyncio.Task[None]] = {}
 
     async def run(self) -> Never:
-        """Until cancelled."""
+        """Heals until cancelled."""
         self._running.clear()
         async with TaskGroup() as group:
             await patiently("doubts", lambda: self._turn(group))
@@ -103,7 +104,9 @@ class DoubtHealing:
                 await self._watcher.changed(live)
 
     def _forget_others(self, registered: list[BookieId]) -> None:
-        """A bookie that was away may be another one now; a running healing finds that out by itself."""
+        """Forget bookies that are not registered. One that comes back may be a different one; a
+        running healing finds that out by itself.
+        """
         kept = {*registered, *self._running}
         for bookie in [each for each in (*self.states, *self._since) if each not in kept]:
             self.states.pop(bookie, None)
@@ -118,7 +121,7 @@ class DoubtHealing:
         due = [each.next_try_ms for each in self._failures.values() if each.next_try_ms is not None]
         next_s = (min(due) - self._now_ms()) / 1000 if due else self._config.look_again_s
         longest_s = self._config.look_again_s
-        if self._running:  # When it ends the next try is known.
+        if self._running:  # The next try is known when the running healing ends.
             longest_s = min(longest_s, 1.0)
         return min(max(next_s, 0.02), longest_s)
 
@@ -142,7 +145,7 @@ class DoubtHealing:
         task.add_done_callback(lambda _: self._running.pop(bookie, None))
 
     def _count_grace(self, bookie: BookieId) -> bool:
-        """Whether writers had time to leave it since it is in doubt."""
+        """Whether writers had the grace period, counted from the first doubt, to leave the bookie."""
         now_ns, info = self._clock.monotonic_ns(), self._watcher.current.find(bookie)
         writers_from = info.writers_from if info else 0
         known, since_ns = self._since.get(bookie, (writers_from, now_ns))
@@ -216,5 +219,5 @@ class DoubtHealing:
             logger.warning("bookie_not_healed", bookie=bookie, code=code, reason=message)
 
     def _now_ms(self) -> int:
-        """Of the monotonic clock: these times are used only here."""
+        """The monotonic clock in milliseconds: these times are used only here."""
         return self._clock.monotonic_ns() // 1_000_000

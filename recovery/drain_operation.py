@@ -31,7 +31,8 @@ from rollbook.recovery.process_status import PresenceNodes
 
 _LOOK_AGAIN_S: Final = 1.0
 _REFUSALS: Final = (DrainBlocked, InvalidRequest, LifecycleConflict)
-_RACES: Final = (MetadataConflict, NodeExists, NoSuchNode)  # The next look will show.
+# Another client changed the bookie's lifecycle: the next look shows how.
+_RACES: Final = (MetadataConflict, NodeExists, NoSuchNode)
 
 
 class DrainOperation:
@@ -40,7 +41,7 @@ class DrainOperation:
         self._presence = presence
 
     async def work(self, run: OperationProgress) -> Mapping[str, Any]:
-        """Raises `OperationIncomplete`."""
+        """Drain all bookies. Raises `OperationIncomplete`."""
         bookies = [parse_bookie_id(each) for each in run.about["bookies"]]
         notes = DrainNotes.of(run.notes)
         if not run.notes:
@@ -68,7 +69,7 @@ class DrainOperation:
             await asyncio.sleep(_LOOK_AGAIN_S)
 
     async def _begin(self, bookie: BookieId, *, is_forced: bool) -> str:
-        """Why it cannot be drained."""
+        """Begin the drain of a bookie; returns why it cannot be drained, or an empty text."""
         try:
             await self._departures.drain([bookie], is_forced=is_forced)
         except _REFUSALS as error:
@@ -91,7 +92,7 @@ class DrainOperation:
         run.on_progress(done, sum(notes.ledgers.values()))
 
     async def undo(self, run: OperationProgress) -> None:
-        """Those that were begun and still drain are Active again; copies that were made stay."""
+        """Make bookies whose drain was begun and is not over Active again; copies that were made stay."""
         notes = DrainNotes.of(run.notes)
         begun = [BookieId(each) for each in notes.began if each not in notes.ended]
         for bookie, stored in (await self._departures.status(begun)).items():

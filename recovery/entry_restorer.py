@@ -21,8 +21,8 @@ from rollbook.proto.wire.adds import AddReplies
 from rollbook.proto.wire.digest import Entry, LedgerDigest
 
 _BUSY_PAUSE_S: Final = 0.05
-_BUSY_S_MAX: Final = 60.0  # The bookie is there, and serves others first.
-_LOSSES_MAX: Final = 3  # Of its connection, in a row.
+_BUSY_S_MAX: Final = 60.0  # How long a bookie that is busy with other requests is retried.
+_LOSSES_MAX: Final = 3  # How often in a row the connection may be lost.
 
 
 class Restorer:
@@ -37,15 +37,16 @@ class Restorer:
         is_urgent: bool = True,
         on_durable: Callable[[], None] = lambda: None,
     ) -> None:
-        """`on_durable` is called when `unacked_bytes` has become less."""
-        self.unacked_bytes = 0  # Of frames that were put and are not known to be durable.
+        """Write to one bookie. `on_durable` is called when `unacked_bytes` has become less."""
+        self.unacked_bytes = 0  # Bytes of frames that were put and are not known to be durable.
         self._bookie = bookie
         self._packer = make_recovery_packer(
             bookies, ledger_key, digest, config, is_urgent=is_urgent
         )
         self._on_durable = on_durable
         self._deadline_s = config.add_deadline_s
-        self._unacked: dict[EntryId, bytes] = {}  # Frames.
+        # The frame of each entry that is not known to be durable.
+        self._unacked: dict[EntryId, bytes] = {}
         self._refused: dict[EntryId, None] = {}
         self._news = asyncio.Event()
         self._error: RollbookError | None = None
@@ -56,7 +57,7 @@ class Restorer:
         )
 
     async def put(self, entries: Sequence[Entry], unacked_bytes_max: int) -> None:
-        """Sends them, and returns when at most this much of all that was put is not durable yet.
+        """Send entries, and return when at most this much of all that was put is not durable yet.
 
         Raises the bookie's errors, or `BookieTimeout`. If it is cancelled, any of them may be
         durable.
@@ -112,7 +113,7 @@ class Restorer:
         if frames and self._channel.is_open:
             self._channel.write(frames, len(frames))
 
-    # --- For the channel ----------------------------------------------------------------------
+    # --- Callbacks of the channel -------------------------------------------------------------
 
     def on_channel_open(self, channel: AddChannel) -> None:
         self._refused.clear()

@@ -57,7 +57,8 @@ LogOf = Callable[[LedgerId], Awaitable[str | None]]
 LEDGERS_MAX: Final = 1_000
 _LOOK_AGAIN_S: Final = 120.0
 _OVERDUE_LOOK_S: Final = 30.0
-_SETTLE_S: Final = 0.05  # Nodes change in swarms: they are read together.
+# The pause before changed nodes are read, since they change in large numbers.
+_SETTLE_S: Final = 0.05
 _READS_AT_ONCE: Final = 32
 _UNREADABLE: Final = (BadMetadata, UnsupportedVersion, InvalidRequest)
 
@@ -75,7 +76,7 @@ class _Part:
         self.paths = paths
         self.sight_of = sight_of
         self.sights: dict[str, Sight] = {}
-        self.changed: dict[str, None] | None = None  # None: all of them may have.
+        self.changed: dict[str, None] | None = None  # Paths that may have changed; None: all.
 
     def on_event(self, path: str) -> None:
         if self.changed is not None:
@@ -94,7 +95,7 @@ class ClusterEventLog:
         *,
         overdue_s: int = 0,
     ) -> None:
-        """`log_of`: the log that a ledger is a segment of. `overdue_s`: 0 is never."""
+        """Watch the cluster. `log_of`: the log that a ledger is a segment of. `overdue_s`: 0 is never."""
         self._store = store
         self._cluster = cluster
         self._clock = clock
@@ -118,7 +119,8 @@ class ClusterEventLog:
             _Part(self._failures.folder, lambda: self._first(self._failures), self._lost_entries),
         ]
         self._overdue: dict[str, Sight] = {}
-        self._with_log: dict[str, tuple[Sight, Sight]] = {}  # As it was read, with its log.
+        # Each ledger's sight as read, and with its log.
+        self._with_log: dict[str, tuple[Sight, Sight]] = {}
         self._news = asyncio.Event()
         self._changed = asyncio.Event()
         self._known: dict[str, str] | None = None  # None: not everything was read yet.
@@ -131,28 +133,29 @@ class ClusterEventLog:
     async def page(
         self, wanted: EventFilter, after: str, limit: int
     ) -> tuple[list[Event], str | None] | None:
-        """The newest first. `after`: the last event of the previous page; None: this process does not know
-        it."""
+        """A page of events, the newest first. `after`: the last event of the previous page; None:
+        this process does not know it.
+        """
         return self._memory.page(wanted, after, limit)
 
     @property
     def tracks(self) -> Mapping[str, Sequence[ObservedState]] | None:
-        """By subject. None: not everything was read yet."""
+        """The states that were seen, by subject. None: not everything was read yet."""
         return None if self._known is None else self._tracks.states
 
     async def known(self) -> Mapping[str, Sequence[ObservedState]]:
-        """`tracks`, once everything was read."""
+        """`tracks`, after waiting until everything was read."""
         while (tracks := self.tracks) is None:
             await self.changed()
         return tracks
 
     async def changed(self) -> None:
-        """Returns when a thing has changed, from now on."""
+        """Returns at the next change of a thing."""
         changed = self._changed
         await changed.wait()
 
     async def refresh(self) -> None:
-        """Returns when all has been read again, as it was at the call or later."""
+        """Returns when everything has been read again, as it was at the call or later."""
         self._wanted_looks += 1
         wanted = self._wanted_looks
         self._look_at_all()
@@ -165,10 +168,10 @@ class ClusterEventLog:
         for part in self._parts:
             part.changed = None
 
-    # --- Keeping it ---------------------------------------------------------------------------
+    # --- Updates ------------------------------------------------------------------------------
 
     async def run(self) -> Never:
-        """Until cancelled. While the metadata store is away it waits."""
+        """Watches until cancelled; waits while the metadata store is unavailable."""
         while True:
             await until_done("events", self._follow)
 
@@ -178,11 +181,11 @@ class ClusterEventLog:
             for part in self._parts:
                 watch = await self._store.watch(part.folder, recursive=True)
                 stack.push_async_callback(watch.close)
-                part.changed = None  # There was no watch so far.
+                part.changed = None  # Without a watch so far, every node may have changed.
                 watches.append(watch)
 
             async def listen(index: int) -> None:
-                """Nothing here waits for anything but events."""
+                """Note the paths of events without waiting for anything else."""
                 part = self._parts[index]
                 async for event in watches[index]:
                     if event.kind is WatchEventKind.RESYNC:
@@ -261,7 +264,7 @@ class ClusterEventLog:
             return part.sights.get(path)
 
     async def _publish(self, looks: int) -> None:
-        """`looks`: the calls of `refresh` that it answers."""
+        """Publish the states that were read. `looks`: the calls of `refresh` that this answers."""
         seen = await self._with_logs({each.subject: each for each in self._merged()})
         now_ms = self._clock.wall_us() // 1000
         is_new = self._tracks.on_look(seen, now_ms)
@@ -277,8 +280,9 @@ class ClusterEventLog:
         changed.set()
 
     def _merged(self) -> list[Sight]:
-        """Of the two registrations of a bookie that changes folders the younger one; of all votes the leading
-        one."""
+        """The sights of all things. While a bookie changes folders, the younger of its two
+        registrations counts; of all votes, the leading one.
+        """
         registrations, *others = self._parts
         by_bookie: dict[str, Sight] = {}
         for each in sorted(registrations.sights.values(), key=lambda each: each.life):
@@ -287,7 +291,7 @@ class ClusterEventLog:
         for part in others:
             sights = sorted(part.sights.values(), key=lambda each: each.node)
             if part.sight_of == self._vote:
-                sights = sights[:1]  # Their names end in ten digits, and the lowest number leads.
+                sights = sights[:1]  # Votes' names end in ten digits, and the lowest number leads.
             found += sights[:LEDGERS_MAX] if part.sight_of in self._of_ledgers else sights
         return [*found, *self._overdue.values()]
 
@@ -296,7 +300,7 @@ class ClusterEventLog:
         return self._bad_copies, self._lost_entries
 
     async def _with_logs(self, seen: dict[str, Sight]) -> dict[str, Sight]:
-        """Each ledger's log is asked for once."""
+        """The sights of ledgers with their logs; each log is asked for once."""
         known, self._with_log = self._with_log, {}
         for subject, each in seen.items():
             if each.ledger_id is None:
@@ -309,7 +313,7 @@ class ClusterEventLog:
             seen[subject] = before[1]
         return seen
 
-    # --- What is there ------------------------------------------------------------------------
+    # --- Reading folders ----------------------------------------------------------------------
 
     async def _children(self, folder: str) -> AsyncIterator[str]:
         try:
@@ -333,7 +337,7 @@ class ClusterEventLog:
             if count == LEDGERS_MAX:
                 return
 
-    # --- One node -----------------------------------------------------------------------------
+    # --- Reading one node ---------------------------------------------------------------------
 
     def _sight(self, thing: Thing, name: str, path: str, node: Node) -> Sight:
         own, root = f"{self._cluster.own_root}/", f"{self._cluster.root}/"
@@ -380,7 +384,7 @@ class ClusterEventLog:
             bookies=tuple(map(str, bookies)) if isinstance(bookies, list) else (),
             ledger_id=ledger_id if type(ledger_id) is int else None,
             text=operation.kind,
-            version=0,  # Its progress is no event.
+            version=0,  # An operation's progress is no event.
         )
 
     def _vote(self, path: str, node: Node) -> Sight | None:
@@ -418,7 +422,7 @@ class ClusterEventLog:
             self._sight(Thing.LOST_ENTRIES, str(ledger_id), path, node),
             bookies=tuple(holders),
             ledger_id=ledger_id,
-            version=0,  # It is written again with each attempt.
+            version=0,  # The node is written again with each attempt, which is no event.
             text=f"Ledger {ledger_id} has entries without a copy: {ranges}.",
         )
 

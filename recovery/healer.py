@@ -37,7 +37,7 @@ from rollbook.recovery.possible_losses import BookieDoubts, DoubtsPage
 logger = structlog.get_logger()
 
 _PAGE: Final = 500
-_RACES_MAX: Final = 20  # With new doubts.
+_RACES_MAX: Final = 20  # Attempts in a row that may fail because of new doubts.
 _NOTHING: Final[Mapping[int, Sequence[EntrySpan]]] = {}
 
 
@@ -47,11 +47,12 @@ class Healing:
 
     bookie: BookieId
     ledgers: Counter[HealingOutcome] = field(default_factory=Counter)
-    entries: int = 0  # That were restored, or would be.
+    entries: int = 0  # Entries that were restored, or would be.
     entry_bytes: int = 0
-    closed: int = 0  # Ledgers that recovery had to close for it, or would have to.
-    remarkable: list[LedgerHealing] = field(default_factory=list)  # Waiting, lost, or given up.
-    doubts_everything: bool = False  # Still.
+    closed: int = 0  # Ledgers that recovery closed for the healing, or would have to.
+    # Ledgers that wait, have losses, or have entries that were given up.
+    remarkable: list[LedgerHealing] = field(default_factory=list)
+    doubts_everything: bool = False  # The bookie still doubts everything.
 
     def on_ledger(self, healed: LedgerHealing) -> None:
         self.ledgers[healed.outcome] += 1
@@ -67,7 +68,7 @@ class Healing:
 
 
 class Healer:
-    """Of one bookie; run it once. Several at a time do no harm, and neither does one that dies."""
+    """Heals one bookie; run it once. Several at a time do no harm, and neither does one that dies."""
 
     def __init__(
         self,
@@ -82,10 +83,11 @@ class Healer:
         spares_writers: bool = False,
         closes_open_ends: bool = False,
     ) -> None:
-        """`accepted`: entries that may be given up, by ledger. `includes_all`: also entries that
-        the bookie has lost of ledgers that it does not doubt. A rehearsal changes nothing.
-        `spares_writers`: no ledger with a writer is closed, except, if it `closes_open_ends`,
-        one whose open end names a bookie that doubts everything or was formatted since.
+        """Heal the bookie of `doubts`. `accepted`: entries that may be given up, by ledger.
+        `includes_all`: also entries that the bookie has lost of ledgers that it does not doubt. A
+        rehearsal changes nothing. `spares_writers`: no ledger with a writer is closed, except, if
+        it `closes_open_ends`, one whose open end names a bookie that doubts everything or was
+        formatted since.
         """
         self._ledgers = ledgers
         self._bookie = bookie
@@ -99,7 +101,7 @@ class Healer:
         self._throttle = Throttle(config.bytes_per_s_max)
 
     async def heal(self, on_progress: Callable[[int, int], None] = lambda *_: None) -> Healing:
-        """`on_progress` gets the number of ledgers done, and of all.
+        """Heal all ledgers. `on_progress` gets the number of ledgers done, and of all.
 
         A failure for one ledger is reported in the result. Raises `WrongBookie` or
         `WrongCluster` if these are not the doubts of this bookie, `Superseded` if it was
@@ -151,7 +153,7 @@ class Healer:
         return page
 
     async def _ledger_ids(self, first: DoubtsPage, doubted: Mapping[int, object]) -> "array[int]":
-        """The ledgers that it doubts come first: their recovery is waiting for this."""
+        """The ledgers to heal. Doubted ones are first: their recovery is waiting for this."""
         ids = array("q", doubted)
         if first.everything or self._includes_all:
             async for ledger_id in self._ledgers.list():
@@ -171,7 +173,7 @@ class Healer:
                     return found
                 except (Superseded, NoSuchLedger) as error:
                     # There are new doubts, the metadata has changed, or the ledger was deleted in
-                    # the meantime: the next look will show whether it is gone.
+                    # the meantime: the next attempt shows whether it is gone.
                     failure: RollbookError = error
                 page = await self._page(ledger_id - 1, 1)
                 ranges, stamp = page.ledgers.get(ledger_id, ()), page.stamp

@@ -43,9 +43,9 @@ from rollbook.recovery.core.ensemble_shapes import Shape, members_of, shape_of
 logger = structlog.get_logger()
 
 SWEEP_S: Final = 24 * 3600.0
-READS_PER_S: Final = 1000  # Of a sweep.
+READS_PER_S: Final = 1000  # The reads per second of a sweep.
 _CHUNK: Final = 64  # Ledgers that are read at once.
-_SHARED_MAX: Final = 200_000  # Shapes that are looked up to be shared.
+_SHARED_MAX: Final = 200_000  # The most shapes that are kept for sharing.
 _SCAN: Final = 10_000  # Ledgers handled in one step of the loop.
 _RETRY_PAUSE_S: Final = 0.5
 
@@ -74,14 +74,14 @@ class LedgerIndex:
         self._shared: dict[Shape, Shape] = {}
         self._unclosed: set[int] = set()
         self._counts: Counter[BookieId] = Counter()
-        self._noted: dict[int, int] = {}  # Id -> the number of its note; the oldest first.
+        self._noted: dict[int, int] = {}  # Id -> the number of its note, the oldest first.
         self._notes = 0
         self._must_walk = True
         self._has_news = asyncio.Event()
         self._progress = asyncio.Event()
         self._on_change: list[OnChange] = []
         self._sweep_due_ns = 0
-        self.walks = 0  # That were completed.
+        self.walks = 0  # Completed walks.
         self.sweeps = 0
         self.unreadable: dict[LedgerId, str] = {}  # Ledgers whose bookies are not known.
 
@@ -133,25 +133,27 @@ class LedgerIndex:
             await self._progress.wait()
 
     async def swept(self, sweeps: int) -> int:
-        """Returns once more sweeps than this were completed."""
+        """Returns the number of completed sweeps once it is larger than this."""
         while self.sweeps <= sweeps:
             await self._progress.wait()
         return self.sweeps
 
     def request_sweep(self) -> None:
-        """All metadata is read again, at the pace of sweeps."""
+        """Make a sweep due: all metadata is read again, at the pace of sweeps."""
         self._sweep_due_ns = 0
         self._has_news.set()
 
-    # --- Keeping it ---------------------------------------------------------------------------
+    # --- Updates ------------------------------------------------------------------------------
 
     async def run(self) -> Never:
-        """Until cancelled. While the metadata store is away it waits, and knows less and less."""
+        """Updates the index until cancelled. While the metadata store is unavailable it waits, and
+        the index falls behind.
+        """
         while True:
             try:
                 watch = await self._store.watch(self._cluster.root, recursive=True)
                 try:
-                    self._must_walk = True  # There was no watch so far.
+                    self._must_walk = True  # Without a watch so far, any ledger may have changed.
                     async with TaskGroup() as group:
                         group.create_task(self._listen(watch))
                         group.create_task(self._keep())
@@ -162,7 +164,7 @@ class LedgerIndex:
             await asyncio.sleep(_RETRY_PAUSE_S)
 
     async def _listen(self, watch: Watch) -> None:
-        """Nothing here waits for anything but events."""
+        """Note the ids of events without waiting for anything else."""
         prefix = len(self._cluster.root) + 1
         layout = self._cluster.layout
         async for event in watch:
@@ -201,8 +203,8 @@ class LedgerIndex:
                 await self._has_news.wait()
 
     async def _walk(self) -> None:
-        """Notes ids, and reads them on the way, so that a first walk keeps no million of notes."""
-        self._must_walk = False  # A later gap sets it again.
+        """Walk over all ids and read them on the way, so that a first walk does not keep a million notes."""
+        self._must_walk = False  # A later gap of the watch sets it again.
         try:
             known = array("q", sorted(self._shapes))
             at = 0
@@ -230,7 +232,8 @@ class LedgerIndex:
         if self._must_walk:
             return
         self.walks += 1
-        if known:  # By an earlier walk, perhaps an interrupted one: those that were closed are not read again.
+        # Ledgers that an earlier walk read as closed were not read again, so a sweep is due.
+        if known:
             self._sweep_due_ns = 0
         else:
             self._sweep_is_due_in(self._sweep_s)
@@ -238,32 +241,32 @@ class LedgerIndex:
         self._tell_progress()
 
     async def _read_noted(self) -> None:
-        """The oldest notes; ids noted in the meantime are read again."""
+        """Read the oldest notes; ids noted in the meantime are read again."""
         chunk = dict(zip(self._noted, range(_CHUNK), strict=False))
         taken = {ledger_id: self._noted.pop(ledger_id) for ledger_id in chunk}
         try:
             await self._read(list(taken))
         except BaseException:
-            # Their notes are the oldest again.
+            # A failed read puts its notes back as the oldest ones.
             self._noted = taken | {k: v for k, v in self._noted.items() if k not in taken}
             raise
         self._tell_progress()
 
     async def _sweep(self) -> None:
-        self._sweep_is_due_in(self._sweep_s)  # Unless another one is requested in the meantime.
+        self._sweep_is_due_in(self._sweep_s)  # A request in the meantime makes it due sooner.
         try:
             is_complete = await self._sweep_all()
         except BaseException:
             self._sweep_due_ns = 0
             raise
         if not is_complete:
-            return  # The next walk makes it due again.
+            return  # The walk that is owed makes a sweep due again.
         self.sweeps += 1
         logger.info("ledger_index_swept", ledgers=len(self))
         self._tell_progress()
 
     async def _sweep_all(self) -> bool:
-        """False: a walk is owed before all were read."""
+        """Read all ledgers once, at a pace. False: a walk became due before all were read."""
         ids = array("q", self._shapes)
         for start in range(0, len(ids), _CHUNK):
             if self._must_walk:
@@ -285,7 +288,7 @@ class LedgerIndex:
         self._progress = asyncio.Event()
 
     async def _read(self, ids: Sequence[int]) -> None:
-        """Each id is read by one task at a time: an older answer never replaces a newer one."""
+        """Read these ids. Each is read by one task at a time, so an older answer never replaces a newer one."""
         reads = (self._read_one(LedgerId(each)) for each in ids)
         for result in await asyncio.gather(*reads, return_exceptions=True):
             if result is not None:
@@ -300,7 +303,7 @@ class LedgerIndex:
         except BadMetadata as error:
             if ledger_id not in self.unreadable:
                 logger.warning("ledger_unreadable", ledger_id=ledger_id, reason=error.message)
-            # The bookies that it named before may still be right.
+            # The ledger keeps its last known bookies, which may still be right.
             self.unreadable[ledger_id] = error.message
             return
         self.unreadable.pop(ledger_id, None)

@@ -29,7 +29,7 @@ class WholeNodes:
         self._folder = f"{cluster.own_root}/{WHOLE}"
 
     async def read(self, bookie: BookieId) -> str | None:
-        """None: it was never seen whole, or the node is unreadable."""
+        """The incarnation; None: the bookie was never seen whole, or the node is unreadable."""
         node = await read_surely(self._store, self.path(bookie))
         if node is None:
             return None

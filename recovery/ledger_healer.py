@@ -61,10 +61,10 @@ _ENTRY_OVERHEAD_BYTES: Final = 64
 
 class HealingOutcome(Enum):
     HEALED = "healed"
-    GONE = "gone"  # It was deleted.
-    PLANNED = "planned"  # Nothing was done, as requested.
-    WAITING = "waiting"  # Not known now; it stays in doubt.
-    LOST = "lost"  # Entries have no copy anywhere; they stay in doubt.
+    GONE = "gone"  # The ledger was deleted.
+    PLANNED = "planned"  # A rehearsal: nothing was done.
+    WAITING = "waiting"  # Some copies are unavailable now; entries stay in doubt.
+    LOST = "lost"  # Some entries have no copy anywhere; they stay in doubt.
 
 
 @dataclass(slots=True)
@@ -73,17 +73,17 @@ class LedgerHealing:
 
     ledger_id: LedgerId
     outcome: HealingOutcome = HealingOutcome.HEALED
-    has_been_closed: bool = False  # For it, or would be.
-    entries: int = 0  # That were restored, or would be.
+    has_been_closed: bool = False  # Whether the ledger was closed for the healing, or would be.
+    entries: int = 0  # Entries that were restored, or would be.
     entry_bytes: int = 0
     waiting: list[EntrySpan] = field(default_factory=list)
     lost: list[EntrySpan] = field(default_factory=list)
     given_up: list[EntrySpan] = field(default_factory=list)
-    reason: str = ""  # Why it waits.
+    reason: str = ""  # Why the healing waits.
     next_step: str = ""
 
     def begin(self) -> None:
-        """The work of a failed attempt stays done."""
+        """Reset the result for another attempt. Work of a failed attempt stays counted."""
         self.outcome, self.reason, self.next_step = HealingOutcome.HEALED, "", ""
         self.waiting, self.lost = [], []
 
@@ -93,9 +93,9 @@ class Task:
     """One ledger, and the doubts about it."""
 
     ledger_id: LedgerId
-    doubted: tuple[EntrySpan, ...]  # By itself,
-    is_wholly_doubted: bool  # and as everything is.
-    includes_all: bool  # In doubt or not.
+    doubted: tuple[EntrySpan, ...]  # Entries in doubt, named by the bookie.
+    is_wholly_doubted: bool  # Whether the bookie doubts the ledger because it doubts everything.
+    includes_all: bool  # Whether to heal all entries, in doubt or not.
     accepted: Sequence[EntrySpan]  # Entries that may be given up.
 
     @property
@@ -107,8 +107,9 @@ class Task:
 class Writers:
     """What a healing may do to a ledger that may have a writer."""
 
-    are_spared: bool = False  # No ledger that is OPEN is closed,
-    are_to_have_left: bool = False  # unless its open end names a bookie that writers had to leave.
+    are_spared: bool = False  # Whether ledgers that are OPEN are usually not closed.
+    # Whether to close an OPEN ledger all the same if its open end names a bookie to be left.
+    are_to_have_left: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +138,7 @@ class LedgerHealer:
         is_rehearsal: bool,
         writers: Writers = Writers(),
     ) -> None:
-        """`settle` tells the bookie that it need not doubt these any more."""
+        """Heal one ledger. `settle` reports ranges that the bookie need not doubt any more."""
         self.found = found
         self._ledgers = ledgers
         self._bookies = ledgers.bookies
@@ -149,10 +150,10 @@ class LedgerHealer:
         self._window_bytes = window_bytes
         self._is_rehearsal = is_rehearsal
         self._writers = writers
-        self._not_needed: list[EntrySpan] = []  # Not reported yet.
+        self._not_needed: list[EntrySpan] = []  # Ranges that are not needed, still to be reported.
 
     async def heal(self) -> None:
-        """Raises the error that prevents its healing now: a retry loses nothing."""
+        """Heal the ledger. Raises the error that prevents it now: a retry loses nothing."""
         self.found.begin()
         try:
             stored = await self._find()
@@ -167,13 +168,13 @@ class LedgerHealer:
             await self._settle([WHOLE])
         elif stored.metadata.names(self._bookie):
             await self._heal(stored.metadata)
-        else:  # Its entries of the ledger, if any, are not used any more.
+        else:  # The ledger does not name the bookie: the bookie's copies, if any, are not used.
             await self._settle([WHOLE])
         if self._is_rehearsal and self.found.outcome is HealingOutcome.HEALED:
             self.found.outcome = HealingOutcome.PLANNED
 
     async def _find(self) -> StoredLedger | None:
-        """None if it is certainly gone: a store that is not ours proves nothing (HL5)."""
+        """The ledger; None if it is certainly gone: a store of another cluster proves nothing (HL5)."""
         for _ in range(2):
             await self._ledgers.require_cluster()
             try:
@@ -187,10 +188,12 @@ class LedgerHealer:
         task, is_spared = self._task, False
         if not metadata.is_closed:
             if not task.doubted and not task.is_wholly_doubted:
-                return  # Its writer takes care of its copies.
+                # The writer replaces bookies that fail, so open ledgers without a doubt need no
+                # healing.
+                return
             settled = await self._without_closing(metadata)
             if settled is None and self._writers.are_spared and UNCLAIMED in dict(metadata.custom):
-                await self._settle([WHOLE])  # It has no entries.
+                await self._settle([WHOLE])  # An unclaimed ledger has no entries.
                 return
             if settled is None and self._writers.are_spared:
                 settled = before_open_end(metadata, self._bookie)
@@ -224,7 +227,7 @@ class LedgerHealer:
         await self._require_unmoved(metadata)
 
     def _may_close(self, metadata: LedgerMetadata) -> bool:
-        """A ledger in recovery has lost its writer."""
+        """Whether the ledger may be closed: in recovery it has lost its writer."""
         if metadata.state is not LedgerState.OPEN:
             return True
         if not self._writers.are_to_have_left:
@@ -233,7 +236,9 @@ class LedgerHealer:
         return self._task.is_wholly_doubted or is_refused
 
     async def _require_unmoved(self, metadata: LedgerMetadata) -> None:
-        """Raises `NoSuchLedger`, or `MetadataConflict` if copies were moved: those that were asked are others' now."""
+        """Raises `NoSuchLedger`, or `MetadataConflict` if copies were moved: the bookies that were
+        asked are no longer the members.
+        """
         found = await self._ledgers.metadata(metadata.ledger_id, fresh=True)
         if found.metadata.fragments[: len(metadata.fragments)] != metadata.fragments:
             raise MetadataConflict("its copies were moved", ledger_id=metadata.ledger_id)
@@ -241,7 +246,7 @@ class LedgerHealer:
     # --- The end of the ledger ----------------------------------------------------------------
 
     async def _without_closing(self, metadata: LedgerMetadata) -> LedgerMetadata | None:
-        """Its writer need not be stopped if all doubts are about confirmed entries."""
+        """Metadata to settle by without stopping the writer, if all doubts are about confirmed entries."""
         task, last = self._task, EntryId(ENTRY_ID_MAX - 1)
         if task.is_wholly_doubted or as_if_closed(metadata, last, task.doubted) is None:
             return None
@@ -249,7 +254,7 @@ class LedgerHealer:
             return as_if_closed(reader.metadata, reader.last_add_confirmed, task.doubted)
 
     async def _close(self, metadata: LedgerMetadata) -> LedgerMetadata:
-        """An accepted loss counts only where recovery cannot do without."""
+        """Close the ledger by recovery. An accepted loss counts only where recovery fails without it."""
         ledger_id = metadata.ledger_id
         try:
             return await self._recover(ledger_id)
@@ -277,8 +282,8 @@ class LedgerHealer:
             return reader.metadata
 
     async def _fence(self, key: bytes) -> None:
-        """A bookie that lost everything may have lost its fences, too; those of closed ledgers
-        stop writers that do not know of the close yet (HL3).
+        """Fence the ledger on the bookie: one that lost everything may have lost its fences, too.
+        Those of closed ledgers stop writers that do not know of the close yet (HL3).
         """
         request = EntryRead(self._task.ledger_id, NO_ENTRY, key, fence=True)
         error = error_of(await self._call(request))
@@ -286,8 +291,8 @@ class LedgerHealer:
             raise error("it cannot be fenced there", ledger_id=self._task.ledger_id)
 
     async def _call(self, request: EntryRead | ListEntries) -> Reply:
-        """A broken connection may be to the bookie before its last start: it is asked once more,
-        which does no harm here.
+        """Send a request to the bookie, again after a broken connection, which may be to the bookie
+        before its last start. Sending it twice does no harm here.
         """
         try:
             return await self._call_once(request)
@@ -302,13 +307,13 @@ class LedgerHealer:
             is_high_priority=True,
         )
 
-    # --- Closed -------------------------------------------------------------------------------
+    # --- Closed ledgers -----------------------------------------------------------------------
 
     async def _heal_closed(
         self, metadata: LedgerMetadata, listed: EntryList, means: "_Means"
     ) -> None:
         pieces = list(stretches(metadata, self._bookie, self._task.ranges))
-        # Reported with the first window: each report costs the bookie syncs.
+        # These are reported with the first window, since each report costs the bookie syncs.
         self._not_needed = [
             EntrySpan(first, last) for first, last, where in pieces if where is None
         ]
@@ -336,7 +341,7 @@ class LedgerHealer:
         listed: EntryList,
         means: "_Means",
     ) -> bool:
-        """Whether it makes sense to go on: False if no member responded."""
+        """Heal a window; returns whether it makes sense to go on: False if no member responded."""
         wanted = expected(metadata.quorum, fragment, self._bookie, window)
         held = dict.fromkeys(each for each in wanted if each in listed)
         if doubtful := [each for each in held if covers(self._task.doubted, each)]:
@@ -368,8 +373,9 @@ class LedgerHealer:
         held: dict[EntryId, None],
         copier: Copier,
     ) -> Mapping[EntryId, Mapping[BookieId, CopyState]]:
-        """Adds to `held`; for entries that none returned, the others' answers. Raises if this bookie does
-        not accept them."""
+        """Restore missing entries and add them to `held`; returns the others' answers for entries
+        that none returned. Raises if this bookie does not accept them.
+        """
 
         def others(entry_id: EntryId) -> list[BookieId]:
             members = quorum.write_set(entry_id, fragment.ensemble)
@@ -382,12 +388,12 @@ class LedgerHealer:
         return copied.missing
 
     async def _list(self) -> EntryList:
-        """The bookie's entries; none if it cannot tell: then existing ones may be written again."""
+        """The bookie's entries; none if it cannot list them: existing ones may then be written again."""
         reply = await self._call(ListEntries(self._task.ledger_id))
         return listed_in(reply, self._task.ledger_id)
 
     async def _settle(self, ranges: Sequence[EntrySpan]) -> None:
-        """As far as they are in doubt by themselves."""
+        """Report these ranges, as far as the bookie doubts them by name."""
         settled = intersection(self._task.doubted, [*ranges, *self._not_needed])
         self._not_needed = []
         if settled and not self._is_rehearsal:

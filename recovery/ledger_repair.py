@@ -59,16 +59,16 @@ from rollbook.recovery.core.plan import (
 
 logger = structlog.get_logger()
 
-_ROUNDS_MAX: Final = 20  # With writers and others that change the ledger in the meantime.
-_TARGETS_MAX: Final = 3  # Those tried for one seat.
+_ROUNDS_MAX: Final = 20  # Attempts against concurrent changes of the ledger.
+_TARGETS_MAX: Final = 3  # The most targets that are tried for one seat.
 _NOTHING_BAD: Final[BadRanges] = {}
 _LOST_FOR_CERTAIN: Final = (CopyState.MISSING, CopyState.BAD)
 
 
 class SeatOutcome(Enum):
-    WHOLE = "whole"  # Where it is.
-    CHANGED = "changed"  # It has changed hands, or has to be planned again.
-    STUCK = "stuck"  # Entries cannot be had, now or ever.
+    WHOLE = "whole"  # The seat has all its entries where it is.
+    CHANGED = "changed"  # The seat has changed hands, or has to be planned again.
+    STUCK = "stuck"  # Some entries are unavailable, now or permanently.
 
 
 class OpenEnd(NamedTuple):
@@ -85,9 +85,9 @@ class Repair:
     ledger_id: LedgerId
     entries: int = 0
     entry_bytes: int = 0
-    seats: int = 0  # Those restored, or moved.
-    was_closed: bool = False  # For the repair.
-    # Nothing failed: its writer has to leave this end, and has time until the grace period is over.
+    seats: int = 0  # Seats that were restored or moved.
+    was_closed: bool = False  # Whether the ledger was closed for the repair.
+    # The open end that the writer has to leave in its grace period; waiting is no failure.
     awaited: OpenEnd | None = None
     losses: list[LostEntries] = field(default_factory=list)
     unavailable: str = ""  # Entries that are unavailable now, and each holder's answer.
@@ -117,16 +117,16 @@ class LedgerRepair:
         bad: BadRanges = _NOTHING_BAD,
         on_progress: Callable[[int], None] = lambda _: None,
     ) -> None:
-        """`draining`: each with the condition for losing its seat. `looked_at`: these get back what
-        they lack, and keep their seats, also while they are away. `targets`: used before any other,
-        if they accept entries and are not members already. `checks_placement`: fragments whose copies
-        share a rack are repaired, too. `bad`: entries that are written again although their bookie
-        lists them.
+        """Repair one ledger. `draining`: each with the condition for losing its seat. `looked_at`:
+        these get back what they lack, and keep their seats, also while they are away. `targets`:
+        used before any other, if they accept entries and are not members already.
+        `checks_placement`: fragments whose copies share a rack are repaired, too. `bad`: entries
+        that are written again although their bookie lists them.
         """
         self.found = Repair(lock.ledger_id)
         self._ledgers = ledgers
         self._store = store
-        # On the store whose session holds the lock.
+        # Ledger nodes in the store whose session holds the lock.
         self._nodes = LedgerNodes(store, ledgers.cluster.root, ledgers.cluster.layout)
         self._members = MemberNodes(store, ledgers.cluster)
         self._lock = lock
@@ -160,7 +160,7 @@ class LedgerRepair:
                 if not self._is_grace_over(open_end):
                     self.found.awaited = open_end
             if self.found.awaited is not None:
-                pass  # Closed fragments can be repaired all the same.
+                pass  # Closed fragments can be repaired while the writer is waited for.
             elif plan.first_step in (FirstStep.RECOVER, FirstStep.AWAIT_WRITER):
                 await self._close()
                 continue
@@ -170,7 +170,7 @@ class LedgerRepair:
             self.found.losses, self.found.unavailable = [], ""
             if await self._repair_seats(stored.metadata, plan):
                 continue
-            # Copies are no longer short: now they can be moved to other racks.
+            # No copy is missing, so copies can be moved to other racks.
             is_to_spread = self._checks_placement and self.found.is_complete
             if not is_to_spread or not await self._spread(stored.metadata):
                 return self.found
@@ -196,13 +196,15 @@ class LedgerRepair:
         return BookiePresence.READ_ONLY if bookie in live.read_only else BookiePresence.LOST
 
     async def _close(self) -> None:
-        """Its writer is dead, or a recovery has begun (RP4)."""
+        """Close the ledger: its writer is dead, or a recovery has begun (RP4)."""
         async with await self._ledgers.open_recover(self._lock.ledger_id):
             self.found.was_closed = True
         logger.info("ledger_closed_for_repair", ledger_id=self._lock.ledger_id)
 
     async def _move_seats(self, stored: StoredLedger, plan: RepairPlan) -> None:
-        """Of a ledger without a writer, and so without entries: a later claim is made by compare-and-swap."""
+        """Move seats of a ledger without a writer, and so without entries: a later claim is made by
+        compare-and-swap.
+        """
         ensemble = list(stored.metadata.fragments[-1].ensemble)
         for slot in plan.open_seats:
             seat_of = tuple(ensemble)
@@ -211,13 +213,15 @@ class LedgerRepair:
         try:
             await self._nodes.swap(stored, moved, [self._lock.check], self._lock.session)
         except MetadataConflict:
-            return  # It was claimed in this moment: it has a writer now.
+            return  # A writer has just claimed the ledger.
         self.found.seats += len(plan.open_seats)
 
-    # --- Slot by slot -------------------------------------------------------------------------
+    # --- Seats --------------------------------------------------------------------------------
 
     async def _repair_seats(self, metadata: LedgerMetadata, plan: RepairPlan) -> bool:
-        """Whether the ledger must be planned again: unless the rest is whole where it is, or unavailable."""
+        """Repair all seats; returns whether the ledger must be planned again: unless the rest is
+        whole where it is, or unavailable.
+        """
         outcomes = {await self._repair_seat(metadata, seat) for seat in plan.seats}
         return SeatOutcome.CHANGED in outcomes
 
@@ -227,14 +231,14 @@ class LedgerRepair:
             try:
                 copied = await self._copy(metadata, seat, seat.bookie)
             except BookieReadOnly:
-                may_be_present = True  # It lives, but has no room for what it lacks.
+                may_be_present = True  # The bookie is alive, but has no room for what it lacks.
             else:
                 if not self._judge(copied):
                     return SeatOutcome.STUCK
                 self.found.seats += copied.entries > 0
                 return SeatOutcome.WHOLE
         elif not may_be_present and await self._is_registered(seat.bookie):
-            return SeatOutcome.CHANGED  # It is back: the next plan restores it (RP2).
+            return SeatOutcome.CHANGED  # The bookie is back: the next plan restores it (RP2).
         return await self._replace(metadata, seat, may_be_present=may_be_present)
 
     async def _spread(self, metadata: LedgerMetadata) -> bool:
@@ -292,7 +296,7 @@ class LedgerRepair:
     async def _swap(
         self, seat: SlotRepair, target: BookieId, checks: Sequence[Check], *, may_be_present: bool
     ) -> None:
-        """The target has the seat, or the next plan knows why not.
+        """Swap the bookie of a seat for the target, or leave it to the next plan.
 
         Writers change the same node: the swap is repeated on their version, as long as it still applies.
         """
@@ -303,16 +307,16 @@ class LedgerRepair:
             try:
                 changed = stored.metadata.with_replacement(seat.first_entry, seat.bookie, target)
             except MetadataConflict:
-                return  # The seat has changed.
+                return  # Another client has changed the seat.
             if not may_be_present and await self._is_registered(seat.bookie):
-                return  # It is back (RP2).
+                return  # The old bookie is back (RP2).
             try:
                 await self._nodes.swap(
                     stored, changed, [self._lock.check, *checks], self._lock.session
                 )
             except MetadataConflict as conflict:
                 if conflict.ids.get("op") == 1 + len(checks):
-                    continue  # The ledger's own node: another client changed it.
+                    continue  # Another client changed the ledger's node.
                 self._on_unchecked(seat, checks, conflict)
                 return
             except NoSuchNode as missing:
@@ -333,7 +337,9 @@ class LedgerRepair:
     def _on_unchecked(
         self, seat: SlotRepair, checks: Sequence[Check], error: RollbookError
     ) -> None:
-        """The target has changed since the copy (RP3), or the bookie does not drain any more (RP2)."""
+        """Take note of a failed check: the target has changed since the copy (RP3), or the bookie
+        does not drain any more (RP2).
+        """
         if error.ids.get("op") == len(checks) and self._draining.get(seat.bookie) is checks[-1]:
             del self._draining[seat.bookie]
             self._looked_at[seat.bookie] = None
@@ -366,7 +372,7 @@ class LedgerRepair:
         )
         if (
             target == seat.bookie and copied.missing
-        ):  # It is a holder: entries that it lacks may be UNKNOWN.
+        ):  # The target is a holder: entries that it lacks may be UNKNOWN.
             verifier = Verifier(metadata, digest, self._ledgers.bookies, self._ledgers.config)
             held = await verifier.read_share(target, sorted(copied.missing))
             for entry_id, copy in held.items():
@@ -379,8 +385,7 @@ class LedgerRepair:
         return copied
 
     def _judge(self, copied: Copied) -> bool:
-        """Whether everything could be had. Only entries that every holder denies or has damaged
-        are lost."""
+        """Whether all entries were copied. Only entries that every holder denies or has damaged are lost."""
         if not copied.missing:
             return True
         lost = [
@@ -435,7 +440,7 @@ class LedgerRepair:
         ]
 
     async def _is_registered(self, bookie: BookieId) -> bool:
-        """As the store has it at this moment."""
+        """Whether the bookie is registered in the store at this moment."""
         root = self._ledgers.cluster.root
         for folder in (AVAILABLE, READ_ONLY):
             if await read_surely(self._store, f"{root}/{folder}/{bookie}") is not None:
@@ -443,7 +448,7 @@ class LedgerRepair:
         return False
 
     async def _list(self, bookie: BookieId) -> EntryList:
-        """The bookie's entries; none if it cannot tell: then all are written."""
+        """The bookie's entries; none if it cannot list them: then all are written."""
         reply = await self._ledgers.bookies.call(
             bookie,
             ListEntries(self._lock.ledger_id),
@@ -460,7 +465,8 @@ def _open_end(metadata: LedgerMetadata, plan: RepairPlan) -> OpenEnd:
 def pick_for_racks(
     ledgers: Ledgers, quorum: Quorum, ensemble: Ensemble, excluded: Collection[BookieId] = ()
 ) -> tuple[int, BookieId] | None:
-    """A seat, and its new bookie, so that most entries have copies in several racks; None: no swap is a gain.
+    """A seat and a new bookie for it, so that most entries have copies in several racks; None: no swap is
+    a gain.
 
     Each swap leaves fewer write sets in one rack, so a ledger is swapped as often as it has members at most. Three
     members of two racks with two copies of each entry always have one such write set.
@@ -477,7 +483,7 @@ def pick_for_racks(
     return best
 
 
-_MEAN_BYTES_GUESSED: Final = 1024  # Of an open ledger, whose length is not in metadata.
+_MEAN_BYTES_GUESSED: Final = 1024  # A guess for open ledgers, whose length is not in metadata.
 
 
 def mean_entry_bytes(metadata: LedgerMetadata) -> int:

@@ -36,7 +36,7 @@ class LedgerProblem:
 class Evacuated:
     """The result for the ledgers that named the bookies."""
 
-    ledgers: int = 0  # Those that name one of them, or did.
+    ledgers: int = 0  # Ledgers that name one of the bookies, or did.
     repaired: int = 0
     skipped_open: int = 0
     entries: int = 0
@@ -52,8 +52,8 @@ class Evacuated:
 @dataclass(frozen=True)
 class EvacuationOrder:
     bookies: Sequence[BookieId]
-    targets: Sequence[BookieId] = ()  # Used before any other.
-    ledger_id: LedgerId | None = None  # This one only.
+    targets: Sequence[BookieId] = ()  # Preferred targets.
+    ledger_id: LedgerId | None = None  # Only this ledger; None: all ledgers.
     skips_open: bool = False
     is_rehearsal: bool = False
 
@@ -80,8 +80,9 @@ class Evacuation:
         self.found = Evacuated()
 
     async def run(self, on_progress: Callable[[int, int], None] = lambda *_: None) -> Evacuated:
-        """`on_progress` gets the number of ledgers done, and of all. Raises the metadata store's
-        errors; a failure for one ledger is in the result. If it is cancelled, run it again.
+        """Repair all ledgers. `on_progress` gets the number of ledgers done, and of all. Raises the
+        metadata store's errors; a failure for one ledger is in the result. If it is cancelled, run
+        it again.
         """
         ids = [ledger_id async for ledger_id in self._naming()]
         self.found.ledgers = len(ids)
@@ -106,7 +107,8 @@ class Evacuation:
 
     async def _naming(self) -> AsyncIterator[LedgerId]:
         if self._order.ledger_id is not None:
-            await self._nodes.read(self._order.ledger_id, fresh=True)  # Raises if there is none.
+            # Raises `NoSuchLedger` for a missing ledger.
+            await self._nodes.read(self._order.ledger_id, fresh=True)
             yield self._order.ledger_id
             return
         async for ledger_id in self._nodes.ids():
@@ -126,7 +128,7 @@ class Evacuation:
     async def _repair_all(
         self, ids: Sequence[LedgerId], *, is_grace_over: bool, on_done: Callable[[], None]
     ) -> list[LedgerId]:
-        """Ledgers whose writers are still waited for."""
+        """Repair these ledgers; returns those whose writers are still waited for."""
         remaining, waiting = iter(ids), list[LedgerId]()
 
         async def work() -> None:
@@ -143,7 +145,7 @@ class Evacuation:
         return waiting
 
     async def _repair(self, ledger_id: LedgerId, *, is_grace_over: bool) -> bool:
-        """Whether it is done with, well or not; False: its writer is waited for."""
+        """Repair one ledger. Whether it is done, with or without success; False: its writer is waited for."""
         try:
             lock = await self._marks.take(ledger_id, self._name)
             if lock is None:
@@ -172,7 +174,7 @@ class Evacuation:
             finally:
                 await self._marks.release(lock)
         except NoSuchLedger:
-            self.found.repaired += 1  # It was deleted in the meantime.
+            self.found.repaired += 1  # A ledger that was deleted in the meantime needs no repair.
             return True
         except RollbookError as error:
             self._fail(ledger_id, error.message or str(error))

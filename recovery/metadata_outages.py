@@ -30,7 +30,7 @@ async def patiently(part: str, work: Callable[[], Awaitable[object]]) -> Never:
 
 
 async def until_done(part: str, work: Callable[[], Awaitable[T]]) -> T:
-    """Repeats `work` until it ends."""
+    """Repeats `work` until it ends without an outage of the store, and returns its result."""
     while True:
         try:
             return await work()
@@ -42,7 +42,7 @@ async def until_done(part: str, work: Callable[[], Awaitable[T]]) -> T:
 async def follow(
     part: str, watch: Callable[[], Awaitable[Watch]], look: Callable[[], Awaitable[None]]
 ) -> Never:
-    """Looks now, at each event, and regularly anyway."""
+    """Looks at once, after each event, and regularly without one."""
 
     async def once() -> None:
         stream = await watch()

@@ -56,7 +56,7 @@ class OperationProgress:
         self.done, self.total = done, total
 
     async def note(self, notes: Facts) -> None:
-        """Kept before it returns: after a restart `notes` has it."""
+        """Store notes before this returns: after a restart, `notes` has them."""
         await self._keep(notes)
         self.notes = notes
 
@@ -64,9 +64,8 @@ class OperationProgress:
 @dataclass(frozen=True, slots=True)
 class OperationKind:
     work: Callable[[OperationProgress], Awaitable[Facts]]
-    undo: Callable[[OperationProgress], Awaitable[None]] | None = (
-        None  # After a cancelled one has stopped.
-    )
+    # Called after the work of a cancelled operation has stopped.
+    undo: Callable[[OperationProgress], Awaitable[None]] | None = None
 
 
 class OperationRunner:
@@ -78,19 +77,20 @@ class OperationRunner:
         kinds: Mapping[str, OperationKind],
         describe: Callable[[RollbookError], Facts],
     ) -> None:
-        """`describe`: an error as RFC 9457 says it."""
+        """Run these kinds of operations. `describe`: an error as RFC 9457 defines it."""
         self._nodes = OperationNodes(store, cluster)
         self._clock = clock
         self._kinds = kinds
         self._describe = describe
         self._running: dict[str, asyncio.Task[None]] = {}
         self._to_cancel: dict[str, None] = {}
-        self._ended: dict[str, None] = {}  # They never change, so they need not be read again.
+        # Ended operations never change, so they are not read again.
+        self._ended: dict[str, None] = {}
         self._forget_ms = 0
         self._has_ended = asyncio.Event()
 
     async def lead(self, vote: Vote) -> None:
-        """Until cancelled."""
+        """Runs operations until cancelled."""
         await until_done("operations", self._nodes.prepare)
         self._running, self._to_cancel = {}, {}
         async with TaskGroup() as group:
@@ -107,7 +107,7 @@ class OperationRunner:
             await watch.close()
 
     async def _next(self, watch: Watch) -> None:
-        """Something changed, or a place is free, or it is time to look anyway."""
+        """Wait until something changed, or a place is free, or it is time to look in any case."""
 
         async def hear() -> None:
             try:
@@ -145,7 +145,7 @@ class OperationRunner:
         try:
             await self._carry_out(vote, operation)
         except (OperationEnded, Missing):
-            pass  # It was cancelled before it began.
+            pass  # The operation was cancelled before it began.
         finally:
             self._running.pop(operation.id, None)
             self._to_cancel.pop(operation.id, None)
@@ -167,7 +167,7 @@ class OperationRunner:
         run, kind = OperationProgress(operation, keep), self._kinds.get(operation.kind)
 
         async def end(step: Callable[[LastingOperation], LastingOperation]) -> LastingOperation:
-            """With its last progress, which may be newer than the last write."""
+            """End the operation with its last progress, which may be newer than the last write."""
             return await change(lambda each: step(each.with_progress(run.done, run.total)))
 
         logger.info("operation_started", operation=operation.id, kind=operation.kind)
@@ -183,7 +183,7 @@ class OperationRunner:
             if operation.id not in self._to_cancel or task is None:
                 raise
             if task.uncancel():
-                raise  # This process leads no longer, either.
+                raise  # A second cancellation: this process leads no longer.
         except RollbookError as error:
             problem = self._describe(error)
             self._tell_end(await end(lambda each: each.failed(self._now_ms(), problem)))
@@ -206,7 +206,7 @@ class OperationRunner:
         run: OperationProgress,
         change: Callable[[Callable[[LastingOperation], LastingOperation]], Awaitable[Any]],
     ) -> Facts:
-        """Continues after the metadata store was unavailable."""
+        """Call the work, again after an outage of the metadata store."""
 
         async def tell() -> None:
             while True:

@@ -64,7 +64,7 @@ class OperationNodes:
         await ensure_node(self._store, self.folder)
 
     async def create(self, operation: LastingOperation, now_ms: int) -> LastingOperation:
-        """The existing one if it is the same request (OP2).
+        """Create an operation; returns the existing one if it is the same request (OP2).
 
         Raises `DuplicateDiffers`, and `Overloaded` if as many as are kept have not ended.
         """
@@ -97,7 +97,7 @@ class OperationNodes:
         return found.operation
 
     async def forget(self, now_ms: int, kept: int = KEPT_MAX) -> int:
-        """Removes those that need not be kept (OP3); returns how many are left."""
+        """Remove operations that need not be kept (OP3); returns how many are left."""
         found = await self.list()
         gone = to_forget((each.operation for each in found), now_ms, kept)
         for operation_id in gone:
@@ -108,7 +108,7 @@ class OperationNodes:
         return len(found) - len(gone)
 
     async def read(self, operation_id: str) -> StoredOperation | None:
-        """Raises `BadMetadata`, `UnsupportedVersion`."""
+        """The operation, if it exists. Raises `BadMetadata`, `UnsupportedVersion`."""
         if not is_operation_id(operation_id):
             return None
         node = await read_surely(self._store, self._path(operation_id))
@@ -117,7 +117,7 @@ class OperationNodes:
         return StoredOperation(unpack_operation(node.value), node.stat.version)
 
     async def list(self, without: Container[str] = ()) -> "list[StoredOperation]":
-        """The newest first. An unreadable one is logged and left out."""
+        """All operations, the newest first. An unreadable one is logged and left out."""
         try:
             names = sorted(await children_surely(self._store, self.folder))
         except NoSuchNode:
@@ -152,7 +152,8 @@ class OperationNodes:
         checks: Sequence[Check] = (),
         session: SessionId | None = None,
     ) -> LastingOperation:
-        """From the read state, while `checks` hold; `session`: in that one or never.
+        """Change an operation from the state that is read, while `checks` hold; `session`: in that one or
+        never.
 
         Raises the errors of `step`, `Missing`, `MetadataConflict` if a check does not hold.
         """

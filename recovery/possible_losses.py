@@ -12,10 +12,10 @@ from rollbook.recovery.core.healing import EntrySpan
 
 @dataclass(frozen=True, slots=True)
 class DoubtsPage:
-    """Ledgers in ascending order. The stamp changes with every new doubt."""
+    """A page of doubts, with ledgers in ascending order. The stamp changes with every new doubt."""
 
     bookie: BookieId
-    instance_id: str | None  # Of its cluster.
+    instance_id: str | None  # The id of the bookie's cluster.
     stamp: str
     everything: bool
     ledgers: dict[int, tuple[EntrySpan, ...]]
@@ -27,7 +27,9 @@ class BookieDoubts(Protocol):
         """Doubts about ledgers with an id above `after`."""
 
     async def settle(self, stamp: str, ledger_id: LedgerId, ranges: list[EntrySpan]) -> None:
-        """Durable when it returns. Raises `Superseded` if the stamp is not the latest."""
+        """Settle ranges of one ledger, durably. Raises `Superseded` if the stamp is not the latest."""
 
     async def settle_everything(self, stamp: str) -> None:
-        """Single ledgers may go on being in doubt. Raises `Superseded` if the bookie was restarted."""
+        """Settle the doubt about everything; doubts about single ledgers stay. Raises `Superseded`
+        if the bookie was restarted.
+        """

@@ -43,7 +43,7 @@ def pack_presence(presence: ProcessStatus) -> bytes:
 
 
 def unpack_presence(node_name: str, data: bytes) -> ProcessStatus:
-    """Unreadable nodes are left out: this is for people."""
+    """The report in a node's bytes, for people: an unreadable one is left out."""
     try:
         fields = json.loads(data)
         known = {key: fields[key] for key in ProcessStatus.__slots__ if key in fields}
@@ -63,7 +63,7 @@ class PresenceNodes:
         await ensure_node(self._store, self._folder)
 
     async def write(self, presence: ProcessStatus) -> None:
-        """As the node of this session: two processes of one name have one each."""
+        """Write this process's report to the node of its session: two processes of one name have one each."""
         session = self._store.session
         path, data = f"{self._folder}/{session:016x}", pack_presence(presence)
         node = await read_surely(self._store, path)
@@ -75,7 +75,7 @@ class PresenceNodes:
             elif node.value != data:
                 await set_surely(self._store, path, data, node.stat.version)
         except (MetadataConflict, NoSuchNode):
-            return  # The next time.
+            return  # The next report repeats the write.
 
     async def list(self) -> list[ProcessStatus]:
         try:
@@ -98,5 +98,5 @@ class PresenceNodes:
 
 
 def _is_ours(_: Node) -> bool:
-    """Its name is this session's."""
+    """Whether the node is this process's: always, since its name is this session's."""
     return True

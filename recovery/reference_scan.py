@@ -21,10 +21,12 @@ _AT_ONCE: Final = 64
 
 @dataclass(slots=True)
 class ReferenceScan:
-    ledgers: int = 0  # Those examined.
-    naming: dict[BookieId, int] = field(default_factory=dict)  # 0 for those that no ledger names.
+    ledgers: int = 0  # Examined ledgers.
+    # The number of ledgers that name each bookie, also if it is 0.
+    naming: dict[BookieId, int] = field(default_factory=dict)
     examples: dict[BookieId, LedgerId] = field(default_factory=dict)
-    unreadable: list[LedgerId] = field(default_factory=list)  # They may name any bookie.
+    # Ledgers with unreadable metadata, which may name any bookie.
+    unreadable: list[LedgerId] = field(default_factory=list)
 
 
 async def take_census(
@@ -32,7 +34,9 @@ async def take_census(
     bookies: Collection[BookieId],
     on_ledger: Callable[[LedgerMetadata], None] = lambda _: None,
 ) -> ReferenceScan:
-    """`on_ledger` gets each ledger that names one of them. Raises what the metadata store raises."""
+    """Walk over all ledgers. `on_ledger` gets each one that names one of the bookies. Raises what
+    the metadata store raises.
+    """
     census = ReferenceScan(naming=dict.fromkeys(bookies, 0))
 
     async def read(ledger_id: LedgerId) -> None:
@@ -53,7 +57,7 @@ async def take_census(
             on_ledger(metadata)
 
     batch: list[LedgerId] = []
-    async for ledger_id in nodes.ids():  # Its first step waits for all earlier writes.
+    async for ledger_id in nodes.ids():  # The first step waits for all earlier writes.
         batch.append(ledger_id)
         if len(batch) == _AT_ONCE:
             await _all(read(each) for each in batch)

@@ -48,8 +48,8 @@ _PAUSE_S_MIN: Final = 1.0
 _PAUSE_S_MAX: Final = 60.0
 _TELL_S: Final = 2.0
 _COUNT_S: Final = 30.0
-_SHORT_MAX: Final = 100_000  # Marks that are counted,
-_OVERDUE_MAX: Final = 1_000  # and that are read to see how old they are.
+_SHORT_MAX: Final = 100_000  # The most marks that are counted.
+_OVERDUE_MAX: Final = 1_000  # The most marks that are read to find their ages.
 _STEADY_S: Final = 300.0  # A part that ran this long restarts without a longer pause.
 
 
@@ -59,17 +59,17 @@ class RecoveryConfig:
     worker: WorkerConfig = field(default_factory=WorkerConfig)
     steward: StewardConfig = field(default_factory=StewardConfig)
     heal: HealConfig = field(default_factory=HealConfig)
-    runs_auditor: bool = True  # Also stands as steward.
+    runs_auditor: bool = True  # Whether the process stands as auditor and as steward.
     runs_worker: bool = True
 
 
 @dataclass(slots=True)
 class PartState:
-    """Of one part, for `status`."""
+    """The state of one part of the process, for `status`."""
 
     restarts: int = 0
     last_error: str = ""
-    state: str = "running"  # Of an elected part: standing, leading.
+    state: str = "running"  # An elected part is "standing" or "leading".
 
 
 class RecoveryServer:
@@ -95,10 +95,10 @@ class RecoveryServer:
         log_of: Callable[[Mapping[str, bytes]], str | None] = lambda _: None,
         post: Post | None = None,
     ) -> None:
-        """`name` is in votes and locks, for people. `doubts_of`: how a bookie is asked for its
-        doubts. `operations`: what it can run for people; `describe`: how their errors are
-        stored. `log_of`: the log that a ledger with this custom metadata was made for. `post`:
-        how callbacks are sent.
+        """Serve with these parts. `name` is in votes and locks, for people. `doubts_of`: how a
+        bookie is asked for its doubts. `operations`: what it can run for people; `describe`: how
+        their errors are stored. `log_of`: the log that a ledger with this custom metadata was made
+        for. `post`: how callbacks are sent.
         """
         self.stats = stats or RecoveryStats()
         self.ledgers = ledgers
@@ -174,7 +174,7 @@ class RecoveryServer:
         return [kind for kind in ("auditor", "worker") if kind in self._works]
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Runs all parts until cancelled."""
         await until_done("recovery", lambda: ensure_own_root(self._store, self._cluster))
         await until_done("recovery", self._presence.prepare)
         await until_done("recovery", self._watcher.start)
@@ -283,7 +283,7 @@ class RecoveryServer:
             stats.copied_entries = lambda: worker.stats.entries
             stats.copied_bytes = lambda: worker.stats.entry_bytes
 
-    # --- What it says of itself ---------------------------------------------------------------
+    # --- Status reports -----------------------------------------------------------------------
 
     async def _tell(self) -> None:
         await self._presence.write(self.presence())

@@ -63,7 +63,8 @@ logger = structlog.get_logger()
 
 _PUBLISHED_AT_ONCE: Final = 32
 _EXAMPLES: Final = 5
-_PAUSE_S: Final = 0.1  # Between two rounds; a drain changes thousands of ledgers a second.
+# The pause between two rounds; a drain changes thousands of ledgers a second.
+_PAUSE_S: Final = 0.1
 
 
 @dataclass(slots=True)
@@ -72,15 +73,17 @@ class StewardState:
     it."""
 
     drains: dict[BookieId, tuple[str, int]] = field(default_factory=dict)
-    suspects: dict[BookieId, int] = field(default_factory=dict)  # With ledgers to be checked.
+    # Bookies with the number of their ledgers to be checked.
+    suspects: dict[BookieId, int] = field(default_factory=dict)
     tasks: int = 0
-    doubts: dict[BookieId, DoubtState] = field(default_factory=dict)  # Bookies that are healed.
+    # Bookies that are being healed.
+    doubts: dict[BookieId, DoubtState] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
 class _Suspect:
     incarnation: str
-    pending: "array[int]"  # Ledgers that are not published yet.
+    pending: "array[int]"  # Ledgers that are not published as tasks yet.
 
 
 class Steward:
@@ -122,7 +125,7 @@ class Steward:
         self._tasks: dict[LedgerId, frozenset[BookieId]] = {}
         self._are_tasks_known = False
         self._suspects: dict[BookieId, _Suspect] = {}
-        self._cared_for: frozenset[BookieId] = frozenset()  # Not Active.
+        self._cared_for: frozenset[BookieId] = frozenset()  # Bookies that are not Active.
         self._draining: frozenset[BookieId] = frozenset()
         self._failed: frozenset[BookieId] = frozenset()
         self._failing: dict[LedgerId, Failure] = {}
@@ -130,7 +133,7 @@ class Steward:
         self._look_again_ns = 0
 
     async def lead(self, vote: Vote) -> None:
-        """Until cancelled."""
+        """Drains and checks bookies until cancelled."""
         self._reset()
         logger.info("steward_leads", vote=vote.path)
         forget = self._index.on_change(self._on_ledger)
@@ -198,7 +201,7 @@ class Steward:
         if not self._cared_for.isdisjoint(shape):
             self._has_news.set()
 
-    # --- One look at everything ---------------------------------------------------------------
+    # --- Rounds -------------------------------------------------------------------------------
 
     async def _round(self, vote: Vote) -> None:
         self._has_news.clear()
@@ -246,7 +249,7 @@ class Steward:
         self._failing = failures
 
     def _is_for_people(self, ledger_id: LedgerId, failure: Failure) -> bool:
-        """Entries are lost, or it says why a drain has failed."""
+        """Whether the failure needs a person: entries are lost, or it explains why a drain has failed."""
         shape = self._index.shape(ledger_id) or ()
         return failure.is_unrecoverable or not self._failed.isdisjoint(shape)
 
@@ -257,7 +260,7 @@ class Steward:
         return False
 
     async def _forget_failure(self, ledger_id: LedgerId) -> None:
-        """RP7. Under the lock: failures are written by its holder alone."""
+        """Remove a failure that counts no longer (RP7). Under the lock: only its holder writes failures."""
         lock = await self._marks.take(ledger_id, "steward")
         if lock is None:
             return
@@ -296,7 +299,7 @@ class Steward:
             await self._verify(vote, to_verify)
 
     def _count_stuck(self, draining: list[StoredLifecycle]) -> "Counter[BookieId]":
-        """Ledgers of each draining bookie whose failure is final."""
+        """The number of each draining bookie's ledgers whose failure is final."""
         stuck: Counter[BookieId] = Counter()
         for ledger_id, failure in self._failing.items():
             shape = self._index.shape(ledger_id) or ()
@@ -309,7 +312,9 @@ class Steward:
 
     @property
     def _room(self) -> int:
-        """Ledgers that wait for another try must not keep others from their first."""
+        """The number of tasks that may be published: ledgers that wait for another try must not
+        keep others from their first.
+        """
         waiting = sum(ledger_id in self._tasks for ledger_id in self._failing)
         return max(self._config.tasks_max - len(self._tasks) + waiting, 0)
 
@@ -349,12 +354,15 @@ class Steward:
                 raise result
 
     async def _verify(self, vote: Vote, drains: list[StoredLifecycle]) -> None:
-        """LC4: the walk begins after each of these was seen read-only or down."""
+        """Look for ledgers that still name the bookies: the walk begins after each of these was
+        seen read-only or down (LC4).
+        """
         drains = [each for each in drains if not await self._is_writable(each.bookie)]
         census = await take_census(self._nodes, [each.bookie for each in drains])
         for stored in drains:
             if census.naming[stored.bookie]:
-                self._index.request_sweep()  # It does not know the ledger's present state.
+                # The index does not know the present state of a ledger that the walk found.
+                self._index.request_sweep()
             elif census.unreadable:
                 named = ", ".join(map(str, sorted(census.unreadable)[:_EXAMPLES]))
                 reason = (
@@ -366,8 +374,9 @@ class Steward:
                 await self._change(vote, stored, finish(stored.lifecycle, *self._draw()))
 
     async def _is_writable(self, bookie: BookieId) -> bool:
-        """By the store itself: the watcher may not know yet. One in both folders is changing
-        over."""
+        """Whether the bookie is registered as writable, by the store itself: the watcher may not
+        know yet. One in both folders is changing over.
+        """
         folder = f"{self._root}/{AVAILABLE}"
         return await read_surely(self._store, f"{folder}/{bookie}") is not None
 
@@ -379,7 +388,9 @@ class Steward:
         await self._change(vote, stored, fail(stored.lifecycle, *self._draw(), reason))
 
     async def _guard(self, vote: Vote, drained: list[StoredLifecycle]) -> None:
-        """A client that picked its ensemble before the drain made its ledger after the walk (LC4)."""
+        """Make a Drained bookie Draining if a ledger names it: a client that picked its ensemble
+        before the drain made its ledger after the walk (LC4).
+        """
         for stored in drained:
             if not self._index.count(stored.bookie):
                 continue
@@ -389,14 +400,14 @@ class Steward:
                 break
 
     async def _change(self, vote: Vote, stored: StoredLifecycle, lifecycle: Lifecycle) -> None:
-        """LC2."""
+        """Change a lifecycle while this steward's vote stands (LC2)."""
         try:
             await self._lifecycles.write(
                 stored, lifecycle, checks=[vote.check], session=vote.session
             )
         except (MetadataConflict, NodeExists, NoSuchNode):
-            # A person changed it, or another steward leads: the next round, or the election, will
-            # show.
+            # A person changed it, or another steward leads: the next round or the election shows
+            # which.
             logger.info("lifecycle_not_changed", bookie=stored.bookie)
             return
         logger.info(
@@ -412,14 +423,15 @@ class Steward:
         return f"{self._randomness.getrandbits(128):032x}", self._clock.wall_us() // 1000
 
     async def _remove_tasks(self) -> None:
-        """LC5: those without a bookie that drains or is checked."""
+        """Remove tasks without a bookie that drains or is checked (LC5)."""
         wanted = self._draining.union(self._suspects)
         for ledger_id, bookies in list(self._tasks.items()):
             if not wanted.isdisjoint(bookies):
                 continue
             lock = await self._marks.take(ledger_id, "steward")
             if lock is None:
-                continue  # A worker has it, and notices by itself that it is no longer wanted.
+                # A worker holds the lock, and notices by itself that the task is no longer wanted.
+                continue
             try:
                 found = await self._drain_tasks.read(ledger_id)
                 if found is None or await self._drain_tasks.unmark(found, lock):
@@ -427,18 +439,20 @@ class Steward:
             finally:
                 await self._marks.release(lock)
 
-    # --- Bookies that may have lost ledgers unawares ------------------------------------------
+    # --- Bookies that may have lost ledgers without knowing it --------------------------------
 
     async def _look_at_incarnations(self) -> None:
-        """LC6."""
+        """Find bookies with another incarnation than the one last seen whole (LC6)."""
         live = self._watcher.current
         for bookie in (*live.writable, *live.read_only):
             try:
                 record = (await self._members.read(bookie)).record
             except (BadMetadata, UnsupportedVersion):
-                continue  # `bookie` commands say what to do with it.
+                # An unreadable cookie is left to a person, who gets advice from the `bookie`
+                # commands.
+                continue
             if record is None:
-                continue  # It is Java's.
+                continue  # A bookie of the Java implementation, which has no record.
             suspect = self._suspects.get(bookie)
             if suspect is not None and suspect.incarnation == record.incarnation:
                 continue
@@ -469,8 +483,8 @@ class Steward:
                 seem_whole.append(bookie)
         if not seem_whole:
             return
-        # An event may come late: of a removed task that was published again since for another
-        # bookie.
+        # Tasks are listed again, since an event may be late: a removed task may have been published
+        # again for another bookie.
         await self._list_tasks()
         named = {bookie for bookies in self._tasks.values() for bookie in bookies}
         for bookie in seem_whole:

@@ -47,10 +47,10 @@ logger = structlog.get_logger()
 DRAIN: Final = "drain"
 AUDIT: Final = "audit"
 FAILURES: Final = "failures"
-BAD: Final = "bad"  # Copies.
+BAD: Final = "bad"  # The folder of copies that a check found to be bad.
 CHECKED: Final = "checked"
 RATE: Final = "rate"
-STEWARD: Final = "steward"  # Where stewards are elected.
+STEWARD: Final = "steward"  # The folder of the stewards' election.
 _RACES_MAX: Final = 20
 _RATE_DIGITS_MAX: Final = 18
 T = TypeVar("T")
@@ -115,7 +115,7 @@ class _Notes(Generic[T]):
             await set_surely(self._store, path, data, node.stat.version)
 
     async def clear(self, ledger_id: LedgerId, version: int | None = ANY_VERSION) -> None:
-        """With a version: unless it was written since."""
+        """Remove the ledger's node. With a version: unless it was written since."""
         path = self._tree.path(ledger_id)
         try:
             await delete_surely(self._store, path, version)
@@ -128,7 +128,7 @@ class _Notes(Generic[T]):
 
 
 class Failures(_Notes[Failure]):
-    """Ledgers whose last repair failed. Written by the holder of a ledger's lock alone."""
+    """Ledgers whose last repair failed. Only the holder of a ledger's lock writes them."""
 
     def __init__(self, store: MetadataStore, cluster: Cluster) -> None:
         super().__init__(store, cluster, FAILURES, pack_failure, unpack_failure)
@@ -156,7 +156,9 @@ class BadCopies(_Notes[dict[BookieId, tuple[EntrySpan, ...]]]):
     async def read_stored(
         self, ledger_id: LedgerId
     ) -> tuple[dict[BookieId, tuple[EntrySpan, ...]], int] | None:
-        """With the version. An unreadable one names nothing: the next check finds the copies again."""
+        """The bad ranges, and the version. An unreadable node names no range: the next check finds
+        the copies again.
+        """
         node = await read_surely(self._store, self._tree.path(ledger_id))
         if node is None:
             return None
@@ -169,8 +171,8 @@ class BadCopies(_Notes[dict[BookieId, tuple[EntrySpan, ...]]]):
 
 @dataclass(frozen=True, slots=True)
 class AuditOrder:
-    approved: frozenset[BookieId] = frozenset()  # They may be lost all at once.
-    checks_asked_ms: int | None = None  # When all checks were asked for the last time.
+    approved: frozenset[BookieId] = frozenset()  # Bookies that may be lost all at once.
+    checks_asked_ms: int | None = None  # When all checks were requested last.
 
 
 class AuditOrders:
@@ -187,7 +189,7 @@ class AuditOrders:
     async def ask_for_checks(
         self, now_ms: int, token: str, *, approved: Collection[BookieId] | None = None
     ) -> None:
-        """Of all kinds. `approved`: bookies whose loss is approved, in place of earlier ones."""
+        """Request all kinds of checks. `approved`: bookies whose loss is approved, in place of earlier ones."""
         order = replace(await self.read(), checks_asked_ms=now_ms)
         if approved is not None:
             order = replace(order, approved=frozenset(approved))
@@ -202,7 +204,7 @@ class AuditOrders:
         await put_surely(self._store, self.path, data)
 
     async def read(self) -> AuditOrder:
-        """An unreadable request is ignored."""
+        """The present request; an unreadable one is ignored."""
         node = await read_surely(self._store, self.path)
         if node is None:
             return AuditOrder()
@@ -235,7 +237,7 @@ class RateOrder:
         await put_surely(self._store, self.path, str(bytes_per_s).encode("ascii"))
 
     async def read(self) -> int | None:
-        """None: not set, or unreadable."""
+        """The rate; None: not set, or unreadable."""
         node = await read_surely(self._store, self.path)
         if node is None:
             return None
@@ -261,7 +263,7 @@ class CheckTimes:
         self._folder = f"{cluster.own_root}/{CHECKED}"
 
     async def completed_ms(self, kind: CheckKind) -> int | None:
-        """None: never, or unreadable."""
+        """When the check was last completed; None: never, or unreadable."""
         if (check := _BOOKKEEPERS.get(kind)) is not None:
             return await self._marks.checked_at_ms(check)
         node = await read_surely(self._store, f"{self._folder}/{kind.value}")

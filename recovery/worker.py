@@ -54,11 +54,12 @@ _NS_PER_S: Final = 1_000_000_000
 @dataclass(slots=True)
 class WorkerStats:
     repaired: int = 0  # Ledgers whose mark or drain task was removed.
-    failed: int = 0  # Attempts.
+    failed: int = 0  # Failed attempts.
     unrecoverable: int = 0  # Ledgers that were found to have lost entries.
     entries: int = 0
     entry_bytes: int = 0
-    running: dict[LedgerId, int] = field(default_factory=dict)  # Bytes that were copied so far.
+    # Bytes that were copied so far for each ledger.
+    running: dict[LedgerId, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +75,7 @@ class _Wait:
 
 
 class Worker:
-    """Run it once, in a task of its own."""
+    """Repairs ledgers. Run it once, in a task of its own."""
 
     def __init__(
         self,
@@ -87,7 +88,8 @@ class Worker:
         local_bookie: BookieId | None = None,
         marks: Marks | None = None,
     ) -> None:
-        """`name` is written into locks, for people. Targets are the local bookie first, if there is one.
+        """Work with these locks and this store. `name` is written into locks, for people. Targets are the
+        local bookie first, if there is one.
 
         `marks` knows the locks of this session; other users of locks in the process use it, too.
         """
@@ -106,13 +108,14 @@ class Worker:
         self._lifecycles = LifecycleNodes(store, ledgers.cluster)
         self._bad = BadCopies(store, ledgers.cluster)
         self._rate = RateOrder(store, ledgers.cluster)
-        self._not_before_ns: dict[LedgerId, int] = {}  # Of ledgers that are not due yet.
-        self._waits: dict[LedgerId, _Wait] = {}  # For writers.
-        self._reported: dict[LedgerId, None] = {}  # Unrecoverable ones.
+        # When each ledger that is not due yet becomes due.
+        self._not_before_ns: dict[LedgerId, int] = {}
+        self._waits: dict[LedgerId, _Wait] = {}  # Waits for writers.
+        self._reported: dict[LedgerId, None] = {}  # Unrecoverable ledgers that were reported.
         self._news = asyncio.Event()
 
     async def run(self) -> Never:
-        """Ends only by being cancelled, or with a bug: repairs that are under way are given up then."""
+        """Works until cancelled, or until a bug ends it: repairs that are under way are given up then."""
         await until_done("worker", self._prepare)
 
         async def hear() -> None:
@@ -141,10 +144,10 @@ class Worker:
         with suppress(TimeoutError):
             async with asyncio.timeout(self._pause_s()):
                 await self._news.wait()
-                await asyncio.sleep(self._config.settle_s)  # Marks come in large numbers.
+                await asyncio.sleep(self._config.settle_s)  # Marks are made in large numbers.
 
     async def work_once(self) -> None:
-        """Every task that is due now is tried once. Raises what the metadata store raises."""
+        """Try every task that is due now once. Raises what the metadata store raises."""
         running: dict[asyncio.Task[None], None] = {}
         bugs: list[BaseException] = []
         has_room = asyncio.Event()
@@ -181,7 +184,7 @@ class Worker:
         await self._failures.prepare()
 
     async def _due(self) -> AsyncGenerator[_Task, None]:
-        # Otherwise such a ledger looks locked by another worker (MK5).
+        # Locks left by this session make their ledgers look locked by another worker (MK5).
         await self._marks.release_strays()
         if not await self._marks.is_enabled():
             return
@@ -202,14 +205,15 @@ class Worker:
                 ]
                 for stored in await _read_all(tree, wanted):
                     if not stored.mark.missing and not self._ledgers.knows_racks:
-                        continue  # A mark without bookies is about racks: another worker may know them.
+                        # A mark without bookies is about racks: another worker may know them.
+                        continue
                     seen.add(stored.ledger_id)
                     page.append(_Task(stored.ledger_id, len(stored.mark.missing)))
                 if len(page) >= page_size:
                     for task in _most_missing_first(page):
                         yield task
                     page, page_size = [], min(2 * page_size, _PAGE_MAX)
-        self._waits = waits  # A removed task starts from nothing when it is published again.
+        self._waits = waits  # A removed task has no wait when it is published again.
         for task in _most_missing_first(page):
             yield task
 
@@ -224,7 +228,7 @@ class Worker:
             failure = await self._failures.read(ledger_id)
         except (BadMetadata, UnsupportedVersion) as error:
             logger.warning("failure_unreadable", ledger_id=ledger_id, reason=error.message)
-            return True  # The next result is written over it.
+            return True  # The next result replaces the unreadable failure.
         now_ms = self._wall_ms()
         if failure is None or failure.is_due(now_ms):
             return True
@@ -241,7 +245,7 @@ class Worker:
         self._not_before_ns[ledger_id] = self._clock.monotonic_ns() + int(pause_s * _NS_PER_S)
 
     def _pause_s(self) -> float:
-        """Until the next task is due, or it is time to look again anyway."""
+        """The time until the next task is due, or until all are looked at in any case."""
         now_ns = self._clock.monotonic_ns()
         self._not_before_ns = {
             ledger_id: due_ns
@@ -262,7 +266,7 @@ class Worker:
                 self._put_off(ledger_id, self._config.locked_pause_s)
                 return
             try:
-                # Another worker may have failed just before (RP5).
+                # Another worker's repair may have failed just before (RP5).
                 if await self._check_due(ledger_id):
                     await self._repair(ledger_id, lock)
             finally:
@@ -276,7 +280,7 @@ class Worker:
         mark = await _read(self._marks, ledger_id)
         drain = await _read(self._drains, ledger_id)
         if mark is None and drain is None:
-            return  # Another worker was quicker.
+            return  # Another worker has done it.
         draining = await self._draining(drain)
         drains = _tokens(draining)
         bad = await self._bad.read_stored(ledger_id)
@@ -302,7 +306,7 @@ class Worker:
         try:
             found = await repair.run()
         except NoSuchLedger:
-            found = Repair(ledger_id)  # Deleted: nothing is short any more.
+            found = Repair(ledger_id)  # A deleted ledger lacks no copies.
         except (SessionExpired, NoSuchNode):
             raise  # The lock is gone; another worker may have it.
         except RollbookError as error:
@@ -325,7 +329,7 @@ class Worker:
             await self._fail(ledger_id, found, "ENTRY_UNAVAILABLE", found.unavailable, drains)
 
     async def _draining(self, task: StoredMark | None) -> dict[BookieId, StoredLifecycle]:
-        """Those of its bookies that drain now, each with its lifecycle."""
+        """The draining ones of the task's bookies, each with its lifecycle."""
         draining: dict[BookieId, StoredLifecycle] = {}
         for bookie in task.mark.missing if task else ():
             try:
@@ -359,9 +363,8 @@ class Worker:
         found: Repair,
     ) -> None:
         self._reported.pop(ledger_id, None)
-        await self._failures.clear(
-            ledger_id
-        )  # First: a ledger without a mark is not visited (RP7).
+        # Failures are cleared before the marks: a ledger without a mark is not visited (RP7).
+        await self._failures.clear(ledger_id)
         if drain is not None:
             await self._drains.unmark(drain, lock)
         if mark is not None:
@@ -446,7 +449,7 @@ def _tokens(draining: Mapping[BookieId, StoredLifecycle]) -> tuple[str, ...]:
 
 
 async def _read(tree: MarkTree, ledger_id: LedgerId) -> StoredMark | None:
-    """A mark that cannot be read is reported and passed over."""
+    """The ledger's mark; None if there is none. An unreadable mark is reported and passed over."""
     try:
         return await tree.read(ledger_id)
     except BadMetadata as error:
@@ -455,7 +458,7 @@ async def _read(tree: MarkTree, ledger_id: LedgerId) -> StoredMark | None:
 
 
 async def _read_all(tree: MarkTree, ledger_ids: Sequence[LedgerId]) -> list[StoredMark]:
-    """Those that are marked, in the same order."""
+    """The marks of those ledgers that are marked, in the same order."""
     reads = (_read(tree, each) for each in ledger_ids)
     marks = []
     for found in await asyncio.gather(*reads, return_exceptions=True):
@@ -467,7 +470,7 @@ async def _read_all(tree: MarkTree, ledger_ids: Sequence[LedgerId]) -> list[Stor
 
 
 async def _batches(ledger_ids: AsyncIterator[LedgerId]) -> AsyncIterator[list[LedgerId]]:
-    """Of marks that are read at once."""
+    """Batches of ledgers whose marks are read at once."""
     batch: list[LedgerId] = []
     async for ledger_id in ledger_ids:
         batch.append(ledger_id)

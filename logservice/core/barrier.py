@@ -13,7 +13,7 @@ Asker = TypeVar("Asker")
 
 class Barriers(Generic[Asker]):
     def __init__(self) -> None:
-        self._waiting: list[Asker] = []  # Nothing has been sent since they asked.
+        self._waiting: list[Asker] = []  # Callers after whose request nothing was sent yet.
         self._is_under_way = False
 
     def __len__(self) -> int:
@@ -25,7 +25,7 @@ class Barriers(Generic[Asker]):
 
     @property
     def needs_entry(self) -> bool:
-        """Asked at the end of a turn without an append."""
+        """Whether an entry must be written for barriers; asked at the end of a turn without an append."""
         return bool(self._waiting) and not self._is_under_way
 
     def on_asked(self, asker: Asker) -> None:
@@ -39,5 +39,5 @@ class Barriers(Generic[Asker]):
         return askers
 
     def on_settled(self) -> None:
-        """Ours is."""
+        """Take note that the entry that was written for barriers is settled."""
         self._is_under_way = False

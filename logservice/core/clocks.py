@@ -14,11 +14,11 @@ from typing import Final
 
 CLOCKS_APART_US_MAX: Final = 300 * 1_000_000
 
-_STORE: Final = 0  # How far apart the store's clock is from itself.
+_STORE: Final = 0  # The difference of the store's clock from itself.
 
 
 def odd_clocks(apart_us: Mapping[str, int]) -> frozenset[str]:
-    """Those that are not believed, by server. `apart_us`: ahead of the store's clock, by server."""
+    """The servers whose clocks are not believed. `apart_us`: ahead of the store's clock, by server."""
     clocks = (_STORE, *apart_us.values())
 
     def is_odd(ours_us: int) -> bool:
@@ -33,15 +33,16 @@ class ServerTime:
     """A server's own time, from one comparison to the next."""
 
     def __init__(self, wall_us: int, now_ns: int) -> None:
-        """Not compared yet."""
-        self.apart_us: int | None = None  # Of the wall clock, ahead of the store's.
+        """Begin with the wall clock as it is: no comparison was made yet."""
+        # How far the wall clock is ahead of the store's; None: not compared.
+        self.apart_us: int | None = None
         self._offset_us = wall_us - now_ns // 1000
 
     def time_us(self, now_ns: int) -> int:
         return self._offset_us + now_ns // 1000
 
     def on_compared(self, wall_us: int, store_us: int, now_ns: int) -> None:
-        """All three at the same moment."""
+        """Take note of a comparison: the three clocks were read at the same moment."""
         self.apart_us = wall_us - store_us
         self._offset_us = wall_us - now_ns // 1000
 

@@ -39,10 +39,9 @@ class Follows:
 @dataclass(frozen=True, slots=True)
 class Snapshot:
     state: bytes
-    lived: bytes = (
-        b""  # Beside the state, so that older releases can read that; empty in their blocks.
-    )
-    counts: bytes = b""  # Of records; as `lived`.
+    # A field apart from `state`, so that older releases can read the state; empty in their blocks.
+    lived: bytes = b""
+    counts: bytes = b""  # Record counts of producers; apart from `state`, as `lived` is.
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +92,7 @@ Control = (
     | SealBlock
 )
 
-# The messages have the fields of the classes, by name.
+# Each message has the fields of the class of its name.
 _KINDS: Final[dict[str, type[Control]]] = {
     "follows": Follows,
     "snapshot": Snapshot,
@@ -108,7 +107,7 @@ _NAMES: Final = {kind: name for name, kind in _KINDS.items()}
 
 
 def pack_control(control: Control) -> bytes:
-    """To be stamped like a block of records."""
+    """The block of a control, to be stamped like a block of records."""
     message = Message()
     content = getattr(message, _NAMES[type(control)])
     content.SetInParent()
@@ -118,7 +117,7 @@ def pack_control(control: Control) -> bytes:
 
 
 def unpack_control(block: Block) -> Control | None:
-    """None: a kind that we do not know. Raises `BlockCorrupt`."""
+    """What a control block says; None: a kind that this release does not know. Raises `BlockCorrupt`."""
     said = block.control()
     try:
         message = unpack_binary(Message, said, bytes_max=len(said))

@@ -39,10 +39,10 @@ from rollbook.proto.formats.protobuf import as_text, pack_binary, unpack_binary
 
 BLOB_BYTES_MAX: Final = 4096
 MARKS_MAX: Final = 1000
-CURSOR_VERSION_BITS: Final = 53  # So that they survive JSON.
-CURSORS_MAX: Final = 10_000  # Of a log,
-CURSORS_OF_PRINCIPAL_MAX: Final = 1_000  # and of one principal in a log,
-# and in all logs: at most 215 MB of the metadata store.
+CURSOR_VERSION_BITS: Final = 53  # At most 53 bits: JSON readers take numbers for doubles.
+CURSORS_MAX: Final = 10_000  # The most cursors that a log may have.
+CURSORS_OF_PRINCIPAL_MAX: Final = 1_000  # The most cursors that a principal may have in one log.
+# The most cursors that a principal may have in all logs: 215 MB of the metadata store.
 CURSORS_IN_ALL_LOGS_MAX: Final = 50_000
 _TOLD_MAX: Final = 20
 _DELETE_SOME: Final = "delete cursors that nobody uses: rollbook cursor ls, rollbook cursor rm"
@@ -51,10 +51,12 @@ _DELETE_SOME: Final = "delete cursors that nobody uses: rollbook cursor ls, roll
 @dataclass(frozen=True, slots=True)
 class TruncationMarks:
     floor: Offset = FIRST_OFFSET
-    offsets: tuple[tuple[CursorName, Offset], ...] = ()  # By name.
+    offsets: tuple[tuple[CursorName, Offset], ...] = ()  # Sorted by name.
 
     def with_mark(self, name: CursorName, offset: Offset) -> Self:
-        """Raises `Truncated` below the floor, `InvalidRequest` for one mark too many."""
+        """The marks with this one set. Raises `Truncated` below the floor, `InvalidRequest` for one
+        mark too many.
+        """
         if offset < self.floor:
             raise Truncated("a mark protects nothing there", offset=offset, head=self.floor)
         marks = dict(self.offsets)
@@ -69,7 +71,9 @@ class TruncationMarks:
         return self._with(marks)
 
     def with_floor(self, head: Offset) -> Self:
-        """Raises `Guarded` if a mark is below; a floor never goes back."""
+        """The marks with the floor raised to `head`, never lowered. Raises `Guarded` if a mark is
+        below `head`.
+        """
         if names := self.below(head):
             raise Guarded(
                 marks=tuple(str(name) for name in names[:_TOLD_MAX]),
@@ -94,20 +98,22 @@ class TruncationMarks:
 class CursorCounts:
     """How many cursors a log has, by who created them (CB1)."""
 
-    by_principal: tuple[tuple[str, int], ...] = ()  # By name; 0 if missing.
+    # Sorted by name; a principal without cursors is missing.
+    by_principal: tuple[tuple[str, int], ...] = ()
 
     @property
     def total(self) -> int:
         return sum(count for _, count in self.by_principal)
 
     def recounted(self, total: int) -> Self:
-        """Earlier releases create and delete without counting, so the difference belongs to no
-        principal."""
+        """The counts with the right total. Earlier releases do not count, so the difference belongs
+        to no principal.
+        """
         named = {name: count for name, count in self.by_principal if name}
         return self._with({**named, "": max(total - sum(named.values()), 0)})
 
     def with_one_more(self, principal: str) -> Self:
-        """Raises `InvalidRequest` beyond the bounds."""
+        """The counts with one more cursor of the principal. Raises `InvalidRequest` beyond the bounds."""
         if self.total >= CURSORS_MAX:
             raise InvalidRequest(f"a log has at most {CURSORS_MAX} cursors", next_step=_DELETE_SOME)
         counts = dict(self.by_principal)
@@ -128,7 +134,9 @@ class CursorCounts:
 
 
 def one_more_in_all_logs(principal: str, total: int) -> int:
-    """`total`: the cursors that it has. Raises `InvalidRequest` beyond the bound (CB1)."""
+    """The new total of a principal. `total`: the cursors that it has. Raises `InvalidRequest`
+    beyond the bound (CB1).
+    """
     if total >= CURSORS_IN_ALL_LOGS_MAX:
         raise InvalidRequest(
             f"{principal} has {CURSORS_IN_ALL_LOGS_MAX} cursors in all logs together, and may have no more",
@@ -194,7 +202,7 @@ def check_expected(found: Cursor, expected_version: int | None) -> None:
 
 
 def pack_cursor(cursor: Cursor, principal: str = "") -> bytes:
-    """`principal`: who created it."""
+    """The bytes of a cursor. `principal`: the one that created it."""
     return pack_binary(
         schema.CursorNode(
             format_version=FORMAT_VERSION,
@@ -227,7 +235,7 @@ def unpack_cursor(name: CursorName, data: bytes) -> Cursor:
 
 
 def creator_of(data: bytes) -> str:
-    """Of a cursor, by its bytes. Raises as `unpack_cursor`."""
+    """The principal that created the cursor of these bytes. Raises as `unpack_cursor`."""
     return str(unpack_binary(schema.CursorNode, data).principal)
 
 
@@ -264,7 +272,7 @@ def pack_marks(marks: TruncationMarks, token: bytes) -> bytes:
 
 
 def unpack_marks(data: bytes) -> tuple[TruncationMarks, bytes]:
-    """And the token of the write that made it. Raises `BadMetadata`, `UnsupportedVersion`."""
+    """The marks, and the token of the write that they come from. Raises `BadMetadata`, `UnsupportedVersion`."""
     message = unpack_binary(schema.MarksNode, data)
     check_version(message.format_version)
     try:

@@ -17,14 +17,15 @@ from typing import Final
 from rollbook.proto.quorum import Quorum
 
 # Why the segment after a degraded one was begun.
-FULL_ENSEMBLE: Final = "full ensemble"  # It was made with too few bookies.
-ALL_COPIES: Final = "all copies"  # The same; a full ensemble cannot be had, all copies can.
-VACANT_SEAT: Final = "vacant seat"  # It had lost one.
+FULL_ENSEMBLE: Final = "full ensemble"  # The segment was made with too few bookies.
+# The segment was made with too few; no full ensemble is available, but all copies are.
+ALL_COPIES: Final = "all copies"
+VACANT_SEAT: Final = "vacant seat"  # The segment lost a bookie.
 
 # A seat is vacant for longer than a restart of its bookie takes, as for a writer that leaves a seat
 # (WR11). Larger: more records lack a copy. Smaller: a restart rolls all logs.
 VACANT_S: Final = 15.0
-_AGAIN_S: Final = 1.0  # After a first attempt that failed; twice as long after each further one.
+_AGAIN_S: Final = 1.0  # The wait after a first failed attempt; each further one doubles it.
 _AGAIN_S_MAX: Final = 600.0
 
 
@@ -60,8 +61,8 @@ class RollToMoreBookies:
     """
 
     def __init__(self) -> None:
-        self.attempts = 0  # Since all seats were taken for long enough.
-        self._wait_s = 0.0  # After the last of them.
+        self.attempts = 0  # Attempts since the segment last had all its seats for long enough.
+        self._wait_s = 0.0  # How long to wait after the latest attempt.
         self._not_before_s = 0.0
         self._vacant_since_s: float | None = None
         self._whole_since_s: float | None = None
@@ -80,11 +81,13 @@ class RollToMoreBookies:
 
     @property
     def is_over(self) -> bool:
-        """There is nothing to be asked for before a seat is vacant, unless the segment was made with too few bookies."""
+        """Whether nothing has to be watched before a seat is vacant. The caller goes on if the
+        segment was made with too few bookies.
+        """
         return self._vacant_since_s is None and self.attempts == 0
 
     def on_attempt(self, now_s: float, reason: str) -> None:
-        """A new segment is begun, or could not be begun."""
+        """Take note of an attempt to begin a segment, with or without success."""
         first_s = VACANT_S if reason == VACANT_SEAT else _AGAIN_S
         self._wait_s = min(first_s * 2.0**self.attempts, _AGAIN_S_MAX)
         self._not_before_s = now_s + self._wait_s

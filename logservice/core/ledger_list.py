@@ -62,12 +62,13 @@ from rollbook.proto.ports import Randomness
 EVENTS_MAX: Final = 64
 _TEXT_CHARACTERS_MAX: Final = 200
 
-# In the custom metadata of a log's ledgers.
+# Keys in the custom metadata of a log's ledgers.
 LEDGER_OF_LOG: Final = "rollbook.log"  # The log's uid, in hexadecimal.
-LEDGER_OF_VERSION: Final = "rollbook.log-version"  # Of the list, from which alone it may be listed.
-LOG_DELETED: Final = "log_deleted"  # Kinds of events that later changes depend on.
+# The only list version that may list this ledger.
+LEDGER_OF_VERSION: Final = "rollbook.log-version"
+LOG_DELETED: Final = "log_deleted"  # An event kind that later changes depend on.
 LOG_SEALED: Final = "log_sealed"
-LEDGER_OF_NAME: Final = "rollbook.log-name"  # For people, and to find the list by.
+LEDGER_OF_NAME: Final = "rollbook.log-name"  # Shows people the log's name, and leads to its list.
 
 
 def custom_metadata(name: LogName, uid: LogUid, version: int) -> dict[str, bytes]:
@@ -85,11 +86,11 @@ def draw_log_uid(randomness: Randomness) -> LogUid:
 class ListedLogState(Enum):
     OPEN = "open"
     SEALED = "sealed"
-    DELETED = "deleted"  # Its ledgers are kept for the time of grace.
+    DELETED = "deleted"  # Ledgers are kept until the grace period is over.
 
 
 class ListedSegmentState(Enum):
-    OPEN = "open"  # As far as the list knows: its ledger may have been closed in the meantime.
+    OPEN = "open"  # The list calls it open; the ledger may have been closed in the meantime.
     CLOSED = "closed"
 
 
@@ -112,13 +113,13 @@ class Segment:
     reason: str  # Why it was begun.
     first_timestamp_us: int  # When it was begun, on the log's clock.
     state: ListedSegmentState = ListedSegmentState.OPEN
-    base_offset: Offset | None = None  # Known when all before it are CLOSED.
-    next_offset: Offset | None = None  # The last three: known when it is CLOSED itself.
+    base_offset: Offset | None = None  # None: a segment before it is not CLOSED.
+    next_offset: Offset | None = None  # This and the next two are known when the segment is CLOSED.
     last_timestamp_us: int | None = None
-    bytes: int | None = None  # Of its ledger.
-    degraded_to: int = 0  # Its bookies if it was made with fewer than the log wanted, else 0.
-    # When it was listed, by its owner's clock. `first_timestamp_us` is the log's, which stops while nothing
-    # is appended. 0: an older release listed it.
+    bytes: int | None = None  # The size of the ledger.
+    degraded_to: int = 0  # The ledger's bookies if they are fewer than the log wanted, else 0.
+    # When the segment was listed, by its owner's clock. `first_timestamp_us` is the log's, which
+    # stops while nothing is appended. 0: an older release listed it.
     began_us: int = 0
 
     @property
@@ -132,7 +133,7 @@ class Segment:
         return self.next_offset - self.base_offset
 
     def size(self, written: Sizes) -> Size:
-        """0 as long as it is not closed, and not counted either."""
+        """The size of the closed segment, or as counted in `written`; 0 if it is not counted either."""
         counted = written.get(self.ledger_id, Size(0, 0))
         if self.bytes is None:
             return counted
@@ -171,9 +172,9 @@ class LedgerList:
     head: Offset = FIRST_OFFSET
     next_segment_id: SegmentId = FIRST_SEGMENT
     segments: tuple[Segment, ...] = ()
-    discarded: tuple[LedgerId, ...] = ()  # To be deleted, oldest first.
-    events: tuple[LogEvent, ...] = ()  # The last ones, oldest first.
-    free_at_us: int = 0  # Of a DELETED one: the end of its grace.
+    discarded: tuple[LedgerId, ...] = ()  # Ledgers that are to be deleted, oldest first.
+    events: tuple[LogEvent, ...] = ()  # The latest events, oldest first.
+    free_at_us: int = 0  # When the grace of a DELETED log ends.
 
     def __post_init__(self) -> None:
         if flaw := find_flaw(self):
@@ -183,14 +184,14 @@ class LedgerList:
 
     @property
     def tail(self) -> Offset | None:
-        """None as long as a segment is unclosed: then the list alone cannot tell."""
+        """Where the log ends; None while a segment is unclosed: then the list alone cannot tell."""
         if not self.segments:
             return self.head
         return self.segments[-1].next_offset
 
     @property
     def unclosed(self) -> tuple[Segment, ...]:
-        """At most two, the last ones (LL1)."""
+        """The segments that are not CLOSED: at most two, the last ones (LL1)."""
         return tuple(segment for segment in self.segments[-2:] if not segment.is_closed)
 
     @property
@@ -212,13 +213,14 @@ class LedgerList:
     # --- Ownership ----------------------------------------------------------------------------
 
     def with_owner(self, server: ServerInfo) -> Self:
-        """The next epoch (LL5), to be written together with its first ledger."""
+        """The list with this owner and the next epoch (LL5), to be written together with its first ledger."""
         self._refuse_unless_open()
         return replace(self, owner=server, owner_epoch=OwnerEpoch(self.owner_epoch + 1))
 
     def with_released(self) -> Self:
-        """The owner releases the log: its epoch stays the last one, and no server needs to wait
-        for it."""
+        """The list without an owner: the epoch stays the last one, and no server needs to wait for
+        that owner.
+        """
         return replace(self, owner=None)
 
     def with_preferred_server(self, server: str) -> Self:
@@ -235,7 +237,8 @@ class LedgerList:
         degraded_to: int = 0,
         began_us: int = 0,
     ) -> Self:
-        """A ledger at the end. Its creator made it for the very version of the list that this changes.
+        """The list with a ledger at the end. Its creator made it for the very version of the list that
+        this changes.
 
         Raises `MetadataConflict` while anything before the last segment is unclosed (LL1),
         `LogSealed`, `LogDeleted`.
@@ -271,7 +274,7 @@ class LedgerList:
         last_timestamp_us: int,
         bytes: int,  # noqa: A002  # What the field is called.
     ) -> Self:
-        """Its ledger is CLOSED, and a successor, if there is one, follows it (LL2).
+        """The list with this segment CLOSED; a successor, if there is one, follows it (LL2).
 
         Found closed as wanted, there is nothing to do. Raises `MetadataConflict` if it was closed
         elsewhere, is not listed, or has an unclosed one before it.
@@ -317,8 +320,8 @@ class LedgerList:
         return replace(self, segments=(*self.segments[:index], closed, *after))
 
     def with_discarded(self, segment_id: SegmentId) -> Self:
-        """The segment does not follow the one before, or is empty: nothing in it was acked (LL2).
-        The same holds for segments listed after it, which are discarded, too.
+        """The list without a segment that does not follow the one before, or is empty: nothing in it was
+        acked (LL2). The same holds for segments listed after it, which are discarded, too.
 
         Raises `MetadataConflict` if anything of that is CLOSED, or the one before is not. The first
         one is discarded only if nothing was ever truncated: then the log was never written.
@@ -338,7 +341,7 @@ class LedgerList:
         )
 
     def without_discarded(self, ledger_ids: Iterable[LedgerId]) -> Self:
-        """They are gone from the bookies' cluster, too."""
+        """The list without these ledgers in `discarded`: they are gone from the bookies' cluster, too."""
         gone = frozenset(ledger_ids)
         return replace(self, discarded=tuple(each for each in self.discarded if each not in gone))
 
@@ -388,7 +391,9 @@ class LedgerList:
         return max(candidates, 0)
 
     def with_sealed(self, tail: Offset) -> Self:
-        """Seal the log permanently. Raises `MetadataConflict` unless all is CLOSED, up to that very offset."""
+        """Seal the log permanently. Raises `MetadataConflict` unless every segment is CLOSED and
+        the log ends at `tail`.
+        """
         if self.state is ListedLogState.SEALED and self.tail == tail:
             return self
         self._refuse_unless_open()
@@ -397,7 +402,7 @@ class LedgerList:
         return replace(self, state=ListedLogState.SEALED)
 
     def with_deleted(self, free_at_us: int) -> Self:
-        """From here on it is neither read nor written; its ledgers stay until then."""
+        """Mark the log as deleted: it is neither read nor written any more. Ledgers stay until `free_at_us`."""
         if self.state is ListedLogState.DELETED:
             return self
         return replace(
@@ -406,7 +411,9 @@ class LedgerList:
 
     @property
     def is_condemned(self) -> bool:
-        """Whether its grace is over, and its ledgers go or are gone. One that was never opened has none."""
+        """Whether the log's grace is over, and its ledgers are being deleted. A log without a
+        ledger has none.
+        """
         has_lost_all = not self.segments and (bool(self.discarded) or self.next_segment_id > 0)
         return self.state is ListedLogState.DELETED and has_lost_all
 
@@ -420,16 +427,18 @@ class LedgerList:
 
     @property
     def deleted_us(self) -> int:
-        """When it was deleted, of a DELETED one."""
+        """When a DELETED log was deleted."""
         told_us = [event.at_us for event in self.events if event.kind == LOG_DELETED]
         return told_us[-1] if told_us else self.free_at_us
 
     def with_shorter_grace(self, free_at_us: int) -> Self:
-        """Of a DELETED one."""
+        """The list of a DELETED log whose grace ends at this time, if that is sooner."""
         return replace(self, free_at_us=min(self.free_at_us, max(free_at_us, 1)))
 
     def with_undeleted(self) -> Self:
-        """As it was before it was deleted. Raises `MetadataConflict` unless DELETED, `LogDeleted` if its ledgers go."""
+        """The list as before the deletion. Raises `MetadataConflict` unless DELETED, `LogDeleted`
+        if its ledgers are being deleted.
+        """
         if self.state is not ListedLogState.DELETED:
             raise MetadataConflict("the log is not deleted")
         if self.is_condemned:
@@ -461,7 +470,8 @@ class LedgerList:
     # ------------------------------------------------------------------------------------------
 
     def _index_of(self, segment_id: SegmentId) -> int:
-        for index in range(len(self.segments) - 1, -1, -1):  # It is one of the last.
+        # Counts from the end: the wanted segment is usually among the last.
+        for index in range(len(self.segments) - 1, -1, -1):
             if self.segments[index].segment_id == segment_id:
                 return index
         raise MetadataConflict("the segment is not listed", segment_id=segment_id)

@@ -21,7 +21,8 @@ from rollbook.proto.errors import BadMetadata
 from rollbook.proto.ports import Buffer
 
 GAPS_MAX: Final = 64
-UNWITNESSED_US_MAX: Final = 300 * 1_000_000  # Longer: no server was present.
+# A longer time without a report counts as one without servers.
+UNWITNESSED_US_MAX: Final = 300 * 1_000_000
 _BEAT_US: Final = 30 * 1_000_000  # Larger: fewer writes to the metadata store.
 
 _COUNT: Final = struct.Struct("<I")
@@ -36,10 +37,10 @@ class LivedTimeGap(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LivedTime:
-    gaps: tuple[LivedTimeGap, ...] = ()  # In order; none overlaps another.
+    gaps: tuple[LivedTimeGap, ...] = ()  # In order, without overlaps.
 
     def age_us(self, since_us: int, now_us: int) -> int:
-        """How much of that time had servers present."""
+        """The part of this time in which servers were present."""
         unlived = sum(
             max(0, min(gap.end_us, now_us) - max(gap.start_us, since_us)) for gap in self.gaps
         )
@@ -81,12 +82,11 @@ class Witness:
     lived: LivedTime = NO_GAPS
 
     def is_close(self, now_us: int) -> bool:
-        """Whether a server was present until now; if not, nothing is judged by age before the next
-        beat."""
+        """Whether a server was present until now; if not, nothing expires before the next beat."""
         return now_us <= self.last_us + UNWITNESSED_US_MAX
 
     def on_beat(self, now_us: int) -> "Witness":
-        """The same one, if there is nothing to write."""
+        """The witness after a report at `now_us`; the same object if there is nothing to write."""
         if now_us < self.last_us + _BEAT_US:
             return self
         if self.is_close(now_us):

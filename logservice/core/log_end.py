@@ -29,7 +29,7 @@ from rollbook.proto.errors import BeyondTail
 
 class EndSource(Enum):
     LIST = auto()
-    OWNER = auto()  # At another server.
+    OWNER = auto()  # The owner is another server.
     OPENING = auto()
 
 
@@ -69,7 +69,9 @@ def closed_end(listed: LedgerList) -> Offset | None:
 def end_of_closed_range(
     listed: LedgerList, start: Offset, until: Offset, owner: str
 ) -> LogTail | None:
-    """The end of the closed segments, if the range is within them: the owner knows no more about it. Else None."""
+    """The end of the closed segments, if the range is within them: the owner knows no more about
+    that range. Else None.
+    """
     end = closed_end(listed)
     if end is None or max(start, until) > end:
         return None
@@ -82,7 +84,7 @@ def may_have_grown(offset: Offset, tail: LogTail) -> bool:
 
 
 def require_within(offset: Offset, tail: LogTail) -> None:
-    """Raises `BeyondTail`."""
+    """Raises `BeyondTail` for an offset beyond the tail."""
     if offset > tail.tail:
         raise BeyondTail(offset=offset, tail=tail.tail)
 
@@ -98,8 +100,8 @@ class TailWatch:
         self._pause_s = pause_s
         self._sent: LogTail | None = None
         self.heartbeat_due_s: float | None = None  # None: the first one has no time limit.
-        self._looked: LogTail | None = None  # The tail whose time was looked for last.
-        self._look_again_s = 0.0  # The time is not looked for again for the same tail before this.
+        self._looked: LogTail | None = None  # The latest tail for which a time was looked up.
+        self._look_again_s = 0.0  # Before this, no second look for the time of the same tail.
 
     def is_due(self, tail: LogTail, now_s: float) -> bool:
         due_s = self.heartbeat_due_s

@@ -38,9 +38,9 @@ from rollbook.proto.ids import LedgerId
 from rollbook.proto.quorum import Quorum
 
 FORMAT_VERSION: Final = 1
-_NEWEST_VERSION: Final = 2  # Of a list whose settings a release of version 1 would lose.
+_NEWEST_VERSION: Final = 2  # For lists with settings that a release of version 1 would lose.
 TOKEN_BYTES: Final = 16
-_NODE_BYTES_MAX: Final = METADATA_BYTES_MAX - 64 * 1024  # The store's own frames come on top.
+_NODE_BYTES_MAX: Final = METADATA_BYTES_MAX - 64 * 1024  # Leaves room for the store's own frames.
 
 _STATES: Final = {
     schema.OPEN: ListedLogState.OPEN,
@@ -277,7 +277,7 @@ def pack_displaced(displaced: Displaced, token: bytes) -> bytes:
 
 
 def unpack_displaced(data: bytes) -> tuple[Displaced, bytes]:
-    """With the token of its write. Raises `BadMetadata`, `UnsupportedVersion`."""
+    """The displaced log, and the token of its write. Raises `BadMetadata`, `UnsupportedVersion`."""
     message = unpack_binary(schema.DisplacedLog, data)
     check_version(message.format_version)
     try:

@@ -9,12 +9,14 @@ from rollbook.proto.errors import LogReplaced
 
 
 def text_of(uid: LogUid) -> str:
-    """As clients see it."""
+    """The uid as clients see it."""
     return uid.hex()
 
 
 def check_life(log: LogName, uid: str, wanted: str) -> None:
-    """`uid`: of the log that has the name. `wanted` may be empty. Raises `LogReplaced`."""
+    """Check that the log is the wanted one. `uid`: the present log's; `wanted` may be empty. Raises
+    `LogReplaced`.
+    """
     if wanted and wanted != uid:
         raise LogReplaced(
             log=str(log),

@@ -51,25 +51,27 @@ DEFAULT: Final = LogConfig()
 class LogMemory:
     def __init__(self, config: LogConfig = DEFAULT) -> None:
         self.tail = FIRST_OFFSET
-        self.timestamp_us = 0  # Of the newest block; none is ever older than one before it.
-        self.owner_epoch: OwnerEpoch | None = None  # Of that block; None: not known.
-        # Of the newest one with records; 0: none since the snapshot it began with.
+        # The newest block's time, which is never less than an earlier block's.
+        self.timestamp_us = 0
+        self.owner_epoch: OwnerEpoch | None = None  # The newest block's epoch; None: not known.
+        # The time of the newest block with records; 0: none since the restored snapshot.
         self.record_us = 0
         self.writer_epoch = NO_WRITER_YET
-        self.holder = ""  # Of that epoch; empty: it was released, or there never was one.
-        # By which the epoch was asked for, released or not; empty: none was named.
+        self.holder = ""  # The holder of `writer_epoch`; empty: nobody.
+        # The attempt that asked for the epoch, released or not; empty: the request named none.
         self.attempt = ""
-        # It holds until it is released or stolen; with a lease, until it was not renewed for this
-        # long.
+        # How long the writer epoch is held without a renewal; 0: until it is released or stolen.
         self.ttl_ms = 0
-        self.fence_offset = FIRST_OFFSET  # The first one that is the epoch's.
+        self.fence_offset = FIRST_OFFSET  # The first offset of the writer epoch.
         self.is_sealed = False
         self.producers = Producers(config)
 
     # --- Facts --------------------------------------------------------------------------------
 
     def on_time(self, timestamp_us: int, owner_epoch: OwnerEpoch) -> None:
-        """Of a block. Time between two owners does not count, whatever their clocks say (LT1)."""
+        """Take note of a block's time. Time between two owners does not count, whatever their
+        clocks say (LT1).
+        """
         if owner_epoch != self.owner_epoch and self.owner_epoch is not None:
             self.producers.on_unlived(self.timestamp_us, timestamp_us)
         self.timestamp_us, self.owner_epoch = timestamp_us, owner_epoch
@@ -85,7 +87,7 @@ class LogMemory:
             self.holder = ""
 
     def on_begun(self, begun: ProducerBegun) -> None:
-        """By a block, whose time is known already."""
+        """Take note of a producer's new epoch, after `on_time` for the same block."""
         self.producers.on_begun(begun, self.tail, self.timestamp_us)
 
     def replay(self, block: Block, ledger_id: LedgerId, entry_id: EntryId) -> None:
@@ -122,7 +124,7 @@ class LogMemory:
 
     @property
     def packed_bytes(self) -> int:
-        """About the bytes of a snapshot."""
+        """The size of a snapshot, roughly."""
         return _HEAD.size + self.producers.packed_bytes
 
     def pack(self) -> bytes:
@@ -142,26 +144,26 @@ class LogMemory:
         return b"".join((head, holder, attempt, self.producers.pack()))
 
     def pack_lived(self) -> bytes:
-        """The bytes beside it."""
+        """The packed state that is stored beside a snapshot: owner epoch and lived time."""
         if self.owner_epoch is None:
             return b""
         return _EPOCH.pack(self.owner_epoch) + self.producers.lived.pack()
 
     def pack_counts(self) -> bytes:
-        """As `pack_lived`."""
+        """The packed record counts that are stored beside a snapshot."""
         return self.producers.pack_counts()
 
     def follows(self, ledger_id: LedgerId, last_entry: EntryId) -> Follows:
-        """The first entry of a segment."""
+        """The control of a segment's first entry, with a snapshot."""
         return Follows(ledger_id, last_entry, self.pack(), self.pack_lived(), self.pack_counts())
 
     def snapshot(self) -> Snapshot:
-        """Between others."""
+        """The control of a snapshot between other entries."""
         return Snapshot(self.pack(), self.pack_lived(), self.pack_counts())
 
     @classmethod
     def restore(cls, said: Follows | Snapshot, config: LogConfig = DEFAULT) -> Self:
-        """Raises `BadMetadata`."""
+        """The state that a control block has stored. Raises `BadMetadata`."""
         return cls.unpack(said.state, config, said.lived, said.counts)
 
     @classmethod
@@ -172,7 +174,7 @@ class LogMemory:
         lived: Buffer = b"",
         counts: Buffer = b"",
     ) -> Self:
-        """Raises `BadMetadata`."""
+        """The state from its packed form. Raises `BadMetadata`."""
         if len(data) < _HEAD.size:
             raise BadMetadata("a snapshot of a log is cut short")
         version, flags, attempt_size, ttl_ms, tail, timestamp_us, epoch, fence, size = (
@@ -203,7 +205,7 @@ class LogMemory:
 
 
 def snapshot_in(block: Block) -> Follows | Snapshot | None:
-    """A replay may begin after this block."""
+    """The snapshot in a block, after which a replay may begin; None if it has none."""
     if block.is_control:
         match unpack_control(block):
             case Follows() | Snapshot() as said:

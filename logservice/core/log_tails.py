@@ -28,7 +28,7 @@ from rollbook.logservice.ids import FIRST_OFFSET, LogName, parse_prefix
 from rollbook.logservice.messages import TailOfLog, Tails, WatchTails
 from rollbook.proto.errors import InvalidRequest
 
-NAMED_MAX: Final = 10_000  # Logs, and prefixes, that one watcher names.
+NAMED_MAX: Final = 10_000  # The most logs and prefixes that one watcher may name.
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class Scope:
 
 
 def tail_of_list(log: LogName, listed: LedgerList, owner: str) -> TailOfLog:
-    """As far as the list says. `owner`: the address of one that lives; empty: none."""
+    """The tail by the list alone. `owner`: the address of one that is alive; empty: none."""
     ends = [
         end
         for segment in listed.segments[-3:]
@@ -79,14 +79,14 @@ def tail_of_list(log: LogName, listed: LedgerList, owner: str) -> TailOfLog:
 
 
 class TailTable:
-    """What one server knows."""
+    """The tails that one server knows."""
 
     def __init__(self) -> None:
-        self.number = 0  # Of the latest change.
+        self.number = 0  # The number of the latest change.
         self._tails: dict[LogName, TailOfLog] = {}
         self._changes: dict[
             LogName, int
-        ] = {}  # Numbers in order, also those of logs that are gone.
+        ] = {}  # Change numbers in order, also for logs that are gone.
 
     def __len__(self) -> int:
         return len(self._tails)
@@ -101,7 +101,7 @@ class TailTable:
         return self._tails.get(log)
 
     def put(self, tail: TailOfLog) -> bool:
-        """Whether that is news (TW3)."""
+        """Store a tail; returns whether it is new to watchers (TW3)."""
         known = self._tails.get(tail.log)
         if known is not None and known.uid == tail.uid:
             tail = _not_before(tail, known)
@@ -112,18 +112,18 @@ class TailTable:
         return True
 
     def drop(self, log: LogName) -> None:
-        """It is gone, or belongs to another server."""
+        """Mark a log as gone: it was deleted, or belongs to another server."""
         if self._tails.pop(log, None) is not None:
             self._on_change(log)
 
     def keep(self, is_wanted: Callable[[LogName], bool]) -> None:
-        """Forgets logs without a watcher."""
+        """Forget logs without a watcher."""
         for log in [each for each in self._changes if not is_wanted(each)]:
             self._tails.pop(log, None)
             del self._changes[log]
 
     def changed_since(self, number: int) -> list[LogName]:
-        """In the order of their last changes."""
+        """Logs that changed after this number, in the order of their last changes."""
         found: list[LogName] = []
         for log in reversed(self._changes):
             if self._changes[log] <= number:
@@ -133,7 +133,7 @@ class TailTable:
         return found
 
     def forget_gone(self, number: int) -> None:
-        """All watchers know which logs were gone by then."""
+        """Forget logs that were gone at this number: all watchers know it."""
         gone: list[LogName] = []
         for log, changed in self._changes.items():
             if changed > number or len(self._changes) - len(gone) <= len(self._tails):
@@ -154,14 +154,14 @@ class MergedTails:
 
     def __init__(self) -> None:
         self.known: dict[LogName, TailOfLog] = {}
-        self._said: dict[str, dict[LogName, TailOfLog]] = {}  # By server.
+        self._said: dict[str, dict[LogName, TailOfLog]] = {}  # The latest reports of each server.
         self._unconfirmed: dict[
             str, dict[LogName, None]
-        ] = {}  # What it has reported on an earlier stream.
+        ] = {}  # Reports of earlier streams that the present one has not repeated.
         self._complete: dict[
             str, bool
-        ] = {}  # Servers with a stream, and whether they have reported everything on it.
-        self._named: dict[str, tuple[str, ...]] = {}  # The servers that each has named last.
+        ] = {}  # Servers with a stream, and whether everything was reported on it.
+        self._named: dict[str, tuple[str, ...]] = {}  # The servers that each server named last.
         self._changed: dict[LogName, None] = {}
 
     @property
@@ -174,17 +174,19 @@ class MergedTails:
 
     @property
     def is_complete(self) -> bool:
-        """All servers have reported all that they know."""
+        """Whether all servers have reported all that they know."""
         servers = self.servers
         return bool(servers) and all(self._complete.get(each) for each in servers)
 
     def on_stream(self, server: str) -> None:
-        """A stream begins: its first messages report everything again."""
+        """Take note of a new stream, whose first messages report everything again."""
         self._complete[server] = False
         self._unconfirmed[server] = dict.fromkeys(self._said.get(server, ()))
 
     def on_broken(self, server: str) -> None:
-        """What the server has said stays until it can be reached again, unless it has left."""
+        """Take note of a broken stream. The server's reports count until it can be reached again,
+        or has left.
+        """
         self._complete.pop(server, None)
         self._forget_departed()
 
@@ -207,12 +209,14 @@ class MergedTails:
         self._forget_departed()
 
     def take_changed(self) -> list[LogName]:
-        """Since the last time."""
+        """The logs that have changed since the last call."""
         changed, self._changed = self._changed, {}
         return list(changed)
 
     def _forget_departed(self) -> None:
-        """TW4. A server that can be reached has not left: others may not know it yet."""
+        """Forget what departed servers have reported (TW4). A server that can be reached has not
+        left: others may not know it yet.
+        """
         if not self.is_complete:
             return
         servers = self.servers
@@ -223,7 +227,7 @@ class MergedTails:
                 self._merge(log)
 
     def _merge(self, log: LogName, uid: str = "") -> None:
-        """`uid`: of the latest message about it."""
+        """Choose between the reports about a log. `uid`: the latest message's."""
         found = [said[log] for said in self._said.values() if log in said]
         known = self.known.get(log)
         if not found:
@@ -245,7 +249,7 @@ class MergedTails:
 
 
 def _not_before(tail: TailOfLog, known: TailOfLog) -> TailOfLog:
-    """TW3: with the head and the tail that are known, if they are further."""
+    """The tail, with the known head and tail if these are further (TW3)."""
     if (
         tail.tail >= known.tail
         and tail.head >= known.head

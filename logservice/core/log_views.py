@@ -20,7 +20,7 @@ from rollbook.proto.ids import LedgerId
 
 
 def etag_of(listed: LedgerList) -> str:
-    """Equal for equal configurations of one log only."""
+    """A configuration's ETag: equal for equal configurations of one log only."""
     return f"{text_of(listed.uid)}-{_digest_of(listed.config)}"
 
 
@@ -54,7 +54,7 @@ def segments_page(
 
 
 def _began_us(segment: Segment) -> int:
-    """As precise as is known."""
+    """When the segment was started, as precisely as is known."""
     return segment.began_us or segment.first_timestamp_us
 
 
@@ -88,7 +88,7 @@ def _view(segment: Segment, size: Size) -> SegmentView:
 
 
 def journal_of(listed: LedgerList, limit: int) -> Journal:
-    """Newest first. Rolls follow from the segments that are still there."""
+    """The log's events, newest first. Rolls follow from the segments that are still there."""
     events = sorted((*_events(listed), *_rolls(listed)), key=lambda each: each.time_us)
     return Journal(tuple(reversed(events[-limit:] if limit > 0 else ())))
 

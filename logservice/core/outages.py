@@ -9,7 +9,7 @@ from typing import Final
 
 from rollbook.logservice.messages import Obstacle, ObstacleKind
 
-_NAMED_MAX: Final = 8  # In one sentence.
+_NAMED_MAX: Final = 8  # The most names in one sentence.
 
 TimeOf = Callable[[int], str]
 
@@ -36,8 +36,9 @@ class KnownOutages:
         silent: Collection[str] = (),
         away: Iterable[str] = (),
     ) -> None:
-        """`away`: those that belong to the cluster and are not registered. One that was registered before, or
-        was an obstacle, is away if it is not named now.
+        """Take note of the bookies that are `away`: they belong to the cluster and are not
+        registered. A bookie that was registered before, or was an obstacle, is away if it is not
+        named now.
         """
         found = dict.fromkeys((*self._bookies, *away), "is not registered")
         found |= dict.fromkeys(read_only, "is read-only")

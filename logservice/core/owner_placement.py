@@ -21,7 +21,7 @@ _LIFE: Final = "~"
 
 
 def server_name(server_id: ServerId) -> str:
-    """What stays the same from one life of a server to the next."""
+    """The part of a server's id that stays the same across restarts."""
     return server_id.partition(_LIFE)[0]
 
 

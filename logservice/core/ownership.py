@@ -75,7 +75,7 @@ def claim_on_living(listed: LedgerList, *, refuses: bool, wait_ns: int) -> Claim
     if wait_ns:
         raise OwnerChanging(
             "its owner refuses connections, and it was taken from one that did lately",
-            # Not all of the wait: its lease ends sooner, or it is there again.
+            # A part of the wait: the owner's lease may end sooner, or it may be reachable again.
             retry_after_ms=min(wait_ns // 1_000_000, 10 * RETRY_MS),
         )
     return Claim(
@@ -112,7 +112,7 @@ def has_no_owner(
     if owner.server_id != server_id:
         return not is_alive(owner.server_id)
     if not is_opening:
-        return True  # It was lost there.
+        return True  # The list names this server, which has lost the log.
     # A newer epoch may be the one that the opening has listed.
     return seen is not None and listed.owner_epoch <= seen.owner_epoch
 

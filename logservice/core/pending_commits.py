@@ -24,45 +24,48 @@ Place = tuple[int, EntryId]
 class PendingCommits(Generic[Item]):
     def __init__(self) -> None:
         self._waiting: deque[tuple[Place, Item]] = deque()
-        self._newest: Place = (0, NO_ENTRY)  # Of the entries that were appended.
+        self._newest: Place = (0, NO_ENTRY)  # The latest entry that was appended.
         self._settled: Place = (0, NO_ENTRY)
-        self._confirmed_behind = NO_ENTRY  # In the ledger after the one that is being closed.
+        # Confirmed in the second ledger while the first is being closed.
+        self._confirmed_behind = NO_ENTRY
 
     def __len__(self) -> int:
         return len(self._waiting)
 
     @property
     def is_certain(self) -> bool:
-        """Nothing that was appended is unsettled: a response may be sent at once."""
+        """Whether everything that was appended is settled: a response may be sent at once."""
         return self._settled >= self._newest
 
     @property
     def is_closing(self) -> bool:
-        """New entries go to a second ledger."""
+        """Whether new entries go to a second ledger while the first is being closed."""
         return self._newest[0] > self._settled[0]
 
     def on_appended(self, entry_id: EntryId, item: Item) -> None:
-        """To the newest ledger."""
+        """Take note of an entry that was appended to the newest ledger."""
         assert entry_id > self._newest[1], "LS4: an entry was appended out of order"
         self._newest = (self._newest[0], entry_id)
         self._waiting.append((self._newest, item))
 
     def on_answered(self, item: Item) -> Collection[Item]:
-        """It rests on all that was appended so far. Settled at once if nothing of that is uncertain."""
+        """Take note of an answer that depends on all earlier appends. Returned at once if all of
+        them are settled.
+        """
         if self.is_certain:
             return (item,)
         self._waiting.append((self._newest, item))
         return _NOTHING
 
     def on_successor(self) -> int:
-        """Later appends go to another ledger; returns its number."""
+        """Direct later appends to another ledger; returns its number."""
         assert not self.is_closing, "LS3: a third ledger, with two that are not closed"
         self._newest = (self._newest[0] + 1, NO_ENTRY)
         self._confirmed_behind = NO_ENTRY
         return self._newest[0]
 
     def on_confirmed(self, ledger: int, last_entry: EntryId) -> Collection[Item]:
-        """What is settled by that, in the order of the decisions."""
+        """Take note of confirmed entries; returns what they settle, in the order of the decisions."""
         if ledger == self._settled[0]:
             self._settled = max(self._settled, (ledger, last_entry))
             return self._take()
@@ -71,13 +74,15 @@ class PendingCommits(Generic[Item]):
         return _NOTHING
 
     def on_closed(self) -> Collection[Item]:
-        """The first of two ledgers was closed, at the very entry that was appended to it last."""
+        """Take note that the first of two ledgers was closed, at the very entry that was appended
+        to it last.
+        """
         assert self.is_closing, "LS1: a ledger was closed before it had a successor"
         self._settled = (self._settled[0] + 1, self._confirmed_behind)
         return self._take()
 
     def give_up(self) -> list[Item]:
-        """Everything whose outcome this server will never know."""
+        """Return everything whose outcome this server will never know."""
         items = [item for _, item in self._waiting]
         self._waiting.clear()
         return items

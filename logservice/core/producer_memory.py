@@ -11,19 +11,18 @@ from typing import Final
 from rollbook.logservice.core.producers import Producers
 
 BYTES_MAX: Final = 128 * 1024 * 1024
-_FREED: Final = (
-    8  # An eighth is freed at once. Larger: less is forgotten at a time, and more often.
-)
+# The part that is freed at once. Larger part: fewer occasions, more is forgotten each time.
+_FREED: Final = 8
 
 
 class ProducerMemory:
     def __init__(self, bytes_max: int = BYTES_MAX) -> None:
         self.bytes = 0
         self._bytes_max = bytes_max
-        self._logs: dict[Producers, None] = {}  # In the order in which they came.
+        self._logs: dict[Producers, None] = {}  # In the order in which they were added.
 
     def add(self, producers: Producers) -> None:
-        """They count from now on, until `remove`."""
+        """Count this log's producers from now on, until `remove`."""
         self._logs[producers] = None
         producers.on_grown = self._on_grown
         self._on_grown(producers.bytes)
@@ -49,5 +48,6 @@ class ProducerMemory:
             bytes_before, number = heapq.heappop(largest)
             producers = logs[number]
             producers.forget_half()
-            if producers.bytes < -bytes_before:  # Otherwise it is one producer, which stays.
+            # A log that has freed nothing has one producer, which stays.
+            if producers.bytes < -bytes_before:
                 heapq.heappush(largest, (-producers.bytes, number))

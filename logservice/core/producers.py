@@ -67,8 +67,9 @@ from rollbook.proto.errors import (
 from rollbook.proto.ids import NO_ENTRY, EntryId, LedgerId
 from rollbook.proto.ports import Buffer
 
-PRODUCERS_MAX: Final = 8192  # Of a log. This many producers, and this many batches of all of them,
-BATCHES_MAX: Final = 65_536  # fit into one snapshot of 4 MiB.
+PRODUCERS_MAX: Final = 8192  # The most producers of a log: one snapshot of 4 MiB has room for them.
+# The most remembered batches of a log: one snapshot of 4 MiB has room for them, too.
+BATCHES_MAX: Final = 65_536
 
 NAMED_MAX: Final = PRODUCERS_MAX // 2
 _NAMED_BATCHES_MAX: Final = BATCHES_MAX // 2
@@ -79,10 +80,10 @@ DEFAULT: Final = LogConfig()
 
 # Shorter gaps count as time lived: they make the log forget no producer.
 _UNLIVED_US_MIN: Final = 1_000_000
-_NUMBERS: Final = 5  # Of a batch.
+_NUMBERS: Final = 5  # The numbers that are kept of a batch.
 _BATCH_BYTES: Final = 8 * _NUMBERS
-_LONE_BYTES: Final = 160  # In memory, of a producer with one batch, besides its id and that batch;
-_MORE_BYTES: Final = 240  # and of one with more.
+_LONE_BYTES: Final = 160  # Memory of a producer with one batch, besides its id and that batch.
+_MORE_BYTES: Final = 240  # Memory of a producer with several batches, besides its id and them.
 _COUNT: Final = struct.Struct("<I")
 _LONE: Final = struct.Struct("<IqIB5q")  # Epoch, sequence number, CRC, flags, the batch.
 _HAS_CRC: Final = 1
@@ -104,23 +105,25 @@ class AppendedBatch(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class BegunEpoch:
-    """How many records a named producer has appended, and the epoch that it begins."""
+    """The epoch that a named producer begins, and how many records it has appended so far."""
 
     begun: ProducerBegun
     records: int | None  # Records that it has appended, in all its epochs; None: not known.
-    last_offset: Offset | None  # Of the last one.
+    last_offset: Offset | None  # The offset of its latest record.
 
 
 @dataclass(slots=True)
 class _Producer:
-    """One with several batches. Most of many producers have one batch, and are kept as `_LONE`: that takes
-    half as much."""
+    """A producer with several batches. Most producers have one batch and are kept as `_LONE`: that
+    takes half as much.
+    """
 
     epoch: int
     last_seq: int
-    last_crc: int | None = None  # Of that one's block; None: not known.
-    batches: "array[int]" = field(default_factory=lambda: array("q"))  # Flat, the oldest first.
-    records: int = 0  # Of all its batches, remembered or not.
+    last_crc: int | None = None  # The CRC of the latest batch's block; None: not known.
+    # `_NUMBERS` for each batch, the oldest first.
+    batches: "array[int]" = field(default_factory=lambda: array("q"))
+    records: int = 0  # Counts all its batches, remembered or not.
 
     @property
     def count(self) -> int:
@@ -132,7 +135,7 @@ class _Producer:
 
     @property
     def remembered(self) -> int:
-        """Records of the batches that are remembered."""
+        """The number of records in the remembered batches."""
         return sum(self.batches[1::_NUMBERS]) - sum(self.batches[::_NUMBERS])
 
     def keep_newest(self) -> None:
@@ -148,7 +151,7 @@ def _opened(known: "bytes | _Producer") -> _Producer:
 
 
 def _memory_bytes(producer_id: bytes, known: "bytes | _Producer") -> int:
-    """About what it takes."""
+    """The memory that a producer takes, roughly."""
     if isinstance(known, _Producer):
         return _MORE_BYTES + len(producer_id) + _BATCH_BYTES * known.count
     return _LONE_BYTES + len(producer_id) + len(known)
@@ -157,30 +160,31 @@ def _memory_bytes(producer_id: bytes, known: "bytes | _Producer") -> int:
 class Producers:
     def __init__(self, config: LogConfig = DEFAULT) -> None:
         self.configure(config)
-        # By when it was used last.
+        # Unnamed producers, the one unused the longest first.
         self._producers: OrderedDict[bytes, bytes | _Producer] = OrderedDict()
-        self._named: OrderedDict[bytes, _Producer] = OrderedDict()  # As well.
+        # Named producers, the one unused the longest first.
+        self._named: OrderedDict[bytes, _Producer] = OrderedDict()
         self._batches = self._named_batches = 0
-        self.bytes = 0  # About what it takes in memory.
-        self.on_grown: Callable[[int], None] = _nobody  # Called with each change of that.
+        self.bytes = 0  # The memory that all of it takes, roughly.
+        self.on_grown: Callable[[int], None] = _nobody  # Called with each change of `bytes`.
         self.lived = NO_GAPS
 
     def configure(self, config: LogConfig) -> None:
-        """Narrower windows are kept from the next batch of each producer on."""
+        """Apply the configuration. A narrower window takes effect with each producer's next batch."""
         self._window_batches = config.dedupe_batches
         self._window_us = config.dedupe_age_s * 1_000_000
-        self._stale_after_us = 0  # No producer is older than that; 0: not yet computed.
+        self._stale_after_us = 0  # Every producer is younger than this; 0: not yet computed.
 
     def __len__(self) -> int:
         return len(self._producers) + len(self._named)
 
     @property
     def packed_bytes(self) -> int:
-        """About what a snapshot takes."""
+        """The size of a snapshot, roughly."""
         return len(self) * 48 + self._batches * _NUMBERS * 8
 
     def find(self, ref: ProducerRef, now_us: int) -> AppendedBatch | None:
-        """The first one's place, if this batch was sent again; None if it is the next one.
+        """The place of the first batch, if this one repeats it; None if this is the next batch.
 
         Raises `ProducerFenced`, `ProducerGap`, `DuplicateTooOld`.
         """
@@ -224,7 +228,9 @@ class Producers:
             )
 
     def on_batch(self, ref: ProducerRef, batch: AppendedBatch, crc: int) -> None:
-        """It was appended: `find` has returned None, now or when its block was written."""
+        """Take note of an appended batch, for which `find` returned None: now, or when its block
+        was written.
+        """
         if ref.epoch >= NAMED_EPOCH_MIN:
             self._on_named_batch(ref, batch, crc)
             return
@@ -239,7 +245,7 @@ class Producers:
             producers.move_to_end(ref.id)
             known = found if isinstance(found, _Producer) else _opened(found)
             before = after = known.count
-            if ref.seq == 0:  # A new epoch; or a life of its own, after the old one was forgotten.
+            if ref.seq == 0:  # The producer's new epoch, or a new life after it was forgotten.
                 del known.batches[:]
                 after = 0
             elif (surplus := before + 1 - self._window_batches) > 0:
@@ -250,7 +256,7 @@ class Producers:
             _count(known, batch)
             after += 1
             self._batches += after - before
-            if known is not found:  # It was the only one.
+            if known is not found:  # The producer had one batch until now.
                 grown = _memory_bytes(ref.id, known) - _memory_bytes(ref.id, found)
                 producers[ref.id] = known
                 self._grow(grown)
@@ -266,7 +272,8 @@ class Producers:
     # --- Named ones ---------------------------------------------------------------------------
 
     def begin(self, producer_id: bytes, now_us: int) -> BegunEpoch:
-        """The next epoch of a named producer (LS15). Changes nothing: `on_begun` does, once it is in the log.
+        """The next epoch of a named producer (LS15). Changes nothing: `on_begun` does, once the epoch is
+        in the log.
 
         Raises `InvalidRequest` if there is no further epoch.
         """
@@ -288,8 +295,7 @@ class Producers:
         )
 
     def on_begun(self, begun: ProducerBegun, tail: Offset, timestamp_us: int) -> None:
-        """The new epoch is in the log: blocks of an older one are refused, and number 0 comes
-        next."""
+        """Take note that an epoch is in the log: blocks of an older one are refused, and number 0 is next."""
         known = self._take(begun.producer)
         if known is None or begun.is_new:
             nothing = array("q", (tail, tail, timestamp_us, NO_LEDGER, NO_ENTRY))
@@ -325,14 +331,14 @@ class Producers:
         return _opened(found) if isinstance(found, bytes) else found
 
     def _take(self, producer_id: bytes) -> _Producer | None:
-        """Forgets whatever is known of it."""
+        """Remove a producer from all tables; returns what was known of it."""
         known = self._known(producer_id)
         if known is not None:
             self._forget_one(producer_id)
         return known
 
     def _put(self, producer_id: bytes, known: _Producer) -> None:
-        """It becomes the most recently used one."""
+        """Store a producer as the most recently used one."""
         self._named[producer_id] = known
         self._batches += known.count
         self._named_batches += known.count
@@ -341,7 +347,7 @@ class Producers:
         self._grow(_memory_bytes(producer_id, known))
 
     def _trim_named(self) -> None:
-        """Those that were used the longest ago keep their newest batch, until half of the room is free."""
+        """Trim the named producers unused the longest to their newest batch, until half of the room is free."""
         for known in self._named.values():
             if self._named_batches <= _NAMED_BATCHES_MAX // 2:
                 return
@@ -354,7 +360,9 @@ class Producers:
     # --- Forgetting ---------------------------------------------------------------------------
 
     def forget_half(self) -> None:
-        """Of its memory: those that were used the longest ago, named ones last, but never the last one."""
+        """Forget half of the memory: producers unused the longest first, named ones last, and never
+        the last one.
+        """
         wanted = self.bytes // 2
         while self.bytes > wanted and len(self) > 1:
             self._forget_one(next(iter(self._producers or self._named)))
@@ -408,7 +416,7 @@ class Producers:
         return b"".join((_COUNT.pack(len(self)), *self._pack_each()))
 
     def pack_counts(self) -> bytes:
-        """The bytes beside it."""
+        """The packed record counts that are stored beside a snapshot."""
         counts = bytearray((_COUNTS_VERSION,))
         for place, (_, found) in enumerate(self._in_order()):
             known = _opened(found)
@@ -478,4 +486,4 @@ def _unpack_counts(counts: Buffer) -> dict[int, int]:
 
 
 def _nobody(grown: int) -> None:
-    """Nobody counts."""
+    """The callback before anybody counts."""

@@ -15,13 +15,13 @@ from rollbook.logservice.messages import Records
 @dataclass(frozen=True, slots=True)
 class Until:
     offset: Offset | None = None
-    timestamp_us: int | None = None  # No record of that time or later.
+    timestamp_us: int | None = None  # Records of that time or later are beyond the end.
 
     def is_reached(self, position: Offset) -> bool:
         return self.offset is not None and position >= self.offset
 
     def cut(self, records: Records) -> tuple[Records | None, bool]:
-        """The part of it before the end, if any, and whether this reaches the end."""
+        """The part of the records before the end, if any, and whether this reaches the end."""
         blocks: Sequence[bytes] = records.blocks
         start, end = records.base_offset, records.next_offset
         is_over = self.is_reached(end)
@@ -40,7 +40,7 @@ class Until:
 
 
 def cut_to_size(records: Records, records_max: int, bytes_max: int) -> Records:
-    """The first blocks of it, at least one; of that one no more records than requested.
+    """The first blocks, at least one, and no more records of that one than requested.
 
     A block counts as stored or as unpacked, whichever is more (LB3).
     """

@@ -87,9 +87,8 @@ from rollbook.proto.errors import (
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 MAGIC: Final = b"RBK\x01"  # The last byte is the version.
 HEADER_BYTES: Final = 72
-OPENED_BYTES_MAX: Final = (
-    4 * 1024 * 1024
-)  # What is opened together has no more, or one block (LB3).
+# The most bytes of blocks that are opened together, unless a single block is larger (LB3).
+OPENED_BYTES_MAX: Final = 4 * 1024 * 1024
 CONTROL_FLAG: Final = 1
 
 _SERVER_HALF: Final = 8
@@ -98,8 +97,8 @@ _CODEC_AT: Final = 41
 _HEADER: Final = struct.Struct("<4sIqqqqBBBBIIIIIq")
 _CLIENT_HEADER: Final = struct.Struct("<BBBBIIIIIq")
 _SERVER_HEADER: Final = struct.Struct("<qqqq")
-_SPAN: Final = struct.Struct("<q28xI")  # From the server's half on: base offset, count.
-_PACKING: Final = struct.Struct("<B14xI")  # From the codec on, with the unpacked size.
+_SPAN: Final = struct.Struct("<q28xI")  # From the header's server half on: base offset, count.
+_PACKING: Final = struct.Struct("<B14xI")  # From the header's codec on, with the unpacked size.
 _CRC: Final = struct.Struct("<I")
 _PAIR: Final = struct.Struct("<ii")
 _PADDING: Final = tuple(bytes(-length % 8) for length in range(8))
@@ -112,15 +111,17 @@ _MUST_BE_KNOWN: Final = 1
 _INT32_MAX: Final = 2**31 - 1
 _UINT32_MAX: Final = 2**32 - 1
 _TOP: Final = 1 << 31
-_TOPS_KEPT_MAX: Final = 16_384  # Bounds what is cached.
+_TOPS_KEPT_MAX: Final = 16_384  # The largest count whose mask is cached.
 _SECTIONS_MAX: Final = 64
-_ONE_SIZE_COUNTS: Final = 32  # Strings of one size are cut out by multiples of that,
-_ONE_SIZE_MAX: Final = 4096  # at most this many, since what cuts them is remembered.
+# This many strings of one size are cut out together, or a multiple of that.
+_ONE_SIZE_COUNTS: Final = 32
+# The most strings that are cut out together: a format for each such number is remembered.
+_ONE_SIZE_MAX: Final = 4096
 _HEADER_NAME_BYTES_MAX: Final = 255
 _HEADER_NAME: Final = re.compile(r"[!-~]{1,255}")
 _PRINTABLE: Final = bytes(range(0x21, 0x7F))
 _ZSTD_LEVEL: Final = 1
-_ZSTD_PAYS: Final = 7 / 8  # If it packs to more than this it is kept unpacked.
+_ZSTD_PAYS: Final = 7 / 8  # A body that packs to a larger part than this is kept unpacked.
 
 assert _HEADER.size == HEADER_BYTES
 assert _CLIENT_HALF + _CLIENT_HEADER.size == HEADER_BYTES
@@ -159,8 +160,7 @@ Headers = Mapping[str, bytes]
 
 
 class _NoHeaders(Mapping[str, bytes]):
-    """Shared by all records without headers, so it must not be changed; a proxy of a dict cannot be
-    pickled."""
+    """The headers of all records without headers: shared, so immutable; a proxy of a dict cannot be pickled."""
 
     __slots__ = ()
 
@@ -188,7 +188,7 @@ class Record(NamedTuple):
     value: bytes
     key: bytes | None
     headers: Headers
-    timestamp_us: int  # The server's: one for a whole batch, never lower than the one before.
+    timestamp_us: int  # The server's time, one for a batch, never below an earlier one.
     event_time_us: int | None  # The producer's own.
 
     @property
@@ -204,7 +204,7 @@ class Record(NamedTuple):
         return _EPOCH + timedelta(microseconds=self.event_time_us)
 
 
-@dataclass(slots=True)  # Not frozen, since that costs: one is made for every append.
+@dataclass(slots=True)  # Mutable, since frozen objects are slow to make: one for each append.
 class BlockInfo:
     """What sequencing needs to know about a block."""
 
@@ -218,8 +218,8 @@ class BlockInfo:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    record_bytes_max: int  # Of a value, of a key, of a header's value.
-    batch_bytes_max: int  # Of a body, packed or not.
+    record_bytes_max: int  # Bounds a value, a key and a header's value.
+    batch_bytes_max: int  # Bounds a body, packed or not.
     batch_records_max: int
 
     @classmethod
@@ -243,7 +243,7 @@ def pack_block(
     producer: ProducerRef | None = None,
     codec: Codec = Codec.NONE,
 ) -> bytes:
-    """The client's half. With a codec it is packed if that pays.
+    """The client's half of a block. With a codec the body is packed if that pays.
 
     Raises `InvalidRequest`, and `EntryTooLarge` for records that fit into no block.
     """
@@ -279,7 +279,7 @@ def pack_sections(
     producer: ProducerRef | None = None,
     codec: Codec = Codec.NONE,
 ) -> bytes:
-    """The client's half, of columns that are laid out already, in the order of their numbers.
+    """The client's half of a block, of columns that are laid out already, in the order of their numbers.
 
     Raises `EntryTooLarge`. Nothing else is checked here: the server does.
     """
@@ -319,12 +319,12 @@ def with_producer(block: bytes, producer: ProducerRef) -> bytes:
 
 
 def producer_of(block: bytes) -> ProducerRef | None:
-    """Whose batch it is. Raises `InvalidBlock`, `UnsupportedVersion`."""
+    """The producer of a batch; None if it has none. Raises `InvalidBlock`, `UnsupportedVersion`."""
     return _producer_of(block, _unpack_header(block))
 
 
 def by_name(headers: Headers) -> dict[str, bytes]:
-    """For framing headers from a map, which has no order. A retry has to have the same
+    """The headers as a map, which has no order, sorted for framing. A retry has to have the same
     bytes, since its CRC distinguishes it from another batch (LS6).
     """
     return dict(sorted(headers.items()))
@@ -342,7 +342,7 @@ def stamped(
     owner_epoch: int,
     writer_epoch: int,
 ) -> bytes:
-    """With the server's half written; the client's half is not checked."""
+    """The block with the server's half written; the client's half is not checked."""
     server_half = _SERVER_HEADER.pack(base_offset, base_timestamp_us, owner_epoch, writer_epoch)
     return b"".join((block[:_SERVER_HALF], server_half, memoryview(block)[_CLIENT_HALF:]))
 
@@ -358,7 +358,7 @@ def _buffer(section: Section, data: bytes) -> _Packed:
 
 
 def _strings(offsets: Section, items: Sequence[bytes]) -> list[_Packed]:
-    """Their offsets, and their bytes in the section that follows by number."""
+    """Two columns: the offsets of strings, and their bytes in the section with the next number."""
     ends = list(accumulate(map(len, items), initial=0))
     total = ends[-1]
     if total > _INT32_MAX:
@@ -425,7 +425,7 @@ def _pack_validity(items: Sequence[object | None]) -> bytes:
 
 
 def check_event_time(time_us: int) -> None:
-    """Raises `InvalidRequest` for what no block can hold."""
+    """Raises `InvalidRequest` for a time that no block can hold."""
     try:
         is_one = -INT64_MAX <= index(time_us) <= INT64_MAX
     except TypeError:
@@ -451,7 +451,8 @@ def _pack_times(times: Sequence[int | None]) -> bytes:
         check_event_time(min(present))
         check_event_time(max(present))
         return struct.pack(f"<{len(present)}q", *present)
-    except (TypeError, struct.error):  # Only now it is worth finding out which one.
+    # Finds the invalid item only after packing failed, since that is rare.
+    except (TypeError, struct.error):
         for time in present:
             check_event_time(time)
         raise
@@ -506,7 +507,7 @@ class _Header(NamedTuple):
         return HEADER_BYTES + self.producer_id_bytes + -self.producer_id_bytes % 8
 
 
-_Spans = dict[int, tuple[int, int]]  # Section → where it starts and ends in what holds it.
+_Spans = dict[int, tuple[int, int]]  # Each section's start and end in the body or block.
 
 
 def check_block(block: bytes, limits: Limits) -> BlockInfo:
@@ -598,7 +599,7 @@ def _producer_of(block: bytes, header: _Header) -> ProducerRef | None:
 
 
 def _open(block: bytes, header: _Header, limits: Limits) -> tuple[bytes, _Spans]:
-    """The bytes that the sections are in, and where: all that is in there is sound."""
+    """The bytes that hold the sections, and where each one is. Everything in there was checked."""
     if header.records > limits.batch_records_max:
         raise EntryTooLarge(
             "a batch has too many records", limit=limits.batch_records_max, got=header.records
@@ -614,7 +615,8 @@ def _open(block: bytes, header: _Header, limits: Limits) -> tuple[bytes, _Spans]
     if header.codec:
         body, start = _decompress(block[header.body :], header.unpacked_bytes), 0
     else:
-        body, start = block, header.body  # Not cut out: that would be one more copy.
+        # The body stays in the block: cutting it out would copy it.
+        body, start = block, header.body
     spans = _read_directory(body, start, header.sections)
     if header.records:
         _check_columns(body, spans, header.records, limits)
@@ -634,14 +636,14 @@ def _decompress(stored: bytes, unpacked_bytes: int) -> bytes:
         body = zstandard.ZstdDecompressor().decompress(stored, allow_extra_data=False)
     except zstandard.ZstdError as error:
         raise InvalidBlock(f"a block's body cannot be unpacked: {error}") from None
-    if len(body) != unpacked_bytes:  # A frame of size 0 does not bind it.
+    if len(body) != unpacked_bytes:  # A zstd frame of declared size 0 may have any size.
         raise InvalidBlock("a block's body unpacks to another size than it says")
     return body
 
 
 def _read_directory(body: bytes, first: int, count: int) -> _Spans:
-    """Of the body that starts at `first`. Sections follow each other without a gap, so that none
-    overlaps and no bytes are hidden.
+    """The sections of the body that starts at `first`. Sections follow each other without a gap, so
+    none overlaps and no bytes are hidden.
     """
     end = first + count * _DIRECTORY_ENTRY.size
     if count > _SECTIONS_MAX or end > len(body):
@@ -667,7 +669,7 @@ def _read_directory(body: bytes, first: int, count: int) -> _Spans:
 def _check_columns(body: bytes, spans: _Spans, count: int, limits: Limits) -> None:
     record_max = limits.record_bytes_max
     _check_strings(body, spans, Section.VALUE_OFFSETS, count, record_max)
-    if len(spans) == 2:  # Values only, as most blocks.
+    if len(spans) == 2:  # Most blocks have values only.
         return
     if Section.CONTROL in spans:
         raise InvalidBlock("a block of records says something to control them")
@@ -713,7 +715,7 @@ def _check_headers(body: bytes, spans: _Spans, count: int, value_max: int) -> No
 def _check_strings(
     body: bytes, spans: _Spans, offsets: Section, count: int, longest: int, shortest: int = 0
 ) -> None:
-    """Offsets, and their bytes in the section that follows them by number."""
+    """Check a column of offsets, and the bytes in the section that follows them by number."""
     try:
         (start, end), (data_start, data_end) = spans[offsets], spans[offsets + 1]
     except KeyError:
@@ -773,7 +775,9 @@ T = TypeVar("T")
 
 
 def span_of(block: bytes) -> tuple[Offset, Offset]:
-    """Where a stamped block starts and ends, from its header alone: what routing needs. Raises `BlockCorrupt`."""
+    """The first offset of a stamped block and the one after it, from the header alone, for routing.
+    Raises `BlockCorrupt`.
+    """
     try:
         base_offset, count = _SPAN.unpack_from(block, _SERVER_HALF)
     except struct.error:
@@ -811,8 +815,8 @@ def opened_bytes_of(block: bytes) -> int:
 def opened_together(
     blocks: Sequence[bytes], stored_bytes_max: int = _UINT32_MAX
 ) -> Iterator[list[bytes]]:
-    """The blocks in order, in runs of no more than `OPENED_BYTES_MAX` as unpacked and `stored_bytes_max` as stored, or of
-    one block (LB3).
+    """Runs of blocks, in order: no more than `OPENED_BYTES_MAX` as unpacked and `stored_bytes_max`
+    as stored, or one block (LB3).
     """
     run: list[bytes] = []
     stored, opened = 0, 0
@@ -869,7 +873,7 @@ class Block:
 
     @property
     def crc(self) -> int:
-        """Of all that is its client's."""
+        """The CRC of all that the client framed."""
         return self._header.crc
 
     @property
@@ -888,7 +892,7 @@ class Block:
     def is_control(self) -> bool:
         return bool(self._header.flags & CONTROL_FLAG)
 
-    # --- Inside -------------------------------------------------------------------------------
+    # --- Contents -----------------------------------------------------------------------------
 
     def section(self, section: Section) -> memoryview | None:
         """The bytes of a column, not copied: a buffer as Arrow wants it."""
@@ -934,11 +938,11 @@ class Block:
         return self._headers(0, self.count)
 
     def records(self, start: int = 0, end: int | None = None) -> list[Record]:
-        """All, or those from one index to another: only these are taken apart."""
+        """The records from `start` up to `end`, by default all: others are not unpacked."""
         base = self._header.base_offset
         if end is None:
             end = self.count
-        if len(self._open()[1]) == 2:  # Values only, as most blocks.
+        if len(self._open()[1]) == 2:  # Most blocks have values only.
             rest: tuple[Any, ...] = (repeat(None), repeat(NO_HEADERS))
             event_times: Any = repeat(None)
         else:
@@ -950,13 +954,13 @@ class Block:
             *rest,
             repeat(self._header.timestamp_us),
             event_times,
-            strict=False,  # Repeats never end.
+            strict=False,  # Repeats have no end.
         )
-        # Four times as fast as calling the class, which would ask for each field by name.
+        # Skips the class's constructor, which takes four times as long.
         return list(map(tuple.__new__, repeat(Record), rows))
 
     def control(self) -> bytes:
-        """What a control block says."""
+        """The bytes of the CONTROL section."""
         section = self.section(Section.CONTROL)
         assert section is not None
         return bytes(section)
@@ -1020,7 +1024,7 @@ class Block:
         return self._ints(offsets, index, index + 1)[0] + 4 * index
 
     def _masked(self, validity: Section, items: Sequence[T], start: int) -> list[T | None]:
-        """`start`: the index of the first of them."""
+        """The items, with None where the bitmap has no bit. `start`: the index of the first one."""
         body, spans = self._open()
         if validity not in spans:
             return list(items)
@@ -1033,7 +1037,7 @@ class Block:
 
 def _cut_of_one_size(body: bytes, ends_at: int, base: int, count: int) -> list[bytes]:
     """The first of `count` strings, up to 4096 and nearly all, if they have one size, as usual;
-    otherwise none. They are cut by one call, which costs a third of cutting them one by one.
+    otherwise none. One call cuts them, which takes a third of the time of one call for each.
     """
     count = min(count, _ONE_SIZE_MAX) // _ONE_SIZE_COUNTS * _ONE_SIZE_COUNTS
     if not count:
@@ -1048,13 +1052,13 @@ def _cut_of_one_size(body: bytes, ends_at: int, base: int, count: int) -> list[b
 
 @lru_cache(32)
 def _cutter(size: int, count: int) -> tuple[bytes, Callable[[bytes, int], tuple[bytes, ...]]]:
-    """Where such strings end, and what cuts them."""
+    """The end offsets of `count` strings of one size, and a function that cuts them."""
     ends = struct.pack(f"<{count + 1}i", *range(0, size * count + 1, size))
     return ends, struct.Struct(f"{size}s" * count).unpack_from
 
 
 def _as_stored(look: Callable[[bytes], T], data: bytes) -> T:
-    """A defect of a stored block is not its reader's mistake."""
+    """Call `look`; an invalid stored block raises `BlockCorrupt`, since it is no mistake of its reader."""
     try:
         return look(data)
     except UnsupportedVersion:

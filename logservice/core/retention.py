@@ -24,16 +24,17 @@ _US: Final = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class Expiry:
-    """What to do for a log; an owner does it, which may be opened for that."""
+    """What retention has to do for a log; an owner does it, and the log may be opened for that."""
 
     head: Offset
-    needs_owner: bool  # To close a segment whose writer is gone, or to replace the last one.
+    # Whether a segment without a writer must be closed, or the last one replaced.
+    needs_owner: bool
 
 
 def find_expired(
     listed: LedgerList, now_us: int, lowest_mark: Offset | None, lived: LivedTime = NO_GAPS
 ) -> Expiry | None:
-    """None: there is nothing to do."""
+    """What retention has to do for the log now; None: nothing."""
     config = listed.config
     if listed.state is ListedLogState.DELETED or not listed.segments:
         return None
@@ -55,7 +56,8 @@ def find_expired(
     if head == listed.head and not frees and not is_stuck and not is_left_open:
         return None
     needs_owner = is_stuck or is_left_open or frees > listed.first_kept(head, is_begun=False)
-    if listed.state is ListedLogState.SEALED:  # It has no writer any more: its last ledger stays.
+    # A sealed log has no writer that could replace its last ledger.
+    if listed.state is ListedLogState.SEALED:
         return Expiry(head, needs_owner=False) if head > listed.head else None
     return Expiry(head, needs_owner)
 
@@ -67,7 +69,7 @@ def _is_expired(segment: Segment, config: LogConfig, age_us: int, rest_bytes: in
 
 
 def _holds_only_expired(segment: Segment, head: Offset) -> bool:
-    """The last segment of an idle log: nothing in it can be read, and it has records."""
+    """Whether the last segment of an idle log has records, and all of them are below the head."""
     return (
         segment.is_closed
         and bool(segment.records)
@@ -77,7 +79,9 @@ def _holds_only_expired(segment: Segment, head: Offset) -> bool:
 
 
 def _is_forgotten(listed: LedgerList, now_us: int, lived: LivedTime) -> bool:
-    """Unclosed for longer than an owner leaves a segment with records, and all of them too old."""
+    """Whether a segment was unclosed for longer than an owner leaves one with records, and all of
+    them are too old.
+    """
     config = listed.config
     if config.retention_age_s is None:
         return False
@@ -87,7 +91,7 @@ def _is_forgotten(listed: LedgerList, now_us: int, lived: LivedTime) -> bool:
 
 
 def is_free(listed: LedgerList, now_us: int, lived: LivedTime = NO_GAPS) -> bool:
-    """A deleted log whose grace is over."""
+    """Whether the log was deleted and its grace is over."""
     if listed.state is not ListedLogState.DELETED:
         return False
     deleted_us = listed.deleted_us

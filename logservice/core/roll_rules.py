@@ -12,7 +12,7 @@ from rollbook.logservice.core.retention import roll_age_s
 from rollbook.logservice.log_config import LogConfig
 from rollbook.proto.ports import Randomness
 
-SEGMENTS_MAX: Final = 16_000  # The rest of the list's node is for later owners.
+SEGMENTS_MAX: Final = 16_000  # Leaves room in the list's node for later owners.
 
 _JITTER: Final = 0.1
 BYTES: Final = "bytes"

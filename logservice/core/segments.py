@@ -28,7 +28,7 @@ from rollbook.proto.ids import FIRST_ENTRY, EntryId, LedgerId
 
 
 def find_segment(segments: Sequence[Segment], offset: Offset) -> Segment | None:
-    """The last settled one that begins at or before the offset; None if there is none."""
+    """The last segment with a known base that begins at or before the offset; None if there is none."""
     count = _settled_count(segments)
     index = bisect_right(segments, offset, hi=count, key=_base)
     return segments[index - 1] if index else None
@@ -45,7 +45,7 @@ def from_last_settled(segments: Sequence[Segment]) -> Sequence[Segment]:
 
 def _settled_count(segments: Sequence[Segment]) -> int:
     count = len(segments)
-    while count and segments[count - 1].base_offset is None:  # One at most.
+    while count and segments[count - 1].base_offset is None:  # At most one base is unknown.
         count -= 1
     return count
 
@@ -59,7 +59,7 @@ def continues(first: Block, end: tuple[LedgerId, EntryId]) -> bool:
 
 
 def find_segment_at(segments: Sequence[Segment], timestamp_us: int) -> Segment | None:
-    """The first one that may hold a record of that time or later; None if all of them are older."""
+    """The first segment that may hold a record of that time or later; None if all records are older."""
     for segment in segments:
         latest_us = segment.last_timestamp_us
         if latest_us is None or latest_us >= timestamp_us:
@@ -68,13 +68,13 @@ def find_segment_at(segments: Sequence[Segment], timestamp_us: int) -> Segment |
 
 
 def successor_of(segments: Sequence[Segment], ledger_id: LedgerId) -> Segment | None:
-    """The one after that ledger; None if it is the last one, or not listed."""
+    """The segment after that ledger; None if it is the last one, or not listed."""
     index = index_of(segments, ledger_id)
     return None if index is None or index + 1 == len(segments) else segments[index + 1]
 
 
 def index_of(segments: Sequence[Segment], ledger_id: LedgerId) -> int | None:
-    """Readers are near the end most of the time."""
+    """The index of the ledger's segment, searched from the end, where readers usually are."""
     for index in range(len(segments) - 1, -1, -1):
         if segments[index].ledger_id == ledger_id:
             return index
@@ -86,7 +86,7 @@ def index_of(segments: Sequence[Segment], ledger_id: LedgerId) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class Enter:
-    """Read this segment from that entry on; None: from the one that holds the next offset."""
+    """Read this segment from that entry on; None: from the entry that holds the next offset."""
 
     segment: Segment
     first_entry: EntryId | None
@@ -94,17 +94,17 @@ class Enter:
 
 @dataclass(frozen=True, slots=True)
 class AwaitRoll:
-    """The segment that follows is listed, and it is not settled whether it stays."""
+    """Wait: the next segment is listed, but it is not settled whether it stays."""
 
 
 @dataclass(frozen=True, slots=True)
 class AwaitOwner:
-    """The last segment is closed, and there is no other one yet."""
+    """Wait: the last segment is closed, and no other one is listed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Gone:
-    """The next wanted record is below the head."""
+    """The next wanted record is below the head: it was truncated."""
 
     head: Offset
 
@@ -121,14 +121,16 @@ class Trail:
     """One reader's way through a log; it is given what the list says and what ledgers hold."""
 
     def __init__(self, start: Offset) -> None:
-        self.next_offset = start  # Of the next record to be returned.
-        self.last_timestamp_us = 0  # Of the last record that was.
-        self.next_entry = FIRST_ENTRY  # Of the current segment.
-        self._is_within = True  # The next block may begin before `next_offset`.
-        self._behind: tuple[LedgerId, EntryId] | None = None  # Read to its end, and settled.
+        self.next_offset = start  # The offset of the next record to return.
+        self.last_timestamp_us = 0  # The time of the last returned record.
+        self.next_entry = FIRST_ENTRY  # The next entry in the current segment.
+        self._is_within = True  # Whether the next block may begin before `next_offset`.
+        # The last ledger read to its end, and that entry; settled.
+        self._behind: tuple[LedgerId, EntryId] | None = None
         self._current: Segment | None = None
-        self._is_settled = False  # The current one is known to be part of the log.
-        self._void: LedgerId | None = None  # It does not follow what was read, or is empty.
+        self._is_settled = False  # Whether the current segment is known to be part of the log.
+        # A ledger that does not follow what was read, or is empty.
+        self._void: LedgerId | None = None
 
     def skip_to(self, head: Offset) -> None:
         self.next_offset = head
@@ -143,9 +145,10 @@ class Trail:
         if self._current is not None:
             if index_of(listed.segments, self._current.ledger_id) is not None:
                 return Enter(self._current, self.next_entry)
-            self._current = None  # Discarded, or truncated up to here.
+            self._current = None  # The segment was discarded, or truncated up to here.
         if self._behind is not None and index_of(listed.segments, self._behind[0]) is None:
-            self._behind = None  # It was truncated; the segment after it has a base by then.
+            # The ledger was truncated; the segment after it has a known base by then.
+            self._behind = None
         if self._behind is None:
             segment = find_segment(listed.segments, self.next_offset)
         else:
@@ -160,18 +163,19 @@ class Trail:
             is_ahead = self._is_within and segment.base_offset < self.next_offset
             if self._behind is not None and not is_ahead:
                 raise _hole(self.next_offset, segment.base_offset, ledger_id=segment.ledger_id)
-            self._is_within = True  # Memory may have given more than is confirmed or listed yet.
+            # The owner's memory may have returned more than is confirmed or listed yet.
+            self._is_within = True
             return Enter(segment, None)
         return Enter(segment, FIRST_ENTRY)
 
     def enter(self, segment: Segment, first_entry: EntryId) -> None:
-        """Its ledger is open, and is read from there on."""
+        """Take note that the segment's ledger is open, and is read from that entry on."""
         self._current, self.next_entry = segment, first_entry
 
     # --- What the current ledger holds ------------------------------------------------------
 
     def on_entries(self, payloads: Sequence[bytes]) -> list[bytes] | None:
-        """The blocks of records among them; None: the segment does not follow what was read.
+        """The blocks of records among the entries; None: the segment does not follow what was read.
 
         Raises `DataLost` if they do not continue what was returned before.
         """
@@ -185,7 +189,7 @@ class Trail:
         for payload in payloads:
             base_offset, next_offset = span_of(payload)
             if base_offset == next_offset:
-                continue  # It holds no records: a control block.
+                continue  # A control block has no records.
             if base_offset != self.next_offset:
                 if not self._is_within or base_offset > self.next_offset:
                     assert self._current is not None
@@ -201,7 +205,7 @@ class Trail:
         return blocks
 
     def on_end(self, last_entry: EntryId) -> None:
-        """The current ledger is CLOSED there, and all of it was read."""
+        """Take note that the current ledger is CLOSED at that entry, and all of it was read."""
         assert self._current is not None
         if self._is_settled:
             self._behind = self._current.ledger_id, last_entry
@@ -210,7 +214,7 @@ class Trail:
         self._current = None
 
     def on_memory(self, blocks: Sequence[bytes]) -> None:
-        """What the owner confirmed just now. Raises as `on_entries`."""
+        """Take note of blocks that the owner has just confirmed. Raises as `on_entries`."""
         for payload in blocks:
             base_offset, next_offset = span_of(payload)
             if base_offset != self.next_offset and (
@@ -221,9 +225,8 @@ class Trail:
             self.next_offset = next_offset
         if blocks:
             self.last_timestamp_us = Block(blocks[-1]).timestamp_us
-            self._behind = self._current = (
-                None  # Back at the ledgers, it has to find its position again.
-            )
+            # A later read from ledgers has to find its segment by the offset.
+            self._behind = self._current = None
 
 
 def _hole(expected: Offset, found: Offset | None, ledger_id: int = -1) -> DataLost:

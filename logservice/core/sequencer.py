@@ -41,14 +41,14 @@ from rollbook.proto.errors import (
 from rollbook.proto.ids import EntryId, LedgerId
 
 _NOBODY: Final = Condition()
-_GRACE: Final = 2  # 1 / this part of a lease is left to a holder that had no owner to ask.
+_GRACE: Final = 2  # A holder that had no owner to ask keeps its lease divided by this.
 
 
 _PASSING: Final = (InvalidRequest, OffsetMismatch, ProducerGap, WriterHeld)
 
 
 def is_passing(refusal: RollbookError) -> bool:
-    """Whether a later state of the log would not refuse it.
+    """Whether a later state of the log could accept what is refused now.
 
     So it is true only if the owner has not been replaced, which takes a barrier to know. A
     sealed log, an epoch that is over and a batch that is in the log stay so.
@@ -57,7 +57,7 @@ def is_passing(refusal: RollbookError) -> bool:
 
 
 class BlockStamp(NamedTuple):
-    """What a block is stamped with."""
+    """The values that a block is stamped with."""
 
     base_offset: Offset
     next_offset: Offset
@@ -68,14 +68,14 @@ class Sequencer:
     def __init__(self, memory: LogMemory, *, is_exclusive: bool) -> None:
         self.memory = memory
         self.is_exclusive = is_exclusive
-        self._held_until_ns: int | None = None  # Until then the writer need not have renewed.
+        self._held_until_ns: int | None = None  # The end of the lease, if it is not renewed.
 
     # --- Blocks -------------------------------------------------------------------------------
 
     def decide(
         self, info: BlockInfo, condition: Condition | None, wall_us: int
     ) -> BlockStamp | AppendedBatch:
-        """Where it goes, or went when it was sent before. Changes nothing.
+        """The block's place; or where it was placed before, if it is repeated. Changes nothing.
 
         Raises `ProducerFenced`, `ProducerGap`, `DuplicateTooOld`, `DuplicateDiffers`, `LogSealed`,
         `StaleEpoch`, `WriterRequired`, `OffsetMismatch`, `InvalidRequest`.
@@ -106,11 +106,11 @@ class Sequencer:
             memory.producers.on_batch(info.producer, batch, info.crc)
 
     def time(self, wall_us: int) -> int:
-        """Of the next block."""
+        """The time for the next block's stamp."""
         return max(min(wall_us, TIMESTAMP_US_MAX), self.memory.timestamp_us)
 
     def check(self, condition: Condition) -> None:
-        """Raises what `decide` does for it."""
+        """Raises what `decide` raises for an unmet condition."""
         memory = self.memory
         if condition.writer_epoch is not None:
             self.check_epoch(condition.writer_epoch)
@@ -127,7 +127,7 @@ class Sequencer:
     # --- The exclusive writer -----------------------------------------------------------------
 
     def check_epoch(self, epoch: WriterEpoch) -> None:
-        """Checks that it is in force. Raises `StaleEpoch`, `InvalidRequest`."""
+        """Checks that the writer epoch is in force. Raises `StaleEpoch`, `InvalidRequest`."""
         memory = self.memory
         if epoch > memory.writer_epoch or epoch <= NO_WRITER_YET:
             raise InvalidRequest(f"writer epoch {epoch} was never given", writer_epoch=epoch)
@@ -147,7 +147,7 @@ class Sequencer:
         return bool(self.memory.holder) and (until_ns is None or now_ns < until_ns)
 
     def held_for_ns(self, now_ns: int) -> int | None:
-        """How long it is held without a renewal; None: until it is released or stolen."""
+        """How long the writer epoch is held without a renewal; None: until it is released or stolen."""
         return None if self._held_until_ns is None else max(self._held_until_ns - now_ns, 0)
 
     def was_asked_by(self, holder: str, attempt: str) -> bool:
@@ -163,7 +163,7 @@ class Sequencer:
     def acquire(
         self, holder: str, mode: AcquireMode, ttl_ms: int, now_ns: int, attempt: str = ""
     ) -> WriterAcquired:
-        """What to write into the log, and then to pass to `on_acquired`.
+        """The control that grants a writer epoch, to write into the log and then to pass to `on_acquired`.
 
         Raises `WriterHeld`, `LogSealed`.
         """
@@ -183,9 +183,9 @@ class Sequencer:
         self._held_until_ns = now_ns + ttl_ms * 1_000_000 if ttl_ms else None
 
     def on_owner_changed(self, now_ns: int, wall_us: int) -> None:
-        """Before the new one writes: a renewal depends on an entry (LS10), so there has been
-        none since the newest one. A living holder had no owner to ask in the meantime, and gets
-        time to do so.
+        """Called before the new owner writes: a renewal depends on an entry (LS10), so there has
+        been none since the newest one. A living holder had no owner to ask in the meantime, and
+        gets time to do so.
         """
         self.on_renewed(now_ns)
         if self._held_until_ns is not None:

@@ -27,15 +27,14 @@ class ServerRecord:
     release: str
     started_us: int
     is_draining: bool = False
-    logs_owned: int = 0  # As it last reported.
-    logs_degraded: int = 0  # Of those, the ones that write a segment with too few bookies.
-    logs_unopened: int = 0  # That it should own, and cannot open.
-    segments_lost: int = 0  # That it knows of.
-    # The defaults of logs that are created without a configuration. None: a release that did not
-    # say so.
+    logs_owned: int = 0  # The number in its last report.
+    logs_degraded: int = 0  # Owned logs whose segment has too few bookies.
+    logs_unopened: int = 0  # Logs that it should own, and cannot open.
+    segments_lost: int = 0  # Lost segments that it knows of.
+    # The quorum of logs created without a configuration. None: an older release, which omits it.
     quorum: Quorum | None = None
-    http: str = ""  # The URL of its REST; empty: it has none.
-    clock_apart_us: int | None = None  # Ahead of the metadata store's clock; None: not known.
+    http: str = ""  # The URL of its REST interface; empty: it has none.
+    clock_apart_us: int | None = None  # How far its clock is ahead of the store's; None: not known.
 
     @property
     def name(self) -> str:

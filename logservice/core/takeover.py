@@ -38,7 +38,7 @@ class Ended:
 
     segment: Segment
     last_entry: EntryId
-    follows: Follows | None  # What its first entry says; None if it has none, or was not read.
+    follows: Follows | None  # What the first entry says; None: no entry, or it was not read.
     bytes: int
 
 
@@ -62,7 +62,7 @@ def counts(before: Ended | None, last: Ended) -> bool:
 
 
 def judge(ended: Sequence[Ended]) -> tuple[Sequence[Ended], Sequence[Ended]]:
-    """Which of them count, and which are discarded, the earliest first in both (LS2)."""
+    """The ledgers that count and those that are discarded, each in order (LS2)."""
     count = 0
     while count < len(ended) and counts(ended[count - 1] if count else None, ended[count]):
         count += 1

@@ -18,10 +18,10 @@ from typing import Final
 from rollbook.logservice.ids import LogName
 
 REFUSED_NS: Final = 500_000_000
-_NEWS_NS: Final = 1_000_000_000  # Refusals that are farther apart than this are no series.
+_NEWS_NS: Final = 1_000_000_000  # Refusals that are farther apart form no series.
 _PAUSE_NS_MIN: Final = 5_000_000_000
 _PAUSE_NS_MAX: Final = 300_000_000_000
-# The number of pauses that are remembered; the longest unused are dropped first.
+# The most logs whose pauses are remembered; those unused the longest are dropped first.
 _LOGS_MAX: Final = 100_000
 
 
@@ -29,7 +29,7 @@ class Refusals:
     """The results of repeated attempts to connect to one address."""
 
     def __init__(self) -> None:
-        self._first_ns: int | None = None  # Of the refusals since it last answered.
+        self._first_ns: int | None = None  # When the present series of refusals began.
         self._last_ns = 0
 
     def on_refused(self, now_ns: int) -> None:
@@ -38,17 +38,17 @@ class Refusals:
         self._last_ns = now_ns
 
     def on_other(self) -> None:
-        """It answered, or did not refuse: counting refusals starts again."""
+        """Take note of an attempt that was not refused: counting refusals starts again."""
         self._first_ns = None
 
     @property
     def is_refusing(self) -> bool:
-        """The last attempt was refused."""
+        """Whether the last attempt was refused."""
         return self._first_ns is not None
 
     @property
     def is_dead(self) -> bool:
-        """By refusals alone: only refusals, for long enough."""
+        """Whether only refusals were seen, for long enough."""
         return self._first_ns is not None and self._last_ns - self._first_ns >= REFUSED_NS
 
 
@@ -68,7 +68,7 @@ class TakeoverPatience:
         return max(pause.until_ns - now_ns, 0) if pause else 0
 
     def on_taken(self, name: LogName, now_ns: int) -> None:
-        """From a registered server. Those whose owner was gone need no patience."""
+        """Take note that the log was taken from a registered server. Other take-overs need no pause."""
         pause = self._pauses.pop(name, None)
         length_ns = _PAUSE_NS_MIN
         if pause is not None and now_ns < pause.until_ns + pause.length_ns:

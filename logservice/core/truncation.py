@@ -19,7 +19,7 @@ from rollbook.logservice.messages import TruncateAnswer
 
 @dataclass(frozen=True, slots=True)
 class TruncationPlan:
-    listed: LedgerList  # As it will be.
+    listed: LedgerList  # The list after the truncation.
     answer: TruncateAnswer
 
 
@@ -32,7 +32,8 @@ def plan_truncation(
     marks: TruncationMarks,
     written: Sizes = NOT_COUNTED,
 ) -> TruncationPlan:
-    """`confirmed` and `is_begun` as for `LedgerList.with_head`. Raises as that does.
+    """The plan of a truncation. `confirmed` and `is_begun` as for `LedgerList.with_head`, and it raises
+    the same errors.
 
     The guards are returned, not raised: they refuse the write of the plan.
     """
@@ -56,7 +57,7 @@ def plan_truncation(
 
 
 def _bytes_below(segment: Segment, size: Size, head: Offset) -> int:
-    """About: as if all records of the segment were alike."""
+    """The size of the records below the head, estimated as if all records of the segment had one size."""
     if segment.base_offset is None or not size.records:
         return 0
     hidden = min(max(head - segment.base_offset, 0), size.records)

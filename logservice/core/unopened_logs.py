@@ -17,7 +17,7 @@ _KNOWN_S: Final = 300.0  # Larger: a log that was opened elsewhere is reported f
 
 @dataclass(frozen=True, slots=True)
 class FailedOpening:
-    """The failures in a row, and the last one."""
+    """The number of failures in a row, and the latest one."""
 
     attempts: int
     failed_s: float
@@ -26,16 +26,17 @@ class FailedOpening:
 
     @property
     def is_news(self) -> bool:
-        """Whether it should be logged: ever more rarely."""
+        """Whether to log this failure: the more failures, the rarer."""
         return self.attempts >= _STUCK_ATTEMPTS and self.attempts & (self.attempts - 1) == 0
 
 
 class UnopenedLogs:
     def __init__(self) -> None:
-        self._failed: OrderedDict[LogName, FailedOpening] = OrderedDict()  # The last failure last.
+        # Logs in the order of their last failures.
+        self._failed: OrderedDict[LogName, FailedOpening] = OrderedDict()
 
     def __contains__(self, name: LogName) -> bool:
-        """Whether its last attempt failed, however long ago."""
+        """Whether the log's last attempt failed, however long ago."""
         return name in self._failed
 
     def on_failed(
@@ -49,7 +50,7 @@ class UnopenedLogs:
         return found
 
     def on_settled(self, name: LogName) -> None:
-        """It was opened, or is no longer for this server to open."""
+        """Forget a log that was opened, or is no longer for this server to open."""
         self._failed.pop(name, None)
 
     def find_stuck(self, name: LogName, now_s: float) -> FailedOpening | None:

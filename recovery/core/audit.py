@@ -23,20 +23,19 @@ from typing import Final
 from rollbook.proto.ids import BookieId, LedgerId
 from rollbook.proto.ports import NO_SESSION, SessionId
 
-_LOOKS_MIN: Final = (
-    4  # From the first look on; so an interval counts for a quarter of the delay at most.
-)
-_LOOKS: Final = 10  # In a delay, but one at least in
+# The fewest looks in a delay, so that an interval counts for at most a quarter of it.
+_LOOKS_MIN: Final = 4
+_LOOKS: Final = 10  # The looks in a delay; a longer delay has one for each `_LOOK_AGAIN_NS`.
 _LOOK_AGAIN_NS: Final = 10 * 10**9
 
 
 class Losses:
     def __init__(self, delay_s: int) -> None:
         self._delay_ns = delay_s * 10**9
-        self._absent_ns: dict[BookieId, int] = {}  # Missing, and for how long that was seen.
+        self._absent_ns: dict[BookieId, int] = {}  # How long each missing bookie was seen missing.
         self._session: SessionId = NO_SESSION
         self._looked_ns = 0
-        self._asked: set[BookieId] = set()  # Missing when a person asked for an audit.
+        self._asked: set[BookieId] = set()  # Bookies missing when a person asked for an audit.
         self._approved: frozenset[BookieId] = frozenset()
         self._named: frozenset[BookieId] = frozenset()
         self._population = 0
@@ -52,7 +51,9 @@ class Losses:
         session: SessionId,
         now_ns: int,
     ) -> None:
-        """One look: `known` by a cookie, `named` by a ledger, and `registered` at that time, all in that session."""
+        """Take note of one look: bookies `known` by a cookie, `named` by a ledger, and `registered`
+        at that time, all in that session.
+        """
         missing = (set(known) | set(named)) - set(registered)
         before = self._absent_ns if session == self._session else {}
         counted_ns = self._counted_ns(now_ns - self._looked_ns)
@@ -65,25 +66,27 @@ class Losses:
         self._population = len(self._named | set(registered))
 
     def _counted_ns(self, interval_ns: int) -> int:
-        """How much of the time between two looks was watched."""
+        """The part of the time between two looks that counts as watched."""
         return min(interval_ns, self._delay_ns // _LOOKS_MIN)
 
     def on_asked(self) -> None:
-        """A person asks for an audit now."""
+        """Take note that a person asks for an audit now."""
         self._asked.update(self._absent_ns)
 
     def on_approved(self, bookies: Collection[BookieId]) -> None:
-        """A person approves the loss of all of these."""
+        """Take note that a person approves the loss of these bookies."""
         self._approved = frozenset(bookies)
 
     @property
     def missing(self) -> Mapping[BookieId, int]:
-        """With the observed time, in nanoseconds."""
+        """The missing bookies, each with its observed time in nanoseconds."""
         return self._absent_ns
 
     @property
     def is_braked(self) -> bool:
-        """AU2. A bookie that no ledger names any more was handled before, and counts for nothing."""
+        """Whether the brake is on (AU2). A bookie that no ledger names any more was handled before,
+        and is not counted.
+        """
         gone = self._named.intersection(self._absent_ns)
         return 2 * len(gone) > self._population and not gone <= self._approved
 
@@ -98,7 +101,7 @@ class Losses:
         )
 
     def next_look_ns(self) -> int | None:
-        """The maximum time from the latest look to the next one; None: no bookie is about to be lost."""
+        """The longest time from the latest look to the next one; None: no bookie is about to be lost."""
         left_ns = [
             self._delay_ns - absent_ns
             for absent_ns in self._absent_ns.values()
@@ -126,7 +129,9 @@ class Backlog:
 
 
 def is_check_due(completed_ms: int | None, now_ms: int, interval_ms: int) -> bool:
-    """0: never. A completion in the future was written by a clock that was wrong."""
+    """Whether a check is due; with an interval of 0 never. A completion in the future was written
+    by a clock that was wrong.
+    """
     if interval_ms == 0:
         return False
     return completed_ms is None or not completed_ms <= now_ms < completed_ms + interval_ms

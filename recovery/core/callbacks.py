@@ -25,9 +25,9 @@ from rollbook.proto.formats.bounds import check_size
 from rollbook.recovery.core.events import Event, EventKind, unpack_event
 
 CALLBACKS_MAX: Final = 16
-QUEUED_MAX: Final = 10_000  # Events that wait for one callback.
-ROWS_MAX: Final = 100  # Attempts that can be seen.
-AT_ONCE: Final = 4  # Of one callback.
+QUEUED_MAX: Final = 10_000  # The most events that wait for one callback.
+ROWS_MAX: Final = 100  # The attempts that are kept to be shown.
+AT_ONCE: Final = 4  # Concurrent requests to one callback.
 GIVEN_UP_MS: Final = 86_400_000
 PAUSE_S_MAX: Final = 3_600.0
 PROBLEM_MAX: Final = 200
@@ -43,9 +43,9 @@ class RegisteredCallback:
     id: str
     url: str
     secret: str
-    kinds: tuple[EventKind, ...] = ()  # None: all of them.
-    bookie: str | None = None  # Only events that name it.
-    principal: str = ""  # The requester.
+    kinds: tuple[EventKind, ...] = ()  # Empty: all kinds.
+    bookie: str | None = None  # Only events that name this bookie are sent.
+    principal: str = ""  # The principal that registered the callback.
     created_ms: int = 0
 
     def takes(self, event: Event) -> bool:
@@ -53,7 +53,7 @@ class RegisteredCallback:
         return is_wanted and (self.bookie is None or self.bookie in event.bookies)
 
     def headers(self, event: Event, body: bytes, now_ms: int) -> dict[str, str]:
-        """CL4."""
+        """The request's headers, with the signature over time and body (CL4)."""
         time_s = now_ms // 1000
         return {
             "content-type": "application/json",
@@ -76,7 +76,7 @@ def is_callback_id(text: str) -> bool:
     return len(text) == _ID_DIGITS and all(each in "0123456789abcdef" for each in text)
 
 
-# --- What waits -------------------------------------------------------------------------------
+# --- Waiting events ---------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,8 +89,9 @@ class PendingDelivery:
 
     @property
     def lanes(self) -> tuple[str, ...]:
-        """An event that names no bookie keeps its order with others of that kind; a test waits for no
-        other event."""
+        """The lanes of an event: its bookies. Events without a bookie share a lane; a test waits for
+        no other event.
+        """
         if self.event.kind is EventKind.TEST:
             return (f"test {self.name}",)
         return self.event.bookies or ("",)
@@ -123,13 +124,13 @@ class _Entry:
 
 
 class CallbackQueue:
-    """Of one callback. It decides what is sent when; its owner sends, and stores it."""
+    """The queue of one callback: decides what is sent when. The owner of the queue sends, and stores it."""
 
     def __init__(self, randomness: Random) -> None:
         self._randomness = randomness
         self._entries: dict[str, _Entry] = {}
         self._lanes: dict[str, deque[str]] = {}
-        self._unreached: dict[str, None] = {}  # Their last attempt got no response.
+        self._unreached: dict[str, None] = {}  # Events whose last attempt got no response.
         self._sent = 0
 
     def __len__(self) -> int:
@@ -143,14 +144,14 @@ class CallbackQueue:
         return len(self._entries) >= QUEUED_MAX
 
     def add(self, pending: PendingDelivery) -> None:
-        """In the order in which they were queued."""
+        """Add an event, in the order in which events were queued."""
         assert pending.name not in self._entries, "CL1: an event is queued twice"
         self._entries[pending.name] = _Entry(pending)
         for lane in pending.lanes:
             self._lanes.setdefault(lane, deque()).append(pending.name)
 
     def take_due(self, now_ns: int) -> list[tuple[PendingDelivery, int]]:
-        """The requests to send now, with their attempts; each is followed by `on_answer`."""
+        """The requests to send now, with their attempt numbers; each is followed by `on_answer`."""
         found: list[tuple[PendingDelivery, int]] = []
         for lane, names in self._lanes.items():
             if self._sent == AT_ONCE:
@@ -166,7 +167,7 @@ class CallbackQueue:
         return found
 
     def wait_ns(self, now_ns: int) -> int | None:
-        """Until something is due; None: nothing will be by itself."""
+        """The time until a request is due; None: none will be by itself."""
         if self._sent == AT_ONCE:
             return None
         heads = (self._first_of(lane, names) for lane, names in self._lanes.items())
@@ -174,7 +175,9 @@ class CallbackQueue:
         return max(min(due) - now_ns, 0) if due else None
 
     def _first_of(self, lane: str, names: deque[str]) -> _Entry | None:
-        """Its first event, if that is the first one in all of its lanes (CL2); each is found in one lane alone."""
+        """The lane's first event, if that is the first one in all of its lanes (CL2); it is found
+        in one of its lanes only.
+        """
         entry = self._entries[names[0]]
         lanes = entry.pending.lanes
         if lanes[0] != lane:
@@ -185,13 +188,13 @@ class CallbackQueue:
     def on_answer(
         self, name: str, answer: DeliveryAnswer, now_ns: int, now_ms: int
     ) -> DeliveryOutcome:
-        """One that is not retried leaves the queue."""
+        """Take note of a result. An event that is not retried leaves the queue."""
         entry = self._entries[name]
         entry.is_sent = False
         self._sent -= 1
         if answer.is_good:
             self._remove(entry)
-            for other in self._unreached:  # The receiver is there again.
+            for other in self._unreached:  # The receiver responds again, so retries are due now.
                 self._entries[other].due_ns = now_ns
             self._unreached.clear()
             return DeliveryOutcome.DELIVERED
@@ -214,7 +217,7 @@ class CallbackQueue:
 
 
 def pause_s(attempts: int, randomness: Random) -> float:
-    """CL3."""
+    """The pause after failed attempts, with a random part (CL3)."""
     base: float = min(_PAUSE_S * 2 ** min(attempts - 1, 20), PAUSE_S_MAX)
     return min(base * randomness.uniform(1 - _JITTER, 1 + _JITTER), PAUSE_S_MAX)
 
@@ -227,7 +230,7 @@ def attempt_row(
     at_ms: int,
     took_ms: int,
 ) -> dict[str, Any]:
-    """As shown to people."""
+    """An attempt as shown to people."""
     return {
         "event": pending.event.id,
         "kind": pending.event.kind.value,
@@ -240,12 +243,12 @@ def attempt_row(
     }
 
 
-# --- As they are kept -------------------------------------------------------------------------
+# --- Stored form ------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class EventCursor:
-    """Up to where events were queued: the marks of `core/events.py`, and the number of the next event."""
+    """How far events were queued: the marks of `core/events.py`, and the number of the next event."""
 
     marks: Mapping[str, str]
     next_number: int = 1
@@ -255,13 +258,14 @@ class EventCursor:
 
 
 def name_of(number: int) -> str:
-    """Of the node of a waiting event; in the order of numbers."""
+    """The name of a waiting event's node; names have the order of numbers."""
     return f"{number:016x}"
 
 
 def pack_callback(callback: RegisteredCallback) -> bytes:
-    """A URL may have secrets, too, so its field is named as one: fields with such names are never
-    shown."""
+    """The JSON of a callback. A URL may have secrets, too, so its field has a name of those that
+    are never shown.
+    """
     fields = {
         "version": _VERSION,
         "id": callback.id,
@@ -289,7 +293,8 @@ def unpack_callback(data: bytes) -> RegisteredCallback:
             fields["created_ms"],
         )
     except (ValueError, KeyError, TypeError):
-        raise BadMetadata("not a callback") from None  # Its bytes have a secret.
+        # The cause is left out, since the bytes have a secret.
+        raise BadMetadata("not a callback") from None
     texts = callback.id, callback.url, callback.secret, callback.principal
     is_right = all(isinstance(each, str) for each in texts) and type(callback.created_ms) is int
     if not is_right or not isinstance(callback.bookie, str | None):
@@ -317,7 +322,7 @@ def pack_rows(rows: Sequence[Mapping[str, Any]]) -> bytes:
 
 
 def unpack_rows(data: bytes) -> list[dict[str, Any]]:
-    """For people: unreadable ones are left out."""
+    """The stored attempts, for people: unreadable ones are left out."""
     try:
         rows = _unpacked(data, "deliveries")["rows"] if data else []
     except (BadMetadata, UnsupportedVersion, KeyError):

@@ -30,7 +30,8 @@ from rollbook.recovery.core.healing import EntrySpan, covers, ranges_of
 from rollbook.recovery.core.plan import Action, SlotRepair
 
 _VERSION: Final = 1
-_BAD_RANGES_MAX: Final = 1000  # Of one bookie; further ones are found once these are repaired.
+# Bounds the bad ranges of one bookie; further ones are found once these are repaired.
+_BAD_RANGES_MAX: Final = 1000
 
 
 class CheckKind(Enum):
@@ -40,7 +41,7 @@ class CheckKind(Enum):
     LEDGERS = "ledgers"
 
 
-# --- When -------------------------------------------------------------------------------------
+# --- Schedule ---------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
@@ -58,7 +59,7 @@ class Requests:
     _has_looked: bool = False
 
     def on_order(self, asked_ms: int | None) -> bool:
-        """Whether it is a new one."""
+        """Take note of the latest request; returns whether it is a new one."""
         if not self._has_looked:
             self._has_looked, self._first_ms = True, asked_ms
         is_new = asked_ms != self._asked_ms
@@ -66,7 +67,7 @@ class Requests:
         return is_new
 
     def add(self, kind: CheckKind) -> None:
-        """Of one check."""
+        """Request one check."""
         self._extra[kind] = self._extra.get(kind, 0) + 1
 
     def is_open(self, kind: CheckKind, completed_ms: int | None) -> bool:
@@ -79,7 +80,7 @@ class Requests:
         return asked_ms != self._first_ms or completed_ms is None or completed_ms < asked_ms
 
     def stamp(self, kind: CheckKind) -> tuple[int | None, int]:
-        """Of the requests so far; `on_served` takes it when a check that began now is completed."""
+        """The requests so far; `on_served` takes this value when a check that began now is completed."""
         return self._asked_ms, self._extra.get(kind, 0)
 
     def on_served(self, kind: CheckKind, stamp: tuple[int | None, int]) -> None:
@@ -90,7 +91,7 @@ class Requests:
 
 
 def closed_seats(metadata: LedgerMetadata) -> Iterator[SlotRepair]:
-    """Places whose whole share is known. A ledger in recovery is not judged (LM3)."""
+    """Seats of closed fragments, whose whole share is known. A ledger in recovery is not judged (LM3)."""
     if metadata.state is LedgerState.IN_RECOVERY:
         return
     for index, fragment in enumerate(metadata.fragments):
@@ -103,15 +104,15 @@ def closed_seats(metadata: LedgerMetadata) -> Iterator[SlotRepair]:
 def pick_sample(
     quorum: Quorum, seat: SlotRepair, percent: float, start: float
 ) -> list[list[EntryId]]:
-    """Runs of the seat's share to be read: its first and last entry, and one run of this percentage in
-    between, whose place is the given fraction of the possible ones.
+    """Runs of the seat's share to be read: its first and last entry, and one run of this percentage
+    in between. The run's place is the given fraction of the possible ones.
     """
     count = seat.last_entry - seat.first_entry + 1
     size = min(ceil(count * percent / 100), count)
     first = seat.first_entry + int(start * (count - size + 1))
     run = seat.share(quorum, range(first, first + size))
     end = seat.last_entry + 1
-    # Of so few consecutive entries the seat holds at least one.
+    # At either end of the fragment, this many consecutive entries include one of the seat.
     near = quorum.ensemble - quorum.write + 1
     head = seat.share(quorum, range(seat.first_entry, min(seat.first_entry + near, end)))
     tail = seat.share(quorum, range(max(seat.first_entry, end - near), end))
@@ -122,23 +123,26 @@ def pick_sample(
 
 @dataclass(slots=True)
 class CopyReport:
-    """Of one ledger's copies."""
+    """The copies of one ledger, as a check found them."""
 
     short: dict[BookieId, None] = field(default_factory=dict)
     bad: dict[BookieId, list[EntryId]] = field(default_factory=dict)
-    unknown: dict[BookieId, None] = field(default_factory=dict)  # They doubt it themselves.
-    silent: dict[BookieId, None] = field(default_factory=dict)  # Registered, and do not answer.
-    away: dict[BookieId, None] = field(default_factory=dict)  # Not registered, so not judged (AU6).
+    # Bookies that doubt their own copies.
+    unknown: dict[BookieId, None] = field(default_factory=dict)
+    # Registered bookies that do not respond.
+    silent: dict[BookieId, None] = field(default_factory=dict)
+    # Unregistered bookies, which are not judged (AU6).
+    away: dict[BookieId, None] = field(default_factory=dict)
     differing: list[EntryId] = field(
         default_factory=list
-    )  # Sound, but it is not known which is right.
+    )  # Valid copies, of which it is not known which is right.
 
     @property
     def to_mark(self) -> list[BookieId]:
         return sorted({**self.short, **dict.fromkeys(self.bad)})
 
     def on_copies(self, entry_id: EntryId, copies: Mapping[BookieId, Copy]) -> None:
-        """Of one entry, from the members that were asked for it."""
+        """Take note of the copies of one entry, from the members that were asked for it."""
         by_place = dict(enumerate(copies.items()))
         states = compare_copies({place: copy for place, (_, copy) in by_place.items()})
         is_decided = CopyState.GOOD in states.values()
@@ -164,7 +168,9 @@ class CopyReport:
 
 
 BadRanges = Mapping[BookieId, tuple[EntrySpan, ...]]
-"""By the bookie that has them. A mark has no room for entries, and an entry list shows such a copy as present."""
+"""Bad entries of each bookie. A mark has no room for entries, and an entry list shows such a copy
+as present.
+"""
 
 
 def merged_bad(
@@ -179,7 +185,7 @@ def merged_bad(
 
 
 def pack_bad(bad: BadRanges) -> bytes:
-    """JSON, `{"bad": {"b1:3181": [[3, 5]]}, "version": 1}`; both ends are inclusive."""
+    """The JSON of bad ranges, `{"bad": {"b1:3181": [[3, 5]]}, "version": 1}`; both ends are inclusive."""
     fields = {
         "version": _VERSION,
         "bad": {each: [list(part) for part in bad[each]] for each in bad},

@@ -18,11 +18,11 @@ NO_NODE: Final = -1  # The version of a bookie that was always Active.
 
 @dataclass(frozen=True, slots=True)
 class DrainNotes:
-    """What must be known after a restart."""
+    """What an operation must know about its drains after a restart."""
 
-    began: Mapping[str, int] = field(default_factory=dict)  # The version from which it was begun.
-    ended: Mapping[str, str] = field(default_factory=dict)  # "drained", or why it is not.
-    # Those that named each, at the beginning.
+    began: Mapping[str, int] = field(default_factory=dict)  # The version before each drain.
+    ended: Mapping[str, str] = field(default_factory=dict)  # "drained", or why the bookie is not.
+    # The number of ledgers that named each bookie when the operation began.
     ledgers: Mapping[str, int] = field(default_factory=dict)
 
     @classmethod
@@ -35,7 +35,7 @@ class DrainNotes:
 
 @dataclass(frozen=True, slots=True)
 class DrainStep:
-    ended: Mapping[BookieId, str]  # Since the notes were made.
+    ended: Mapping[BookieId, str]  # Drains that ended since the notes were made.
     to_begin: Sequence[BookieId]
     is_over: bool
 
@@ -47,7 +47,9 @@ CALLED_OFF: Final = "its drain was called off"
 def next_drains(
     seen: Mapping[BookieId, tuple[LifecycleState, int]], notes: DrainNotes, at_most: int
 ) -> DrainStep:
-    """`seen`: of each bookie its state and the version of its node, in the order of the drain."""
+    """The next step. `seen`: the state of each bookie and the version of its node, in the order of
+    the drain.
+    """
     ended: dict[BookieId, str] = {}
     waiting: list[BookieId] = []
     draining = 0

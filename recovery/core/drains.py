@@ -15,7 +15,7 @@ from typing import Final
 from rollbook.proto.errors import NotEnoughBookies
 from rollbook.recovery.core.failures import Failure
 
-# With the pauses between them these attempts take ten minutes, in which a bookie may come back.
+# Retries with pauses that add up to ten minutes, in which a bookie may come back.
 ATTEMPTS_WITHOUT_TARGET: Final = 8
 _NO_TARGET: Final = NotEnoughBookies.code.reason
 
@@ -30,12 +30,12 @@ class Step(Enum):
 @dataclass(frozen=True, slots=True)
 class DrainFacts:
     is_writable: bool
-    named: int  # Ledgers that name it, by the index.
-    stuck: int  # Those of them whose failure is final.
+    named: int  # Ledgers that name the bookie, by the index.
+    stuck: int  # Named ledgers whose failure is final.
 
 
 def next_step(facts: DrainFacts) -> Step:
-    """LC4."""
+    """The next step of a drain (LC4)."""
     if facts.is_writable:
         return Step.WAIT
     if facts.named == 0:

@@ -26,7 +26,9 @@ def members_of(shape: Shape) -> frozenset[BookieId]:
 
 
 def good_copies(shape: Shape, missing: Collection[BookieId]) -> int:
-    """Of the entry with the fewest, if those bookies have none and all others what they should."""
+    """The good copies of the entry with the fewest, if the missing bookies have no entry and all
+    others have all of theirs.
+    """
     ensemble, write = cast("tuple[int, int]", shape[:_HEAD])
     return min(
         sum(members[(first + copy) % ensemble] not in missing for copy in range(write))

@@ -21,21 +21,21 @@ from rollbook.proto.errors import BadMetadata
 
 KEPT_MAX: Final = 10_000
 TEXT_MAX: Final = 500
-BOOKIES_MAX: Final = 20  # Those that one event names.
+BOOKIES_MAX: Final = 20  # The most bookies that one event names.
 
 
 class EventKind(StrEnum):
     LIFECYCLE = "lifecycle"  # A bookie begins to drain, is drained, fails to, is active again, or was removed.
-    BOOKIE_LOST = "bookie-lost"  # Its registration is gone.
+    BOOKIE_LOST = "bookie-lost"  # The bookie is no longer registered.
     BOOKIE_BACK = "bookie-back"
     BAD_LEDGER = "bad-ledger"  # A check found bad copies, or a repair found entries without a copy.
-    LEDGER_OVERDUE = "ledger-overdue"  # It is short of copies for longer than `overdue_s`.
+    LEDGER_OVERDUE = "ledger-overdue"  # The ledger lacks copies for longer than `overdue_s`.
     RECOVERY_PAUSED = "recovery-paused"
     RECOVERY_RESUMED = "recovery-resumed"
     AUDITOR = "auditor"  # Another process leads as auditor.
     OPERATION_STARTED = "operation-started"
     OPERATION_ENDED = "operation-ended"
-    TEST = "test"  # Sent on request, without a node.
+    TEST = "test"  # A test on request, without a node.
 
 
 class Thing(Enum):
@@ -56,16 +56,16 @@ class Event:
     id: str
     kind: EventKind
     at_ms: int
-    node: str  # Below the ledgers root, or below our own.
+    node: str  # A path below the ledgers root, or below our own root.
     bookies: tuple[str, ...] = ()
     ledger_id: int | None = None
     log: str | None = None
     operation: str | None = None
-    state: str | None = None  # Of the lifecycle or the operation.
+    state: str | None = None  # The new state of a lifecycle or an operation.
     text: str = ""
 
     def facts(self) -> dict[str, Any]:
-        """As in JSON."""
+        """The event as shown in JSON."""
         fields = {name: getattr(self, name) for name in Event.__slots__}
         return fields | {"kind": self.kind.value, "bookies": list(self.bookies)}
 
@@ -75,22 +75,22 @@ class Sight:
     """The present state of one thing."""
 
     thing: Thing
-    name: str  # The only one of its kind with this name.
+    name: str  # Unique among things of its kind.
     node: str
     life: int  # The transaction that made the node.
     version: int
     at_ms: int  # When the node was written last.
-    state: str = ""  # Of a registration: the session that owns it.
-    since_ms: int = 0  # Of that state.
+    state: str = ""  # The lifecycle or operation state, or the session of a registration.
+    since_ms: int = 0  # When that state began.
     bookies: tuple[str, ...] = ()
     ledger_id: int | None = None
     log: str | None = None
     text: str = ""
-    started_ms: int | None = None  # Of an operation.
+    started_ms: int | None = None  # When an operation was started.
     subject: str = field(init=False)
 
     def __post_init__(self) -> None:
-        """Read at each look, of each thing."""
+        """Compute the subject, which is read at each look."""
         object.__setattr__(self, "subject", f"{self.thing.value}/{self.name}")
 
     @property
@@ -113,7 +113,7 @@ class Sight:
 
 @dataclass(frozen=True, slots=True)
 class ObservedState:
-    """Of one thing at one time. Without a sight it was gone."""
+    """The state of one thing at one time. Without a sight the thing was gone."""
 
     mark: str
     sight: Sight | None
@@ -121,24 +121,26 @@ class ObservedState:
 
 
 class Tracks:
-    """The states that this process has seen, of each thing the oldest first: each thing's last one, and before
-    these the last ones of all things together.
+    """The states that this process has seen, the oldest first for each thing: each thing's last
+    one, and before these the last ones of all things together.
     """
 
     def __init__(self, earlier_max: int = KEPT_MAX) -> None:
         self.states: dict[str, tuple[ObservedState, ...]] = {}
         self._earlier: deque[str] = (
             deque()
-        )  # A subject for each state that is not its thing's last one.
+        )  # Subjects of states that are not their things' last ones.
         self._earlier_max = earlier_max
 
     def on_look(self, sights: Mapping[str, Sight], now_ms: int) -> bool:
-        """`sights`: of all things that there are, by subject. Whether something is new."""
+        """Take note of the present things. `sights`: all of them, by subject. Returns whether
+        something is new.
+        """
         is_new = False
         for subject, sight in sights.items():
             states = self.states.get(subject, ())
             if states and states[-1].sight is sight:
-                continue  # The usual case: a comparison of marks would take ten times as long.
+                continue  # The usual case; comparing marks would take ten times as long.
             if states and states[-1].mark == sight.mark:
                 self.states[subject] = (*states[:-1], replace(states[-1], sight=sight))
             else:
@@ -154,7 +156,7 @@ class Tracks:
         return is_new
 
     def _add(self, subject: str, state: ObservedState) -> None:
-        known = self.states.pop(subject, ())  # The latest change comes last.
+        known = self.states.pop(subject, ())  # The thing's latest change is last in the order.
         self.states[subject] = (*known, state)
         if known:
             self._earlier.append(subject)
@@ -177,9 +179,9 @@ def derive(
     now_ms: int,
     things_max: int | None = None,
 ) -> tuple[list[Event], dict[str, str]]:
-    """What is new since `marks`, in order, and the marks after it. A state that passed between two looks
-    of others is new, too, if this process saw it. `things_max`: only the things that changed first, at
-    most this number.
+    """The events since `marks`, in order, and the marks after them. A state that passed between two
+    looks of other processes is new, too, if this process saw it. `things_max`: at most this number
+    of things, those that changed first.
     """
     found: list[tuple[int, str, list[Event], str | None]] = []
     for subject, states in tracks.items():
@@ -204,7 +206,7 @@ def derive(
     for _, subject, events, mark_after in sorted(found, key=lambda each: each[:2])[:things_max]:
         at_ms = 0
         for number, event in enumerate(events):
-            # Clocks differ: the states of one thing keep their order.
+            # The states of one thing keep their order although clocks differ.
             at_ms = max(at_ms, event.at_ms)
             ordered.append((at_ms, subject, number, event))
         if mark_after is None:
@@ -215,7 +217,7 @@ def derive(
 
 
 def _bounded(marks: dict[str, str]) -> dict[str, str]:
-    """Marks of things that are gone show whether that was an event already; old ones are left out."""
+    """Drop the oldest marks of things that are gone. Others stay: they show that this was an event already."""
     gone = [subject for subject, mark in marks.items() if mark.startswith(_GONE)]
     for subject in gone[: max(len(gone) - _GONE_MAX, 0)]:
         del marks[subject]
@@ -223,7 +225,7 @@ def _bounded(marks: dict[str, str]) -> dict[str, str]:
 
 
 def first_marks(tracks: Mapping[str, Sequence[ObservedState]]) -> dict[str, str]:
-    """Of a server that has just started: registered bookies are no news, everything else is (EV3)."""
+    """The marks of a server that has just started: registered bookies are no news, everything else is (EV3)."""
     return {
         subject: states[-1].mark
         for subject, states in tracks.items()
@@ -236,7 +238,7 @@ def _thing_of(subject: str) -> str:
 
 
 def _ends(subject: str) -> bool:
-    """Its disappearance is an event."""
+    """Whether the disappearance of such a thing is an event."""
     ends = (Thing.REGISTRATION.value, Thing.LIFECYCLE.value, Thing.SWITCH.value)
     return _thing_of(subject) in ends
 
@@ -260,7 +262,7 @@ def _news(before: str | None, sight: Sight) -> list[Event]:
             return _registered(before, sight)
         case Thing.LIFECYCLE:
             if before is not None and before.partition(" ")[0] == sight.mark.partition(" ")[0]:
-                return []  # It was written again unchanged.
+                return []  # The node was written again unchanged.
             return [_lifecycle(sight)]
         case Thing.OPERATION:
             return _operation(before, sight)
@@ -281,7 +283,7 @@ def _registered(before: str | None, sight: Sight) -> list[Event]:
         return [back]
     owner, _, stamp = before.partition(" ")
     if owner == sight.state:
-        return []  # It became writable or read-only.
+        return []  # The bookie became writable or read-only.
     return [_lost(sight.name, stamp, back.at_ms), back]
 
 
@@ -370,11 +372,11 @@ def _event(
     )
 
 
-# --- As they are kept -------------------------------------------------------------------------
+# --- Stored form ------------------------------------------------------------------------------
 
 
 def unpack_event(fields: Mapping[str, Any]) -> Event:
-    """Raises `BadMetadata`."""
+    """The event of these JSON fields. Raises `BadMetadata`."""
     try:
         kind, names = EventKind(fields["kind"]), fields["bookies"]
         event = Event(
@@ -402,7 +404,7 @@ def unpack_event(fields: Mapping[str, Any]) -> Event:
 
 @dataclass(frozen=True, slots=True)
 class EventFilter:
-    """A filter of events."""
+    """Which events a reader wants."""
 
     kind: EventKind | None = None
     bookie: str | None = None
@@ -421,7 +423,7 @@ class EventMemory:
 
     def __init__(self, kept: int = KEPT_MAX) -> None:
         self._kept = kept
-        self._events: dict[int, Event] = {}  # By number, ascending without gaps.
+        self._events: dict[int, Event] = {}  # Events by number, ascending without gaps.
         self._numbers: dict[str, int] = {}
         self._next = 0
 
@@ -442,7 +444,9 @@ class EventMemory:
     def page(
         self, wanted: EventFilter, after: str, limit: int
     ) -> tuple[list[Event], str | None] | None:
-        """Those before `after`, an event's id, and the `after` of the next page. None: `after` is not known."""
+        """The events before `after`, which is an event's id, and the `after` of the next page.
+        None: `after` is not known.
+        """
         number = self._numbers.get(after, -1) if after else self._next
         if number < 0:
             return None

@@ -25,7 +25,7 @@ from rollbook.proto.ids import BookieId, EntryId, parse_bookie_id
 
 _VERSION: Final = 1
 PAUSE_S_MAX: Final = 600
-_LOSSES_MAX: Final = 100  # Ranges that are kept; more of them would not help a reader.
+_LOSSES_MAX: Final = 100  # The most ranges that are kept; more of them would not help a reader.
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,23 +40,25 @@ class LostEntries:
 @dataclass(frozen=True, slots=True)
 class Failure:
     attempts: int = 0
-    code: str = ""  # Of the latest error.
+    code: str = ""  # The code of the latest error.
     message: str = ""
     failed_ms: int = 0
-    next_try_ms: int | None = 0  # None: not by itself; a person decides.
+    next_try_ms: int | None = 0  # None: no retry by itself; a person decides.
     losses: tuple[LostEntries, ...] = ()
-    drains: tuple[str, ...] = ()  # Tokens of drains that waited for this attempt.
+    drains: tuple[str, ...] = ()  # Tokens of the drains at the time of the latest attempt.
 
     @property
     def is_unrecoverable(self) -> bool:
         return bool(self.losses)
 
     def counts_for(self, drains: Sequence[str]) -> bool:
-        """Whether none of these drains began later (RP7)."""
+        """Whether the failure counts for these drains: none of them began later (RP7)."""
         return all(token in self.drains for token in drains)
 
     def is_due(self, now_ms: int) -> bool:
-        """Clocks differ and jump: a next try farther away than any pause is due."""
+        """Whether the next try is due. Clocks differ and jump: a next try farther away than any
+        pause is due.
+        """
         if self.next_try_ms is None:
             return False
         return not now_ms < self.next_try_ms <= now_ms + PAUSE_S_MAX * 1000
@@ -72,8 +74,9 @@ def after_failure(
     drains: Sequence[str] = (),
     first_pause_s: float = 5.0,
 ) -> Failure:
-    """The pause doubles up to 10 min. `drains` of this attempt: attempts before one of them began do not count
-    (RP7)."""
+    """The record after another failed attempt. The pause doubles up to 10 min. `drains` of this
+    attempt: attempts before one of them began do not count (RP7).
+    """
     attempts = (before.attempts if before and before.counts_for(drains) else 0) + 1
     pause_s = min(first_pause_s * 2 ** min(attempts - 1, 20), PAUSE_S_MAX)
     next_try_ms = None if losses else now_ms + int(pause_s * 1000)
@@ -106,7 +109,7 @@ def unpack_failure(data: bytes) -> Failure:
         version = fields["version"]
         if version != _VERSION:
             raise UnsupportedVersion(f"a failure of version {version!r:.20}")
-        drains = tuple(fields.get("drains", ()))  # Older versions wrote none.
+        drains = tuple(fields.get("drains", ()))  # Older versions wrote no `drains`.
         texts = fields["code"], fields["message"], *drains
         numbers = [fields["attempts"], fields["failed_ms"], fields["next_try_ms"]]
         losses = tuple(

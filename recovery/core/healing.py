@@ -43,19 +43,18 @@ WHOLE: Final = EntrySpan(NO_ENTRY, ENTRY_ID_MAX)
 
 
 class DoubtfulFragment(NamedTuple):
-    """Entries in doubt that are all in one fragment, or none of which is needed here."""
+    """Entries in doubt that are all in one fragment, or none of which the bookie should hold."""
 
     first_entry: int
     last_entry: int
-    fragment: Fragment | None  # None: the bookie should hold none of them.
+    fragment: Fragment | None  # None: the bookie should hold none of the entries.
 
 
 def as_if_closed(
     metadata: LedgerMetadata, lac: EntryId, doubted: Sequence[EntrySpan]
 ) -> LedgerMetadata | None:
-    """For a ledger with a writer, which may go on: if all doubts are about confirmed entries,
-    they are settled where those are. Not so its explicit LAC, which readers use as long as it is
-    open.
+    """Metadata by which the doubts of an open ledger are settled without closing it, if all are
+    about confirmed entries. Not so its explicit LAC, which readers use as long as it is open.
     """
     if metadata.state is not LedgerState.OPEN or not doubted:
         return None
@@ -65,8 +64,8 @@ def as_if_closed(
 
 
 def before_open_end(metadata: LedgerMetadata, bookie: BookieId) -> LedgerMetadata | None:
-    """For a ledger whose writer has left the bookie: its answers after the open end do not count, so they are
-    settled as if the ledger had ended there.
+    """Metadata of a ledger as if it ended before its open fragment, for a writer that has left the
+    bookie: answers about later entries do not count.
     """
     if metadata.state is not LedgerState.OPEN or bookie in metadata.fragments[-1].ensemble:
         return None
@@ -79,7 +78,7 @@ def before_open_end(metadata: LedgerMetadata, bookie: BookieId) -> LedgerMetadat
 def stretches(
     metadata: LedgerMetadata, bookie: BookieId, doubted: Iterable[EntrySpan]
 ) -> Iterator[DoubtfulFragment]:
-    """All doubts, in order, by what will happen to them."""
+    """All doubts in order, split by what will happen to them."""
     assert metadata.is_closed
     for first, last in doubted:
         while first <= last:
@@ -91,7 +90,7 @@ def stretches(
 def _piece(
     metadata: LedgerMetadata, bookie: BookieId, first_entry: int
 ) -> tuple[Fragment | None, int]:
-    """The fragment if the bookie should hold some of it, and where it ends."""
+    """The fragment at this entry if the bookie should hold some of it, and where the fragment ends."""
     assert metadata.last_entry is not None
     if first_entry <= NO_ENTRY:
         return None, NO_ENTRY
@@ -116,15 +115,16 @@ def expected(
 
 @dataclass(slots=True)
 class WindowReport:
-    """Of one window."""
+    """What was found for the entries of one window."""
 
-    settled: list[EntrySpan] = field(default_factory=list)  # Those no longer in doubt.
-    lost: list[EntryId] = field(default_factory=list)  # No copy anywhere: they stay in doubt.
-    # Each member's answer; in doubt, too.
+    settled: list[EntrySpan] = field(default_factory=list)  # Ranges that are no longer in doubt.
+    # Entries without a copy anywhere: they stay in doubt.
+    lost: list[EntryId] = field(default_factory=list)
+    # Entries that stay in doubt for now, with each member's answer.
     waiting: dict[EntryId, str] = field(default_factory=dict)
     given_up: list[EntryId] = field(
         default_factory=list
-    )  # Also in doubt, but an operator accepted their loss.
+    )  # Entries whose loss an operator accepted.
 
 
 def judge(
@@ -134,8 +134,8 @@ def judge(
     said: Mapping[EntryId, Mapping[BookieId, Copy]],
     accepted: Sequence[EntrySpan],
 ) -> WindowReport:
-    """`wanted` are all entries of the window that the bookie should hold, `held` those it holds,
-    durably; `said` has every other member's answer about the rest.
+    """What to report for a window. `wanted` are all its entries that the bookie should hold, `held`
+    those that it holds, durably; `said` has every other member's answer about the rest.
     """
     found = WindowReport()
     first = window.start
@@ -169,7 +169,7 @@ def _describe(copies: Mapping[BookieId, Copy]) -> str:
 def tail_to_give_up(
     metadata: LedgerMetadata, doubted: Sequence[EntrySpan], accepted: Sequence[EntrySpan]
 ) -> list[EntrySpan]:
-    """Of a ledger that cannot be closed: the ranges that recovery may take as absent.
+    """The ranges that recovery may take as absent, for a ledger that cannot be closed.
 
     Entries of earlier fragments were confirmed; they are found or lost one by one, later.
     """
@@ -186,7 +186,7 @@ def covers(ranges: Sequence[EntrySpan], entry_id: int) -> bool:
 
 
 def intersection(some: Iterable[EntrySpan], others: Sequence[EntrySpan]) -> list[EntrySpan]:
-    """Ascending, if both are."""
+    """The common ranges; ascending, if both arguments are."""
     return [
         EntrySpan(max(a.first_entry, b.first_entry), min(a.last_entry, b.last_entry))
         for a in some
@@ -196,7 +196,7 @@ def intersection(some: Iterable[EntrySpan], others: Sequence[EntrySpan]) -> list
 
 
 def ranges_of(entry_ids: Iterable[int], gap: int = 1) -> list[EntrySpan]:
-    """Of ascending ids; those at most `gap` apart are in one."""
+    """Ranges of ascending ids; ids that are at most `gap` apart are in one range."""
     found: list[EntrySpan] = []
     for each in entry_ids:
         if found and each <= found[-1].last_entry + gap:

@@ -29,36 +29,40 @@ _DRAINED, _FAILED = LifecycleState.DRAINED, LifecycleState.DRAINING_FAILED
 REASON_CHARS_MAX: Final = 500
 
 
-# --- A person's ------------------------------------------------------------------------------
+# --- Changes by a person ---------------------------------------------------------------------
 
 
 def drain(
     found: Lifecycle, token: str, now_ms: int, *, ledgers: int, is_forced: bool = False
 ) -> Lifecycle:
-    """`ledgers`: how many name it now; for showing progress. Raises `LifecycleConflict`."""
+    """Begin a drain. `ledgers`: how many name the bookie now, for showing progress. Raises
+    `LifecycleConflict`.
+    """
     _require(found, "drain", _ACTIVE)
     return Lifecycle(_DRAINING, token, now_ms, ledgers, is_forced)
 
 
 def retry(found: Lifecycle, token: str, now_ms: int, *, ledgers: int) -> Lifecycle:
-    """Raises `LifecycleConflict`."""
+    """Begin a failed drain again. Raises `LifecycleConflict`."""
     _require(found, "retry the drain of", _FAILED)
     return Lifecycle(_DRAINING, token, now_ms, ledgers, found.is_forced)
 
 
 def cancel(found: Lifecycle, token: str, now_ms: int) -> Lifecycle:
-    """Copies that were made stay. Raises `LifecycleConflict`."""
+    """End a drain: the bookie is Active, and copies that were made stay. Raises `LifecycleConflict`."""
     _require(found, "undrain", _DRAINING, _DRAINED, _FAILED)
     return Lifecycle(_ACTIVE, token, now_ms)
 
 
 def mark_drained(found: Lifecycle, token: str, now_ms: int) -> Lifecycle:
-    """A person has repaired or given up what could not be copied. Raises `LifecycleConflict`."""
+    """End a failed drain: a person has repaired or given up what could not be copied. Raises
+    `LifecycleConflict`.
+    """
     _require(found, "mark as drained", _FAILED)
     return _next(found, _DRAINED, token, now_ms, found.reason)
 
 
-# --- The steward's ---------------------------------------------------------------------------
+# --- Changes by the steward ------------------------------------------------------------------
 
 
 def finish(found: Lifecycle, token: str, now_ms: int) -> Lifecycle:
@@ -72,13 +76,15 @@ def fail(found: Lifecycle, token: str, now_ms: int, reason: str) -> Lifecycle:
 
 
 def revert(found: Lifecycle, token: str, now_ms: int, reason: str) -> Lifecycle:
-    """A ledger names the bookie after all: a client picked it before the drain began."""
+    """Back to Draining: a ledger names the bookie after all, since a client picked it before the
+    drain began.
+    """
     _require(found, "drain again", _DRAINED)
     return _next(found, _DRAINING, token, now_ms, reason)
 
 
 def allowed_from(state: LifecycleState) -> tuple[LifecycleState, ...]:
-    """The states that a person may ask for. To drain again is to retry."""
+    """The states that a person may ask for. Draining again is a retry."""
     return _ALLOWED[state]
 
 
@@ -131,5 +137,7 @@ def count_without_room(
     leaving: Collection[BookieId],
     targets: Collection[BookieId],
 ) -> int:
-    """Ledgers for which too few bookies remain: unless forced, the drain is refused at once (LC3)."""
+    """The number of ledgers for which too few bookies remain: unless forced, the drain is refused
+    at once (LC3).
+    """
     return sum(not has_room(metadata, leaving, targets) for metadata in ledgers)

@@ -58,16 +58,16 @@ class LastingOperation:
     started_ms: int | None = None
     ended_ms: int | None = None
     done: int = 0
-    total: int | None = None  # None: not known yet.
+    total: int | None = None  # None: the total is not known yet.
     is_cancel_asked: bool = False
-    notes: Mapping[str, Any] | None = None  # What its work must know after a restart.
+    notes: Mapping[str, Any] | None = None  # What the work must know after a restart.
     result: Mapping[str, Any] | None = None
-    problem: Mapping[str, Any] | None = None  # RFC 9457.
+    problem: Mapping[str, Any] | None = None  # The error as RFC 9457 describes it.
 
     # --- Steps --------------------------------------------------------------------------------
 
     def begun(self, now_ms: int) -> "LastingOperation":
-        """By the process that runs it now; one that was started before continues."""
+        """The operation as running: by the process that runs it now; one that was started before continues."""
         self._require_open()
         return replace(self, state=OperationStatus.RUNNING, started_ms=self.started_ms or now_ms)
 
@@ -80,7 +80,9 @@ class LastingOperation:
         return replace(self, notes=notes)
 
     def cancel_asked(self, now_ms: int) -> "LastingOperation":
-        """One that has not begun ends here; a running one is stopped by its runner."""
+        """The operation with a request to cancel it. One that has not begun ends here; a running
+        one is stopped by its runner.
+        """
         self._require_open()
         asked = replace(self, is_cancel_asked=True)
         return asked if self.state is OperationStatus.RUNNING else asked.cancelled(now_ms)
@@ -97,7 +99,7 @@ class LastingOperation:
         return replace(self._ended(OperationStatus.FAILED, now_ms), problem=_bounded(problem))
 
     def _ended(self, state: OperationStatus, now_ms: int) -> "LastingOperation":
-        """OP1."""
+        """The operation with its final state. Raises `OperationEnded` if it has one already (OP1)."""
         self._require_open()
         return replace(self, state=state, ended_ms=now_ms, notes=None)
 
@@ -110,7 +112,7 @@ class LastingOperation:
                 next_step="begin another one",
             )
 
-    # --- Looking ------------------------------------------------------------------------------
+    # --- Questions ----------------------------------------------------------------------------
 
     def eta_s(self, now_ms: int) -> int | None:
         """The remaining seconds at the present pace; None: not known."""
@@ -120,7 +122,7 @@ class LastingOperation:
         return round(spent_ms * max(self.total - self.done, 0) / self.done / 1000)
 
     def require_same(self, kind: str, about: Mapping[str, Any]) -> None:
-        """OP2. Raises `DuplicateDiffers`."""
+        """Check that a repeated key comes with the same request (OP2). Raises `DuplicateDiffers`."""
         if (self.kind, _canonical(self.about)) != (kind, _canonical(about)):
             raise DuplicateDiffers(
                 f"this Idempotency-Key belongs to operation {self.id}, which is another request",
@@ -130,7 +132,7 @@ class LastingOperation:
 
 
 def id_of_key(principal: str, key: str) -> str:
-    """Keys of different principals never meet."""
+    """The operation's id for an Idempotency-Key. Keys of different principals never meet."""
     scoped = f"{len(principal)} {principal} {key}".encode("utf-8", "surrogatepass")
     return sha256(scoped).hexdigest()[:_ID_DIGITS]
 
@@ -140,7 +142,9 @@ def is_operation_id(text: str) -> bool:
 
 
 def to_forget(known: Iterable[LastingOperation], now_ms: int, kept: int = KEPT_MAX) -> list[str]:
-    """OP3: ids of those that ended long ago, and the oldest ones that ended while there are more than `kept`."""
+    """Ids to forget (OP3): those that ended long ago, and the oldest ended ones while there are
+    more than `kept`.
+    """
     every = sorted(known, key=lambda each: (each.created_ms, each.id))
     ended = [each for each in every if each.state.has_ended]
     old = [each.id for each in ended if now_ms - (each.ended_ms or 0) >= KEPT_MS]
@@ -193,7 +197,7 @@ def _canonical(about: Mapping[str, Any]) -> str:
 
 
 def _bounded(outcome: Mapping[str, Any]) -> dict[str, Any]:
-    """A node has a size that every metadata store accepts: long lists are left out."""
+    """The outcome without its long lists: a node has a size that every metadata store accepts."""
     if len(_canonical(outcome)) <= OUTCOME_BYTES_MAX:
         return dict(outcome)
     short = {name: each for name, each in outcome.items() if not isinstance(each, list | dict)}

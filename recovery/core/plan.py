@@ -23,13 +23,13 @@ from rollbook.proto.quorum import Quorum
 from rollbook.proto.wire.entry_list import EntryList
 from rollbook.recovery.core.healing import EntrySpan, covers
 
-_WINDOW: Final = 4096  # Entries that are looked at together.
+_WINDOW: Final = 4096  # The number of entries that one step looks at.
 
 
 class BookiePresence(Enum):
     WRITABLE = "writable"
     READ_ONLY = "read-only"
-    LOST = "lost"  # Not registered.
+    LOST = "lost"  # The bookie is not registered.
 
 
 class Action(Enum):
@@ -41,11 +41,11 @@ class FirstStep(Enum):
     """What has to be done to the ledger before repairs of its closed fragments suffice."""
 
     NOTHING = "nothing"
-    RECOVER = "recover"  # It is in recovery already: finish that.
-    AWAIT_WRITER = (
-        "await the writer"  # Its open end names a bookie in question; then close the ledger.
-    )
-    MOVE_SEAT = "move the seat"  # It is not claimed yet, so it has no entries.
+    RECOVER = "recover"  # The ledger is in recovery already: finish that.
+    # The open end names a bookie in question: close the ledger if its writer does not leave the
+    # bookie.
+    AWAIT_WRITER = "await the writer"
+    MOVE_SEAT = "move the seat"  # The ledger is not claimed yet, so it has no entries.
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class SlotRepair:
     """One place in the ensemble of one fragment, and the work to do there."""
 
     fragment: Fragment
-    last_entry: EntryId  # Of the fragment; one less than its first entry if it is empty.
+    last_entry: EntryId  # The fragment's last entry; one less than its first entry if it is empty.
     slot: int
     action: Action
 
@@ -75,7 +75,7 @@ class SlotRepair:
 @dataclass(frozen=True, slots=True)
 class RepairPlan:
     first_step: FirstStep
-    seats: tuple[SlotRepair, ...]  # Those with the fewest other members present come first.
+    seats: tuple[SlotRepair, ...]  # Seats with the fewest other members present are first.
     open_seats: tuple[int, ...] = ()  # Slots of the open fragment that are in question.
 
 
@@ -88,9 +88,9 @@ def plan_repair(
     is_unclaimed: bool = False,
     looked_at: Collection[BookieId] = (),
 ) -> RepairPlan:
-    """`in_question` are bookies marked as missing copies; `draining` lose their seats though they are
-    present; `looked_at` may lack copies and keep their seats. So do all others, lost or not: they are
-    not due yet (RP2).
+    """The plan of one ledger. `in_question` are bookies marked as missing copies; `draining` lose
+    their seats though they are present; `looked_at` may lack copies and keep their seats. So do all
+    others, lost or not: their repair is not due yet (RP2).
     """
     seats: list[SlotRepair] = []
     open_seats: tuple[int, ...] = ()
@@ -158,7 +158,7 @@ def sources_of(
         slots.append(seat.slot)
     members = [seat.fragment.ensemble[slot] for slot in slots]
     start = seat.first_entry % max(1, len(members))
-    # The same members for every entry: keep reading from one of them.
+    # All members have every entry: keep reading from one of them.
     if quorum.ensemble == quorum.write:
         members.sort(key=seat.fragment.ensemble.index)
         members = members[start:] + members[:start]
@@ -176,7 +176,7 @@ def lacking(
 
 
 def windows(seat: SlotRepair) -> Iterator[range]:
-    """Of its fragment, so that no step of the loop handles a million entries."""
+    """Windows of the seat's fragment, so that no step of the loop handles a million entries."""
     end = seat.last_entry + 1
     for start in range(seat.first_entry, end, _WINDOW):
         yield range(start, min(start + _WINDOW, end))
@@ -198,6 +198,6 @@ def lacking_in(
 
 
 def _lists_all(listed: EntryList, window: range) -> bool:
-    """Quickly yes for a run without holes; no may be wrong."""
+    """Whether all of the window is listed, by a quick test of a run without holes; False may be wrong."""
     group = listed.group_at(EntryId(window.start))
     return group is not None and not group.period and window.stop - 1 <= group.last_entry

@@ -15,10 +15,10 @@ from rollbook.proto.metadata import LedgerMetadata
 @dataclass(slots=True)
 class Damage:
     named: int = 0  # Ledgers that name one of the bookies.
-    below_ack: int = (
-        0  # Those of them with entries that would have fewer copies than the ack quorum;
-    )
-    without_copy: int = 0  # with entries that would have none: these count above, too.
+    # Ledgers with entries that would have fewer copies than the ack quorum.
+    below_ack: int = 0
+    # Ledgers with entries that would have no copy; also counted in `below_ack`.
+    without_copy: int = 0
 
     def on_ledger(
         self,
@@ -26,7 +26,7 @@ class Damage:
         leaving: Collection[BookieId],
         registered: Collection[BookieId],
     ) -> None:
-        """Of a ledger that names one of them."""
+        """Count a ledger that names one of the bookies."""
         self.named += 1
         fewest = fewest_copies(metadata, leaving, registered)
         self.below_ack += fewest < metadata.quorum.ack
@@ -36,7 +36,9 @@ class Damage:
 def fewest_copies(
     metadata: LedgerMetadata, leaving: Collection[BookieId], registered: Collection[BookieId]
 ) -> int:
-    """Of any entry, on bookies that stay and are registered. Empty fragments count like others: they may be open."""
+    """The fewest copies of any entry, on bookies that stay and are registered. Empty fragments
+    count like others: they may be open.
+    """
     quorum = metadata.quorum
     return min(
         sum(
