@@ -1,3 +1,3 @@
 """`import rollbook.wal`: what `rollbook.api.wal` offers, under the name that users write."""
 
-from rollbook.api.wal import *  # noqa: F403  # Its `__all__`, and nothing else.
+from rollbook.api.wal import *  # noqa: F403  # Re-exports exactly its `__all__`.

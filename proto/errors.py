@@ -37,7 +37,7 @@ class RollbookError(Exception):
     """
 
     code: ClassVar[Code] = Code("INTERNAL", "INTERNAL", 500, v2=101, v3=501)
-    outcome: Outcome = Outcome.UNKNOWN  # Of the class; an instance may have a better one.
+    outcome: Outcome = Outcome.UNKNOWN  # The default of the class; an instance may know better.
     retryable: bool = False
     http_step: str = ""  # What the reader should do at HTTP, if `next_step` names a command.
 
@@ -45,7 +45,7 @@ class RollbookError(Exception):
         super().__init__(message)
         self.message = message
         self.next_step = next_step  # What the reader should do now: "stop it first", or a command.
-        self.ids = ids  # To which ledger, bookie, path … it happened; all that logs need.
+        self.ids = ids  # The ledger, bookie, path … of the error; all that logs need.
 
     def __str__(self) -> str:
         subject = " ".join(f"{name}={value}" for name, value in self.ids.items())
@@ -671,7 +671,7 @@ class WrongBookie(Invalid):
 
 # --- From the wire ----------------------------------------------------------------------------
 
-OK: Final = 0  # In both of BookKeeper's protocols.
+OK: Final = 0  # The success code in both of BookKeeper's protocols.
 
 
 def every_error() -> Iterator[type[RollbookError]]:

@@ -14,7 +14,7 @@ class EventBudget:
         self._left_out = 0
 
     def take(self, wanted: int, now_ns: int) -> int:
-        """How many of the `wanted` events may be logged now."""
+        """The number of `wanted` events that may be logged now."""
         if now_ns >= self._period_ends_ns:
             self._period_ends_ns, self._left = now_ns + self._period_ns, self._events_max
         granted = min(wanted, self._left)
@@ -23,6 +23,6 @@ class EventBudget:
         return granted
 
     def take_left_out(self) -> int:
-        """How many events were not logged since the last call."""
+        """The number of events that were not logged since the last call."""
         left_out, self._left_out = self._left_out, 0
         return left_out

@@ -5,7 +5,7 @@ import ipaddress
 
 
 def is_loopback(host: str) -> bool:
-    """Only this machine can reach it."""
+    """Whether only this machine can reach the host."""
     if host == "localhost" or host.startswith("/"):
         return True
     try:

@@ -58,7 +58,7 @@ class LedgerMetadata:
     state: LedgerState = LedgerState.OPEN
     last_entry: EntryId | None = None  # Known exactly when CLOSED; NO_ENTRY if it stayed empty.
     length: int | None = None  # Payload bytes of all entries; known exactly when CLOSED.
-    # None: a ledger that is too old to have it. The caller that opens it has to know.
+    # None: the ledger is too old to have it, and its opener has to know the type.
     digest_type: DigestType | None = None
     password: bytes | None = field(default=None, repr=False)
     custom: tuple[tuple[str, bytes], ...] = ()  # The application's own, by distinct keys.
@@ -81,7 +81,7 @@ class LedgerMetadata:
         return self.state is LedgerState.CLOSED
 
     def fragment_of(self, entry_id: EntryId) -> Fragment:
-        """Where the entry is, or would be if it were written now."""
+        """The fragment of an entry; for a future entry, the one that would get it now."""
         assert entry_id >= FIRST_ENTRY
         return self.fragments[bisect_right(self.fragments, entry_id, key=_FIRST_ENTRY) - 1]
 
@@ -215,7 +215,7 @@ class LedgerMetadata:
 
 
 def draw_creation_token(randomness: Randomness) -> int:
-    """For one create of one ledger."""
+    """A token for one attempt to create one ledger."""
     return randomness.randrange(_CREATION_TOKEN_END)
 
 

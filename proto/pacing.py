@@ -6,7 +6,7 @@ _AHEAD_S: Final = 0.05
 
 
 class Pace:
-    """Bytes a second. Unused budget is not saved up beyond `_AHEAD_S`: no burst follows a pause."""
+    """A rate limit in bytes a second. Unused budget beyond `_AHEAD_S` is lost: no burst follows a pause."""
 
     def __init__(self, bytes_per_s: float) -> None:
         assert bytes_per_s > 0
@@ -14,7 +14,7 @@ class Pace:
         self._free_ns = 0  # When everything that was spent has been earned.
 
     def spend(self, size: int, now_ns: int) -> float:
-        """Seconds to wait before going on."""
+        """The seconds to wait before going on."""
         cost_ns = int(size / self.bytes_per_s * 1e9)
         self._free_ns = max(self._free_ns, now_ns - int(_AHEAD_S * 1e9)) + cost_ns
         return max(0, self._free_ns - now_ns) / 1e9

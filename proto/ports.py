@@ -24,7 +24,7 @@ Buffer = bytes | bytearray | memoryview
 
 class Clock(Protocol):
     def monotonic_ns(self) -> int:
-        """Never goes back; the only clock that deadlines and intervals may use."""
+        """A time that never goes back; the only clock that deadlines and intervals may use."""
 
     def wall_us(self) -> int:
         """Microseconds since 1970; may jump. For timestamps that people read, never for safety."""
@@ -56,7 +56,7 @@ def never(point: str, odds: float = 0.1) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """`host:port`, or the path of a Unix socket (then port is 0)."""
+    """`host:port`, or the path of a Unix socket (with port 0)."""
 
     host: str
     port: int
@@ -75,10 +75,10 @@ ProtocolFactory = Callable[[], asyncio.BaseProtocol]
 class Listener(Protocol):
     @property
     def address(self) -> Address:
-        """Where it listens; the real port if 0 was requested."""
+        """The listening address, with the real port if 0 was requested."""
 
     async def close(self) -> None:
-        """Stops accepting. Connections that were accepted live on."""
+        """Stops accepting. Accepted connections live on."""
 
 
 class Transport(Protocol):
@@ -126,7 +126,7 @@ class File(Protocol):
     async def size(self) -> int: ...
 
     async def read_at(self, position: int, length: int) -> bytes:
-        """Shorter than asked for only at the end of the file."""
+        """Reads bytes; fewer than requested only at the end of the file."""
 
     async def read_with(self, position: int, length: int, use: Callable[[Buffer], T]) -> T:
         """`read_at`, and the result of `use` on it at once: its argument may be a view of memory
@@ -140,10 +140,10 @@ class File(Protocol):
         """
 
     async def write_at(self, position: int, buffers: Sequence[Buffer]) -> None:
-        """Reaches the operating system only: a power cut may lose it, whole or in part."""
+        """Writes to the operating system only: a power cut may lose the bytes, whole or in part."""
 
     async def sync(self) -> None:
-        """Contents and size are durable when it returns. The name needs `sync_directory`."""
+        """Makes contents and size durable. The name needs `sync_directory`."""
 
     async def write_and_sync(self, position: int, buffers: Sequence[Buffer]) -> None:
         """`write_at` then `sync` in one hop: the journal's hot path."""
@@ -153,15 +153,15 @@ class File(Protocol):
         before it."""
 
     def write_and_sync_now(self, position: int, buffers: Sequence[Buffer]) -> None:
-        """`write_and_sync` within this call, if this step has found that it is quick."""
+        """`write_and_sync` without a thread, if that has been quick on this disk."""
 
     async def truncate(self, size: int) -> None: ...
 
     async def allocate(self, position: int, length: int) -> None:
-        """Reserves space that reads as zeros and grows the file over it; all of it, or nothing."""
+        """Reserves space that reads as zeros, and grows the file over it; completely, or not at all."""
 
     async def close(self) -> None:
-        """Idempotent. Syncs nothing."""
+        """Closes the file without a sync. Idempotent."""
 
 
 class DiskLock(Protocol):
@@ -180,23 +180,23 @@ class Disk(Protocol):
     async def open(self, path: str, mode: OpenMode) -> File: ...
 
     async def stat(self, path: str) -> FileStat | None:
-        """None if the file is missing."""
+        """A file's facts; None if it is missing."""
 
     async def list_directory(self, path: str) -> list[str]:
-        """Names, sorted."""
+        """The names in a directory, sorted."""
 
     async def make_directory(self, path: str) -> None:
-        """With its parents; existing ones are fine. Durable once the parents are synced."""
+        """Creates a directory with its parents; existing ones are fine. Durable once the parents are synced."""
 
     async def rename(self, source: str, target: str) -> None:
-        """Atomic; replaces the target. Durable after `sync_directory` of both folders."""
+        """Replaces the target atomically. Durable after `sync_directory` of both folders."""
 
     async def link(self, source: str, target: str) -> None: ...
 
     async def unlink(self, path: str) -> None: ...
 
     async def sync_directory(self, path: str) -> None:
-        """Names created, renamed and removed in it before are durable when it returns."""
+        """Makes names created, renamed and removed in the directory durable."""
 
     async def space(self, path: str) -> DiskSpace: ...
 
@@ -353,7 +353,7 @@ class MetadataStore(Protocol):
     async def get(self, path: str) -> Node | None: ...
 
     async def children(self, path: str) -> list[str]:
-        """Names, sorted. Raises `NoSuchNode`."""
+        """The children's names, sorted. Raises `NoSuchNode`."""
 
     async def create(
         self, path: str, value: bytes = b"", mode: CreateMode = CreateMode.PERSISTENT
@@ -379,10 +379,10 @@ class MetadataStore(Protocol):
         """
 
     def session_events(self) -> AsyncIterator[SessionEvent]:
-        """From now on; starts with the current state."""
+        """Session events from now on; the first one is the current state."""
 
     async def sync(self) -> None:
-        """Reads that start after it see every write that was acknowledged before it began."""
+        """Reads that start after this see every write acknowledged before this began."""
 
     async def close(self) -> None:
         """Ends the session at once: its ephemeral nodes are gone when it returns, if the store

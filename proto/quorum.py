@@ -24,7 +24,7 @@ ENSEMBLE_SIZE_MAX: Final = 1024  # Far beyond use; bounds the memory that hostil
 
 @dataclass(frozen=True, slots=True)
 class Quorum:
-    """`ensemble >= write >= ack >= 1`."""
+    """A valid quorum has `ensemble >= write >= ack >= 1`."""
 
     ensemble: int
     write: int
@@ -57,7 +57,7 @@ class Quorum:
         return (slot - entry_id) % self.ensemble < self.write
 
     def is_acked(self, entry_id: EntryId, copies: Slots) -> bool:
-        """Copies outside the write set do not count."""
+        """Whether the copies suffice for an ack; copies outside the write set do not count."""
         return (copies & self.write_mask(entry_id)).bit_count() >= self.ack
 
     def is_absent(self, entry_id: EntryId, negatives: Slots) -> bool:
@@ -82,7 +82,7 @@ class Quorum:
         return EntryId(start + ahead - self.write + 1)
 
     def held(self, slot: int, start: EntryId, values: Iterable[T]) -> Iterator[T]:
-        """Of the values for the entries from `start` on, those for entries that it holds."""
+        """Values of the entries that the slot holds, out of those of all entries from `start` on."""
         return compress(values, cycle(_held_from(self, slot, EntryId(start % self.ensemble))))
 
 

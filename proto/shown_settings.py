@@ -17,7 +17,7 @@ _OF_A_URL: Final = re.compile(r"(?<=://)[^/\s]*@")
 def shown_settings(
     sections: Mapping[str, object], sources: Mapping[str, str]
 ) -> list[dict[str, str]]:
-    """`sections`: dataclasses, by their names in a file. `sources`: as `load_config` fills them."""
+    """`sections`: dataclasses by section name. `sources`: as filled by `load_config`."""
     return [
         {
             "section": section,
@@ -37,7 +37,7 @@ def _source_of(config: object, each: Any) -> str:
 
 
 def _text_of(value: Any) -> str:
-    """As it would be typed."""
+    """The value as a user would type it."""
     match value:
         case None:
             return ""

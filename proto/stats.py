@@ -26,7 +26,7 @@ from typing import Any, Final, TypeAlias
 
 _METRIC: Final = "metric"
 _NS_PER_S: Final = 1_000_000_000
-# From a read that memory answers to a deadline that passed; factors of 2 and 2.5 between.
+# Bounds from a read in memory up to a missed deadline, in factors of 2 and 2.5.
 LATENCY_BOUNDS_NS: Final = (
     *(digit * 10**power for power in range(3, 9) for digit in (10, 25, 50)),
     10 * _NS_PER_S,
@@ -35,7 +35,7 @@ SIZE_BOUNDS: Final = tuple(4**power for power in range(14))  # 1 to 64 Mi.
 
 
 class Histogram:
-    """How often a value fell between which bounds. `observe` takes a fraction of a microsecond."""
+    """Counts values between bounds. `observe` takes a fraction of a microsecond."""
 
     __slots__ = ("bounds", "counts", "per_unit", "total")
 
@@ -46,7 +46,7 @@ class Histogram:
         self.per_unit = per_unit  # Values counted in nanoseconds are shown in seconds.
 
     def observe(self, value: int, times: int = 1) -> None:
-        """`times` observations of this value."""
+        """Counts this value `times` times."""
         self.counts[bisect_left(self.bounds, value)] += times
         self.total += value * times
 
@@ -81,7 +81,7 @@ class Metric:
     name: str
     kind: MetricKind
     help: str
-    label: str = ""  # Its name, if there is one value for each of several things.
+    label: str = ""  # The label's name, if each of several things has its own value.
 
 
 Gauge: TypeAlias = Callable[[], float]
@@ -99,7 +99,7 @@ def counter(name: str, help_text: str) -> Any:
 
 
 def counters(name: str, help_text: str, label: str) -> Any:
-    """One for each value of the label: there must be few of those, and none from outside."""
+    """Counters by the label's value; values must be few, and none from outside."""
     assert name.endswith("_total"), name
     return _field(Metric(name, MetricKind.COUNTER, help_text, label), dict)
 
@@ -109,7 +109,7 @@ def gauge(name: str, help_text: str) -> Any:
 
 
 def counter_gauge(name: str, help_text: str) -> Any:
-    """It is counted elsewhere: a function like a gauge's."""
+    """A counter whose value comes from a function, like a gauge's."""
     assert name.endswith("_total"), name
     return _field(Metric(name, MetricKind.COUNTER, help_text), lambda: _nothing)
 
@@ -123,7 +123,7 @@ def sizes(name: str, help_text: str, bounds: Sequence[int] = SIZE_BOUNDS) -> Any
 
 
 def latency(name: str, help_text: str) -> Any:
-    """Of nanoseconds."""
+    """A histogram of nanoseconds."""
     assert name.endswith("_seconds"), name
     return _field(Metric(name, MetricKind.HISTOGRAM, help_text), new_latency)
 
@@ -147,13 +147,13 @@ def _nothings() -> Mapping[str, float]:
 
 
 def metrics_of(stats: object) -> Iterator[Metric]:
-    """Of a dataclass of such fields, or of an instance."""
+    """The metrics of a dataclass of such fields, or of an instance."""
     for each in fields(stats):  # type: ignore[arg-type]  # Any dataclass: it has no type of its own.
         yield each.metadata[_METRIC]
 
 
 def read(stats: object) -> Iterator[tuple[Metric, Value]]:
-    """Their present values."""
-    for each in fields(stats):  # type: ignore[arg-type]  # As above.
+    """The present values of all metrics."""
+    for each in fields(stats):  # type: ignore[arg-type]  # It is a dataclass.
         value = getattr(stats, each.name)
         yield each.metadata[_METRIC], value() if callable(value) else value

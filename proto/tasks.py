@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 
 async def to_its_end(work: Coroutine[Any, Any, T]) -> T:
-    """Wait for work that must not be left half done. If the caller is cancelled, it still waits to the end."""
+    """Waits for work that must not be left half done; even a cancelled caller waits to the end."""
     task = asyncio.ensure_future(work)
     try:
         return await asyncio.shield(task)
@@ -34,7 +34,7 @@ async def joined(work: "asyncio.Future[T]", lost: Callable[[], Exception]) -> T:
 
 
 async def stop_tasks(*tasks: "asyncio.Future[Any] | None") -> None:
-    """Cancels them in this order, and returns when all have ended, however they did."""
+    """Cancels tasks in this order, and returns when all have ended."""
     stopped = [task for task in tasks if task is not None]
     for task in stopped:
         task.cancel()
@@ -56,7 +56,7 @@ async def first_of(*works: Coroutine[Any, Any, T]) -> T:
 
 
 async def first_failure(tasks: "Iterable[asyncio.Task[None]]") -> BaseException:
-    """Waits for it. A cancelled or finished child is no failure."""
+    """Waits for the first failure. A cancelled or finished task is no failure."""
     failure: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
 
     def on_done(task: asyncio.Task[None]) -> None:

@@ -28,7 +28,7 @@ class AuditLog:
     def __init__(self, now_ns: Callable[[], int], *, heeds_level: bool = False) -> None:
         self._now_ns = now_ns
         self._log = structlog.get_logger() if heeds_level else unfiltered_logger()
-        # By principal: those of the file, and "" for unknown callers.
+        # Budgets by principal: those of the file, and "" for unknown callers.
         self._failed_acts: dict[str, EventBudget] = {}
 
     def refused(self, error: RollbookError, *, principal: str, **where: Any) -> None:

@@ -44,17 +44,17 @@ class AuthenticatedCaller:
 
     principal: Principal
     account: PrincipalAccount
-    peer: str = ""  # Its address, for the audit.
+    peer: str = ""  # The caller's address, for the audit.
     authenticator: "Authenticator | None" = None  # None: callers are not authenticated.
     expires_us: int | None = None
-    is_relay: bool = False  # A log server, on behalf of a caller that it has judged (RY2).
+    is_relay: bool = False  # True: a log server on behalf of a caller that it has authorized (RY2).
 
     def is_in_force(self) -> bool:
         return self.authenticator is None or self.authenticator.still_admits(self)
 
 
 def anybody(peer: str = "") -> AuthenticatedCaller:
-    """The caller when authentication is off."""
+    """Returns the caller when authentication is off."""
     return AuthenticatedCaller(_ANYBODY, _ACCOUNT, peer)
 
 
@@ -86,7 +86,7 @@ class Authenticator:
 
     @classmethod
     def of(cls, token_file: str | None, access_file: str | None = None) -> "Authenticator | None":
-        """None: callers are not authenticated. Raises `BadConfig`."""
+        """Returns None if callers are not authenticated. Raises `BadConfig`."""
         if not token_file and not access_file:
             return None
         return cls(token_file or None, access_file or None)
@@ -94,7 +94,7 @@ class Authenticator:
     def admit(
         self, authorization: str, certificate_names: Collection[str] = (), peer: str = ""
     ) -> AuthenticatedCaller:
-        """`authorization`: as the header of that name; empty: there is none. Raises `Unauthorized`."""
+        """`authorization`: the value of that header; empty: it is absent. Raises `Unauthorized`."""
         self._look()
         if authorization:
             found = self._shown_by(authorization)
@@ -141,7 +141,8 @@ class Authenticator:
     def _look(self) -> None:
         self._looked_ns = now_ns = self._now_ns()
         wall_ns = self._wall_us() * 1000
-        news = [each.look(now_ns, wall_ns) for each in self._files]  # Of all of them.
+        # A list, so that every file is checked.
+        news = [each.look(now_ns, wall_ns) for each in self._files]
         if not any(news):
             return
         for each in self._files:
@@ -174,7 +175,7 @@ class Authenticator:
 def _refusal_of(
     authorization: str, certificate_names: Collection[str], found: ProvenPrincipal | None
 ) -> Unauthorized:
-    """The reason of the failure: nothing was shown, or something else, or an unknown value."""
+    """The reason of the failure: no credentials, credentials of another kind, or an unknown value."""
     if found is not None:
         return Unauthorized(
             "the token has expired",

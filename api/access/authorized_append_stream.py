@@ -21,7 +21,7 @@ from rollbook.proto.errors import ConnectionLost, InvalidRequest, Throttled, Una
 
 _NS_PER_S: Final = 1_000_000_000
 _REFUSED_REFS_MAX: Final = 1000
-_REFUSALS_MAX: Final = 1000  # Results that were not taken; at this number the stream is not read.
+_REFUSALS_MAX: Final = 1000  # Unread error results; at this number the stream is not read.
 
 
 class AuthorizedAppendStream:
@@ -34,8 +34,8 @@ class AuthorizedAppendStream:
     ) -> None:
         """Raises `Throttled`."""
         self._caller, self._audit, self._now_ns = caller, audit, now_ns
-        self._refused: dict[int, Unauthorized] = {}  # By ref.
-        self._refusals = 0  # Appends that were not taken.
+        self._refused: dict[int, Unauthorized] = {}  # Errors of refused appends, by ref.
+        self._refusals = 0  # Refused appends whose results were not read yet.
         self._are_taken = asyncio.Event()
         self._stack = ExitStack()
         try:
@@ -98,7 +98,7 @@ class AuthorizedAppendStream:
             self._are_taken.clear()
             await self._are_taken.wait()
         meter = self._caller.account.appends
-        while wait_ns := meter.wait_ns(self._now_ns()):  # noqa: ASYNC110  # Time is the event.
+        while wait_ns := meter.wait_ns(self._now_ns()):  # noqa: ASYNC110  # Only time ends this wait.
             await asyncio.sleep(wait_ns / _NS_PER_S)
 
     async def results(self) -> Sequence[AppendResult]:

@@ -37,7 +37,7 @@ from rollbook.proto.errors import NotOwner, RollbookError, Throttled, Unauthoriz
 
 _WAITS_S: Final = 1.0  # If a request takes longer, the server checks what is unavailable.
 _TAIL_S: Final = 5.0
-_NAMES_MAX: Final = 1000  # Of one page.
+_NAMES_MAX: Final = 1000  # Names of one page.
 _READS: Final = (
     messages.Read,
     messages.ListLogs,
@@ -58,7 +58,8 @@ class AuthorizedService:
         now_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         self._core = core
-        self._audit = audit or AuditLog(now_ns, heeds_level=True)  # Authentication is off.
+        # The default is for servers without authentication.
+        self._audit = audit or AuditLog(now_ns, heeds_level=True)
         self._now_ns = now_ns
 
     # --- Calls ------------------------------------------------------------------------------
@@ -79,7 +80,7 @@ class AuthorizedService:
         """
         caller = CALLER.get()
         try:
-            _require_in_force(caller)  # Streams ask, too, as long as they go on.
+            _require_in_force(caller)  # Streams check this, too, as long as they last.
             self._require(caller, word)
             self._charge(caller, word)
         except (Unauthorized, Throttled) as refusal:
@@ -92,9 +93,9 @@ class AuthorizedService:
         try:
             answer = await self._answer(caller, method, word, due, elsewhere, server)
         except NotOwner:
-            raise  # Nothing was done, and the client asks again elsewhere.
+            raise  # Nothing was done, and the client will ask another server.
         except BaseException as error:
-            if is_act(word):  # A client that hangs up here may have done it all the same.
+            if is_act(word):  # The change may have happened although the client hung up.
                 known = error if isinstance(error, RollbookError) else late(method)
                 self._audit.failed(known, **_who(caller, method, word))
             raise
@@ -106,15 +107,15 @@ class AuthorizedService:
         return answer
 
     def look_if_late(self) -> asyncio.TimerHandle:
-        """Cancel it when there is an answer; otherwise the server checks what is unavailable."""
+        """Makes the server check what is unavailable, unless the caller cancels this before that."""
         return asyncio.get_running_loop().call_later(_WAITS_S, self._core.on_waiting)
 
     def explained(self, error: RollbookError) -> RollbookError:
-        """The same, with the cause of its wait."""
+        """Returns the error with the cause of the call's wait."""
         return self._core.explained(error)
 
     def late(self, method: Method) -> RollbookError:
-        """The error when a call's deadline passes, with the cause of its wait."""
+        """The error of a call whose deadline has passed, with the cause of its wait."""
         return self._core.explained(late(method))
 
     async def _answer(
@@ -164,10 +165,10 @@ class AuthorizedService:
     async def _visible_of(
         self, caller: AuthenticatedCaller, asked: messages.ListLogs, limit: int, due: float
     ) -> list[LogName]:
-        """The first ones, one more than `limit` if there are that many."""
+        """The first visible names: at most one more than `limit`."""
         found: list[LogName] = []
         page = messages.LogNames((), asked.start_after)
-        at_once = limit + 1  # Usually all of these are visible.
+        at_once = limit + 1  # Usually the caller may see all of these names.
         while len(found) <= limit:
             rest = replace(asked, start_after=page.next_page, limit=at_once)
             at_once = _NAMES_MAX
@@ -180,7 +181,7 @@ class AuthorizedService:
     async def _named(
         self, caller: AuthenticatedCaller, shown: VisibleLogs, start_after: str, due: float
     ) -> list[LogName]:
-        """The existing ones among the logs that are named individually."""
+        """Logs that grants name individually, if they exist."""
         after = tuple(start_after.partition("/")[::2])
         names = [
             LogName.parse(log) for log in shown.logs if is_visible(caller.principal.grants, log)
@@ -292,7 +293,7 @@ class AuthorizedService:
                     reads.take(stands - event.base_offset, _bytes_of(event.blocks), self._now_ns())
                     waiting.end()
                     yield event
-                    del event  # The next one may take some time.
+                    del event  # The event would be kept in memory until the next one.
                     async with aclosing(self._waited_off(caller, waiting, word, stands)) as wait:
                         async for progress in wait:
                             yield progress
@@ -337,7 +338,7 @@ class AuthorizedService:
     def open_append_stream(
         self, relayed: messages.CoreStream | None = None
     ) -> messages.AppendStream:
-        """`relayed`: one to another server, in place of the core's. Raises `Throttled`."""
+        """`relayed`: a stream to another server, instead of the core's. Raises `Throttled`."""
         caller = CALLER.get()
 
         def open_stream() -> messages.CoreStream:
@@ -349,7 +350,7 @@ class AuthorizedService:
 
 
 def _signed(caller: AuthenticatedCaller, word: Any) -> Any:
-    """A cursor counts among those of the principal that creates it."""
+    """Signs a cursor with the principal that creates it, whose quota it counts against."""
     if not isinstance(word, messages.CommitCursor) or caller.authenticator is None:
         return word
     said = {each.name: getattr(word, each.name) for each in fields(word)}
@@ -357,7 +358,7 @@ def _signed(caller: AuthenticatedCaller, word: Any) -> Any:
 
 
 def _without_writes(caller: AuthenticatedCaller, word: Any) -> Any:
-    """A barrier of a caller that may not append costs no entry of the log."""
+    """Makes a barrier of a caller that may not append write no entry to the log."""
     is_barrier = (
         isinstance(word, messages.GetTail) and word.consistency is messages.Consistency.BARRIER
     )
@@ -377,7 +378,7 @@ def _require_in_force(caller: AuthenticatedCaller) -> None:
 
 
 def _bytes_of(blocks: tuple[bytes, ...]) -> int:
-    """As stored or as unpacked, whichever is more: packing a block saves no quota."""
+    """The larger one of the stored and the unpacked size: compressing a block saves no quota."""
     return sum(map(opened_bytes_of, blocks))
 
 

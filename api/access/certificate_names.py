@@ -5,7 +5,7 @@ from typing import Any
 
 
 def names_in(certificate: Mapping[str, Any] | None) -> tuple[str, ...]:
-    """As `ssl` describes a verified certificate; None or empty: none was shown."""
+    """`certificate`: as `ssl` describes a verified one; None or empty: the peer sent none."""
     if not certificate:
         return ()
     alternative = tuple(str(name) for _, name in certificate.get("subjectAltName", ()))

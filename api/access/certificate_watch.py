@@ -37,7 +37,7 @@ class CertificateWatch:
         self.stats.expires = lambda: self._end_s
 
     def look(self) -> None:
-        """A renewed one is noticed; each warning is given once."""
+        """Reads the certificate again, and gives each warning once."""
         try:
             self._end_s = certificate_end_s(self._path)
         except BadConfig as error:
@@ -51,7 +51,7 @@ class CertificateWatch:
             )
 
     async def watch(self) -> None:
-        """Until it is cancelled."""
+        """Watches the certificate until it is cancelled."""
         while True:
             self.look()
             await asyncio.sleep(_LOOK_S)

@@ -22,7 +22,7 @@ A = TypeVar("A", bound=Append | Seal | StreamAppend)
 
 
 def once(key: str, caller: AuthenticatedCaller) -> bytes:
-    """The producer's id."""
+    """The producer id of a caller's idempotency key."""
     if caller.authenticator is None:
         return ONCE + key.encode("latin-1")
     name = caller.principal.name
@@ -33,24 +33,24 @@ def once(key: str, caller: AuthenticatedCaller) -> bytes:
 def with_own_keys(
     appends: Sequence[StreamAppend], caller: AuthenticatedCaller
 ) -> Sequence[StreamAppend]:
-    """The same appends; those with a key have their caller's id: for relayed ones the entry has done it (RY2)."""
+    """Adds the caller's id to appends with a key; for relayed appends, the entry server has added it (RY2)."""
     if caller.authenticator is None or caller.is_relay or not any(map(_has_key, appends)):
         return appends
     return [with_own_key(each, caller) for each in appends]
 
 
 def with_own_key(append: A, caller: AuthenticatedCaller) -> A:
-    """The same append; one with a key has its caller's id, as in `with_own_keys`."""
+    """Adds the caller's id to an append with a key, as in `with_own_keys`."""
     if caller.authenticator is None or caller.is_relay or not _has_key(append):
         return append
     try:
         assert append.block is not None
         producer = producer_of(append.block)
-        if producer is None:  # The value is a record that begins so.
+        if producer is None:  # The value is a plain record that begins like one with a key.
             return append
         key = producer.id.removeprefix(ONCE).decode("latin-1")
         block = with_producer(append.block, replace(producer, id=once(key, caller)))
-    except Invalid:  # The log refuses it, and says why.
+    except Invalid:  # The log will refuse the record and give the reason.
         return append
     return replace(append, block=block)
 

@@ -23,7 +23,7 @@ class Managing:
         raise self._refused(caller, refusal_of_duty(name, duty), method)
 
     def require_on_log(self, right: Right, log: str, method: str = "") -> AuthenticatedCaller:
-        """Raises `Unauthorized`, as `require`. `log`: its whole name."""
+        """`log`: its full name. Raises `Unauthorized`, like `require`."""
         caller = CALLER.get()
         if caller.principal.grants.may_steer(right, log):
             return caller
@@ -41,7 +41,7 @@ class Managing:
     def act(
         self, duty: Duty, method: str, *, only_begins: bool = False, **about: Any
     ) -> AbstractContextManager[dict[str, Any]]:
-        """Changes something in its block; the audit records how it ended. Raises `Unauthorized`."""
+        """Wraps a change: the audit records its result. Raises `Unauthorized`."""
         caller = self.require(duty, method)
         return self._audit.act(
             principal=caller.principal.name,
@@ -54,7 +54,7 @@ class Managing:
     def act_on_log(
         self, right: Right, log: str, method: str
     ) -> AbstractContextManager[dict[str, Any]]:
-        """Like `act`, on a log. `log`: its whole name."""
+        """Wraps a change of a log like `act`. `log`: its full name."""
         caller = self.require_on_log(right, log, method)
         return self._audit.act(
             principal=caller.principal.name, peer=caller.peer, method=method, log=log

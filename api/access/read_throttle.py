@@ -18,10 +18,10 @@ from rollbook.api.access.core.quotas import PrincipalAccount
 from rollbook.logservice.messages import CaughtUp, FellBehind, ReadEvent
 from rollbook.proto.errors import NotOwner, RollbookError
 
-MISSES_MAX: Final = 2  # Heartbeats in a row that may have nothing to report.
+MISSES_MAX: Final = 2  # Heartbeats in a row that may report no progress.
 
 _NS_PER_S: Final = 1_000_000_000
-_TAKES_S: Final = 0.01  # Then there is nothing to take for now, and it is the next one's turn.
+_TAKES_S: Final = 0.01  # A reader that takes nothing for this long gives up its turn.
 
 
 class ReadThrottle:
@@ -68,7 +68,7 @@ class ReadThrottle:
         return False
 
     def on_told(self, event: ReadEvent) -> None:
-        """Note whether the reader has caught up."""
+        """Notes whether the reader has caught up."""
         if isinstance(event, CaughtUp | FellBehind):
             self._is_behind = isinstance(event, FellBehind)
 
@@ -82,7 +82,7 @@ class ReadThrottle:
 
     @contextmanager
     def away(self) -> Iterator[None]:
-        """While an event is fetched and sent: it is not known when the client reads it."""
+        """Gives up the turn while an event is fetched and sent, since the client may read it at any time."""
         assert self._place is not None
         self._account.line.leave(self._place)
         try:

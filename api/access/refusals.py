@@ -10,7 +10,7 @@ from rollbook.proto.errors import Unauthorized
 
 
 def refusal_of(principal: str, word: Any) -> Unauthorized:
-    """The right that is missing, by its name. The same whether there is such a log or not."""
+    """The error with the missing right. It is the same whether the log exists or not."""
     section = f"[principals.{principal}] of the access file"
     if rights := [each.value for each in rights_for(word)]:
         wanted = " or ".join(rights)
@@ -26,7 +26,7 @@ def refusal_of(principal: str, word: Any) -> Unauthorized:
 
 
 def refusal_of_right(principal: str, right: Right, log: str) -> Unauthorized:
-    """On one log, through the dashboard. The same whether there is such a log or not."""
+    """The error for a log in the dashboard. It is the same whether the log exists or not."""
     section = f"[principals.{principal}] of the access file of this server"
     or_duty = "" if right is Right.READ else ", or write operate = true,"
     return Unauthorized(

@@ -29,7 +29,7 @@ def read_token(path: str) -> str:
 
 
 def token_in(data: bytes, found: os.stat_result, path: str) -> str:
-    """Like `read_token`, for a file that was read before."""
+    """Parses a token like `read_token`, from contents that were read before."""
     try:
         token = data.partition(b"\n")[0].decode("ascii").strip()
     except UnicodeDecodeError as error:

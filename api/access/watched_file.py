@@ -10,7 +10,7 @@ from rollbook.proto.runtime.system_errors import describe_error
 
 class WatchedFile:
     def __init__(self, path: str, *, is_token: bool = False) -> None:
-        """Loads it as it is. Raises `BadConfig`."""
+        """Loads the file unconditionally. Raises `BadConfig`."""
         self.path = path
         self._stamp = file_stamp(path)
         self._kind = "token file" if is_token else "access file"
@@ -19,7 +19,7 @@ class WatchedFile:
 
     @property
     def data(self) -> bytes:
-        """In force."""
+        """The contents in force."""
         return self._settling.in_force.data
 
     def look(self, now_ns: int, wall_ns: int) -> bool:
@@ -36,7 +36,7 @@ class WatchedFile:
 
     @property
     def waits_for(self) -> str:
-        """Why the present contents are not loaded; empty if they are."""
+        """Why the file's present contents are not loaded; empty if they are."""
         return self._wait.reason if self._wait else ""
 
 
@@ -58,7 +58,7 @@ def _read(path: str, kind: str) -> ReadFile:
 
 
 def _read_twice(path: str, kind: str, stamp: FileStamp) -> ReadFile | None:
-    """None: it cannot be read, or is being written."""
+    """Returns None if the file cannot be read, or is being written."""
     try:
         first, again = _read(path, kind), _read(path, kind)
     except BadConfig:

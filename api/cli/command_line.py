@@ -20,7 +20,7 @@ def _require_utf8_in(context: click.Context, words: list[str]) -> None:
     try:
         values, others, _ = command.make_parser(context).parse_args(words)
     except click.UsageError:
-        return  # The command reports it itself.
+        return  # The command reports the usage error itself.
     for param in command.params:
         if isinstance(param.type, AnyBytes):
             continue
@@ -43,7 +43,7 @@ def _texts_in(value: Any) -> Iterator[str]:
 
 
 def _is_utf8(text: str) -> bool:
-    """Python has other bytes of an argument as lone surrogates."""
+    """Whether the argument is UTF-8; Python decodes other bytes as lone surrogates."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -52,7 +52,7 @@ def _is_utf8(text: str) -> bool:
 
 
 def _not_utf8(param: click.Parameter, text: str) -> InvalidRequest:
-    """It shows one byte of the value, which may be a password."""
+    """The error shows one byte of the value only, which may be a password."""
     is_option = isinstance(param, click.Option)
     name = max(param.opts, key=len) if is_option else param.human_readable_name.upper()
     start = next(at for at, each in enumerate(text) if "\udc80" <= each <= "\udcff")

@@ -44,7 +44,7 @@ def names_of_servers(context: click.Context, incomplete: str) -> list[str]:
 
 
 def names_of_cursors(context: click.Context, incomplete: str) -> list[str]:
-    """Of the log named before it."""
+    """Cursors of the log that the command line names before."""
 
     async def names(client: Client) -> Iterable[str]:
         # An option without its value yet ends the parsing: names stay where they were found.
@@ -63,7 +63,7 @@ def positions(context: click.Context, incomplete: str) -> list[str]:
 
 
 def names_of_bookies(context: click.Context, incomplete: str) -> list[str]:
-    """Of the metadata in use."""
+    """Bookies in the metadata store in use."""
     from rollbook.api.cli.cluster.actions import run_on_store
     from rollbook.proto.cluster.cluster import Cluster
     from rollbook.proto.cluster.cookies import CookieNodes
@@ -76,7 +76,7 @@ def names_of_bookies(context: click.Context, incomplete: str) -> list[str]:
     try:
         meant = metadata_that_is_meant(context, said.get("url"), said.get("context"))
         found = run_on_store(meant.url, names, timeout_s=_PATIENCE_S) if meant else []
-    except Exception:  # noqa: BLE001  # Whatever it is, it is not printed in the middle of a line.
+    except Exception:  # noqa: BLE001  # Completion must not print any error in the middle of a line.
         return []
     return sorted(each for each in found if each.startswith(incomplete))
 
@@ -90,7 +90,7 @@ def _ask(
 
     try:
         return [each for each in asyncio.run(ask()) if each.startswith(incomplete)]
-    except Exception:  # noqa: BLE001  # Whatever it is, it is not printed in the middle of a line.
+    except Exception:  # noqa: BLE001  # Completion must not print any error in the middle of a line.
         return []
 
 

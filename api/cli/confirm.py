@@ -18,9 +18,9 @@ def ask_whether(what: str, yes: bool) -> None:
     try:
         is_meant = click.confirm(f"Really {harmless(what)}?", err=True)
     except click.Abort as error:
-        if not isinstance(error.__context__, EOFError):  # ^C, which is no answer.
+        if not isinstance(error.__context__, EOFError):  # Ctrl-C is not an answer.
             raise
-        click.echo(err=True)  # The line of the question has not ended.
+        click.echo(err=True)  # Ends the line of the question.
         is_meant = False
     if not is_meant:
         raise NotConfirmed("nothing was done, since that was not meant")

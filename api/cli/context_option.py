@@ -27,7 +27,7 @@ def names_of_contexts(_: click.Context, __: click.Parameter, incomplete: str) ->
 
     try:
         return [name for name in load().contexts if name.startswith(incomplete)]
-    except BadConfig:  # No errors are printed in the middle of a line.
+    except BadConfig:  # Completion must not print errors in the middle of a line.
         return []
 
 
@@ -43,7 +43,7 @@ def named_of(called: click.Context, place: str) -> tuple[bool, bool]:
 
 
 def context_option(unless: str) -> Callable[[F], F]:
-    """`unless`: takes precedence over it."""
+    """`unless`: an option that takes precedence over the context."""
     return click.option(
         "--context",
         metavar="NAME",
@@ -55,7 +55,7 @@ def context_option(unless: str) -> Callable[[F], F]:
 
 
 def at_context(access: "LogAccess", name: str | None, *, is_named: bool) -> "LogAccess":
-    """`name`: None is the current one, if there is one. `is_named`: a server was. Raises `BadConfig`."""
+    """`name`: None is the current context, if any. `is_named`: the user named a server. Raises `BadConfig`."""
     from rollbook.api.context_file import find, load
     from rollbook.proto.errors import InvalidRequest
 

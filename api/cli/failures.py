@@ -23,7 +23,7 @@ _OUTCOMES: Final = {
     Outcome.UNKNOWN: "unknown: it may have been done",
 }
 _COUNTS: Final = ("acknowledged", "in_doubt", "not_appended", "next_offset")
-_PARTS: Final = ("created", "appended")  # Beside counts, of an import that ended early.
+_PARTS: Final = ("created", "appended")  # Printed beside the counts of an import that ended early.
 
 
 def explain_error(error: RollbookError) -> None:
@@ -73,7 +73,7 @@ def explain(
 
 
 def _is_for_programs(words: Sequence[str]) -> bool:
-    """From the command line: a command that cannot be parsed has no options yet."""
+    """Looks at the command line itself, since a command that cannot be parsed has no options."""
     for word, following in zip_longest(words, words[1:], fillvalue=""):
         if word == "--":
             break
@@ -86,7 +86,7 @@ def _is_for_programs(words: Sequence[str]) -> bool:
 
 
 def _counts_in(ids: Mapping[str, Any]) -> str:
-    """Of an append that ended early: its records went out in order."""
+    """Counts of an append that ended early; its records were sent in order."""
     acknowledged, in_doubt, refused, next_offset = (ids[name] for name in _COUNTS)
     found = f"{acknowledged} records are acknowledged"
     if next_offset is not None:
@@ -97,7 +97,7 @@ def _counts_in(ids: Mapping[str, Any]) -> str:
 
 
 def _parts_in(ids: Mapping[str, Any]) -> str:
-    """Of an import that ended early."""
+    """Counts of an import that ended early."""
     done = ["the log was created"] if ids["created"] else []
     if ids["appended"]:
         done.append(f"{ids['appended']:,} records were appended, below offset {ids['next_offset']}")

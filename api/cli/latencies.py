@@ -9,7 +9,7 @@ _NS_PER_S: Final = 1_000_000_000
 
 
 def _bounds_ns() -> Iterator[int]:
-    """From a microsecond to a hundred seconds, each 1 % above the one before."""
+    """Bounds from a microsecond to a hundred seconds, each 1 % above the one before."""
     bound = 1_000.0
     while bound < 100 * _NS_PER_S:
         yield round(bound)
@@ -20,12 +20,12 @@ _BOUNDS_NS: Final = tuple(_bounds_ns())
 
 
 def new_latencies() -> Histogram:
-    """Observes nanoseconds."""
+    """A histogram of nanoseconds."""
     return Histogram(_BOUNDS_NS, _NS_PER_S)
 
 
 def percentiles(latencies: Histogram) -> dict[str, float | None]:
-    """None if none of the timed ones is beyond: it would just be the largest."""
+    """A percentile is None if no timed append is beyond it: it would just be the maximum."""
     shares = {"p50_ms": 0.5, "p99_ms": 0.99, "p999_ms": 0.999}
     timed = latencies.count
     told = {name: share for name, share in shares.items() if timed * (1 - share) > 1 - 1e-9}

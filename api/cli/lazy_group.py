@@ -8,7 +8,7 @@ import click
 
 
 class LazyCommand(NamedTuple):
-    """Where a command is, and the line for the overview."""
+    """A command's module, and its line in the overview."""
 
     module: str
     attribute: str
@@ -19,7 +19,7 @@ _ALIASES: Final = {"list": "ls", "info": "show", "describe": "show", "delete": "
 
 
 class AliasGroup(click.Group):
-    """Also accepts the names of commands in other tools; `--help` shows ours."""
+    """Accepts command names of other tools, too; `--help` shows ours only."""
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name in self.commands or cmd_name not in _ALIASES:

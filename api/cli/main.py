@@ -25,7 +25,7 @@ from rollbook.proto import errors
 FAILED: Final = 1
 DENIED: Final = 6
 INTERRUPTED: Final = 130
-_COMPLETE: Final = "_ROLLBOOK_COMPLETE"  # A shell that completes sets it.
+_COMPLETE: Final = "_ROLLBOOK_COMPLETE"  # Set by the shell while it completes a command.
 
 _GROUPS: Final = {
     "demo": "Watch it keep its promises: ends by itself in seconds",
@@ -81,11 +81,12 @@ _ADVICE: Final = {
     errno.EMFILE: "allow more open files: ulimit -n 65536",
 }
 
-_NOT_ON_WINDOWS: Final = ("fcntl", "grp", "pwd", "resource")  # Modules of Python.
+# Python modules that Windows does not have.
+_NOT_ON_WINDOWS: Final = ("fcntl", "grp", "pwd", "resource")
 
 
 def _drop_output() -> None:
-    """Python would complain again when it flushes."""
+    """Discards output: otherwise Python would fail again when it flushes."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
@@ -101,7 +102,7 @@ def _until_the_reader_leaves() -> Iterator[None]:
 
 class _Root(LazyGroup):
     def make_context(self, *arguments: Any, **more: Any) -> click.Context:
-        with _until_the_reader_leaves():  # Such as that of `--help`.
+        with _until_the_reader_leaves():  # `--help` prints here, and its reader may leave.
             return super().make_context(*arguments, **more)
 
     def invoke(self, ctx: click.Context) -> Any:
@@ -179,19 +180,19 @@ def main() -> None:
     except click.UsageError as error:
         _explain_usage(error)
         sys.exit(error.exit_code)
-    except click.ClickException as error:  # Such as an unreadable file: then --help is of no use.
+    except click.ClickException as error:  # Not about usage, such as an unreadable file.
         explain(error.format_message(), "", errors.Outcome.NOT_APPLIED)
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
     except OSError as error:
-        # Such as a full disk for our output, or a foreign directory.
+        # Such errors are a full disk for the output, or a directory of another user.
         where = f" ({error.filename})" if error.filename else ""
         number = error.errno or 0
         explain(
             f"{error.strerror or error}{where}",
             errno.errorcode.get(number, ""),
-            errors.Outcome.UNKNOWN,  # It may have been the last thing that the command did.
+            errors.Outcome.UNKNOWN,  # The error may follow the command's last change.
             _ADVICE.get(number, ""),
         )
         _drop_output()
@@ -210,7 +211,7 @@ def main() -> None:
         error.next_step = error.next_step or f"{_command_that_was_typed()} --help"
         explain_error(error)
         sys.exit(exit_code(error))
-    if isinstance(result, int):  # The code of `ctx.exit(code)`.
+    if isinstance(result, int):  # The exit code from `ctx.exit(code)`.
         sys.exit(result)
 
 
@@ -229,7 +230,7 @@ def _explain_usage(error: click.UsageError) -> None:
 
 
 def _command_that_was_typed() -> str:
-    """Click does not name an option without its value."""
+    """The typed command; click does not name an option without its value."""
     command: click.Command | None = rollbook
     path = ["rollbook"]
     for word in sys.argv[1:]:

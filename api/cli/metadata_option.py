@@ -20,18 +20,18 @@ WHERE: Final = "Where the metadata lies: zk://host,host/ledgers or sqlite:///pat
 @dataclass(frozen=True, slots=True)
 class Metadata:
     url: str
-    context: str = ""  # Which gave it.
+    context: str = ""  # The context that gave the URL.
 
     @property
     def shown(self) -> str:
-        """Without parts that may hold passwords."""
+        """The URL without parts that may hold passwords."""
         from rollbook.proto.metastore.url import shown_url  # `--help` is quick.
 
         return shown_url(self.url)
 
     @property
     def flag(self) -> str:
-        """For another command with the same target."""
+        """The flag for another command with the same target."""
         name, value = ("context", self.context) if self.context else ("metadata", self.shown)
         return f" --{name} {quote(value)}"
 
@@ -55,7 +55,7 @@ _OPTIONS: Final = (
 
 
 def with_metadata(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Both options, as one value."""
+    """Passes both options on as one value."""
 
     @wraps(command)
     def wrapped(url: str | None, context: str | None, **more: Any) -> Any:
@@ -93,7 +93,7 @@ def metadata_or_server(called: click.Context, url: str | None) -> Metadata | Non
 def metadata_that_is_meant(
     called: click.Context, url: str | None, context: str | None, *, is_needed: bool = True
 ) -> Metadata | None:
-    """None: it is not named, or the context has none, unless it `is_needed`. Raises `BadConfig`."""
+    """The metadata of an option or context; None if there is none and not `is_needed`. Raises `BadConfig`."""
     is_named, names_context = named_of(called, "url")
     if url and is_named:
         if names_context:
@@ -106,7 +106,8 @@ def metadata_that_is_meant(
     from rollbook.api.context_file import find, load
     from rollbook.proto.errors import BadConfig
 
-    if not context and not os.environ.get("ROLLBOOK_SERVER"):  # It may be of another cluster.
+    # ROLLBOOK_SERVER may belong to another cluster than the current context.
+    if not context and not os.environ.get("ROLLBOOK_SERVER"):
         context = load().current
     if not context:
         return None

@@ -18,7 +18,7 @@ from rollbook.proto.printable import harmless
 
 _FORMATS: Final = ("table", "json", "ndjson")
 _HUMP: Final = re.compile(r"(?<=[a-z0-9])([A-Z])")
-_THEN_MS: Final = 10**12  # In 2001: a smaller value is not a time but a duration.
+_THEN_MS: Final = 10**12  # A time in 2001: smaller values are durations.
 _SIZE: Final = re.compile("(?:.*_)?bytes(?:_max)?")
 _DURATION: Final = re.compile("(?!.*_per_s$).*_s")
 _KIB: Final = 1024
@@ -41,7 +41,7 @@ def _output_option(help_text: str, *more: str) -> Callable[[F], F]:
 
 output_option: Final = _output_option("For people, or for programs.")
 bare_output_option: Final = _output_option("For people, for programs, or as bare as can be.", "raw")
-list_output_option: Final = _output_option(  # For everything with a name.
+list_output_option: Final = _output_option(  # The option of lists of things with names.
     "For people or programs; `wide` has all columns, `name` (and `raw`) is a name a line.",
     "raw",
     "wide",
@@ -50,7 +50,7 @@ list_output_option: Final = _output_option(  # For everything with a name.
 
 
 def examples(*lines: str) -> str:
-    """The end of a `--help`."""
+    """Formats examples for the end of a `--help`."""
     return "\b\nExamples:\n" + "\n".join(f"  {line}" for line in lines)
 
 
@@ -62,7 +62,7 @@ def show_facts(facts: Mapping[str, Any], output: str) -> None:
 
 
 def show_rows(columns: Sequence[str], rows: Iterable[Mapping[str, Any]], output: str) -> None:
-    """`ndjson` shows each row as it comes, the others wait for all."""
+    """Prints rows: `ndjson` shows each row as it arrives, other formats wait for all."""
     if output == "ndjson":
         for row in rows:
             click.echo(json.dumps(row))
@@ -73,7 +73,7 @@ def show_rows(columns: Sequence[str], rows: Iterable[Mapping[str, Any]], output:
 
 
 def tell(facts: Mapping[str, Any], output: str, bare: str) -> None:
-    """`bare`: the only fact that `raw` prints."""
+    """Prints facts. `bare`: the only fact that `raw` prints."""
     if output == "raw":
         fact = "-" if facts[bare] is None else str(facts[bare])
         click.echo(harmless(fact) if sys.stdout.isatty() else fact)
@@ -88,10 +88,11 @@ def tell_rows(
     bare: str,
     wide: Sequence[str] = (),
 ) -> None:
-    """`bare`: the names of the rows. `wide`: columns that are shown on request."""
+    """Prints rows. `bare`: the column of names. `wide`: columns that are shown on request."""
     if output in ("raw", "name"):
         as_shown = harmless if sys.stdout.isatty() else str
-        for row in rows:  # There may be millions, and click would flush after each.
+        # Rows are written without click, which would flush after each of millions.
+        for row in rows:
             sys.stdout.write(f"{as_shown(str(row[bare]))}\n")
         sys.stdout.flush()
     else:
@@ -142,7 +143,7 @@ def shown(value: object) -> str:
 
 
 def _title(name: str) -> str:
-    """Of a line or a column: the unit is beside the value."""
+    """The title of a line or a column, without the unit, which is beside the value."""
     return name.removesuffix("_s") if _DURATION.fullmatch(name) else name
 
 
@@ -155,7 +156,7 @@ def _with_unit(name: str, value: object) -> str:
 
 
 def size_of(count: float) -> str:
-    """`256 MiB`, `1.4 GiB`; below 1 KiB the number alone."""
+    """A size such as `256 MiB`, `1.4 GiB`; below 1 KiB the number alone."""
     if count < _KIB:
         return shown(count)
     power = 0
@@ -166,7 +167,7 @@ def size_of(count: float) -> str:
 
 
 def duration_of(seconds: float) -> str:
-    """`30d`, `1h 30m`, `0.25s`; from a minute on without parts of a second."""
+    """A duration such as `30d`, `1h 30m`, `0.25s`; from a minute on in whole seconds."""
     if seconds < _UNITS_OF_TIME[-2][1]:
         return f"{shown(seconds)}s"
     left, parts = round(seconds), []
@@ -184,7 +185,7 @@ def _time(wall_ms: int) -> str:
 
 
 def time_of(wall_us: int) -> str:
-    """As RFC 3339 has it, to the millisecond, in UTC."""
+    """A time in RFC 3339 format, in UTC, with milliseconds."""
     if not wall_us:
         return "-"
     return f"{datetime.fromtimestamp(wall_us / 1e6, UTC).isoformat('T', 'milliseconds')[:23]}Z"

@@ -21,7 +21,7 @@ def print_bytes(data: bytes) -> None:
 
 @contextmanager
 def bar(label: str, length: int) -> Iterator[Callable[[int], None]]:
-    """On a terminal only, never within the output, and not if the total is unknown."""
+    """A progress bar on a terminal, never within the output, and not if the total is unknown."""
     hidden = not length or not sys.stderr.isatty()
     with click.progressbar(
         length=max(1, length), label=label, file=sys.stderr, hidden=hidden
@@ -31,7 +31,7 @@ def bar(label: str, length: int) -> Iterator[Callable[[int], None]]:
 
 @contextmanager
 def bar_of_shares(label: str) -> Iterator[Callable[[int, int], None]]:
-    """A bar for work that reports how much is done, and of how much."""
+    """A progress bar for work that reports how much is done, and of how much."""
     with bar(label, _SHARES) as advance:
         shown = 0
 
@@ -45,7 +45,7 @@ def bar_of_shares(label: str) -> Iterator[Callable[[int, int], None]]:
 
 
 def as_text(value: bytes) -> str:
-    """As text if possible, otherwise in hexadecimal after `hex:`. So is text that begins so."""
+    """Text if possible, otherwise hexadecimal after `hex:`, as is text that begins with `hex:`."""
     try:
         text = value.decode()
     except UnicodeDecodeError:

@@ -9,11 +9,11 @@ from typing import Any, Final
 from rollbook.api.cli.startup import notify_manager
 from rollbook.proto.runtime.accept_errors import survive_full_file_table
 
-_STOP_S_MAX: Final = 20  # Whatever hangs then, hangs for ever.
+_STOP_S_MAX: Final = 20  # Work that has not stopped by then never will.
 
 
 async def until_stopped(serving: Coroutine[Any, Any, None], stop_s_max: int = _STOP_S_MAX) -> None:
-    """Runs it until it ends, or until a signal asks the process to stop: then it is cancelled."""
+    """Runs `serving` to its end, or until a signal asks the process to stop: then it is cancelled."""
     loop = asyncio.get_running_loop()
     survive_full_file_table(loop)
     task = loop.create_task(serving)
@@ -21,9 +21,9 @@ async def until_stopped(serving: Coroutine[Any, Any, None], stop_s_max: int = _S
 
     def stop() -> None:
         nonlocal is_stopping
-        if not is_stopping:  # A second signal must not cut the ending short.
+        if not is_stopping:  # A second signal must not interrupt the shutdown.
             is_stopping = True
-            signal.alarm(stop_s_max)  # The kernel's: it fires even if a disk hangs.
+            signal.alarm(stop_s_max)  # The kernel's alarm fires even if a disk hangs.
             notify_manager("STOPPING=1")
             task.cancel()
 

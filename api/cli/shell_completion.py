@@ -71,7 +71,7 @@ complete --no-files --command %(prog_name)s --arguments "(%(complete_func)s)"
 """
 
 _ANSWERS: Final = "    for type key descr in "
-_ZSH: Final = ZshComplete.source_template.replace(  # Files are found by the rest.
+_ZSH: Final = ZshComplete.source_template.replace(  # The rest of the script completes file names.
     _ANSWERS, f"    [[ $PREFIX == --*=* ]] && compset -P '*='\n{_ANSWERS}"
 )
 
@@ -108,7 +108,7 @@ class _Zsh(_WithFiles, ZshComplete):
     source_template = _ZSH
 
     def get_completions(self, args: list[str], incomplete: str) -> list[CompletionItem]:
-        """The completion replaces all that was typed of a word."""
+        """Completions of a whole word: they replace everything that was typed of it."""
         found = super().get_completions(args, incomplete)
         option, equals, _ = incomplete.partition("=")
         if equals and option.startswith("--"):
@@ -118,7 +118,7 @@ class _Zsh(_WithFiles, ZshComplete):
 
 
 def _metavar_of_last(root: click.Command, words: Sequence[str]) -> str:
-    """Of the option that waits for its value; empty if none does."""
+    """The metavar of the option that waits for its value; empty if none does."""
     command = root
     for word in words:
         if isinstance(command, click.Group):

@@ -23,7 +23,7 @@ from rollbook.proto.ports import MetadataStore
 
 logger = structlog.get_logger()
 
-_PAUSES_S: Final = (0.5, 2.0)  # Between attempts: the first one, and the longest.
+_PAUSES_S: Final = (0.5, 2.0)  # The first and the longest pause between attempts.
 _REPORT_EVERY_S: Final = 10.0
 _MANAGER: Final = "NOTIFY_SOCKET"  # systemd sets it for `Type=notify`.
 

@@ -37,7 +37,7 @@ _MESSAGE_BYTES: Final = 1024 * 1024
 # A thousand logs in one message would take turns with the server, and that with its bookies, as a
 # whole.
 _MESSAGE_APPENDS: Final = 128
-_APPEND_BYTES: Final = 32  # The frame of a block.
+_APPEND_BYTES: Final = 32  # Bytes of framing around a block.
 # Without a greeting by then another server is tried. Shorter than an attempt: its error says less.
 _GREETING_S: Final = 2.5
 
@@ -57,13 +57,15 @@ class _Append(NamedTuple):
 
 
 class ClientAppendStream:
-    """Lives until its stream breaks, or until `close`."""
+    """An append stream; it lives until it breaks, or until `close`."""
 
     def __init__(self, channels: Channels, address: str) -> None:
         self.address = address
-        self.failure: RollbookError | None = None  # Why it is over.
+        # The reason why the stream ended; None: it is open.
+        self.failure: RollbookError | None = None
         self._routes = channels.routes
-        self._asked = channels.routes.entry_to(address) or address  # Which server is connected to.
+        # The server or relay that the stream is connected to.
+        self._asked = channels.routes.entry_to(address) or address
         make = channels.to(address).stream_stream(APPEND_STREAM.path)
         self._call = make(metadata=channels.shown_to(address))
         self._queue: deque[_Bind | _Append] = deque()
@@ -78,7 +80,7 @@ class ClientAppendStream:
             task.add_done_callback(self._on_task_over)
 
     def bind(self, log: LogName, *, is_ordered: bool, uid: str = "") -> int:
-        """A ref of the caller's own. `uid`: as `messages.Bind` has it."""
+        """Returns a new ref for this caller. `uid`: as in `messages.Bind`."""
         if self._free_refs:
             ref = self._free_refs.pop()
         else:
@@ -88,9 +90,9 @@ class ClientAppendStream:
         return ref
 
     def unbind(self, ref: int) -> int:
-        """Sends no more of it and ignores its results. Returns how many appends were not sent."""
+        """Sends no more appends of `ref` and ignores its results. Returns how many appends were not sent."""
         unsent = [each for each in self._queue if isinstance(each, _Append) and each.ref == ref]
-        for append in unsent:  # No result will remove them.
+        for append in unsent:  # No result will come for unsent appends.
             self._waiting.pop(append.number, None)
         self._queue = deque(each for each in self._queue if each.ref != ref)
         self._free_refs.append(ref)
@@ -99,7 +101,7 @@ class ClientAppendStream:
     def submit(
         self, ref: int, block: bytes, condition: Condition | None, on_result: OnResult
     ) -> int:
-        """Returns a number to withdraw it by. The result never comes before that."""
+        """Returns a number for `withdraw`. `on_result` is never called before this returns."""
         assert self.failure is None
         self._numbers += 1
         self._waiting[self._numbers] = on_result
@@ -107,7 +109,7 @@ class ClientAppendStream:
         return self._numbers
 
     def withdraw(self, number: int) -> bool:
-        """Its result is no longer wanted. Whether it was not sent, and is not going to be."""
+        """Ignores the append's result. Returns whether the append was not sent, and will not be."""
         self._waiting.pop(number, None)
         for each in self._queue:
             if isinstance(each, _Append) and each.number == number:
@@ -135,9 +137,9 @@ class ClientAppendStream:
                     await self._wake
                 await self._call.write(self._next_message())
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
-            pass  # The receiving side knows why.
+            pass  # The receiving task reports the reason.
         except grpc.aio.UsageError:
-            pass  # The call was over already.
+            pass  # The call had already ended.
 
     async def _server_listens(self) -> bool:
         """Once it says so. Before that nothing is sent: if a write meets the end of a stream,
@@ -148,7 +150,8 @@ class ClientAppendStream:
                 if LISTENS_KEY in (await self._call.initial_metadata() or ()):
                     self._routes.on_answered(self._asked)
                     return True
-                await self._call.code()  # It was refused, and the receiving side knows why.
+                # The stream was refused, and the receiving task reports the reason.
+                await self._call.code()
         except TimeoutError:
             self._end(
                 ServerUnreachable(
@@ -159,7 +162,7 @@ class ClientAppendStream:
         return False
 
     def _next_message(self) -> bytes:
-        """A bind comes before the appends of its message, so none whose ref is used in it."""
+        """In a message, binds precede appends: it ends before a bind whose ref its appends use."""
         message = log_pb2.AppendStreamRequest()
         size, used = 0, set[int]()
         while self._queue:
@@ -214,8 +217,8 @@ class ClientAppendStream:
                 on_result(None, error_of(result.error))
 
     def _on_task_over(self, task: "asyncio.Task[None]") -> None:
-        """A bug of ours, or of a callback, must not leave a caller waiting for ever."""
-        if task.cancelled():  # An ending loop does it, perhaps before the task has begun.
+        """Ends the stream after a bug here or in a callback, so that no caller waits for ever."""
+        if task.cancelled():  # A loop that ends cancels its tasks, perhaps before they have begun.
             self._end(ConnectionLost("the line was cancelled"))
         elif (bug := task.exception()) is not None:
             self._end(ConnectionLost(f"the line broke: {bug!r}"))
@@ -238,9 +241,9 @@ class ClientAppendStream:
 
 
 def _told(error: RollbookError, *, was_sent: bool) -> RollbookError:
-    """The error of one append when the stream ends; for each an error of its own."""
+    """One append's error when the stream ends; each append gets an error object of its own."""
     if isinstance(error, Unauthorized | UnsupportedVersion | ServerUnreachable):
-        return again(error, Outcome.NOT_APPLIED)  # Before anything was read.
+        return again(error, Outcome.NOT_APPLIED)  # The server read none of the appends.
     if not was_sent:
         return ServerUnreachable(error.message, **error.ids)
     if isinstance(error, Invalid):
@@ -253,13 +256,13 @@ def _trailers(failed: grpc.aio.AioRpcError) -> Any:
 
 
 class AppendStreamPool:
-    """One to each server with appends."""
+    """One stream to each server with appends."""
 
     def __init__(self, channels: Channels) -> None:
         self._channels = channels
         self._streams: dict[
             tuple[str, str], ClientAppendStream
-        ] = {}  # By server, and by its entry if it has one.
+        ] = {}  # Keys: the server, and the relay that leads to it (or "").
         self._is_closed = False
 
     def to(self, address: str) -> ClientAppendStream:

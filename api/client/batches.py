@@ -39,17 +39,17 @@ class Batch:
 
     def __init__(self, due: float) -> None:
         self.values: list[bytes] = []
-        self.keys: list[bytes | None] | None = None  # Made when the first one comes.
+        self.keys: list[bytes | None] | None = None  # None: no record has a key so far.
         self.headers: list[Headers | None] | None = None
         self.event_times: list[int | None] | None = None
-        self.due = due  # By the loop's time.
-        self.size = 0  # Of the block, or its estimated size.
+        self.due = due  # The batch's deadline in the loop's time.
+        self.size = 0  # The size of the block, estimated until it is packed.
         self.block = b""
         self.seq = -1
         self.first_sent_at = self.sent_at = 0.0
         self.is_doubtful = False  # An attempt may have taken effect.
         self.is_noticed = False  # The caller has seen its error.
-        self.packed_records = 0  # How many were packed into `block`.
+        self.packed_records = 0  # The number of records in `block`.
         self.ack: AppendAck | None = None
         self.error: RollbookError | None = None
         self.waiters: list[Callable[[], object]] = []
@@ -69,13 +69,13 @@ class Batch:
         headers: Headers | None,
         event_time_us: int | None,
     ) -> None:
-        """Of the value that was added last; earlier ones had none."""
+        """Sets the extras of the value added last; earlier values had none."""
         if key is not None:
             self.keys = _padded(self.keys, index)
             self.keys.append(key)
         if headers:
             self.headers = _padded(self.headers, index)
-            self.headers.append(dict(headers))  # The caller may change its own.
+            self.headers.append(dict(headers))  # A copy, since the caller may change its dict.
         if event_time_us is not None:
             self.event_times = _padded(self.event_times, index)
             self.event_times.append(event_time_us)
@@ -97,7 +97,7 @@ class Batch:
         self.keys = self.headers = self.event_times = None
 
     def renumber(self, producer: ProducerRef) -> None:
-        """The same records, as another batch of the same producer."""
+        """Makes it the producer's next batch, with the same records."""
         self.block = with_producer(self.block, producer)
         self.seq, self.first_sent_at = producer.seq, 0.0
 
@@ -110,7 +110,7 @@ class Batch:
             tell()
 
     def offset_of(self, index: int) -> Offset:
-        """Once it is settled. Raises the record's error."""
+        """The offset of a record in a settled batch. Raises the record's error."""
         if self.ack is None:
             assert self.error is not None
             self.is_noticed = True
@@ -138,7 +138,7 @@ def _padded(column: list[Any] | None, count: int) -> list[Any]:
 
 
 class Submission:
-    """A record on its way. Await it for its offset; that is optional."""
+    """A submitted record. Awaiting it is optional, and returns its offset."""
 
     __slots__ = ("_batch", "_index")
 
@@ -147,7 +147,7 @@ class Submission:
         self._index = index
 
     def __await__(self) -> Generator[Any, None, Offset]:
-        """Raises the record's error. If it is cancelled, the record is still sent."""
+        """Raises the record's error. If the wait is cancelled, the record is still sent."""
         if not self._batch.is_settled:
             yield from self._batch.settled().__await__()
         return self._batch.offset_of(self._index)
@@ -157,16 +157,16 @@ class Submission:
         return self._batch.is_settled
 
     def result(self) -> Offset:
-        """The offset of one that is done. Raises its error, and `InvalidStateError` if it is not done."""
+        """The offset of a settled record. Raises its error, and `InvalidStateError` if it is not settled."""
         batch = self._batch
-        if (ack := batch.ack) is not None:  # Like `offset_of`, without a call.
-            return ack.first_offset + self._index  # type: ignore[return-value]  # Not of its type, either.
+        if (ack := batch.ack) is not None:  # Repeats `offset_of` without a call.
+            return ack.first_offset + self._index  # type: ignore[return-value]  # The sum is an `Offset`.
         if batch.error is None:
             raise asyncio.InvalidStateError("it is on its way")
         return batch.offset_of(self._index)
 
     def add_done_callback(self, callback: Callable[["Submission"], None]) -> None:
-        """Called on the loop soon after it is done; the loop handles its errors."""
+        """`callback` is called on the loop soon after the record is settled; the loop handles its errors."""
         loop = asyncio.get_running_loop()
         if self._batch.is_settled:
             loop.call_soon(callback, self)

@@ -29,10 +29,10 @@ _OPTIONS: Final = (
     ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
     ("grpc.max_send_message_length", MESSAGE_BYTES_MAX),
     ("grpc.max_metadata_size", 16 * 1024),
-    ("grpc.enable_retries", 0),  # Ours know what may be repeated.
-    ("grpc.use_local_subchannel_pool", 1),  # A closed client leaves nothing behind.
+    ("grpc.enable_retries", 0),  # The client retries itself: it knows what may be repeated.
+    ("grpc.use_local_subchannel_pool", 1),  # Closing a client closes its connections.
     ("grpc.initial_reconnect_backoff_ms", 50),
-    ("grpc.min_reconnect_backoff_ms", 2000),  # How long an attempt to connect may take.
+    ("grpc.min_reconnect_backoff_ms", 2000),  # The time-out of an attempt to connect.
     ("grpc.max_reconnect_backoff_ms", 500),
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 5_000),
@@ -41,7 +41,7 @@ _OPTIONS: Final = (
     (
         "grpc.dns_ares_query_timeout",
         2000,
-    ),  # A name server that is silent: as long as an attempt to connect.
+    ),  # A silent name server times out like an attempt to connect.
 )
 
 
@@ -49,7 +49,7 @@ _OF_TLS: Final = ("authorities", "certificate", "key")
 
 
 def checked_token(text: str) -> str:
-    """Without white space around it, such as the end of its line in a file. Raises `BadConfig`."""
+    """Strips white space around a token, such as a file's line end. Raises `BadConfig`."""
     token = text.strip()
     if not (token.isascii() and token.isprintable()):
         raise BadConfig("the token has characters that no token has: it is one line of ASCII")
@@ -61,12 +61,13 @@ class Security:
     """A client's credentials, and the servers that it trusts."""
 
     uses_tls: bool = False
-    authorities: str = ""  # A PEM file; empty: those that the machine trusts.
+    authorities: str = ""  # A PEM file; empty: the system's CAs.
     certificate: str = ""  # A PEM file, for servers that ask for one.
     key: str = ""
     token: str = field(default="", repr=False)
-    insecure: bool = False  # In the clear, too, to any host: for trusted networks.
-    name: str = ""  # In the servers' certificates. Empty: each server's host name.
+    # True: unencrypted connections to any host are allowed, for trusted networks.
+    insecure: bool = False
+    name: str = ""  # The name in the servers' certificates. Empty: each server's host name.
 
     def credentials(self) -> grpc.ChannelCredentials | None:
         """Raises `BadConfig`."""
@@ -81,7 +82,7 @@ class Security:
         )
 
     def options(self) -> Sequence[tuple[str, str]]:
-        """Of a channel."""
+        """The gRPC options of a channel."""
         return (("grpc.ssl_target_name_override", self.name),) if self.name else ()
 
     def require_tls_is_used(self) -> None:
@@ -112,7 +113,7 @@ class Security:
 
 
 class Channels:
-    """A call to a server that cannot be reached from here goes to its entry, and names that server (RY3)."""
+    """Channels to servers. Calls to an unreachable server go to its relay, and name that server (RY3)."""
 
     def __init__(
         self,
@@ -122,7 +123,7 @@ class Channels:
         options: Sequence[tuple[str, int]] = (),
         shows: Metadata = (),
     ) -> None:
-        """`options`: of gRPC, besides ours. `shows`: metadata of each call, besides the token."""
+        """`options`: more gRPC options. `shows`: metadata of each call, besides the token."""
         self.routes: Final = routes or RelayRoutes()
         self._options = (*_OPTIONS, *security.options(), *options)
         self._shows = tuple(shows)
@@ -131,11 +132,11 @@ class Channels:
         self._channels: dict[tuple[str, bool], grpc.aio.Channel] = {}
         self._calls: dict[tuple[str, str, bool], Any] = {}
         self._shown: dict[tuple[str, str], Metadata] = {}
-        self._loop: asyncio.AbstractEventLoop | None = None  # Of the first call.
+        self._loop: asyncio.AbstractEventLoop | None = None  # The event loop of the first call.
         self._is_closed = False
 
     def shown_to(self, address: str) -> Metadata:
-        """With each call."""
+        """The metadata of each call to this server."""
         entry = self.routes.entry_to(address)
         if (found := self._shown.get((address, entry))) is None:
             found = self._what_to_show(entry or address)
@@ -150,7 +151,7 @@ class Channels:
         return (("authorization", f"Bearer {self._security.token}"), *self._shows)
 
     def to(self, address: str, *, waits: bool = False) -> Any:
-        """`waits`: for calls that do, however long. Raises `ClientClosed`, `InvalidRequest`."""
+        """`waits`: for calls that may wait for any time. Raises `ClientClosed`, `InvalidRequest`."""
         self._require_open()
         return self._to(self.routes.entry_to(address) or address, waits=waits)
 
@@ -164,11 +165,11 @@ class Channels:
         return found
 
     def call(self, address: str, path: str, *, waits: bool = False) -> Any:
-        """Of one request and one answer, in bytes. Raises as `to`."""
+        """A call with one request and one response, as bytes. Raises the errors of `to`."""
         return self.direct_call(self.routes.entry_to(address) or address, path, waits=waits)
 
     def direct_call(self, address: str, path: str, *, waits: bool = False) -> Any:
-        """The same, by no other server. Raises as `to`."""
+        """A call that no relay may serve. Raises the errors of `to`."""
         self._require_open()
         if (found := self._calls.get((address, path, waits))) is None:
             found = self._to(address, waits=waits).unary_unary(path)
@@ -176,11 +177,11 @@ class Channels:
         return found
 
     def on_answered(self, address: str) -> None:
-        """A call to that server was answered, or its entry has answered it."""
+        """Notes that the server, or its relay, has responded."""
         self.routes.on_answered(self.routes.entry_to(address) or address)
 
     def shown_directly(self, address: str) -> Metadata:
-        """With a `direct_call`."""
+        """The metadata of a `direct_call`."""
         return self._what_to_show(address)
 
     def require_own_loop(self) -> None:

@@ -40,15 +40,15 @@ if TYPE_CHECKING:
     from rollbook.api.client.tails import TailsWatch
 
 DEFAULTS: Final = LogClientConfig()
-_ASKED_MAX: Final = 3  # Servers, about what is unavailable.
-_PROBE_S: Final = 2.0  # Of a direct call to a server that was not reached before.
+_ASKED_MAX: Final = 3  # Servers that are asked what is unavailable.
+_PROBE_S: Final = 2.0  # The limit of a direct call to a server that was unreachable before.
 _PROBES_MAX: Final = 16
 _DELETED_MAX: Final = 10_000
-_OUTAGE_S: Final = 1.0  # They answer within half of it.
+_OUTAGE_S: Final = 1.0  # Servers answer within half of this.
 
 
 class Ending(Protocol):
-    """A writer, as its client closes it."""
+    """A writer's interface for its client, which closes it."""
 
     async def drain(self) -> None: ...
 
@@ -127,7 +127,8 @@ class Client(BelongsToProcess):
         self._calls = UnaryCalls(self.channels, self.owners, config)
         self._writers: dict[Ending, None] = {}
         self._takes_writers = True
-        self.has_cancelled_change = False  # Its outcome is not known.
+        # True: a change was cancelled, and its outcome is unknown.
+        self.has_cancelled_change = False
         self._guard: AsyncGenerator[None, None] | None = None
         self._discovery = ServerDiscovery(self.owners, self._meet)
 
@@ -171,7 +172,7 @@ class Client(BelongsToProcess):
             await asyncio.sleep(self.config.retry_pause_s_max)
 
     async def _why_unreachable(self, due: float) -> RollbookError | None:
-        """None: one of them has answered. Raises `Unauthorized`."""
+        """Why no server is reachable; None: one of them has responded. Raises `Unauthorized`."""
         left_s = max(due - asyncio.get_running_loop().time(), self.config.retry_pause_s_max)
         attempt_s = min(left_s, self.config.attempt_s)
         asking = [
@@ -188,7 +189,7 @@ class Client(BelongsToProcess):
                         failures.append(error)
                     elif isinstance(error, Unauthorized):
                         raise
-                    else:  # It is there. Whatever it refuses, a later request may be granted.
+                    else:  # Even a refusal shows that the server is reachable.
                         return None
                 else:
                     return None
@@ -214,14 +215,14 @@ class Client(BelongsToProcess):
             config = create if isinstance(create, LogConfig) else None
             state = await self.ask(messages.EnsureLog(log, config))
         self.owners.learn(log, state.owner, state.owner_epoch)
-        await self._discovery.begin()  # Before one of them fails.
+        await self._discovery.begin()  # Alternative servers must be known before one fails.
         return Log(self, state)
 
     async def _addresses(self) -> list[str]:
         return [each.address for each in await self.servers()]
 
     async def _meet(self) -> list[str]:
-        """All servers. Servers that are relayed are tried directly."""
+        """The addresses of all servers. Relayed servers are probed directly."""
         addresses = await self._addresses()
         tried = (
             self._calls.try_once(messages.GetLimits(), each, _PROBE_S, is_direct=True)
@@ -270,7 +271,8 @@ class Client(BelongsToProcess):
             parse_prefix(prefix)
             prefixes = (prefix,)
         request = messages.WatchTails(named, prefixes, interval_ms, heartbeat_ms)
-        from rollbook.api.client.tails import TailsWatch  # Few programs follow many logs.
+        # Imported here because few programs follow many logs.
+        from rollbook.api.client.tails import TailsWatch
 
         return TailsWatch(request, self.channels, self.config, self._addresses)
 
@@ -292,7 +294,7 @@ class Client(BelongsToProcess):
     async def deleted(
         self, namespace: str = "", prefix: str = ""
     ) -> tuple[messages.DeletedLog, ...]:
-        """Deleted logs whose records are still kept, by name. Namespace and prefix as of `logs`."""
+        """Deleted logs whose records are still kept, by name. Namespace and prefix as in `logs`."""
         namespace, prefix = listed(namespace, prefix)
         answer: messages.DeletedLogs = await self.ask(
             messages.ListDeletedLogs(namespace, prefix, _DELETED_MAX)
@@ -319,12 +321,12 @@ class Client(BelongsToProcess):
     # --- Cluster ------------------------------------------------------------------------------
 
     async def lookup(self, names: Iterable[str | LogName]) -> tuple[messages.LogOwner, ...]:
-        """The owners of these logs, or the suggested ones."""
+        """The owners of these logs; the suggested owners of logs without one."""
         answer: messages.LogOwners = await self.ask(messages.Lookup(names_of(names)))
         return answer.owners
 
     async def servers(self) -> tuple[messages.ServerView, ...]:
-        """The registered ones, and their state."""
+        """The registered servers, and their states."""
         answer: messages.Servers = await self.ask(messages.ListServers())
         return answer.servers
 
@@ -342,22 +344,22 @@ class Client(BelongsToProcess):
         return answer.logs_left
 
     async def limits(self) -> messages.ServiceLimits:
-        """The server's limits: of a record, a batch, a message, a stream, a cursor's blob."""
+        """The server's limits for a record, a batch, a message, a stream, and a cursor's blob."""
         answer: messages.ServiceLimits = await self.ask(messages.GetLimits())
         return answer
 
     async def stats(self, address: str | None = None) -> messages.ServerStats:
-        """Of the server at that address."""
+        """The counters of the server at that address."""
         answer: messages.ServerStats = await self.ask(messages.GetServerStats(), server=address)
         return answer
 
     async def outage(self) -> messages.Outage:
-        """What the asked server knows to be unavailable: bookies, the metadata store."""
+        """What the asked server knows to be unavailable, such as bookies and the metadata store."""
         answer: messages.Outage = await self.ask(messages.GetOutage())
         return answer
 
     async def _ask_outage(self) -> messages.Outage | None:
-        """Some servers at the same time: one of them may be unavailable."""
+        """Asks several servers at the same time, since one of them may be unavailable."""
         some = self.owners.servers[:_ASKED_MAX]
         asked = (self._calls.try_once(messages.GetOutage(), each, _OUTAGE_S) for each in some)
         found = await asyncio.gather(*asked, return_exceptions=True)
@@ -372,12 +374,12 @@ class Client(BelongsToProcess):
             raise ClientClosed
 
     def adopt(self, writer: W) -> W:
-        """To be closed with the client."""
+        """Lets the client close this writer with itself."""
         self._writers[writer] = None
         return writer
 
     def disown(self, writer: "Ending") -> None:
-        """It has ended by itself."""
+        """Forgets a writer that has ended."""
         self._writers.pop(writer, None)
 
     async def close(self, *, timeout_s: float | None = None) -> None:
@@ -419,7 +421,7 @@ class Client(BelongsToProcess):
             raise error
 
     async def _until_the_loop_ends(self) -> AsyncGenerator[None, None]:
-        """Closes a client that was left open: a loop that ends, as that of `asyncio.run`, ends its generators."""
+        """Closes a client that was left open when its loop ends, for example that of `asyncio.run`."""
         try:
             yield
         finally:

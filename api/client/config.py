@@ -52,7 +52,7 @@ class LogClientConfig:
     silences_max: int = 3
 
     def timeout_of(self, timeout_s: float | None) -> float:
-        """Of one call without an explicit one. Raises `InvalidRequest`."""
+        """The time-out of a call. Raises `InvalidRequest`."""
         if timeout_s is None:
             return self.timeout_s
         if not timeout_s > 0:

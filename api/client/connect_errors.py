@@ -8,8 +8,9 @@ from typing import Final
 class ConnectProblem(Enum):
     NOT_BELIEVED = "its certificate is not signed by anybody who is believed"
     NO_TLS = "it does not speak TLS"
-    HTTP = "it speaks HTTP/1 alone"  # As our own door does for curl.
-    HUNG_UP = "it hung up before it said anything"  # As TLS does with peers that do not use it.
+    HTTP = "it speaks HTTP/1 alone"  # Our HTTP port causes this, which also serves curl.
+    # A TLS server does this to clients that do not use TLS.
+    HUNG_UP = "it hung up before it said anything"
     REFUSED = "connection refused; nothing listens there"
     UNKNOWN_HOST = "the host name cannot be resolved"
     SILENCE = "nobody is there"
@@ -32,6 +33,6 @@ def obstacle_of(why: str) -> ConnectProblem:
 
 
 def plain_words(why: str) -> str:
-    """gRPC's own words only where they say more than the problem's name does."""
+    """gRPC's own text if it says more than the problem's name; otherwise that name."""
     problem = obstacle_of(why)
     return problem.value if problem in _PLAIN else why

@@ -8,16 +8,16 @@ from rollbook.logservice.ids import CursorName, LogName, parse_offset
 from rollbook.proto.errors import NoSuchCursor
 
 D = TypeVar("D")
-REQUIRED: Final[Any] = object()  # There is no default.
+REQUIRED: Final[Any] = object()  # Marks parameters without a default.
 
 
 class Cursor:
-    """Knows the log's cursor by name only; each method asks."""
+    """A log's cursor, known by its name only: each method asks the server."""
 
     def __init__(
         self, ask: Callable[[Any], Awaitable[Any]], log: LogName, name: CursorName, uid: str = ""
     ) -> None:
-        """`uid`: the log's."""
+        """`uid`: the uid of the log."""
         self.log = log
         self.name = name
         self._ask, self._uid = ask, uid
@@ -30,7 +30,7 @@ class Cursor:
     @overload
     async def get(self, default: D) -> messages.Cursor | D: ...
     async def get(self, default: Any = REQUIRED) -> Any:
-        """Where it stands. `default` is returned if there is no such cursor; without one it raises `NoSuchCursor`."""
+        """The cursor's offset. If there is none: `default`, or without a default, raises `NoSuchCursor`."""
         try:
             return await self._ask(messages.GetCursor(self.log, self.name, self._uid))
         except NoSuchCursor:

@@ -18,19 +18,19 @@ from rollbook.proto.errors import ClientClosed
 
 class _Process:
     is_used = False
-    is_forked = False  # From one that was used.
+    is_forked = False  # True: this process was forked from one that had used a client.
 
     def on_forked(self) -> None:
         self.is_forked = self.is_used
 
 
 _process = _Process()
-if hasattr(os, "register_at_fork"):  # Windows forks no process.
+if hasattr(os, "register_at_fork"):  # Windows has no fork.
     os.register_at_fork(after_in_child=_process.on_forked)
 
 
 def on_used() -> None:
-    """A client is made. Raises `ClientClosed`."""
+    """Notes that a client was created. Raises `ClientClosed`."""
     require_own_process()
     _process.is_used = True
 
@@ -50,7 +50,7 @@ def require_own_process() -> None:
 
 
 class BelongsToProcess:
-    """Objects that cannot be passed to a pool of processes."""
+    """The base of objects that cannot be passed to a pool of processes."""
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(

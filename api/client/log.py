@@ -62,7 +62,7 @@ class Log(BelongsToProcess):
     def __init__(self, client: "Client", state: messages.LogState) -> None:
         self.name: LogName = state.log
         self.uid: str = state.uid  # Another log, created later under this name, has another one.
-        self.config: LogConfig = state.config  # As it was when the log was opened.
+        self.config: LogConfig = state.config  # The log's config at the time when it was opened.
         self._client = client
         self._appender = Appender(
             self.name,
@@ -207,7 +207,7 @@ class Log(BelongsToProcess):
         producer: Producer | None = None,
         resumed: Resumed = NOT_RESUMED,
     ) -> SyncWriter:
-        """The same for other threads; `thread` runs this log's loop. `producer`: one that has begun."""
+        """Makes a writer for other threads; `thread` runs this log's loop. `producer`: one that has begun."""
         client = self._client
         pipeline = self._pipelines(epoch, producer)
         return client.adopt(
@@ -251,7 +251,7 @@ class Log(BelongsToProcess):
     # --- Reading ------------------------------------------------------------------------------
 
     def read(self, start: Start = "earliest", end: int | None = None) -> AsyncIterator[Record]:
-        """From `start`, by default the first kept record, up to `end`, or to the present tail."""
+        """Reads records from `start`, by default the first kept one, up to `end`, or to the present tail."""
         return records_of(self.bounded_events(start, end))
 
     def read_batches(
@@ -279,11 +279,12 @@ class Log(BelongsToProcess):
     async def readers_anywhere(
         self, start: Start, end: int | None
     ) -> list[Callable[[], EventReader]]:
-        """One after the other they have all records of the range."""
+        """Readers that one after the other return all records of the range."""
         first = await self.find(start)
         behind = await self.tail_offset() if end is None else parse_offset(end)
         if first >= behind:
-            return [partial(self.events, first, until=behind)]  # Like `read`, it may be refused.
+            # An empty range may be refused as in `read`.
+            return [partial(self.events, first, until=behind)]
         runs = runs_of(await self.segments(), first, behind)
         return [partial(self._reader_of, each) for each in runs]
 
@@ -310,7 +311,7 @@ class Log(BelongsToProcess):
     def tail_batches(
         self, start: Start = "latest", *, skip_truncated: bool = False
     ) -> AsyncIterator[RecordBatch]:
-        """Like `tail`, many records at a time. Raises `ReaderStalled` where `tail` waits on."""
+        """Like `tail`, with many records at a time. Raises `ReaderStalled` where `tail` keeps waiting."""
         return batches_of(self.events(start, skip_truncated=skip_truncated))
 
     def events(
@@ -340,7 +341,7 @@ class Log(BelongsToProcess):
         return EventReader(request, client.channels, whom or client.owners, client.config)
 
     def bounded_events(self, start: Start, end: int | None) -> EventReader:
-        """The basis of `read`."""
+        """The events that `read` is based on."""
         at_tail = messages.AtTail.STOP if end is None else messages.AtTail.FOLLOW
         return self.events(start, until=end, at_tail=at_tail)
 
@@ -354,13 +355,13 @@ class Log(BelongsToProcess):
         return (await self.state_of_tail(consistency)).tail
 
     async def head_offset(self) -> Offset:
-        """The first kept record."""
+        """The offset of the first kept record."""
         return (await self.state_of_tail()).head
 
     async def state_of_tail(
         self, consistency: messages.Consistency | str = messages.Consistency.COMMITTED
     ) -> messages.LogTail:
-        """Where it begins and ends, whether it is sealed, and its owner. `consistency`: see `tail_offset`."""
+        """The log's head and tail, whether it is sealed, and its owner. `consistency`: see `tail_offset`."""
         wanted = messages.Consistency(consistency)
         answer: messages.LogTail = await self._client.ask(
             messages.GetTail(self.name, wanted, self.uid)
@@ -478,7 +479,7 @@ class Log(BelongsToProcess):
     # --- Administration -----------------------------------------------------------------------
 
     async def state(self) -> messages.LogState:
-        """Its configuration and etag, its size, its owner, its writer."""
+        """The log's configuration and etag, its size, its owner and its writer."""
         answer: messages.LogState = await self._client.ask(messages.GetLog(self.name, self.uid))
         return answer
 
@@ -509,7 +510,7 @@ class Log(BelongsToProcess):
         return answer.segment_id
 
     async def segments(self) -> list[messages.SegmentView]:
-        """Its segments, oldest first."""
+        """The log's segments, oldest first."""
         found: list[messages.SegmentView] = []
         start: SegmentId | None = SegmentId(0)
         while start is not None:
@@ -521,7 +522,7 @@ class Log(BelongsToProcess):
         return found
 
     async def journal(self, limit: int = 100) -> tuple[messages.JournalEvent, ...]:
-        """Its events, newest first."""
+        """The log's events, newest first."""
         answer: messages.Journal = await self._client.ask(
             messages.GetJournal(self.name, limit, self.uid)
         )

@@ -30,15 +30,16 @@ Ask = Callable[[], Awaitable[Outage | None]]
 class Outages:
     def __init__(self) -> None:
         self.ask: Ask | None = None  # None: there is no server to ask.
-        self.on_look: Callable[[Outage | None], None] = _nobody  # None: no server says anything.
+        # Called with None if no server reports anything.
+        self.on_look: Callable[[Outage | None], None] = _nobody
         self._known = Outage()
         self._known_s = -_FRESH_S
-        self._late = 0  # Calls that have waited for longer.
+        self._late = 0  # The number of calls that have waited for longer than `_PATIENCE_S`.
         self._looking: asyncio.Task[None] | None = None
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """While a response is awaited that should come at once."""
+        """Wraps the wait for a response that should arrive at once."""
         if self.ask is None:
             yield
             return
@@ -58,13 +59,13 @@ class Outages:
             self._late -= is_late
 
     def look(self) -> None:
-        """In the background."""
+        """Checks for an outage in the background."""
         if self.ask is not None and self._looking is None:
             self._looking = asyncio.get_running_loop().create_task(self._look(self.ask))
             self._looking.add_done_callback(self._on_looked)
 
     def explained(self, error: RollbookError) -> RollbookError:
-        """With the cause of the wait, unless it says so itself."""
+        """Adds the cause of the wait to an error that does not have it."""
         is_fresh = asyncio.get_running_loop().time() < self._known_s + _FRESH_S
         is_vague = isinstance(error, _EXPLAINED) and not _says_why(error)
         if is_fresh and is_vague and self._known.obstacles:
@@ -96,7 +97,7 @@ class Outages:
 
 
 def _says_why(error: RollbookError) -> bool:
-    """A server has explained it, or an attempt of it."""
+    """Whether a server has explained the error, or one of its attempts."""
     cause = error.__cause__
     explained = [error, cause] if isinstance(cause, RollbookError) else [error]
     return any("waits_for" in each.ids and each.ids["waits_for"] for each in explained)

@@ -52,11 +52,11 @@ class OwnerCache:
 
     @property
     def servers(self) -> tuple[str, ...]:
-        """All candidates."""
+        """All servers that may be asked."""
         return tuple(self._servers)
 
     def address_of(self, log: LogName | None) -> str:
-        """The owner's address, or that of a server which can name the owner."""
+        """The owner's address, or that of a server that can name the owner."""
         if log is not None and (found := self._owners.get(log)):
             return found.address
         return self._servers[self._next]
@@ -71,19 +71,19 @@ class OwnerCache:
         self.meet(address)
 
     def meet(self, address: str) -> None:
-        """Another server that can be asked."""
+        """Adds a server that may be asked."""
         if address not in self._servers and len(self._servers) < _SERVERS_MAX:
             self._servers.append(address)
 
     def meet_all(self, addresses: Iterable[str]) -> None:
-        """These are all servers now. Given ones are not forgotten: they may come back."""
+        """Replaces the list of servers. Servers from the configuration are kept, since they may return."""
         asked = self._servers[self._next]
         known = dict.fromkeys((*self._given, *addresses))
         self._servers = list(known)[:_SERVERS_MAX]
         self._next = self._servers.index(asked) if asked in self._servers else 0
 
     def nobody_answers(self, last: RollbookError) -> ServerUnreachable:
-        """The error when no server answered; `last` is that of the last attempt."""
+        """The error when no server responded; `last` is the last attempt's."""
         some = ", ".join(self._servers[:_NAMED_MAX])
         more = len(self._servers) - _NAMED_MAX
         why = plain_words(last.message.rpartition("last error: ")[2][:_WHY_MAX])
@@ -105,7 +105,8 @@ class OwnerCache:
             if self.routes.on_error(address, error):
                 return True
             if isinstance(error, ConnectionLost) and self.routes.entry_to(address):
-                return False  # The relay broke. Its entry says whether the owner is still there.
+                # The relay failed. Its response will say whether the owner is reachable.
+                return False
             if log is not None:
                 self._forget(log, address)
             if self._servers[self._next] == address:
@@ -113,7 +114,7 @@ class OwnerCache:
         return False
 
     def _go_to_next(self) -> None:
-        """Skips those that cannot be reached, unless none can."""
+        """Selects the next server, and skips unreachable ones unless all are."""
         unreachable = self.routes.unreachable
         for step in range(1, len(self._servers) + 1):
             following = (self._next + step) % len(self._servers)

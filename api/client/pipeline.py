@@ -40,15 +40,15 @@ from rollbook.proto.errors import BadFrame, InvalidRequest, QuorumTimeout, Rollb
 
 
 class Source(Protocol):
-    """The source of batches."""
+    """Provides the pipeline with batches."""
 
     def take(self, *, only_full: bool) -> Batch | None:
-        """The oldest one; no more records are added to it."""
+        """The oldest batch, to which no more records are added."""
 
     def on_settled(self, batch: Batch) -> None: ...
 
     def on_stopped(self, error: RollbookError) -> None:
-        """Records that were not taken fail with it; its outcome is that of those taken."""
+        """Fails the records that were not taken. The error's outcome is that of the taken ones."""
 
 
 class AppendPipeline:
@@ -76,24 +76,25 @@ class AppendPipeline:
         self._condition = condition
         self._loop = asyncio.get_running_loop()
         self._pauses = Pauses(config)
-        self._flight: deque[Batch] = deque()  # In order.
+        self._flight: deque[Batch] = deque()  # Batches in flight, in order.
         self._flight_bytes = 0
-        self._sent = 0  # How many of them, the oldest, were sent to the server.
+        self._sent = 0  # The number of the oldest batches in flight that were sent to the server.
         self._stream: ClientAppendStream | None = None
         self._ref = 0
-        self._is_proven = False  # This line has acked something.
-        self._generation = 0  # Of the connection; results of older ones mean nothing.
-        self._refused: tuple[Batch, RollbookError] | None = None  # After others without results.
+        self._is_proven = False  # True: this stream has acked a batch.
+        self._generation = 0  # The connection's number; results of older connections are ignored.
+        # A refused batch, kept until all earlier batches have results.
+        self._refused: tuple[Batch, RollbookError] | None = None
         self._pause: asyncio.TimerHandle | None = None
         self._last_error: RollbookError | None = None
         self._watchdog: asyncio.TimerHandle | None = None
 
     def pump(self) -> None:
-        """Sends what may be sent."""
+        """Sends all batches that may be sent now."""
         if self.failure is not None or self._pause is not None or self._refused is not None:
             return
         if self._stream is not None and self._stream.failure is not None:
-            self._leave_line()  # It broke while nothing of ours was on it.
+            self._leave_line()  # The stream broke while no batch of this log was on it.
         if self._stream is None and self._flight:
             self._open_line()
         while self._sent < len(self._flight) and (self._is_proven or not self._sent):
@@ -118,7 +119,7 @@ class AppendPipeline:
         self._flight.append(batch)
         try:
             batch.pack(self.producer.next_ref, self._codec)
-        except Exception as error:  # noqa: BLE001  # Whatever it is: otherwise its submitter waits for ever.
+        except Exception as error:  # noqa: BLE001  # Any error must fail the batch, or its submitter hangs.
             self._stop(InvalidRequest(f"a batch cannot be packed: {error!r}"), is_refusal=False)
             return False
         self.producer.advance()
@@ -144,7 +145,7 @@ class AppendPipeline:
         self._stream.submit(self._ref, batch.block, self._condition, on_result)
 
     def _leave_line(self) -> list[Batch]:
-        """Batches that the server may have: the oldest of those in flight."""
+        """Leaves the stream. The server may have received the oldest batches in flight."""
         stream, self._stream = self._stream, None
         sent, self._sent = self._sent, 0
         self._generation += 1
@@ -188,7 +189,7 @@ class AppendPipeline:
             self.pump()
 
     def _on_error(self, error: RollbookError) -> None:
-        """Of the oldest batch in flight."""
+        """Handles an error of the oldest batch in flight."""
         assert self._stream is not None
         address = self._stream.address
         self._last_error = error
@@ -252,7 +253,7 @@ class AppendPipeline:
     # --- The end ------------------------------------------------------------------------------
 
     def _stop(self, error: RollbookError, *, is_refusal: bool) -> None:
-        """Ends the writer. After a refusal the server has accepted nothing that was sent later."""
+        """Ends the writer. After a refusal, the server has accepted nothing that was sent later."""
         if self.failure is not None:
             return
         self.failure = error

@@ -46,12 +46,12 @@ def position_of(start: Start) -> Position:
             return Ago(round(start.total_seconds() * 1_000_000))
         case Earliest() | Latest() | AtOffset() | BeforeTail() | AtTime() | Ago() | AtCursor():
             return start
-        case _:  # The caller checks no types.
+        case _:  # Callers may pass any type.
             raise InvalidRequest(f"{start!r:.80} is not a position")
 
 
 def listed(namespace: str, prefix: str) -> tuple[str, str]:
-    """Of a list of logs: `ns`, `ns/`, `ns/pre*`, `pre*` of the namespace `default`, `*`. Raises `InvalidRequest`."""
+    """Parses a filter: `ns`, `ns/`, `ns/pre*`, `pre*` in namespace `default`, `*`. Raises `InvalidRequest`."""
     if not namespace or namespace == "*":
         return "", prefix
     pattern = namespace.removesuffix("*")
@@ -87,7 +87,7 @@ def condition_of(expect: int | None, epoch: int | None, must_be_empty: bool) -> 
 
 
 def producer_of_key(key: str) -> ProducerRef:
-    """A batch with this idempotency key, as over HTTP. Raises `InvalidRequest`."""
+    """The producer of one batch with this idempotency key, as over HTTP. Raises `InvalidRequest`."""
     longest = PRODUCER_ID_BYTES_MAX - len(ONCE)
     if type(key) is not str or not key.isascii() or not 1 <= len(key) <= longest:
         raise InvalidRequest(
@@ -97,7 +97,7 @@ def producer_of_key(key: str) -> ProducerRef:
 
 
 def checked_producer_name(name: str) -> str:
-    """Of a writer that continues after restarts. Raises `InvalidRequest`."""
+    """The name of a producer that continues after restarts. Raises `InvalidRequest`."""
     if (
         type(name) is not str
         or not 1 <= len(name.encode(errors="replace")) <= PRODUCER_ID_BYTES_MAX

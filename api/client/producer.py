@@ -28,12 +28,12 @@ PRODUCER_ID_BYTES: Final = 16
 
 
 class Producer:
-    """One id, and the number of the next batch."""
+    """A producer's id, and the number of its next batch."""
 
     __slots__ = ("_epoch", "_id", "_seq", "name")
 
     def __init__(self, name: str = "", epoch: int = 0) -> None:
-        """`name`: of a named one, whose epoch the log has assigned."""
+        """`name`: that of a named producer, whose epoch the log has assigned."""
         self.name: Final = name
         self._id: Final = name.encode() or os.urandom(PRODUCER_ID_BYTES)
         self._epoch, self._seq = epoch, 0
@@ -43,11 +43,11 @@ class Producer:
         return ProducerRef(self._id, self._epoch, self._seq)
 
     def advance(self) -> None:
-        """The next batch is another one."""
+        """Moves to the number of the next batch."""
         self._seq += 1
 
     def begin_epoch(self) -> None:
-        """Batches of older epochs are refused as soon as the log has one of this epoch."""
+        """Begins a new epoch. Once the log has a batch of it, it refuses batches of older epochs."""
         self._epoch, self._seq = self._epoch + 1, 0
 
     def explained(self, error: RollbookError) -> RollbookError:
@@ -63,17 +63,17 @@ class Producer:
 
 
 class Resumed:
-    """Where a named producer continues, as the log said when its epoch began."""
+    """Where a named producer continues, as reported by the log when the epoch began."""
 
     __slots__ = ("_name", "_progress")
 
     def __init__(self, name: str, progress: ProducerProgress | None) -> None:
-        """`progress`: A writer without a name has none."""
+        """`progress`: None for a writer without a name."""
         self._name, self._progress = name, progress
 
     @property
     def at(self) -> int:
-        """How many records it has appended. Raises `InvalidRequest` if it is not known."""
+        """The number of records that the producer has appended. Raises `InvalidRequest` if it is not known."""
         records = self._known.records
         if records is None:
             raise InvalidRequest(
@@ -85,7 +85,7 @@ class Resumed:
 
     @property
     def last_offset(self) -> Offset | None:
-        """Of the last one. Raises `InvalidRequest`."""
+        """The offset of the producer's last record. Raises `InvalidRequest`."""
         return self._known.last_offset
 
     @property

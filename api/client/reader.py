@@ -40,8 +40,8 @@ from rollbook.proto.errors import (
 )
 from rollbook.proto.v1 import log_pb2
 
-_logger: Final = logging.getLogger("rollbook.client")  # structlog is for servers.
-_MISSED_MAX: Final = 2  # Heartbeats of one server.
+_logger: Final = logging.getLogger("rollbook.client")  # structlog is a dependency of servers only.
+_MISSED_MAX: Final = 2  # Heartbeats that one server may miss.
 _KINDS: Final = event_kinds(messages.ReadEvent)
 
 
@@ -65,14 +65,14 @@ class RecordBatch:
         return f"<RecordBatch of {len(self)} records: offsets {self.base_offset} to {self.next_offset - 1}>"
 
     def values(self) -> list[bytes]:
-        """The fastest access to all of them."""
+        """The values of all records, which is the fastest access to them."""
         found: list[bytes] = []
         for block in self.blocks:
             found += block.values()
         return self._trimmed(found)
 
     def records(self) -> list[Record]:
-        """One object each: offset, value, key, headers, times."""
+        """The records as objects with offset, value, key, headers and times."""
         found: list[Record] = []
         for block in self.blocks:
             found += block.records()
@@ -97,7 +97,7 @@ Event = (
 
 
 class Whom(Protocol):
-    """Which server is asked for a log, as `OwnerCache` knows it."""
+    """Selects the server to ask for a log, like `OwnerCache`."""
 
     @property
     def outages(self) -> Outages: ...
@@ -117,31 +117,29 @@ class EventReader:
         owners: Whom,
         config: LogClientConfig,
     ) -> None:
-        self.position: Offset | None = None  # The next one to return; None: not known yet.
+        self.position: Offset | None = None  # The next offset to return; None: not known yet.
         self.is_over = False
         self._request = request
         self._channels = channels
         self._owners = owners
         self._silence_s = config.heartbeat_s * config.silences_max
-        self._patience_s = config.heartbeat_s * _MISSED_MAX  # With one server.
+        self._patience_s = config.heartbeat_s * _MISSED_MAX  # The longest silence of one server.
         self._stuck_max = config.silences_max
         self._pauses = Pauses(config)
         self._loop = asyncio.get_running_loop()
         self._call: Any = None
         self._address = ""
-        self._is_new = True  # No event has come on the stream yet.
-        self._tail: Offset | None = (
-            None  # When the stream began, by its first event; for bounded reads.
-        )
-        self._moving_to = ""  # The server named by the previous one.
-        self._heard_at = self._loop.time()  # From anybody.
-        self._due = 0.0  # When this server has been silent for too long.
+        self._is_new = True  # True: the stream has had no event yet.
+        self._tail: Offset | None = None  # For bounded reads: the tail in the stream's first event.
+        self._moving_to = ""  # The server that the previous one named as its successor.
+        self._heard_at = self._loop.time()  # When the last event arrived, from any server.
+        self._due = 0.0  # When this server counts as silent for too long.
         self._stuck = 0
         self._last_progress: messages.Progress | None = None
-        self._trouble: RollbookError | None = None  # Since a server last responded.
+        self._trouble: RollbookError | None = None  # The last error since a server responded.
         self._batches: deque[RecordBatch] = (
             deque()
-        )  # Of the last event, to be returned before more is read.
+        )  # Batches of the last event; they are returned before more is read.
 
     def __aiter__(self) -> Self:
         return self
@@ -184,7 +182,7 @@ class EventReader:
             if self.position is None or event.resume_offset > self.position:
                 self._expect(
                     event.resume_offset
-                )  # A server that names an earlier one has not lost anything.
+                )  # A server that names an earlier offset has not lost anything.
             self._hang_up()
             self._moving_to = event.server
             return None
@@ -228,7 +226,8 @@ class EventReader:
     def _on_progress(self, event: messages.Progress) -> None:
         self._expect(event.position)
         if self._tail is None and event.waits_for is not messages.WaitsFor.THROTTLE:
-            self._tail = event.tail  # A reader that waits for its quota has not begun.
+            # Skipped while the reader waits for its quota: its stream has not begun.
+            self._tail = event.tail
         before, self._last_progress = self._last_progress, event
         if before and event.lag_records and before.position == event.position:
             self._stuck += 1
@@ -240,7 +239,7 @@ class EventReader:
     # --- The stream ---------------------------------------------------------------------------
 
     async def _next_told(self) -> messages.ReadEvent | None:
-        """None: try again."""
+        """The next event of the stream; None: try again."""
         try:
             if self._call is None:
                 self._open()
@@ -270,7 +269,7 @@ class EventReader:
         return event
 
     async def _first(self) -> messages.ReadEvent | None:
-        """It comes at once, unless something is unavailable."""
+        """The stream's first event. It arrives at once, unless something is unavailable."""
         with self._owners.outages.waiting():
             event = await self._read()
         self._is_new = False
@@ -308,7 +307,7 @@ class EventReader:
         return event
 
     async def _end(self) -> RollbookError:
-        """No server ends a stream without a last event."""
+        """Handles a stream that ended without a last event, which no server does on purpose."""
         status = await self._call.code()
         if status is grpc.StatusCode.OK:
             return ConnectionLost("the server ended the stream without a word")
@@ -339,14 +338,14 @@ class EventReader:
             waits_for=progress.waits_for.value if progress else "",
         )
         stalled.__cause__ = error
-        self._heard_at = self._loop.time()  # The next call waits for the full time again.
+        self._heard_at = self._loop.time()  # Gives the next call the full time-out again.
         self._stuck = 0
         self._owners.outages.explained(stalled)
         return stalled
 
 
 def _in_batches(blocks: Sequence[bytes], start: Offset, end: Offset) -> Iterator[RecordBatch]:
-    """The server may be of an earlier release, which bounds an event by its size as stored only (LB3)."""
+    """Splits large events: servers of earlier releases bound an event's stored size only (LB3)."""
     for run in opened_together(blocks):
         run_end = min(span_of(run[-1])[1], end)
         yield RecordBatch(run, start, run_end)
@@ -391,7 +390,8 @@ class Tail:
     def __init__(self, reader: EventReader, timeout: float | None = None) -> None:
         self._reader = reader
         self._timeout = timeout
-        self._records: Iterator[Record] = iter(())  # Of the last batch, not returned yet.
+        # Records of the last batch that are not returned yet.
+        self._records: Iterator[Record] = iter(())
         self._taking = asyncio.Lock()  # Held while a task waits for the next batch.
         self._ahead: asyncio.Task[Event | None] | None = None
         self._loop = asyncio.get_running_loop()
@@ -401,7 +401,7 @@ class Tail:
         """Whether the log is sealed and was read to its end, or the tail was closed."""
         return self._reader.is_over and self._ahead is None
 
-    async def poll(self, timeout: float | None = None) -> Record | None:  # noqa: ASYNC109  # It polls.
+    async def poll(self, timeout: float | None = None) -> Record | None:  # noqa: ASYNC109  # A poll has a time-out.
         """The next record. None: none came within this many seconds, or `is_over`.
 
         Raises `Truncated`, `DataLost`. If it is cancelled, it misses nothing: ask again.
@@ -412,7 +412,7 @@ class Tail:
         return record
 
     async def __aiter__(self) -> AsyncIterator[Record]:
-        """Ends when the log is sealed, or no record has come for `timeout`."""
+        """Ends when the log is sealed, or when no record has arrived for `timeout`."""
         while True:
             for record in (records := self._records):
                 yield record
@@ -430,18 +430,18 @@ class Tail:
         ahead, self._ahead = self._ahead, None
         if ahead is not None:
             ahead.cancel()
-        deque(self._records, maxlen=0)  # A loop that iterates over them ends, too.
+        deque(self._records, maxlen=0)  # Exhausts the iterator, so that a loop over it ends, too.
         self._reader.let_go()
 
     def __del__(self) -> None:
-        """What its program leaves, such as a cancelled task, is closed by the loop."""
+        """Closes a tail that the program left open, for example in a cancelled task."""
         if not self._loop.is_closed() and not self._reader.is_over:
             if self._ahead is not None:
                 self._loop.call_soon_threadsafe(self._ahead.cancel)
             self._loop.call_soon_threadsafe(self._reader.let_go)
 
-    async def _take(self, used_up: Iterator[Record], timeout: float | None) -> bool:  # noqa: ASYNC109  # Of `poll`.
-        """Waits for the records after the used ones; False: none came in that time, or there are no more."""
+    async def _take(self, used_up: Iterator[Record], timeout: float | None) -> bool:  # noqa: ASYNC109  # The parameter of `poll`.
+        """Waits for the records after the used ones; False: none arrived in that time, or there are no more."""
         due = None if timeout is None else self._loop.time() + timeout
         try:
             async with asyncio.timeout_at(due):
@@ -450,7 +450,7 @@ class Tail:
             return False
         try:
             if self._records is not used_up:
-                return True  # Another task has taken them already.
+                return True  # Another task has already taken the records.
             while (event := await self._next_event(due)) is not None:
                 if (records := records_in(event)) is not None:
                     self._records = records
@@ -478,7 +478,7 @@ class Tail:
 
 
 def records_in(event: Event) -> Iterator[Record] | None:
-    """None: there are none in it. Raises `DataLost`; truncated records that are skipped are logged."""
+    """The event's records; None: it has none. Raises `DataLost`; skipped truncated records are logged."""
     if isinstance(event, RecordBatch):
         return iter(event.records())
     if isinstance(event, messages.Gap):

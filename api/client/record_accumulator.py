@@ -23,9 +23,9 @@ from rollbook.proto.errors import (
     RollbookError,
 )
 
-_OFFSET_BYTES: Final = 4  # The block's overhead for each value.
-_BLOCK_BYTES: Final = 1024  # Its header and directory, generously.
-_EXTRA_BYTES: Final = 64  # Offsets and times of keys and headers, generously.
+_OFFSET_BYTES: Final = 4  # Overhead of the block for each value.
+_BLOCK_BYTES: Final = 1024  # An upper bound on a block's header and directory.
+_EXTRA_BYTES: Final = 64  # An upper bound on the offsets and times of keys and headers.
 
 
 @dataclass(slots=True)
@@ -33,9 +33,9 @@ class Tally:
     """The outcomes of a writer's records, counted batch by batch."""
 
     acked: int = 0
-    in_doubt: int = 0  # They may have been appended.
+    in_doubt: int = 0  # Records that may have been appended.
     not_appended: int = 0
-    next_offset: int | None = None  # After the last record that was acknowledged.
+    next_offset: int | None = None  # The offset after the last acknowledged record.
 
     @property
     def unacked(self) -> int:
@@ -70,22 +70,23 @@ class RecordAccumulator:
         self._timeout_s = config.timeout_s
         self._clock = clock
         self._room = 0  # Bytes that still go into the open batch.
-        self._unsettled: dict[Batch, int] = {}  # Their sizes within the window; in order.
+        # Batches in order, with their sizes within the window.
+        self._unsettled: dict[Batch, int] = {}
         self._unsettled_bytes = 0
         self._full: deque[Batch] = deque()
         self._open: Batch | None = None
-        self._values: list[bytes] = []  # Its own.
+        self._values: list[bytes] = []  # The values of the open batch.
         self._takes_records = True
         self._is_begun = True
-        self._failed: list[Batch] = []  # At most a window of them.
-        self.newest: Batch  # The place of the last added record; from the first on.
-        self.failure: RollbookError | None = None  # Its outcome: of all that was sent.
+        self._failed: list[Batch] = []  # Failed batches: at most a window of them.
+        self.newest: Batch  # The batch of the newest record; unset before the first record.
+        self.failure: RollbookError | None = None  # Its outcome is that of all sent records.
         self.is_noticed = False  # The caller has seen the failure.
-        self.tally = Tally()  # Of the records that are settled.
+        self.tally = Tally()  # Counts of settled records.
 
     @property
     def has_room(self) -> bool:
-        """For a record of any size. A full one beyond it is one batch at most."""
+        """Whether a record of any size fits. The window is exceeded by at most one batch."""
         return (
             self._unsettled_bytes < self._window_bytes
             and len(self._unsettled) < self._window_batches
@@ -93,12 +94,12 @@ class RecordAccumulator:
 
     @property
     def last(self) -> Batch | None:
-        """The newest that is not settled: once it is, all earlier ones are."""
+        """The newest unsettled batch: once it is settled, all earlier ones are."""
         return next(reversed(self._unsettled), None)
 
     @property
     def pending(self) -> int:
-        """Records whose outcome is not known yet."""
+        """The number of records with unknown outcomes."""
         return sum(batch.records for batch in self._unsettled)
 
     @property
@@ -123,7 +124,7 @@ class RecordAccumulator:
         index = len(values)
         size = len(value)
         room = self._room - size - _OFFSET_BYTES
-        if (  # The rare cases in one condition, so that most records need one test only.
+        if (  # One condition for all rare cases, so that most records need one test only.
             room < 0
             or index >= self._records_max
             or size > self._record_bytes_max
@@ -144,7 +145,7 @@ class RecordAccumulator:
         headers: TextHeaders | None,
         event_time_us: int | None,
     ) -> int:
-        """For any record, and whether the open batch has room for it or not."""
+        """Adds any record, whether the open batch has room for it or not."""
         value = self._checked(value)
         size = len(value)
         has_extras = key is not None or headers or event_time_us is not None
@@ -170,7 +171,7 @@ class RecordAccumulator:
         return index
 
     def take(self, *, only_full: bool) -> Batch | None:
-        """The oldest; nothing more is added to it."""
+        """The oldest batch, to which nothing more is added."""
         if not self._full and not only_full:
             self._shut()
         return self._full.popleft() if self._full else None
@@ -182,7 +183,7 @@ class RecordAccumulator:
             self._failed.append(batch)
 
     def refuse_more(self) -> None:
-        """Later records are refused with `ClientClosed`; those that are here are sent."""
+        """Refuses later records with `ClientClosed`; earlier ones are still sent."""
         self._shut()
         self._takes_records = False
 
@@ -194,7 +195,7 @@ class RecordAccumulator:
         self._is_begun = True
 
     def stop(self, error: RollbookError) -> list[Batch]:
-        """Nothing more is accepted; returns what was never sent."""
+        """Accepts nothing more; returns the batches that were never sent."""
         self._shut()
         self.failure = error
         never_sent = list(self._full)
@@ -244,7 +245,7 @@ class RecordAccumulator:
 
 
 def _extra_bytes(key: bytes | None, headers: Headers | None) -> int:
-    """A faulty record is refused here: later it would fail its batch."""
+    """The bytes of key and headers. Refuses invalid ones here: later they would fail their batch."""
     for name in headers or ():
         check_header_name(name)
     for each in (key or b"", *(headers or {}).values()):

@@ -17,7 +17,7 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def as_bytes(text: Any) -> Any:
-    """Text as UTF-8; everything else is returned as it is. Raises `InvalidRequest` for half a surrogate pair."""
+    """Encodes text as UTF-8; other values are unchanged. Raises `InvalidRequest` for a lone surrogate."""
     if not isinstance(text, str):
         return text
     try:
@@ -30,10 +30,10 @@ def as_bytes(text: Any) -> Any:
 
 
 def headers_as_bytes(headers: TextHeaders) -> Headers:
-    """The same object, if there is no text in it."""
+    """Encodes text values; returns the same object if there are none."""
     if any(isinstance(value, str) for value in headers.values()):
         return {name: as_bytes(value) for name, value in headers.items()}
-    return headers  # type: ignore[return-value]  # As was seen just now.
+    return headers  # type: ignore[return-value]  # The check above has found no text.
 
 
 def event_time_us_of(time: datetime | None, time_us: int | None) -> int | None:
@@ -42,7 +42,7 @@ def event_time_us_of(time: datetime | None, time_us: int | None) -> int | None:
         return time_us
     if time_us is not None:
         raise InvalidRequest("a record has event_time or event_time_us, not both")
-    if not isinstance(time, datetime):  # The types of many programs are not checked.
+    if not isinstance(time, datetime):  # Many callers do not run a type checker.
         raise InvalidRequest(
             f"event_time={time!r:.80} is no datetime",
             next_step="give a datetime with its time zone, or event_time_us= for microseconds since 1970",
@@ -52,7 +52,7 @@ def event_time_us_of(time: datetime | None, time_us: int | None) -> int | None:
 
 
 def as_us(time: Any) -> Any:
-    """A datetime as microseconds since 1970; everything else is returned as it is. Raises `InvalidRequest`."""
+    """A datetime as microseconds since 1970; other values are returned unchanged. Raises `InvalidRequest`."""
     if not isinstance(time, datetime):
         return time
     if time.tzinfo is None:

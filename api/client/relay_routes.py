@@ -14,17 +14,21 @@ from typing import Final
 
 from rollbook.proto.errors import QuorumTimeout, RollbookError, ServerUnreachable
 
-SERVER_ID: Final = "server"  # Of an error: the entry reports it about the server behind it.
+# An id of errors that a relay reports: the server that the relay could not reach.
+SERVER_ID: Final = "server"
 _SERVERS_MAX: Final = 256
 _REFUSED: Final = "connection refused"
 
 
 class RelayRoutes:
     def __init__(self) -> None:
-        self._answered: dict[str, None] = {}  # Asked directly; the last one answered last.
+        # Servers that answered a direct call, the most recent one last.
+        self._answered: dict[str, None] = {}
         self._unreachable: dict[str, None] = {}
-        self._refused: dict[str, bool] = {}  # Whether it was named as an owner since.
-        self._entries: dict[str, str] = {}  # By the server that is reached through it.
+        # Value: whether the server was named as an owner since.
+        self._refused: dict[str, bool] = {}
+        # Keys: servers reached through a relay; values: the relay.
+        self._entries: dict[str, str] = {}
 
     @property
     def unreachable(self) -> tuple[str, ...]:
@@ -32,7 +36,7 @@ class RelayRoutes:
         return tuple(self._unreachable)
 
     def entry_to(self, server: str) -> str:
-        """Which server to connect to instead; empty: to that server itself."""
+        """The server to connect to instead of `server`; empty: connect to `server` itself."""
         if server not in self._unreachable:
             return ""
         entry = self._entries.get(server, "")
@@ -42,7 +46,7 @@ class RelayRoutes:
         return entry
 
     def on_answered(self, server: str) -> None:
-        """It was asked directly."""
+        """Notes that the server has answered a direct call."""
         if next(reversed(self._answered), "") == server:
             return
         self._answered.pop(server, None)
@@ -53,12 +57,12 @@ class RelayRoutes:
         self._forget(server)
 
     def on_named(self, server: str) -> None:
-        """Another server says that it owns a log."""
+        """Notes that another server named this one as an owner."""
         if server in self._refused:
             self._refused[server] = True
 
     def on_error(self, server: str, error: RollbookError) -> bool:
-        """The outcome of a call to it. Whether there is another way to it now, so that it may be asked at once."""
+        """Notes a failed call. Returns whether another route was found, so that a retry need not wait."""
         before = self.entry_to(server)
         is_unreached = isinstance(error, ServerUnreachable)
         if before and is_unreached and error.ids.get(SERVER_ID) == server:

@@ -10,7 +10,7 @@ _chance: Final = random.Random()
 
 
 class Pauses:
-    """Full jitter, so that clients that failed together do not come back together."""
+    """Pauses with full jitter, so that clients that failed together do not retry together."""
 
     def __init__(self, config: LogClientConfig) -> None:
         self._config = config
@@ -20,7 +20,7 @@ class Pauses:
         self._attempts = 0
 
     def next_s(self, error: RollbookError, *, is_known: bool) -> float:
-        """`is_known`: the server to ask is known; trusted a few times in a row."""
+        """`is_known`: the server to ask is known; the first few retries in a row then do not wait."""
         self._attempts += 1
         if is_known and self._attempts <= 3:
             return 0.0

@@ -17,20 +17,20 @@ from rollbook.proto.tasks import stop_tasks
 
 _EVERY_S: Final = 20.0
 _AGAIN_S: Final = 0.5
-_FIRST_S: Final = 1.0  # No caller waits longer for the first response.
+_FIRST_S: Final = 1.0  # The longest wait of a caller for the first response.
 
 _chance: Final = random.Random()
 
 
 class ServerDiscovery:
     def __init__(self, owners: OwnerCache, ask: Callable[[], Awaitable[Iterable[str]]]) -> None:
-        """`ask`: for the addresses of all servers."""
+        """`ask` returns the addresses of all servers."""
         self._owners, self._ask = owners, ask
         self._task: asyncio.Task[None] | None = None
         self._has_met = asyncio.Event()
 
     async def begin(self) -> None:
-        """Returns when they are known, or after a second."""
+        """Returns when the servers are known, or after a second."""
         if self._task is None:
             self._task = asyncio.get_running_loop().create_task(self._meet_on())
         if not self._has_met.is_set():

@@ -16,12 +16,12 @@ from rollbook.logservice.ids import LogName, Offset, SegmentId
 from rollbook.logservice.messages import SegmentState, SegmentView
 from rollbook.proto.errors import RollbookError
 
-RUN_BYTES: Final = 64 * 1024 * 1024  # Larger: fewer streams, and coarser shares of the servers.
+RUN_BYTES: Final = 64 * 1024 * 1024  # Larger: fewer streams, and a coarser division among servers.
 
 
 @dataclass(frozen=True, slots=True)
 class ReplayRange:
-    """Records of closed segments, or, without a segment, those that the owner has."""
+    """Records of closed segments, or, without a segment, records that the owner has."""
 
     start: Offset
     end: Offset
@@ -31,7 +31,7 @@ class ReplayRange:
 def runs_of(
     segments: Sequence[SegmentView], start: Offset, end: Offset, run_bytes: int = RUN_BYTES
 ) -> Iterator[ReplayRange]:
-    """They cover the range exactly, in order. `segments`: oldest first."""
+    """Runs that cover the range exactly, in order. `segments`: oldest first."""
     position = run_start = start
     first: SegmentId | None = None
     size = 0
@@ -57,7 +57,7 @@ def runs_of(
 
 
 class AnyServer:
-    """The server to ask for one run, instead of `OwnerCache`: the next one after each failure."""
+    """Selects the server for one run, instead of `OwnerCache`: the next one after each failure."""
 
     def __init__(self, owners: OwnerCache, log: LogName, segment: SegmentId) -> None:
         self._owners = owners

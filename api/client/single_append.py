@@ -36,12 +36,13 @@ from rollbook.proto.errors import (
 )
 
 _IDLE_MAX: Final = 64
-_BLOCK_BYTES_MAX: Final = MESSAGE_BYTES_MAX - 1024 * 1024  # Besides the rest of its message.
+# Leaves room for the rest of the gRPC message.
+_BLOCK_BYTES_MAX: Final = MESSAGE_BYTES_MAX - 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
 class PlainBatch:
-    """Of one batch."""
+    """The records of one batch."""
 
     values: Sequence[bytes]
     keys: Sequence[Text | None] | None = None
@@ -51,7 +52,7 @@ class PlainBatch:
     def pack(self, producer: ProducerRef, codec: Codec) -> bytes:
         try:
             return _packed(self, producer, codec)
-        except (TypeError, InvalidRequest):  # Checked now: earlier, it would cost each record.
+        except (TypeError, InvalidRequest):  # Checked only after a failure, for speed.
             _require_bytes("record", self.values)
             plain = self._plain()
             _require_bytes("key", [each for each in plain.keys or () if each is not None])
@@ -108,7 +109,7 @@ class Appender:
         uid: str = "",
         memory_s: float = math.inf,
     ) -> None:
-        """`memory_s`: for how long the log remembers a producer."""
+        """`memory_s`: how long the log remembers a producer."""
         self._log, self._uid = log, uid
         self._streams = streams
         self._owners = owners
@@ -150,7 +151,7 @@ class Appender:
         condition: Condition | None,
         timeout_s: float | None,
     ) -> AppendAck:
-        """If it is cancelled, it may have been appended or not."""
+        """If the call is cancelled, the records may have been appended or not."""
         due = asyncio.get_running_loop().time() + self._config.timeout_of(timeout_s)
         producer = self._idle.pop() if self._idle else Producer()
         try:
@@ -178,7 +179,7 @@ class Appender:
         condition: Condition | None,
         due: float,
     ) -> AppendAck:
-        """Once more in a new epoch, if the log has forgotten the producer and nothing is in doubt."""
+        """Retries once in a new epoch, if the log has forgotten the producer and nothing is in doubt."""
         while True:
             ref = producer.next_ref
             block = _checked(records.pack(ref, self._codec))
@@ -237,7 +238,7 @@ class Appender:
 
 
 def _checked(block: bytes) -> bytes:
-    """A message that gRPC does not send breaks the line for all others that are on it."""
+    """Refuses a block that gRPC would not send, since that breaks the stream for other appends, too."""
     if len(block) > _BLOCK_BYTES_MAX:
         raise EntryTooLarge("a batch is too large", got=len(block), limit=_BLOCK_BYTES_MAX)
     return block
@@ -247,7 +248,7 @@ def _tell(
     result: "asyncio.Future[Any]", ack: AppendAck | None, error: RollbookError | None
 ) -> None:
     if result.done():
-        return  # There is no waiter any more.
+        return  # The caller no longer waits.
     if error is not None:
         result.set_exception(error)
     else:

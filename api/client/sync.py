@@ -103,14 +103,14 @@ def connect(
             wait_s=wait_s,
         )
     )
-    thread.run(client.__aenter__())  # Closes it where it fails.
+    thread.run(client.__aenter__())  # Closes the client if it fails.
     _clients.add(client)
     return SyncClient(thread, client)
 
 
 _clients: "weakref.WeakSet[aio.Client]" = (
     weakref.WeakSet()
-)  # A writer with records keeps its client.
+)  # A writer with unsent records keeps its client alive.
 _threads: list[LoopThread] = []
 _making = threading.Lock()
 
@@ -127,7 +127,7 @@ def _shared_thread() -> LoopThread:
 
 @atexit.register
 def _close_all() -> None:
-    """Python prints errors raised here; the exit code stays as it is."""
+    """Closes all clients at exit. Python prints errors raised here; the exit code stays the same."""
     if not (_threads and _threads[-1].is_alive and is_own_process()):
         return
 
@@ -142,7 +142,7 @@ def _close_all() -> None:
 
 
 def with_docstrings_of(twin: type) -> Callable[[type[F]], type[F]]:
-    """Methods without a docstring get their twin's: `help` shows it."""
+    """Copies docstrings from the asyncio class, so that `help` shows them."""
 
     def tell(face: type[F]) -> type[F]:
         for name, what in vars(face).items():
@@ -155,7 +155,7 @@ def with_docstrings_of(twin: type) -> Callable[[type[F]], type[F]]:
 
 @with_docstrings_of(aio.Client)
 class SyncClient(BelongsToProcess):
-    """`Client`, call by call. What it says of being cancelled holds for KeyboardInterrupt here."""
+    """`Client` for threads. What it says about cancellation applies to KeyboardInterrupt here."""
 
     def __init__(self, thread: LoopThread, client: aio.Client) -> None:
         self._thread = thread
@@ -228,7 +228,7 @@ class SyncClient(BelongsToProcess):
         return self._thread.run(self._client.ask(word, timeout_s=timeout_s, server=server))
 
     def inside(self) -> tuple[LoopThread, aio.Client]:
-        """For other layers like this one: the client, and the thread on which it is used."""
+        """The client and its thread, for other layers like this one."""
         return self._thread, self._client
 
     def close(self, *, timeout_s: float | None = None) -> None:
@@ -254,14 +254,14 @@ class SyncClient(BelongsToProcess):
 
 @with_docstrings_of(Log)
 class SyncLog(BelongsToProcess):
-    """`Log`, call by call."""
+    """`Log` for threads."""
 
     def __init__(self, thread: LoopThread, log: Log) -> None:
         self._thread = thread
         self._log = log
 
     def inside(self) -> tuple[LoopThread, Log]:
-        """As `SyncClient.inside`."""
+        """The log and its thread, like `SyncClient.inside`."""
         return self._thread, self._log
 
     def __repr__(self) -> str:
@@ -269,17 +269,17 @@ class SyncLog(BelongsToProcess):
 
     @property
     def name(self) -> LogName:
-        """With its namespace."""
+        """The log's name with its namespace."""
         return self._log.name
 
     @property
     def uid(self) -> str:
-        """Another log, created later under this name, has another one."""
+        """The log's uid. A log created later under this name has another one."""
         return self._log.uid
 
     @property
     def config(self) -> LogConfig:
-        """As it was when the log was opened, or updated by this object."""
+        """The log's config when it was opened, or last updated by this object."""
         return self._log.config
 
     # --- Appending ----------------------------------------------------------------------------
@@ -439,7 +439,7 @@ class SyncLog(BelongsToProcess):
                 warn_of_skipped(event)
 
     def _events(self, make: Callable[[], EventReader]) -> Iterator[Event]:
-        """The next event is fetched while the previous one is used."""
+        """Yields events, and fetches the next one while the previous one is used."""
         reader = self._thread.call(make)
         ahead = self._thread.submit(reader.next())
         try:
@@ -448,7 +448,8 @@ class SyncLog(BelongsToProcess):
                 yield event
         finally:
             ahead.cancel()
-            self._thread.start(reader.aclose)  # The waiter may be the garbage collector.
+            # The caller may be the garbage collector, which must not wait.
+            self._thread.start(reader.aclose)
 
     # --- Where it begins and ends -------------------------------------------------------------
 
@@ -537,7 +538,8 @@ class SyncTail(ClosedByWith):
         self._thread = thread
         self._reader = reader
         self._timeout = timeout
-        self._records: Iterator[Record] = iter(())  # Of the last batch, not returned yet.
+        # Records of the last batch that are not returned yet.
+        self._records: Iterator[Record] = iter(())
         self._taking = threading.Lock()  # Held while a thread waits for the next batch.
         self._ahead: Future[Event | None] | None = None
         self._is_closed = False
@@ -548,14 +550,14 @@ class SyncTail(ClosedByWith):
         return self._is_closed or (self._reader.is_over and self._ahead is None)
 
     def poll(self, timeout: float | None = None) -> Record | None:
-        """The next record. None: none came within this many seconds, or `is_over`. Raises `Truncated`, `DataLost`."""
+        """The next record. None: none in this many seconds, or `is_over`. Raises `Truncated`, `DataLost`."""
         while (record := next(records := self._records, None)) is None:
             if not self._take(records, timeout):
                 return None
         return record
 
     def __iter__(self) -> Iterator[Record]:
-        """Ends when the log is sealed, or no record has come for `timeout`."""
+        """Ends when the log is sealed, or when no record has arrived for `timeout`."""
         while True:
             yield from (records := self._records)
             if not self._take(records, self._timeout):
@@ -567,12 +569,12 @@ class SyncTail(ClosedByWith):
         return record
 
     def close(self) -> None:
-        """The server is asked to send no more. A loop or a poll in another thread ends. Idempotent."""
+        """Stops the server's stream, and ends a loop or a poll in another thread. Idempotent."""
         self._is_closed = True
         self._ahead, ahead = None, self._ahead
         if ahead is not None:
             ahead.cancel()
-        deque(self._records, maxlen=0)  # A loop that iterates over them ends, too.
+        deque(self._records, maxlen=0)  # Exhausts the iterator, so that a loop over it ends, too.
         self._thread.start(self._reader.aclose)
 
     def __del__(self) -> None:
@@ -580,13 +582,13 @@ class SyncTail(ClosedByWith):
             self.close()
 
     def _take(self, used_up: Iterator[Record], timeout: float | None) -> bool:
-        """Waits for the records after the used ones; False: none came in that time, or there are no more."""
+        """Waits for the records after the used ones; False: none arrived in that time, or there are no more."""
         due = None if timeout is None else monotonic() + timeout
         if not self._taking.acquire(timeout=-1 if timeout is None else max(timeout, 0)):
             return False
         try:
             if self._records is not used_up:
-                return True  # Another thread has taken them already.
+                return True  # Another thread has already taken the records.
             while (event := self._next_event(due)) is not None:
                 if (records := records_in(event)) is not None:
                     self._records = records
@@ -596,7 +598,7 @@ class SyncTail(ClosedByWith):
             self._taking.release()
 
     def _next_event(self, due: float | None) -> Event | None:
-        """The next one is fetched while it is used."""
+        """The next event; the one after it is fetched while this one is used."""
         while not self.is_over:
             ahead = self._ahead or self._thread.submit(self._reader.next())
             self._ahead = ahead
@@ -624,7 +626,7 @@ class SyncTail(ClosedByWith):
 
 @with_docstrings_of(TailsWatch)
 class SyncTailsWatch(ClosedByWith):
-    """`TailsWatch`, call by call; from any thread."""
+    """`TailsWatch` for threads."""
 
     def __init__(self, thread: LoopThread, watch: TailsWatch) -> None:
         self._thread = thread
@@ -632,12 +634,12 @@ class SyncTailsWatch(ClosedByWith):
 
     @property
     def known(self) -> Mapping[LogName, messages.TailOfLog]:
-        """The tails of all logs, as far as they are known: a copy."""
+        """A copy of the tails of all logs, as far as they are known."""
         return self._thread.call(lambda: dict(self._watch.known))
 
     @property
     def unreached(self) -> Mapping[str, RollbookError]:
-        """Servers that cannot be reached, and why."""
+        """Servers that cannot be reached, and the reasons."""
         return self._thread.call(lambda: dict(self._watch.unreached))
 
     @property
@@ -666,7 +668,7 @@ class SyncTailsWatch(ClosedByWith):
 
 @with_docstrings_of(Cursor)
 class SyncCursor:
-    """`Cursor`, call by call."""
+    """`Cursor` for threads."""
 
     def __init__(self, thread: LoopThread, cursor: Cursor) -> None:
         self._thread = thread

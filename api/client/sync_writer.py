@@ -26,7 +26,7 @@ _logger: Final = logging.getLogger(__name__)
 
 
 class SyncSubmission:
-    """A record on its way; as a future, it resolves by itself."""
+    """A submitted record, as a future that resolves by itself."""
 
     __slots__ = ("_batch", "_index")
 
@@ -52,7 +52,7 @@ class SyncSubmission:
 
         Its errors are logged, as futures do it: no caller would see them.
         """
-        is_called = threading.Lock()  # The first to acquire it calls.
+        is_called = threading.Lock()  # The first caller that acquires it calls the function.
 
         def call() -> None:
             if is_called.acquire(blocking=False):
@@ -93,7 +93,7 @@ class SyncWriter(BelongsToProcess):
         self._resumed = resumed
         self._clock = SystemClock()
         self._accumulator = RecordAccumulator(config, log, self._now)
-        self._lock = threading.Lock()  # Around the accumulator.
+        self._lock = threading.Lock()  # Guards the accumulator.
         self._has_changed = threading.Condition(self._lock)
         self._is_pumping = False
         self._pipeline = thread.call(lambda: make_pipeline(self))
@@ -115,12 +115,12 @@ class SyncWriter(BelongsToProcess):
 
     @property
     def resumed_at(self) -> int:
-        """Like that of `Writer`."""
+        """The same as `Writer.resumed_at`."""
         return self._resumed.at
 
     @property
     def last_offset(self) -> Offset | None:
-        """Like that of `Writer`."""
+        """The same as `Writer.last_offset`."""
         return self._resumed.last_offset
 
     def submit(
@@ -168,7 +168,7 @@ class SyncWriter(BelongsToProcess):
         return SyncSubmission(batch, index)
 
     def flush(self) -> None:
-        """Waits until all that was submitted is durable. Raises the error that ended the writer."""
+        """Waits until all submitted records are durable. Raises the error that ended the writer."""
         with self._lock:
             last = self._accumulator.last
         if last is not None:
@@ -192,7 +192,7 @@ class SyncWriter(BelongsToProcess):
             raise loss.error()
 
     async def drain(self) -> None:
-        """On the client's thread: refuses later submits; waits until the outcomes of the others are known."""
+        """On the client's thread: refuses later submits; waits until the outcomes of all others are known."""
         with self._lock:
             self._accumulator.refuse_more()
             last = self._accumulator.last
@@ -200,18 +200,18 @@ class SyncWriter(BelongsToProcess):
             await last.settled()
 
     def take_loss(self) -> UnackedRecords | None:
-        """Records that were not acknowledged, and not reported to the caller; once."""
+        """Records that were neither acknowledged nor reported to the caller; each is returned once."""
         with self._lock:
             return take_loss(self._name, self._accumulator)
 
     def warn_of_pending(self) -> None:
-        """Where a cancelled caller sees no loss."""
+        """Logs pending records that a cancelled caller would not hear of."""
         with self._lock:
             pending = self._accumulator.pending
         on_ended(self._name, pending)
 
     def end(self) -> None:
-        """On the client's thread."""
+        """Ends the writer at once; runs on the client's thread."""
         self._pipeline.close(ClientClosed("the writer was closed"))
         self._on_closed(self)
 
@@ -224,7 +224,7 @@ class SyncWriter(BelongsToProcess):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Records submitted before an exception are sent, too; then the exception matters more."""
+        """Sends records submitted before an exception, too; then raises that exception."""
         try:
             self.close()
         except RollbookError as unacked:
@@ -235,18 +235,18 @@ class SyncWriter(BelongsToProcess):
     # --- The pipeline's source, on the client's thread ------------------------------------------
 
     def take(self, *, only_full: bool) -> Batch | None:
-        """The next one to be sent; None: there is none yet."""
+        """The next batch to send; None: there is none yet."""
         with self._lock:
             return self._accumulator.take(only_full=only_full)
 
     def on_settled(self, batch: Batch) -> None:
-        """Its outcome is known."""
+        """Handles a batch whose outcome is known."""
         with self._has_changed:
             self._accumulator.settle(batch)
             self._has_changed.notify_all()
 
     def on_stopped(self, error: RollbookError) -> None:
-        """Nothing is sent any more."""
+        """Ends the writer: nothing more is sent."""
         with self._has_changed:
             for batch in self._accumulator.stop(error):
                 batch.settle(None, again(error, Outcome.NOT_APPLIED))
@@ -259,7 +259,7 @@ class SyncWriter(BelongsToProcess):
         self._pipeline.pump()
 
     def _wait_for_room(self) -> None:
-        """Ends for certain: whatever is in the window has a deadline."""
+        """Waits for room. The wait is bounded: every batch in the window has a deadline."""
         require_own_process()
         with self._has_changed:
             self._has_changed.wait_for(
@@ -272,5 +272,5 @@ class SyncWriter(BelongsToProcess):
             raise again(failure, failure.outcome)
 
     def _now(self) -> float:
-        """As the loop's time."""
+        """The event loop's time."""
         return self._clock.monotonic_ns() / 1e9

@@ -34,8 +34,8 @@ from rollbook.proto.errors import (
 )
 from rollbook.proto.tasks import stop_tasks
 
-_MISSED_MAX: Final = 2  # Heartbeats; then a server is asked again.
-_ASK_AGAIN_S: Final = 1.0  # While none of the named servers can be reached.
+_MISSED_MAX: Final = 2  # Heartbeats that a server may miss before it is asked again.
+_ASK_AGAIN_S: Final = 1.0  # The retry interval while no server can be reached.
 _MESSAGE: Final = message_of(messages.Tails)
 
 AskServers = Callable[[], Awaitable[Iterable[str]]]
@@ -54,7 +54,7 @@ class TailsWatch:
         config: LogClientConfig,
         ask_servers: AskServers,
     ) -> None:
-        self.unreached: dict[str, RollbookError] = {}  # Servers that cannot be reached, and why.
+        self.unreached: dict[str, RollbookError] = {}  # Unreachable servers, and the reasons.
         self._data = pack(request).SerializeToString()
         self._patience_s = _MISSED_MAX * request.heartbeat_ms / 1000
         self._channels, self._config, self._ask_servers = channels, config, ask_servers
@@ -63,7 +63,8 @@ class TailsWatch:
         self._has_news = asyncio.Event()
         self._was_complete = False
         self._failure: RollbookError | None = None
-        self._trouble: RollbookError | None = None  # No server returns the list of servers.
+        # Set while no server returns the list of servers.
+        self._trouble: RollbookError | None = None
         self._is_closed = False
         self._streams: dict[str, asyncio.Task[None]] = {}
         self._meeting = self._loop.create_task(self._meet())
@@ -75,7 +76,7 @@ class TailsWatch:
 
     @property
     def is_complete(self) -> bool:
-        """All servers have reported everything."""
+        """Whether all servers have reported all tails."""
         return self._merged.is_complete
 
     async def ready(self, timeout_s: float | None = None) -> Mapping[LogName, messages.TailOfLog]:
@@ -128,7 +129,7 @@ class TailsWatch:
         return news
 
     async def aclose(self) -> None:
-        """Idempotent. If it is cancelled, it is still closed."""
+        """Idempotent. If the call is cancelled, the watch is still closed."""
         self._is_closed = True
         self._has_news.set()
         tasks = [self._meeting, *self._streams.values()]
@@ -168,7 +169,7 @@ class TailsWatch:
         )
 
     async def _meet(self) -> None:
-        """Asks for the list of servers as long as none of them can be reached."""
+        """Asks for the list of servers, and repeats this until one of them is reachable."""
         while True:
             if len(self.unreached) == len(self._streams):
                 try:
@@ -187,7 +188,7 @@ class TailsWatch:
                 self._streams[server] = self._loop.create_task(self._follow(server))
 
     def _forget_departed(self) -> None:
-        """Of servers that cannot be reached."""
+        """Forgets the tails of unreachable servers that have left."""
         servers = self._merged.servers
         for server in [each for each in self.unreached if each not in servers]:
             self._streams.pop(server).cancel()
@@ -212,7 +213,7 @@ class TailsWatch:
             await asyncio.sleep(pauses.next_s(error, is_known=is_known))
 
     async def _hear(self, server: str, pauses: Pauses) -> None:
-        """One stream, to its end."""
+        """Reads one stream to its end."""
         ask = self._channels.to(server, waits=True).unary_stream(WATCH_TAILS.path)
         call = ask(self._data, metadata=self._channels.shown_to(server))
         try:

@@ -36,7 +36,7 @@ class Target:
         insecure: bool,
         tls_name: str = "",
     ) -> "Target":
-        """By the program's own arguments."""
+        """The target with the program's own arguments."""
         return replace(
             self,
             token=token or self.token,
@@ -49,7 +49,7 @@ class Target:
 
 
 def unnamed_target() -> Target:
-    """Where a program that names no server connects to. Raises `BadConfig`."""
+    """The server of a program that names none. Raises `BadConfig`."""
     server, name = (os.environ.get(each, "") for each in ("ROLLBOOK_SERVER", "ROLLBOOK_CONTEXT"))
     token_file = os.environ.get("ROLLBOOK_TOKEN_FILE", "")
     if server and name:
@@ -73,7 +73,7 @@ def unnamed_target() -> Target:
 
 
 def token_of_file(path: str) -> str:
-    """Its first line, as servers read it; empty without a path. Raises `BadConfig`."""
+    """The token in a file's first line, as servers read it; empty without a path. Raises `BadConfig`."""
     if not path:
         return ""
     try:

@@ -11,7 +11,7 @@ from rollbook.api.client.record_accumulator import RecordAccumulator, Tally
 from rollbook.logservice.ids import LogName
 from rollbook.proto.errors import Outcome, RecordsUnacked, RollbookError
 
-_logger: Final = logging.getLogger("rollbook.client")  # structlog is for servers.
+_logger: Final = logging.getLogger("rollbook.client")  # structlog is a dependency of servers only.
 _NEXT_STEP: Final = "read the end of the log before you submit them again"
 
 
@@ -24,14 +24,14 @@ class UnackedRecords:
     failure: RollbookError
 
     def error(self) -> RollbookError:
-        """The writer's own failure, with the numbers."""
+        """The writer's own failure, with the numbers of its records."""
         error = again(self.failure, self.failure.outcome)
         error.ids |= {"in_doubt": self.tally.in_doubt, "not_appended": self.tally.not_appended}
         return error
 
 
 def take_loss(log: LogName, accumulator: RecordAccumulator) -> UnackedRecords | None:
-    """Reported once."""
+    """The writer's loss, which is reported once."""
     if not accumulator.hides_losses or accumulator.failure is None:
         return None
     accumulator.is_noticed = True
@@ -39,7 +39,7 @@ def take_loss(log: LogName, accumulator: RecordAccumulator) -> UnackedRecords | 
 
 
 def error_of(losses: Iterable[UnackedRecords]) -> RecordsUnacked | None:
-    """One error for all writers of a client."""
+    """One error for the losses of all writers of a client."""
     found = list(losses)
     if not found:
         return None
@@ -61,19 +61,19 @@ def error_of(losses: Iterable[UnackedRecords]) -> RecordsUnacked | None:
 
 
 def attach(error: RollbookError, to: BaseException) -> None:
-    """If another exception is being raised and matters more: it carries the report along."""
+    """Adds the report to an exception that is being raised, since that one matters more."""
     _logger.warning("records_unacked: %s", error)
     to.add_note(f"{type(error).__name__}: {error}")
 
 
 def on_ended(log: LogName, pending: int) -> None:
-    """A writer was ended at once, by a cancelled caller for example."""
+    """Logs pending records of a writer that was ended at once, for example by a cancelled caller."""
     if pending:
         _logger.warning("writer_ended: records_in_doubt=%d log=%s", pending, log)
 
 
 def on_collected(writer: object, log: LogName, pending: int) -> None:
-    """Logs the loss: the writer is gone, and its caller can get no error."""
+    """Logs the loss of a garbage-collected writer, whose caller can get no error."""
     if pending:
         _logger.warning("writer_collected: records_in_doubt=%d log=%s", pending, log)
         warnings.warn(

@@ -44,12 +44,12 @@ class UnaryCalls:
         self._owners = owners
         self._config = config
         self.is_closed = False
-        self._was_answered = False  # By any server, ever.
+        self._was_answered = False  # True: some server has answered before.
 
     async def ask(
         self, word: Any, *, timeout_s: float | None = None, server: str | None = None
     ) -> Any:
-        """The answer's word. `server`: of this one and of no other."""
+        """The response. `server`: asks only this one."""
         outages = self._owners.outages
         if type(word) in BY_REQUEST and waits(word):
             return await self._ask(word, timeout_s, server)
@@ -110,13 +110,13 @@ class UnaryCalls:
             await asyncio.sleep(pause_s)
 
     def _share_of(self, left_s: float) -> float:
-        """Of the remaining time, so that there is some for another attempt."""
+        """The part of the remaining time for one attempt, which leaves some for another."""
         return max(left_s / 2, min(left_s, self._config.attempt_s), 0.001)
 
     async def try_once(
         self, word: Any, server: str, timeout_s: float, *, is_direct: bool = False
     ) -> Any:
-        """Asks this server, and does not ask again. `is_direct`: by no other server."""
+        """Asks this server once. `is_direct`: not through a relay."""
         method = BY_REQUEST[type(word)]
         if is_direct:
             call = self._channels.direct_call(server, method.path)
@@ -155,7 +155,7 @@ def _packed(word: Any) -> bytes:
 
 
 def new_attempt() -> str:
-    """A name for one acquisition of a writer epoch, however often it is requested."""
+    """A name for one acquisition of a writer epoch, even if it is requested several times."""
     return os.urandom(_ATTEMPT_BYTES).hex()
 
 

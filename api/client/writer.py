@@ -56,7 +56,8 @@ class Writer(BelongsToProcess):
         if begins is not None:
             self._accumulator.wait_for_begin()
         self._is_pumping = False
-        self._waiting: deque[asyncio.Future[None]] = deque()  # For room.
+        # Callers that wait for room in the buffer.
+        self._waiting: deque[asyncio.Future[None]] = deque()
 
     def __repr__(self) -> str:
         tally = self._accumulator.tally
@@ -83,7 +84,7 @@ class Writer(BelongsToProcess):
 
     @property
     def last_offset(self) -> Offset | None:
-        """Of the producer's last record when this writer began; None: there was none. Raises `InvalidRequest`."""
+        """The offset of the producer's last record at the start; None: it had none. Raises `InvalidRequest`."""
         return self._resumed.last_offset
 
     async def begin(self) -> None:
@@ -96,7 +97,7 @@ class Writer(BelongsToProcess):
             return
         name, ask = self._begins
         progress = await ask()
-        if self._begins is not None:  # Otherwise another task was quicker.
+        if self._begins is not None:  # Another task may have finished this during `ask`.
             self._begins = None
             self._pipeline.producer = Producer(name, progress.epoch)
             self._resumed = Resumed(name, progress)
@@ -149,7 +150,7 @@ class Writer(BelongsToProcess):
         event_time: datetime | None = None,
         event_time_us: int | None = None,
     ) -> Submission:
-        """`submit`, after waiting for room. If it is cancelled, it was not submitted."""
+        """Waits for room, then submits. If the call is cancelled, nothing was submitted."""
         while not self._accumulator.has_room:
             await self.ready()
         return self.submit(
@@ -197,15 +198,15 @@ class Writer(BelongsToProcess):
             await last.settled()
 
     def take_loss(self) -> UnackedRecords | None:
-        """Records that were not acknowledged, and not reported to the caller; once."""
+        """Records that were neither acknowledged nor reported to the caller; each is returned once."""
         return take_loss(self._name, self._accumulator)
 
     def warn_of_pending(self) -> None:
-        """Where a cancelled caller sees no loss."""
+        """Logs pending records that a cancelled caller would not hear of."""
         on_ended(self._name, self._accumulator.pending)
 
     def end(self) -> None:
-        """At once: records in flight are not waited for."""
+        """Ends the writer at once, without waiting for records in flight."""
         self._pipeline.close(ClientClosed("the writer was closed"))
         self._on_closed(self)
 
@@ -223,7 +224,7 @@ class Writer(BelongsToProcess):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Records submitted before an exception are sent, too; then the exception matters more."""
+        """Sends records submitted before an exception, too; then raises that exception."""
         try:
             await self.close()
         except RollbookError as unacked:
@@ -234,16 +235,16 @@ class Writer(BelongsToProcess):
     # --- The pipeline's source ----------------------------------------------------------------
 
     def take(self, *, only_full: bool) -> Batch | None:
-        """The next one to be sent; None: there is none yet."""
+        """The next batch to send; None: there is none yet."""
         return self._accumulator.take(only_full=only_full)
 
     def on_settled(self, batch: Batch) -> None:
-        """Its outcome is known."""
+        """Handles a batch whose outcome is known."""
         self._accumulator.settle(batch)
         self._offer_room()
 
     def on_stopped(self, error: RollbookError) -> None:
-        """Nothing is sent any more."""
+        """Ends the writer: nothing more is sent."""
         for batch in self._accumulator.stop(error):
             batch.settle(None, again(error, Outcome.NOT_APPLIED))
             self._accumulator.settle(batch)

@@ -89,7 +89,7 @@ _FILES: Final = (
 )
 _EVENTS: Final = "text/event-stream"
 _SIGNED_OUT: Final = b"event: signed-out\ndata: \n\n"
-_ROUND_S: Final = 0.5  # At most 2 events a second. Longer: pages are staler, and cost less.
+_ROUND_S: Final = 0.5  # The update interval. Longer: pages are staler, and cost less.
 _HEARTBEAT_ROUNDS: Final = 30
 _FIELDS_MAX: Final = 20
 _ANSWERS_MAX: Final = 200
@@ -113,21 +113,21 @@ _STATES: Final = {
 
 
 class PageAdmin(ClusterAdmin, Protocol):
-    """Further calls of pages, beside those of the routes."""
+    """More calls for pages, beside those of the routes."""
 
     async def log_servers(self) -> Sequence[Facts]:
-        """By name."""
+        """Log servers, by name."""
 
     async def node(self, path: str) -> Facts:
-        """Of the metadata store, with its secrets. Raises `NoSuchNode`."""
+        """A node of the metadata store, with its secrets. Raises `NoSuchNode`."""
 
 
 class _SignedOut(Exception):
-    """This browser is not signed in, or not any more."""
+    """The browser is not signed in, or no longer."""
 
 
 class Dashboard:
-    """`routes` are served beside those of management; below `PREFIX` the server requires no token."""
+    """Pages whose `routes` are served beside management's; below `PREFIX` the server requires no token."""
 
     def __init__(
         self,
@@ -227,12 +227,12 @@ class Dashboard:
     # --- Who asks -----------------------------------------------------------------------------
 
     def _cookie_name(self, request: Request) -> str:
-        """Cookies are shared by all ports of a host. With `__Host-` no other name of the domain can set it."""
+        """The name has the port, since ports share cookies; `__Host-` keeps other hosts from setting it."""
         port = (request.scope.get("server") or ("", 0))[1]
         return f"{'__Host-' if self._is_behind_tls else ''}rollbook-{port}"
 
     def _enter(self, request: Request, *, stays_idle: bool = False) -> Session:
-        """Sets `CALLER` for what this request does. Raises `_SignedOut`."""
+        """Sets `CALLER` for the rest of this request. Raises `_SignedOut`."""
         cookie = request.cookies.get(self._cookie_name(request), "")
         session = self._sessions.find(cookie, stays_idle=stays_idle)
         if session is None and self._authenticator is None:
@@ -295,7 +295,7 @@ class Dashboard:
         return serve
 
     def _followed(self, request: Request) -> str:
-        """The page, as its stream names it; empty: it has none."""
+        """The page as named by its stream; empty: it has none."""
         path = request.url.path.removeprefix(PREFIX)
         if path not in self._pages:
             return ""
@@ -322,16 +322,16 @@ class Dashboard:
     # --- Live ---------------------------------------------------------------------------------
 
     def end_streams(self) -> None:
-        """Of open pages."""
+        """Ends the streams of open pages."""
         self._is_closing.set()
 
     async def close(self) -> None:
-        """After its server."""
+        """Call it after the server is closed."""
         await self._rounds.close()
         await self._answers.close()
 
     async def _follow(self, request: Request) -> Response:
-        """The changes of an open page, for as long as it is open (DB5)."""
+        """Streams the changes of a page while it is open (DB5)."""
         page = request.query_params.get("page", "")
         path, _, query = page.partition("?")
         path = path if path != "/" else ""
@@ -386,7 +386,7 @@ class Dashboard:
         page: str,
         seen: PageState,
     ) -> tuple[PageState, bytes]:
-        """The next state of a page that has `seen`, and the event that brings it there."""
+        """The next state of a page that has `seen`, and the event that leads to it."""
         frame = await self._frame(there, session, (), page)
         visit = _Visit(session, frame, seen.next_offset)
         try:
@@ -576,7 +576,7 @@ class Dashboard:
     async def _ensembles(
         self, visit: "_Visit", segments: Sequence[Facts]
     ) -> Mapping[int, Sequence[str]]:
-        """Where each segment is, as far as it is known: bookies of its last fragment."""
+        """Each segment's bookies, as far as known: those of its last fragment."""
         found: dict[int, Sequence[str]] = {}
         for each in segments:
             ledger_id = each["ledger_id"]
@@ -610,7 +610,7 @@ class Dashboard:
         )
 
     async def _process(self, request: Request, visit: "_Visit") -> Screen:
-        """A bookie says of itself what its own pages show; of recovery servers this one alone does."""
+        """The page of a process: bookies serve their own facts; of recovery servers only this one does."""
         kind, name = (request.query_params.get(each, "") for each in ("kind", "name"))
         counted: Mapping[str, Child] | str
         found: Sequence[Facts] | str
@@ -632,7 +632,7 @@ class Dashboard:
         return process_screens.process(visit.framed(), kind, name, found, counted)
 
     async def _recovery_servers(self, visit: "_Visit") -> set[str]:
-        """Those that run a part. One that serves HTTP alone is known to itself."""
+        """Recovery servers that run a part. Only this process knows of one that serves just HTTP."""
         found = await self._ask(visit, "recovery", self._admin.recovery)
         return {str(each.get("process")) for each in found["processes"]}
 
@@ -653,7 +653,7 @@ class Dashboard:
         except Missing:
             why = process_screens.without_pages(row["state"])
             return f"It shows no pages here: {why}."
-        except BookieFailed:  # Its response is not from a server of ours.
+        except BookieFailed:  # The response is not from a Rollbook bookie.
             return "Its own pages do not show this: it is a Java bookie, or of an earlier release."
         except (RollbookError, ValueError) as error:
             return _text_of(error) if isinstance(error, RollbookError) else _sentence(str(error))
@@ -869,7 +869,7 @@ class Dashboard:
         return _html(render(frame, screens.sign_in(frame, goes_on)), 200)
 
     async def _sign_in(self, request: Request) -> Response:
-        """A new session with a new id, whatever the browser sent."""
+        """Begins a session with a new id, whatever the browser sent."""
         if self._authenticator is None:
             return _led(PREFIX)
         fields = await _fields_of(request)
@@ -905,7 +905,7 @@ class _Visit:
         self._frame = frame
 
     def own(self, key: str) -> Hashable:
-        """Of an answer for this token alone: it has rights on logs of its own."""
+        """The key of a cached response for this token alone, which has rights of its own."""
         return key, self.session.token
 
     def framed(self) -> PageFrame:
@@ -929,7 +929,7 @@ def _html(body: bytes, status: int) -> Response:
 
 
 def refused(error: RollbookError, status: int) -> Response:
-    """The page after a request that the server rejects."""
+    """The page in response to a request that the server rejects."""
     if isinstance(error, EntryTooLarge) and "limit" in error.ids:
         limit = f"{error.ids['limit'] // 1024} KiB"
         screen = screens.problem(
@@ -943,7 +943,7 @@ def refused(error: RollbookError, status: int) -> Response:
 
 
 def _led(path: str) -> Response:
-    """After a form: by GET."""
+    """Redirects to a page after a form, by GET."""
     return RedirectResponse(path, 303, headers=HEADERS)
 
 
@@ -975,7 +975,7 @@ def _peer_of(request: Request) -> str:
 
 
 async def _fields_of(request: Request) -> dict[str, str]:
-    """Of a form; the server has bounded its body."""
+    """The fields of a form, whose size the server has bounded."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/x-www-form-urlencoded":
         return {}
@@ -1005,7 +1005,7 @@ def _require_typed(fields: Mapping[str, str], name: str) -> None:
 
 
 def _once_of(drawn: str, *said: str) -> str | None:
-    """A form that is sent again with the same content is the same append (DB9). None: it has no number."""
+    """The idempotency key of a form: the same content sent again is the same append (DB9). None: no number."""
     if not drawn:
         return None
     return hashlib.sha256(json.dumps([drawn, *said]).encode()).hexdigest()[:_ONCE_CHARACTERS]
@@ -1039,7 +1039,7 @@ def _title_of(error: RollbookError) -> str:
 
 
 def _text_of(error: RollbookError, *names: str) -> str:
-    """`names`: they stay unchanged, like those of the error and the session."""
+    """`names`: further names to keep unchanged, like those in the error and the session."""
     text = error.message or (type(error).__doc__ or "").partition("\n")[0]
     caller = CALLER.get(None)
     known = (*names, *map(str, error.ids.values()), caller.principal.name if caller else "")
@@ -1047,7 +1047,7 @@ def _text_of(error: RollbookError, *names: str) -> str:
 
 
 def _sentence(text: str, names: Sequence[str] = ()) -> str:
-    """With a capital, unless it begins with an id or a name, and with a full stop."""
+    """A sentence with a capital, unless it begins with an id or a name, and with a full stop."""
     first = text.partition(" ")[0].rstrip(",:;.")
     if first.isalpha() and first not in names:
         text = f"{text[:1].upper()}{text[1:]}"

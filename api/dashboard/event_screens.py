@@ -28,7 +28,7 @@ from rollbook.recovery.core.events import EventKind
 
 Facts = Mapping[str, Any]
 
-KIND_FIELD: Final = "kind-"  # And the kind: a box of the form.
+KIND_FIELD: Final = "kind-"  # The prefix of a check box's name; the kind follows.
 EVENT_KINDS: Final = [kind.value for kind in EventKind if kind is not EventKind.TEST]
 
 
@@ -126,12 +126,12 @@ _ID_SHOWN: Final = 12
 
 
 def short_id(callback_id: str) -> str:
-    """As a person types it."""
+    """The id in the short form that people type."""
     return callback_id[:_ID_SHOWN]
 
 
 def callback(frame: PageFrame, row: Facts, found: Facts, grants: Grants) -> Screen:
-    """`found`: its deliveries."""
+    """`found`: the callback's deliveries."""
     lines = [
         (
             when(each["at_ms"]),

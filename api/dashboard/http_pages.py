@@ -14,7 +14,7 @@ _BYTES_MAX: Final = 1024 * 1024
 
 
 class _NamedHttps(http.client.HTTPConnection):
-    """The server's certificate has `name`, wherever the server is."""
+    """A connection to a server whose certificate has `name`, at any address."""
 
     def __init__(self, host: str, port: int | None, context: ssl.SSLContext, name: str) -> None:
         super().__init__(host, port, timeout=_PATIENCE_S)
@@ -53,7 +53,7 @@ def fetch(url: str, path: str, token: str, authorities: str, tls_name: str) -> s
 
 
 def settings_of(text: str) -> list[dict[str, Any]]:
-    """Of an answer that another process gave. Raises `ValueError`."""
+    """Parses settings in the response of another process. Raises `ValueError`."""
     found = json.loads(text)
     return rows_of_settings(found)
 

@@ -237,7 +237,7 @@ def _records(records: Facts, view: Form) -> Html:
 
 
 def record_rows(records: Facts, view: Form) -> list[Html]:
-    """The newest first."""
+    """Rows of records, newest first."""
     return [
         element(
             "tr",
@@ -263,7 +263,7 @@ def record_rows(records: Facts, view: Form) -> list[Html]:
 
 
 def _pages(name: str, records: Facts, view: Form, asked: Mapping[str, str]) -> Child:
-    """Older and newer ones."""
+    """Links to older and newer records."""
     kept = {"name": name, "format": "" if view is Form.TEXT else view}
     first, following, parts = records["first"], records["next"], []
     if first > records["head"]:
@@ -279,7 +279,7 @@ def _pages(name: str, records: Facts, view: Form, asked: Mapping[str, str]) -> C
 
 
 def time_line(segments: Sequence[Facts]) -> Child:
-    """One bar a segment, from its start to the start of the next one. Colours say its state."""
+    """One bar for each segment, up to the start of the next one. Its colour shows the state."""
     begun = [each["began_us"] for each in segments]
     if not begun or not all(begun):
         return None
@@ -356,7 +356,7 @@ def _acts(
     grants: Grants,
     once: str,
 ) -> list[Child]:
-    """Those that the viewer may do (DB8). `once`: drawn for this page (DB9)."""
+    """The acts that the viewer may do (DB8). `once`: drawn for this page (DB9)."""
     name = found["log"]
     is_admin = grants.may_steer(Right.ADMIN, name)
     may_append = grants.may_steer(Right.APPEND, name)
@@ -368,7 +368,7 @@ def _acts(
 
 
 def _truncation(frame: PageFrame, name: str, before: str, plan: Facts | str | None) -> Child:
-    """The plan first, then the form that does it."""
+    """Shows the plan first, then the form that truncates."""
     ask = search(
         "/log",
         [
@@ -432,7 +432,7 @@ def _log_acts(
 
 
 def servers(rows: Sequence[Facts], reached: Mapping[str, str], others: Sequence[Child]) -> Screen:
-    """`reached`: the state that others see, by name. `others`: processes that are no log servers."""
+    """`reached`: the reported state of servers, by name. `others`: processes other than log servers."""
     lines = [
         (
             link(row["name"], with_query("/server", name=row["name"])),
@@ -480,7 +480,7 @@ def server(
     settings: Sequence[Facts] | str,
     grants: Grants,
 ) -> Screen:
-    """`metrics`, `settings`: or why they are not known."""
+    """`metrics`, `settings`: the facts, or why they are not known."""
     name = row["name"]
     shown: dict[str, Child] = {
         "State": badge(row["state"]),
@@ -533,7 +533,7 @@ def server(
 
 
 def metadata(path: str, found: Facts, after: str) -> Screen:
-    """A tree to look at."""
+    """The metadata tree, read-only."""
     steps: list[Child] = [link("/", "/metadata")]
     names = [each for each in path.split("/") if each]
     for count, name in enumerate(names, 1):

@@ -35,7 +35,7 @@ RECORDS_SHOWN: Final = 50
 SEGMENTS_SHOWN: Final = 20
 LOGS_SHOWN: Final = 100
 _VALUE_BYTES: Final = 1000  # Only the shown part of a record is kept.
-_BYTES_READ_MAX: Final = 16 * 1024 * 1024  # Of records for one page.
+_BYTES_READ_MAX: Final = 16 * 1024 * 1024  # Bytes of records that are read for one page.
 _CLIENTS_MAX: Final = 16
 _TIMEOUT_S: Final = 5.0
 _CONNECT_S: Final = 2.0
@@ -44,11 +44,11 @@ _AT_ONCE: Final = 16
 
 @dataclass(frozen=True, slots=True)
 class LogTls:
-    """How log servers are spoken to. Without `uses_tls` a token is shown to this machine alone."""
+    """How to connect to log servers. Without `uses_tls`, only servers on this machine get a token."""
 
     uses_tls: bool = False
     authorities: str = ""  # A file; empty: those that the machine trusts.
-    name: str = ""  # In their certificates; empty: the one that each advertises.
+    name: str = ""  # The name in the servers' certificates; empty: the one that each advertises.
 
 
 IN_THE_CLEAR: Final = LogTls()
@@ -58,10 +58,10 @@ class LogServers:
     def __init__(
         self, addresses: Callable[[], Awaitable[Sequence[str]]], tls: LogTls = IN_THE_CLEAR
     ) -> None:
-        """`addresses`: of the servers that are registered."""
+        """`addresses` returns those of registered servers."""
         self._addresses = addresses
         self._tls = tls
-        self._clients: OrderedDict[str, Client] = OrderedDict()  # By token.
+        self._clients: OrderedDict[str, Client] = OrderedDict()  # Clients by token.
         self._closing: set[asyncio.Task[None]] = set()
 
     @property
@@ -120,7 +120,7 @@ class LogServers:
     # --- Looking ------------------------------------------------------------------------------
 
     async def logs(self, token: str, prefix: str, after: str) -> tuple[list[Facts], str]:
-        """Rows by name, and the `after` of the next page; empty: there is none. Raises `InvalidRequest`."""
+        """Rows of logs, and the `after` of the next page; empty: there is none. Raises `InvalidRequest`."""
 
         async def look(client: "Client") -> tuple[list[Facts], str]:
             from rollbook.api.client.positions import listed
@@ -140,7 +140,7 @@ class LogServers:
         return rows
 
     async def log(self, token: str, name: str) -> Facts:
-        """All but its records. Raises `NoSuchLog`, `Unauthorized`."""
+        """The log's facts without its records. Raises `NoSuchLog`, `Unauthorized`."""
 
         async def look(client: "Client") -> Facts:
             log = LogName.parse(name)
@@ -174,7 +174,7 @@ class LogServers:
         return facts
 
     async def records(self, token: str, name: str, start: str) -> Facts:
-        """A page of them from a position on, ascending. Empty `start`: the newest. Raises `InvalidRequest`, `BeyondTail`."""
+        """A page of records, ascending. Empty `start`: the newest. Raises `InvalidRequest`, `BeyondTail`."""
 
         position = parse_position(start) if start else BeforeTail(Offset(RECORDS_SHOWN))
 
@@ -211,11 +211,11 @@ class LogServers:
         return found
 
     async def truncation(self, token: str, name: str, before: str) -> Facts:
-        """What truncating would do. Raises `Guarded`, `BeyondTail`, `InvalidRequest`."""
+        """What a truncation would do. Raises `Guarded`, `BeyondTail`, `InvalidRequest`."""
         return await self._truncate(token, name, before, is_plan=True)
 
     async def settings(self, token: str, url: str) -> list[dict[str, str]]:
-        """Of the server whose REST has that URL. Raises `ServerUnreachable`."""
+        """The settings of the server whose REST API has that URL. Raises `ServerUnreachable`."""
         tls = self._tls
         try:
             text = await asyncio.to_thread(
@@ -226,7 +226,7 @@ class LogServers:
             raise ServerUnreachable(f"its settings are not known: {error}") from error
 
     async def server(self, token: str, address: str) -> dict[str, float]:
-        """Its metrics."""
+        """The server's metrics."""
 
         async def look(client: "Client") -> dict[str, float]:
             return dict((await client.stats(address)).stats)
@@ -249,7 +249,7 @@ class LogServers:
     async def append(
         self, token: str, name: str, value: bytes, key: bytes | None, once: str | None
     ) -> int:
-        """Its offset; for a repeat with the same `once`, the first one."""
+        """Returns the record's offset; a repeat with the same `once` returns the first one."""
 
         async def append(client: "Client") -> int:
             log = await client.open(name)
@@ -274,7 +274,7 @@ class LogServers:
         return facts
 
     async def seal(self, token: str, name: str) -> int:
-        """Its final tail."""
+        """Seals the log and returns its final tail."""
 
         async def seal(client: "Client") -> int:
             return await (await client.open(name)).seal()
@@ -283,7 +283,7 @@ class LogServers:
         return tail
 
     async def roll(self, token: str, name: str) -> int:
-        """The segment that is written then."""
+        """Rolls the log and returns the new segment."""
 
         async def roll(client: "Client") -> int:
             return await (await client.open(name)).roll()
@@ -292,7 +292,7 @@ class LogServers:
         return segment
 
     async def transfer(self, token: str, name: str, server: str) -> str:
-        """The address of its owner then."""
+        """Transfers the log and returns its owner's address."""
 
         async def transfer(client: "Client") -> str:
             return (await client.transfer(name, server)).address
@@ -301,7 +301,7 @@ class LogServers:
         return owner
 
     async def drain(self, token: str, server: str, *, resume: bool) -> int:
-        """How many logs it has yet to hand over."""
+        """Returns the number of logs that the server has yet to hand over."""
 
         async def drain(client: "Client") -> int:
             return await client.drain(server, resume=resume)
@@ -335,7 +335,7 @@ async def _last_segments(client: "Client", log: LogName) -> list[Facts]:
 
 
 def _row(name: LogName, state: Any) -> Facts:
-    """`state` may be why it is not known: the log was deleted since, or this token may not read it."""
+    """`state`: the log's, or why it is not known: it was deleted, or this token may not read it."""
     if isinstance(state, BaseException):
         if not isinstance(state, Exception):
             raise state

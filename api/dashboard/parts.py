@@ -36,11 +36,12 @@ class PageFrame:
 
     base: str  # `https://host:port`, as the browser has it.
     metadata: str
-    secret: str  # Of the session; every form carries it.
+    secret: str  # The session's secret, which every form carries.
     principal: str  # Empty: authentication is off.
     notes: Sequence[tuple[str, str]] = ()
     banner: str = ""  # A problem of the shown facts.
-    page: str = ""  # Its path below the dashboard, with its query; empty: no stream follows it.
+    # The path below the dashboard, with its query; empty: no stream updates the page.
+    page: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +55,7 @@ class Screen:
     on_logs: "OnLogs | None" = None
     is_live: bool = False  # Without scripts it is loaded again each few seconds.
     at: str = ""
-    rows: NewRows | None = None  # Of a page that follows a log.
+    rows: NewRows | None = None  # New rows of a page that follows a log.
 
     def live_parts(self, frame: PageFrame) -> list[Live]:
         """The parts that the page's stream updates."""
@@ -64,7 +65,7 @@ class Screen:
 
 @dataclass(frozen=True, slots=True)
 class OnLogs:
-    """The same in a shell, asked of a log server."""
+    """The shell command for the same, with a log server as its target."""
 
     server: str  # `log://host:port`
     http: str  # The URL of its REST; empty: it has none.
@@ -119,7 +120,7 @@ def _script(name: str) -> Html:
 
 
 def _stream(frame: PageFrame, seen: PageState) -> dict[str, str | bool | None]:
-    """htmx follows it, from the page's present state on."""
+    """Makes htmx follow the page's stream from its present state on."""
     return {
         "hx-sse:connect": f"{PREFIX}{with_query('/live', page=frame.page, have=str(seen))}",
         "hx-sse:close": "signed-out",
@@ -166,7 +167,7 @@ def _curl(frame: PageFrame, base: str, call: tuple[str, str, str]) -> str:
 
 
 def link(text: Child, path: str, attributes: Mapping[str, str] = {}) -> Html:
-    """`path`: below the dashboard."""
+    """`path`: a path below the dashboard."""
     return element("a", text, attributes={"href": f"{PREFIX}{path}", **attributes})
 
 
@@ -236,7 +237,7 @@ def form(
     hidden: Mapping[str, str] = {},
     fields: Sequence[Field] = (),
 ) -> Html:
-    """A form that acts: by POST, with the session's secret."""
+    """A form for changes: sent by POST, with the session's secret."""
     secret = {"secret": frame.secret, **hidden}
     parts = [
         *(hidden_input(name, value) for name, value in secret.items()),
@@ -250,7 +251,7 @@ def form(
 def search(
     path: str, fields: Sequence[Child], button: str = "Show", hidden: Mapping[str, str] = {}
 ) -> Html:
-    """A form that looks: by GET, so that its filters are in the URL."""
+    """A form for queries: sent by GET, so that its filters are in the URL."""
     submit = element("button", button, attributes={"type": "submit"})
     attributes = {"method": "get", "action": f"{PREFIX}{path}"}
     kept = [hidden_input(name, value) for name, value in hidden.items()]
@@ -275,7 +276,7 @@ def choice(name: str, label: str, options: Mapping[str, str], chosen: str) -> Ht
 
 
 def when(ms: Any) -> str:
-    """A time that a calendar of four-digit years lacks is shown as its number."""
+    """A time for people; years beyond four digits are shown as a number."""
     if not isinstance(ms, int):
         return "—"
     try:
@@ -285,7 +286,7 @@ def when(ms: Any) -> str:
 
 
 def text_of(value: Any) -> str:
-    """A dash for a missing value."""
+    """The value as text; a dash for a missing value."""
     if value is None or value in ("", []):
         return "—"
     if isinstance(value, bool):

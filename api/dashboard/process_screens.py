@@ -33,7 +33,7 @@ def without_pages(state: str) -> str:
 
 
 def others(bookies: Sequence[Facts], processes: Sequence[Facts], own: str) -> list[Child]:
-    """For the screen of servers: all that are no log servers."""
+    """Rows of the servers screen for all processes other than log servers."""
     rows: list[tuple[Child, ...]] = [
         (
             link(row["id"], _at("bookie", row["id"])),
@@ -76,7 +76,7 @@ def _at(kind: str, name: str) -> str:
 
 
 def settings(found: Sequence[Facts] | str) -> list[Child]:
-    """`found`: or why they are not known."""
+    """`found`: the settings, or why they are not known."""
     head = element("h2", "Settings")
     if isinstance(found, str):
         return [head, element("p", f"— {found}")]
@@ -88,7 +88,7 @@ def settings(found: Sequence[Facts] | str) -> list[Child]:
 
 
 def metrics(found: Mapping[str, Child] | str) -> list[Child]:
-    """`found`: or why they are not known."""
+    """`found`: the metrics, or why they are not known."""
     head = element("h2", "Metrics")
     if isinstance(found, str):
         return [head, element("p", f"— {found}")]
@@ -127,7 +127,7 @@ def of_exposition(text: str) -> dict[str, Child]:
 
 
 def of_status(found: Any) -> dict[str, Child]:
-    """What a bookie reports about itself, nested facts by dotted names."""
+    """A bookie's report about itself, with dotted names for nested facts."""
     rows: dict[str, Child] = {}
 
     def add(prefix: str, value: Any) -> None:

@@ -50,7 +50,7 @@ class Sampler:
         try:
             rows = await self._servers()
         except RollbookError:
-            rows = ()  # Those of this process are present anyway.
+            rows = ()  # The metrics of this process are read below anyway.
         others = [row for row in rows if row["name"] not in self._own]
         answers = await asyncio.gather(*map(self._read, others))
         found = {name: await _counted(metrics) for name, metrics in self._own.items()}
@@ -64,7 +64,7 @@ class Sampler:
         self.samples.add(time.time(), found)
 
     async def _read(self, row: Facts) -> Counted | str:
-        """Or why it is not known."""
+        """A process's counters, or why they are not known."""
         if not row["http"]:
             return "it has no /metrics (--rest)"
         async with self._turns:

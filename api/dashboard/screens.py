@@ -106,7 +106,7 @@ def _rates(samples: Samples) -> Html:
 
 
 def _samples(found: Sequence[Sample]) -> list[Html]:
-    """As `live.js` expects them."""
+    """Samples in the form that `live.js` expects."""
     return [
         element("data", attributes={"value": json.dumps([each.time_s, *each.values])})
         for each in found
@@ -143,7 +143,7 @@ def bookies(rows: Sequence[Facts], next_after: str | None) -> Screen:
 
 
 def _left(row: Facts) -> Child:
-    """Of a draining bookie: how far it is."""
+    """The progress of a draining bookie."""
     total, left = row["ledgers_at_start"], row["ledgers_left"]
     if row["lifecycle"] != "draining" or total is None:
         return "—"
@@ -188,7 +188,7 @@ def bookie(frame: PageFrame, row: Facts, grants: Grants) -> Screen:
 
 
 def _bookie_acts(frame: PageFrame, row: Facts, grants: Grants) -> Child:
-    """Only what the bookie's state and the viewer's rights allow."""
+    """Buttons that the bookie's state and the viewer's rights allow."""
     name, allowed = row["id"], row["allowed"]
 
     def act(verb: str, button: str, says: str, *fields: Field) -> Html:

@@ -33,7 +33,7 @@ class _Question:
 
 class SharedAnswers:
     def __init__(self, now_ns: Callable[[], int], fresh_s: float, kept_max: int) -> None:
-        """`fresh_s`: larger: open pages cost less, and are staler. `kept_max`: answers."""
+        """`fresh_s`: larger: open pages cost less, and are staler. `kept_max`: the number of responses kept."""
         self._now_ns = now_ns
         self._fresh_ns = int(fresh_s * _S)
         self._kept_max = kept_max
@@ -42,7 +42,7 @@ class SharedAnswers:
         self._asking: dict[Hashable, _Question] = {}
 
     def on_act(self) -> None:
-        """Something was changed: later callers see it."""
+        """Something was changed: later callers must see it."""
         self._changed_ns = self._now_ns()
 
     async def ask(self, key: Hashable, ask: Callable[[], Awaitable[Any]]) -> SharedAnswer:
@@ -67,7 +67,7 @@ class SharedAnswers:
         return SharedAnswer(facts, question.began_ns)
 
     async def close(self) -> None:
-        """There is no waiter any more."""
+        """Call it when no caller waits any more."""
         asking = [each.answer for each in self._asking.values()]
         await stop_tasks(*asking)
 

@@ -32,7 +32,7 @@ Context = Any  # grpc.aio.ServicerContext, of bytes.
 async def serve_append_stream(
     core: AuthorizedService, context: Context, relayed: CoreStream | None = None
 ) -> None:
-    """`relayed`: the same to another server. Its opener closes it, too."""
+    """`relayed`: opens the same stream to another server, and closes it, too."""
     stream = core.open_append_stream(relayed)
     sides: list[asyncio.Future[None]] = []
     try:
@@ -60,7 +60,7 @@ class _AppendCall:
         self._is_answered = asyncio.Event()
 
     async def listen(self) -> None:
-        """Until the client has closed its side, and has received everything."""
+        """Returns when the client has closed its side, and has received all results."""
         while True:
             await self._stream.ready()
             data = await self._context.read()
@@ -121,7 +121,7 @@ def _unpacked(data: bytes) -> tuple[list[Bind], list[StreamAppend]]:
 
 
 def _condition(message: log_pb2.Condition) -> Condition:
-    """Numbers that no log reaches cannot hold."""
+    """Offsets beyond the maximum of a log never match."""
     expected = message.expected_offset if message.HasField("expected_offset") else None
     epoch = message.writer_epoch if message.HasField("writer_epoch") else None
     if max(expected or 0, epoch or 0) > INT64_MAX:

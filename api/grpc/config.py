@@ -16,8 +16,9 @@ class GrpcConfig:
     address: Address
     token_file: str | None = None  # Its first line is what clients show as `Bearer`.
     tls: TlsFiles | None = None
-    insecure: bool = False  # Off loopback without TLS and a token: for networks that are trusted.
-    knows_callers: bool = False  # A authenticator will be there, with or without that token.
+    # Allows addresses off loopback without TLS and a token: for trusted networks.
+    insecure: bool = False
+    knows_callers: bool = False  # True: an authenticator will exist, with or without that token.
     # Connections; each is a file descriptor, and further ones are closed. Larger: more clients,
     # more memory. Smaller: the reverse.
     connections_max: int = CONNECTIONS_MAX

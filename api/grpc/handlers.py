@@ -31,15 +31,15 @@ logger = structlog.get_logger()
 Context = Any  # grpc.aio.ServicerContext, of bytes.
 Handler = Callable[[Any, Context], Awaitable[Any]]
 
-_PATIENCE_S: Final = 60.0  # Of calls that come without a deadline.
+_PATIENCE_S: Final = 60.0  # The deadline of a call that has none.
 _TAKING_S: Final = 60.0  # A client that reads nothing for this long has to reconnect.
-_SHARE: Final = 0.95  # Of the remaining time: a later response is never received.
+_SHARE: Final = 0.95  # The usable part of the remaining time: a later response would not arrive.
 
 
 def handlers(
     core: AuthorizedService, authenticator: Authenticator | None, relay: Relay | None = None
 ) -> list[grpc.GenericRpcHandler]:
-    """`relay`: None if this server relays nothing."""
+    """`relay`: None if this server does not relay calls."""
     found: dict[str, dict[str, grpc.RpcMethodHandler[Any, Any]]] = {}
     for method in METHODS:
         found.setdefault(method.service, {})[method.name] = _handler(
@@ -90,9 +90,9 @@ def _authorized(
             return await serve(request, context)
         except RollbookError as error:
             failure = core.explained(error)
-        except grpc.aio.BaseError:  # The client is gone.
+        except grpc.aio.BaseError:  # The client has disconnected.
             raise asyncio.CancelledError from None
-        except Exception as error:  # The end of a call.
+        except Exception as error:  # A call ends here: any error becomes a status.
             logger.error("grpc_call_failed", method=method.name, exc_info=error)
             failure = RollbookError("something unexpected happened; the server's log says what")
         return await refuse(context, failure)

@@ -17,7 +17,7 @@ from rollbook.api.grpc.handlers import admitted, refuse
 from rollbook.proto.errors import RollbookError
 
 
-class HealthService(health.aio.HealthServicer):  # type: ignore[misc]  # It has no types.
+class HealthService(health.aio.HealthServicer):  # type: ignore[misc]  # grpcio-health-checking has no types.
     def __init__(self, authenticator: Authenticator | None) -> None:
         super().__init__()
         self._authenticator = authenticator
@@ -27,7 +27,7 @@ class HealthService(health.aio.HealthServicer):  # type: ignore[misc]  # It has 
             await super().Watch(request, context)
 
 
-class ReflectionService(reflection.aio.ReflectionServicer):  # type: ignore[misc]  # Nor this.
+class ReflectionService(reflection.aio.ReflectionServicer):  # type: ignore[misc]  # grpcio-reflection has no types.
     def __init__(self, names: tuple[str, ...], authenticator: Authenticator | None) -> None:
         super().__init__(names)
         self._authenticator = authenticator

@@ -46,7 +46,7 @@ from rollbook.proto.wire.varint import pack_varint
 Convert = Callable[[Any], Any]
 
 _MODULES: Final = (log_pb2, cursor_pb2, admin_pb2, cluster_pb2)
-# Its fields are those of a whole one, and are set one by one.
+# Messages with other names: `ConfigValues` has the fields of a whole config, set one by one.
 _CALLED_OTHERWISE: Final[dict[type, str]] = {ConfigValues: "LogConfig"}
 
 
@@ -61,7 +61,7 @@ def message_of(word: type) -> type[Message]:
 
 
 def pack(word: Any) -> Any:
-    """Its message."""
+    """Converts a request or response to its protobuf message."""
     kind: Any = type(word)
     return _packer(kind)(word)
 
@@ -95,7 +95,7 @@ def _tag(message: type[Message], field: str, wire_type: int) -> bytes:
     return pack_varint(message.DESCRIPTOR.fields_by_name[field].number << 3 | wire_type)
 
 
-_NUMBER, _BYTES = 0, 2  # By protobuf's wire types.
+_NUMBER, _BYTES = 0, 2  # Field number and type bits of a tag: the low three bits are the wire type.
 _RECORDS_TAG: Final = _tag(log_pb2.ReadEvent, "records", _BYTES)
 _BLOCK_TAG: Final = _tag(log_pb2.Records, "blocks", _BYTES)
 _BASE_OFFSET_TAG: Final = _tag(log_pb2.Records, "base_offset", _NUMBER)
@@ -103,7 +103,7 @@ _NEXT_OFFSET_TAG: Final = _tag(log_pb2.Records, "next_offset", _NUMBER)
 
 
 def unpack_event(message: log_pb2.ReadEvent, kinds: Mapping[str, type]) -> Any:
-    """None is an event of a newer release."""
+    """Returns None for an event of a newer release."""
     name = message.WhichOneof("event")
     return unpack(getattr(message, name), kinds[name]) if name else None
 
@@ -190,7 +190,7 @@ def _part(field: "Field[Any]", hint: Any, descriptor: Any) -> Convert:
 
 
 def _bare(hint: Any) -> Any:
-    """Without `| None`, and without the names that are new for plain types."""
+    """Strips `| None` and `NewType` names from a type hint."""
     if get_origin(hint) in (UnionType, Union):
         kinds = [each for each in get_args(hint) if each is not type(None)]
         if len(kinds) == 1:
@@ -205,7 +205,7 @@ def _is_optional(hint: Any) -> bool:
 
 
 def _to_wire(hint: Any) -> Convert | None:
-    """None: as it is."""
+    """The conversion of values with this type hint; None: they need none."""
     kind = _bare(hint)
     is_optional = _is_optional(hint)
     if kind in (int, str, bool, bytes, float, CursorName):
@@ -268,7 +268,7 @@ def _checked_int(value: int) -> int:
 
 
 def _enum_names(kind: type[Enum]) -> dict[Enum, str]:
-    """`AtTail.FOLLOW` is AT_TAIL_FOLLOW."""
+    """Protobuf's names of an enum's members: `AtTail.FOLLOW` is AT_TAIL_FOLLOW."""
     return {member: f"{_snake(kind.__name__).upper()}_{member.name}" for member in kind}
 
 

@@ -60,7 +60,7 @@ OF_ONE_SERVER: Final = (messages.GetServerStats, messages.GetOutage)
 # that gRPC read them with, which `RelayMemory` does not count; reads and appends are no faster.
 RELAY_OPTIONS: Final = (("grpc.http2.lookahead_bytes", 0), ("grpc.http2.bdp_probe", 0))
 _STREAMS_MAX: Final = 2000  # All those to one server share a connection, which takes 2,048.
-_GREETING_S: Final = 2.0  # A client waits for 2.5 s.
+_GREETING_S: Final = 2.0  # Less than the 2.5 s for which a client waits.
 _TEXT_MAX: Final = 200
 
 
@@ -70,19 +70,19 @@ def is_relayed(metadata: Metadata) -> bool:
 
 
 def wanted_server(metadata: Metadata) -> str:
-    """The server that the client wants; empty: this one. A relayed call is never relayed again (RY1)."""
+    """The server that the client requests; empty: this one. A relayed call is never relayed again (RY1)."""
     wanted = next((str(value) for key, value in metadata or () if key == RELAY_KEY), "")
     return "" if is_relayed(metadata) else wanted
 
 
 def trusted(caller: AuthenticatedCaller) -> AuthenticatedCaller:
-    """The caller of a call that claims to be relayed: trusted of an operator alone, as servers are (RY2)."""
+    """The caller of a relayed call. Only operators, such as servers, may say that a call is relayed (RY2)."""
     return replace(caller, is_relay=True) if caller.principal.grants.is_operator else caller
 
 
 class Relay:
     def __init__(self, peers: GrpcPeers, is_other_server: Callable[[str], bool | None]) -> None:
-        """`is_other_server`: whether a server is registered with that address; None: it is this one."""
+        """`is_other_server`: whether a server has registered that address; None: it is this server's own."""
         self.memory: Final = RelayMemory()
         self._peers = peers
         self._is_other_server = is_other_server
@@ -137,7 +137,7 @@ class Relay:
 
     @asynccontextmanager
     async def append_stream(self, server: str) -> AsyncIterator["RelayedAppends"]:
-        """It is open. Raises `ServerUnreachable` while nothing was sent."""
+        """Returns an open stream. Raises `ServerUnreachable` if nothing was sent."""
         async with self._stream_to(server) as channels:
             start = channels.to(server).stream_stream(APPEND_STREAM.path)
             stream = RelayedAppends(start(metadata=channels.shown_to(server)), server)
@@ -278,7 +278,7 @@ async def _end_of(call: Any) -> RollbookError:
 
 
 def _unpacked(data: bytes, method: Method) -> Any:
-    """None: an event of a newer release."""
+    """Returns None for an event of a newer release."""
     try:
         if method is READ_STREAM:
             return unpack_event(log_pb2.ReadEvent.FromString(data), EVENTS)
@@ -289,7 +289,7 @@ def _unpacked(data: bytes, method: Method) -> Any:
 
 @contextmanager
 def _explained(server: str) -> Iterator[None]:
-    """An error that keeps this server from being authenticated there is no fault of the caller."""
+    """Explains that this server could not authenticate at the other one, which is not the caller's fault."""
     try:
         yield
     except Unauthorized as error:

@@ -14,15 +14,17 @@ from rollbook.proto.errors import Overloaded
 
 _MIB: Final = 1024 * 1024
 BYTES_MAX: Final = 4 * _MIB  # gRPC has a copy of each. Larger: fewer slow readers are hung up on.
-_EVENT_BYTES: Final = 512 * 1024  # Of the first one, as long as nothing is known.
-_IDLE_S: Final = 1.0  # Then a reservation is released. Less: events on their way are not counted on a busy machine.
+# The assumed size of a reader's first event, before any was measured.
+_EVENT_BYTES: Final = 512 * 1024
+# An idle reservation is released after this long. Less: on a busy machine, events in transit are not counted.
+_IDLE_S: Final = 1.0
 _LOOK_S: Final = 0.05  # How often the next reader checks for room.
-_TAKING_S: Final = 0.25  # Then a reader that takes nothing makes room for others.
+_TAKING_S: Final = 0.25  # A reader that takes nothing for this long makes room for others.
 _AGAIN_MS: Final = 250
 
 
 class Share:
-    """What one reader holds, or has reserved."""
+    """The bytes that one reader holds or has reserved."""
 
     __slots__ = ("is_held", "last_bytes", "since", "size", "task")
 
@@ -39,7 +41,7 @@ class RelayMemory:
         self.bytes = 0
         self.hung_up_on = 0
         self._bytes_max = bytes_max
-        self._shares: dict[Share, None] = {}  # Those that have a size; the oldest first.
+        self._shares: dict[Share, None] = {}  # Shares with a known size, oldest first.
         self._turn = asyncio.Lock()
         self._has_changed = asyncio.Event()
 
@@ -61,7 +63,7 @@ class RelayMemory:
         self._put(share, share.last_bytes, is_held=False)
 
     def hold(self, share: Share, size: int) -> None:
-        """It has come. Raises `Overloaded` where too many came at once that had nothing reserved."""
+        """Counts an arrived event. Raises `Overloaded` if too many without a reservation arrive at once."""
         share.last_bytes = size
         if self.bytes - share.size + size > self._bytes_max * 3 // 2 and self.bytes > share.size:
             self.release(share)
@@ -71,7 +73,7 @@ class RelayMemory:
         self._put(share, size, is_held=True)
 
     def release(self, share: Share) -> None:
-        """It was taken, or the reader is gone. Idempotent."""
+        """Frees the reader's bytes: the event was taken, or the reader has left. Idempotent."""
         if share in self._shares:
             del self._shares[share]
             self.bytes -= share.size

@@ -77,10 +77,10 @@ _OPTIONS: Final = (
 
 
 class GrpcServer:
-    """A listening server; `start` makes it."""
+    """A listening server; use `start` to create one."""
 
     def __init__(self, server: grpc.aio.Server, servicer: Any, address: Address) -> None:
-        self.address = address  # With the real port, if 0 was requested.
+        self.address = address  # The real port, even if port 0 was requested.
         self._server = server
         self._health = servicer
 
@@ -131,14 +131,14 @@ class GrpcServer:
         return started
 
     async def set_serving(self, *, is_serving: bool) -> None:
-        """What the health service reports; calls are served all the same."""
+        """Sets what the health service reports; calls are served in either case."""
         status = health_pb2.HealthCheckResponse
         current = status.SERVING if is_serving else status.NOT_SERVING
         for name in ("", *SERVICES):
             await self._health.set(name, current)
 
     async def close(self, grace_s: float = 2.0) -> None:
-        """No new call is accepted; running calls may end within the grace."""
+        """Accepts no new calls; running calls may end within the grace."""
         await self._health.enter_graceful_shutdown()
         await self._server.stop(grace_s)
 
@@ -167,7 +167,7 @@ def _cannot_listen(address: Address) -> BadConfig:
 
 
 def _credentials(files: TlsFiles) -> grpc.ServerCredentials:
-    """Files are checked with each handshake, so that renewed certificates need no restart."""
+    """Checks the files at each handshake, so that renewed certificates need no restart."""
     seen = _read_all(files)
 
     def renewed() -> grpc.ServerCertificateConfiguration | None:

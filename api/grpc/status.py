@@ -38,7 +38,8 @@ from rollbook.proto.errors import (
 from rollbook.proto.v1 import error_pb2
 
 DETAILS_KEY: Final = "grpc-status-details-bin"
-LISTENS_KEY: Final = "log-listens"  # Of an append stream that is open; a refused one has none.
+# Sent by an open append stream; a refused stream does not have it.
+LISTENS_KEY: Final = "log-listens"
 OWNER_KEY: Final = "log-owner"
 OWNER_EPOCH_KEY: Final = "log-owner-epoch"
 
@@ -80,7 +81,7 @@ def error_of(detail: error_pb2.ErrorDetail) -> RollbookError:
     if kind is RollbookError and detail.reason != kind.code.reason:
         ids["reason"] = detail.reason
     error = kind(message, next_step=detail.next_step)
-    error.ids = ids  # Any names: they are not ours.
+    error.ids = ids  # The ids may have any names: another program chose them.
     error.outcome = _HEARD_OUTCOMES.get(detail.outcome, Outcome.UNKNOWN)
     error.retryable = detail.retryable
     return error
@@ -104,14 +105,14 @@ def trailers_of(error: RollbookError) -> tuple[tuple[str, str | bytes], ...]:
 
 
 def text_of(error: RollbookError) -> str:
-    """As the status' message, for people who see nothing else."""
+    """The status message, for people who see nothing else of the error."""
     return _text(f"{error.code.reason}: {error}")
 
 
 def error_of_call(
     status: grpc.StatusCode, text: str, trailers: Iterable[tuple[str, Any]] | None
 ) -> RollbookError:
-    """What a server reported, or gRPC itself when no server of ours did."""
+    """The error in a server's response, or gRPC's own if no Rollbook server responded."""
     for key, value in trailers or ():
         if key == DETAILS_KEY:
             try:
@@ -120,12 +121,12 @@ def error_of_call(
                 if details.details and details.details[0].Unpack(detail):
                     return error_of(detail)
             except (DecodeError, TypeError):
-                break  # Somebody else's details.
+                break  # The details have another format.
     return _said_by_grpc(status, text)
 
 
 def failure_of(method: Method, error: grpc.aio.AioRpcError) -> RollbookError:
-    """The result of one call of it. A call without a change knows that none was made."""
+    """The error of one call of `method`. A call that changes nothing is never in doubt."""
     found = error_of_call(error.code(), error.details() or "", error.trailing_metadata())
     if not method.changes and isinstance(found, ConnectionLost | QuorumTimeout):
         found.outcome = Outcome.NOT_APPLIED
@@ -139,16 +140,16 @@ def hung_up() -> ConnectionLost:
     """
     task = asyncio.current_task()
     if task is None or task.cancelling():
-        raise  # noqa: PLE0704  # Called where it is handled.
+        raise  # noqa: PLE0704  # The caller is an exception handler.
     return ConnectionLost("the server hung up")
 
 
 def _said_by_grpc(status: grpc.StatusCode, text: str) -> RollbookError:
     kind = _BY_STATUS.get(status, ConnectionLost)
     if status is grpc.StatusCode.UNAVAILABLE and _NOT_CONNECTED.search(text):
-        kind = ServerUnreachable  # Otherwise it may have received the call.
+        kind = ServerUnreachable  # No connection was made, so the server did not receive the call.
     elif status is grpc.StatusCode.DEADLINE_EXCEEDED:
-        text = LATE  # Whichever end saw it first.
+        text = LATE  # The same text, whether client or server saw the deadline pass.
     elif status is grpc.StatusCode.RESOURCE_EXHAUSTED and "larger than max" in text:
         kind = EntryTooLarge
     return kind(text or status.name.lower())

@@ -18,13 +18,13 @@ from rollbook.api.grpc.handlers import admitted, refuse
 from rollbook.proto.errors import InvalidRequest, RollbookError, Throttled, Unauthorized
 
 _CHECK: Final = f"/{health.SERVICE_NAME}/Check"
-_CHECKS_MAX: Final = 64  # At a time.
+_CHECKS_MAX: Final = 64  # Health checks that may run at a time.
 _CHECK_S: Final = 10.0
 
 
 class Strangers(grpc.aio.ServerInterceptor):
     def __init__(self, authenticator: Authenticator, servicer: Any, *, knows_names: bool) -> None:
-        """`knows_names`: of certificates."""
+        """`knows_names`: callers may be authenticated by certificates."""
         self._authenticator = authenticator
         self._knows_names = knows_names
         self._health = servicer
@@ -51,8 +51,9 @@ class Strangers(grpc.aio.ServerInterceptor):
         return self._refusal
 
     def _known_first(self, handler: Any) -> Any:
-        """The same handler, which checks its caller before it waits for the message."""
-        if handler is None or handler.request_streaming:  # These look by themselves.
+        """Wraps a handler, so that it checks the caller before it waits for the message."""
+        # Handlers of request streams check their callers themselves.
+        if handler is None or handler.request_streaming:
             return handler
         formats = handler.request_deserializer, handler.response_serializer
         if handler.response_streaming:

@@ -27,7 +27,7 @@ EVENTS: Final = event_kinds(ReadEvent)
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """An event of a reader as another server has sent it."""
+    """A reader's event as another server sent it."""
 
     data: bytes
 
@@ -47,7 +47,7 @@ def answer_message(request: Any, answer: Any) -> Any:
 
 
 def told_event(request: Any, event: Any) -> bytes:
-    """A `LogTail`, or an event of a reader, serialized."""
+    """Serializes a `LogTail` or a reader's event."""
     if not isinstance(request, log_pb2.ReadStreamRequest):
         return bytes(pack(event).SerializeToString())
     if isinstance(event, Packed):

@@ -11,19 +11,21 @@ patience   ends a wait, for those who hold something meanwhile
 import asyncio
 from typing import Final
 
-_REST_S: Final = 0.002  # On a busy loop its rounds would take long.
+# The longest pause between two pieces: on a busy loop, the rounds alone would last longer.
+_REST_S: Final = 0.002
 
 
 class AdmissionQueue:
     def __init__(self, rounds: int) -> None:
-        """`rounds`: of the loop, for each piece."""
+        """`rounds`: iterations of the event loop between two pieces of work."""
         self._rounds = rounds
-        self._rounds_left = 0  # 0: none has just left.
+        # Remaining rounds of the pause; 0: no pause, the next piece may start.
+        self._rounds_left = 0
         self._rests_until = 0.0
         self._waiting: dict[asyncio.Future[None], None] = {}
 
     async def wait(self, patience_s: float | None = None) -> None:
-        """Until a piece may be done, or it has been long enough."""
+        """Waits until the next piece of work may start, at most `patience_s`."""
         if not self._rounds_left:
             self._rest()
             return

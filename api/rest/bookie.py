@@ -70,7 +70,7 @@ _PAGE_MAX: Final = 1_000
 
 
 class BookieAdmin(Protocol):
-    """One bookie, as its operators see it."""
+    """A bookie's interface for its operators."""
 
     @property
     def stats(self) -> object:
@@ -79,10 +79,10 @@ class BookieAdmin(Protocol):
     def status(self) -> Facts: ...
 
     def settings(self) -> Facts:
-        """Without secrets."""
+        """The settings in force, without secrets."""
 
     def shown_settings(self) -> Sequence[Mapping[str, str]]:
-        """With where each value comes from, without secrets."""
+        """The settings in force and the source of each value, without secrets."""
 
     def state(self) -> Facts: ...
 
@@ -90,7 +90,7 @@ class BookieAdmin(Protocol):
         """Why the bookie has to be restarted; None as long as it works."""
 
     def why_not_ready(self) -> str | None:
-        """None if it serves."""
+        """Why the bookie does not serve; None if it does."""
 
     async def set_read_only(self, wanted: bool) -> None:
         """Raises `RollbookError` if it cannot be had."""
@@ -98,7 +98,7 @@ class BookieAdmin(Protocol):
     async def space(self) -> Sequence[Facts]: ...
 
     async def ledger_space(self) -> Facts:
-        """Of all ledger directories; a disk counts once."""
+        """The space of all ledger directories; a disk counts once."""
 
     async def check_sanity(self) -> Facts: ...
 
@@ -107,13 +107,13 @@ class BookieAdmin(Protocol):
     async def files(self) -> Mapping[str, Sequence[str]]: ...
 
     async def ledgers(self, after: int, limit: int) -> Sequence[Facts]:
-        """Ascending."""
+        """Ids of ledgers, ascending."""
 
     async def ledger(self, ledger_id: int) -> Facts:
         """Raises `NoSuchLedger`."""
 
     def doubts(self, after: int, limit: int) -> Facts:
-        """About ledgers, ascending, and about everything."""
+        """Doubts about single ledgers, ascending, and about the whole bookie."""
 
     async def settle_doubts(
         self, stamp: str, ledger_id: int, ranges: Sequence[tuple[int, int]]
@@ -126,7 +126,7 @@ class BookieAdmin(Protocol):
     def garbage(self) -> Facts: ...
 
     async def collect_garbage(self, *, force: bool) -> Facts:
-        """`force`: however many ledgers are gone at once."""
+        """`force`: proceeds even if very many ledgers are gone at once."""
 
     def garbage_state(self) -> Facts: ...
 
@@ -154,7 +154,7 @@ class BookieAdmin(Protocol):
 
 
 class AdminServer:
-    """The admin pages of one bookie, listening."""
+    """A listening server of one bookie's admin pages."""
 
     def __init__(self, http: HttpServer, operations: RunningOperations) -> None:
         self._http = http
@@ -202,7 +202,7 @@ def make_app(
     managing = Managing(audit)
 
     async def check(request: Request) -> None:
-        """MG1."""
+        """Checks a request's caller before the route runs (MG1)."""
         if request.url.path not in OPEN_PATHS:
             managing.require(_duty_of(request.method, request.url.path))
 
@@ -228,7 +228,7 @@ def _metrics(admin: BookieAdmin, more_stats: Mapping[str, object]) -> Metrics:
 
 
 class _Acts:
-    """Changes, which go to the audit, and operations, which continue after the response."""
+    """Runs changes, which the audit records, and operations, which continue after the response."""
 
     def __init__(self, audit: AuditLog, operations: RunningOperations) -> None:
         self.operations = operations
@@ -252,7 +252,7 @@ class _Acts:
                 return await work()
 
         with self.act(method, only_begins=True, **about) as begun:
-            # Then it was started by another caller, with that one's options.
+            # If it is running, another caller started it, with that caller's options.
             begun["joins"] = self.operations.is_running(kind)
             operation = self.operations.start(kind, work_to_its_end)
             begun["operation"] = operation.id
@@ -282,7 +282,7 @@ Counted = Annotated[Metrics, Depends(_metrics_of)]
 
 
 def _duty_of(method: str, path: str) -> Duty:
-    """What a bookie no longer doubts it answers for, so that takes the right to remove."""
+    """The duty for a request. Clearing doubts needs the right to remove: the bookie then answers for them."""
     if method in ("GET", "HEAD"):
         return Duty.LOOK
     return Duty.REMOVE if path.endswith("/doubts/settled") else Duty.OPERATE

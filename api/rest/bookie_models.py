@@ -203,7 +203,7 @@ class LedgerDetails(LedgerSummary):
 
 class Ledgers(_Shown):
     ledgers: list[LedgerSummary]
-    next_after: int | None = Field(examples=[None])  # What `after` is for the next page.
+    next_after: int | None = Field(examples=[None])  # The value of `after` for the next page.
 
 
 class OperationState(_Shown):

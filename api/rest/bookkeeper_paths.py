@@ -49,7 +49,7 @@ from rollbook.proto.ids import LEDGER_ID_MAX
 
 _WITH_METADATA: Final = 100
 _WITHOUT: Final = 1000
-_PAGES_MAX: Final = 100  # Each is reached by reading those before it; `after` has no such end.
+_PAGES_MAX: Final = 100  # A page is reached by reading all earlier ones; `after` has no such limit.
 _UNITS: Final = ("", "KB", "MB", "GB", "TB")
 _GOES_ON: Final[dict[int | str, dict[str, Any]]] = {202: {"model": ClusterOperation}}
 _LedgerId = Annotated[int, Query(ge=0, le=LEDGER_ID_MAX)]
@@ -91,11 +91,12 @@ class LedgerAsBookKeeper(_AsBookKeeper):
     ctime: int = Field(examples=[1_795_219_200_000])
     digest_type: str | None = Field(examples=["CRC32C"])
     password: Literal[""] = Field(examples=[""])
-    custom_metadata: dict[str, str] = Field(examples=[{"application": "b3JkZXJz"}])  # Base64.
+    # Values are base64.
+    custom_metadata: dict[str, str] = Field(examples=[{"application": "b3JkZXJz"}])
     closed: bool = Field(examples=[True])
     all_ensembles: dict[str, list[EnsembleMember]] = Field(
         examples=[{"0": [{"id": "bk-1"}, {"id": "bk-2"}, {"id": "bk-3"}]}]
-    )  # By the first entry of each fragment.
+    )  # Keys: the first entry of each fragment.
     ctoken: int = Field(examples=[0])
 
 
@@ -188,7 +189,7 @@ def _space_text(free: int, total: int) -> str:
 
 
 def _readable(count: int) -> str:
-    """Three digits after the point, cut and not rounded, as BookKeeper has it."""
+    """Formats a count like BookKeeper: three digits after the point, truncated."""
     power = min((len(str(count)) - 1) // 3, len(_UNITS) - 1)
     if not power:
         return ""

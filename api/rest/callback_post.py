@@ -26,8 +26,8 @@ URL_MAX: Final = 2_000
 DEADLINE_S: Final = 10.0
 LOOPBACK_HOSTS: Final = ("localhost", "127.0.0.1", "[::1]")
 _HEAD_MAX: Final = 8 * 1024
-_INTERIM_MAX: Final = 4  # 1xx responses before the final one.
-_READ_MAX: Final = 64 * 1024  # Of the body, which is ignored.
+_INTERIM_MAX: Final = 4  # 1xx responses that may precede the final one.
+_READ_MAX: Final = 64 * 1024  # Bytes of a response body that are read and ignored.
 _READ_S: Final = 0.3
 _RESOLVERS: Final = 16
 _URL: Final = re.compile(
@@ -41,7 +41,7 @@ _HEADER: Final = re.compile(r"[\x21-\x7e]+(?: [\x21-\x7e]+)*")
 _EMBEDS_IPV4: Final = tuple(
     map(ipaddress.IPv6Network, ("64:ff9b::/96", "64:ff9b:1::/48", "2002::/16", "2001::/32"))
 )
-_UNICAST: Final = ipaddress.IPv6Network("2000::/3")  # All that is given out to networks.
+_UNICAST: Final = ipaddress.IPv6Network("2000::/3")  # The addresses that networks may be assigned.
 
 _Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
@@ -50,9 +50,9 @@ Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
 @dataclass(frozen=True, slots=True)
 class CallbackTarget:
     scheme: str
-    host: str  # As in the URL: an IPv6 address has brackets.
+    host: str  # The host as in the URL: an IPv6 address has brackets.
     port: int
-    path: str  # With its query.
+    path: str  # The path with its query.
 
     @property
     def name(self) -> str:
@@ -60,12 +60,12 @@ class CallbackTarget:
 
     @property
     def is_local(self) -> bool:
-        """It names this machine; other names that resolve to it are refused."""
+        """Whether the host names this machine literally; other names that resolve to it are refused."""
         return is_loopback(self.name)
 
     @property
     def origin(self) -> str:
-        """For callers who may not see the rest, which may have a secret."""
+        """The URL's origin, for callers who may not see the rest, which may have a secret."""
         usual = 443 if self.scheme == "https" else 80
         port = "" if self.port == usual else f":{self.port}"
         return f"{self.scheme}://{self.host}{port}"
@@ -102,7 +102,7 @@ def parse_target(url: str) -> CallbackTarget:
 
 
 def origin_of(url: str) -> str:
-    """For the audit; an invalid URL is shown cut short."""
+    """The origin of a URL for the audit; an invalid URL is shown truncated."""
     try:
         return parse_target(url).origin
     except InvalidRequest:
@@ -110,12 +110,12 @@ def origin_of(url: str) -> str:
 
 
 def check_hosts(hosts: Collection[str]) -> None:
-    """Of the setting. Raises `BadConfig`."""
+    """Parses the hosts of the setting. Raises `BadConfig`."""
     advice = "write hooks.example.com, hooks.example.com:8443, 127.0.0.1:9000 or [::1]"
     for host in hosts:
         try:
             target = parse_target(f"https://{host}") if _HOST.fullmatch(host.lower()) else None
-        except InvalidRequest:  # Its port.
+        except InvalidRequest:  # The port is invalid.
             target = None
         if target is None:
             problem: str | None = f"{host[:80]!r} is no host"
@@ -144,7 +144,7 @@ def require_allowed(target: CallbackTarget, hosts: Collection[str]) -> None:
 
 
 def _problem_of_literal(target: CallbackTarget) -> str | None:
-    """None: its host is a name, or an address that may be connected to."""
+    """Why a literal address may not be connected to; None: it may, or the host is a name."""
     try:
         ipaddress.ip_address(target.name)
     except ValueError:
@@ -190,7 +190,8 @@ class CallbackPost:
         self._threads = ThreadPoolExecutor(_RESOLVERS, "callback-dns")
         self._resolving: dict[str, asyncio.Future[Sequence[str]]] = {}
         self._resolve = resolve or self._ask_the_system
-        self._tls: ssl.SSLContext | None = None  # Reading the system's CAs takes a while.
+        # Made on first use: reading the system's CAs takes a while.
+        self._tls: ssl.SSLContext | None = None
         if ca_file:
             try:
                 self._tls = trusting_context(ca_file)
@@ -215,7 +216,7 @@ class CallbackPost:
             return DeliveryAnswer(problem=f"nothing was answered for {self._deadline_s:g} s")
         except InvalidRequest as error:
             return DeliveryAnswer(problem=error.message)
-        except ssl.SSLCertVerificationError as error:  # It is a `ValueError`, too.
+        except ssl.SSLCertVerificationError as error:  # This error is a `ValueError`, too.
             return DeliveryAnswer(
                 problem=f"its certificate is not accepted: {error.verify_message}"
             )
@@ -254,7 +255,7 @@ class CallbackPost:
         return DeliveryAnswer(status, None if 200 <= status < 300 else f"it answered {status}")
 
     async def _address_of(self, target: CallbackTarget) -> str:
-        """Resolved once: the checked address is the connected one."""
+        """Resolves the host once, so that the checked address is the one that is connected to."""
         try:
             ipaddress.ip_address(target.name)
             found: Sequence[str] = [target.name]
@@ -268,7 +269,7 @@ class CallbackPost:
         return found[0]
 
     async def _ask_the_system(self, host: str, port: int) -> Sequence[str]:
-        """One look-up for each host at a time: a name that does not resolve holds one thread."""
+        """Resolves a host, one look-up of a host at a time: a name that does not resolve blocks one thread."""
         loop = asyncio.get_running_loop()
         if (asked := self._resolving.get(host)) is None:
             asked = self._resolving[host] = loop.run_in_executor(

@@ -21,7 +21,8 @@ _SIZE_BYTES_MAX: Final = 256
 _SMALL: Final = b"|".join(
     rb"%b\r\n.{%d}\r\n" % (digits, size)
     for size in range(1, CHUNK_BYTES_MIN)
-    for digits in sorted({b"%x" % size, b"%X" % size})  # With `(?i)` it takes five times as long.
+    # Both cases are listed: `(?i)` would be five times slower.
+    for digits in sorted({b"%x" % size, b"%X" % size})
 )
 _SMALL_ONE: Final = re.compile(b"(?s:%s)" % _SMALL)
 _SMALL_ONES: Final = re.compile(b"(?s:%s)+" % _SMALL)
@@ -29,23 +30,23 @@ _END_OF_TRAILERS: Final = re.compile(rb"\n\r?\n")
 
 
 class BadChunks(Exception):
-    """Says why."""
+    """The error of an invalid chunked body; its text is the reason."""
 
 
 class Chunks:
-    """Of one body."""
+    """Decodes one chunked body."""
 
     def __init__(self) -> None:
         self.is_over = False
         self.rest = b""  # The bytes after the body, once it is over.
-        self.trailers: list[bytes] = []  # Its lines, then.
-        self._held = b""  # Less than a whole size, or than all trailers.
-        self._missing = 0  # Of the chunk that is being read.
+        self.trailers: list[bytes] = []  # The lines of the trailers, once the body is over.
+        self._held = b""  # Bytes of an incomplete chunk size, or of incomplete trailers.
+        self._missing = 0  # Missing bytes of the current chunk.
         self._small = 0
         self._is_in_trailers = self._is_in_chunk = False
 
     def take(self, data: bytes) -> bytes:
-        """The part of the body in it. Raises `BadChunks`."""
+        """Returns the part of the body in `data`. Raises `BadChunks`."""
         assert not self.is_over
         data, self._held = self._held + data, b""
         found: list[bytes] = []
@@ -58,7 +59,7 @@ class Chunks:
                 at += len(part)
                 continue
             begin = at
-            if self._is_in_chunk:  # An end of line follows it.
+            if self._is_in_chunk:  # A chunk's data are followed by an end of line.
                 if not b"\r\n".startswith(data[at : at + 2]):
                     raise BadChunks("a chunk is longer than its size")
                 begin += 2
@@ -77,7 +78,7 @@ class Chunks:
         return b"".join(found)
 
     def _small_ones(self, sent: re.Match[bytes]) -> list[bytes]:
-        """The usual case, complete: counted in C, before they cost anything."""
+        """Counts complete small chunks, the usual case, in C before they are decoded."""
         chunks = _SMALL_ONE.findall(sent[0])
         self._count_small(len(chunks))
         return [chunk[chunk.index(b"\n") + 1 : -2] for chunk in chunks]
@@ -93,13 +94,13 @@ class Chunks:
             raise BadChunks(f"a body may have {SMALL_CHUNKS_MAX} chunks below {CHUNK_BYTES_MIN} B")
 
     def _hold_size(self, data: bytes, begin: int) -> None:
-        """`begin`: where it would be."""
+        """Keeps an incomplete chunk size; `begin`: where the size would be."""
         if data.find(b"\n", begin) >= 0 or len(data) - begin > _SIZE_BYTES_MAX:
             raise BadChunks("the size of a chunk cannot be read")
         self._held = data
 
     def _take_trailers(self, data: bytes) -> None:
-        data = b"\n" + data  # So that their end is a blank line, even if there are none.
+        data = b"\n" + data  # The newline lets an empty list of trailers end in a blank line, too.
         end = _END_OF_TRAILERS.search(data)
         lines = data[1 : end.start() if end else len(data)]
         if lines.count(b"\n") >= TRAILERS_MAX or len(lines) > _TRAILERS_BYTES_MAX:

@@ -72,10 +72,10 @@ if TYPE_CHECKING:
 
 OPEN_PATHS: Final = ("/heartbeat",)
 PAGE: Final = 100
-_PATIENCE_S: Final = 20.0  # An exchange ends after 30 s.
+_PATIENCE_S: Final = 20.0  # Less than the 30 s of an HTTP exchange.
 _PREFIX: Final = "/api/v1"
 _LEDGERS_MAX: Final = 2**31 - 1
-_METHODS: Final = {  # In the audit.
+_METHODS: Final = {  # The methods' names in the audit.
     "verify": "VerifyLedger",
     "recover": "RecoverLedger",
     "recover-bookies": "RecoverBookies",
@@ -84,18 +84,18 @@ _METHODS: Final = {  # In the audit.
 
 
 class ClusterAdmin(Protocol):
-    """One cluster, as its operators see it. Every method raises `MetadataUnavailable` while the store is away."""
+    """A cluster's interface for its operators. All methods raise `MetadataUnavailable` without the store."""
 
     @property
     def callbacks(self) -> "CallbackAdmin": ...
 
     async def cluster(self) -> Facts:
-        """Answers without the store, too."""
+        """Facts about the cluster; works without the store, too."""
 
     async def health(self) -> Facts: ...
 
     async def bookies(self) -> Sequence[Facts]:
-        """By id."""
+        """All bookies, by id."""
 
     async def bookie(self, name: str) -> Facts:
         """Raises `Missing`."""
@@ -122,7 +122,7 @@ class ClusterAdmin(Protocol):
         """Raises `NoSuchLedger`."""
 
     async def ledger_as_bookkeeper(self, ledger_id: int) -> Facts:
-        """By BookKeeper's names. Raises `NoSuchLedger`."""
+        """The ledger's metadata with BookKeeper's names. Raises `NoSuchLedger`."""
 
     async def bad_ledgers(self, after: int, limit: int) -> tuple[Sequence[Facts], int | None]: ...
 
@@ -137,7 +137,7 @@ class ClusterAdmin(Protocol):
     async def set_rate(self, bytes_per_s: int) -> Facts: ...
 
     async def space(self) -> Mapping[str, tuple[int, int]]:
-        """Free and total bytes, by bookie."""
+        """Free and total bytes of each bookie."""
 
     async def entries(
         self, ledger_id: int, first: int, last: int | None
@@ -163,7 +163,7 @@ class ClusterAdmin(Protocol):
         """Raises what the bookie answers, `Missing` where it has no pages."""
 
     async def operations(self, after: str, limit: int) -> tuple[Sequence[Facts], str | None]:
-        """Those that last, the newest first."""
+        """Operations that are stored in metadata, newest first."""
 
     async def operation(self, operation_id: str) -> Facts:
         """Raises `Missing`."""
@@ -177,11 +177,11 @@ class ClusterAdmin(Protocol):
     async def events(
         self, wanted: Mapping[str, str], after: str, limit: int
     ) -> tuple[Sequence[Facts], str | None]:
-        """The newest first, as this server saw them. `wanted`: kind, bookie and log. Raises `Missing`."""
+        """Events that this server saw, newest first. `wanted`: kind, bookie and log. Raises `Missing`."""
 
 
 class _Part(Convertor[str]):
-    """Of a path: without a verb at its end, so that paths with one have only their own methods."""
+    """A path parameter without a verb at its end, so that paths with a verb have only their own methods."""
 
     regex = "[^/:]+"
 
@@ -193,7 +193,7 @@ class _Part(Convertor[str]):
 
 
 class _LedgerPart(_Part):
-    """Nor `bad`, which is a path of its own."""
+    """A ledger in a path; `bad` is excluded, since it is a path of its own."""
 
     regex = "(?!bad$)[^/:]+"
 
@@ -253,7 +253,7 @@ def make_app(
     app.include_router(_ledger_acts(admin, managing), prefix=_PREFIX)
     app.include_router(_lasting_acts(admin, managing, operations), prefix=_PREFIX)
     app.include_router(_recovery_acts(admin, managing), prefix=_PREFIX)
-    # They use what is below from this module.
+    # Imported here, since these modules import from this one.
     from rollbook.api.rest.bookkeeper_paths import as_bookkeeper
     from rollbook.api.rest.cluster_events import callbacks, events
     from rollbook.api.rest.cluster_upkeep import bookie_pages, cookies, ledger_ends
@@ -466,7 +466,7 @@ def _bookie_acts(
 
 
 def begun_answer(operation: Operation) -> Response | None:
-    """Where to query one that continues."""
+    """The response of a started operation: it says where to query one that continues."""
     if operation.ended_ms is not None:
         return None
     where = {"location": f"{_PREFIX}/operations/{operation.id}"}
@@ -474,7 +474,7 @@ def begun_answer(operation: Operation) -> Response | None:
 
 
 class BookieActs:
-    """Of routes and of pages: rights, the audit, and waiting."""
+    """What routes and pages share: checks of rights, the audit, and waiting."""
 
     def __init__(
         self, admin: ClusterAdmin, managing: Managing, operations: RunningOperations
@@ -486,7 +486,7 @@ class BookieActs:
     async def set_lifecycle(
         self, bookie: str, state: LifecycleState, *, force: bool = False
     ) -> Operation:
-        """To drain and to undrain is operating; a refusal is overridden by administrators alone."""
+        """Operators may drain and undrain; only administrators may override a refusal."""
         overrides = force or state is LifecycleState.DRAINED
         duty = Duty.REMOVE if overrides else Duty.OPERATE
 
@@ -494,7 +494,8 @@ class BookieActs:
             return await self._admin.set_lifecycle(bookie, state, force=force)
 
         about: dict[str, Any] = {"bookie": bookie, "state": state.value, "force": force}
-        kind = f"{'forced-' if force else ''}{state.value}-{bookie}"  # An id may end in anything.
+        # The id comes last, since it may end in anything.
+        kind = f"{'forced-' if force else ''}{state.value}-{bookie}"
         return await self._settle(duty, "SetLifecycle", kind, work, about)
 
     async def remove(self, bookie: str, give_up: int | None) -> Operation:
@@ -513,11 +514,11 @@ class BookieActs:
         work: Callable[[], Awaitable[Facts]],
         **about: Any,
     ) -> Operation:
-        """One of `kind` at a time; raises what it ends in."""
+        """Runs one operation of `kind` at a time; raises its error."""
         return await self._settle(duty, method, kind, work, about)
 
     def act(self, duty: Duty, method: str, **about: Any) -> AbstractContextManager[dict[str, Any]]:
-        """Something is done meanwhile that its caller waits for."""
+        """Wraps a change for whose end the caller waits."""
         return self._managing.act(duty, method, **about)
 
     async def judge(self, bookies: Sequence[str]) -> Operation:
@@ -541,7 +542,7 @@ class BookieActs:
         self._managing.require(duty, method)
         if self._operations.is_running(kind):
             with self._managing.act(duty, method, only_begins=True, joins=True, **about):
-                pass  # The running one ends in the name of its first caller.
+                pass  # The running operation keeps the name of its first caller.
 
         async def work_to_its_end() -> Facts:
             with self._managing.act(duty, method, **about):
@@ -577,7 +578,7 @@ def _ledger_acts(admin: ClusterAdmin, managing: Managing) -> APIRouter:
 
 
 def _not_to_cancel(operation: Operation) -> OperationEnded:
-    """It is not in metadata, so that a server could stop it."""
+    """The error of cancelling an operation that only one server's memory has."""
     ids = {"operation": operation.id, "state": operation.describe()["state"]}
     if operation.ended_ms is not None:
         return OperationEnded("it has ended", next_step="begin another one", **ids)
@@ -588,7 +589,7 @@ def _not_to_cancel(operation: Operation) -> OperationEnded:
 def _lasting_acts(
     admin: ClusterAdmin, managing: Managing, operations: RunningOperations
 ) -> APIRouter:
-    """Each begins an operation in metadata: whatever process dies, another one goes on with it."""
+    """Routes that begin operations in metadata: if a process dies, another one continues them."""
     routes = APIRouter(tags=["operations"])
 
     @routes.post("/bookies:drain", status_code=202, responses=_begins(InvalidRequest, DrainBlocked))

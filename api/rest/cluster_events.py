@@ -67,12 +67,12 @@ def events(admin: ClusterAdmin, looks: Sequence[Any]) -> APIRouter:
 
 
 def may_see_urls() -> bool:
-    """A path of a URL is often a secret: with it anybody may write to a channel."""
+    """Whether the caller may see whole URLs: a path is often a secret that lets anybody write to a channel."""
     return CALLER.get().principal.grants.may_manage(Duty.REMOVE)
 
 
 class CallbackActs:
-    """Of routes and of pages: rights, and the audit. A URL is in the audit as its origin."""
+    """What routes and pages share: checks of rights, and the audit, which has only origins of URLs."""
 
     def __init__(self, admin: ClusterAdmin, managing: Managing) -> None:
         self._admin = admin

@@ -54,14 +54,15 @@ class ClusterBookie(_Shown):
     lifecycle: LifecycleState = Field(examples=["draining"])
     lifecycle_since_ms: int | None = Field(examples=[1_795_219_200_000])
     reason: str | None = Field(examples=[None])
-    ledgers_at_start: int | None = Field(examples=[12_000])  # That named it when its drain began.
-    ledgers_left: int | None = Field(examples=[3_100])  # As the steward counted last.
+    # Ledgers with the bookie in an ensemble when its drain began.
+    ledgers_at_start: int | None = Field(examples=[12_000])
+    ledgers_left: int | None = Field(examples=[3_100])  # The steward's latest count.
     allowed: list[LifecycleState] = Field(examples=[["active"]])
 
 
 class ClusterBookies(_Shown):
     bookies: list[ClusterBookie]
-    next_after: str | None = Field(examples=[None])  # What `after` is for the next page.
+    next_after: str | None = Field(examples=[None])  # The value of `after` for the next page.
 
 
 class BookieLifecycle(_Shown):
@@ -78,7 +79,8 @@ class WantedLifecycle(_Shown):
     """`draining` also tries again after a drain that failed; `active` cancels, and undoes a drain."""
 
     state: Literal["draining", "active", "drained"] = Field(examples=["draining"])
-    force: StrictBool = Field(False, examples=[False])  # Though some ledgers have no other bookie.
+    # True: drain even if some ledgers have no other bookie.
+    force: StrictBool = Field(False, examples=[False])
 
 
 class BookieIds(_Shown):
@@ -122,7 +124,8 @@ class LedgerFragment(_Shown):
     first_entry: int = Field(examples=[0])
     last_entry: int | None = Field(examples=[2_998])
     ensemble: list[str] = Field(examples=[["bk-1", "bk-2", "bk-3"]])
-    places: list[str] = Field(examples=[["writable", "read-only", "down"]])  # Of those bookies.
+    # One state for each bookie of `ensemble`.
+    places: list[str] = Field(examples=[["writable", "read-only", "down"]])
 
 
 class LedgerWithPlaces(_Shown):
@@ -137,10 +140,10 @@ class LedgerWithPlaces(_Shown):
     has_password: bool = Field(examples=[False])
     custom: dict[str, str] = Field(examples=[{"application": "orders"}])
     fragments: list[LedgerFragment]
-    short: bool = Field(examples=[True])  # It is marked, since it lacks copies.
+    short: bool = Field(examples=[True])  # The ledger is marked, since it lacks copies.
     missing: list[str] = Field(examples=[["bk-3"]])
     short_since_ms: int | None = Field(examples=[1_795_219_200_000])
-    repair_problem: str | None = Field(examples=[None])  # Of the last repair.
+    repair_problem: str | None = Field(examples=[None])  # The reason why the last repair failed.
     lost: list[str] = Field(examples=[["10-12"]])  # Entries without a copy.
 
 
@@ -219,14 +222,15 @@ class ClusterOperation(_Shown):
     about: dict[str, Any] = Field(
         examples=[{"bookies": ["bk-2", "bk-3"], "at_most": 1, "force": False}]
     )
-    principal: str = Field(examples=["ops"])  # Who asked for it.
+    principal: str = Field(examples=["ops"])  # The caller who requested it.
     state: Literal["queued", "running", "done", "failed", "cancelled"] = Field(examples=["running"])
     created_ms: int = Field(examples=[1_795_219_200_000])
     started_ms: int | None = Field(examples=[1_795_219_200_400])
     ended_ms: int | None = Field(examples=[None])
-    done: int = Field(examples=[8_900])  # Of `total`: ledgers; entries of a verification.
+    # Done out of `total`: ledgers, or entries of a verification.
+    done: int = Field(examples=[8_900])
     total: int | None = Field(examples=[12_000])
-    eta_s: int | None = Field(examples=[40])  # Seconds that are left at its pace so far.
+    eta_s: int | None = Field(examples=[40])  # Remaining seconds at the average pace so far.
     cancel_asked: bool = Field(examples=[False])
     result: dict[str, Any] | None = Field(examples=[None])
     problem: dict[str, Any] | None = Field(examples=[None])
@@ -234,7 +238,7 @@ class ClusterOperation(_Shown):
 
 class ClusterOperations(_Shown):
     operations: list[ClusterOperation]
-    next_after: str | None = Field(examples=[None])  # What `after` is for the next page.
+    next_after: str | None = Field(examples=[None])  # The value of `after` for the next page.
 
 
 class WantedDrain(_Shown):
@@ -242,7 +246,8 @@ class WantedDrain(_Shown):
 
     bookies: list[str] = Field(min_length=1, max_length=_BOOKIES_MAX, examples=[["bk-2", "bk-3"]])
     at_most: StrictInt = Field(_BOOKIES_MAX, ge=1, le=_BOOKIES_MAX, examples=[1])
-    force: StrictBool = Field(False, examples=[False])  # Though some ledgers have no other bookie.
+    # True: proceed even if some ledgers have no other bookie.
+    force: StrictBool = Field(False, examples=[False])
 
 
 class WantedRecovery(_Shown):
@@ -262,7 +267,7 @@ class StoredCookie(_Shown):
     text: str = Field(
         examples=['5\nbookieHost: "bk-2"\njournalDir: "/journal"\nledgerDirs: "1\\t/ledgers"\n']
     )
-    version: int | None = Field(examples=[0])  # Null: it is not kept.
+    version: int | None = Field(examples=[0])  # Null: this cookie is not stored.
 
 
 class Cookies(_Shown):
@@ -303,7 +308,7 @@ class ClusterEvent(_Shown):
     kind: EventKind = Field(examples=["lifecycle"])
     at_ms: int = Field(examples=[1_795_219_200_000])
     node: str = Field(examples=["lifecycle/bk-2"])
-    bookies: list[str] = Field(examples=[["bk-2"]])  # Twenty at most.
+    bookies: list[str] = Field(examples=[["bk-2"]])  # At most twenty bookies.
     ledger_id: int | None = Field(examples=[None])
     log: str | None = Field(examples=[None])
     operation: str | None = Field(examples=[None])
@@ -313,7 +318,7 @@ class ClusterEvent(_Shown):
 
 class ClusterEvents(_Shown):
     events: list[ClusterEvent]
-    next_after: str | None = Field(examples=[None])  # What `after` is for the next page.
+    next_after: str | None = Field(examples=[None])  # The value of `after` for the next page.
 
 
 CallbackKind = Literal[
@@ -346,14 +351,14 @@ class Delivery(_Shown):
     attempt: int = Field(examples=[1])
     at_ms: int = Field(examples=[1_795_219_200_000])
     took_ms: int = Field(examples=[12])
-    status: int | None = Field(examples=[204])  # Null: nobody answered.
+    status: int | None = Field(examples=[204])  # Null: no receiver responded.
     problem: str | None = Field(examples=[None])
     outcome: Literal["delivered", "retrying", "given-up"] = Field(examples=["delivered"])
 
 
 class Deliveries(_Shown):
     deliveries: list[Delivery]
-    waiting: int = Field(examples=[0])  # Events that are not delivered yet.
+    waiting: int = Field(examples=[0])  # Undelivered events.
 
 
 class Callback(_Shown):
@@ -361,7 +366,7 @@ class Callback(_Shown):
     url: str = Field(examples=["https://hooks.example.com/…"])
     kinds: list[CallbackKind] = Field(examples=[["lifecycle", "bookie-lost"]])
     bookie: str | None = Field(examples=[None])
-    principal: str = Field(examples=["boss"])  # Who asked for it.
+    principal: str = Field(examples=["boss"])  # The caller who requested it.
     created_ms: int = Field(examples=[1_795_219_200_000])
     waiting: int = Field(examples=[0])
     last: Delivery | None

@@ -40,7 +40,7 @@ from rollbook.proto.errors import (
 )
 
 _GOES_ON: Final[dict[int | str, dict[str, Any]]] = {202: {"model": ClusterOperation}}
-_SAID_MAX: Final = 16  # Fields of a body that is passed on.
+_SAID_MAX: Final = 16  # Fields of a body that is forwarded.
 
 
 class BookieView(Enum):
@@ -173,7 +173,7 @@ def ledger_ends(admin: ClusterAdmin, acts: BookieActs) -> APIRouter:
 
 
 def bookie_pages(admin: ClusterAdmin, acts: BookieActs, looks: Sequence[Any]) -> APIRouter:
-    """Passed on to the bookie, to the address that it registered."""
+    """Routes that are forwarded to a bookie, at its registered address."""
     routes = APIRouter(tags=["bookies"])
 
     @routes.get(

@@ -23,14 +23,14 @@ from rollbook.proto.errors import BadConfig
 EVERY_ORIGIN: Final = "*"
 
 _ORIGIN: Final = re.compile(r"[a-z][a-z0-9+.-]*://(\[[0-9a-f:]+\]|[a-z0-9_.-]+)(:[0-9]{1,5})?")
-_USUAL_PORTS: Final = {"http": ":80", "https": ":443"}  # Browsers leave them out.
+_USUAL_PORTS: Final = {"http": ":80", "https": ":443"}  # Browsers omit the default ports.
 _METHODS: Final = "GET, HEAD, POST, PUT, PATCH, DELETE"
 _READING: Final = "GET, HEAD"
 _LOOKING: Final = frozenset(("GET", "HEAD", "OPTIONS"))
 _ASKED_METHOD: Final = "access-control-request-method"
 _ASKED_HEADERS: Final = "access-control-request-headers"
 _PREFLIGHT_AGE_S: Final = 600  # Longer: fewer preflights, later news of a changed setting.
-# What a page may send, and what it may see, besides `Log-…` and `Producer-…`.
+# Headers that a page may send, and may see, besides `Log-…` and `Producer-…`.
 _SENT: Final = frozenset(
     (
         "accept",
@@ -68,10 +68,10 @@ def check_origins(origins: Iterable[str], setting: str, *, asks_for_tokens: bool
 
 
 class CrossOrigin:
-    """What pages of other origins may do."""
+    """Decides what pages of other origins may do."""
 
     def __init__(self, origins: Sequence[str]) -> None:
-        """Origins that `check_origins` has accepted. None: no page of another origin may do anything."""
+        """`origins`: accepted by `check_origins`. None: no page of another origin may do anything."""
         self._every = EVERY_ORIGIN in origins
         self._named = frozenset(map(_written_by_browsers, origins)) - {EVERY_ORIGIN}
 
@@ -79,7 +79,7 @@ class CrossOrigin:
         return origin in self._named
 
     def preflight(self, method: str, headers: Headers) -> Response | None:
-        """The answer to a browser that asks for its page; None: it is another request."""
+        """The response to a preflight request; None: the request is none."""
         origin, wanted = headers.get("origin", ""), headers.get(_ASKED_METHOD, "")
         if method != "OPTIONS" or not wanted or not self._may_read(origin):
             return None
@@ -93,7 +93,7 @@ class CrossOrigin:
         return Response(status_code=204, headers=found)
 
     def telling(self, method: str, headers: Headers, send: Send) -> Send:
-        """`send`, with the headers that say whether the page may have the response."""
+        """Wraps `send`: it adds the headers that say whether the page may read the response."""
         if not (self._named or self._every):
             return send
         origin = headers.get("origin", "")

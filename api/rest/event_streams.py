@@ -70,9 +70,9 @@ _HEADERS: Final = {
 @dataclass(frozen=True, slots=True)
 class StreamEvent:
     kind: str
-    start: Offset  # Where to continue if it is not sent,
-    next_offset: Offset  # and if it is.
-    facts: bytes  # An object, as JSON.
+    start: Offset  # Where to continue if this is not sent.
+    next_offset: Offset  # Where to continue if this is sent.
+    facts: bytes  # A JSON object.
 
 
 class _TooSlow(Exception):
@@ -80,7 +80,7 @@ class _TooSlow(Exception):
 
 
 class Follow(Response):
-    """One that has begun: its first event has come."""
+    """A stream of events, whose first event has arrived."""
 
     def __init__(
         self,
@@ -107,7 +107,8 @@ class Follow(Response):
         self._encoding = encoding
         self._newcomer = Newcomer(routing.newcomers)
         self._is_sse = kind == SSE
-        self._suffix = b"" if end is None else b"..%d" % end  # Of ids.
+        # The part of event ids after the offset.
+        self._suffix = b"" if end is None else b"..%d" % end
         if uid:
             self._suffix += b"@" + uid.encode()
 
@@ -133,10 +134,10 @@ class Follow(Response):
         try:
             await self._tell_all(send)
         except _TooSlow:
-            return  # An answer that is not ended is hung up on.
+            return  # The server closes the connection of an unfinished response.
         except RollbookError as error:
             await send(_body(self._write("error", None, dumped(problem_of(error)))))
-        except Exception as error:  # The end of a request.
+        except Exception as error:  # A request ends here: any error is logged.
             logger.error("http_request_failed", path=path, exc_info=error)
             problem = problem_of(surprise("GET"))
             await send(_body(self._write("error", None, dumped(problem))))
@@ -149,14 +150,14 @@ class Follow(Response):
 
     async def _tell_all(self, send: Send) -> None:
         event, self._first = self._first, None
-        stands = FIRST_OFFSET  # The first event says where.
+        stands = FIRST_OFFSET  # Replaced by the position of the first event.
         while event is not None:
             is_last = isinstance(event, Sealed | Moving | Stopped) or is_end(event)
             telling = told(event, self._encoding, stands)
             is_much = _is_much(event)
             event = None
             while (piece := next(telling, None)) is not None:
-                if is_much:  # News of a growing log do not wait.
+                if is_much:  # Updates of a growing log are sent at once.
                     await self._newcomer.wait()
                 resumes_at = await self._tell_piece(piece, send)
                 stands = piece.next_offset if resumes_at is None else resumes_at
@@ -166,7 +167,7 @@ class Follow(Response):
                 del piece
                 telling.close()
                 await self._let_go()
-                await send(_body(b""))  # When the unsent bytes are read.
+                await send(_body(b""))  # Returns when the client has read all unsent bytes.
                 self._events = self._again(resumes_at)
                 break
             if is_last:
@@ -176,8 +177,9 @@ class Follow(Response):
             event = await anext(self._events, None)
 
     async def _tell_piece(self, piece: StreamEvent, send: Send) -> Offset | None:
-        """Where to continue when the client reads again; None: it does. Raises `_TooSlow`."""
-        next_offset = None if piece.kind == "tails" else piece.next_offset  # They begin again.
+        """Where to continue when a slow client reads again; None: it has read the piece. Raises `_TooSlow`."""
+        # A watch of tails is not resumed: it starts again.
+        next_offset = None if piece.kind == "tails" else piece.next_offset
         text = self._write(piece.kind, next_offset, piece.facts)
         if not await _send_text(text[:_SLICE_BYTES], send):
             if piece.kind == "records":
@@ -208,7 +210,7 @@ class Follow(Response):
 
 
 def is_end(event: Any) -> bool:
-    """Of a log's tail: it does not move any more."""
+    """Whether the event ends a log: its tail does not move any more."""
     return isinstance(event, LogTail) and event.is_sealed
 
 
@@ -217,7 +219,7 @@ def _is_much(event: Any) -> bool:
 
 
 def told(event: Any, encoding: Encoding, stands: Offset) -> Generator[StreamEvent, None, None]:
-    """`stands`: the end of what was sent before."""
+    """Splits an event into pieces. `stands`: the end of what was sent before."""
     if isinstance(event, Records):
         return _pieces(event.blocks, event.base_offset, event.next_offset, encoding)
     return _alone(event, stands)
@@ -228,7 +230,7 @@ def _alone(event: Any, stands: Offset) -> Generator[StreamEvent, None, None]:
     match event:
         case CaughtUp(tail):
             yield StreamEvent("caught_up", tail, tail, facts)
-        case FellBehind():  # Its tail is the log's, which the reader has yet to reach.
+        case FellBehind():  # The event has the log's tail, which the reader has not reached yet.
             yield StreamEvent("fell_behind", stands, stands, facts)
         case Progress(position=position):
             yield StreamEvent("progress", position, position, facts)
@@ -255,7 +257,7 @@ def _pieces(
         told_next = StreamEvent(
             "records", piece.start, piece.next_offset, b'{"records":%s}' % piece.records
         )
-        del piece  # It is there once.
+        del piece  # Drops one of two references, so that the piece is in memory once.
         yield told_next
         del told_next
 

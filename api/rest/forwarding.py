@@ -24,7 +24,7 @@ logger = structlog.get_logger()
 
 
 class _ChannelSet:
-    """Connections with the same credentials."""
+    """gRPC channels with the same credentials."""
 
     def __init__(self, channels: Channels) -> None:
         self.channels = channels
@@ -56,7 +56,7 @@ class GrpcPeers:
 
     @asynccontextmanager
     async def channels(self) -> AsyncIterator[Channels]:
-        """For one call, streams included: these stay open until it has ended."""
+        """Channels for one call or stream; they stay open until it has ended."""
         line = await self._current()
         line.calls += 1
         try:
@@ -83,7 +83,7 @@ class GrpcPeers:
 
 
 async def _end_if_unused(old: _ChannelSet) -> None:
-    """Otherwise the last of its calls does."""
+    """Closes unused channels; used ones are closed by the last of their calls."""
     if not old.calls:
         await to_its_end(old.channels.close())
 

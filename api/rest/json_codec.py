@@ -50,14 +50,14 @@ def to_json(word: Any) -> Json:
 
 
 def from_json(data: Any, word: Any, **given: Any) -> Any:
-    """`given`: the fields that the request has elsewhere. Raises `InvalidRequest`."""
+    """Parses a request. `given`: fields that are not in its body. Raises `InvalidRequest`."""
     if not isinstance(data, dict):
         raise InvalidRequest(f"the body has to be an object, not {_kind_of(data)}")
     return _reader(word, frozenset(given))(data, given)
 
 
 def field_names(word: Any) -> dict[str, str]:
-    """By their names in JSON."""
+    """A request's fields by their JSON names."""
     hints = get_type_hints(word)
     return {_key(each, hints[each.name]): each.name for each in fields(word)}
 
@@ -87,7 +87,7 @@ def _key(field: "Field[Any]", hint: Any) -> str:
 
 
 def _to(hint: Any) -> Convert | None:
-    """None: as it is."""
+    """The conversion of values with this type hint; None: they need none."""
     kind = bare(hint)
     if kind in (int, str, bool, float, CursorName):
         return None
@@ -232,7 +232,7 @@ def _kind_of(value: Any) -> str:
 
 
 def bare(hint: Any) -> Any:
-    """Without `| None`, and without the names that are new for plain types."""
+    """Strips `| None` and `NewType` names from a type hint."""
     if get_origin(hint) in (UnionType, Union):
         kinds = [each for each in get_args(hint) if each is not type(None)]
         if len(kinds) == 1:
@@ -254,7 +254,7 @@ def _has_default(field: "Field[Any]") -> bool:
 
 
 def schema_of(word: Any, *, without: tuple[str, ...] = (), is_said: bool = False) -> Json:
-    """`is_said`: by a client, who may leave out fields with a default and no others."""
+    """A message's JSON schema. `is_said`: clients send it, and may leave out fields with a default only."""
     hints = get_type_hints(word)
     kept = [each for each in fields(word) if each.name not in without]
     found: Json = {
@@ -340,7 +340,7 @@ _EXAMPLES: Final[Json] = {
 
 
 def example_of(word: Any, *, without: tuple[str, ...] = ()) -> Json:
-    """Of the types in its schema; typical values, where names suggest them."""
+    """An example of a message: typical values for known names, otherwise of the schema's types."""
     hints = get_type_hints(word)
     found: Json = {}
     for each in fields(word):

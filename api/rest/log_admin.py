@@ -48,7 +48,8 @@ from rollbook.proto.errors import (
 
 _PAGE_MAX: Final = 10_000
 _NAMES_MAX: Final = 1000
-_STATES_MAX: Final = 100  # Of one page: each may take some reads, of bookies, too, and a take-over.
+# States of one page: each may take some reads, of bookies, too, and a take-over.
+_STATES_MAX: Final = 100
 _STATES_AT_ONCE: Final = 10
 _SERVER: Final = "/v1/servers/{server}"
 
@@ -119,14 +120,14 @@ async def _listed(
             next_page = str(page.logs[start - 1])
             break
         states += await _states_of(routing, page.logs[start:][:_STATES_AT_ONCE], how, due)
-        await asyncio.sleep(0)  # Others have appends to answer.
+        await asyncio.sleep(0)  # Lets pending appends get their responses.
     return Response(dumped({"logs": states, "next_page": next_page}), media_type=JSON)
 
 
 async def _states_of(
     routing: OwnerRouting, logs: Sequence[LogName], how: Asking, due: float
 ) -> list[Any]:
-    """Concurrently, and returned in order, without those that were deleted since they were listed."""
+    """The logs' states, requested concurrently, in order. Logs deleted since they were listed are left out."""
     asked = (routing.ask(messages.GetLog(log), how, due=due) for log in logs)
     states = await asyncio.gather(*asked, return_exceptions=True)
     found: list[Any] = []
@@ -275,7 +276,7 @@ def _state_response(state: messages.LogState, status: int = 200) -> Response:
 
 
 async def _said(request: Request, *, is_required: bool = False) -> Any:
-    """The body, None if there is none. Raises `InvalidRequest`."""
+    """The JSON body; None if it is empty. Raises `InvalidRequest`."""
     body = await request.body()
     if not body and not is_required:
         return None

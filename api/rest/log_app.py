@@ -25,17 +25,17 @@ _MIB: Final = 1024 * 1024
 BOUNDS: Final = Bounds(
     connections=4096,
     backlog=1024,
-    body_bytes=8 * _MIB,  # A batch of 5 MiB, as JSON.
+    body_bytes=8 * _MIB,  # Room for a batch of 5 MiB as JSON.
     bodies_bytes=64 * _MIB,
     answers_bytes=64 * _MIB,
-    unsent_bytes=1,  # Nothing is written before all earlier bytes are read.
+    unsent_bytes=1,  # One byte: all earlier bytes are read before more is written.
     may_stream=True,
 )
 _RETRY_S: Final = 1
 
 
 class RestServer:
-    """A listening server; `start` makes it."""
+    """A listening server; use `start` to create one."""
 
     def __init__(self, http: HttpServer, routing: OwnerRouting) -> None:
         self._http = http
@@ -99,7 +99,7 @@ def make_app(
 
 
 def _add_redirects(app: FastAPI, routing: OwnerRouting) -> None:
-    """`NotOwner` becomes a redirect to the owner, if its address is known."""
+    """Turns `NotOwner` into a redirect to the owner, if its address is known."""
 
     async def on_error(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, RollbookError)

@@ -18,7 +18,7 @@ from rollbook.proto.runtime.metrics import CONTENT_TYPE, Metrics
 @dataclass(frozen=True, slots=True)
 class MetricsPage:
     metrics: Metrics
-    look: Callable[[], None]  # For the next time: facts that take a while to find out.
+    look: Callable[[], None]  # Starts collecting the slow facts for the next scrape.
     settings: Sequence[Mapping[str, str]] = ()
 
 

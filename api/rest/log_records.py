@@ -69,7 +69,8 @@ _WAIT_MS_MAX: Final = 60_000
 _RECORDS_MAX: Final = 100_000
 _TOKEN: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 _FOR_EVER: Final = "max-age=31536000, immutable"
-_ASKED_FOR: Final = "no-cache"  # Kept, and used once the server has said that it is still the same.
+# Clients store the response, and use it after the server confirms its ETag.
+_ASKED_FOR: Final = "no-cache"
 _KINDS: Final = (RAW, JSON, NDJSON, BLOCK)
 _READ_KINDS: Final = (SSE, NDJSON, BLOCK, JSON)
 # A client that reads anything gets a response that ends.
@@ -83,7 +84,7 @@ _KINDS_IN: Final = {
 
 
 class _BeforeVerb(StringConvertor):
-    """A name has no colon: the part after one is a verb, not part of a log's name."""
+    """A log's name in a path. Names have no colon: the part after one is a verb."""
 
     regex = "[^/:]+"
 
@@ -224,7 +225,7 @@ async def read(
     begin = position((last and last.next) or start, "from")
     uid = parse_uid(last.uid) if last and last.uid else how.uid
     if kind in (SSE, NDJSON):
-        if request.method == "HEAD":  # It would never end.
+        if request.method == "HEAD":  # A response to HEAD would never end.
             tail = messages.GetTail(log, messages.Consistency.CACHED)
             return Response(headers=tail_headers(await routing.ask(tail, how)), media_type=kind)
         reading = messages.ReadStream(
@@ -379,7 +380,7 @@ def tail_headers(tail: messages.LogTail) -> dict[str, str]:
 
 
 async def block_in(request: Request, producer: ProducerRef | None) -> bytes | Response:
-    """The batch in a body, or why it is invalid."""
+    """Returns the batch in a body, or the response that refuses it."""
     kind = media_type(request)
     if kind not in _KINDS:
         advice = f"say Content-Type: {', '.join(_KINDS)}"
@@ -392,7 +393,7 @@ async def block_in(request: Request, producer: ProducerRef | None) -> bytes | Re
 
 
 class _LastEvent(NamedTuple):
-    """What `Last-Event-ID` says, as text: `NEXT..END@UID`, where the last parts may be missing."""
+    """A parsed `Last-Event-ID`: `NEXT..END@UID`, where the last parts may be missing."""
 
     next: str
     end: str
@@ -413,7 +414,7 @@ async def _follow_range(
     how: Asking,
     encoding: Encoding,
 ) -> Response:
-    """`last`: what a browser that reconnects has seen."""
+    """`last`: the last event id of a browser that reconnects."""
     stops = reading.at_tail is not messages.AtTail.FOLLOW
     if last and isinstance(reading.start, AtOffset):
         # Where the tail was at the first request.
@@ -439,7 +440,7 @@ async def _follow(
     end: Offset | None = None,
     resumed_by: Asking | None = None,
 ) -> Response:
-    """The first event decides whether it is an answer at all. `end`: as `Follow` has it."""
+    """Opens a stream: if the first event is an error, it becomes the response. `end`: as in `Follow`."""
     events = routing.follow(asked)
     try:
         first = await anext(events)
@@ -448,7 +449,7 @@ async def _follow(
         raise
     if resumed_by is not None and await _check_complete(routing, first, asked, resumed_by):
         await events.aclose()
-        return Response(status_code=204)  # Browsers come back after anything else.
+        return Response(status_code=204)  # 204 stops the browser from reconnecting.
 
     def again(offset: Offset) -> Any:
         if isinstance(asked, messages.ReadStream):
@@ -462,7 +463,7 @@ async def _follow(
 async def _all_tails(
     routing: OwnerRouting, asked: messages.WatchTails, how: Asking
 ) -> messages.Tails:
-    """As they are now. Raises `QuorumTimeout`."""
+    """The present tails of all requested logs. Raises `QuorumTimeout`."""
     found: dict[LogName, messages.TailOfLog] = {}
     try:
         async with (
@@ -483,13 +484,13 @@ async def _all_tails(
 
 
 async def _check_complete(routing: OwnerRouting, first: Any, asked: _Followed, how: Asking) -> bool:
-    """Of a sealed log, or of the range."""
+    """Whether the range is complete, or the log is sealed."""
     match first:
         case messages.CaughtUp(place) | messages.Progress(position=place):
             until = asked.until_offset if isinstance(asked, messages.ReadStream) else None
             if until is not None and place >= until:
                 return True
-            assert not isinstance(asked, messages.WatchTails)  # Nobody resumes it.
+            assert not isinstance(asked, messages.WatchTails)  # A watch of tails cannot be resumed.
             tail = messages.GetTail(asked.log, messages.Consistency.CACHED, asked.uid)
             known: messages.LogTail = await routing.ask(tail, how)
             return known.is_sealed and place >= known.tail
@@ -558,13 +559,13 @@ def _record_response(
 
 
 def _is_known(etag: str, known: list[str]) -> bool:
-    """`known`: by each `If-None-Match`."""
+    """`known`: the values of `If-None-Match`."""
     tags = (each.strip().removeprefix("W/") for line in known for each in line.split(","))
     return any(each in (etag, "*") for each in tags)
 
 
 def _told_in_headers(key: bytes | None, headers: Headers) -> dict[str, str]:
-    """What fits into headers of HTTP; all of it is returned by `GET …/records?from=N&limit=1`."""
+    """The part that fits HTTP headers; `GET …/records?from=N&limit=1` returns everything."""
     found: dict[str, str] = {}
     omitted = 0
     for name, value in [("Log-Key", key), *((f"Log-Meta-{n}", v) for n, v in headers.items())]:

@@ -19,11 +19,12 @@ from rollbook.api.rest.admission_queue import AdmissionQueue
 
 ROUNDS: Final = 4  # An append is served in about 16, but for its waits.
 _UNTAKEN_BYTES_MAX: Final = 256 * 1024  # 200,000 over Linux's loopback, with `_UNSENT_BY_SYSTEM`.
-_WAITS_S_MAX: Final = 0.25  # Of one new client: a slower loop has other causes.
+# The longest wait of a new client for a busy loop: a slower loop has other causes.
+_WAITS_S_MAX: Final = 0.25
 
 
 class Newcomer:
-    """The pacing of one client, while it is new."""
+    """Paces one new client."""
 
     def __init__(self, line: AdmissionQueue) -> None:
         self._line = line
@@ -31,7 +32,7 @@ class Newcomer:
         self._may_wait_s = _WAITS_S_MAX
 
     async def wait(self) -> None:
-        """Wait until it may be sent a piece."""
+        """Waits until the client may be sent a piece."""
         if self._unproven_bytes <= 0 or self._may_wait_s <= 0:
             return
         now = asyncio.get_running_loop().time

@@ -42,7 +42,8 @@ ANYWHERE: Final[Errors] = (
     InvalidRequest,
     NoSuchLog,
     LogDeleted,
-    LogReplaced,  # Without a uid, too: a log that is deleted and created again during the request.
+    # Possible without a uid, too: the log is deleted and created again during the request.
+    LogReplaced,
     QuorumTimeout,
     Overloaded,
 )
@@ -144,7 +145,7 @@ def described(
     body_required: bool = True,
     more: Mapping[int, str] | None = None,
 ) -> dict[str, Any]:
-    """`says`: the word of the body, except what is in the path. `more`: other good answers."""
+    """`says`: the message of the body, except for path parameters. `more`: other successful responses."""
     responses: dict[int | str, Any] = {**describe_problems(*errors)}
     responses[status] = {"description": "Done."}
     if answer is not None:

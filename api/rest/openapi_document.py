@@ -45,7 +45,7 @@ _BY_OPERATION: Final[dict[str, tuple[str, ...]]] = {
         "Log-Next-Offset?",
         "Log-Up-To-Date?",
         "Log-Sealed?",
-        "Log-Uid?",  # A response that continues has the last one of them.
+        "Log-Uid?",  # A response that continues has only the last of these headers.
     ),
     "read_record": (
         "ETag",
@@ -60,7 +60,7 @@ _BY_OPERATION: Final[dict[str, tuple[str, ...]]] = {
     **dict.fromkeys(("barrier", "head_log"), _OF_TAILS),
     "get_tail": tuple(
         f"{name}?" for name in _OF_TAILS
-    ),  # The stream of a watched tail has none of them.
+    ),  # The stream of a watched tail has no such headers.
     "ensure_log": ("ETag", "Location?", "Log-Uid"),
     **dict.fromkeys(("get_log", "update_log"), ("ETag", "Log-Uid")),
     **dict.fromkeys(("get_cursor", "commit_cursor"), ("ETag",)),
@@ -123,7 +123,7 @@ Describe = Callable[[type[RollbookError], int], dict[str, Any]]
 
 
 def complete(document: dict[str, Any], open_paths: Collection[str], describe: Describe) -> None:
-    """`open_paths` need no authentication. `describe`: an error as an answer with that status."""
+    """`open_paths` need no authentication. `describe` makes the response for an error with that status."""
     document["components"]["securitySchemes"] = {
         "token": {
             "type": "http",

@@ -21,7 +21,8 @@ Facts = Mapping[str, Any]
 _UNSAFE: Final = re.compile(r"[^A-Za-z0-9._:-]")
 _OPERATIONS_KEPT: Final = 100
 _ACTS_AT_ONCE: Final = 8
-_LOOKS_AT_ONCE: Final = 2  # Of their own: callers who may only look block no act (MG4).
+# Looks have slots of their own: callers with read rights cannot block acts (MG4).
+_LOOKS_AT_ONCE: Final = 2
 
 
 @dataclass(slots=True)
@@ -29,11 +30,11 @@ class Operation:
     id: str
     kind: str
     started_ms: int
-    is_look: bool = False  # It changes nothing.
+    is_look: bool = False  # True: the operation changes nothing.
     ended_ms: int | None = None
     result: dict[str, Any] | None = None
     problem: dict[str, Any] | None = None
-    error: RollbookError | None = None  # The error that the problem was made of.
+    error: RollbookError | None = None  # The error that the problem document was made of.
 
     def describe(self) -> dict[str, Any]:
         state = "failed" if self.problem else "running" if self.ended_ms is None else "done"
@@ -52,20 +53,21 @@ class RunningOperations:
 
     def __init__(self) -> None:
         self._known: dict[str, Operation] = {}  # Oldest first.
-        self._running: dict[str, tuple[Operation, asyncio.Task[None]]] = {}  # By kind.
+        # Running operations by kind.
+        self._running: dict[str, tuple[Operation, asyncio.Task[None]]] = {}
         self._number = 0
 
     def start(
         self, kind: str, work: Callable[[], Awaitable[Facts]], *, is_look: bool = False
     ) -> Operation:
-        """The running one, if there is one of this kind. Raises `Overloaded`."""
+        """Starts an operation, or returns the running one of this kind. Raises `Overloaded`."""
         if running := self._running.get(kind):
             return running[0]
         alike = sum(each.is_look == is_look for each, _ in self._running.values())
         if alike >= (_LOOKS_AT_ONCE if is_look else _ACTS_AT_ONCE):
             raise Overloaded("too many operations are running", next_step="wait for one to end")
         self._number += 1
-        name = _UNSAFE.sub("_", kind)  # It is a part of a path.
+        name = _UNSAFE.sub("_", kind)  # The name is part of a URL path.
         operation = Operation(f"{name}-{self._number}", kind, _now_ms(), is_look)
         self._known[operation.id] = operation
         if len(self._known) > _OPERATIONS_KEPT:
@@ -130,8 +132,9 @@ class RunningOperations:
         return list(reversed(self._known.values()))
 
     async def close(self) -> None:
-        """Each operation ends, and its end is logged."""
-        await asyncio.sleep(0)  # A task cancelled before its first step never runs, nor ends.
+        """Stops all operations, and logs how each ended."""
+        # A task cancelled before its first step never runs, so its operation would not end.
+        await asyncio.sleep(0)
         for _, task in list(self._running.values()):
             await stop_tasks(task)
 

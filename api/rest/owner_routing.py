@@ -39,14 +39,14 @@ Forward = Literal["auto", "never"]
 
 @dataclass(frozen=True, slots=True)
 class Asking:
-    """How a request wants to be served."""
+    """How a request is to be served."""
 
     timeout_ms: int = TIMEOUT_MS
     forward: Forward | None = None
-    uid: str = ""  # Of the intended log; empty: of whichever has the name.
+    uid: str = ""  # The uid of the intended log; empty: any log of that name.
 
     def of(self, word: Any) -> Any:
-        """The word, of that log. Raises `InvalidRequest` if the word names another one."""
+        """The request, with this log's name. Raises `InvalidRequest` if it names another log."""
         said = getattr(word, "uid", self.uid)
         if said == self.uid or not self.uid:
             return word
@@ -56,7 +56,7 @@ class Asking:
 
 
 class PeerServers(Protocol):
-    """Other log servers."""
+    """Asks other log servers."""
 
     async def ask(self, word: Any, address: str, due: float) -> Any:
         """Raises its errors, and those that keep it from answering."""
@@ -69,7 +69,7 @@ class OwnerRouting:
         url_of: Callable[[str], str],
         peers: PeerServers | None = None,
     ) -> None:
-        """`url_of`: where a server's HTTP is, by the address of its gRPC; empty if it has none."""
+        """`url_of`: the HTTP URL of the server with a gRPC address; empty if it has none."""
         self.url_of = url_of
         self._core = core
         self._peers = peers
@@ -133,7 +133,7 @@ class OwnerRouting:
         )
 
     def follow(self, word: Any, stands: Offset | None = None) -> AsyncGenerator[Any, None]:
-        """Its events; a caller that leaves early closes it. `stands`: the position of a reader that resumes."""
+        """A reader's events; a caller that leaves early closes it. `stands`: where the reader resumes."""
         method = BY_REQUEST[type(word)]
         if not isinstance(word, ReadStream):
             return self._core.watch(method, word)
@@ -148,5 +148,5 @@ class OwnerRouting:
         )
 
     async def close(self) -> None:
-        """Ends a response that would go on for ever; clients resume elsewhere."""
+        """Ends endless responses; their clients resume at another server."""
         await stop_tasks(*self.followers)

@@ -80,7 +80,7 @@ def problem_of(
     status: int | None = None,
     fields: Sequence[Mapping[str, str]] | None = None,
 ) -> dict[str, Any]:
-    """As JSON; empty values are left out."""
+    """The problem as JSON values; empty ones are left out."""
     title = (type(error).__doc__ or "").partition("\n")[0]
     code = type(error).code
     found = {
@@ -107,14 +107,15 @@ def response_of(
     headers: Mapping[str, str] | None = None,
 ) -> JSONResponse:
     problem = problem_of(error, status=status, fields=fields)
-    told = {"cache-control": "no-store", **(headers or {})}  # A 404 without headers is cached.
+    # Caches store even a 404 that has no headers.
+    told = {"cache-control": "no-store", **(headers or {})}
     if wait_ms := retry_after_ms(error):
         told.setdefault("retry-after", str(-(-wait_ms // 1000)))
     return JSONResponse(problem, problem["status"], headers=told, media_type=MEDIA_TYPE)
 
 
 def _plain(value: Any) -> Any:
-    """As JSON can express it, and of bounded length."""
+    """Converts a value to JSON's types, with a bounded length."""
     match value:
         case bool() | int() | float() | None:
             return value
@@ -128,7 +129,7 @@ def _plain(value: Any) -> Any:
 
 
 def describe_problems(*errors: type[RollbookError]) -> dict[int | str, dict[str, Any]]:
-    """For OpenAPI: which of them an operation may answer with."""
+    """For OpenAPI: the problems that an operation may respond with."""
     by_status: dict[int, list[type[RollbookError]]] = {}
     for error in errors:
         by_status.setdefault(error.code.http, []).append(error)
@@ -153,7 +154,7 @@ def _described(status: int, *errors: type[RollbookError]) -> dict[str, Any]:
 def new_app(
     title: str, description: str, version: str, open_paths: Collection[str] = ()
 ) -> FastAPI:
-    """Without pages that load their scripts from elsewhere, and with problems."""
+    """Makes an application that responds with problems, and has no pages that load scripts from elsewhere."""
     app = FastAPI(
         title=title,
         description=description,
@@ -169,7 +170,7 @@ def new_app(
 
 
 def _add_problems(app: FastAPI, open_paths: Collection[str]) -> None:
-    """Every failure of a request ends in a problem, and OpenAPI says so."""
+    """Makes every failure a problem, and adds problems to the OpenAPI document."""
     described = app.openapi
 
     def openapi() -> dict[str, Any]:
@@ -182,7 +183,7 @@ def _add_problems(app: FastAPI, open_paths: Collection[str]) -> None:
         assert app.openapi_schema
         return app.openapi_schema
 
-    app.openapi = openapi  # type: ignore[method-assign]  # As FastAPI's documentation has it.
+    app.openapi = openapi  # type: ignore[method-assign]  # FastAPI documents this way to replace the schema.
     app.add_exception_handler(RollbookError, _on_error)
     app.add_exception_handler(HTTPException, _on_http_error)
     app.add_exception_handler(RequestValidationError, _on_bad_request)
@@ -190,7 +191,7 @@ def _add_problems(app: FastAPI, open_paths: Collection[str]) -> None:
 
 
 def _tell_of_problems(document: dict[str, Any]) -> None:
-    """Instead of the framework's own answer to unreadable requests."""
+    """Replaces FastAPI's own response to unreadable requests."""
     schemas = document["components"]["schemas"]
     for name in ("HTTPValidationError", "ValidationError"):
         schemas.pop(name, None)
@@ -200,7 +201,7 @@ def _tell_of_problems(document: dict[str, Any]) -> None:
         for operation in operations.values():
             responses = operation["responses"]
             if MEDIA_TYPE not in responses.get("422", {}).get("content", {}):
-                responses.pop("422", None)  # The framework's, not one of ours.
+                responses.pop("422", None)  # FastAPI's default 422 response, not one of ours.
             responses["default"] = {
                 "description": "A problem (RFC 9457).",
                 "content": {MEDIA_TYPE: problem},
@@ -228,7 +229,7 @@ async def _on_http_error(request: Request, error: Exception) -> JSONResponse:
 
 
 def _allowed(request: Request) -> str:
-    """Of all routes of this path; the framework names those of one."""
+    """The methods of all routes of this path; the framework names those of one route only."""
     routes = request.app.routes
     return ", ".join(
         method
@@ -251,13 +252,13 @@ async def _on_bad_request(_: Request, error: Exception) -> JSONResponse:
 
 
 async def _on_surprise(request: Request, error: Exception) -> JSONResponse:
-    """An unexpected error is logged, and not shown to the client."""
+    """Logs an unexpected error, and does not show it to the client."""
     logger.error("http_request_failed", path=request.url.path, exc_info=error)
     return response_of(surprise(request.method))
 
 
 def surprise(method: str = "", **where: Any) -> RollbookError:
-    """What a client is shown of an unexpected error. `method`: of the request, if there is one that waits."""
+    """What a client sees of an unexpected error. `method`: of the waiting request, if there is one."""
     error = RollbookError(next_step="read the server's log, then ask again", **where)
     if method in _SAFE_METHODS:
         error.outcome = Outcome.NOT_APPLIED

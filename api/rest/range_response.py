@@ -36,7 +36,7 @@ from rollbook.proto.tasks import stop_tasks
 
 logger = structlog.get_logger()
 
-_TEXT_BYTES: Final = 8 * PIECE_BYTES  # As JSON a byte takes at most six, `\u0001`.
+_TEXT_BYTES: Final = 8 * PIECE_BYTES  # Eight times: a byte takes at most six in JSON (`\u0001`).
 
 
 class RangeResponse(Response):
@@ -48,7 +48,7 @@ class RangeResponse(Response):
         encoding: Encoding,
         headers: dict[str, str],
     ) -> None:
-        """`end`: of the wanted part."""
+        """`end`: the end of the requested range."""
         super().__init__(headers=headers, media_type=JSON)
         del self.headers["content-length"]
         blocks = wanted(answer.blocks, answer.first_offset, end)
@@ -67,7 +67,7 @@ class RangeResponse(Response):
             await self._newcomer.wait()
         text, is_all = self._next_text(b'{"records":[')
         if is_all:
-            self._pieces = iter(())  # Nothing of its blocks is held any more.
+            self._pieces = iter(())  # Drops the references to the blocks.
             self.headers["content-length"] = str(len(text))
             if is_much and not hold(len(text)):
                 return
@@ -91,17 +91,18 @@ class RangeResponse(Response):
             await send(_body(text, more=not is_all))
             if is_all:
                 return
-            await asyncio.sleep(0)  # As much as there is room for is sent without a wait.
+            # Yields once, so that the transport can send what fits its buffer.
+            await asyncio.sleep(0)
             await self._newcomer.wait()
             try:
                 text, is_all = self._next_text(b",")
-            except Exception as error:  # Where a request ends.
+            except Exception as error:  # A request ends here: any error becomes a response.
                 at = self._made_below
                 logger.error("http_range_cut", path=path, next_offset=at, exc_info=error)
                 return
 
     def _next_text(self, before: bytes) -> tuple[bytes, bool]:
-        """With the text after the records, if these are the last."""
+        """The next records as text, with the text after them if they are the last."""
         piece = next(self._pieces, None)
         if piece is None:
             return before.removeprefix(b",") + self._rest, True
@@ -115,7 +116,7 @@ class RangeResponse(Response):
 
 
 def held_by(blocks: list[bytes]) -> int:
-    """While they are sent: all of them as they are stored, and the body of one, if it is packed."""
+    """Bytes held while records are sent: all stored blocks, and the unpacked body of one."""
     return sum(map(len, blocks)) + max(map(packed_body_of, blocks), default=0)
 
 

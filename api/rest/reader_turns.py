@@ -12,7 +12,8 @@ from rollbook.proto.errors import RollbookError
 
 TURNS: Final = 8
 _TURN_S: Final = 1.0
-_TURN_BYTES: Final = 2 * 1024 * 1024  # Fewer: more is spent on going to its position.
+# Bytes of a turn. Fewer: more is spent on seeking to the reader's position.
+_TURN_BYTES: Final = 2 * 1024 * 1024
 _RETRY_S: Final = 1.0  # A reader that cannot be served waits this long, or until its heartbeat.
 
 T = TypeVar("T")
@@ -54,7 +55,7 @@ class ReaderTurns:
                 async for event in events:
                     yield event
                     turn.on_told(_size_of(event))
-                    del event  # It may take some time until it has the next turn.
+                    del event  # The event would be kept in memory until the next turn.
         finally:
             turn.give_up()
 
@@ -106,7 +107,7 @@ async def _in_turns(
                         stands = progress.position
                         yield progress
             is_opening = events is None
-            if events is None:  # From there, wherever the log's end is by now.
+            if events is None:  # Read from there, wherever the log's end is by now.
                 events = read(asked if stands is None else asked.resumed_at(stands))
             try:
                 event = await anext(events, None)
@@ -137,14 +138,14 @@ async def _in_turns(
 async def _wait(
     turn: "_ReaderTurn", asked: ReadStream, stand: Stand, stands: Offset | None
 ) -> Events:
-    """The follower's position, with each heartbeat until its turn begins."""
+    """Yields the follower's position at each heartbeat until its turn begins."""
     now, heartbeat_s, misses = asyncio.get_running_loop().time, asked.heartbeat_ms / 1000, 0
     while not await turn.wait_until(now() + heartbeat_s):
         if stands is None:
             progress = await turn.race(stand(asked.start))
         elif misses == MISSES_MAX:
             progress = await turn.race(stand(AtOffset(stands)))
-        else:  # If it is not known, the next heartbeat may know.
+        else:  # The tail may still be unknown; a later heartbeat tries again.
             progress = await turn.race(_known(stand, stands))
         if progress is None:
             misses += 1
@@ -154,7 +155,7 @@ async def _wait(
 
 
 async def _known(stand: Stand, stands: Offset) -> Progress | None:
-    """None: not for now."""
+    """The follower's progress; None: it is not known now."""
     try:
         return await stand(AtOffset(stands))
     except RollbookError as error:
@@ -183,9 +184,9 @@ class _ReaderTurn:
         self._turns = turns
         self._loop = asyncio.get_running_loop()
         self._waiting: asyncio.Timeout | None = None  # Ends the wait when the turn begins.
-        self._timer: asyncio.TimerHandle | None = None  # While the turn lasts.
+        self._timer: asyncio.TimerHandle | None = None  # Set while the turn lasts.
         self._ending: asyncio.Handle | None = None
-        self._room = 0  # Bytes that may yet be sent in it.
+        self._room = 0  # Bytes that may still be sent in the turn.
 
     @property
     def is_waiting(self) -> bool:
@@ -208,7 +209,7 @@ class _ReaderTurn:
         return self._timer is not None
 
     async def race(self, doing: Awaitable[T]) -> T | None:
-        """Its result; None: it was given up for the turn."""
+        """The result of `doing`; None: it was abandoned because the turn began."""
         try:
             async with asyncio.timeout(None) as self._waiting:
                 self._turns.enter(self)
@@ -229,7 +230,7 @@ class _ReaderTurn:
             self._waiting.reschedule(self._loop.time())
 
     def on_told(self, size: int) -> None:
-        """It ends, unless it goes on at once."""
+        """Ends the turn, unless the follower continues at once."""
         self._room -= size
         if self._room <= 0:
             self.end()
@@ -247,13 +248,13 @@ class _ReaderTurn:
             self._turns.release()
 
     def give_up(self) -> None:
-        """The turn, or the place in the queue: at once, so that no cancellation comes between."""
+        """Gives up the turn or the place in the queue, without an await that could be cancelled."""
         self._turns.leave(self)
         self.end()
 
 
 class UnsentRecords:
-    """Of large records that were sent in part."""
+    """The unsent rest of large records."""
 
     def __init__(self) -> None:
         self.bytes = 0

@@ -15,13 +15,13 @@ from rollbook.logservice.core.record_block import Block, Record, span_of
 from rollbook.logservice.ids import Offset
 
 PIECE_BYTES: Final = 16 * 1024
-_FRAME_BYTES: Final = 64  # Names of fields, offset, time: about this much for each record.
+_FRAME_BYTES: Final = 64  # JSON bytes around each value: field names, offset, time.
 
 
 class RecordSlice(NamedTuple):
     start: Offset
     next_offset: Offset
-    records: bytes  # An array, as JSON.
+    records: bytes  # A JSON array.
 
 
 def pieces(
@@ -33,7 +33,7 @@ def pieces(
     rest = wanted(blocks, start, end)
     rest.reverse()
     del blocks
-    while rest:  # Sent pieces are not kept.
+    while rest:  # Each piece is dropped after it is sent.
         block = Block(rest.pop())
         index = max(start - block.base_offset, 0)
         last = min(end - block.base_offset, block.count)
@@ -52,27 +52,27 @@ def pieces(
 def _made(
     start: Offset, next_offset: Offset, held: list[Record], encoding: Encoding
 ) -> RecordSlice:
-    """Held bytes are released: a piece may wait for long."""
+    """Makes a piece, and releases the bytes held: the piece may wait for long."""
     piece = RecordSlice(start, next_offset, records_json(held, encoding))
     held.clear()
     return piece
 
 
 def wanted(blocks: Sequence[bytes], start: Offset, end: Offset) -> list[bytes]:
-    """Those with any of it; they are in order. There can be one for each record."""
+    """Blocks, which are in order, with a part of the range. There can be one for each record."""
     first = bisect_right(blocks, start, key=lambda block: span_of(block)[1])
     behind = bisect_left(blocks, end, key=lambda block: span_of(block)[0])
     return list(blocks[first:behind])
 
 
 def _run(block: Block, index: int, last: int, room: int) -> tuple[int, int]:
-    """The last record that fits, the one that fills it included, and its size."""
+    """The last record that fits, including the one that fills the room, and their size."""
 
     def size_up_to(behind: int) -> int:
         return block.bytes_before(behind) - before + (behind - index) * _FRAME_BYTES
 
     before = block.bytes_before(index)
-    most = min(last, index + room // _FRAME_BYTES + 1)  # No record is counted as less.
+    most = min(last, index + room // _FRAME_BYTES + 1)  # Each record takes at least `_FRAME_BYTES`.
     candidates = range(index + 1, most)
     behind = index + 1 + bisect_left(candidates, room, key=size_up_to)
     return behind, size_up_to(behind)

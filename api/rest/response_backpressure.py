@@ -22,14 +22,14 @@ Hold = Callable[[int], bool]
 """Reports how much an answer holds by now; returns whether it may, and whether the client still
 reads."""
 
-HOLD: Final = "rollbook.hold"  # In a request's scope: its `Hold`.
+HOLD: Final = "rollbook.hold"  # The key in a request's scope of its `Hold`.
 _SLICE_BYTES: Final = 64 * 1024  # Smaller amounts are not counted.
 _PATIENCE_S: Final = 0.25
 _RETRY_MS: Final = 1000
 
 
 class ResponseBackpressure:
-    """Of one server."""
+    """Bounds the bytes that all responses of one server hold."""
 
     def __init__(self, bytes_max: int) -> None:
         self.bytes = 0
@@ -43,7 +43,7 @@ class ResponseBackpressure:
         return self.bytes + size <= self._bytes_max
 
     async def serve(self, app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
-        """The response of `app`, within these bounds."""
+        """Sends the response of `app` within these bounds."""
         answer = _Answer(self, send)
         try:
             await app({**scope, HOLD: answer.hold}, receive, answer.send)
@@ -55,18 +55,18 @@ class ResponseBackpressure:
 
 
 class _Answer:
-    """One. The application's part is complete, and it says so (`Content-Length`), or it reports what it holds."""
+    """One response. The application sends a whole body with `Content-Length`, or reports the bytes it holds."""
 
     def __init__(self, room: ResponseBackpressure, send: Send) -> None:
         self.held_bytes = 0
-        self.is_refused = False  # Before any of it was sent.
-        self._is_cut = False  # The connection of an unfinished response is closed.
+        self.is_refused = False  # True: refused before any of it was sent.
+        self._is_cut = False  # True: the connection is closed in the middle of the response.
         self._has_begun = False
         self._room = room
         self._send = send
 
     def hold(self, size: int) -> bool:
-        """A response that has begun, and may not hold more, is cut."""
+        """Reports held bytes. A response that has begun, and may hold no more, is cut off."""
         if self.is_refused or self._is_cut:
             return False
         more = size - self.held_bytes
@@ -108,7 +108,7 @@ class _Answer:
         return True
 
     async def _send_slice(self, message: Message) -> bool:
-        """Wait for a client that reads nothing while there is room."""
+        """Sends a slice, and waits for a slow client while there is room."""
         while not await send_within(message, self._send, _PATIENCE_S):
             if self._room.is_half_full:
                 return False
@@ -116,7 +116,7 @@ class _Answer:
 
 
 async def send_within(message: Message, send: Send, patience_s: float) -> bool:
-    """Otherwise nothing of it was sent: the sender waits first, then writes."""
+    """Whether the message was sent in time; otherwise no part of it was: the sender waits before it writes."""
     try:
         async with asyncio.timeout(patience_s):
             await send(message)

@@ -88,7 +88,7 @@ async def _condition(
         str | None, Header(description="*: nothing was ever appended.")
     ] = None,
 ) -> Condition | None:
-    """None if there is none."""
+    """The request's condition; None if it has none."""
     if if_none_match not in (None, "*"):
         raise InvalidRequest("If-None-Match has to be *: nothing was ever appended")
     matched = version_of(if_match)
@@ -144,7 +144,7 @@ async def _of_one_record(
         str | None, Header(alias="log-meta-*", description="Its headers, one for each name.")
     ] = None,
 ) -> None:
-    """What `block_of` takes from the request's headers."""
+    """Arguments of `block_of` from the request's headers."""
 
 
 async def _writer_epoch(
@@ -163,7 +163,7 @@ async def _accept(
 async def _etag(
     if_match: Annotated[str | None, Header(description="The ETag that it must still have.")] = None,
 ) -> str:
-    """Empty: whatever it has become."""
+    """The ETag in `If-Match`; empty: any version matches."""
     return "" if if_match in (None, "*") else str(if_match).strip().strip('"')
 
 
@@ -181,7 +181,7 @@ async def _expected_version(
 
 
 def version_of(if_match: str | None) -> int | None:
-    """`"42"`."""
+    """The version in an ETag such as `"42"`."""
     if if_match is None:
         return None
     text = if_match.strip().strip('"')
@@ -201,12 +201,12 @@ def media_type(request: Request) -> str:
     return request.headers.get("content-type", "").partition(";")[0].strip().lower()
 
 
-# Of the application: `log_app.make_app` sets it.
+# The application's routing, which `log_app.make_app` sets.
 Routing = Annotated[OwnerRouting, Depends(_routing)]
 Log = Annotated[LogName, Depends(_log_name)]
 Cursor = Annotated[CursorName, Depends(_cursor_name)]
 How = Annotated[Asking, Depends(_asking)]
-HowOf = Annotated[Asking, Depends(_asking_of)]  # Of one log.
+HowOf = Annotated[Asking, Depends(_asking_of)]  # `Asking` of routes with a single log.
 If = Annotated[Condition | None, Depends(_condition)]
 By = Annotated[ProducerRef | None, Depends(_producer)]
 TakesRecord: Final = Depends(_of_one_record)

@@ -73,22 +73,23 @@ _CONNECTIONS_MAX: Final = 64
 _HEAD_BYTES_MAX: Final = 16 * 1024
 _HEADERS_MAX: Final = 100
 _END_OF_HEAD: Final = re.compile(rb"\n\r?\n")
-_QUERY_FIELDS_MAX: Final = 1024  # As many owners may be asked.
-_SLICE_BYTES: Final = 16 * 1024  # Read in a turn, and parsed at a time.
-_PLAIN_BYTES: Final = 128 * 1024  # Discarded bytes in a turn: turns cost more than bytes.
+_QUERY_FIELDS_MAX: Final = 1024  # A query may name this many owners.
+_SLICE_BYTES: Final = 16 * 1024  # Bytes that are read per turn, and parsed at a time.
+_PLAIN_BYTES: Final = 128 * 1024  # Bytes that are discarded per turn: turns cost more than bytes.
 _BODY_BYTES_MAX: Final = 64 * 1024
 _EXCHANGE_S: Final = (
-    30.0  # From a connection's start, or its last answer, to the end of the next answer.
+    30.0  # From a connection's start, or its last response, to the end of the next response.
 )
 _BODY_S: Final = 10.0
 _HANDSHAKE_S: Final = 5.0
 _ROUNDS_OF_REQUEST: Final = 16  # About the time that an append takes, without its waits.
-_FIRST_WAITS_S_MAX: Final = 0.25  # However many come.
-_LINGER_S: Final = 1.0  # Or until a body of the largest size was read:
-_FORGOTTEN_EVERY_S: Final = 0.01  # then read and discard this much at a time.
+# The longest wait of a first request, however many connections come.
+_FIRST_WAITS_S_MAX: Final = 0.25
+_LINGER_S: Final = 1.0  # Seconds from a refusal until the connection is closed.
+_FORGOTTEN_EVERY_S: Final = 0.01  # The pause between two reads of discarded input.
 _KEEP_ALIVE_S: Final = 5
 _BACKLOG: Final = 32
-_IDLE_LOOKED_AT: Final = 8  # Of those that may have to make room.
+_IDLE_LOOKED_AT: Final = 8  # Idle connections that are checked when one must make room.
 _RETRY_MS: Final = 1000
 # Bytes of a connection that its client has no room for. By default the system takes megabytes, so
 # that a client that reads nothing is sent a large part of a log.
@@ -105,16 +106,17 @@ _ONCE: Final = frozenset(
         "origin",
     )
 )
-_ONCE_IN_CHANGES: Final = _ONCE | {"if-none-match"}  # A client may know several.
+_ONCE_IN_CHANGES: Final = _ONCE | {"if-none-match"}  # A client may know several ETags.
 _ONCE_PREFIXES: Final = ("log-", "producer-")
-_MANY: Final = "log"  # The only list among the fields of queries.
-_NAMES: Final = "certificate_names"  # In the state that a connection hands to its requests.
+_MANY: Final = "log"  # The only query parameter that may be repeated.
+# The key of the certificate's names in the state that requests get.
+_NAMES: Final = "certificate_names"
 _LOOPBACK_NAMES: Final = frozenset(("localhost", "127.0.0.1", "::1"))
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """The share of all of them together in a server. These suit one for its operators."""
+    """Bounds of all a server's connections together. The defaults suit a server for its operators."""
 
     # Connections. Larger: more clients, more memory. Smaller: the reverse.
     connections: int = _CONNECTIONS_MAX
@@ -133,7 +135,7 @@ class Bounds:
     # Bytes that a connection may hold before the sender of its response has to wait. Larger: fewer,
     # longer writes. Smaller: less memory.
     unsent_bytes: int = 64 * 1024
-    may_stream: bool = False  # An exchange has no deadline as long as it gets on.
+    may_stream: bool = False  # An exchange has no deadline while it makes progress.
 
 
 _FOR_OPERATORS: Final = Bounds()
@@ -144,9 +146,11 @@ class HttpConfig:
     address: Address
     token_file: str | None = None  # Its first line is what clients show as `Bearer`.
     tls: TlsFiles | None = None
-    insecure: bool = False  # Off loopback without TLS and a token: for networks that are trusted.
-    knows_callers: bool = False  # A authenticator will be there, with or without that token.
-    origins: tuple[str, ...] = ()  # Of pages that may use it, checked by `check_origins`.
+    # Allows addresses off loopback without TLS and a token: for trusted networks.
+    insecure: bool = False
+    knows_callers: bool = False  # True: an authenticator will exist, with or without that token.
+    # Origins of pages that may use the API, checked by `check_origins`.
+    origins: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.insecure or is_loopback(self.address.host):
@@ -159,10 +163,10 @@ class HttpConfig:
 
 
 class HttpServer:
-    """A listening server; `start` makes it."""
+    """A listening server; use `start` to create one."""
 
     def __init__(self, server: asyncio.Server, state: ServerState, address: Address) -> None:
-        self.address = address  # With the real port, if 0 was requested.
+        self.address = address  # The real port, even if port 0 was requested.
         self._server = server
         self._state = state
 
@@ -227,7 +231,7 @@ class HttpServer:
         return cls(server, state, Address(host, port))
 
     async def close(self, deadline_s: float = 2.0) -> None:
-        """Requests under way may end within the deadline."""
+        """Requests in progress may end within the deadline."""
         self._server.close()
         for connection in list(self._state.connections):
             connection.shutdown()
@@ -237,11 +241,11 @@ class HttpServer:
         await stop_tasks(*tasks)
         for connection in list(self._state.connections):
             connection.transport.abort()
-        await asyncio.sleep(0)  # Lets them know.
+        await asyncio.sleep(0)  # Lets the connections handle the change.
 
 
 class _Crowd:
-    """The connections, longest silent first."""
+    """The server's connections, longest silent first."""
 
     def __init__(self, bounds: Bounds) -> None:
         self.bounds = bounds
@@ -269,39 +273,40 @@ class _Crowd:
                 self.leave(connection)
                 connection.transport.abort()
                 return True
-            self.on_answered(connection)  # Others are checked next time.
+            # Moves it to the end, so that the next call checks other connections.
+            self.on_answered(connection)
         return False
 
 
 class _Parser(h11.Connection):
-    """h11's, which refuses input that would block the loop before it is parsed."""
+    """An h11 parser that refuses input which would block the loop while it is parsed."""
 
     def __init__(self) -> None:
         super().__init__(h11.SERVER, _HEAD_BYTES_MAX)
-        self.refusal = ""  # If it is ours.
+        self.refusal = ""  # The reason, if this class refused the input.
         self._unparsed = bytearray()
         self._is_chunked = False
 
     @property
     def has_more(self) -> bool:
-        """Bytes that were not parsed."""
+        """Whether some received bytes are not parsed yet."""
         return bool(self._unparsed or self.trailing_data[0])
 
     @property
     def has_head(self) -> bool:
-        """A whole one, whatever is wrong with it."""
+        """Whether a whole head was received, valid or not."""
         return _END_OF_HEAD.search(self.trailing_data[0] + self._unparsed) is not None
 
     @property
     def is_in_plain_body(self) -> bool:
-        """Nothing in it is parsed."""
+        """Whether the received bytes belong to a body that needs no parsing."""
         return self.their_state is h11.SEND_BODY and not self._is_chunked
 
     def receive_data(self, data: bytes) -> None:
         self._unparsed += data
 
     def next_event(self) -> Any:
-        """A slice at a time, so that the next bytes can be checked before each event."""
+        """Parses a slice at a time, so that the next bytes can be checked before each event."""
         while (event := self._next_of_slice()) is h11.NEED_DATA and self._unparsed:
             super().receive_data(bytes(self._unparsed[:_SLICE_BYTES]))
             del self._unparsed[:_SLICE_BYTES]
@@ -314,7 +319,7 @@ class _Parser(h11.Connection):
         if isinstance(event, h11.Request):
             self._is_chunked = any(name == b"transfer-encoding" for name, _ in event.headers)
             if self._is_chunked:
-                self._reader = _ChunkReader(self._refuse)  # In place of h11's.
+                self._reader = _ChunkReader(self._refuse)  # Replaces h11's own reader.
         return event
 
     def _check_head(self, data: bytes) -> None:
@@ -333,7 +338,7 @@ class _Parser(h11.Connection):
 
 
 class _ChunkReader:
-    """Used by h11 to read such a body."""
+    """The reader of chunked bodies that h11 uses."""
 
     def __init__(self, refuse: Callable[[str], NoReturn]) -> None:
         self._chunks = Chunks()
@@ -361,14 +366,15 @@ class _ChunkReader:
 
 
 class _Connection(H11Protocol):
-    """uvicorn's, with a bound on their number and on the time of one exchange."""
+    """A uvicorn connection that is counted, with a limit on the time of one exchange."""
 
     _watchdog: asyncio.TimerHandle | None = None
-    _unsent = -1  # When the watchdog last looked.
-    _is_answered = False  # Just now.
-    _next: asyncio.Task[None] | None = None  # It waits for others.
-    _first_may_wait_s = _FIRST_WAITS_S_MAX  # Yet, in however many pieces it comes.
-    _unheard: int | None = None  # Bytes that may yet be discarded; None: it is read.
+    _unsent = -1  # Unsent bytes at the watchdog's last check.
+    _is_answered = False  # True: a response has just been completed.
+    _next: asyncio.Task[None] | None = None  # The task of a request that waits in the queue.
+    # The remaining wait of a first request, however many pieces it arrives in.
+    _first_may_wait_s = _FIRST_WAITS_S_MAX
+    _unheard: int | None = None  # Bytes that may still be discarded; None: input is parsed.
 
     def __init__(self, crowd: _Crowd, *uvicorns: Any) -> None:
         super().__init__(*uvicorns)
@@ -386,7 +392,7 @@ class _Connection(H11Protocol):
         and then."""
         return self.is_serving or (self._next is not None and self._parser.has_head)
 
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # As uvicorn's.
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # uvicorn's signature.
         super().connection_made(transport)
         self.app_state[_NAMES] = names_in(transport.get_extra_info("peercert"))
         self._read_at_once(_SLICE_BYTES)
@@ -409,7 +415,7 @@ class _Connection(H11Protocol):
         """A connection that was answered begins at once. A connection's first request, and those that were
         sent before an answer, wait in one queue: many can come in one go, and others are served in between.
         """
-        if self._next is not None:  # With later bytes.
+        if self._next is not None:  # A request waits already; this call is about later bytes.
             return
         if self._is_answered and self._parser.has_more:
             self._wait_in_line(self._serve_next())
@@ -420,7 +426,7 @@ class _Connection(H11Protocol):
 
     def _wait_in_line(self, serve: Coroutine[None, None, None]) -> None:
         self.flow.pause_reading()
-        self._unset_keepalive_if_required()  # It is not idle; `_watch` still bounds it.
+        self._unset_keepalive_if_required()  # The connection is not idle; `_watch` still bounds it.
         self._next = self.loop.create_task(serve)
 
     async def _serve_first(self) -> None:
@@ -454,8 +460,8 @@ class _Connection(H11Protocol):
         super().connection_lost(exc)
 
     def send_400_response(self, msg: str) -> None:
-        """In the form of every other refusal."""
-        if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):  # It has begun to answer.
+        """Sends a 400 response in the form of all other refusals."""
+        if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):  # The response has begun.
             self.transport.abort()
             return
         error = InvalidRequest(self._parser.refusal or msg)
@@ -466,7 +472,7 @@ class _Connection(H11Protocol):
         self._linger()
 
     def _linger(self) -> None:
-        """If it were closed with unread bytes, the system would discard the answer."""
+        """Delays the close: with unread bytes, the system would discard the response."""
         self._unheard = self._crowd.bounds.body_bytes
         self._unset_keepalive_if_required()
         if self.is_serving:
@@ -481,7 +487,7 @@ class _Connection(H11Protocol):
         self._watchdog = self.loop.call_later(_LINGER_S, self.transport.abort)
 
     def _read_at_once(self, bytes_max: int) -> None:
-        self.transport.max_size = bytes_max  # type: ignore[attr-defined]  # It is asyncio's; without TLS.
+        self.transport.max_size = bytes_max  # type: ignore[attr-defined]  # asyncio's attribute, without TLS only.
 
     def data_received(self, data: bytes) -> None:
         if self._unheard is None:
@@ -490,7 +496,7 @@ class _Connection(H11Protocol):
         self._unheard -= len(data)
         if self._unheard < 0:
             self.transport.abort()
-        else:  # A forgotten client can wait: twenty that sent a megabyte each delayed others.
+        else:  # Refused clients can wait: twenty that sent a megabyte each delayed others.
             self.flow.pause_reading()
             self.loop.call_later(_FORGOTTEN_EVERY_S, self.flow.resume_reading)
 
@@ -511,7 +517,7 @@ class _Connection(H11Protocol):
 
 
 class Guard:
-    """Passes allowed requests on, with their whole body."""
+    """Passes allowed requests on, with their whole bodies."""
 
     def __init__(
         self,
@@ -586,7 +592,8 @@ class Guard:
         return bool(door and f"{path}/".startswith(f"{door}/"))
 
     async def _read_body(self, headers: Headers, receive: Receive, held: "_Held") -> bytes:
-        self._hold(held, int(headers.get("content-length", "0")))  # h11 saw that it is a number.
+        # h11 checked that the header is a number.
+        self._hold(held, int(headers.get("content-length", "0")))
         held.is_read = True
         body = bytearray()
         try:
@@ -651,15 +658,15 @@ class _Held:
     """A request's share of the bytes of all bodies."""
 
     bytes: int = 0
-    is_read: bool = False  # A client that asked whether to send it was asked to.
+    is_read: bool = False  # True: the client waited for `100 Continue`, and got it.
 
 
 class _Gone(Exception):
-    """The client left before the end of its request."""
+    """The client left before its request ended."""
 
 
 class _Refused(Exception):
-    """Before the application saw it."""
+    """The request was refused before the application saw it."""
 
     def __init__(self, status: int, error: RollbookError) -> None:
         super().__init__(status)
@@ -712,10 +719,11 @@ def _check_path(scope: Scope) -> None:
 
 
 def _check_said_once(scope: Scope, headers: Headers) -> None:
-    """Refuses a header that is sent twice: a proxy in between may have used the other value."""
+    """Refuses repeated headers and parameters: a proxy in between may have used the other value."""
     once = _ONCE if scope["method"] in _LOOKING else _ONCE_IN_CHANGES
     _check_no_two(name for name in headers if name in once or name.startswith(_ONCE_PREFIXES))
-    if query := scope["query_string"]:  # Its names as routes read them, without escapes.
+    # Names are decoded as routes decode them, so escapes cannot hide a second one.
+    if query := scope["query_string"]:
         fields = parse_qsl(query.decode("latin-1"), keep_blank_values=True)
         _check_no_two(name for name, _ in fields if name != _MANY)
     if "content-length" in headers and "transfer-encoding" in headers:
@@ -735,7 +743,7 @@ def _listen(address: Address) -> socket.socket:
         found: list[Any] = socket.getaddrinfo(
             address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )
-        # By its protocol asyncio knows that answers must not wait for each other (TCP_NODELAY).
+        # IPPROTO_TCP makes asyncio set TCP_NODELAY: responses do not wait for each other.
         listening = socket.socket(found[0][0], socket.SOCK_STREAM, socket.IPPROTO_TCP)
         try:
             listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -20,7 +20,7 @@ _OURS: Final = ("log-", "producer-")
 
 
 class DeclaredParameters:
-    """Of the routes of one application, but for its probes."""
+    """The declared parameters of an application's routes, except for its probes."""
 
     def __init__(self, probes: Collection[str]) -> None:
         self._probes = probes
@@ -40,7 +40,7 @@ class DeclaredParameters:
 
 
 def _declared_by(route: Dependant) -> tuple[frozenset[str], frozenset[str]]:
-    """Fields of its query, and headers."""
+    """A route's query parameters and headers."""
     every = tuple(_all(route))
     fields = frozenset(field.alias for each in every for field in each.query_params)
     return fields, frozenset(field.alias for each in every for field in each.header_params)

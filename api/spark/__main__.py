@@ -4,7 +4,7 @@ import sys
 
 
 def run_pipeline() -> None:
-    """With the words of the command line: `export orders --archive DIR`."""
+    """Runs a pipeline from the command line: `export orders --archive DIR`."""
     from rollbook.api.cli.main import main
 
     sys.argv[1:1] = ["spark"]

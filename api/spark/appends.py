@@ -32,7 +32,7 @@ from rollbook.proto.errors import (
 )
 
 _logger: Final = logging.getLogger("rollbook.spark")
-_BLOCK_BYTES_MAX: Final = 6 * 1024 * 1024  # So that a message of gRPC holds one.
+_BLOCK_BYTES_MAX: Final = 6 * 1024 * 1024  # A block of this size fits into a gRPC message.
 _AHEAD: Final = 4  # Blocks on their way at a time.
 _ROUNDS: Final = 3
 _whole: dict[
@@ -61,7 +61,7 @@ class MicroBatch:
 
 
 class LogSink:
-    """One log, and a batch's rows for it."""
+    """Appends a batch's rows to one log."""
 
     def __init__(self, channel: ServerChannel, name: str, batch: MicroBatch, codec: Codec) -> None:
         self._channel, self._name, self._batch, self._codec = channel, name, batch, codec
@@ -70,11 +70,11 @@ class LogSink:
         self._bytes_max = min(config.batch_bytes_max, _BLOCK_BYTES_MAX)
         self._records_max = config.batch_records_max
         self._key = (channel.access.endpoint, self._log.uid, batch.query)
-        self._first = self._end = -1  # Of the batch, in the log.
-        self._sent: dict[int, Future[messages.AppendAck]] = {}  # By number, those in flight.
+        self._first = self._end = -1  # The batch's offsets in the log.
+        self._sent: dict[int, Future[messages.AppendAck]] = {}  # Appends in flight, by number.
 
     def append(self, rows: ArrowRows) -> None:
-        """All of the batch is in the log when it returns. Raises `SinkReplayDiverged`."""
+        """Returns when the whole batch is in the log. Raises `SinkReplayDiverged`."""
         batch = self._batch
         if not batch.is_marked:
             self._append_rest(rows, 0, 0)
@@ -92,11 +92,11 @@ class LogSink:
         self._on_whole()
 
     def last_whole(self) -> int:
-        """The last batch of the query that the log has as a whole; -1: there is none."""
+        """The query's last batch that is completely in the log; -1: there is none."""
         return self._mark().batch
 
     def _try_append(self, act: Callable[[], None], *, raises: bool = False) -> bool:
-        """False: the log has something of this batch that was not known of. Look at it."""
+        """False: the log has an unknown part of this batch, and the caller must read it."""
         try:
             act()
         except (DuplicateDiffers, DuplicateTooOld, ProducerGap, _Doubtful) as error:
@@ -138,7 +138,7 @@ class LogSink:
             self._await_sent()
 
     def _append_block(self, rows: ArrowRows, first: int, last: int, seq: int) -> int:
-        """Its number: 0 if the log has forgotten the producer, and its part of the batch is known."""
+        """Appends a block, and returns its number: 0 if the log has forgotten the producer."""
         while True:
             try:
                 ack = self._sent_before(seq) or self._append_alone(rows, first, last, seq)
@@ -159,7 +159,7 @@ class LogSink:
         return self._channel.patiently(partial(self._log.append_block, block))
 
     def _send_ahead(self, rows: ArrowRows, runs: Sequence[tuple[int, int]], seq: int) -> None:
-        """The log takes blocks of a producer in the order of their numbers, whatever happens to one of them."""
+        """Sends blocks ahead: the log accepts a producer's blocks in order, even if one of them fails."""
         thread, log = self._log.inside()
         for number, (first, last) in enumerate(runs, seq):
             if number not in self._sent:
@@ -167,7 +167,7 @@ class LogSink:
                 self._sent[number] = thread.submit(log.append_block(block))
 
     def _sent_before(self, seq: int) -> messages.AppendAck | None:
-        """None: it was not, or it failed, and then it is sent again, alone."""
+        """The ack of a block sent ahead; None: it was not sent, or failed, and is then sent again, alone."""
         sent = self._sent.pop(seq, None)
         try:
             return None if sent is None else sent.result()
@@ -183,7 +183,7 @@ class LogSink:
     # --- What the log has ---------------------------------------------------------------------
 
     def _written(self, start: int) -> tuple[list[Block], int]:
-        """Blocks of this batch, in order, and the number of the last one."""
+        """This batch's blocks in the log, in order, and the number of the last one."""
         found: list[Block] = []
         head = self._channel.tail_of(self._log.name, self._log.uid).head
         for batch in self._log.read_batches(max(start, head)):
@@ -200,7 +200,7 @@ class LogSink:
         return found, _ref_of(found[-1]).seq if found else -1
 
     def _is_same(self, block: Block, rows: ArrowRows, start: int) -> bool:
-        """By the checksum of the block that would be written; otherwise record by record."""
+        """Compares a block's checksum with the one to be written; if they differ, compares the records."""
         end = start + block.count
         if end > len(rows):
             return False
@@ -212,7 +212,7 @@ class LogSink:
     # --- The mark -----------------------------------------------------------------------------
 
     def _mark(self) -> LastBatch:
-        """Made at the tail, before anything is appended, if there is none."""
+        """The mark of the last batch; if there is none, it is made at the tail before any append."""
         cursor = self._log.cursor(self._batch.cursor)
         try:
             return _mark_of(self._channel.patiently(cursor.get))
@@ -240,7 +240,7 @@ class LogSink:
 
 
 class _Doubtful(Exception):
-    """A block was in the log that this process knew nothing of."""
+    """The log had a block that this process did not know of."""
 
 
 def _ref_of(block: Block) -> ProducerRef:

@@ -108,7 +108,7 @@ class Archive:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Made if need be. Raises `ArchiveHeld`, `ArchiveUnwritable`."""
+        """Locks the archive, and creates it if needed. Raises `ArchiveHeld`, `ArchiveUnwritable`."""
         with unwritable():
             os.makedirs(self._at(STEPS), exist_ok=True)
             lock = open(self._at(_LOCK), "ab")  # noqa: SIM115
@@ -153,7 +153,7 @@ class Archive:
         return found
 
     def _drop_moved(self, log: str, moves: Mapping[str, str]) -> None:
-        """Files in their places that no manifest names."""
+        """Deletes files in their places that no manifest names."""
         named = {file.path: None for each in self.manifests(log) for file in each.files}
         for target in moves.values():
             if target not in named:
@@ -210,7 +210,7 @@ class Archive:
         os.unlink(intent)
 
     def _write(self, name: str, data: bytes) -> None:
-        """Whole or not at all."""
+        """Writes a file completely or not at all."""
         temporary = self._at(f"{name}.new")
         with open(temporary, "wb") as file:
             file.write(data)
@@ -243,12 +243,12 @@ def place_of(log: str, day: str, first: int, end: int, piece: int) -> str:
 
 
 def drop_folder(path: str) -> None:
-    """Of a finished step; if it stays, the next export deletes it."""
+    """Deletes the folder of a finished step; if that fails, the next export deletes it."""
     shutil.rmtree(path, ignore_errors=True)
 
 
 def sizes_in(archive: Archive, paths: Iterable[str]) -> dict[str, int]:
-    """Of the existing files."""
+    """The sizes of existing files."""
     found = {}
     for path in paths:
         try:
@@ -268,7 +268,7 @@ def _sync_folder(folder: str) -> None:
 
 @contextmanager
 def unwritable(what: str = "the archive") -> Iterator[None]:
-    """A refusal by the system is one error, with the file."""
+    """Turns any system error into one error with the file's name."""
     try:
         yield
     except OSError as error:

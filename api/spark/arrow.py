@@ -116,7 +116,7 @@ def _strings(
 
 
 def _headers(part: Slice, kind: "pa.DataType") -> "pa.Array":
-    """A record without headers has an empty array of them."""
+    """The column of headers; a record without headers has an empty array."""
     _, block, first, last = part
     ends = block.section(Section.HEADER_OFFSETS)
     pair = kind.value_type

@@ -32,7 +32,7 @@ class TaskPartition(InputPartition):
 
 
 def spans_of(options: SourceOptions) -> tuple[Span, ...]:
-    """The ranges that a batch read means now."""
+    """Resolves the ranges of a batch read now."""
     from rollbook.api.spark.channel import channel_of
     from rollbook.api.spark.logs import Logs, require_some
     from rollbook.api.spark.tails import SelectionTails
@@ -66,7 +66,7 @@ def planned(options: SourceOptions, spans: Sequence[Span], logs: "Logs") -> list
 def read_task(
     access: ServerAccess, schema: StructType, spans: Task, fails_on_data_loss: bool
 ) -> Iterator["pa.RecordBatch"]:
-    """In a worker: exactly the records of the spans, as Arrow batches."""
+    """Yields exactly the records of the spans as Arrow batches; runs in a worker."""
     from rollbook.api.spark.arrow import Batches
     from rollbook.api.spark.channel import channel_of
     from rollbook.api.spark.fetch import slices_of
@@ -79,7 +79,7 @@ def read_task(
 
 
 class BatchReader(DataSourceReader):
-    """`spans`: fixed at `load()`; None: now is early enough."""
+    """`spans`: fixed at `load()`; None: resolved when they are needed."""
 
     def __init__(
         self, options: SourceOptions, schema: StructType, spans: tuple[Span, ...] | None

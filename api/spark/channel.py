@@ -43,7 +43,7 @@ class ServerChannel:
         )
 
     def ask(self, word: Any) -> Any:
-        """Any word of `rollbook.logservice.messages` that may be repeated."""
+        """Asks any request of `rollbook.logservice.messages` that may be repeated."""
         return self.patiently(lambda: self.client.ask(word))
 
     def patiently(self, call: Callable[[], T]) -> T:
@@ -67,7 +67,7 @@ class ServerChannel:
 
 
 def channel_of(access: ServerAccess) -> ServerChannel:
-    """Made when it is first asked for: a client does not survive a fork."""
+    """The process's channel, created on first use: a client does not survive a fork."""
     key = (os.getpid(), access)
     with _making:
         if key not in _channels:
@@ -83,7 +83,7 @@ def _token_of(access: ServerAccess) -> str:
 
 
 def _file(path: str) -> str:
-    """A path on this machine, or the name of a file that Spark has distributed."""
+    """Resolves a path on this machine, or the name of a file that Spark has distributed."""
     if not path or os.path.exists(path):
         return path
     from pyspark import SparkFiles

@@ -24,7 +24,7 @@ def shown_in_spark() -> Iterator[None]:
 
 @contextmanager
 def told_by_spark() -> Iterator[None]:
-    """On the driver: a task's error is raised as the error it was there."""
+    """On the driver: raises a task's error as the original one."""
     try:
         yield
     except Exception as error:

@@ -87,7 +87,7 @@ class _Reading:
             self._on_lost(lost, span.end)
 
     def _next(self) -> Event | None:
-        """Waits until nothing has come for the time that the options allow."""
+        """Waits until nothing has arrived for the time in the options."""
         due_s = time.monotonic() + self._channel.access.fetch_timeout_s
         while True:
             try:
@@ -121,7 +121,7 @@ class _Reading:
         self.position = max(self.position, end)
 
     def _named(self, error: RollbookError) -> RollbookError:
-        """With the log, the requested range, and the existing one."""
+        """Adds the log, the requested range, and the existing one to the error."""
         span, point = self.span, Point(self.span.uid, self.position)
         if isinstance(error, NoSuchLog | LogDeleted):
             return deleted(span.log, point)
@@ -143,7 +143,7 @@ def _slices(log: str, batch: RecordBatch) -> Iterator[Slice]:
 def slices_of(
     channel: ServerChannel, spans: Sequence[Span], fails_on_data_loss: bool
 ) -> Iterator[Slice]:
-    """Of all spans, in order. Leave it early and its streams are hung up."""
+    """Slices of all spans, in order. A caller that leaves early closes their streams."""
     waiting = deque(spans)
     open_: deque[_Reading] = deque()
     try:

@@ -29,11 +29,11 @@ _TAKES: Final = {
     "headers": (HEADERS,),
     "log": (StringType(),),
 }
-_BLOCK_BYTES: Final = 512  # Of directory and paddings, at most.
+_BLOCK_BYTES: Final = 512  # An upper bound on the directory and paddings of a block.
 
 
 def check_columns(schema: StructType, log: str) -> None:
-    """Of the rows to be written; `log`: the option. Raises `BadConfig`."""
+    """Checks the columns of rows to be written; `log`: the option. Raises `BadConfig`."""
     found = {field.name: field.dataType for field in schema.fields}
     for name, kind in found.items():
         if name not in _TAKES:
@@ -54,7 +54,7 @@ def check_columns(schema: StructType, log: str) -> None:
 
 
 def columns_of(batch: "pa.RecordBatch") -> "pa.Table":
-    """The rows as `SCHEMA` has them. Raises `InvalidRequest`."""
+    """The rows with the columns of `SCHEMA`. Raises `InvalidRequest`."""
     arrays: list[Any] = []
     for field in SCHEMA:
         index = batch.schema.get_field_index(field.name)
@@ -91,7 +91,7 @@ def by_log(batch: "pa.RecordBatch", log: str) -> Iterator[tuple[str, "pa.Table"]
 
 
 def sorted_by_bytes(table: "pa.Table") -> "pa.Table":
-    """Rows that come in any order, in one order."""
+    """Sorts rows, which arrive in any order, into the same order each time."""
     return table.sort_by(
         [("value", "ascending"), ("key", "ascending"), ("event_time", "ascending")]
     )
@@ -149,7 +149,7 @@ class ArrowRows:
         return pack_sections(sections, count, producer=producer, codec=codec)
 
     def records(self, start: int, end: int) -> list[tuple[Any, ...]]:
-        """Value, key, headers, event time of each: only for a comparison."""
+        """Value, key, headers and event time of each row, for comparisons only."""
         part = self.table.slice(start, end - start)
         value, key, times, headers = (part.column(name).to_pylist() for name in SCHEMA.names)
         pairs = ({each["key"]: each["value"] or b"" for each in row or ()} for row in headers)
@@ -197,7 +197,7 @@ def _validity(section: Section, array: Any) -> list[tuple[Section, Any]]:
 
 
 def _headers(array: Any) -> list[tuple[Section, Any]]:
-    """A record without headers has an empty list of them."""
+    """The column of headers; a record without headers has an empty list."""
     counts = pc.fill_null(pc.list_value_length(array), 0).cast(pa.int32())
     ends = pa.concat_arrays([pa.array([0], pa.int32()), pc.cumulative_sum(counts)])
     names, contents = array.flatten().flatten()

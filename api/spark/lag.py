@@ -74,7 +74,7 @@ class RollbookListener(StreamingQueryListener):
         self._gauges.seconds.labels(query).set(progress.batchDuration / 1000)
 
     def onQueryIdle(self, event: Any) -> None:  # noqa: N802
-        """Nothing: the lag is unchanged."""
+        """Does nothing, since the lag is unchanged."""
 
     def onQueryTerminated(self, event: Any) -> None:  # noqa: N802
         query = self._names.pop(str(event.id), str(event.id))

@@ -20,7 +20,7 @@ from rollbook.logservice.ids import (
 )
 from rollbook.proto.errors import BeyondTail, LogDataLoss, NoSuchLog
 
-_SEGMENTS_S: Final = 60.0  # For this long their means are good enough.
+_SEGMENTS_S: Final = 60.0  # How long the means of segments are reused.
 
 
 class Logs:

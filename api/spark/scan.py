@@ -44,7 +44,7 @@ ROWS: Final = StructType(
     ]
 )
 _DAY_US: Final = 86_400_000_000
-_GROUP_BYTES: Final = 32 * 1024 * 1024  # Of a row group, unpacked.
+_GROUP_BYTES: Final = 32 * 1024 * 1024  # The uncompressed size of a row group.
 _GROUP_ROWS: Final = 1_000_000
 _ZSTD_LEVEL: Final = 1
 
@@ -60,7 +60,7 @@ Piece = tuple[int, Span | FilePiece]
 
 
 class Measured(NamedTuple):
-    """Of one piece: Spark's counts and hashes, and the worker's report."""
+    """The measurements of one piece: Spark's counts and hashes, and the worker's report."""
 
     piece: int
     records: int
@@ -70,7 +70,7 @@ class Measured(NamedTuple):
     facts: Mapping[str, Any]
 
     def file(self) -> ArchiveFile:
-        """Of one that was written."""
+        """The file that was written."""
         facts = self.facts
         is_whole = (self.first, self.last + 1) == (facts["first"], facts["next"])
         path = place_of(facts["log"], facts["day"], self.first, self.last + 1, self.piece)
@@ -109,7 +109,7 @@ def _unpacked(text: str) -> list[tuple[Piece, ...]]:
 
 
 class ScanSource(DataSource):
-    """Options: those by which servers are reached; `pieces`; `folder`, in which files are written."""
+    """Options: those for connecting to servers; `pieces`; `folder`, into which files are written."""
 
     @classmethod
     def name(cls) -> str:
@@ -176,14 +176,14 @@ def _facts(piece: int, facts: Mapping[str, Any]) -> "pa.RecordBatch":
 
 
 class _Sequence:
-    """Records follow each other, in offsets and in time: seen by block, at no cost of a record."""
+    """Checks that records are in order by offset and time, block by block, at no cost for each record."""
 
     def __init__(self, at: int) -> None:
         self.first = self.next = at
         self.first_us = self.last_us = 0
 
     def fault(self, part: Slice) -> str:
-        """Empty: `part` continues where the last one ended."""
+        """Why `part` does not continue where the last one ended; empty: it does."""
         at, time_us = part.block.base_offset + part.first, part.block.timestamp_us
         expected, last_us = self.next, self.last_us
         self.next = at + part.rows
@@ -316,7 +316,7 @@ class _Checked(io.RawIOBase):
             os.close(folder)
 
     def close(self) -> None:
-        """Used by pyarrow, too, which does not know that the file will be synced."""
+        """Closes the file. pyarrow also calls this, and does not know that the file will be synced."""
 
     def drop(self) -> None:
         self._file.close()
@@ -325,7 +325,7 @@ class _Checked(io.RawIOBase):
 def written(
     channel: ServerChannel, spans: Sequence[Span], folder: str
 ) -> Iterator["pa.RecordBatch"]:
-    """Files of the spans, one for each log and day. Raises `LogDataLoss`, `ArchiveUnwritable`."""
+    """Writes files of the spans, one for each log and day. Raises `LogDataLoss`, `ArchiveUnwritable`."""
     uids = {span.log: span.uid for span in spans}
     output: _Output | None = None
     try:
@@ -401,7 +401,7 @@ def _groups(data: bytes) -> Iterator["pa.RecordBatch"]:
 
 
 def _faults_in(batch: "pa.RecordBatch", facts: dict[str, Any]) -> list[str]:
-    """Offsets are dense, and times do not go back. `facts` has where the batch before ended."""
+    """Checks that offsets are dense, and times do not go back. `facts`: where the previous batch ended."""
     if not batch.num_rows:
         return []
     offsets, times = batch.column("offset"), batch.column("timestamp").cast(pa.int64())
@@ -424,7 +424,7 @@ def _faults_in(batch: "pa.RecordBatch", facts: dict[str, Any]) -> list[str]:
 def measure(
     spark: Any, way: Mapping[str, str], tasks: Sequence[Sequence[Piece]], **more: str
 ) -> list[Measured]:
-    """`way`: the options by which servers are reached."""
+    """`way`: the options for connecting to servers."""
     from pyspark.sql import functions as f
 
     if not tasks:
@@ -445,5 +445,5 @@ def measure(
 
 
 def folder_of(path: str, run: str) -> str:
-    """The place of a run's files until they count."""
+    """The folder of a run's files until they are published."""
     return os.path.join(path, STEPS, run)

@@ -6,7 +6,7 @@ from rollbook.api.spark.source import RollbookSource
 
 
 def register(spark: Any) -> None:
-    """From then on `format("rollbook")` and `USING rollbook` work in this session."""
+    """Makes `format("rollbook")` and `USING rollbook` work in this session."""
     spark.dataSource.register(RollbookSource)
 
 

@@ -37,7 +37,7 @@ _BATCH: Final = "streaming.sql.batchId"
 
 @dataclass(frozen=True)
 class TaskRows(WriterCommitMessage):
-    """The rows of one task: of each log, as a stream of Arrow."""
+    """The rows of one task, as one Arrow stream for each log."""
 
     query: str
     batch: int
@@ -60,7 +60,7 @@ def check(options: SinkOptions, schema: StructType, overwrite: bool) -> None:
 
 
 def _written(options: SinkOptions, batches: Iterator["pa.RecordBatch"]) -> TaskRows:
-    """In a task."""
+    """Collects a task's rows; runs in the task."""
     from pyspark import TaskContext
 
     context: Any = TaskContext.get()
@@ -113,11 +113,11 @@ def _codec_of(options: SinkOptions) -> Codec:
 
 
 def _commit(options: SinkOptions, messages: Sequence[Any], batch: MicroBatch) -> None:
-    """On the driver."""
+    """Appends the rows of all tasks; runs on the driver."""
     told = [each for each in messages if isinstance(each, TaskRows)]
     _check_size(options, sum(each.size for each in told))
     gathered: dict[str, list[Any]] = {}
-    for message in told:  # In the order of partitions.
+    for message in told:  # Messages are in the order of partitions.
         for log, data in message.rows:
             gathered.setdefault(log, []).append(pa.ipc.open_stream(data).read_all())
     channel = channel_of(options.access)
@@ -128,7 +128,7 @@ def _commit(options: SinkOptions, messages: Sequence[Any], batch: MicroBatch) ->
 
 
 class StreamSink(DataSourceStreamArrowWriter):
-    """Exactly once: a batch that is written again is found in the log."""
+    """A sink with exactly-once appends: a batch that is written again is found in the log."""
 
     def __init__(self, options: SinkOptions, schema: StructType, checkpoint: str) -> None:
         self._options, self._schema, self._checkpoint = options, schema, checkpoint
@@ -146,11 +146,11 @@ class StreamSink(DataSourceStreamArrowWriter):
             _commit(self._options, messages, batch)
 
     def abort(self, messages: list[Any], batchId: int) -> None:  # noqa: N803
-        """Appended rows stay: the batch is written again, and found."""
+        """Does nothing: appended rows stay, and are found when the batch is written again."""
         _logger.warning("batch_aborted: %d", batchId)
 
     def _name(self) -> str:
-        """If Spark names no query: of its checkpoint."""
+        """The name of the query, or of its checkpoint if Spark gives none."""
         if not self._checkpoint:
             raise InvalidRequest(
                 "neither a query id nor a checkpointLocation is known to this sink"
@@ -159,7 +159,7 @@ class StreamSink(DataSourceStreamArrowWriter):
 
 
 class BatchSink(DataSourceArrowWriter):
-    """At least once, and with `txnId` exactly once."""
+    """A sink that appends at least once, and with `txnId` exactly once."""
 
     def __init__(self, options: SinkOptions, schema: StructType) -> None:
         self._options, self._schema = options, schema
@@ -175,5 +175,5 @@ class BatchSink(DataSourceArrowWriter):
             _commit(self._options, messages, MicroBatch(name, 0, is_marked=bool(txn)))
 
     def abort(self, messages: list[Any]) -> None:
-        """Nothing was appended, or it stays."""
+        """Does nothing: either nothing was appended, or it stays."""
         _logger.warning("write_aborted")

@@ -46,7 +46,7 @@ _CURSOR_S: Final = 10.0  # A log's cursor is moved no more often.
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """In the source's process it lives as long as its query; tasks get a copy that has only its options."""
+    """A stream's reader. The source's process has one for each query; tasks get a copy with options only."""
 
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
         self._options, self._schema = options, schema
@@ -57,7 +57,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return initial(str(starting or "latest"))
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
-        """Spark passes this one back, or all; it knows no two limits at once, and we do."""
+        """The limit that Spark passes back. Spark knows no two limits at once, which the options allow."""
         options = self._options
         if options.rows_max:
             return ReadMaxRows(options.rows_max)
@@ -95,7 +95,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._alive().move_cursors(end)
 
     def stop(self) -> None:
-        """Nothing: Spark does not always call it."""
+        """Does nothing, since Spark does not always call it."""
 
     def _alive(self) -> "_Live":
         if self._live is None:
@@ -110,7 +110,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 class _Live:
-    """The state of the source's process from batch to batch. None of it needs to survive."""
+    """The source's state from batch to batch, which need not survive a restart."""
 
     def __init__(
         self,
@@ -125,7 +125,7 @@ class _Live:
         self._last: tuple[dict[str, Any], BatchEnd] | None = (
             None  # The end that was packed last, or unpacked.
         )
-        self._starts: Points | None = None  # Of the first batch, once they are resolved.
+        self._starts: Points | None = None  # The first batch's start, once it is resolved.
         self._triggered_s = time.monotonic()
         self._moved_s: dict[str, float] = {}
 
@@ -133,7 +133,7 @@ class _Live:
         self._frozen = self._tails.ask()
 
     def report(self) -> dict[str, Any]:
-        """Of the logs that have more than the last end."""
+        """Reports logs with records beyond the last end."""
         known = self._last[1].ends if self._last else {}
         tails = {name: self._seen[name] for name in moved(known, self._seen) if name in self._seen}
         points = {name: Point(tail.uid, tail.tail) for name, tail in tails.items()}
@@ -175,7 +175,7 @@ class _Live:
         return idle_wait_s(logs) if given is None else given
 
     def unpacked(self, offset: dict[str, Any]) -> BatchEnd | None:
-        """With thousands of logs it takes a while, and Spark usually passes back the last one."""
+        """Caches the last offset: unpacking thousands of logs is slow, and Spark usually passes that one."""
         if self._last is None or self._last[0] != offset:
             found = unpack(offset)
             if found is None:
@@ -188,7 +188,7 @@ class _Live:
         return self._last[0]
 
     def _first_end(self, is_limited: bool) -> dict[str, Any]:
-        """At once, and with its start beside it: from then on the start is in the checkpoint (SK1)."""
+        """The first end, at once, with its start beside it: the checkpoint then has the start (SK1)."""
         from rollbook.api.spark.logs import require_some
 
         tails = self._frozen if self._frozen is not None else self._tails.ask()
@@ -240,7 +240,7 @@ class _Live:
         return planned(self._options, spans, self._logs)
 
     def move_cursors(self, end: dict[str, Any]) -> None:
-        """Others see what a batch has read. A failure to publish it does not end the query."""
+        """Publishes what a batch has read. A failure to do so does not end the query."""
         found = self.unpacked(end)
         now_s, options = time.monotonic(), self._options
         for name, point in (found.ends if found else {}).items():

@@ -23,12 +23,12 @@ from rollbook.api.spark.tails import SelectionTails
 from rollbook.logservice.ids import AtOffset, AtTime, Earliest, Latest, Position
 from rollbook.proto.errors import BadConfig
 
-_LOOKS: Final = 3  # For newer manifests, if a log was truncated since the ones that were read.
+_LOOKS: Final = 3  # Attempts to find newer manifests, if a log was truncated since they were read.
 _SPANS: Final = "spans"
 
 
 class SpansSource(DataSource):
-    """The data source `rollbook` for ranges that are known: `spans`, beside the options of both."""
+    """The data source `rollbook` with fixed ranges: `spans`, beside the options of batch reads."""
 
     @classmethod
     def name(cls) -> str:
@@ -61,7 +61,7 @@ def _spans_as_text(spans: Sequence[Span]) -> str:
 
 
 def table(spark: Any, path: str, given: Mapping[str, str]) -> Any:
-    """A DataFrame over archived and other records, as of now."""
+    """A DataFrame over archived and live records, as of now."""
     with shown_in_spark():
         options = source_options(values_of(given, os.environ))
         options.require_for("batch")
@@ -119,7 +119,7 @@ def _tails(options: SourceOptions) -> dict[str, TailPoint]:
 
 
 def _offset(log: str, wanted: StartPositions, *, at_latest: int | None) -> int | None:
-    """In the form for `divide`. Times mean all of it here: Spark compares them."""
+    """A position for `divide`. A time means the whole log: Spark compares the times."""
     position: Position = wanted.of(log)
     match position:
         case AtOffset(offset):
@@ -159,7 +159,7 @@ def _archived(spark: Any, root: str, clips: Sequence[Clip], options: SourceOptio
 
 
 def _within(rows: Any, options: SourceOptions) -> Any:
-    """By time, for records of a log are in its order."""
+    """Filters rows by time; records of a log are in its order."""
     from pyspark.sql import functions as f
 
     for wanted, is_start in ((options.starting, True), (options.ending, False)):

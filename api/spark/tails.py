@@ -20,14 +20,15 @@ from rollbook.logservice.ids import LogName
 from rollbook.proto.errors import LogDeleted, NoSuchLog
 
 _INEXACT_S: Final = 10.0  # How often the owner of a log is looked up whose tail may be further on.
-_ASKED_MAX: Final = 20  # Of these, in one trigger.
-_NAMESPACE: Final = re.compile(r"[a-z0-9_-]+/(?![?*{])")  # At the start of a pattern: itself.
+_ASKED_MAX: Final = 20  # Owners that are looked up in one trigger, at most.
+# A literal namespace at the start of a pattern.
+_NAMESPACE: Final = re.compile(r"[a-z0-9_-]+/(?![?*{])")
 _LITERAL: Final = re.compile(r"\\.|\[\^?\]?[^]]*\]")  # An escaped character, or a class of some.
 _GROUP: Final = re.compile(r"\([^()]*\)")
 
 
 def namespace_of(pattern: str) -> str:
-    """The namespace of all logs that match, with its slash; empty: there may be several."""
+    """The one namespace, with a slash, of all matching logs; empty: there may be several."""
     found = _NAMESPACE.match(pattern)
     rest, shorter = "", _LITERAL.sub("", pattern)
     while rest != shorter:
@@ -36,7 +37,7 @@ def namespace_of(pattern: str) -> str:
 
 
 class SelectionTails:
-    """Belongs to one process. Closed with its client."""
+    """The known tails of a selection, in one process; closed with its client."""
 
     def __init__(self, channel: ServerChannel, selection: Selection) -> None:
         self._channel, self._selection = channel, selection
@@ -45,7 +46,7 @@ class SelectionTails:
         self._inexact: dict[str, float] = {}  # Since when each is, or when it was requested.
 
     def ask(self) -> dict[str, TailPoint]:
-        """Of every existing log of the selection, as of now: nothing that was acknowledged before is beyond."""
+        """Tails of all existing logs of the selection: they cover every append acknowledged before the call."""
         self.close()
         watch = self._watch = self._opened()
         self._known, self._inexact = {}, {}
@@ -106,7 +107,7 @@ class SelectionTails:
         return [name for name, at_s in self._inexact.items() if at_s < before_s][:_ASKED_MAX]
 
     def _ask_for(self, names: Iterable[str]) -> None:
-        """Their owners, which opens them."""
+        """Asks the logs' owners for tails, which opens the logs."""
         for name in names:
             try:
                 self._known[name] = TailPoint.of(self._channel.tail_of(LogName.parse(name)))

@@ -39,7 +39,7 @@ from rollbook.proto.errors import (
 logger = logging.getLogger("rollbook.wal")  # Every program has it; structlog is a server's.
 
 LEASE_S: Final = 1.0
-_RENEWALS: Final = 3  # In the time of a lease.
+_RENEWALS: Final = 3  # Renewals during one lease.
 _FAILURES_TOLD: Final = 3  # Fewer are any change of the log's owner.
 
 
@@ -78,7 +78,7 @@ class ExclusiveWriter:
         self._renewing: asyncio.Task[None]
 
     async def __aenter__(self) -> Self:
-        """Waits for as long as the caller does. Raises `WriterHeld`, `LogSealed`, `Missing`."""
+        """Waits without a limit of its own. Raises `WriterHeld`, `LogSealed`, `Missing`."""
         grant = await self._acquire()
         self.epoch, self.fence = grant.writer_epoch, grant.fence_offset
         self._writer = self._log.writer(epoch=self.epoch)
@@ -86,12 +86,12 @@ class ExclusiveWriter:
         return self
 
     async def ready(self) -> None:
-        """Waits for room. Raises the error that ended it."""
+        """Waits for room. Raises the error that ended the writer."""
         self._check()
         await self._writer.ready()
 
     def submit(self, value: bytes) -> Submission:
-        """Like `Writer.submit`; `StaleEpoch` if it was fenced."""
+        """Like `Writer.submit`; raises `StaleEpoch` if the writer was fenced."""
         self._check()
         return self._writer.submit(value)
 
@@ -112,7 +112,7 @@ class ExclusiveWriter:
             attach(loss.error(), error)
 
     async def leave(self) -> None:
-        """The same for a caller that looks at each submission."""
+        """Leaves like `__aexit__`, for a caller that checks each submission itself."""
         try:
             try:
                 await self._writer.drain()
@@ -126,7 +126,7 @@ class ExclusiveWriter:
             await asyncio.gather(self._renewing, return_exceptions=True)
 
     def end(self) -> None:
-        """At once: records in flight are not waited for."""
+        """Ends the writer at once, without waiting for records in flight."""
         self._renewing.cancel()
         self._writer.end()
 
@@ -145,9 +145,9 @@ class ExclusiveWriter:
                 is_in_order = was_released or isinstance(error, WriterHeld)
                 if self._mode is not AcquireMode.WAIT or not (is_in_order or is_passing(error)):
                     raise
-                if was_released:  # By the old name nothing is granted any more.
+                if was_released:  # The old attempt's name is granted nothing more.
                     attempt = new_attempt()
-                failures = 0 if is_in_order else failures + 1  # In a row.
+                failures = 0 if is_in_order else failures + 1  # Failures in a row.
                 lasts = isinstance(error, NotEnoughBookies) or failures >= _FAILURES_TOLD
                 if lasts and error.code.reason not in told:
                     told.add(error.code.reason)

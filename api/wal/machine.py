@@ -70,7 +70,7 @@ class State(Protocol):
 
 
 class StateMachine:
-    """Follows from `async with` on; leads whenever it is asked to and may."""
+    """A replicated state: it follows the log from `async with` on, and leads when it is asked to and may."""
 
     def __init__(
         self,
@@ -89,7 +89,7 @@ class StateMachine:
         self.holder = holder
         self.failure: RollbookError | None = None  # Why it has stopped.
         self.checkpoint_failure: RollbookError | None = (
-            None  # Of the last one that began by itself.
+            None  # The error of the last checkpoint that began by itself.
         )
         self._client = client
         self._state = state
@@ -107,17 +107,17 @@ class StateMachine:
 
     @property
     def applied(self) -> Offset:
-        """All below it is in the state."""
+        """The offset below which all records are in the state."""
         return self._replica.applied
 
     @property
     def epoch(self) -> WriterEpoch:
-        """Of the writer of the newest record in the state."""
+        """The epoch of the writer of the newest record in the state."""
         return self._replica.epoch
 
     @property
     def timeout_s(self) -> float:
-        """As its client's."""
+        """The time-out of its client."""
         return self._client.config.timeout_s
 
     async def __aenter__(self) -> Self:
@@ -143,12 +143,12 @@ class StateMachine:
     # --- For everybody ------------------------------------------------------------------------
 
     def lead(self, mode: messages.AcquireMode | str = messages.AcquireMode.WAIT) -> Term:
-        """`async with` it: one leadership, when it is this one's turn. Until then it follows."""
+        """A term: `async with` it to lead once, when it is this machine's turn. Until then it follows."""
         writer = ExclusiveWriter(self._log, self.holder, mode=mode, lease_s=self._lease_s)
         return Term(self, writer)
 
     async def leader(self) -> str:
-        """The `holder` of the leader; empty: there is none."""
+        """The `holder` of the present leader; empty: there is none."""
         state = await self._log.state()
         if state.owner and not state.writer_holder:  # Only the log's owner knows.
             question = messages.GetLog(self.name)
@@ -156,7 +156,7 @@ class StateMachine:
         return state.writer_holder
 
     async def read(self, query: Callable[[], T]) -> T:
-        """The result of `query` on a state that has every command that was acknowledged before."""
+        """The result of `query` on a state with all commands acknowledged before this call."""
         await self.barrier()
         return query()
 
@@ -194,7 +194,7 @@ class StateMachine:
     # --- Applying -----------------------------------------------------------------------------
 
     def apply_own(self, offset: Offset, command: bytes, epoch: WriterEpoch) -> Any:
-        """The leader's, when it is acked: the same bytes, without reading them back."""
+        """Applies the leader's own command when it is acked, without reading the same bytes back."""
         self._replica.on_block(offset, Offset(offset + 1), epoch)
         result = self._apply(command)
         self._tell()
@@ -229,7 +229,7 @@ class StateMachine:
         self._tell()
 
     def _tell(self) -> None:
-        """Waiters look again."""
+        """Wakes all waiters, which check the state again."""
         self._moved.set()
         self._moved = asyncio.Event()
 
@@ -241,25 +241,25 @@ class StateMachine:
     # --- Following ----------------------------------------------------------------------------
 
     def begin(self, term: Term) -> None:
-        """There is one term at a time; the state has one source."""
+        """Begins a term; there is one at a time, and the state has one source."""
         self.check()
         if self._term is not None:
             raise InvalidRequest("it leads already, or waits for its turn")
         self._term = term
 
     def end(self, term: Term) -> None:
-        """From here on it follows."""
+        """Ends a term; from now on the machine follows."""
         assert self._term is term
         self._term = None
         self.follow()
 
     def follow(self) -> None:
-        """Unless it does."""
+        """Follows the log, unless it does so already."""
         if self._following is None:
             self._following = asyncio.create_task(self._follow())
 
     async def stop_following(self) -> None:
-        """When it returns only a term changes the state."""
+        """Stops following: when it returns, only a term changes the state."""
         await stop_tasks(self._following)
         self._following = None
 
@@ -313,7 +313,7 @@ class StateMachine:
             return await self._client.open(name, create=config)
 
     async def _restore(self) -> bool:
-        """From the newest snapshot; False if there is none that is newer than the state."""
+        """Restores the newest snapshot; False if none is newer than the state."""
         pauses = Pauses(self._client.config)
         while True:
             try:

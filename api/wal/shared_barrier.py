@@ -17,10 +17,10 @@ class SharedBarrier:
     def __init__(self, ask: Callable[[], Awaitable[Offset]]) -> None:
         self._ask = ask
         self._sent: asyncio.Task[Offset] | None = None
-        self._next: asyncio.Task[Offset] | None = None  # Not sent yet.
+        self._next: asyncio.Task[Offset] | None = None  # The next barrier, which is not sent yet.
 
     async def tail(self) -> Offset:
-        """Cancelling a waiter changes nothing."""
+        """The log's tail after a shared barrier. Cancelling a waiter does not cancel the barrier."""
         if self._next is None:
             self._next = asyncio.create_task(self._send(self._sent))
             self._next.add_done_callback(_look_at)
@@ -40,6 +40,6 @@ class SharedBarrier:
 
 
 def _look_at(task: "asyncio.Task[Offset]") -> None:
-    """Perhaps it has no waiter any more."""
+    """Retrieves the task's error, since it may have no waiter any more."""
     if not task.cancelled():
         task.exception()

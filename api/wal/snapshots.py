@@ -31,7 +31,8 @@ class Snapshots:
     async def load(self, snapshot: SnapshotPointer) -> bytes:
         """Raises `Truncated` if there are newer ones by now."""
         pieces, token = await self._open_pieces(), snapshot.token.encode()
-        await pieces.tail_offset()  # Of its owner: without one, the newest records are not shown.
+        # Fails without an owner: otherwise the newest records would silently be missing.
+        await pieces.tail_offset()
         found: list[bytes] = []
         async for batch in pieces.read_batches(snapshot.first, snapshot.next):
             found += [record.value for record in batch.records() if record.key == token]
@@ -40,7 +41,7 @@ class Snapshots:
     async def write(
         self, data: bytes, applied: Offset, epoch: WriterEpoch, before: Mark | None
     ) -> bool:
-        """Makes it the newest, unless `before` no longer is; then nothing of it counts (WK6)."""
+        """Writes the newest snapshot, unless `before` no longer is the newest; then it does not count (WK6)."""
         pieces, token = await self._open_pieces(), os.urandom(8).hex()
         async with pieces.writer() as writer:
             sent = [await writer.send(each, key=token.encode()) for each in pieces_of(data)]

@@ -28,7 +28,7 @@ _logger: Final = logging.getLogger("rollbook.wal")
 
 
 class _Entered:
-    """Entered and left as its twin with an event loop is, on the thread of that."""
+    """Enters and leaves its asyncio twin on the twin's thread."""
 
     def __init__(self, thread: LoopThread, twin: AbstractAsyncContextManager[Any, None]) -> None:
         self._thread = thread
@@ -49,7 +49,7 @@ class _Entered:
 
 @with_docstrings_of(exclusive_writer.ExclusiveWriter)
 class ExclusiveWriter(_Entered):
-    """As `wal.aio.ExclusiveWriter`."""
+    """`wal.aio.ExclusiveWriter` for threads."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class ExclusiveWriter(_Entered):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Like its twin; records that still wait for room are sent, too."""
+        """Like its asyncio twin; records that still wait for room are sent, too."""
         wait(self._pending.copy())
         if self._failed:
             _logger.warning("records_unacked: %d of %s", self._failed, self._writer.holder)
@@ -84,25 +84,25 @@ class ExclusiveWriter(_Entered):
 
     @property
     def epoch(self) -> WriterEpoch:
-        """The one that it was granted."""
+        """The writer epoch that was granted."""
         return self._writer.epoch
 
     @property
     def fence(self) -> Offset:
-        """All records of earlier writers are below it."""
+        """The offset above all records of earlier writers."""
         return self._writer.fence
 
     @property
     def failure(self) -> RollbookError | None:
-        """The error that ended it; None: nothing has."""
+        """The error that ended the writer; None: it has not ended."""
         return self._writer.failure
 
     def append(self, value: bytes) -> Offset:
-        """Durable when it returns."""
+        """Appends a record, which is durable when this returns."""
         return self.submit(value).result()
 
     def submit(self, value: bytes) -> "Future[Offset]":
-        """It is sent after all that this thread has submitted before."""
+        """Submits a record, which is sent after all that this thread has submitted before."""
         future = self._thread.submit(self._append(value))
         self._pending.add(future)
         future.add_done_callback(self._on_done)
@@ -115,7 +115,7 @@ class ExclusiveWriter(_Entered):
 
 @with_docstrings_of(machine.StateMachine)
 class StateMachine(_Entered):
-    """As `wal.aio.StateMachine`."""
+    """`wal.aio.StateMachine` for threads."""
 
     def __init__(
         self,
@@ -143,7 +143,7 @@ class StateMachine(_Entered):
 
     @property
     def failure(self) -> RollbookError | None:
-        """The error that ended it; None: nothing has."""
+        """The error that ended the machine; None: it has not ended."""
         return self._machine.failure
 
     def lead(self, mode: AcquireMode | str = AcquireMode.WAIT) -> "Term":
@@ -164,7 +164,7 @@ class StateMachine(_Entered):
 
 @with_docstrings_of(term.Term)
 class Term(_Entered):
-    """As `wal.aio.Term`."""
+    """`wal.aio.Term` for threads."""
 
     def __init__(self, thread: LoopThread, core: term.Term) -> None:
         super().__init__(thread, core)
@@ -182,7 +182,7 @@ class Term(_Entered):
         return self._thread.run(self._term.propose(command))
 
     def submit(self, command: bytes) -> "Future[Any]":
-        """The same, while others are on their way."""
+        """Like `propose`, without waiting for the result."""
         return self._thread.submit(self._term.propose(command))
 
     def over(self) -> RollbookError:

@@ -30,7 +30,7 @@ class _Waiter:
             self.result.set_exception(error)
 
     def failure(self) -> RollbookError:
-        """Of one that is settled, and was not acked."""
+        """The error of a settled command that was not acked."""
         try:
             self.submission.result()
         except RollbookError as error:
@@ -41,7 +41,7 @@ class _Waiter:
 
 
 class Term:
-    """Leads while it is entered, and until it is over. Then it never leads again: take a new term."""
+    """One leadership: from entering it until it is over. It never leads again: take a new term."""
 
     def __init__(self, machine: "StateMachine", writer: ExclusiveWriter) -> None:
         self._machine = machine
@@ -54,7 +54,7 @@ class Term:
 
     @property
     def epoch(self) -> WriterEpoch:
-        """Under which it appends."""
+        """The writer epoch under which it appends."""
         return self._rules.epoch
 
     @property
@@ -63,7 +63,7 @@ class Term:
         return self._rules.over is not None
 
     async def __aenter__(self) -> Self:
-        """Waits for its turn, then until all acked records are in the state."""
+        """Waits for its turn to lead, then until all acked records are in the state."""
         machine, writer = self._machine, self._writer
         machine.begin(self)
         try:
@@ -98,7 +98,7 @@ class Term:
         return await waiter.result
 
     async def over(self) -> RollbookError:
-        """Why, when it is over and all waiters have their result; `StaleEpoch`: another one leads."""
+        """Waits for the end and for all waiters' results. Returns why; `StaleEpoch`: another one leads."""
         try:
             return await asyncio.shield(self._running)
         except asyncio.CancelledError:
@@ -107,7 +107,7 @@ class Term:
             return self._rules.over
 
     async def __aexit__(self, *_: object) -> None:
-        """Proposed commands are answered; then another one may lead, at once. This one follows."""
+        """Waits for the results of proposed commands, then lets another one lead; this machine follows."""
         self._is_given_up = True
         self._changed.set()
         try:
@@ -136,14 +136,14 @@ class Term:
             await self._settle()
         finally:  # If it is cancelled, it was not waited for.
             rules.on_over(_given_up())
-            self._writer.end()  # So each remaining waiter has ended somehow.
+            self._writer.end()  # Ends the remaining waiters, one way or the other.
             for waiter in rules.take_rest():
                 waiter.fail(waiter.failure())
         assert rules.over is not None
         return rules.over
 
     async def _serve(self) -> RollbookError:
-        """Applies acked records, in order, until that is over."""
+        """Applies acked records in order until the term is over."""
         rules, writer = self._rules, self._writer
         while True:
             waiter = rules.oldest
@@ -166,7 +166,7 @@ class Term:
             waiter.tell(result)
 
     async def _settle(self) -> None:
-        """Gives the waiters their outcomes, if they can be known (WK5)."""
+        """Gives the waiters their outcomes, as far as these can be known (WK5)."""
         rules, below = self._rules, self._rules.settled_below()
         assert rules.over is not None
         if rules.oldest is None or below is None:

@@ -46,7 +46,7 @@ def _nobody() -> Bookies:
 
 @dataclass(frozen=True, slots=True)
 class LiveBookies:
-    """By id, in the order of their ids."""
+    """Live bookies by id, in the order of their ids."""
 
     writable: Bookies = field(default_factory=_nobody)
     read_only: Bookies = field(default_factory=_nobody)
@@ -78,7 +78,7 @@ class BookieWatcher:
         self._store = store
         self._root = root
         self._look_again_s = look_again_s
-        self._infos: dict[str, BookieServiceInfo] = {}  # By path; as read before.
+        self._infos: dict[str, BookieServiceInfo] = {}  # The last known infos, by path.
         self._current = LiveBookies()
         self._changed = asyncio.Event()
         self._looking = asyncio.Lock()
@@ -157,7 +157,7 @@ class BookieWatcher:
                 await asyncio.sleep(_RETRY_PAUSE_S)
 
     async def _look(self, dirty: dict[str, None] | None) -> None:
-        async with self._looking:  # So that none replaces a newer state with an older one.
+        async with self._looking:  # One read at a time, so that no old state replaces a newer one.
             await self._read_folders(dirty)
 
     async def _read_folders(self, dirty: dict[str, None] | None) -> None:

@@ -57,14 +57,14 @@ class Cluster:
     root: str
     layout: Layout
     instance_id: str | None  # None: older than instance ids.
-    url: MetadataUrl | None = field(default=None, compare=False)  # For advice.
+    url: MetadataUrl | None = field(default=None, compare=False)  # Used in error messages only.
 
     @property
     def own_root(self) -> str:
         return paths.own_root(self.root)
 
     def path(self, name: str) -> str:
-        """Of nodes directly below the ledgers root."""
+        """The path of a node directly below the ledgers root."""
         return f"{self.root}/{name}"
 
 
@@ -180,7 +180,7 @@ async def ensure_layout(store: MetadataStore, cluster: Cluster) -> None:
 
 
 async def ensure_own_root(store: MetadataStore, cluster: Cluster) -> None:
-    """Our own trees have a place, in a cluster that BookKeeper made, too."""
+    """Creates the root of Rollbook's own trees, in a cluster that BookKeeper created, too."""
     if not await _check_own_root(store, cluster):
         owner = (cluster.instance_id or "").encode()
         try:
@@ -289,7 +289,7 @@ def _quoted(url: MetadataUrl | None) -> str:
 
 
 def zookeeper_command(url: MetadataUrl | None, command: str) -> str:
-    """Only in ZooKeeper can others write what we read: an embedded store checks its own bytes."""
+    """A command for ZooKeeper, where others can write what we read: an embedded store checks its own bytes."""
     where = f" -server {url.place}" if url and url.backend is Backend.ZOOKEEPER else ""
     return f"zkCli.sh{where} {command}"
 
@@ -318,7 +318,7 @@ async def _check_own_root(
 
 
 async def _refuse_inside_another(store: MetadataStore, root: str) -> None:
-    """Neither below a ledgers root, where BookKeeper's tools look, nor in trees like our own."""
+    """Refuses roots below another ledgers root, where BookKeeper's tools look, and in Rollbook's own trees."""
     place = root
     while place:
         node = await read_surely(store, place)

@@ -92,7 +92,7 @@ class Member:
 
     @property
     def cookie(self) -> Cookie | None:
-        """None if it is missing or unreadable."""
+        """The parsed cookie; None if it is missing or invalid."""
         try:
             return unpack_cookie(self.cookie_node.value) if self.cookie_node else None
         except BadMetadata:
@@ -134,7 +134,7 @@ class MemberNodes:
         )
 
         async def was_made() -> bool:
-            """No other process has drawn this value."""
+            """Whether this write took effect: no other process has drawn this value."""
             node = await read_surely(self._store, record_path)
             if node is None or node.value != packed:
                 return False
@@ -144,7 +144,7 @@ class MemberNodes:
         await transact_surely(self._store, ops, was_made)
 
     async def write_record(self, found: Member, bookie_id: BookieId, record: BookieRecord) -> None:
-        """That alone. Raises `MetadataConflict` or `NoSuchNode` if it has changed."""
+        """Writes the record alone. Raises `MetadataConflict` or `NoSuchNode` if it has changed."""
         assert found.record_node
         version = found.record_node.stat.version
         path = f"{self._records}/{bookie_id}"
@@ -159,4 +159,4 @@ def _as_bookie_id(name: str) -> BookieId | None:
     try:
         return parse_bookie_id(name)
     except InvalidRequest:
-        return None  # Not made by a bookie.
+        return None  # The node was not created by a bookie.

@@ -63,7 +63,7 @@ _RETRY_PAUSE_S: Final = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Vote:
-    """Names are never reused, so a vote that exists is still the one that was cast."""
+    """A cast vote. Names are never reused, so a vote that exists is still the one that was cast."""
 
     path: str
     session: SessionId
@@ -81,12 +81,12 @@ class _Cast:
 
 
 class Election:
-    """One candidate. A process has at most one for each folder and session."""
+    """One candidate in an election. A process has at most one for each folder and session."""
 
     def __init__(
         self, store: MetadataStore, folder: str, candidate: BookieId, *, above: str
     ) -> None:
-        """`above`: the node that exists, from which on `folder` is made."""
+        """`above`: an existing node; missing nodes from there to `folder` are created."""
         self._store = store
         self._folder = folder
         self._above = above
@@ -107,7 +107,7 @@ class Election:
                 return Vote(ours[0].path, session)
             if self._store.session != session:
                 continue
-            with suppress(ConnectionLost):  # Then it is searched for.
+            with suppress(ConnectionLost):  # After a lost connection, the loop looks for the vote.
                 await self._store.create(
                     f"{self._folder}/{VOTE_PREFIX}", self._vote, CreateMode.EPHEMERAL_SEQUENTIAL
                 )
@@ -120,7 +120,7 @@ class Election:
         node = await read_surely(self._store, self._folder, fresh=False)
         if node is None or node.value != self._vote:
             with suppress(NoSuchNode, OutcomeUnknown, Unavailable, SessionExpired):
-                await self._store.set(self._folder, self._vote)  # For people only.
+                await self._store.set(self._folder, self._vote)  # Written for people only.
         logger.info("election_won", folder=self._folder, candidate=self._candidate)
         return vote
 
@@ -153,7 +153,7 @@ class Election:
             await self.withdraw()
 
     async def withdraw(self) -> None:
-        """Stands no longer. If the store cannot be reached its session's end does that."""
+        """Withdraws the vote. If the store cannot be reached, the session's end removes it."""
         session = self._store.session
         with suppress(Unavailable, OutcomeUnknown, SessionExpired, NoSuchNode):
             for cast in await self._casts():
@@ -221,7 +221,7 @@ class Election:
 
 
 async def _next_or_later(watch: Watch) -> None:
-    """Something changed, or may have: a watch can be lost in unforeseen ways."""
+    """Waits for a change, or for a while: a watch can be lost in unforeseen ways."""
     with suppress(TimeoutError):
         async with asyncio.timeout(LOOK_AGAIN_S):
             try:

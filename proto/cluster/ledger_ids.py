@@ -117,7 +117,7 @@ class LedgerIds:
         return LedgerId(high << 32)
 
     async def _wait(self) -> LedgerId | None:
-        """None: it is this one's turn."""
+        """Waits for an id; None: it is this caller's turn to draw ids."""
         waiter: _Waiter = asyncio.get_running_loop().create_future()
         self._waiting.append(waiter)
         try:
@@ -190,12 +190,13 @@ class LedgerIds:
             try:
                 names = await self._store.children(parent)
             except NoSuchNode:
-                continue  # As one of the oldest counters, with all lower numbers.
+                # The parent was one of the oldest counters, which are deleted with all lower numbers.
+                continue
             there.update(f"{parent}/{name}" for name in names)
         return [path for path in paths if path in there]
 
     async def _draw(self, count: int) -> list[LedgerId]:
-        """Draw `count` ids or fewer, at least one."""
+        """Draws `count` ids or fewer, at least one."""
         if not self._is_long:  # Asked each time: `skip` may have been called elsewhere.
             self._is_long = await read_surely(self._store, self._long, fresh=False) is not None
         if not self._is_long:
@@ -223,7 +224,7 @@ class LedgerIds:
             await self._remove([*highs, high + 1][:-_HIGH_KEPT])
 
     async def _draw_numbers(self, counter: str, count: int, *, is_made: bool = False) -> list[int]:
-        """None at all: the counter has run out. Numbers whose reply was lost are skipped."""
+        """Draws numbers; none if the counter has run out. Numbers whose response was lost are skipped."""
         one = Create(f"{counter}/{ID_PREFIX}", mode=CreateMode.EPHEMERAL_SEQUENTIAL)
         for _ in range(ATTEMPTS):
             try:
@@ -259,7 +260,7 @@ class LedgerIds:
 
 
 def _hand_out(drawn: list[LedgerId], waiting: deque[_Waiter]) -> None:
-    """In order; a cancelled caller needs none."""
+    """Hands out ids in order; a cancelled caller gets none."""
     for ledger_id in drawn:
         while waiting:
             waiter = waiting.popleft()

@@ -91,7 +91,8 @@ class LedgerNodes:
     async def create(self, metadata: LedgerMetadata) -> StoredLedger:
         """A ledger under the caller's own id. Raises `NodeExists` if that is taken."""
         assert metadata.creation_token is not None
-        assert metadata.created_ms is not None  # Its node's age is lost when metadata is restored.
+        # Stored in the metadata: a restore would lose the node's own time.
+        assert metadata.created_ms is not None
         if not self._layout.takes_new_ledgers:
             raise InvalidRequest(
                 f"the {self._layout.value} layout takes no new ledgers", path=self._root
@@ -131,7 +132,7 @@ class LedgerNodes:
         return await read_surely(self._store, self.path(ledger_id)) is not None
 
     async def watch(self, ledger_id: LedgerId) -> Watch:
-        """Reports every change from now on."""
+        """Watches a ledger, and reports every change from now on."""
         return await self._store.watch(self.path(ledger_id))
 
     async def update(self, stored: StoredLedger, metadata: LedgerMetadata) -> StoredLedger:
@@ -234,7 +235,8 @@ class LedgerWalk:
 
     async def __anext__(self) -> LedgerId:
         if not self._is_fresh:
-            await read_surely(self._store, self._root)  # From here on no replica lags behind this.
+            # Later reads see at least this state on any replica.
+            await read_surely(self._store, self._root)
             self._is_fresh = True
         while not self._found:
             if not self._pending:
@@ -249,7 +251,7 @@ class LedgerWalk:
         except NoSuchNode:
             if not directory:
                 raise NoSuchCluster(path=self._root) from None
-            return  # Its last ledger was deleted since its name was read.
+            return  # The directory's last ledger was deleted after the directory was listed.
         children = children_of(self._layout, split, digits, names)
         if children and is_whole_id(split, children[0]):
             self._found.extend(id_ for id_ in map(_as_id, children) if id_ >= self._start)

@@ -56,7 +56,7 @@ class LifecycleNodes:
         return StoredLifecycle(bookie, unpack_lifecycle(node.value), node.stat.version)
 
     async def list(self) -> list[StoredLifecycle]:
-        """Of bookies that have a node. An unreadable one is logged and left out."""
+        """States of bookies that have a node. An invalid one is logged and left out."""
         try:
             names = await children_surely(self._store, self.folder)
         except NoSuchNode:
@@ -99,7 +99,7 @@ class LifecycleNodes:
         return StoredLifecycle(found.bookie, lifecycle, version)
 
     async def watch(self, bookie: BookieId | None = None) -> Watch:
-        """Of one bookie's node, or of all."""
+        """Watches one bookie's node, or all nodes."""
         if bookie is not None:
             return await self._store.watch(self.path(bookie))
         return await self._store.watch(self.folder, recursive=True)

@@ -79,7 +79,7 @@ from rollbook.proto.ports import (
     Watch,
 )
 
-_RACES_MAX: Final = 20  # With others that mark the same ledger.
+_RACES_MAX: Final = 20  # Lost races with other processes that mark the same ledger.
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +166,7 @@ class MarkTree:
         return True
 
     async def _create(self, path: str, new: bytes) -> None:
-        """Its folder is usually its own, so the two are made together, in one round trip."""
+        """Creates the node and its folder in one round trip, since a mark usually has a folder of its own."""
 
         async def was_made() -> bool:
             node = await read_surely(self._store, path)
@@ -179,7 +179,7 @@ class MarkTree:
             await create_sparse(self._store, self.folder, path, new, lambda node: node.value == new)
 
     async def read(self, ledger_id: LedgerId) -> StoredMark | None:
-        """None: the ledger is not marked. Raises `BadMetadata` (MK4)."""
+        """A ledger's mark; None: it is not marked. Raises `BadMetadata` (MK4)."""
         path = self.path(ledger_id)
         node = await read_surely(self._store, path)
         if node is None:
@@ -218,7 +218,8 @@ class MarkTree:
 
     async def ids(self) -> AsyncIterator[LedgerId]:
         """All marked ledgers in the order of their ids. Ledgers marked in the meantime may be missed."""
-        await read_surely(self._store, self.folder)  # From here on no replica lags behind this.
+        # Later reads see at least this state on any replica.
+        await read_surely(self._store, self.folder)
         pending = [(0, self.folder)]
         while pending:
             depth, folder = pending.pop()
@@ -242,10 +243,10 @@ class MarkTree:
         try:
             return await children_surely(self._store, folder)
         except NoSuchNode:
-            return []  # Its last mark was removed in the meantime.
+            return []  # The folder's last mark was removed after the folder was listed.
 
     def ledger_of(self, path: str) -> LedgerId | None:
-        """Of an event of `watch`; None: it is about a folder."""
+        """The ledger of an event of `watch`; None: it is about a folder."""
         ledger_id = ledger_of_mark(path.rpartition("/")[2])
         return ledger_id if ledger_id is not None and self.path(ledger_id) == path else None
 
@@ -258,7 +259,7 @@ _LEAVES_AT_ONCE: Final = 32
 
 
 class Marks(MarkTree):
-    """BookKeeper's own tree. One for each session, which then knows all locks that the session holds."""
+    """BookKeeper's own marks. One object for each session knows all locks that the session holds."""
 
     def __init__(self, store: MetadataStore, root: str) -> None:
         super().__init__(store, f"{root}/{ROOT}/{MARKS}")
@@ -268,7 +269,7 @@ class Marks(MarkTree):
         self._strays: dict[LedgerId, Lock] = {}  # The session may have them; no caller uses them.
 
     async def prepare(self) -> None:
-        """Makes the folders. Raises `BadMetadata` if marks are kept here in another form."""
+        """Creates the folders. Raises `BadMetadata` if marks have another format here."""
         await ensure_node(self._store, self._top)
         path, layout = f"{self._top}/{LAYOUT}", pack_replication_layout()
         await ensure_node(self._store, path, layout)
@@ -307,7 +308,7 @@ class Marks(MarkTree):
                 pack_lock(holder),
                 lambda node: node.stat.owner == session,
                 CreateMode.EPHEMERAL,
-                # Otherwise another user of this session has it.
+                # A known lock that was not lost belongs to another user of this session.
                 only_if_lost=ledger_id not in self._strays,
                 session=session,
             )
@@ -354,7 +355,7 @@ class Marks(MarkTree):
             del self._held[lock.ledger_id]
 
     async def locked(self) -> set[LedgerId]:
-        """Locked ledgers."""
+        """Ids of locked ledgers."""
         try:
             names = await children_surely(self._store, f"{self._top}/{LOCKS}")
         except NoSuchNode:
@@ -376,7 +377,7 @@ class Marks(MarkTree):
         return await read_surely(self._store, self._switch) is None
 
     async def disable(self) -> None:
-        """Nothing begins from now on; idempotent."""
+        """Disables repair: nothing begins from now on. Idempotent."""
         await ensure_path(self._store, self._switch, self._root)
 
     async def enable(self) -> None:
@@ -395,12 +396,12 @@ class Marks(MarkTree):
     # --- Settings and times -------------------------------------------------------------------
 
     async def delay(self) -> tuple[int, int] | None:
-        """Seconds, and how often they were written; None: not set. Raises `BadMetadata`."""
+        """The delay in seconds, and how often it was written; None: not set. Raises `BadMetadata`."""
         node = await read_surely(self._store, self._delay)
         return (unpack_seconds(node.value), node.stat.version) if node else None
 
     async def set_delay(self, seconds: int) -> None:
-        """Written again unchanged it asks the auditor to audit now."""
+        """Sets the delay. Writing it again unchanged asks the auditor to audit now."""
         await self._put(self._delay, pack_seconds(seconds))
 
     async def watch_delay(self) -> Watch:
@@ -411,7 +412,7 @@ class Marks(MarkTree):
         return f"{self._top}/{LOST_BOOKIE_DELAY}"
 
     async def checked_at_ms(self, check: Checked) -> int | None:
-        """When it was last completed. An unreadable time counts as never."""
+        """When the check was last completed. An invalid time counts as never."""
         node = await read_surely(self._store, f"{self._top}/{check.value}")
         try:
             return unpack_checked_at(node.value) if node else None

@@ -95,7 +95,7 @@ class BookieRegistration:
         session_timeout_s: float,
         url: MetadataUrl | None = None,
     ) -> None:
-        """`url` is for advice."""
+        """`url`: for the text of errors."""
         self._store = store
         self._root = root
         self._url = url
@@ -104,15 +104,15 @@ class BookieRegistration:
         self._patience_s = session_timeout_s + _TICK_S
         self._looks = max(1, math.ceil(self._patience_s / _LOOK_AGAIN_S))
         self._holder = info.holder
-        self._standing: RegisteredMode | None = None  # As last requested.
-        # As far as is known; a session may be over before the news comes.
+        self._standing: RegisteredMode | None = None  # The mode that was requested last.
+        # The last known state: a session may be over before this process hears of it.
         self.is_registered = False
-        self._told: RegisteredMode | None = None  # In the latest event.
+        self._told: RegisteredMode | None = None  # The mode in the latest event.
         self.sessions_lost = 0
         self._turn = asyncio.Lock()
 
     def describe(self, info: BookieServiceInfo) -> None:
-        """What others should read of it from the next `register` on."""
+        """Sets the info that others read from the next `register` on."""
         self._data = pack_service_info(info)
 
     async def await_others(self) -> None:
@@ -183,7 +183,7 @@ class BookieRegistration:
                 )
 
     async def _hear_node(self, path: str, has_news: asyncio.Event) -> None:
-        """Watch the node: others may remove it, and another process may register in its place."""
+        """Watches the node: others may remove it, and another process may register in its place."""
         watch = await self._watch(path)
         try:
             async for _ in watch:
@@ -199,7 +199,7 @@ class BookieRegistration:
                 await asyncio.sleep(_RETRY_PAUSE_S)
 
     async def withdraw(self) -> None:
-        """Not visible any more, as when it shuts down."""
+        """Makes the bookie invisible, as when it shuts down."""
         async with self._turn:
             self._standing = None
             self.is_registered = False
@@ -220,7 +220,7 @@ class BookieRegistration:
                 await asyncio.sleep(_RETRY_PAUSE_S)
 
     async def _establish(self, standing: RegisteredMode) -> None:
-        """Whatever the present state: one node of this session, in the right folder."""
+        """Registers from any state: with one node of this session, in the right folder."""
         for each in RegisteredMode:
             await self._await_departure(self._path(each))
         path = self._path(standing)

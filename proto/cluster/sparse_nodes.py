@@ -42,7 +42,7 @@ async def create_sparse(
 
 
 async def remove_empty_parents(store: MetadataStore, top: str, path: str) -> None:
-    """Of a node that was deleted; `top` stays. Remaining empty ones do no harm."""
+    """Removes empty parents of a deleted node; `top` stays. Remaining empty ones do no harm."""
     parent = path.rpartition("/")[0]
     while parent != top:
         try:

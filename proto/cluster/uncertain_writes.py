@@ -103,7 +103,7 @@ async def ensure_node(store: MetadataStore, path: str, value: bytes = b"") -> No
 
 
 async def ensure_path(store: MetadataStore, path: str, above: str = "") -> None:
-    """Makes the node and the missing ones between it and `above`, which exists."""
+    """Creates the node and missing ones between it and `above`, which exists."""
     made = above
     for name in path[len(above) + 1 :].split("/"):
         made = f"{made}/{name}"
@@ -274,7 +274,7 @@ async def _settle(look: Awaitable[T]) -> T:
 
 
 def _not_settled(lost: bool, path: str) -> ConnectionLost | MetadataUnavailable:
-    """Sessions that ended before anything was sent leave no doubt."""
+    """The error of an unsettled write; a session that ended before anything was sent leaves no doubt."""
     return (ConnectionLost if lost else MetadataUnavailable)(path=path)
 
 

@@ -24,7 +24,7 @@ _START_MAX: Final = 10**12
 @dataclass(frozen=True, slots=True)
 class BookieRecord:
     incarnation: str
-    start: int = 0  # Of the latest.
+    start: int = 0  # The number of the latest start.
     starter: str = ""
 
     def __post_init__(self) -> None:

@@ -82,7 +82,7 @@ def _pack_list(paths: tuple[str, ...], separator: str) -> str:
 
 
 def _is_unicode(path: str) -> bool:
-    """Python smuggles bytes of a path that are not UTF-8 through as lone surrogates."""
+    """Whether the path is UTF-8: Python decodes other bytes as lone surrogates."""
     try:
         path.encode()
     except UnicodeEncodeError:

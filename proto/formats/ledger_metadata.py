@@ -226,7 +226,7 @@ def _checked(
     length: int | None,
     **rest: Any,
 ) -> LedgerMetadata:
-    """Input from outside is refused here, before the value would assert it."""
+    """Refuses invalid input, which would fail the value's assertions."""
     try:
         quorum = Quorum(*sizes)
     except InvalidRequest as error:

@@ -24,17 +24,17 @@ _TOKEN: Final = re.compile(r"[0-9a-f]{0,32}")
 
 class LifecycleState(Enum):
     ACTIVE = "active"
-    DRAINING = "draining"  # Its ledgers are copied elsewhere; it is read-only.
-    DRAINED = "drained"  # No ledger names it; it is read-only.
-    DRAINING_FAILED = "draining-failed"  # Nothing is copied any more; it is read-only.
+    DRAINING = "draining"  # The bookie is read-only, and its ledgers are being copied elsewhere.
+    DRAINED = "drained"  # The bookie is read-only, and no ledger names it.
+    DRAINING_FAILED = "draining-failed"  # The bookie is read-only, and copying has stopped.
 
 
 @dataclass(frozen=True, slots=True)
 class Lifecycle:
     state: LifecycleState = LifecycleState.ACTIVE
     token: str = ""
-    since_ms: int = 0  # Of this state; for people.
-    ledgers: int = 0  # Those that named it when the drain began.
+    since_ms: int = 0  # When this state began; shown to people only.
+    ledgers: int = 0  # Ledgers that named the bookie when the drain began.
     is_forced: bool = False  # Begun although too few bookies remain for some ledgers.
     reason: str = ""  # Why a drain failed, or why it began again by itself.
 

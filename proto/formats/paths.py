@@ -29,9 +29,10 @@ READ_ONLY: Final = "available/readonly"
 COOKIES: Final = "cookies"
 SHORT_IDS: Final = "idgen"
 LONG_IDS: Final = "idgen-long"
-ID_PREFIX: Final = "ID-"  # Of ephemeral sequential nodes; the number is the id, or its low half.
-OWN_BOOKIES: Final = "bookies"  # In our own tree: what we know of each bookie beyond its cookie.
-LIFECYCLE: Final = "lifecycle"  # In our own tree: whether a bookie stays or leaves.
+# The prefix of ephemeral sequential nodes; the number is the id, or its low half.
+ID_PREFIX: Final = "ID-"
+OWN_BOOKIES: Final = "bookies"  # Rollbook's own node: facts about each bookie beyond its cookie.
+LIFECYCLE: Final = "lifecycle"  # Rollbook's own node: whether a bookie stays or leaves.
 HIGH_PREFIX: Final = "HOB-"  # Under LONG_IDS; the number is the high half of the ids below it.
 
 FIRST_LONG_ID: Final = LedgerId(2**31 - 1)
@@ -52,7 +53,7 @@ def own_root(ledgers_root: str) -> str:
 
 
 def ledger_path(layout: Layout, ledger_id: LedgerId) -> str:
-    """Relative to the ledgers root. Raises `InvalidRequest` if the layout has no place for it."""
+    """A ledger's path below the ledgers root. Raises `InvalidRequest` if the layout has no place for it."""
     split = _split_of(layout, ledger_id)
     digits = f"{ledger_id:0{sum(split)}d}"
     if layout is Layout.FLAT:
@@ -63,7 +64,7 @@ def ledger_path(layout: Layout, ledger_id: LedgerId) -> str:
 
 
 def ledger_of_path(layout: Layout, path: str) -> LedgerId | None:
-    """None if the node at this path, relative to the ledgers root, is no ledger."""
+    """The ledger at a path below the ledgers root; None if the node is no ledger."""
     digits = path.replace("/", "").replace("L", "")
     if not digits.isascii() or not digits.isdecimal() or len(digits) > _DIGITS_MAX:
         return None
@@ -107,7 +108,7 @@ def children_of(layout: Layout, split: Split, digits: str, names: Iterable[str])
     if split == _FLAT:
         found.sort(key=len)
         doubtful = found
-    else:  # Of one width: if the lowest and the highest id are at home, all between them are.
+    else:  # Ids have one width: the lowest and the highest at home imply all between.
         doubtful = [*found[:1], *found[-1:]]
     if is_leaf and not all(_is_at_home(layout, split, each) for each in doubtful):
         found = [each for each in found if _is_at_home(layout, split, each)]
@@ -119,7 +120,7 @@ def is_whole_id(split: Split, digits: str) -> bool:
 
 
 def highest_id(split: Split, digits: str) -> int:
-    """Of the ids that start with these digits."""
+    """The highest id that starts with these digits."""
     return int(digits.ljust(sum(split), "9"))
 
 

@@ -60,7 +60,7 @@ def as_text(value: str) -> str:
 
 @lru_cache(maxsize=_BOOKIES_KNOWN)
 def as_bookie_id(value: str) -> BookieId:
-    """Few names occur in very many ledgers: each is checked once, and one string in memory."""
+    """Checks and interns a bookie id: few ids occur in very many ledgers."""
     try:
         return parse_bookie_id(as_text(value))
     except InvalidRequest as error:

@@ -44,7 +44,8 @@ LAYOUT: Final = "LAYOUT"
 MARKS: Final = "ledgers"
 LOCKS: Final = "locks"
 ELECTION: Final = "auditorelection"
-VOTE_PREFIX: Final = "V_"  # Of ephemeral sequential nodes; the lowest number is the auditor.
+# The prefix of ephemeral sequential nodes; the lowest number is the auditor.
+VOTE_PREFIX: Final = "V_"
 DISABLED: Final = "disable"
 LOST_BOOKIE_DELAY: Final = "lostBookieRecoveryDelay"  # Written again unchanged: audit now.
 CHECKED_ALL: Final = "checkallledgersctime"
@@ -61,31 +62,31 @@ _LAYOUT: Final = ("BASIC", 1)
 
 @dataclass(frozen=True, slots=True)
 class UnderreplicatedMark:
-    """These bookies' copies of a ledger are missing; in the order in which that was found."""
+    """Bookies whose copies of a ledger are missing, in the order in which that was found."""
 
     missing: tuple[BookieId, ...]
     marked_ms: int | None = None  # The last time.
 
     def with_missing(self, bookies: Iterable[BookieId], now_ms: int) -> Self:
-        """Marked twice: new bookies go to the end; equal to the old mark if there are none."""
+        """Adds new bookies at the end; without any, the result equals the old mark."""
         new = tuple(bookie for bookie in dict.fromkeys(bookies) if bookie not in self.missing)
         return replace(self, missing=self.missing + new, marked_ms=now_ms) if new else self
 
 
 def mark_path(ledger_id: LedgerId) -> str:
-    """Relative to MARKS."""
+    """A mark's path below MARKS."""
     digits = f"{ledger_id:016x}"
     groups = (digits[start : start + 4] for start in range(0, 16, 4))
     return "/".join((*groups, mark_name(ledger_id)))
 
 
 def mark_name(ledger_id: LedgerId) -> str:
-    """Of the mark and of its lock."""
+    """The name of a ledger's mark and of its lock."""
     return f"urL{ledger_id:010d}"
 
 
 def ledger_of_mark(name: str) -> LedgerId | None:
-    """None if it is not a mark's name in our spelling."""
+    """The ledger of a mark's name; None if the name is not in our spelling."""
     match = _LEAF.fullmatch(name)
     if not match or (value := int(match[1])) > LEDGER_ID_MAX:
         return None
@@ -108,7 +109,7 @@ def unpack_mark(data: bytes) -> UnderreplicatedMark:
 
 
 def pack_lock(holder: str) -> bytes:
-    """For people only: a lock belongs to the session that made it."""
+    """A lock's contents, for people only: a lock belongs to the session that created it."""
     return pack_text(LockDataFormat(bookieId=holder))
 
 
@@ -156,7 +157,7 @@ def unpack_seconds(data: bytes) -> int:
 
 
 def pack_checked_at(at_ms: int) -> bytes:
-    """Of any of the three CHECKED_* nodes: their messages differ in names only."""
+    """The contents of any of the three CHECKED_* nodes: their messages differ in names only."""
     return pack_binary(CheckAllLedgersFormat(checkAllLedgersCTime=at_ms))
 
 

@@ -20,7 +20,8 @@ TLS_PROTOCOL: Final = "rollbook-tls"  # The same over TLS; BookKeeper's clients 
 
 # Properties of ours. Strangers ignore them; a bookie without them gets plain BookKeeper.
 INCARNATION: Final = "rollbook.incarnation"  # Drawn when the bookie's directories were formatted.
-HOLDER: Final = "rollbook.holder"  # Of the lock on its directories: `DiskLock.token`.
+# The holder of the lock on the bookie's directories: `DiskLock.token`.
+HOLDER: Final = "rollbook.holder"
 DRAINING: Final = "rollbook.draining"  # "true": it will leave the cluster, and gives up its seats.
 DOUBTING: Final = "rollbook.doubting"  # "true": it may have lost anything, and accepts no entries.
 # Writers of ledgers with lower ids are refused: it may have forgotten their fences.
@@ -50,7 +51,7 @@ class Endpoint:
 @dataclass(frozen=True, slots=True)
 class BookieServiceInfo:
     endpoints: tuple[Endpoint, ...] = ()
-    properties: tuple[tuple[str, str], ...] = ()  # By distinct keys, sorted.
+    properties: tuple[tuple[str, str], ...] = ()  # Distinct keys, sorted.
 
     def __post_init__(self) -> None:
         assert list(self.properties) == sorted(dict(self.properties).items())
@@ -70,7 +71,7 @@ class BookieServiceInfo:
 
     @property
     def http_address(self) -> Address | None:
-        """Of its admin pages."""
+        """The address of the bookie's admin pages."""
         return self._address(HTTP_PROTOCOL)
 
     def _address(self, protocol: str) -> Address | None:
@@ -85,12 +86,12 @@ class BookieServiceInfo:
 
     @property
     def gives_up_seats(self) -> bool:
-        """Writers leave it although it is registered."""
+        """Whether writers leave the bookie although it is registered."""
         return self.is_draining or dict(self.properties).get(DOUBTING) == "true"
 
     @property
     def writers_from(self) -> int:
-        """Writers of ledgers with lower ids are refused; 0 if it refuses none."""
+        """The lowest ledger id whose writers are accepted; 0 if all are."""
         lowest = dict(self.properties).get(WRITERS_FROM, "")
         return int(lowest) if lowest.isascii() and lowest.isdigit() else 0
 

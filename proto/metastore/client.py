@@ -70,7 +70,7 @@ SESSION_TIMEOUT_S: Final = 10.0
 OPERATION_TIMEOUT_S: Final = 10.0
 CLOSE_TIMEOUT_S: Final = 1.0  # An owner that died is followed sooner than that.
 CALLS_MAX: Final = 10_000
-_OPENING_PARTS: Final = 10  # Of the time that an opening has.
+_OPENING_PARTS: Final = 10  # Steps into which the time of an opening is divided.
 PAUSE_S_MIN: Final = 0.01  # Between attempts to connect; doubles, with jitter.
 PAUSE_S_MAX: Final = 0.5
 
@@ -84,7 +84,7 @@ class Receiver(Protocol):
 
 class ServiceChannel(Protocol):
     def send(self, messages: Sequence[FromClient]) -> None:
-        """What is sent after the connection broke is dropped; the receiver learns of the break."""
+        """Sends messages; those sent after the connection broke are dropped, and the receiver is notified."""
 
     def close(self) -> None: ...
 
@@ -96,7 +96,7 @@ class Connector(Protocol):
         """Raises `Unavailable` with the reason that waiting callers get."""
 
     def why_silent(self) -> str:
-        """Why a service that took the connection does not answer."""
+        """Why a service that accepted the connection does not respond."""
 
     async def close(self) -> None: ...
 
@@ -123,7 +123,7 @@ class StoreClient:
         self._calls: dict[int, _PendingQuestion] = {}  # Without a response; those not sent yet:
         self._unsent: dict[int, _PendingQuestion] = {}
         self._watches: dict[int, _RunningWatch] = {}
-        self._timer: asyncio.TimerHandle | None = None  # Of the call that is due first.
+        self._timer: asyncio.TimerHandle | None = None  # The timer of the call that is due first.
         self._last_id = 0
         self._line: _Link | None = None
         self._flushing = False
@@ -217,7 +217,7 @@ class StoreClient:
         await self._call(Sync())
 
     async def close(self) -> None:
-        """It continues when the caller is cancelled: a store half closed would keep its file."""
+        """Closes the store, even if the caller is cancelled: a store half closed would keep its file."""
         if self._closing is None:
             self._closed = True
             self._closing = asyncio.get_running_loop().create_task(self._close())
@@ -289,7 +289,7 @@ class StoreClient:
             return
         asks = []
         for request_id, call in self._unsent.items():
-            if call.answer.done():  # Its caller learns that it was not sent.
+            if call.answer.done():  # The caller already knows that it was not sent.
                 continue
             asks.append(Ask(request_id, call.question))
             if isinstance(call.question, StartWatch):
@@ -298,7 +298,7 @@ class StoreClient:
         line.channel.send(asks)
 
     def _on_due(self) -> None:
-        """One timer for all calls: each has the same time, so the oldest is due first."""
+        """Handles the timer of all calls: they have equal time-outs, so the oldest is due first."""
         self._timer = None
         loop = asyncio.get_running_loop()
         for request_id, call in self._calls.items():
@@ -396,7 +396,7 @@ class StoreClient:
             self._connecting = False
 
     async def _attend(self, line: "_Link") -> str:
-        """Keeps the session alive until the connection is lost; returns how that came."""
+        """Keeps the session alive until the connection is lost; returns the reason."""
         while True:
             interval_s = self._session_timeout_s / 3
             try:
@@ -480,7 +480,7 @@ _CLOSED: Final = "this metadata store was closed"
 
 
 class _Link:
-    """One connection, from its making to its loss."""
+    """One connection, from creation to loss."""
 
     def __init__(self, client: StoreClient) -> None:
         self.channel: ServiceChannel
@@ -488,7 +488,8 @@ class _Link:
         self.reason = ""
         self.welcomed = False
         self.heard_at_s = asyncio.get_running_loop().time()
-        self.starting: dict[int, _RunningWatch] = {}  # By the request that starts them here.
+        # Watches that start on this connection, by request id.
+        self.starting: dict[int, _RunningWatch] = {}
         self._client = client
 
     def hello(self, store: str, session: SessionId, timeout_s: float) -> None:
@@ -512,8 +513,8 @@ class _Link:
 class _PendingQuestion:
     question: Question
     answer: asyncio.Future[Result]
-    session: SessionId  # In which it was made.
-    due: float  # By the loop's time.
+    session: SessionId  # The session in which the call was made.
+    due: float  # The call's deadline in the loop's time.
 
 
 @dataclass(eq=False, slots=True)

@@ -9,7 +9,7 @@ from rollbook.proto.metastore.service_host import Host
 
 
 class LocalChannel:
-    """Messages that are on their way when it closes are lost."""
+    """A connection within the process. Messages in flight when it closes are lost."""
 
     def __init__(self, host: Host, receiver: Receiver) -> None:
         self.is_open = True

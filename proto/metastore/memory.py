@@ -30,7 +30,7 @@ class MemoryService:
     def __init__(self, clock: Clock, randomness: Randomness) -> None:
         self._host = Host(Kept(store=f"{randomness.getrandbits(64):016x}"), clock)
         self._randomness = randomness
-        self._lines: dict[int, MemoryLine] = {}  # By the identity of the client.
+        self._lines: dict[int, MemoryLine] = {}  # Connections by the identity of the client.
         self._started = False
 
     async def connect(
@@ -56,7 +56,7 @@ class MemoryService:
         return self._lines[id(store)]
 
     def expire(self, session: SessionId) -> None:
-        """Ends it as if its time were up."""
+        """Expires the session."""
         self._host.expire(session)
 
     async def close(self) -> None:

@@ -21,7 +21,7 @@ _TICK_S: Final = TICK_NS / 1e9
 
 
 class Host:
-    """Receives, ticks, has batches stored, and sends; the service decides."""
+    """The service's shell: receives, ticks, stores batches, and sends; the service decides."""
 
     def __init__(self, kept: Kept, clock: Clock, keep: Keep | None = None) -> None:
         """Without `keep`, every batch counts as durable."""
@@ -82,7 +82,7 @@ class Host:
         self._go_on()
 
     def _go_on(self) -> None:
-        """While one batch is being stored, the next one collects: the group commit."""
+        """Group commit: while one batch is being stored, the next one collects."""
         if self._keep is None:
             if (batch := self.service.take_batch()) is not None:
                 self.service.on_durable(batch)
@@ -91,7 +91,7 @@ class Host:
         self._speak()
 
     async def _keep_all(self, batch: CommitGroup | None) -> None:
-        """After a failure this task stays where it is: nothing is stored or sent any more."""
+        """Stores batches; after a failure, this task stops there: nothing is stored or sent any more."""
         assert self._keep is not None
         while batch is not None:
             await self._keep(batch)

@@ -45,7 +45,7 @@ class Backend(Enum):
 
 
 class LayoutHint(Enum):
-    """Which layout a BookKeeper scheme insists on; the LAYOUT node decides where it does not."""
+    """The layout that a BookKeeper scheme requires; otherwise the LAYOUT node decides."""
 
     HIERARCHICAL = "hierarchical"
     LONG_HIERARCHICAL = "longhierarchical"
@@ -108,7 +108,7 @@ class MetadataUrl:
         return own_root(self.ledgers_root)
 
     def __str__(self) -> str:
-        """Without options: they may hold secrets."""
+        """The URL without options, which may hold secrets."""
         match self.backend:
             case Backend.ZOOKEEPER:
                 scheme = "zk" if self.layout is None else f"zk+{self.layout.value}"
@@ -121,7 +121,7 @@ class MetadataUrl:
 
 
 def shown_url(text: str) -> str:
-    """What people are shown of a URL, valid or not: without options and logins, which may hold passwords."""
+    """A URL as shown to people, valid or not: without options and logins, which may hold passwords."""
     address, question, _ = text.partition("?")
     try:
         MetadataUrl.parse(text)

@@ -21,7 +21,7 @@ _SHORT_OF: Final = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.E
 
 
 def survive_full_file_table(loop: asyncio.AbstractEventLoop) -> None:
-    """For the loop of a server: once, before it listens."""
+    """Call it once in a server's loop, before it listens."""
     loop.set_exception_handler(_Refusals())
 
 

@@ -47,7 +47,7 @@ _FALSE: Final = frozenset(("0", "false", "no", "off"))
 
 
 def read_config_text(path: str) -> str:
-    """UTF-8, or otherwise Latin-1, which accepts any bytes of a text."""
+    """Reads UTF-8, or otherwise Latin-1, which accepts any bytes."""
     content = _read(path)
     if b"\0" in content:
         raise BadConfig(f"{path} is no text")
@@ -63,7 +63,7 @@ def read_config_file(path: str, sections: Collection[str]) -> dict[str, dict[str
 
 
 def parse_config(data: bytes, path: str, sections: Collection[str]) -> dict[str, dict[str, Any]]:
-    """Like `read_config_file`, for a file that was read before."""
+    """Parses a configuration like `read_config_file`, from contents that were read before."""
     try:
         tables = tomllib.loads(data.decode())
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -162,12 +162,12 @@ def load_config(
 
 
 def _is_of_kubernetes(variable: str, text: str) -> bool:
-    """Kubernetes sets such variables for each Service: `rollbook-log` gives ROLLBOOK_LOG_SERVICE_HOST."""
+    """Whether Kubernetes set the variable: Service `rollbook-log` gives ROLLBOOK_LOG_SERVICE_HOST."""
     return any(name.search(variable) and value.fullmatch(text) for name, value in _OF_KUBERNETES)
 
 
 def variables_of_flags(shape: type[Any]) -> dict[str, str]:
-    """ROLLBOOK_LISTEN for `listen`, whichever section it is in: as a flag it has no section either."""
+    """Variables without section names, like flags: ROLLBOOK_LISTEN for `listen` in any section."""
     return {each.name: f"{PREFIX}{each.name.upper()}" for each in dataclasses.fields(shape)}
 
 
@@ -233,7 +233,7 @@ def _parsed(text: str, kind: Any, where: str) -> Any:
 
 
 def _options(kind: Any) -> tuple[Any, ...]:
-    """`int | None` gives int; None means an absent key."""
+    """The types of a union: `int | None` gives int; None means an absent key."""
     if typing.get_origin(kind) in (typing.Union, types.UnionType):
         return tuple(option for option in typing.get_args(kind) if option is not type(None))
     return (kind,)

@@ -41,9 +41,10 @@ T = TypeVar("T")
 # The time that a sync may hold the loop: three bookies on a disk need it.
 _ON_THE_SPOT_S: Final = 0.002
 _ON_THE_SPOT_BYTES: Final = 64 * 1024
-_SLOWNESS_KEPT: Final = 0.95  # Of the expected time, at each sync: 10 ms are forgotten after 31.
+# The share of the expected time that each sync keeps: 10 ms are forgotten after 31 syncs.
+_SLOWNESS_KEPT: Final = 0.95
 _SYNC_THREADS: Final = 4  # One per file that syncs at the same time: journal, entry logs, ledgers.
-_READ_THREADS: Final = 4  # Of their own: no sync waits behind reads.
+_READ_THREADS: Final = 4  # Separate threads, so that no sync waits for reads.
 _CALM_S: Final = 1.0  # Others may follow a write for this long.
 _BUFFERS_PER_WRITE: Final = min(1024, os.sysconf("SC_IOV_MAX"))
 _BOOT_ID: Final = "/proc/sys/kernel/random/boot_id"
@@ -87,7 +88,7 @@ class _Device:
 
 
 class _Naming:
-    """System errors name the file, as the system does itself for calls by name."""
+    """Adds the file's name to system errors, as the system does for calls by name."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -320,7 +321,7 @@ def _token_of(descriptor: int) -> str:
 
 class SystemDisk:
     def __init__(self, written_kept_bytes: int = 0) -> None:
-        """`written_kept_bytes`: how much of what it writes stays in the page cache; 0: the system decides."""
+        """`written_kept_bytes`: written bytes that stay in the page cache; 0: the system decides."""
         self._device = _Device(written_kept_bytes)
 
     async def open(self, path: str, mode: OpenMode) -> SystemFile:

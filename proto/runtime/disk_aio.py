@@ -26,7 +26,8 @@ from rollbook.proto.runtime.system_calls import call
 _READS_MAX: Final = 64  # Running, or ended and not taken.
 _REFUSALS_MAX: Final = 16  # In a row: the device accepts no such reads without waiting,
 _REST_S: Final = 60.0  # for so long at least. Some never do: they accept fewer at a time.
-_NUMBERS: Final[Mapping[str, tuple[int, int, int, int]]] = {  # As `_Calls`.
+# Numbers of the system calls in `_Calls`, by machine.
+_NUMBERS: Final[Mapping[str, tuple[int, int, int, int]]] = {
     "x86_64": (206, 207, 209, 208),
     "aarch64": (0, 1, 2, 4),
 }
@@ -41,7 +42,7 @@ class _Calls(NamedTuple):
 
 
 class _Iocb(ctypes.Structure):
-    """`struct iocb`, as it is on little-endian machines."""
+    """`struct iocb` of little-endian machines."""
 
     _fields_ = (
         ("aio_data", ctypes.c_uint64),
@@ -104,7 +105,7 @@ class KernelRead:
         return self._result is not None
 
     async def wait(self) -> None:
-        """To the end, however often it is cancelled. One at a time."""
+        """Waits to the end, even if it is cancelled. One caller at a time."""
         cancelled: asyncio.CancelledError | None = None
         while not self.poll():
             self._waiter = self._reads.tell_when_one_ends()
@@ -120,13 +121,13 @@ class KernelRead:
         return self._waiter is not None and not self._waiter.done()
 
     def piece(self, start: int, length: int) -> Buffer | None:
-        """Until it is released. None: it was not read."""
+        """A part of the buffer, valid until it is released. None: it was not read."""
         if self._result is None or self._result < start + length:
             return None
         return self._buffer.view[start : start + length]
 
     def let_go(self) -> None:
-        """No caller uses a piece any more."""
+        """Releases the buffer; no piece may be in use any more."""
         if not self._is_wanted:
             return
         self._is_wanted = False
@@ -160,7 +161,7 @@ class KernelReads:
 
     @classmethod
     def begin(cls, bytes_max: int) -> Self | None:
-        """None where the system lacks it, or has no more of it."""
+        """Sets up the kernel's interface; None where the system lacks it, or has no more of it."""
         numbers, context = _NUMBERS.get(platform.machine()), ctypes.c_ulong(0)
         if call is None or numbers is None:
             return None
@@ -170,7 +171,7 @@ class KernelReads:
         return cls(calls, context.value, bytes_max)
 
     def start(self, descriptor: int, position: int, length: int) -> KernelRead | None:
-        """Of a descriptor past the page cache, in whole blocks. None: not now."""
+        """Starts a read past the page cache, in whole blocks. None: not possible now."""
         if length > self._bytes_max or time.monotonic() < self._rests_until_s:
             return None
         if self.free:
@@ -190,7 +191,7 @@ class KernelReads:
         return read
 
     def look(self, *, wait: bool = False) -> None:
-        """Which have ended?"""
+        """Collects the reads that have ended."""
         address = ctypes.addressof(self._ended)
         count = self._calls.getevents(self._context, int(wait), _READS_MAX, address, 0)
         for event in self._ended[: max(count, 0)]:

@@ -28,11 +28,13 @@ _DIRECT: Final[int | None] = getattr(os, "O_DIRECT", None)
 _DIRECT_BYTES_MIN: Final = 128 * 1024
 _DIRECT_BYTES_MAX: Final = 1024 * 1024  # More at a time is rare.
 _BLOCK: Final = 4096  # Positions and sizes of direct reads are multiples of it, on any device.
-_BUFFER_BYTES: Final = _DIRECT_BYTES_MAX + 2 * _BLOCK  # Of each thread, and of each read ahead.
+# The buffer of each thread, and of each read ahead.
+_BUFFER_BYTES: Final = _DIRECT_BYTES_MAX + 2 * _BLOCK
 _DIRECT_FILES_MAX: Final = 16
-_POSITIONS_MAX: Final = 4096  # Of a file, those known to have been read past the page cache.
+# Positions of one file that are known to have been read past the page cache.
+_POSITIONS_MAX: Final = 4096
 _AHEAD_THREADS: Final = 2
-_AHEAD_BYTES_MAX: Final = 16 * 1024 * 1024  # Of all files.
+_AHEAD_BYTES_MAX: Final = 16 * 1024 * 1024  # The total of all files.
 _AHEAD_KEPT_S: Final = 1.0  # It is kept at least this long for the reader that announced it.
 
 _of_thread: Final = local()
@@ -126,7 +128,7 @@ class Direct:
         return probe_page_cache(descriptor, position, 1) if cached is None else cached > 0
 
     def start(self, reads: KernelReads, position: int, length: int) -> KernelRead | None:
-        """Of all blocks that have some of it."""
+        """Starts a read of all blocks that overlap the range."""
         start, size = _blocks_of(position, length)
         return reads.start(self._descriptor, start, size) if self._descriptor >= 0 else None
 
@@ -135,7 +137,7 @@ class Direct:
         the reason."""
         start, size = _blocks_of(position, length)
         buffer: mmap.mmap | None = getattr(_of_thread, "buffer", None)
-        if buffer is None:  # Its address is a multiple, too.
+        if buffer is None:  # mmap returns an address that is aligned for direct reads.
             buffer = _of_thread.buffer = mmap.mmap(-1, _BUFFER_BYTES)
         try:
             with memoryview(buffer)[:size] as room:
@@ -146,13 +148,13 @@ class Direct:
 
 
 def _blocks_of(position: int, length: int) -> tuple[int, int]:
-    """Where they begin, and how many bytes they have."""
+    """The start and the size of the blocks that overlap the range."""
     start = position - position % _BLOCK
     return start, -(-(position + length) // _BLOCK) * _BLOCK - start
 
 
 class DirectFiles:
-    """Those read last; opening one takes longer than reading from it."""
+    """Files that were read last: opening one takes longer than reading from it."""
 
     def __init__(self) -> None:
         self._files: dict[object, Direct] = {}
@@ -173,20 +175,20 @@ class DirectFiles:
 
 
 def read_cold(descriptor: int, position: int, length: int, direct: Direct | None) -> bytes:
-    """In a thread: pages that are not cached, past the cache if that is possible."""
+    """Reads uncached pages in a thread, past the cache if possible."""
     if direct and len(found := direct.read(position, length)) == length:
         return found
     return read_fully(descriptor, position, length)
 
 
 def foresee(descriptor: int) -> None:
-    """Its reader announces what comes next: the system's guesses would be read twice."""
+    """Turns off the system's read-ahead: the reader announces its next reads itself."""
     if _RANDOM is not None:
         os.posix_fadvise(descriptor, 0, 0, _RANDOM)
 
 
 class _ThreadRead:
-    """Like `KernelRead`, in a thread."""
+    """Like `KernelRead`, but reads in a thread."""
 
     def __init__(self, threads: Threads, read: Callable[[], bytes]) -> None:
         self._read = read
@@ -212,7 +214,7 @@ class _ThreadRead:
 
 
 class _CachedRange:
-    """Of a file: being read, or here."""
+    """A range of a file that is being read, or is in memory."""
 
     __slots__ = ("began_s", "file", "is_outdated", "length", "margin", "position", "read")
 
@@ -234,11 +236,11 @@ class Taken(NamedTuple):
 
 
 class Ahead:
-    """Read-ahead of all files. No other read waits behind these."""
+    """Read-ahead of all files. No other read waits for it."""
 
     def __init__(self) -> None:
         self._threads = Threads("disk-ahead", _AHEAD_THREADS)
-        self._kernel: KernelReads | None = None  # From the first one that may use it.
+        self._kernel: KernelReads | None = None  # Opened by the first read that may use it.
         self._has_kernel = True
         self._stretches: dict[tuple[object, int], _CachedRange] = {}  # Oldest first.
         self._bytes = 0
@@ -271,7 +273,7 @@ class Ahead:
         return direct.start(self._kernel, position, length) if self._kernel else None
 
     def _make_room(self, file: object, length: int) -> bool:
-        """Half of it is for files that have nothing there yet."""
+        """Makes room; half of it is for files without read-ahead so far."""
         has_some = any(stretch.file is file for stretch in self._stretches.values())
         bytes_max = _AHEAD_BYTES_MAX // 2 if has_some else _AHEAD_BYTES_MAX
         while self._bytes + length > bytes_max:
@@ -281,11 +283,11 @@ class Ahead:
             if time.monotonic() - oldest.began_s < _AHEAD_KEPT_S:
                 return False
             self._drop(oldest)
-            oldest.read.let_go()  # And the next one may get its buffer.
+            oldest.read.let_go()  # Frees the buffer for the next read.
         return True
 
     async def take(self, file: object, position: int, length: int) -> Taken | None:
-        """All of it or a part; None: it was not read, or cannot be."""
+        """The range or a part of it; None: it was not read, or cannot be."""
         for stretch in self._of(file):
             start = position - stretch.position
             if 0 <= start <= stretch.length - length and not stretch.is_outdated:
@@ -301,7 +303,7 @@ class Ahead:
         return None
 
     def outdate(self, file: object) -> None:
-        """Later reads see what was written."""
+        """Drops read-ahead of a file, so that later reads see what was written."""
         for stretch in self._of(file):
             stretch.is_outdated = True
 

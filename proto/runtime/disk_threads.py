@@ -29,7 +29,7 @@ class Job:
         cancelled: asyncio.CancelledError | None = None
         while not self.has_ended:
             self._waiter = self._loop.create_future()
-            if self.has_ended:  # And perhaps it saw no waiter.
+            if self.has_ended:  # The end came before the waiter was set, and did not wake it.
                 break
             try:
                 await self._waiter
@@ -41,7 +41,7 @@ class Job:
             raise self._error
 
     def run(self) -> None:
-        """In the thread."""
+        """Does the work; runs in the thread."""
         began = time.perf_counter()
         try:
             self._work()
@@ -60,7 +60,7 @@ class Job:
 
 
 class Threads:
-    """They have a bare queue: that costs half of a hop through an executor."""
+    """Threads with a bare queue, which costs half of a hop through an executor."""
 
     def __init__(self, name: str, count: int) -> None:
         self._jobs: SimpleQueue[Job | None] = SimpleQueue()

@@ -28,7 +28,7 @@ def sync_data(descriptor: int) -> None:
 
 
 def reserve(descriptor: int, position: int, length: int) -> None:
-    """Has the disk keep room for these bytes; those beyond the file's end are zeros then."""
+    """Reserves disk space for these bytes; those beyond the file's end are zeros then."""
     if hasattr(os, "posix_fallocate"):
         os.posix_fallocate(descriptor, position, length)
         return

@@ -6,7 +6,7 @@ FileStamp = tuple[int, int, int, int] | None
 
 
 def file_stamp(path: str) -> FileStamp:
-    """None: it cannot be read. A change of its mode counts, too: it may have become readable."""
+    """A file's stamp; None: it cannot be read. A change of mode counts, since it may have become readable."""
     try:
         found = os.stat(path)
     except OSError:

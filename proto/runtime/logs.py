@@ -72,7 +72,7 @@ def log_as_a_library() -> None:
 
 
 def unfiltered_logger() -> Any:
-    """Like `structlog.get_logger()`, but it logs whatever the level."""
+    """Like `structlog.get_logger()`, but logs at every level."""
     everything = structlog.make_filtering_bound_logger(logging.NOTSET)
     return structlog.wrap_logger(None, wrapper_class=everything)
 
@@ -82,7 +82,7 @@ def level_now() -> str:
 
 
 def set_level(level: str) -> None:
-    """From now on, for every logger that is requested; the other settings stay."""
+    """Sets the level of every logger that is requested from now on; other settings stay."""
     assert level in LEVELS
     _now["level"] = level
     number = logging.getLevelName(level.upper())

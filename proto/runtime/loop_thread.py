@@ -39,14 +39,14 @@ class LoopThread:
         return self._thread.is_alive()
 
     def submit(self, work: Coroutine[Any, Any, T]) -> "Future[T]":
-        """Begins it there. Raises `ClientClosed`."""
+        """Starts `work` on the loop. Raises `ClientClosed`."""
         if not self.is_alive:
             work.close()
             raise self._over()
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Runs it there and waits for it. An interrupted caller cancels it."""
+        """Runs `work` on the loop and waits for it. An interrupted caller cancels it."""
         self._require_other_thread(work)
         future = self.submit(work)
         try:
@@ -63,7 +63,7 @@ class LoopThread:
             )
 
     def start(self, make: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Runs it there soon, unless all is over; from any thread, also its own."""
+        """Starts work on the loop soon, unless that has ended; callable from any thread, also its own."""
         if self.is_alive:
             asyncio.run_coroutine_threadsafe(make(), self._loop)
 
@@ -87,7 +87,7 @@ class LoopThread:
         return ClientClosed()
 
     def close(self) -> None:
-        """Tasks that still run there are cancelled. Idempotent."""
+        """Ends the thread; tasks that still run are cancelled. Idempotent."""
         if self.is_alive:
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join()

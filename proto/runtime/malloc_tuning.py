@@ -8,8 +8,8 @@ megabyte paid for it several times, a fifth of all that reading costs a bookie.
 from functools import cache
 from typing import Final
 
-_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # By the numbers of `mallopt`.
-_KEPT_BYTES: Final = 64 * 1024 * 1024  # At most, of what is free at the end of the heap.
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # Parameter numbers of `mallopt`.
+_KEPT_BYTES: Final = 64 * 1024 * 1024  # Free memory that is kept at the end of the heap, at most.
 # Larger blocks always come from the system. The most allowed.
 _LARGE_BYTES: Final = 32 * 1024 * 1024
 # Far above a message of ours, and gRPC's copies of it.
@@ -17,7 +17,7 @@ _LESSON_BYTES: Final = 4 * 1024 * 1024
 
 
 def keep_freed_memory() -> None:
-    """Of this process; elsewhere than on glibc it does nothing."""
+    """Makes this process keep freed memory; without glibc it does nothing."""
     import ctypes  # Clients have no use for it, and would wait for it as they start.
 
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
@@ -28,5 +28,5 @@ def keep_freed_memory() -> None:
 
 @cache
 def keep_pieces_of_messages() -> None:
-    """For a library, which leaves settings to the program: glibc adapts to the largest block that was freed."""
+    """For a library, which must not change settings: glibc adapts to the largest block that was freed."""
     bytearray(_LESSON_BYTES)

@@ -107,7 +107,7 @@ class SocketTransport:
 
 
 def widen_backlog(server: asyncio.Server, backlog: int) -> None:
-    """To asyncio the backlog is also how many connections it accepts in one go."""
+    """Widens the backlog; asyncio also accepts at most this many connections in one go."""
     for listening in server.sockets:
         with listening.dup() as same:
             same.listen(backlog)
@@ -116,7 +116,8 @@ def widen_backlog(server: asyncio.Server, backlog: int) -> None:
 def _keep_alive(connection: socket.socket | TransportSocket) -> None:
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in _KEEPALIVE:
-        if (option := getattr(socket, name, None)) is not None:  # Not everywhere.
+        # Some systems lack some of these options.
+        if (option := getattr(socket, name, None)) is not None:
             connection.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
@@ -154,7 +155,7 @@ def address_of_this_host(interface: str | None = None, by_name: bool = False) ->
 
 
 def name_of_this_host() -> str:
-    """It leads to an address of this machine. Raises `BadConfig`."""
+    """A name that resolves to an address of this machine. Raises `BadConfig`."""
     name, reason = socket.gethostname(), "it is localhost on every host"
     if name != "localhost":
         reason = "it leads to no address of this host"
@@ -171,7 +172,7 @@ def name_of_this_host() -> str:
 
 
 def _is_of_this_host(family: int, place: tuple[Any, ...]) -> bool:
-    """No other process can bind another one's address."""
+    """Whether the address is this machine's: no other machine's can be bound."""
     with socket.socket(family, socket.SOCK_DGRAM) as trial:
         try:
             trial.bind(place)

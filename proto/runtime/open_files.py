@@ -3,7 +3,7 @@
 import resource
 from typing import Final
 
-_DOORS_MAX: Final = 0.8  # Of all files. The rest is for those that a server opens itself.
+_DOORS_MAX: Final = 0.8  # Connections' share of all files. The server itself opens the rest.
 
 
 def allow_open_files(wanted: int) -> int:

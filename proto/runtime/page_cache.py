@@ -26,10 +26,10 @@ class _PageRange(NamedTuple):
 
 
 class WrittenLately:
-    """Of all files of a disk."""
+    """Bounds the page cache that written bytes of all files of a disk take."""
 
     def __init__(self, bytes_max: int) -> None:
-        """0: as the system likes."""
+        """`bytes_max`: 0: the system decides."""
         self._bytes_max = bytes_max if _NOT_NEEDED is not None else 0
         self._bytes = 0
         self._stretches: deque[_PageRange] = deque()  # Oldest first.
@@ -59,12 +59,12 @@ class WrittenLately:
 
 
 class WrittenFile:
-    """Of one open file that grows at its end; rewritten bytes count once."""
+    """Written bytes of one open file that grows at its end; rewritten bytes count once."""
 
     def __init__(self, lately: WrittenLately, descriptor: int) -> None:
         self._lately = lately
         self._descriptor = descriptor
-        self._start = 0  # Of bytes that do not count yet.
+        self._start = 0  # Where the bytes begin that do not count yet.
         self._end = 0
 
     def on_written(self, position: int, end: int) -> None:
@@ -79,12 +79,12 @@ class WrittenFile:
             self._start = whole
 
     def let_go(self, start: int, end: int) -> None:
-        """And of a bunch across its start, which stayed when the pages before it were released."""
+        """Releases pages, and a bunch across their start, which stayed when earlier pages were released."""
         assert _NOT_NEEDED is not None
         start = max(0, start - _BUNCH_BYTES)
         with suppress(OSError):  # It is advice.
             os.posix_fadvise(self._descriptor, start, end - start, _NOT_NEEDED)
 
     def close(self) -> None:
-        """Before its descriptor. Its pages stay: it may be opened again."""
+        """Call it before the descriptor is closed. Pages stay: the file may be opened again."""
         self._lately.forget(self)

@@ -20,5 +20,5 @@ def describe_error(error: BaseException) -> str:
 
 
 def is_full(error: BaseException) -> bool:
-    """Of a disk, or of a user's part of it."""
+    """Whether a disk, or a user's quota on it, is full."""
     return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)

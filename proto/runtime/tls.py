@@ -25,9 +25,9 @@ TLS_OF_BOOKIES: Final = ssl.TLSVersion.TLSv1_2
 
 @dataclass(frozen=True, slots=True)
 class TlsFiles:
-    """In PEM."""
+    """Paths of PEM files."""
 
-    certificate: str  # With the chain up to the authority.
+    certificate: str  # The certificate with its chain up to the authority.
     key: str = ""  # Empty: it is in the certificate's file. Not encrypted.
     authorities: str = ""  # The authorities for a peer's certificate.
 
@@ -39,7 +39,7 @@ class TlsFiles:
 def server_context(
     files: TlsFiles, oldest: ssl.TLSVersion = ssl.TLSVersion.TLSv1_3
 ) -> ssl.SSLContext:
-    """For `SocketTransport(server_tls=…)`. Raises `BadConfig` if the files are no good."""
+    """For `SocketTransport(server_tls=…)`. Raises `BadConfig` if the files are invalid."""
     return _Reloading(files, oldest).context
 
 
@@ -86,7 +86,7 @@ class ClientTls:
         self._current = self._load()
 
     def context(self) -> ssl.SSLContext:
-        """For one connection to be made."""
+        """The context for one new connection."""
         if (seen := self._look()) != self._seen:
             self._seen = seen
             try:
@@ -145,7 +145,7 @@ def _load(files: TlsFiles, oldest: ssl.TLSVersion) -> ssl.SSLContext:
 
 
 def _no_password() -> str:
-    """Otherwise OpenSSL would ask at the terminal."""
+    """Refuses encrypted keys, for which OpenSSL would ask at the terminal."""
     raise ValueError("the key is encrypted")
 
 

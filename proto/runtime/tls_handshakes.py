@@ -13,7 +13,7 @@ from rollbook.proto.ports import ProtocolFactory
 
 _HANDSHAKE_S_MAX: Final = 10.0  # A slower peer is disconnected,
 _SHUTDOWN_S_MAX: Final = 5.0  # and one that does not say goodbye is not waited for.
-_READ_BYTES_MAX: Final = 256 * 1024  # As in asyncio.
+_READ_BYTES_MAX: Final = 256 * 1024  # asyncio's own value.
 
 
 class Handshakes:
@@ -27,7 +27,7 @@ class Handshakes:
         timeout_s: float = _HANDSHAKE_S_MAX,
         read_bytes_max: int = _READ_BYTES_MAX,
     ) -> None:
-        """`read_bytes_max`: of a connection in one turn, encrypted."""
+        """`read_bytes_max`: encrypted bytes of a connection that are read in one turn."""
         self._read_bytes_max = read_bytes_max
         self._factory = factory
         self._context = context
@@ -46,7 +46,7 @@ class Handshakes:
         loop = asyncio.get_running_loop()
         is_over: asyncio.Future[None] = loop.create_future()
         is_over.add_done_callback(self._on_over)
-        # What the socket does not accept waits above it, where it is counted.
+        # Bytes that the socket does not accept wait in the TLS layer, where they are counted.
         transport.set_write_buffer_limits(0)
         tls = _Tls(
             self._read_bytes_max,
@@ -62,7 +62,7 @@ class Handshakes:
         tls.connection_made(transport)
 
     def _on_over(self, handshake: asyncio.Future[None]) -> None:
-        """It went well, or not: then the connection is closed by now."""
+        """Handles the end of a handshake; if it failed, the connection is already closed."""
         self._under_way -= 1
         handshake.exception()  # No other caller uses it.
 
@@ -75,7 +75,7 @@ class _Tls(SSLProtocol):
     _transport: asyncio.Transport | None  # None: gone.
 
     def __init__(self, read_bytes_max: int, *arguments: Any, **more: Any) -> None:
-        self.max_size = read_bytes_max  # type: ignore[misc]  # Of each, and not of the class.
+        self.max_size = read_bytes_max  # type: ignore[misc]  # Set on each instance, not on the class.
         super().__init__(*arguments, **more)
 
     def _get_write_buffer_size(self) -> int:

@@ -21,13 +21,13 @@ from rollbook.proto.wire.frames import LENGTH_BYTES
 from rollbook.proto.wire.messages import Failure
 
 _length_at: Final = struct.Struct(">I").unpack_from
-_PACKED_ALIKE_MIN: Final = 16  # From this many on it pays to pack them together.
+_PACKED_ALIKE_MIN: Final = 16  # The number of adds from which packing them together pays.
 
 WRITERS_MAX: Final = 16_384  # The ledgers whose constant part of adds is remembered.
-RUN_MIN: Final = 32  # From this many adds on columns are cheaper.
+RUN_MIN: Final = 32  # The number of adds from which columns are cheaper.
 RUN_MAX: Final = 4096  # More than fit into a chunk, unless they are empty.
-_FEW: Final = 128  # Checked before the others are.
-_LAC_AT: Final = 16  # In an entry.
+_FEW: Final = 128  # Adds that are checked before all others are.
+_LAC_AT: Final = 16  # The position of the LAC in an entry.
 
 WriterFields = tuple[LedgerId, bytes, bool, bool, bool]
 """An `AddGroup`'s fields before its columns."""
@@ -88,7 +88,7 @@ class AddGroup(ABC):
 
     @abstractmethod
     def pack_replies(self, error: Failure = None) -> bytes:
-        """One answer to all of them, in their protocol version."""
+        """Packs one result for all of the adds, in their protocol version."""
 
 
 @dataclass(slots=True)
@@ -124,7 +124,7 @@ class Adds:
 
 
 class AddReplies(NamedTuple):
-    """Answers of one bookie to adds of one ledger, all the same."""
+    """Equal responses of one bookie to adds of one ledger."""
 
     error: Failure
     ledger_id: LedgerId

@@ -44,7 +44,7 @@ _pack_crc32c: Final = struct.Struct(">I").pack
 
 
 def ledger_key(password: bytes) -> bytes:
-    """What BookKeeper calls the master key."""
+    """The key of a ledger; BookKeeper calls it the master key."""
     return hashlib.sha1(b"ledger" + password, usedforsecurity=False).digest()
 
 
@@ -53,7 +53,7 @@ def mac_key(password: bytes) -> bytes:
 
 
 class DigestType(Enum):
-    """Numbered as in a ledger's metadata."""
+    """Digest types with their numbers in a ledger's metadata."""
 
     CRC32 = 1
     HMAC = 2
@@ -115,10 +115,11 @@ class LedgerDigest:
         self.kind = kind
         self.ledger_id = ledger_id
         self.digest = digest_function(kind, password)
-        self.overhead_bytes = ENTRY_HEADER_BYTES + kind.size  # Of an entry, over its payload.
+        # The bytes of an entry beyond its payload.
+        self.overhead_bytes = ENTRY_HEADER_BYTES + kind.size
 
     def digests(self, headers: Sequence[bytes], payloads: Iterable[bytes]) -> Iterable[bytes]:
-        """Of one entry after the other."""
+        """The digest of each entry."""
         if self.kind is not DigestType.CRC32C:
             return map(self.digest, headers, payloads)
         of_headers = map(google_crc32c.value, headers)

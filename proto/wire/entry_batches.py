@@ -9,7 +9,7 @@ from rollbook.proto.errors import BadFrame
 from rollbook.proto.ports import Buffer
 from rollbook.proto.wire.digest import ENTRY_HEADER_BYTES
 
-LARGE_BYTES: Final = 64 * 1024  # From here on a copy costs more than handling it separately.
+LARGE_BYTES: Final = 64 * 1024  # The size from which a copy costs more than separate handling.
 _SIZE: Final = struct.Struct(">i")
 
 
@@ -19,14 +19,14 @@ def pack_bodies(bodies: Collection[Buffer]) -> Iterator[Buffer]:
 
 
 def join_bodies(bodies: Sequence[Buffer]) -> bytes:
-    """Like `pack_bodies`, in one piece. Of one size, which is usual, they cost half as much."""
+    """Like `pack_bodies`, but joined. For bodies of one size, as is usual, it costs half as much."""
     if len(set(map(len, bodies))) != 1:
         return b"".join(pack_bodies(bodies))
     return _SIZE.pack(len(bodies[0])).join((b"", *bodies))
 
 
 def unpack_bodies(data: bytes, position: int, end: int) -> Iterator[memoryview]:
-    """None without a whole header: a view is fifty times the size of an invalid entry."""
+    """Yields entries, none without a whole header: a view is fifty times the size of such an entry."""
     view = memoryview(data)
     while position < end:
         if end - position < _SIZE.size:

@@ -39,7 +39,7 @@ class EntryGroup(NamedTuple):
         return EntryId(self.last_start + self.size - 1)
 
     @property
-    def runs(self) -> int:  # And no len() of `starts`, which ends at 2^63.
+    def runs(self) -> int:  # Not `len(starts)`, which would end at 2^63.
         return 1 + (self.last_start - self.first_start) // (self.period or 1)
 
     @property
@@ -53,7 +53,7 @@ class EntryGroup(NamedTuple):
         return (ahead % self.period if self.period else ahead) < self.size
 
     def is_sound(self) -> bool:
-        """Nothing that the arithmetic above would misread."""
+        """Whether the group has only values that the arithmetic above handles."""
         first, last, size, period = self
         if not 0 <= first <= last <= _ENTRY_ID_MAX - size + 1 or size < 1:
             return False
@@ -68,7 +68,7 @@ class EntryList:
 
     @classmethod
     def of(cls, entry_ids: Iterable[EntryId]) -> Self:
-        """`entry_ids` ascend strictly."""
+        """`entry_ids` must ascend strictly."""
         groups = bytearray()
         start, size = 0, 0
         for entry_id in entry_ids:

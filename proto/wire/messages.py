@@ -38,7 +38,7 @@ class BookieOperation(IntEnum):
     START_TLS = 9
     FORCE_LEDGER = 10
     LIST_ENTRIES = 11
-    BATCH_READ = 12  # In version 3 an extension of ours.
+    BATCH_READ = 12  # Rollbook's extension of version 3.
 
 
 # --- Requests ---------------------------------------------------------------------------------
@@ -102,7 +102,7 @@ class WriteLac:
     ledger_id: LedgerId
     last_add_confirmed: EntryId
     ledger_key: bytes
-    packet: bytes  # As `LedgerDigest.pack_lac` makes it; stored verbatim.
+    packet: bytes  # The result of `LedgerDigest.pack_lac`; stored verbatim.
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,7 +242,7 @@ class PackedBatch:
     ledger_id: LedgerId
     first_entry: EntryId
     request_id: int
-    pieces: tuple[bytes, ...]  # Of the result of `pack_bodies` for the entries, cut anywhere.
+    pieces: tuple[bytes, ...]  # The result of `pack_bodies` for the entries, cut anywhere.
     error: None = None
 
 

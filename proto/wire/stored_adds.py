@@ -44,15 +44,15 @@ _match_v3: Final = message_pattern(
     \x1a\x14 (.{20}) \x22(V)                                  # key, how long the entry is
     """
 ).match
-_VARYING: Final = 1, 2, 3, 4  # Groups of it.
+_VARYING: Final = 1, 2, 3, 4  # Groups of the pattern above.
 _KEY: Final = 4
 _SIZE: Final = 5
-_IDS: Final = struct.Struct(">qqq")  # Of an entry: ledger, entry, LAC.
+_IDS: Final = struct.Struct(">qqq")  # An entry's ledger, entry and LAC.
 _IDS_AT: Final = 0, 8, 16
 _length_at: Final = struct.Struct(">I").unpack_from
 _unpack_size: Final = lru_cache(maxsize=8192)(unpack_varint)
 
-_ALIKE_MIN: Final = 16  # From this many adds on columns are cheaper.
+_ALIKE_MIN: Final = 16  # The number of adds from which columns are cheaper.
 
 
 class StoredEntries(NamedTuple):
@@ -70,7 +70,7 @@ class _Shape(NamedTuple):
 
     size: int
     fixed: Sequence[int]  # The places at which they agree.
-    varints: tuple[range, ...]  # Those that agree in size.
+    varints: tuple[range, ...]  # The varints with equal sizes in all adds.
     key_at: int
     entry_at: int
     entry_bytes: int
@@ -79,7 +79,7 @@ class _Shape(NamedTuple):
 class StoredAdds:
     def __init__(self) -> None:
         self.ledger_keys: dict[int, bytes] = {}  # The first that each ledger was shown.
-        self._rows: defaultdict[int, list[int]] = defaultdict(list)  # By ledger: its rows of these.
+        self._rows: defaultdict[int, list[int]] = defaultdict(list)  # Row numbers by ledger.
         self._entry_ids: IntArray = array("q")
         self._lacs: IntArray = array("q")
         self._starts: IntArray = array("I")

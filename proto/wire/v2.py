@@ -51,7 +51,7 @@ BATCH_READ: Final = 7
 DO_FENCING: Final = 0x0001
 RECOVERY_ADD: Final = 0x0002
 HIGH_PRIORITY: Final = 0x0004
-SPARSE: Final = 0x0100  # Of a batch; an extension of ours, which others ignore.
+SPARSE: Final = 0x0100  # A flag of batches; Rollbook's extension, which other servers ignore.
 
 HEADER: Final = struct.Struct(">I")
 _ADD: Final = struct.Struct(">I20sqq")
@@ -61,7 +61,8 @@ _BATCH_READ: Final = struct.Struct(">Iqqqiq")
 _BATCH_READ_REPLY: Final = struct.Struct(">Iiqqq")
 _FRAMED_REPLY: Final = struct.Struct(">IIiqq")
 _PLAIN_READ: Final = struct.Struct(">IIqq")
-_PLAIN_READ_WORD: Final = VERSION << 24 | READ << 16  # Of a request without flags, and of replies.
+# The first word of responses, and of requests without flags.
+_PLAIN_READ_WORD: Final = VERSION << 24 | READ << 16
 
 
 class Header(NamedTuple):

@@ -40,9 +40,10 @@ from rollbook.proto.wire.frame_columns import count_int64s_on, count_same, pack_
 from rollbook.proto.wire.frames import FRAME_BYTES_MAX, LENGTH_BYTES
 from rollbook.proto.wire.messages import Failure
 
-_ENTRY_AT: Final = 4 + LEDGER_KEY_BYTES  # In the body of a request.
+_ENTRY_AT: Final = 4 + LEDGER_KEY_BYTES  # The position of the entry in the body of a request.
 _BODY_BYTES_MIN: Final = _ENTRY_AT + ENTRY_HEADER_BYTES
-_ENTRY_ID_AT: Final = 36  # In a frame: the bytes before it are the same in all of a writer's.
+# The position of the entry id in a frame: the bytes before it are equal in all frames of a writer.
+_ENTRY_ID_AT: Final = 36
 
 _request_at: Final = struct.Struct(">I32sqq").unpack_from  # Length, writer, entry id, LAC.
 _REQUEST_BYTES: Final = 52  # The fields that `_request_at` reads.
@@ -95,7 +96,7 @@ def take_adds(buffer: bytes, position: int, frame_bytes_max: int) -> tuple[Adds 
     """
     groups: dict[bytes, _AddGroup] = {}
     current, has_lists = b"", False
-    run_from = position  # From there on there may be a run.
+    run_from = position  # A run may begin here.
     first, size, body_bytes_max = position, len(buffer), frame_bytes_max - LENGTH_BYTES
     while position + _REQUEST_BYTES <= size:
         length, writer, entry_id, lac = _request_at(buffer, position)

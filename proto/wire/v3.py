@@ -56,7 +56,7 @@ from rollbook.proto.wire.varint import pack_varint
 
 VERSION: Final = pb.VERSION_THREE
 HIGH_PRIORITY: Final = 100  # The value that Java sends; anything above 0 has that meaning.
-DEFERRED_SYNC: Final = 0x1  # In an add's writeFlags.
+DEFERRED_SYNC: Final = 0x1  # A bit in an add's writeFlags.
 
 _STATUSES: Final = frozenset(pb.StatusCode.values())
 

@@ -72,16 +72,17 @@ _match_reply_head: Final = message_pattern(
     rb"\x10(V) \xaa\x06 ([\x00-\x7f]) \x08(V) \x10(V) \x18"
 ).fullmatch
 
-_TXN_ID_AT: Final = 11  # In the frame of a reply.
-_TXN_BYTES_MAX: Final = 9  # Of those alike; with ten bytes, not everything is a number of 64 bits.
+_TXN_ID_AT: Final = 11  # The position of the txn id in the frame of a response.
+# The longest varint in equal requests: with ten bytes, the value may exceed 64 bits.
+_TXN_BYTES_MAX: Final = 9
 _is_short_varint: Final = re.compile(
     rb"[\x80-\xff]{0,%d}[\x00-\x7f]" % (_TXN_BYTES_MAX - 1)
 ).fullmatch
-_REPLIES_ALIKE_MIN: Final = 8  # From this many on it pays to look for equal ones.
+_REPLIES_ALIKE_MIN: Final = 8  # The number of responses from which a search for equal ones pays.
 _REPLIES_ALIKE_MAX: Final = 1024
 
 _length_at: Final = struct.Struct(">I").unpack_from
-_ids_at: Final = struct.Struct(">qqq").unpack_from  # Of an entry: ledger, entry, LAC.
+_ids_at: Final = struct.Struct(">qqq").unpack_from  # An entry's ledger, entry and LAC.
 _IDS_BYTES: Final = 24
 _pack_length: Final = struct.Struct(">I").pack
 _HEADER_START: Final = b"\x08\x03\x10\x02\x18"  # Version 3, ADD, then the transaction id.
@@ -192,7 +193,7 @@ def take_adds(buffer: bytes, position: int, frame_bytes_max: int) -> tuple[Adds 
     groups: dict[tuple[bytes, ...], _Opened] = {}
     current: tuple[bytes, ...] = ()
     current_ledger_id, high_varint, high_bits = -1, b"", 0
-    run_from = position  # From there on there may be a run.
+    run_from = position  # A run may begin here.
     first, size, body_bytes_max = position, len(buffer), frame_bytes_max - LENGTH_BYTES
     while match := _match_request(buffer, position + LENGTH_BYTES):
         txn_id, priority, add_size, ledger, entry, key, body_size = match.groups()
@@ -542,7 +543,7 @@ def take_add_replies(buffer: bytes, position: int) -> tuple[list[AddReplies], in
     """The replies to adds, in the usual form, that are whole at `position`, and where they end."""
     replies: dict[bytes, _Heard | AddReplies] = {}
     current, high_varint, high_bits = b"", b"", 0
-    run_from = position  # From there on there may be a run.
+    run_from = position  # A run may begin here.
     add_entry_id: _Append | None = None
     while match := _match_reply(buffer, position + LENGTH_BYTES):
         head, entry = match.groups()
@@ -561,7 +562,7 @@ def take_add_replies(buffer: bytes, position: int) -> tuple[list[AddReplies], in
         if head != current:
             known = replies.get(head)
             if known is None and not buffer.startswith(head, head_at + size):
-                # Of many ledgers with one add each: the rest is for those that have more.
+                # Ledgers with a single add are done here; the rest is for those with more.
                 error, ledger_id, entry_bytes = _unpack_head(head)
                 if len(entry) != entry_bytes:
                     break

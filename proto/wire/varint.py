@@ -7,7 +7,8 @@ hundred thousand are matched by regular expressions and packed by hand.
 import re
 from typing import Final
 
-_VARINT: Final = rb"[\x80-\xff]{0,8}[\x00-\x7f]"  # To nine bytes, so that any is less than 2^63.
+# At most nine bytes, so that any value is less than 2^63.
+_VARINT: Final = rb"[\x80-\xff]{0,8}[\x00-\x7f]"
 _VARINT_OF_UINT64: Final = rb"(?:[\x80-\xff]{0,8}[\x00-\x7f]|[\x80-\xff]{9}\x01)"
 
 

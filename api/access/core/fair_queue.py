@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 @dataclass(frozen=True, slots=True, order=True)
 class Waiter:
     number: int
-    wake: Callable[[], None] = field(compare=False)  # Called when it has become the first one.
+    wake: Callable[[], None] = field(compare=False)  # Called when this waiter has become the first.
 
 
 class FairQueue:
     def __init__(self) -> None:
-        self._here: list[Waiter] = []  # Ascending.
+        self._here: list[Waiter] = []  # Waiters in ascending order.
         self._ever = 0
 
     @property
@@ -34,7 +34,7 @@ class FairQueue:
         return bool(self._here) and self._here[0] == place
 
     def come_back(self, place: Waiter) -> None:
-        """Return to the place that it had."""
+        """Returns a waiter to its old place."""
         insort(self._here, place)
 
     def leave(self, place: Waiter) -> None:

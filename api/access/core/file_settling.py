@@ -25,26 +25,26 @@ class ReadFile:
     """A file's contents, if it was the same before and after the read."""
 
     inode: int
-    changed_wall_ns: int  # By the file system.
+    changed_wall_ns: int  # The file system's time of the last change.
     data: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Not yet: the reason, and when to check again (ns; None: when the file has changed)."""
+    """Why a file is not loaded yet, and when to check again (ns; None: when the file has changed)."""
 
     reason: str
     again_ns: int | None = None
 
 
 class FileSettling:
-    """Of one file; `in_force` is what was last loaded."""
+    """Decides when one file is loaded; `in_force` is what was loaded last."""
 
     def __init__(self, in_force: ReadFile, *, is_token: bool = False) -> None:
         self.in_force = in_force
         self._is_token = is_token
         self._changed: ReadFile | None = None
-        self._since_ns = 0  # When it was first seen in its present state.
+        self._since_ns = 0  # When the file was first seen in its present state.
 
     def on_seen(self, seen: ReadFile | None, now_ns: int, wall_ns: int) -> Wait | None:
         """None: it is loaded, and in force. `seen`: None if it could not be read, or not twice
@@ -68,7 +68,8 @@ class FileSettling:
             return Wait(f"its last line is not `{END.decode()}`, as it was: it is half-written")
         is_in_place = seen.inode == self.in_force.inode
         settles_ns = IN_PLACE_NS if is_in_place else REPLACED_NS
-        if wall_ns - seen.changed_wall_ns >= settles_ns:  # It was written between two checks.
+        # The file has settled: its last write was between two checks.
+        if wall_ns - seen.changed_wall_ns >= settles_ns:
             return None
         due_ns = self._since_ns + settles_ns
         if now_ns >= due_ns:

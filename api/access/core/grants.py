@@ -49,7 +49,7 @@ class Right(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Grants:
-    """Patterns, by right."""
+    """Patterns of log names for each right."""
 
     read: tuple[str, ...] = ()
     append: tuple[str, ...] = ()
@@ -74,7 +74,7 @@ class Grants:
         return any(self.may(right, log) for right in rights)
 
     def may_steer(self, right: Right, log: str) -> bool:
-        """In the dashboard: with that right, or by the duty `operate`. Records are for `read` alone."""
+        """Whether the dashboard may act on the log: by the right, or by `operate`, which excludes records."""
         if self.may(right, log):
             return True
         by_duty = right is not Right.READ and self.may_manage(Duty.OPERATE)
@@ -85,7 +85,7 @@ class Grants:
 
     @property
     def is_operator(self) -> bool:
-        """Of the whole cluster."""
+        """Whether the principal is an operator of the whole cluster."""
         return EVERY_LOG in self.admin and not self.deny
 
     def may_manage(self, duty: Duty) -> bool:
@@ -102,7 +102,7 @@ class Grants:
 class VisibleLogs:
     """Where to look for the logs of a list that a principal may see."""
 
-    logs: tuple[str, ...]  # By their whole names.
+    logs: tuple[str, ...]  # Full names of logs.
     prefixes: tuple[tuple[str, str], ...]  # Namespace and prefix; none is within another one.
 
 
@@ -137,7 +137,7 @@ def shown_by(grants: Grants, namespace: str, prefix: str) -> VisibleLogs | None:
 
 
 def narrowed(grants: Grants, asked: messages.WatchTails) -> messages.WatchTails:
-    """Reduced to names and prefixes with something visible. Denied names in them must still be left out."""
+    """Reduces a list to names and prefixes with visible logs. The caller must still leave out denied names."""
     if grants.shows_all:
         return asked
     logs = dict.fromkeys(log for log in asked.logs if is_visible(grants, str(log)))
@@ -177,7 +177,7 @@ _READS: Final = (Right.READ,)
 _APPENDS: Final = (Right.APPEND,)
 _ADMINS: Final = (Right.ADMIN,)
 
-# Of the log that a word names; one of them is enough.
+# Rights on the log that a request names; one of them is enough.
 _ON_ITS_LOG: Final[dict[type, tuple[Right, ...]]] = {
     messages.Append: _APPENDS,
     messages.Bind: _APPENDS,
@@ -219,14 +219,15 @@ _FOR_OPERATORS: Final = (messages.DrainServer, messages.GetServerStats)
 
 
 def rights_for(word: Any) -> tuple[Right, ...]:
-    """On the log that the word names; one of them is enough. None: the word is about no log."""
+    """Rights of which the caller needs one, on the request's log. Empty: the request is about no log."""
     if type(word) is messages.CommitCursor and word.is_protected is not None:
-        return _ADMINS  # It prevents others' truncation, or ends such a prevention.
+        # Protecting a cursor prevents truncation by others, and unprotecting allows it.
+        return _ADMINS
     return _ON_ITS_LOG.get(type(word), ())
 
 
 def may_ask(grants: Grants, word: Any) -> bool:
-    """Lists may be requested by all callers; they show each caller its own logs (`visible`)."""
+    """Whether the caller may make this request. All may list: lists have visible logs only (`visible`)."""
     kind = type(word)
     if rights := rights_for(word):
         if kind is messages.UndeleteLog and word.to and not grants.may_any(rights, str(word.to)):

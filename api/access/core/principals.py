@@ -63,7 +63,7 @@ class ProvenPrincipal:
 
 
 class Principals:
-    """All there are. No two share a token or a certificate's name."""
+    """All principals. No two share a token or a certificate's name."""
 
     def __init__(self, principals: Collection[Principal]) -> None:
         """Raises `BadConfig`."""
@@ -100,7 +100,7 @@ class Principals:
         return found if any(is_his) else None
 
     def by_certificate(self, names: Collection[str]) -> ProvenPrincipal | None:
-        """The first name that belongs to a principal."""
+        """The principal of the first name that has one."""
         return next((s for name in names if (s := self._by_certificate.get(name))), None)
 
 
@@ -109,12 +109,12 @@ def digest_of(token: str) -> str:
 
 
 def operator_with(token: str) -> Principals:
-    """For a server that has one token: callers that show it may do everything."""
+    """The principals of a server with a single token, whose callers may do everything."""
     return Principals([Principal(OPERATOR, EVERYTHING, tokens=(HashedToken(digest_of(token)),))])
 
 
 def parse_principals(tables: Mapping[str, Any]) -> Principals:
-    """The section of the file. Raises `BadConfig`."""
+    """Parses the file's section of principals. Raises `BadConfig`."""
     return Principals([_parse(name, table) for name, table in tables.items()])
 
 
@@ -152,7 +152,7 @@ def _token(said: Any) -> HashedToken:
 
 
 def _time_us(said: Any) -> int:
-    if getattr(said, "tzinfo", None) is None:  # An invalid time, or one without its zone.
+    if getattr(said, "tzinfo", None) is None:  # The value is not a time, or has no zone.
         raise BadConfig("a token expires at a time with its zone: 2027-01-31T00:00:00Z")
     return int(said.timestamp() * 1_000_000)
 

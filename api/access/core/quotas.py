@@ -18,18 +18,18 @@ from rollbook.proto.errors import BadConfig, Throttled
 _NS_PER_S: Final = 1_000_000_000
 _NS_PER_MS: Final = 1_000_000
 _SAVED_NS_MAX: Final = _NS_PER_S
-_STREAMS_AGAIN_MS: Final = 1000  # It is not known when one ends.
+_STREAMS_AGAIN_MS: Final = 1000  # It is unknown when a stream will end.
 
 
 @dataclass(frozen=True, slots=True)
 class Quotas:
-    """None: unlimited."""
+    """The quotas of one principal; None: unlimited."""
 
     append_records_per_s: int | None = None
     append_bytes_per_s: int | None = None
     read_records_per_s: int | None = None
     read_bytes_per_s: int | None = None
-    streams: int | None = None  # Of appends, of records, of tails: open at a time.
+    streams: int | None = None  # Append, read and tail streams that are open at a time.
 
     def __post_init__(self) -> None:
         for each in fields(self):
@@ -41,10 +41,10 @@ class Quotas:
 class TokenBucket:
     def __init__(self, per_s: int) -> None:
         self._per_s = per_s
-        self._paid_until_ns: int | None = None  # None: nothing was ever taken.
+        self._paid_until_ns: int | None = None  # None: nothing was consumed yet.
 
     def wait_ns(self, now_ns: int) -> int:
-        """0: more may be taken."""
+        """The time until more may be taken; 0: now."""
         return 0 if self._paid_until_ns is None else max(0, self._paid_until_ns - now_ns)
 
     def take(self, amount: int, now_ns: int) -> None:
@@ -54,7 +54,7 @@ class TokenBucket:
 
 
 class Meter:
-    """Records and bytes in one direction."""
+    """Meters records and bytes in one direction."""
 
     def __init__(self, records_per_s: int | None, bytes_per_s: int | None) -> None:
         self._records = TokenBucket(records_per_s) if records_per_s else None
@@ -83,13 +83,13 @@ class Meter:
 
 
 class PrincipalAccount:
-    """What one principal has taken, through all doors."""
+    """One principal's use of its quotas, over gRPC and HTTP together."""
 
     def __init__(self, quotas: Quotas) -> None:
         self.quotas = quotas
         self.appends = Meter(quotas.append_records_per_s, quotas.append_bytes_per_s)
         self.reads = Meter(quotas.read_records_per_s, quotas.read_bytes_per_s)
-        self.line = FairQueue()  # Of a reader that waits until its reads are paid for.
+        self.line = FairQueue()  # The queue of readers that wait until their reads are paid for.
         self.streams = 0
 
     @contextmanager

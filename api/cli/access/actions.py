@@ -33,7 +33,8 @@ from rollbook.proto.errors import BadConfig, InvalidRequest
 from rollbook.proto.runtime.config import read_config_file
 
 _TOKEN_BYTES: Final = 32
-_HEAD: Final = re.compile(r"^\[[^\n]*\][ \t]*(?:#[^\n]*)?$", re.MULTILINE)  # Of a table.
+# The header of a TOML table.
+_HEAD: Final = re.compile(r"^\[[^\n]*\][ \t]*(?:#[^\n]*)?$", re.MULTILINE)
 _TOKENS: Final = re.compile(r"^tokens[ \t]*=[ \t]*\[[ \t\n]*", re.MULTILINE)
 _TOKENS_WHOLE: Final = re.compile(r"^tokens[ \t]*=[ \t]*\[[^\]]*\]", re.MULTILINE)
 _LISTS: Final = ("read", "append", "admin", "deny")
@@ -61,7 +62,7 @@ def add(path: str, name: str, days: int | None, **what: Any) -> None:
         if there.named(name) is not None:
             raise BadConfig(f"there is a principal {name}", path=path, next_step="edit the file")
         added = parse_principals(tomllib.loads(section)[SECTION])
-        Principals([*there, *added])  # Raises if a name or token is taken.
+        Principals([*there, *added])  # Raises an error if a name or token is taken.
         _replace(path, section)
     if secret:
         click.echo(secret)
@@ -84,7 +85,7 @@ def remove(path: str, names: Sequence[str], yes: bool) -> None:
 
 
 def rotate(path: str, name: str, days: int | None) -> None:
-    """A further token for a principal; those before stay until they are dropped."""
+    """Adds a token; earlier ones are valid until they are dropped."""
     principal = _require_known(path, read(path), name)
     if not principal.tokens and principal.certificates:
         raise BadConfig(f"{name} is known by certificates, and has no token", path=path)
@@ -107,7 +108,7 @@ def rotate(path: str, name: str, days: int | None) -> None:
 
 
 def drop_old_tokens(path: str, name: str) -> None:
-    """All but the newest, which `rotate` has added."""
+    """Drops all tokens but the newest, which `rotate` has added."""
     principal = _require_known(path, read(path), name)
     if len(principal.tokens) < 2:
         raise BadConfig(f"{name} has one token alone", path=path, next_step="rotate it first")
@@ -150,7 +151,7 @@ def _parted(path: str, text: str, name: str) -> tuple[str, str, str]:
 
 
 def _start_of_comment(text: str, head: int) -> int:
-    """Where the comment begins that is right above the head, without an empty line between."""
+    """Where the comment begins that ends right above the head, without an empty line between."""
     start = head
     while start:
         line = text.rfind("\n", 0, start - 1) + 1
@@ -176,7 +177,7 @@ def _locked(path: str) -> Iterator[None]:
     other."""
     try:
         import fcntl
-    except ImportError:  # On Windows, where no server reads such a file.
+    except ImportError:  # Windows has no fcntl, and no server reads such a file there.
         yield
         return
     folder = os.open(os.path.dirname(os.path.realpath(path)), os.O_RDONLY)
@@ -298,4 +299,5 @@ def _value(value: Any) -> str:
             return f"{{ {', '.join(f'{key} = {_value(each)}' for key, each in value.items())} }}"
         case datetime():
             return f"{value:%Y-%m-%dT%H:%M:%SZ}"
-    return json.dumps(value, ensure_ascii=False)  # Except for surrogates, TOML writes it alike.
+    # JSON strings without surrogates are TOML strings, too.
+    return json.dumps(value, ensure_ascii=False)

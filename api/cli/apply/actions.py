@@ -46,14 +46,16 @@ _COPIES: Final = ("copies", "acks", "ensemble")
 SETTINGS: Final = frozenset(
     (*_AGES, *_SIZES, *_COUNTS, *_COPIES, "exclusive", "degraded_segments", "labels", "description")
 )
-_KEEPING: Final = ("retention_age_s", "retention_bytes")  # Fields; smaller values delete records.
-_TOGETHER: Final = frozenset(("record_bytes_max", "batch_bytes_max"))  # One bounds the other.
+# Smaller values of these fields delete records.
+_KEEPING: Final = ("retention_age_s", "retention_bytes")
+# One of these bounds the other, so they are checked together.
+_TOGETHER: Final = frozenset(("record_bytes_max", "batch_bytes_max"))
 
 
 def apply(
     access: LogAccess, path: str, dry_run: bool, yes: bool, anyway: bool, output: str
 ) -> None:
-    """All of the file is checked before anything is done; then log by log."""
+    """Checks the whole file before any change; then changes log by log."""
     wanted = read_spec(path)
     shortened: list[str] = []
 
@@ -91,9 +93,9 @@ def _bookies_of(quorum: Quorum) -> int:
 
 
 def read_spec(path: str) -> dict[LogName, dict[str, Any]]:
-    """Fields of the configuration, by log. Raises `BadConfig`, with the next step."""
+    """Each log's configuration fields. Raises `BadConfig`, with the next step."""
     found: dict[LogName, dict[str, Any]] = {}
-    where = ""  # The file's own errors name it.
+    where = ""  # Errors of the file itself name it already.
     try:
         for name, table in read_config_file(path, (_SECTION,)).get(_SECTION, {}).items():
             where = f"{path}: {name}: "
@@ -107,7 +109,7 @@ def read_spec(path: str) -> dict[LogName, dict[str, Any]]:
 
 
 def fields_of(table: Any) -> dict[str, Any]:
-    """Of the configuration: the fields in the settings of one log. Raises `InvalidRequest`, `BadConfig`."""
+    """Converts one log's settings to configuration fields. Raises `InvalidRequest`, `BadConfig`."""
     if not isinstance(table, dict):
         raise BadConfig("no table")
     found = dict(_field_of(key, value) for key, value in table.items() if key not in _COPIES)
@@ -122,7 +124,7 @@ def fields_of(table: Any) -> dict[str, Any]:
 def _field_of(key: str, value: Any) -> tuple[str, Any]:
     if key not in SETTINGS:
         advice = did_you_mean(key, SETTINGS, f"known: {', '.join(sorted(SETTINGS))}")
-        if isinstance(value, dict):  # In TOML a dot begins a table within the table.
+        if isinstance(value, dict):  # A dot in a TOML key begins a nested table.
             advice = 'name the log in quotes, such as [logs."orders.v2"]'
         raise BadConfig(f"there is no setting {key[:SHOWN]!r}", next_step=advice)
     if value == UNBOUNDED and (field := _AGES.get(key, key)) in _KEEPING:
@@ -178,7 +180,7 @@ async def _plan(
 
 
 def _require_possible(log: LogName, has: LogConfig, settings: dict[str, Any]) -> None:
-    """Before any log is touched."""
+    """Checks a log's settings before any log is changed."""
     try:
         replace(has, **settings)
     except BadConfig as error:
@@ -212,7 +214,8 @@ def set_log(
     shortened: list[str] = []
 
     async def plan(client: Client) -> dict[str, Any]:
-        await client.ask(messages.GetLog(name))  # Nothing is created here.
+        # Raises an error if the log is missing: this path creates none.
+        await client.ask(messages.GetLog(name))
         await require_bookies(client, wanted.get("quorum"), anyway or dry_run)
         return await _plan(client, name, wanted, shortened)
 
@@ -225,7 +228,7 @@ def set_log(
 
 
 def _typed(text: str) -> tuple[str, Any]:
-    """As the file of `apply` would have it. Raises `InvalidRequest`, `BadConfig`."""
+    """Parses a value like the file of `apply`. Raises `InvalidRequest`, `BadConfig`."""
     key, equals, value = text.partition("=")
     if not equals:
         raise InvalidRequest(

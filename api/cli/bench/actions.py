@@ -34,15 +34,15 @@ from rollbook.proto.stats import Histogram
 T = TypeVar("T")
 
 _MIB: Final = 1 << 20
-_AT_ONCE: Final = 16  # Logs that are made or deleted.
+_AT_ONCE: Final = 16  # Logs that are created or deleted at a time.
 _BURST_RECORDS: Final = 1_000
 _BURSTS_MIN: Final = 100
 _BURST_BYTES: Final = 4 * _MIB
 _WINDOW_BYTES_IN_ALL: Final = 128 * _MIB
 _WARM_UP_S: Final = 1.0
 _TICK_S: Final = 0.1
-_ARRIVAL_S_MAX: Final = 30.0  # Of acked records, at the followers.
-_STAMP: Final = struct.Struct("<q")  # When it was due; 0: not measured.
+_ARRIVAL_S_MAX: Final = 30.0  # The longest wait until acked records reach the followers.
+_STAMP: Final = struct.Struct("<q")  # The time when the record was due; 0: not measured.
 
 
 # --- The commands -------------------------------------------------------------------------------
@@ -50,16 +50,16 @@ _STAMP: Final = struct.Struct("<q")  # When it was due; 0: not measured.
 
 @dataclass(frozen=True)
 class Load:
-    """The records for each of the logs."""
+    """The load on each log."""
 
     size: int
     writers: int
-    records: int  # In all, at most.
-    rate: float | None  # In all.
+    records: int  # The total number of records, at most.
+    rate: float | None  # Records per second of all writers together.
     in_flight: int | None
 
     def of_each(self, writers: int) -> int:
-        """How many records."""
+        """The number of records for each writer."""
         return max(1, self.records // writers)
 
 
@@ -177,7 +177,7 @@ async def _append_all(
     stamps: bool = True,
     on_sent: Callable[[int], object] | None = None,
 ) -> int:
-    """Through writers of their own. How many were acked."""
+    """Appends through `load.writers` writers for each log. Returns the number of acked records."""
     count = len(logs) * load.writers
     of_each = load.of_each(count)
     burst = [os.urandom(load.size) for _ in range(_burst_records(load.size, of_each))]
@@ -204,14 +204,14 @@ async def _append_all(
             rest = of_each % len(burst)
             whole = await flood(writer, burst, clock(of_each - rest))
             if whole < of_each - rest:
-                return whole  # The time was over.
+                return whole  # The time limit has passed.
             return whole + await flood(writer, burst[:rest], clock(rest))
 
     return sum(await _together([append(number) for number in range(count)]))
 
 
 def _burst_records(size: int, records: int) -> int:
-    """One record of each is timed: of few records enough for a percentile."""
+    """The records of a burst, one of which is timed: the fewer records, the smaller, for enough timings."""
     return max(1, min(_BURST_RECORDS, records // _BURSTS_MIN, _BURST_BYTES // max(1, size)))
 
 
@@ -229,7 +229,7 @@ async def _read_all(
 
 
 class _Followers:
-    """One for each log."""
+    """One follower for each log."""
 
     def __init__(self, latencies: Histogram) -> None:
         self.told = 0
@@ -289,7 +289,7 @@ async def _followed(logs: Sequence[Log], latencies: Histogram) -> AsyncIterator[
 def _run(
     access: LogAccess, work: Callable[[Client], Awaitable[dict[str, Any]]], writers: int
 ) -> dict[str, Any]:
-    """Deletes its logs, also when it is stopped early."""
+    """Runs the work and deletes its logs, also when it is stopped early."""
     configure_logs(level="error", as_json=False)
     calm_collector()
     keep_freed_memory()
@@ -299,7 +299,8 @@ def _run(
     async def run() -> dict[str, Any]:
         task = asyncio.current_task()
         assert task is not None
-        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)  # As at Ctrl-C.
+        # SIGTERM stops it like Ctrl-C.
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
         async with _somewhere(access) as there:
             return await there.use(work, window_bytes=window)
 
@@ -312,7 +313,7 @@ def _run(
 
 @asynccontextmanager
 async def _somewhere(access: LogAccess) -> AsyncIterator[LogAccess]:
-    """On a cluster of its own, unless one is named."""
+    """The named cluster, or otherwise a new one."""
     if access.server:
         yield access
         return
@@ -327,7 +328,7 @@ async def _somewhere(access: LogAccess) -> AsyncIterator[LogAccess]:
 
 @asynccontextmanager
 async def new_logs(client: Client, count: int, keep: bool) -> AsyncIterator[Sequence[Log]]:
-    """None of them is left, however it ends: also creations in progress are waited for."""
+    """Creates logs and deletes all of them at any end: it also waits for creations in progress."""
     prefix = f"bench-{secrets.token_hex(4)}"
     openings: dict[str, asyncio.Task[Log]] = {}
 
@@ -350,13 +351,13 @@ def _may_be_there(opening: asyncio.Task[Log]) -> bool:
 
 
 async def _delete(client: Client, names: Sequence[str]) -> None:
-    """A failed deletion is reported: it is no reason to hide why the bench ended."""
+    """Deletes logs. A failure is reported, and does not hide why the bench ended."""
 
     async def delete(name: str) -> None:
         try:
             await client.delete(name, grace_s=0)
         except NoSuchLog:
-            pass  # It could not be made.
+            pass  # The log was not created.
         except RollbookError as error:
             click.echo(f"left behind: {name} [{error.code.reason}]", err=True)
 
@@ -374,7 +375,7 @@ async def _some_at_once(work: Callable[[str], Awaitable[None]], names: Sequence[
 
 
 async def _together(work: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
-    """The first failure ends all of it."""
+    """Runs all work together; the first failure ends it."""
     try:
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(each) for each in work]
@@ -385,7 +386,7 @@ async def _together(work: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
 
 @contextmanager
 def _ticking(label: str, seconds: float) -> Iterator[None]:
-    """A bar by time, since records are not counted while they are measured."""
+    """A progress bar by time, since records are not counted while they are measured."""
     with bar(label, int(seconds / _TICK_S)) as advance:
 
         async def tick() -> None:
@@ -401,7 +402,7 @@ def _ticking(label: str, seconds: float) -> Iterator[None]:
 
 
 class _Cost:
-    """From its creation until it is requested."""
+    """Measures time and CPU from this object's creation on."""
 
     def __init__(self) -> None:
         self._begun, self._cpu = time.perf_counter(), time.process_time()

@@ -19,12 +19,12 @@ _NS_PER_S: Final = 1_000_000_000
 
 
 class LoadTimer(Protocol):
-    """Says when it is over, and measures some of the appends."""
+    """Decides when the load ends, and measures some of the appends."""
 
     def goes_on(self, sent: int) -> bool: ...
 
     def sample(self) -> Callable[[Any], None]:
-        """To be called when the present append is acked."""
+        """Returns a function to call when the present append is acked."""
 
 
 class Stopwatch:
@@ -47,7 +47,7 @@ class Stopwatch:
         self._end_ns = time.perf_counter_ns() + round(seconds * _NS_PER_S)
 
     def goes_on(self, sent: int, due_ns: int = 0) -> bool:
-        """Records due after the end are not waited for."""
+        """Whether to go on; records due after the end are not waited for."""
         if self._on_sent is not None:
             self._on_sent(sent - self._told)
             self._told = sent
@@ -98,7 +98,7 @@ async def flood(
 
 
 def _acked(submissions: list[Submission], first: int | None) -> int:
-    """Every one of them; in its place, if that is known."""
+    """The number of acked records; checks that their offsets follow `first`, if that is known."""
     offsets = [each.result() for each in submissions]
     if first is not None:
         assert offsets[0] == first, f"{offsets[0]} is not {first}"
@@ -107,7 +107,7 @@ def _acked(submissions: list[Submission], first: int | None) -> int:
 
 
 async def in_turn(writer: Writer, values: Sequence[bytes], clock: Stopwatch, in_flight: int) -> int:
-    """Keeps `in_flight` appends under way and times each. Returns how many were acked."""
+    """Keeps `in_flight` appends in flight and times each. Returns the number of acked records."""
     under_way: deque[Submission] = deque()
     sent = 0
     while clock.goes_on(sent):
@@ -124,7 +124,7 @@ async def in_turn(writer: Writer, values: Sequence[bytes], clock: Stopwatch, in_
 
 @dataclass(frozen=True, slots=True)
 class SendSchedule:
-    """When which record is due: late ones before it do not postpone it."""
+    """The times when records are due: a late record does not postpone later ones."""
 
     start_ns: int
     interval_ns: float
@@ -140,7 +140,7 @@ async def at_pace(
     pace: SendSchedule,
     in_flight: int = sys.maxsize,
 ) -> int:
-    """Each is timed from when it was due; `value_of` gets that moment. How many were acked, which is all."""
+    """Times each append from when it was due; `value_of` gets that time. Returns the number of records."""
     under_way: deque[Submission] = deque()
     sent = 0
     while clock.goes_on(sent, due_ns := pace.due_ns(sent)):

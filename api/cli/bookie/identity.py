@@ -20,7 +20,7 @@ if TYPE_CHECKING:  # Loaded when a command needs them: `--help` is quick.
 T = TypeVar("T")
 
 _yes_option: Final = click.option("--yes", is_flag=True, help="Do not ask.")
-_PATIENCE_S: Final = 15.0  # For the last session of a process that was killed.
+_PATIENCE_S: Final = 15.0  # The longest wait for the session of a killed process to expire.
 
 
 @click.command(
@@ -182,7 +182,7 @@ def _run(flags: Mapping[str, Any], use: Callable[["Identity"], Awaitable[T]]) ->
 
 
 def _who_and_where(flags: Mapping[str, Any]) -> tuple[str, tuple[str, ...]]:
-    """The bookie's id, its directories."""
+    """Returns the bookie's id and its directories."""
     from rollbook.api.cli.server.bookie_settings import load_settings
     from rollbook.bookie.bookie import addresses_of
 

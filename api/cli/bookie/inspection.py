@@ -55,7 +55,7 @@ _LEDGER_COLUMNS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Where:
-    """The bookie that is meant: a running one, or its files."""
+    """The bookie that a command is about: a running one, or its files."""
 
     http: str | None
     token_file: str | None
@@ -84,7 +84,7 @@ class Where:
 
     @property
     def flags(self) -> str:
-        """As they would be typed again."""
+        """The flags as the user would type them again."""
         typed: tuple[tuple[str, str | None], ...] = (
             ("http", self.http),
             ("token-file", self.token_file),
@@ -110,7 +110,7 @@ class Where:
             raise
 
     def read(self, use: Callable[["StoreFiles"], Awaitable[T]]) -> T:
-        """Something of its files."""
+        """Reads the bookie's files with `use`."""
         import asyncio
 
         from rollbook.bookie.config import StorageConfig
@@ -195,7 +195,7 @@ def _listed(text: str) -> tuple[str, ...]:
 
 
 def _where_in(config_file: str, where: Where) -> Where:
-    """Where a bookie of this configuration is: it is asked if it can be, else its files are read."""
+    """Asks the configured bookie if it can be reached; otherwise reads its files."""
     from rollbook.api.cli.server.bookie_settings import read_bookie_config
 
     tables = read_bookie_config(config_file).tables
@@ -213,7 +213,7 @@ def _where_in(config_file: str, where: Where) -> Where:
 
 
 def _takes(*options: Callable[[Command], Command]) -> Callable[[Command], Command]:
-    """Adds the options and hands them on as one `Where`."""
+    """Adds the options and passes them on as one `Where`."""
 
     def decorate(command: Command) -> Command:
         def run(
@@ -261,7 +261,7 @@ commands: Final[dict[str, click.Command]] = {}
 
 
 def _command(*lines: str) -> Callable[[Command], click.Command]:
-    """With its three examples."""
+    """Makes a command with its three examples."""
 
     def decorate(function: Command) -> click.Command:
         name = function.__name__
@@ -633,7 +633,7 @@ def _follow(client: "AdminClient", started: Any, no_wait: bool, output: str) -> 
 
 
 def _wait_for(client: "AdminClient", started: Any) -> Any:
-    """Until it ends; its problem is raised as the error it was there."""
+    """Waits until the operation ends; its problem is raised as the original error."""
     operation, is_shown = started, sys.stderr.isatty()
     while operation["state"] == "running":
         time.sleep(_POLL_S)
@@ -654,7 +654,7 @@ def _wait_for(client: "AdminClient", started: Any) -> Any:
 
 
 def _bar(label: str, length: int) -> Any:
-    """On a terminal only, and never among the answer."""
+    """A progress bar on a terminal, which is never part of the output."""
     return click.progressbar(
         length=max(1, length), label=label, file=sys.stderr, hidden=not sys.stderr.isatty()
     )

@@ -31,7 +31,7 @@ _BAR: Final = 1000
 def drain_bookies(
     metadata: Metadata, names: Sequence[str], wait: bool, force: bool, output: str
 ) -> int:
-    """The exit code."""
+    """Drains bookies and returns the exit code."""
     bookies = _parse(names)
 
     async def work(departures: Departures) -> list[StoredLifecycle]:

@@ -15,7 +15,7 @@ LOG_LEVELS: Final = (
     "info",
     "warning",
     "error",
-)  # `proto/runtime/logs.py`, which loads structlog.
+)  # A copy of the levels in `proto/runtime/logs.py`, which would load structlog.
 LOG_LEVEL_VARIABLE: Final = "ROLLBOOK_LOG_LEVEL"
 
 _OPTIONS: Final = (
@@ -48,7 +48,7 @@ _OPTIONS: Final = (
 
 
 def bookie_options(command: F) -> F:
-    """Which bookie it is, and where its files are: what every command about one needs."""
+    """Adds the options of commands about one bookie: its id, and where its files are."""
     for option in reversed(_OPTIONS):
         command = option(command)
     return command

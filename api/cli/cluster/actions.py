@@ -19,7 +19,7 @@ from rollbook.proto.runtime.metastore import COMMAND_TIMEOUT_S, open_metadata_st
 
 T = TypeVar("T")
 
-_TIMEOUT_S: Final = 5.0  # Of one request: a person waits for the answer.
+_TIMEOUT_S: Final = 5.0  # The time-out of one request: a person waits for the answer.
 
 
 def make_cluster(url: str, layout: str | None, *, if_missing: bool = False) -> dict[str, Any]:
@@ -54,7 +54,7 @@ def make_cluster(url: str, layout: str | None, *, if_missing: bool = False) -> d
 
 
 def look_at_cluster(url: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """The cluster's facts; its bookies."""
+    """Returns the cluster's facts and its bookies."""
     place = parse_url(url)
 
     async def look(store: MetadataStore) -> tuple[Cluster, bool, list[dict[str, Any]]]:
@@ -70,7 +70,7 @@ def look_at_cluster(url: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
 
 
 def go_on_after_restore(url: str, above: int) -> dict[str, Any]:
-    """The lowest ledger id that may be given out from now on."""
+    """Returns the lowest ledger id that may be assigned from now on."""
 
     async def skip(store: MetadataStore, cluster: Cluster) -> dict[str, Any]:
         if not cluster.layout.takes_new_ledgers:
@@ -86,7 +86,7 @@ def run_on_store(
     look: Callable[[MetadataStore, Cluster], Awaitable[T]],
     timeout_s: float | None = None,
 ) -> T:
-    """`timeout_s`: of all of it together."""
+    """`timeout_s`: the limit of all requests together."""
     place = parse_url(url)
 
     async def run(store: MetadataStore) -> T:
@@ -128,7 +128,7 @@ def parse_url(text: str) -> MetadataUrl:
 async def _with_store(
     url: MetadataUrl, use: Callable[[MetadataStore], Awaitable[T]], *, create: bool = False
 ) -> T:
-    """A command serves no others: it uses an embedded store without an owner alone, briefly."""
+    """Opens the store without serving other processes: an embedded store without an owner is used briefly."""
     try:
         async with await open_metadata_store(
             url,

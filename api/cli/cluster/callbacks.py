@@ -19,7 +19,7 @@ Facts = dict[str, Any]
 
 _SECRET_BYTES: Final = 32
 _LOOK_AGAIN_S: Final = 0.1
-_TEST_S: Final = 15.0  # A receiver has 10 s.
+_TEST_S: Final = 15.0  # More than the 10 s that a receiver has.
 
 
 class _Deadlines(Protocol):
@@ -45,7 +45,7 @@ class ClusterCallbacks:
         self._look, self._act = look, act
 
     async def list(self, *, shows_urls: bool) -> Sequence[Facts]:
-        """The oldest first. `shows_urls`: all of them, and not the origin alone."""
+        """All callbacks, oldest first. `shows_urls`: whole URLs, not only their origins."""
 
         async def read() -> Sequence[Facts]:
             found = [await self._facts(each, shows_urls) for each in await self._nodes.list()]
@@ -65,7 +65,7 @@ class ClusterCallbacks:
     async def create(
         self, url: str, kinds: Sequence[str], bookie: str | None, principal: str
     ) -> Facts:
-        """With its secret, which is never shown again. Raises `InvalidRequest`, `Overloaded`."""
+        """Returns the callback with its secret, once. Raises `InvalidRequest`, `Overloaded`."""
         require_allowed(parse_target(url), self._hosts)
         if bookie is not None:
             bookie = str(parse_bookie_id(bookie))
@@ -96,7 +96,7 @@ class ClusterCallbacks:
         return await self._act(self._known(delete()))
 
     async def deliveries(self, callback_id: str) -> Facts:
-        """The last hundred attempts, the newest first. Raises `Missing`."""
+        """The last hundred attempts, newest first. Raises `Missing`."""
 
         async def read() -> Facts:
             rows, waiting = await self._nodes.rows(callback_id)
@@ -105,7 +105,7 @@ class ClusterCallbacks:
         return await self._look(self._known(read()))
 
     async def test(self, callback_id: str) -> Facts:
-        """Sends one event, once, and waits for the result. Raises `Missing`, `OutcomeUnknown`."""
+        """Sends one event once, and waits for the result. Raises `Missing`, `OutcomeUnknown`."""
         token, now_ms = secrets.token_hex(8), self._now_ms()
         event = Event(
             f"test@{token}", EventKind.TEST, now_ms, "", text="Somebody asked for this test."
@@ -129,7 +129,7 @@ class ClusterCallbacks:
             ) from None
 
     async def _facts(self, callback: RegisteredCallback, shows_urls: bool) -> Facts | None:
-        """None: it was deleted in the meantime."""
+        """The callback's facts; None: it has been deleted since it was listed."""
         try:
             rows, waiting = await self._nodes.rows(callback.id)
         except Missing:

@@ -44,7 +44,7 @@ def group() -> None:
         "rollbook cluster init --metadata zk://zk1/ledgers --layout longhierarchical --if-missing",
     )
 )
-@metadata_option(WHERE, required=True)  # What is made is named.
+@metadata_option(WHERE, required=True)  # Creating a cluster needs an explicit URL.
 @click.option(
     "--layout",
     type=click.Choice(_LAYOUTS),
@@ -139,7 +139,7 @@ def health(access: "LogAccess", url: str | None, output: str) -> None:
         "rollbook cluster restored --metadata sqlite:///var/lib/rollbook/metadata.db --yes",
     )
 )
-@metadata_option(WHERE, required=True)  # What is changed is named.
+@metadata_option(WHERE, required=True)  # Changing a cluster needs an explicit URL.
 @click.option(
     "--above",
     type=WholeNumber(0),

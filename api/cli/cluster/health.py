@@ -24,20 +24,21 @@ from rollbook.proto.errors import NoSuchNode
 from rollbook.proto.ports import MetadataStore
 
 _REACH_S: Final = 2.0
-WRONG_CLOCK: Final = "wrong clock"  # Of a server that owns no logs for that reason.
+# The state of a server that owns no logs because its clock is wrong.
+WRONG_CLOCK: Final = "wrong clock"
 _GOOD: Final = ("writable", "serving")
 CODES: Final = {"healthy": 0, "degraded": 8, "unavailable": 5}
 
 
 def look_at_health(url: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """The verdict; all members, one row each."""
+    """Returns the verdict, and a row for each member."""
 
     found = run_on_store(url, find_members)
     return judge(found), found
 
 
 async def find_members(store: MetadataStore, cluster: Cluster) -> list[dict[str, Any]]:
-    """Bookies and log servers, one row each, each asked whether it can be reached."""
+    """A row for each bookie and log server, each asked whether it can be reached."""
     bookies = [{"kind": "bookie", **each} for each in await list_bookies(store, cluster)]
     servers = await _log_servers(store, cluster.own_root)
     found = [*bookies, *servers]
@@ -132,14 +133,14 @@ def _state_of(record: ServerRecord) -> str:
 
 
 async def check_reachable(address: str | None) -> bool:
-    """The port is open; who listens there is not checked."""
+    """Whether the port is open; which program listens there is not checked."""
     if not address:
         return False
     place = parse_address(address, "the address")
     try:
         async with asyncio.timeout(_REACH_S):
             _, writer = await asyncio.open_connection(place.host, place.port)
-    except OSError:  # A timeout, too.
+    except OSError:  # `TimeoutError` is an `OSError`.
         return False
     writer.close()
     return True

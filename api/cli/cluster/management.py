@@ -79,9 +79,10 @@ T = TypeVar("T")
 Facts = dict[str, Any]
 
 _LOOK_S: Final = 10.0
-_ACT_S: Final = 20.0  # An HTTP exchange ends after 30 s.
-_READS: Final = 64  # At once.
-_LOOKED_AT_MAX: Final = 4096  # Ledgers of one page: a rare state is searched for page by page.
+_ACT_S: Final = 20.0  # Less than the 30 s of an HTTP exchange.
+_READS: Final = 64  # Metadata reads at a time.
+# Ledgers that are read for one page; a rare state takes several pages.
+_LOOKED_AT_MAX: Final = 4096
 _TASKS_MAX: Final = 100
 _SPACE_S: Final = 5.0
 _SPACE_BOOKIES_MAX: Final = 1000
@@ -93,7 +94,7 @@ _PAGES_BYTES_MAX: Final = 1024 * 1024
 
 
 class LocalPages(Protocol):
-    """Of a bookie in this process."""
+    """The admin pages of a bookie in this process."""
 
     async def ask(self, method: str, path: str, body: Mapping[str, Any] | None) -> Any: ...
 
@@ -172,7 +173,7 @@ class ClusterManagement:
         return judge(members) | {"members": members}
 
     async def log_servers(self) -> list[Facts]:
-        """Those that are registered, by name. `http`: the URL of its REST; empty: it has none."""
+        """Registered log servers, by name. `http`: the URL of the REST API; empty: it has none."""
         return await self._look(self._log_servers())
 
     async def _log_servers(self) -> list[Facts]:
@@ -193,7 +194,7 @@ class ClusterManagement:
         ]
 
     async def node(self, path: str) -> Facts:
-        """A node of the metadata store, with its secrets, and the names of its children. Raises `NoSuchNode`."""
+        """A node of the metadata store with its secrets, and its children's names. Raises `NoSuchNode`."""
         return await self._look(self._node(path))
 
     async def _node(self, path: str) -> Facts:
@@ -209,7 +210,7 @@ class ClusterManagement:
     # --- Bookies ------------------------------------------------------------------------------
 
     async def bookies(self) -> list[Facts]:
-        """By id."""
+        """All bookies, by id."""
         return await self._look(self._bookies())
 
     async def _bookies(self) -> list[Facts]:
@@ -278,7 +279,7 @@ class ClusterManagement:
     # --- Cookies ------------------------------------------------------------------------------
 
     async def cookies(self) -> list[Facts]:
-        """By bookie."""
+        """Cookies by bookie."""
         return await self._look(self._list_cookies())
 
     async def _list_cookies(self) -> list[Facts]:
@@ -337,7 +338,7 @@ class ClusterManagement:
         return await self._walk(delete(), f"ask GET /api/v1/cookies/{bookie} whether it is there")
 
     async def generate_cookie(self, name: str, directories: Mapping[str, Sequence[str]]) -> Facts:
-        """As that bookie would write it; nothing is stored."""
+        """The cookie that this bookie would write; nothing is stored."""
         cookie = Cookie(
             parse_bookie_id(name),
             journal_dirs=tuple(directories["journal_dirs"]),
@@ -447,7 +448,7 @@ class ClusterManagement:
             return None  # Deleted in the meantime; `recovery` counts unreadable ones.
 
     async def ledger(self, ledger_id: int) -> Facts:
-        """With its fragments, its mark, and why its last repair failed. Raises `NoSuchLedger`."""
+        """The ledger with its fragments, its mark, and why its last repair failed. Raises `NoSuchLedger`."""
         return await self._look(self._ledger(ledger_id))
 
     async def _ledger(self, ledger_id: int) -> Facts:
@@ -478,7 +479,7 @@ class ClusterManagement:
         return facts_as_bookkeeper(await self._look(self._ledgers.metadata(ledger_id, fresh=True)))
 
     async def bad_ledgers(self, after: int, limit: int) -> tuple[list[Facts], int | None]:
-        """Entries that a check found to be bad, and those that a repair found to be lost."""
+        """Entries that a check found bad, and entries that a repair found lost."""
         return await self._look(self._bad_page(after, limit))
 
     async def _bad_page(self, after: int, limit: int) -> tuple[list[Facts], int | None]:
@@ -516,13 +517,13 @@ class ClusterManagement:
         return rows, found[limit - 1] if len(found) > limit else None
 
     async def space(self) -> dict[str, tuple[int, int]]:
-        """Free and total bytes of each bookie that answers, of the first thousand."""
+        """Free and total bytes of each bookie that responds, among the first thousand."""
         self._require_store()
         found = await self._ledgers.space_of_bookies(_SPACE_S, _SPACE_BOOKIES_MAX)
         return {str(bookie): space for bookie, space in sorted(found.items())}
 
     async def entries(self, ledger_id: int, first: int, last: int | None) -> dict[int, bytes]:
-        """Both included, up to what is confirmed, and up to 4 MiB. Raises `NoSuchLedger`, `EntryUnavailable`."""
+        """Confirmed entries from `first` to `last`, up to 4 MiB. Raises `NoSuchLedger`, `EntryUnavailable`."""
         return await self._look(self._read_entries(ledger_id, first, last), _ACT_S)
 
     async def _read_entries(self, ledger_id: int, first: int, last: int | None) -> dict[int, bytes]:
@@ -541,7 +542,7 @@ class ClusterManagement:
         return found
 
     async def delete_ledger(self, ledger_id: int, *, force: bool) -> Facts:
-        """Its writer is stopped first. Raises `NoSuchLedger`, `PartOfLog`, `RecoveryIncomplete`."""
+        """Stops the writer, deletes the ledger. Raises `NoSuchLedger`, `PartOfLog`, `RecoveryIncomplete`."""
 
         async def delete() -> Facts:
             await require_no_part(
@@ -566,7 +567,7 @@ class ClusterManagement:
     # --- Recovery -----------------------------------------------------------------------------
 
     async def recovery(self) -> Facts:
-        """What `rollbook recovery status` shows, the first tasks, and the rate."""
+        """The facts of `rollbook recovery status`, the first tasks, and the rate."""
         return await self._look(self._recovery())
 
     async def _recovery(self) -> Facts:
@@ -587,13 +588,13 @@ class ClusterManagement:
         return await self._act(delay_of(self._store, self._cluster, seconds))
 
     async def set_rate(self, bytes_per_s: int) -> Facts:
-        """0: unlimited."""
+        """Sets the repair rate; 0: unlimited."""
         return await self._act(rate_of(self._store, self._cluster, bytes_per_s))
 
     # --- Operations ---------------------------------------------------------------------------
 
     async def operations(self, after: str, limit: int) -> tuple[list[Facts], str | None]:
-        """Lasting ones, newest first. `after`: the last one of the previous page."""
+        """Operations in metadata, newest first. `after`: the last one of the previous page."""
         found = [each.operation for each in await self._look(self._operations.list())]
         ids = [each.id for each in found]
         begins = ids.index(after) + 1 if after in ids else 0
@@ -611,7 +612,7 @@ class ClusterManagement:
     async def begin(
         self, kind: str, about: Mapping[str, Any], principal: str, key: str | None
     ) -> Facts:
-        """The same operation for the same `key`. Raises `DuplicateDiffers`, `DrainBlocked`, `InvalidRequest`, `PartOfLog`."""
+        """Begins an operation. Raises `DuplicateDiffers` (by `key`), `DrainBlocked`, `InvalidRequest`, `PartOfLog`."""
         about = await self._checked(
             kind, dict(about), is_new=await self._find_begun(principal, key) is None
         )
@@ -631,7 +632,7 @@ class ClusterManagement:
         return await self._look(self._operations.read(id_of_key(principal, key))) if key else None
 
     async def _checked(self, kind: str, about: Facts, *, is_new: bool) -> Facts:
-        """A request that would be refused is refused at once, and not in the operation."""
+        """Refuses an impossible request at once, and not in the operation."""
         if "ledger_id" in about and is_new:
             await self._look(self._ledgers.metadata(about["ledger_id"], fresh=True))
         if kind == "recover" and is_new:
@@ -665,7 +666,7 @@ class ClusterManagement:
         return about
 
     async def cancel(self, operation_id: str) -> Facts:
-        """A running one is stopped soon after. Raises `Missing`, `OperationEnded`."""
+        """Cancels an operation; a running one stops soon after. Raises `Missing`, `OperationEnded`."""
         now_ms = self._clock.wall_us() // 1000
         if await self._look(self._operations.read(operation_id)) is None:
             raise _no_operation(operation_id)
@@ -698,8 +699,8 @@ class ClusterManagement:
     async def events(
         self, wanted: Mapping[str, str], after: str, limit: int
     ) -> tuple[list[Facts], str | None]:
-        """As this server saw them. Raises `Missing` if it does not know `after`."""
-        self._require_store()  # Later changes are seen later.
+        """Events as this server saw them. Raises `Missing` if it does not know `after`."""
+        self._require_store()  # Without the store, later events would be missing.
         kind = wanted.get("kind")
         which = EventFilter(
             EventKind(kind) if kind else None, wanted.get("bookie"), wanted.get("log")
@@ -724,7 +725,8 @@ class ClusterManagement:
         self, question: Coroutine[Any, Any, T], deadline_s: float | None = _LOOK_S
     ) -> T:
         """Raises `MetadataUnavailable` for whatever keeps the store from answering: to ask again does no harm."""
-        with closing(question):  # It is never begun while the store is unavailable.
+        # Closes a coroutine that is not awaited because the store is unavailable.
+        with closing(question):
             self._require_store()
             try:
                 async with asyncio.timeout(deadline_s):
@@ -737,7 +739,7 @@ class ClusterManagement:
                 ) from error
 
     async def _walk(self, change: Coroutine[Any, Any, T], find_out: str) -> T:
-        """One that reads all ledgers first: it takes that long."""
+        """Makes a change that reads all ledgers first, without a deadline."""
         return await self._act(change, find_out, None)
 
     async def _act(
@@ -763,7 +765,7 @@ class ClusterManagement:
 
 @contextmanager
 def _steps_for_http() -> Iterator[None]:
-    """Errors of the shell's functions name what HTTP management has, in place of commands."""
+    """Makes errors recommend HTTP requests instead of shell commands."""
     try:
         yield
     except RollbookError as error:

@@ -29,7 +29,7 @@ _PROBLEMS_SHOWN = 20
 
 
 def kinds_of(ledgers: Ledgers, worker: WorkerConfig, name: str) -> dict[str, OperationKind]:
-    """`name` is in the locks of ledgers that are repaired."""
+    """`name`: the name in the locks of repaired ledgers."""
     store, cluster = ledgers.store, ledgers.cluster
     departures = Departures(store, cluster, SystemClock(), random.SystemRandom())
     drain = DrainOperation(departures, PresenceNodes(store, cluster))
@@ -89,13 +89,13 @@ async def recover_outside_logs(ledgers: Ledgers, ledger_id: int) -> dict[str, An
 
 
 def log_made_for(custom: Mapping[str, bytes]) -> str | None:
-    """The log that a ledger with this custom metadata was made for."""
+    """The log for which a ledger with this custom metadata was created."""
     belonging = belonging_of(custom)
     return str(belonging.name) if belonging else None
 
 
 def describe_error(error: RollbookError) -> Mapping[str, Any]:
-    """RFC 9457. FastAPI takes a third of a second to load, and most processes never describe one."""
+    """The error as RFC 9457. Imports FastAPI late: it takes a third of a second, and few processes need it."""
     from rollbook.api.rest.problems import problem_of
 
     return problem_of(error)

@@ -16,7 +16,7 @@ from rollbook.proto.quorum import Quorum
 
 
 def look_at_cluster(access: LogAccess) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """The cluster's facts; its log servers."""
+    """Returns the cluster's facts and its log servers."""
 
     async def look(client: Client) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         servers, limits = await client.servers(), await client.limits()
@@ -34,7 +34,7 @@ def look_at_cluster(access: LogAccess) -> tuple[dict[str, Any], list[dict[str, A
 
 
 def look_at_health(access: LogAccess) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """The verdict; the log servers, and what is unavailable."""
+    """Returns the verdict, the log servers, and what is unavailable."""
 
     async def look(client: Client) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         servers, limits, outage = await asyncio.gather(
@@ -89,7 +89,7 @@ def verdict(
 
 
 def _quorum_of(limits: messages.ServiceLimits) -> Quorum:
-    """Of a new log. A server that does not say so needs at least one bookie."""
+    """The quorum of a new log; if the server does not report it, a single bookie."""
     return limits.quorum or Quorum(1, 1, 1)
 
 

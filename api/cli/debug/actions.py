@@ -34,7 +34,7 @@ _LIBRARIES: Final = ("grpcio", "protobuf", "kazoo", "structlog", "fastapi", "uvi
 
 
 class _Archive:
-    """Readable only by its owner, and removed if it is not completed. It must not be there."""
+    """A new archive, readable only by its owner, and removed if it is not completed."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -55,7 +55,7 @@ class _Archive:
             with self._file:
                 if failed is None:
                     self._tar.close()
-        except BaseException:  # The disk is full, or the user interrupts.
+        except BaseException:  # Either the disk is full, or the user interrupted.
             os.unlink(self._path)
             raise
         if failed is not None:
@@ -63,13 +63,13 @@ class _Archive:
 
 
 class _Gathering:
-    """By subject; `missing` has what was unavailable, and why. Pages go into the archive as they come."""
+    """Facts by subject; `missing`: what was unavailable, and why. Pages are archived as they arrive."""
 
     def __init__(self, archive: _Archive) -> None:
         self.found: dict[str, Any] = {}
         self._archive = archive
         self.missing: list[dict[str, Any]] = []
-        self._ids: frozenset[str] = frozenset()  # Of the log servers that are registered.
+        self._ids: frozenset[str] = frozenset()  # The ids of registered log servers.
 
     def miss(self, what: str, error: RollbookError) -> dict[str, Any]:
         why = {"error": error.code.reason, "detail": str(error)}
@@ -162,7 +162,7 @@ class _Gathering:
     # ------------------------------------------------------------------------------------------
 
     def write(self) -> None:
-        """The rows that are not written yet."""
+        """Writes the rows that are not written yet."""
         found = {**self.found, "about": _about(), "missing": self.missing}
         for subject, facts in sorted(found.items()):
             text = json.dumps(facts, indent=2, default=_plain)
@@ -183,12 +183,12 @@ def bundle(
             # The metadata is read also if servers refuse, because then help may well be needed.
             if not metadata or isinstance(
                 error, BadConfig
-            ):  # There is no other server, or the input is wrong.
+            ):  # Either no other server exists, or the input is invalid.
                 raise
             gathering.miss("servers", error)
         if metadata:
             gathering.cluster(metadata.url, access)
-        else:  # As requested: nothing is missing.
+        else:  # The caller requested no metadata, so nothing is missing.
             gathering.found["cluster"] = {"metadata": "none: --metadata URL, or that of a context"}
         gathering.write()
     click.echo(path)
@@ -220,7 +220,7 @@ def _about() -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """A cursor's blob is its owner's: how long it is must do."""
+    """Replaces a cursor's blob, which is private, by its size."""
     if isinstance(value, Enum):
         return value.value
     return f"{len(value)} bytes" if isinstance(value, bytes) else str(value)

@@ -26,9 +26,9 @@ from rollbook.proto.ports import MetadataStore
 from rollbook.proto.runtime.system_errors import describe_error
 from rollbook.proto.runtime.tls import trusting_context
 
-_PATIENCE_S: Final = 5.0  # For one of them, from the first to the last byte.
+_PATIENCE_S: Final = 5.0  # The limit of one scrape, from the first to the last byte.
 _BYTES_MAX: Final = 4 << 20
-_ANSWER_BYTES_MAX: Final = _BYTES_MAX + (1 << 20)  # With headers, and with sizes of chunks.
+_ANSWER_BYTES_MAX: Final = _BYTES_MAX + (1 << 20)  # Leaves room for headers and chunk sizes.
 _AT_ONCE: Final = 8
 _SERVERS_MAX: Final = 100
 _CHUNK: Final = 1 << 16
@@ -36,13 +36,13 @@ _CHUNK: Final = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class ScrapeTarget:
-    name: str  # Of a file, too.
-    url: str  # Empty: it was set up to have no pages.
-    server_id: str = ""  # Of a log server; names are the same in many clusters.
+    name: str  # The name of the server, and of its file in the bundle.
+    url: str  # Empty: the server was configured without pages.
+    server_id: str = ""  # The id of a log server, since several clusters may use the same names.
 
     @property
     def wants(self) -> str:
-        """The flag that it needs at its start to have some."""
+        """The flag with which the server would have pages."""
         return "--rest" if self.server_id else "--http"
 
 
@@ -104,7 +104,8 @@ async def gather(
 async def _fetch(place: ScrapeTarget, access: LogAccess, is_known: bool) -> bytes:
     """Raises `RollbookError`."""
     try:
-        async with asyncio.timeout(_PATIENCE_S):  # However slowly it sends a line.
+        # Bounds the whole page, even if each line comes slowly.
+        async with asyncio.timeout(_PATIENCE_S):
             return await _page(place, access, is_known)
     except TimeoutError as error:
         raise ServerUnreachable(f"{place.url} takes longer than {_PATIENCE_S:g} s") from error
@@ -119,7 +120,7 @@ async def _page(place: ScrapeTarget, access: LogAccess, is_known: bool) -> bytes
     host, is_tls = parts.hostname or "", parts.scheme == "https"
     wire = _Wire()
     connection = http.client.HTTPConnection(host, parts.port or (443 if is_tls else 80))
-    connection.sock = wire  # The part of a socket that it uses.
+    connection.sock = wire  # It has the part of a socket that HTTPConnection uses.
     shown = _headers(place, access) if is_known else {}
     connection.request("GET", "/metrics", headers={"connection": "close", **shown})
     tls = _tls(access) if is_tls else None
@@ -140,7 +141,7 @@ async def _page(place: ScrapeTarget, access: LogAccess, is_known: bool) -> bytes
 
 
 class _Wire:
-    """Both sides of HTTP as bytes: their transport is asyncio's, which can give up between any two of them."""
+    """A socket of bytes for HTTPConnection. asyncio transports them, so any wait can be cancelled."""
 
     def __init__(self) -> None:
         self.said = b""

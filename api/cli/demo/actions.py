@@ -30,25 +30,26 @@ def require(holds: bool, promise: str, **ids: Any) -> None:
 
 
 def make_records(count: int) -> list[bytes]:
-    """Without a pattern: they cannot be compressed, and none equals another."""
+    """Random records: they cannot be compressed, and all differ."""
     return [hashlib.shake_128(number.to_bytes(8)).digest(RECORD_BYTES) for number in range(count)]
 
 
 class Appending:
-    """Submits record after record through one writer, and checks their acks as they come."""
+    """Submits record after record through one writer, and checks their acks as they arrive."""
 
     def __init__(self, writer: Writer, records: Sequence[bytes]) -> None:
         self.acked = 0
         self._writer = writer
         self._records = records
         self._submitted = 0
-        self._pending: asyncio.Queue[Submission] = asyncio.Queue()  # The window bounds it.
+        # The writer's window bounds this queue.
+        self._pending: asyncio.Queue[Submission] = asyncio.Queue()
         self._has_news = asyncio.Event()
         self._last_ack_s = time.monotonic()
-        self.longest_gap_s = 0.0  # Between two acks, since it was reset.
+        self.longest_gap_s = 0.0  # The longest time between two acks since the last reset.
 
     async def watch(self) -> None:
-        """For ever. Raises the error of a record that was not appended."""
+        """Runs for ever. Raises the error of a record that was not appended."""
         while True:
             offset = await (await self._pending.get())
             require(offset == self.acked, "acks are in order", told=offset, expected=self.acked)
@@ -59,7 +60,7 @@ class Appending:
             self._has_news.set()
 
     async def alone(self, count: int) -> Histogram:
-        """One after the other. How long they took."""
+        """Appends one record after the other. Returns the time that each took."""
         took = new_latencies()
         for _ in range(count):
             begun_ns = time.monotonic_ns()
@@ -68,7 +69,7 @@ class Appending:
         return took
 
     async def at_speed(self, count: int) -> float:
-        """As fast as possible. How long all of them took."""
+        """Appends as fast as possible. Returns the total time."""
         begun_s = time.monotonic()
         for _ in range(count):
             if not self._writer.has_room:
@@ -78,7 +79,7 @@ class Appending:
         return time.monotonic() - begun_s
 
     async def at_pace(self, count: int, per_second: int) -> None:
-        """A delay is not made up for with a burst."""
+        """Appends at a steady pace; after a delay there is no burst."""
         end, at_once = self._submitted + count, round(per_second * _TICK_S)
         while self._submitted < end:
             for _ in range(min(at_once, end - self._submitted)):
@@ -106,7 +107,7 @@ class Appending:
 async def check(
     batches: AsyncIterator[RecordBatch], records: Sequence[bytes], start: int = 0
 ) -> int:
-    """Each record once, in its place, byte for byte. How many there were."""
+    """Checks that each record is there once, in its place, byte for byte. Returns their number."""
     expected = start
     async for batch in batches:
         require(batch.base_offset == expected, "offsets are dense", next=batch.base_offset)

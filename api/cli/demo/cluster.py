@@ -21,7 +21,7 @@ from rollbook.proto.runtime.metastore import open_metadata_store
 
 BOOKIES: Final = ("bk-1", "bk-2", "bk-3")
 LOG_SERVERS: Final = ("log-1", "log-2")
-_SMALL: Final = {  # Five processes on a laptop, with little to store.
+_SMALL: Final = {  # Limits for five processes on a laptop, with little to store.
     "ROLLBOOK_STORAGE_JOURNAL_FILE_BYTES": str(32 << 20),
     "ROLLBOOK_STORAGE_QUEUED_BYTES_MAX": str(16 << 20),
     "ROLLBOOK_STORAGE_INDEX_BYTES_MAX": str(16 << 20),
@@ -34,7 +34,7 @@ _LAST_WORDS: Final = 5
 
 
 class DemoCluster:
-    """Its processes by name, and where they listen."""
+    """The cluster's processes by name, and their addresses."""
 
     def __init__(self, folder: str) -> None:
         self.folder = folder
@@ -43,7 +43,7 @@ class DemoCluster:
         self._processes: dict[str, asyncio.subprocess.Process] = {}
 
     async def start(self) -> None:
-        """Returns when all of them serve."""
+        """Returns when all processes serve."""
         url = MetadataUrl.parse(self.url)
         async with await open_metadata_store(url, create=True) as store:
             await initialise(store, url.ledgers_root, random.SystemRandom())
@@ -69,7 +69,7 @@ class DemoCluster:
 
     async def _start(self, name: str, *command: str) -> None:
         common = ("--metadata", self.url, "--listen", f"{_HOST}:0", "--log-level", "warning")
-        with open(self._log_of(name), "ab") as log:  # noqa: ASYNC230  # Nothing else runs yet.
+        with open(self._log_of(name), "ab") as log:  # noqa: ASYNC230  # Nothing else runs yet, so it may block.
             self._processes[name] = process = await asyncio.create_subprocess_exec(
                 sys.executable,
                 "-m",
@@ -89,12 +89,12 @@ class DemoCluster:
         self.addresses[name] = line.rpartition(" on ")[2].strip()
 
     async def kill(self, name: str) -> None:
-        """SIGKILL; returns when it is gone."""
+        """Kills a process by SIGKILL; returns when it has ended."""
         self._processes[name].kill()
         await self._processes[name].wait()
 
     def last_words(self) -> Iterator[str]:
-        """Of the processes, for people who want to know why."""
+        """The last output of the processes, for people who want to know why."""
         for name in self._processes:
             with open(self._log_of(name), encoding="utf-8", errors="replace") as log:
                 yield from (f"{name}: {line.rstrip()}" for line in list(log)[-_LAST_WORDS:])
@@ -111,7 +111,7 @@ class DemoCluster:
 
 
 def _environment() -> Mapping[str, str]:
-    """Without the variables that configure other servers of this user."""
+    """The environment without the user's variables for other Rollbook servers."""
     ours = {name: value for name, value in os.environ.items() if not name.startswith("ROLLBOOK_")}
     return {**ours, **_SMALL}
 

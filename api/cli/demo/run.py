@@ -36,10 +36,10 @@ RECORDS: Final = ALONE + AT_SPEED + AT_PACE
 PER_SECOND: Final = 10_000
 KEPT_FROM: Final = 70_000
 _CONFIG: Final = LogConfig(roll_bytes=1 << 20)  # Many segments, so that some can be freed.
-_CLIENT: Final = LogClientConfig(timeout_s=60, silences_max=12)  # However slow the machine is.
+_CLIENT: Final = LogClientConfig(timeout_s=60, silences_max=12)  # Long enough for a slow machine.
 _NAME: Final = "demo"
 _BOOKIE: Final = "bk-2"
-_PATIENCE_S: Final = 180.0  # With a machine that has much other work.
+_PATIENCE_S: Final = 180.0  # Long enough for a busy machine.
 
 
 def run_demo() -> None:
@@ -56,7 +56,8 @@ async def _run(folder: str) -> None:
     started_s = time.monotonic()
     task = asyncio.current_task()
     assert task is not None
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)  # As at Ctrl-C.
+    # SIGTERM stops it like Ctrl-C.
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     try:
         async with asyncio.timeout(_PATIENCE_S), demo_cluster(folder) as cluster:
             ready_s = time.monotonic() - started_s
@@ -122,7 +123,7 @@ async def _append(cluster: DemoCluster, client: Client, log: Log, records: Seque
 async def _append_through(
     group: asyncio.TaskGroup, appending: Appending, kill: Callable[[], Awaitable[str]]
 ) -> None:
-    """Half of the records are appended at a pace; early on a process is killed."""
+    """Appends half of the records at a pace, and kills a process early on."""
     before = appending.acked
     paced = group.create_task(appending.at_pace(AT_PACE // 2, PER_SECOND))
     await appending.reach(before + AT_PACE // 8)
@@ -140,7 +141,7 @@ async def _owner(cluster: DemoCluster, client: Client) -> str:
         (found,) = await client.lookup([_NAME])
         if found.is_owner and found.address in names:
             return names[found.address]
-        await asyncio.sleep(0.05)  # It is changing hands, on a machine that stood still.
+        await asyncio.sleep(0.05)  # The log changes its owner, since the machine stood still.
 
 
 # --- Reading, truncating, sealing -----------------------------------------------------------------
@@ -182,7 +183,7 @@ async def _seal(log: Log) -> None:
 
 
 async def _verify_copies(url: str) -> None:
-    """Of every entry, on every bookie."""
+    """Verifies every entry on every bookie."""
     copies: Counter[CopyState] = Counter()
     entries = below_ack = 0
     async with connect_to_ledgers(url) as ledgers:
@@ -190,7 +191,7 @@ async def _verify_copies(url: str) -> None:
             try:
                 verdict = await ledgers.verify(ledger_id)
             except NoSuchLedger:
-                continue  # Truncated.
+                continue  # Truncation has deleted the ledger.
             copies += verdict.copies
             entries += verdict.entries
             below_ack += verdict.below_ack

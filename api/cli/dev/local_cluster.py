@@ -57,7 +57,7 @@ from rollbook.recovery.stats import PART
 BOOKIES_MAX: Final = 16
 DASHBOARD_PORT: Final = 7500
 _MIB: Final = 1024 * 1024
-_LEASE_S: Final = 30.0  # No other server could take over while this machine is busy.
+_LEASE_S: Final = 30.0  # Long, since no other server could take over while this machine is busy.
 _HOST: Final = "127.0.0.1"
 _NAME: Final = re.compile(r"bk-([1-9][0-9]?)")
 
@@ -70,7 +70,7 @@ class Sizes:
     index_bytes: int
     cache_bytes: int
     tail_memory_bytes: int
-    page_cache_bytes: int  # For all bookies.
+    page_cache_bytes: int  # The total for all bookies.
 
 
 SMALL: Final = Sizes(32 * _MIB, 16 * _MIB, 32 * _MIB, 64 * _MIB, 256 * _MIB)
@@ -79,13 +79,13 @@ LARGE: Final = Sizes(128 * _MIB, 96 * _MIB, 192 * _MIB, 256 * _MIB, 1536 * _MIB)
 
 @dataclass(frozen=True, slots=True)
 class LocalCluster:
-    url: str  # Of the metadata.
+    url: str  # The metadata URL.
     bookies: dict[str, Bookie]
     logs: RunningLogServer
-    dashboard: str = ""  # Its URL; empty: HTTP management was not asked for.
+    dashboard: str = ""  # The dashboard's URL; empty: the command has no --http.
 
     async def failed(self) -> BaseException:
-        """The error that makes it impossible for a bookie to go on."""
+        """Waits for the error that stops a bookie."""
         return await first_of(*(bookie.failed() for bookie in self.bookies.values()))
 
 
@@ -182,7 +182,7 @@ async def _dashboard(
         knows_callers=bool(server.access_file),
     )
     authenticator = Authenticator.of(server.token_file, server.access_file)
-    # It asks the log server of this process, whose own certificate it trusts.
+    # The dashboard asks the log server of this process, so it trusts that server's own certificate.
     log_tls = LogTls(bool(tls), tls.certificate if tls else "")
     own = Metrics()
     own.add(LOG_PART, logs.stats)
@@ -249,11 +249,11 @@ async def _ensure_cluster(store: MetadataStore, url: str) -> None:
     try:
         await initialise(store, MetadataUrl.parse(url).ledgers_root, random.SystemRandom())
     except ClusterExists:
-        pass  # From before.
+        pass  # An earlier run created the cluster.
 
 
 def _found(folder: str) -> list[int]:
-    """The numbers of bookies that are there from before."""
+    """The numbers of bookies that earlier runs created."""
     matches = map(_NAME.fullmatch, os.listdir(folder))
     return [int(match[1]) for match in matches if match]
 
@@ -290,7 +290,7 @@ def _log_settings(url: str, bookies: int, server: LogServerConfig, sizes: Sizes)
 
 
 def usual_or_free(usual: Address) -> Address:
-    """With port 0 if another process listens there: then the system picks one."""
+    """The usual port, or port 0 if another process listens there: then the system picks one."""
     try:
         require_free(usual)
     except BadConfig:

@@ -61,7 +61,7 @@ def _scope(method: str, path: str) -> dict[str, Any]:
 async def local_pages(
     admins: Mapping[str, BookieAdmin], audit: AuditLog
 ) -> AsyncIterator[Mapping[BookieId, InProcessPages]]:
-    """By bookie."""
+    """Pages by bookie."""
     operations = {name: RunningOperations() for name in admins}
     try:
         yield {

@@ -47,11 +47,12 @@ def run_dev(
     log_level: str,
     rest_origin: tuple[str, ...] = (),
 ) -> None:
-    """For people: where things are, and what to do with them."""
+    """Runs a cluster for people: prints where things are, and what to do with them."""
     configure_logs(level=log_level, as_json=False)
     folder = _folder(data)
     where = _on_this_machine("--listen", listen, DEFAULT_PORT)
-    usual = 0 if where.endswith(":0") else REST_PORT  # A free port for one: a free port for both.
+    # A free port for gRPC means a free port for REST, too.
+    usual = 0 if where.endswith(":0") else REST_PORT
     config = LogServerConfig(
         metadata="",
         listen=where,
@@ -85,9 +86,9 @@ def _folder(data: str) -> str:
 
 
 def run_all(bookies: int, data: str, config: LogServerConfig, http: str, log_level: str) -> None:
-    """For scripts: one line when it serves."""
+    """Runs a cluster for scripts: prints one line when it serves."""
     if http:
-        require_free(dashboard_address(http, config))  # Refused before anything starts.
+        require_free(dashboard_address(http, config))  # Fails before anything starts.
     check_rest_origins(config)
     configure_logs(level=log_level, as_json=not sys.stderr.isatty())
     _run(_serve(_folder(data), bookies, config, LARGE, http, _say_to_scripts))
@@ -110,7 +111,7 @@ async def _serve(
 ) -> None:
     async with local_cluster(data, bookies, config, sizes, http, callback_hosts) as cluster:
         calm_collector()
-        with suppress(OSError):  # No program has to read it.
+        with suppress(OSError):  # The output may be closed.
             say(cluster)
             sys.stdout.flush()
         raise await cluster.failed()

@@ -18,7 +18,7 @@ from rollbook.logservice.log_config import WriterMode
 from rollbook.proto.errors import OutcomeUnknown, ServerUnreachable, Unavailable
 
 _EVENTS: Final = 5
-_PART_S: Final = 0.4  # For one part of the answer, which comes within a second.
+_PART_S: Final = 0.4  # The limit of one part, so that the whole answer comes within a second.
 _OUTAGE_S: Final = 0.8
 _AGAIN_S: Final = 3.0
 _SERVERS_MAX: Final = 8
@@ -28,7 +28,7 @@ _SEGMENT_COLUMNS: Final = ("segment_id", "ledger_id", "state", "from", "to", "by
 
 @dataclass(frozen=True)
 class _Found:
-    """The parts that were available in time; others are None, or empty."""
+    """The parts that arrived in time; others are None, or empty."""
 
     state: messages.LogState | None
     tail: messages.LogTail | None
@@ -85,7 +85,7 @@ class Look:
             self._ask(messages.ListServers(), _PART_S),
             self._parts_at(None),
         )
-        if outage is None:  # A busy server: nothing of the rest can be judged without it.
+        if outage is None:  # The server is busy: without this response nothing else can be judged.
             outage = await self._ask(messages.GetOutage(), _AGAIN_S) or messages.Outage()
         if None in parts and outage.obstacles:
             # While the metadata store is away only the log's owner knows it.
@@ -96,7 +96,7 @@ class Look:
                 tail = tail or other_tail
                 pairs = zip(parts, others, strict=True)
                 parts = [part if part is not None else other for part, other in pairs]
-        elif None in parts:  # Everything is available, but slow.
+        elif None in parts:  # Everything is available, but some responses are slow.
             parts = [
                 part if part is not None else await self._client.ask(word)
                 for word, part in zip(self._parts, parts, strict=True)
@@ -142,7 +142,7 @@ class Look:
     async def _state_by(
         self, owners: messages.LogOwners | None, timeout_s: float
     ) -> messages.LogState | None:
-        """As the server knows it that owns the log, or should: it alone knows what is wrong with it."""
+        """The state according to the server that owns the log, or should: no other knows what is wrong."""
         owner = _owner_in(owners)
         if owner is None or not owner.address:
             return None
@@ -151,7 +151,7 @@ class Look:
         return found
 
     async def _ask(self, word: Any, timeout_s: float, server: str | None = None) -> Any:
-        """None: it was not available. Raises errors that are no failures, such as `NoSuchLog`."""
+        """The response; None: it was not available. Raises errors that are answers, such as `NoSuchLog`."""
         timeout_s = min(timeout_s, self._timeout_s)
         try:
             return await self._client.ask(word, timeout_s=timeout_s, server=server)

@@ -21,7 +21,7 @@ from rollbook.proto.ids import NO_ENTRY, LedgerId
 from rollbook.proto.metadata import LedgerMetadata
 from rollbook.proto.wire.digest import DigestType
 
-_METADATA_READS: Final = 64  # At once.
+_METADATA_READS: Final = 64  # Metadata reads at a time.
 _JAVAS_DIGEST: Final[dict[DigestType | None, str]] = {
     DigestType.CRC32: "CRC32",
     DigestType.HMAC: "MAC",
@@ -52,7 +52,8 @@ def list_ledgers(
             if has_more:
                 found = await asyncio.gather(*(_read_or_none(ledgers, each) for each in piece))
                 more = [facts_of_ledger(each) for each in found if each is not None]
-            if output in ("ndjson", "name", "raw"):  # As they come: there may be millions.
+            # Rows are printed as they arrive: there may be millions.
+            if output in ("ndjson", "name", "raw"):
                 tell_rows((), more, output, "ledger_id")
             else:
                 rows += more
@@ -84,7 +85,7 @@ async def _read_or_none(ledgers: Ledgers, ledger_id: int) -> StoredLedger | None
     try:
         return await ledgers.metadata(ledger_id)
     except NoSuchLedger:
-        return None  # Deleted since its name was seen.
+        return None  # The ledger was deleted after it was listed.
 
 
 def _row(stored: StoredLedger) -> dict[str, Any]:
@@ -115,7 +116,7 @@ def facts_of_ledger(stored: StoredLedger) -> dict[str, Any]:
 
 
 def facts_as_bookkeeper(stored: StoredLedger) -> dict[str, Any]:
-    """By the names of BookKeeper's HTTP server; without the password."""
+    """Facts with the names of BookKeeper's HTTP server, without the password."""
     metadata, quorum = stored.metadata, stored.metadata.quorum
     return {
         "ledger_id": metadata.ledger_id,
@@ -254,7 +255,7 @@ def recover_ledgers(
 async def recover_ledger(
     ledgers: Ledgers, ledger_id: int, password: bytes | None
 ) -> dict[str, Any]:
-    """Fences it, finds its last entry and closes it."""
+    """Fences the ledger, finds its last entry and closes it."""
     async with await ledgers.open_recover(ledger_id, password) as reader:
         metadata = reader.metadata
         return {

@@ -98,7 +98,7 @@ _frame_option: Final = click.option(
 
 
 def with_access(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The common options, as one value."""
+    """Passes the common options on as one value."""
 
     @wraps(command)
     def wrapped(

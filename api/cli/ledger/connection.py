@@ -28,7 +28,8 @@ from rollbook.proto.runtime.tls import client_context
 
 T = TypeVar("T")
 
-_SECTIONS: Final = ("bookie", "ledger", "server", "space", "storage")  # Allowed in a file.
+# Sections that a configuration file may have.
+_SECTIONS: Final = ("bookie", "ledger", "server", "space", "storage")
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ class LedgerAccess:
         needs_bookies: bool = True,
         **settings: Any,
     ) -> T:
-        """`settings` are those of the client that this work needs."""
+        """`settings`: the client settings that this work needs."""
         configure_logs(level="error", as_json=False)
         with _advising(self.metadata):
             return asyncio.run(self._run(work, needs_bookies, settings))
@@ -99,7 +100,7 @@ class LedgerAccess:
 
 @contextmanager
 def _advising(metadata: Metadata) -> Iterator[None]:
-    """The next command."""
+    """Adds the next command to errors."""
     steps: dict[type[RollbookError], str] = {
         NoSuchLedger: f"rollbook ledger ls{metadata.flag}",
         NotEnoughBookies: f"rollbook cluster info{metadata.flag}",

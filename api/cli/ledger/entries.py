@@ -83,7 +83,7 @@ async def _append_chunks(writer: LedgerWriter, frame: str, advance: Callable[[in
 
 
 async def _append_all(writer: LedgerWriter, payloads: Sequence[bytes]) -> None:
-    """Not all at once: the window is bounded, and so is one append to it."""
+    """Appends piece by piece: the window is bounded, and so is a single append."""
     start = 0
     while start < len(payloads):
         end, size = start, 0
@@ -99,7 +99,7 @@ async def _append_all(writer: LedgerWriter, payloads: Sequence[bytes]) -> None:
 
 
 def _look(future: "asyncio.Future[range]") -> None:
-    """`flush` reports failures."""
+    """Retrieves the future's error, which `flush` reports."""
     if not future.cancelled():
         future.exception()
 
@@ -154,7 +154,7 @@ async def _runs(
 
 
 class _Printer:
-    """Entries as they come, in any output format."""
+    """Prints entries as they arrive, in any output format."""
 
     def __init__(self, output: str, frame: str) -> None:
         self._output = output

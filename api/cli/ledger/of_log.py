@@ -44,7 +44,7 @@ async def require_no_part(
 
 
 async def _log_of(ledgers: Ledgers, nodes: LogMetadataStore, ledger_id: int) -> str | None:
-    """None: no log needs it. An orphan or a discarded segment is one that its log does not list."""
+    """The log that needs the ledger; None: no log does, as for an orphan or a discarded segment."""
     try:
         stored = await ledgers.metadata(ledger_id, fresh=True)
         belonging = belonging_of(dict(stored.metadata.custom))

@@ -32,7 +32,7 @@ _FLAW_COLUMNS: Final = (
 def verify_ledgers(
     access: LedgerAccess, ledger_ids: Sequence[int], every: bool, password: str | None, output: str
 ) -> int:
-    """The exit code."""
+    """Verifies ledgers and returns the exit code."""
     if every == bool(ledger_ids):
         raise InvalidRequest("say which ledgers, or --all")
 
@@ -46,7 +46,7 @@ def verify_ledgers(
             except NoSuchLedger:
                 if not every:
                     raise
-                continue  # Deleted meanwhile.
+                continue  # The ledger was deleted after it was listed.
             except EntryUnavailable as error:
                 # The end of an open ledger is unknown. The others are verified all the same.
                 facts = _without_an_end(ledger_id, error)

@@ -18,7 +18,7 @@ from rollbook.proto.errors import InvalidRequest, LogExists, NotEnoughBookies
 from rollbook.proto.printable import harmless
 from rollbook.proto.quorum import Quorum
 
-# Of retention: as of a new log, and not of an existing one with a bound.
+# A retention without a bound, as new logs have it.
 UNBOUNDED: Final = "none"
 _UNITS: Final = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 _TAIL_COLUMNS: Final = ("log", "head", "tail", "last", "sealed", "exact", "owner")
@@ -43,7 +43,7 @@ def create_log(access: LogAccess, log: str, output: str, anyway: bool, **setting
     wanted = settings_of(**settings)
 
     async def make(client: Client) -> messages.LogState:
-        """Fields that are not named have the server's defaults."""
+        """Creates the log. Fields that the user does not name get the server's defaults."""
         name = LogName.parse(log)
         await require_bookies(client, wanted.get("quorum"), anyway)
         config = ConfigValues(**wanted) if wanted else None
@@ -80,7 +80,7 @@ def settings_of(
     labels: Sequence[str],
     description: str | None,
 ) -> dict[str, Any]:
-    """Those fields of the configuration that were named."""
+    """The configuration fields that the user named."""
     found: dict[str, Any] = {
         "roll_bytes": roll_bytes and bytes_in(roll_bytes),
         "roll_age_s": roll_age and seconds_in(roll_age),
@@ -101,7 +101,7 @@ def settings_of(
 
 
 def quorum_of(copies: int | None, acks: int | None, ensemble: int | None) -> Quorum:
-    """Values that are not given follow from those that are."""
+    """Fills in missing values from given ones."""
     count = copies or max(acks or 0, min(3, ensemble or 3))
     return Quorum(ensemble or count, count, acks or count // 2 + 1)
 
@@ -132,7 +132,7 @@ def seconds_in(text: str) -> int:
 
 
 def bytes_in(text: str) -> int:
-    """Units are powers of 1024: K, KiB and KB are the same."""
+    """Parses a size in powers of 1024: K, KiB and KB are the same."""
     found = re.fullmatch(r"(\d+) ?(?:([KMGT])(?:i?B)?|B)?", text, re.ASCII | re.IGNORECASE)
     if found is None:
         raise InvalidRequest(
@@ -142,7 +142,7 @@ def bytes_in(text: str) -> int:
 
 
 def in_order(labels: Iterable[tuple[str, str]]) -> tuple[tuple[str, str], ...]:
-    """As servers return them: in another order they are the same."""
+    """Labels in the servers' order: in any order they mean the same."""
     return tuple(sorted(labels))
 
 
@@ -225,7 +225,7 @@ def _facts(state: messages.LogState) -> dict[str, Any]:
 
 
 def shown_setting(value: Any) -> Any:
-    """As in JSON."""
+    """A setting as in JSON."""
     if isinstance(value, Quorum):
         return {"ensemble": value.ensemble, "write": value.write, "ack": value.ack}
     if isinstance(value, WriterMode):
@@ -423,7 +423,7 @@ def show_tails(access: LogAccess, prefix: str, follow: bool, output: str) -> Non
 
 
 def _show_tail_news(tails: list[dict[str, Any]], gone: Iterable[str], output: str) -> None:
-    """A line for each."""
+    """Prints a line for each changed tail."""
     if output in _FOR_PROGRAMS:
         show_rows((), (*tails, *({"log": log, "gone": True} for log in gone)), "ndjson")
         return

@@ -83,7 +83,7 @@ _limit_option: Final = click.option("--limit", type=WholeNumber(1), help="At mos
 
 
 def with_access_to(server: str | None, otherwise: str) -> Callable[[Any], Any]:
-    """The common options, as one value. `otherwise`: what is done where no server is named."""
+    """Passes the common options on as one value. `otherwise` runs if the user names no server."""
     server_option = click.option(
         "--server",
         metavar="URL",
@@ -113,7 +113,8 @@ def with_access_to(server: str | None, otherwise: str) -> Callable[[Any], Any]:
             access = LogAccess(server or "", token_file, *tls, timeout_s, insecure, tls_name)
             is_named, names_context = named_of(click.get_current_context(), "server")
             name = context if names_context else None
-            if name or (server is not None and not is_named):  # Else no context was meant.
+            # In all other cases the caller does not mean a context.
+            if name or (server is not None and not is_named):
                 from rollbook.api.cli.context_option import at_context
 
                 access = at_context(access, name, is_named=is_named)
@@ -132,7 +133,7 @@ def _is_named(option: str) -> bool:
 
 
 def completed_by(name: str) -> Callable[[click.Context, click.Parameter, str], list[str]]:
-    """By the function of that name."""
+    """Completes by the function of that name."""
 
     def complete(context: click.Context, _: click.Parameter, incomplete: str) -> list[str]:
         from rollbook.api.cli import completion

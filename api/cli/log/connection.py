@@ -42,7 +42,7 @@ _NAMED: Final = (
     "tls_key",
     "tls_name",
 )
-_CONNECT_S: Final = 1.5  # A user waits no longer to learn that there is no server.
+_CONNECT_S: Final = 1.5  # The longest wait of a user to learn that no server is reachable.
 
 
 class _WaitNotice:
@@ -58,7 +58,7 @@ class _WaitNotice:
         elif outage.obstacles:
             text = f"{outage.cause} · {outage.next_step}"
         else:
-            return  # It takes long for no known reason.
+            return  # The wait has no known reason.
         if text != self._said:
             self._said = text
             click.echo(f"waiting: {harmless(text)}", err=True)
@@ -75,14 +75,14 @@ class LogAccess:
     insecure: bool = False
     tls_name: str | None = None
     context: str = ""
-    of_context: frozenset[str] = frozenset()  # The fields that it gave.
+    of_context: frozenset[str] = frozenset()  # The fields that the context set.
 
     def run(self, work: Callable[[Client], Awaitable[T]], log: str = "") -> T:
         with self.advising(log):
             return asyncio.run(self.use(work))
 
     async def use(self, work: Callable[[Client], Awaitable[T]], **settings: Any) -> T:
-        """`settings` are those of the client that this work needs."""
+        """`settings`: the client settings that this work needs."""
         client = connect(
             self.server,
             LogClientConfig(
@@ -109,7 +109,7 @@ class LogAccess:
 
     @property
     def flags(self) -> str:
-        """As they were given; the context by its name, beside which no server may be named."""
+        """The flags as given; a context by its name, since a server may not be named beside it."""
         flags = ""
         for name in _NAMED:
             value = getattr(self, name)
@@ -156,7 +156,7 @@ class LogAccess:
 
     @contextmanager
     def advising(self, log: str = "") -> Iterator[None]:
-        """The next command, with the given flags."""
+        """Adds the next command to errors, with the given flags."""
         flags = self.flags
         steps: dict[type[RollbookError], str] = {
             LogDeleted: f"rollbook log undelete {log}{flags}, or rollbook log create {log}{flags} for a new one",

@@ -51,7 +51,7 @@ _AGAIN: Final = f"import the file again, while nothing else appends: {_REPEAT}"
 def export_log(access: LogAccess, log: str, file: str, output: str) -> None:
     async def export(client: Client) -> dict[str, Any]:
         opened = await client.open(log)
-        with _opened(file) as found:  # After the log, so that no file is left without one.
+        with _opened(file) as found:  # Opened after the log, so that a missing log leaves no file.
             first, start, end = _whole_part(found, ExportedLog(str(opened.name), opened.uid))
             tail = await opened.tail_offset()
             head = await opened.head_offset()
@@ -64,7 +64,7 @@ def export_log(access: LogAccess, log: str, file: str, output: str) -> None:
                     next_step="export to another file",
                 )
             found.seek(end)
-            found.truncate()  # Its end mark, or a frame that was being written.
+            found.truncate()  # Removes the end mark, or a frame that was being written.
             if not end:
                 found.write(pack_head(ExportedLog(str(opened.name), opened.uid)))
             with bar_of_shares(log) as on_progress:
@@ -96,7 +96,7 @@ def _opened(file: str) -> BinaryIO:
             next_step="name a file on a disk",
         )
     try:
-        return open(file, "r+b" if os.path.exists(file) else "w+b")  # Its caller closes it.
+        return open(file, "r+b" if os.path.exists(file) else "w+b")  # The caller closes the file.
     except OSError as error:
         raise InvalidRequest(
             f"cannot write {file}: {error.strerror}", next_step="name another file"
@@ -106,7 +106,7 @@ def _opened(file: str) -> BinaryIO:
 def _readable(file: str) -> BinaryIO:
     """Raises `InvalidRequest`."""
     try:
-        return open(file, "rb")  # Its caller closes it.
+        return open(file, "rb")  # The caller closes the file.
     except OSError as error:
         raise InvalidRequest(
             f"cannot read {file}: {error.strerror}", next_step="rollbook log export --help"
@@ -114,7 +114,7 @@ def _readable(file: str) -> BinaryIO:
 
 
 def _whole_part(file: BinaryIO, origin: ExportedLog) -> tuple[int | None, int | None, int]:
-    """The first offset of the file, the one after its last, and where that ends. Raises `InvalidRequest`, `BlockCorrupt`."""
+    """The file's first and next offsets, and its last block's end. Raises `InvalidRequest`, `BlockCorrupt`."""
     has = read_head(file)
     if has is None:
         return None, None, 0
@@ -131,7 +131,7 @@ def _whole_part(file: BinaryIO, origin: ExportedLog) -> tuple[int | None, int | 
 
 
 def _blocks_of(batch: RecordBatch) -> Iterator[tuple[bytes, int, int]]:
-    """Whole blocks unchanged; of a block that is partly in the batch, that part."""
+    """The batch's blocks: whole ones unchanged, and the batch's part of others."""
     for block in batch.blocks:
         start = max(block.base_offset, batch.base_offset)
         end = min(block.next_offset, batch.next_offset)
@@ -206,12 +206,12 @@ class _Import:
     def __init__(self) -> None:
         self.has_created = False
         self.appended = 0  # Records that were acknowledged.
-        self.sent = 0  # Records of the append that is not acknowledged yet.
+        self.sent = 0  # Records of the unacknowledged append.
         self.next_offset: int | None = None
 
     @contextmanager
     def in_errors(self) -> Iterator[None]:
-        """An error within says what the import has done until then."""
+        """Adds to an error in its block what the import has done so far."""
         try:
             yield
         except asyncio.CancelledError:
@@ -232,7 +232,8 @@ class _Import:
         return bool(self.has_created or self.appended or may_have)
 
     def _with_counts(self, error: RollbookError) -> RollbookError:
-        if isinstance(error, OffsetMismatch) and not error.next_step:  # Another import appends.
+        # Another import appends to the log.
+        if isinstance(error, OffsetMismatch) and not error.next_step:
             error.next_step = _AGAIN
         if not self._has_changed(error.outcome):
             return error
@@ -243,7 +244,8 @@ class _Import:
             "in_doubt": 0 if error.outcome is Outcome.NOT_APPLIED else self.sent,
             "next_offset": self.next_offset,
         }
-        if isinstance(error, BlockCorrupt) and error.next_step:  # The file's, not the log's.
+        # The error is about the file, not the log.
+        if isinstance(error, BlockCorrupt) and error.next_step:
             partial.next_step = f"{error.next_step}, and import that: {_REPEAT}"
         elif not error.next_step:
             partial.next_step = _AGAIN
@@ -258,11 +260,11 @@ async def _append_all(
     progress: _Import,
     on_progress: Callable[[int, int], None],
 ) -> int:
-    """The records that the log lacks; its tail then. Raises `OffsetMismatch`, `BlockCorrupt`."""
+    """Appends the records that the log lacks; returns its tail. Raises `OffsetMismatch`, `BlockCorrupt`."""
     size = os.fstat(file.fileno()).st_size
     producer = os.urandom(PRODUCER_ID_BYTES)
     first: int | None = None
-    end, seq = 0, 0  # Of the file's records so far; of the blocks that are appended.
+    end, seq = 0, 0  # The end of the file's records so far, and the number of appended blocks.
     for frame in read_frames(file):
         first = frame.first_offset if first is None else first
         at = frame.first_offset - first
@@ -288,15 +290,15 @@ async def _append_all(
 
 
 class _StoredRecords:
-    """The records that the log has, in one read over all of them, against the frames of the file in their order."""
+    """Compares the log's records, in one read over all of them, with the file's frames, which are in order."""
 
     def __init__(self, log: Log, head: int, batches: AsyncIterator[RecordBatch]) -> None:
         self._log, self._head, self._batches = log, head, batches
-        self._read: deque[Record] = deque()  # Of the last batch, not compared yet.
+        self._read: deque[Record] = deque()  # Records of the last batch that are not compared yet.
 
     async def require_same(self, frame: ExportedBlock, start: int) -> None:
-        """The log has from there on the records of the frame. Raises `OffsetMismatch`."""
-        if start < self._head:  # What was truncated cannot be compared.
+        """Checks that the log has the frame's records from `start` on. Raises `OffsetMismatch`."""
+        if start < self._head:  # Truncated records cannot be compared.
             return
         for offset, wanted in enumerate(Block(frame.block).records(), start):
             found = await self._at(offset)
@@ -307,7 +309,7 @@ class _StoredRecords:
                 )
 
     async def _at(self, offset: int) -> Record | None:
-        """None: the log lacks it. Those before it are dropped."""
+        """The log's record at `offset`; None: the log lacks it. Earlier records are dropped."""
         while not self._read or self._read[-1].offset < offset:
             batch = await anext(self._batches, None)
             if batch is None:
@@ -319,5 +321,5 @@ class _StoredRecords:
 
 
 def _content(record: Record) -> tuple[Any, ...]:
-    """Without offset and time, which are the log's."""
+    """A record without offset and time, which the log assigns."""
     return record.value, record.key, dict(record.headers), record.event_time_us

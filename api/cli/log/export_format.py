@@ -34,7 +34,7 @@ _LEVEL: Final = 3
 
 
 class ExportedLog(NamedTuple):
-    """The log that was exported."""
+    """Identifies the exported log."""
 
     log: str
     uid: str
@@ -44,7 +44,7 @@ class ExportedBlock(NamedTuple):
     block: bytes
     first_offset: int
     records: int
-    end: int  # The position in the file after it.
+    end: int  # The position in the file after the block.
 
     @property
     def next_offset(self) -> int:
@@ -73,7 +73,7 @@ def _with_crc(fields: bytes) -> bytes:
 def _read_fields(
     file: BinaryIO, layout: struct.Struct, start: bytes = b""
 ) -> tuple[Any, ...] | None:
-    """None: the file ends before them. Raises `BlockCorrupt`."""
+    """Reads fields; None: the file ends before them. Raises `BlockCorrupt`."""
     at = file.tell() - len(start)
     data = start + file.read(layout.size + _CRC.size - len(start))
     if len(data) < layout.size + _CRC.size:
@@ -126,12 +126,12 @@ def is_ended(file: BinaryIO) -> bool:
 
 
 def read_frames(file: BinaryIO) -> Iterator[ExportedBlock]:
-    """Those that are whole; `file` is after its head. Raises `BlockCorrupt`."""
+    """Yields whole frames; `file` is positioned after its head. Raises `BlockCorrupt`."""
     while len(magic := file.read(len(_MAGIC))) == len(_MAGIC):
         at = file.tell() - len(magic)
         if magic == _END_MAGIC:
             if _read_fields(file, _END, magic) is not None and file.read(1):
-                raise _damaged(at)  # Nothing follows an end.
+                raise _damaged(at)  # Nothing may follow the end mark.
             return
         if magic != _FRAME_MAGIC:
             raise _damaged(at)

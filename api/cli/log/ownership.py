@@ -29,7 +29,7 @@ def show_writer(access: LogAccess, log: str, output: str) -> None:
     name = LogName.parse(log)
 
     async def ask(client: Client) -> dict[str, Any]:
-        """At the owner: no other server knows."""
+        """Asks the owner, since no other server knows the writer."""
         owners = await client.lookup([str(name)])
         address = owners[0].address if owners and owners[0].is_owner else None
         state: messages.LogState = await client.ask(messages.GetLog(name), server=address)
@@ -88,7 +88,7 @@ def acquire_writer(
             error.next_step = f"{again} --wait{access.flags}, or with --steal, which fences"
         elif (
             error.outcome is Outcome.UNKNOWN
-        ):  # It may be granted already: the same attempt gets it again.
+        ):  # It may have been granted: the same attempt id is granted again.
             again += f" --attempt {shlex.quote(attempt)}"
             again += " --wait" if wait else " --steal" if steal else ""
             error.next_step = f"{again}{access.flags}"
@@ -157,13 +157,14 @@ def drain_server(access: LogAccess, server_id: str, resume: bool, wait: bool, ou
 
 
 def verify_log(access: LogAccess, log: str, output: str) -> None:
-    """Reads it as a program would: each block's checksum, each offset in turn, up to a barrier."""
+    """Reads the log like a program: each block's checksum, each offset in turn, up to a barrier."""
 
     async def read(client: Client) -> dict[str, Any]:
         opened = await client.open(log)
         end = await opened.tail_offset(consistency=messages.Consistency.BARRIER)
         head = await opened.head_offset()
-        for segment in await opened.segments():  # First: readers may be served from memory.
+        # Checked first, since readers may be served from memory.
+        for segment in await opened.segments():
             if segment.state is messages.SegmentState.LOST:
                 raise DataLost(
                     f"the ledger of segment {segment.segment_id} was deleted, and its records with it",
@@ -177,7 +178,7 @@ def verify_log(access: LogAccess, log: str, output: str) -> None:
         async for batch in opened.read_batches(head, end):
             if batch.base_offset != next_offset:
                 raise DataLost(f"offset {next_offset} is missing", log=log)
-            values = batch.values()  # Each block is checked against its CRC, and taken apart.
+            values = batch.values()  # Decodes each block and checks its CRC.
             next_offset += len(values)
             size += sum(map(len, values))
             batches += 1

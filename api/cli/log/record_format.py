@@ -37,7 +37,7 @@ _AS: Final[dict[str, Callable[[bytes], bytes]]] = {
 
 
 def compile_format(text: str, *, on_terminal: bool = False) -> Write:
-    """`text`: an argument of a command. Raises `InvalidRequest`."""
+    """Compiles a command's argument. Raises `InvalidRequest`."""
     parts: list[Write] = []
     end = 0
     while end < len(text):

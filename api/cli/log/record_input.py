@@ -20,7 +20,7 @@ _ARRAY: Final = "write [{…}, {…}] as `log read -o json` does, or take --form
 
 
 class Cutter:
-    """A stream of bytes into entries."""
+    """Cuts a stream of bytes into entries."""
 
     def __init__(self, frame: str) -> None:
         self._frame = frame
@@ -28,7 +28,7 @@ class Cutter:
         self._rest = bytearray()
 
     def feed(self, chunk: bytes) -> list[bytes]:
-        """Those that end in it. Raises `EntryTooLarge`."""
+        """Returns the entries that end in `chunk`. Raises `EntryTooLarge`."""
         if self._mark:
             first, *others = chunk.split(self._mark)
             self._rest += first
@@ -54,7 +54,7 @@ class Cutter:
         return entries
 
     def end(self) -> list[bytes]:
-        """The end of the input also ends these."""
+        """Returns the entries that end with the input."""
         if self._frame == "len32" and self._rest:
             raise InvalidRequest(f"the input ends {len(self._rest)} bytes into an entry")
         return [bytes(self._rest)] if self._rest or self._frame == "whole" else []
@@ -78,7 +78,7 @@ def record_of_json(line: bytes) -> InputRecord:
 
 
 def records_of_json(array: bytes) -> Iterator[InputRecord]:
-    """As `log read -o json` writes them. Raises `InvalidRequest`."""
+    """Parses records in the format of `log read -o json`. Raises `InvalidRequest`."""
     try:
         found = json.loads(array)
     except (ValueError, RecursionError) as error:
@@ -165,7 +165,7 @@ def _unpacked(text: Any, where: str) -> bytes:
 
 
 def input_bytes() -> int:
-    """0 if it is not known."""
+    """The size of the input; 0 if it is not known."""
     status = os.fstat(sys.stdin.fileno())
     return status.st_size if stat.S_ISREG(status.st_mode) else 0
 
@@ -190,7 +190,7 @@ async def standard_input() -> AsyncIterator[bytes]:
                 asyncio.run_coroutine_threadsafe(putting, loop).result()
             except (RuntimeError, CancelledError):
                 putting.close()
-                return  # The loop is closed, or will be: there is no reader any more.
+                return  # The loop is closed or closing: nothing reads the input any more.
             if not chunk or isinstance(chunk, OSError):
                 return
 
@@ -213,7 +213,7 @@ def framed(payloads: Iterable[bytes], frame: str) -> bytes:
 
 
 def as_json(name: str, value: bytes) -> dict[str, str]:
-    """As text if possible, otherwise under another name."""
+    """The value as text if possible, otherwise encoded under another name."""
     try:
         return {name: value.decode()}
     except UnicodeDecodeError:

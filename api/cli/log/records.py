@@ -59,7 +59,8 @@ from rollbook.proto.errors import (
 _PREVIEW_CHARS: Final = 80
 _PLAIN: Final = InputRecord(b"")
 _BATCH_RECORDS: Final = (
-    500  # Of numbered batches: never changed, since the same input has the same batches.
+    # The size of numbered batches. It never changes: the same input must give the same batches.
+    500
 )
 _BATCH_BYTES: Final = 128 * 1024
 _INTERRUPTED_S: Final = 2.0  # Longer: fewer records in doubt, and a longer wait after Ctrl-C.
@@ -107,7 +108,7 @@ def append_input(
 
 
 def _each_has(key: str | None, headers: Sequence[str], event_time: str | None) -> InputRecord:
-    """The options for each record. Raises `InvalidRequest`."""
+    """Adds the options to each record. Raises `InvalidRequest`."""
     pairs: dict[str, bytes] = {}
     for each in headers:
         name, equals, value = each.partition("=")
@@ -128,13 +129,13 @@ def _each_has(key: str | None, headers: Sequence[str], event_time: str | None) -
 
 
 class _Source:
-    """The records that a command is given: named, or on standard input."""
+    """The command's records, from its arguments or standard input."""
 
     def __init__(self, values: Sequence[str], frame: str, each_has: InputRecord) -> None:
         self._values, self._frame, self._each_has = values, frame, each_has
 
     async def records(self, advance: Callable[[int], None]) -> AsyncIterator[list[InputRecord]]:
-        """Chunk by chunk. `advance` is called with the bytes that were read. Raises `InvalidRequest`, `EntryTooLarge`."""
+        """Yields records. `advance` gets the number of bytes read. Raises `InvalidRequest`, `EntryTooLarge`."""
         if self._values:
             yield [self._record_of(os.fsencode(value)) for value in self._values]
             return
@@ -156,7 +157,7 @@ class _Source:
 
 
 async def _epoch_for(log: Log, holder: str, steal: bool, flags: str) -> WriterEpoch:
-    """It stays the writer, so that no older one comes back; another one is fenced only on request."""
+    """Becomes the writer, so that no older one returns; fences another writer only on request."""
     require_exclusive(log, flags)
     try:
         return (await log.acquire_writer(holder, "steal" if steal else "fail")).writer_epoch
@@ -170,7 +171,7 @@ async def _epoch_for(log: Log, holder: str, steal: bool, flags: str) -> WriterEp
 
 
 async def _append_all(writer: Writer, source: _Source, log: str) -> Submission | None:
-    """The first record. If it ends early, the error says how many records are acknowledged, and which may be."""
+    """Appends all records; returns the first one. An early error counts records that are acked or in doubt."""
     first: Submission | None = None
     try:
         with _cancelled_by_sigterm(), source.bar(log) as advance:
@@ -182,7 +183,7 @@ async def _append_all(writer: Writer, source: _Source, log: str) -> Submission |
             async with asyncio.timeout(_INTERRUPTED_S):
                 await writer.drain()
         writer.end()
-        writer.take_loss()  # It is said here.
+        writer.take_loss()  # The error below reports the loss.
         raise _counted(Interrupted("interrupted"), writer.tally) from None
     except RollbookError as error:
         await writer.drain()
@@ -207,7 +208,7 @@ def _counted(error: RollbookError, tally: Tally) -> RollbookError:
 
 @contextmanager
 def _cancelled_by_sigterm() -> Iterator[None]:
-    """Like SIGINT."""
+    """Makes SIGTERM cancel the task, like SIGINT."""
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
     assert task is not None
     loop.add_signal_handler(signal.SIGTERM, task.cancel)
@@ -237,7 +238,7 @@ async def append_numbered(
     expect: int | None,
     epoch: int | None,
 ) -> dict[str, Any]:
-    """The same input is cut into the same batches, so that a log recognises those that it has. One after the other."""
+    """Appends batches in turn. Equal input gives equal batches, so the log recognises those that it has."""
     numbered = _Numbered(log, producer, expect, epoch)
     tally = numbered.tally
     try:
@@ -267,14 +268,14 @@ class _Numbered:
     ) -> None:
         self.tally = Tally()
         self.first_offset: int | None = None
-        self.repeated = 0  # Records that the log had already.
+        self.repeated = 0  # Records that the log already had.
         self._log, self._producer, self._epoch = log, producer, epoch
         self._expects = expect is not None
         self._expected = expect
         self._seq = 0
         self._batch: list[InputRecord] = []
         self._bytes = 0
-        self._is_sent = False  # The batch; before that, its records are in this process only.
+        self._is_sent = False  # False: the batch is in this process only.
 
     def give_up(self, *, is_unknown: bool) -> None:
         """Counts the records of the last batch. `is_unknown`: the records that were sent may have
@@ -291,7 +292,7 @@ class _Numbered:
             await self.send()
 
     async def send(self) -> None:
-        """The gathered records, as one batch."""
+        """Sends the gathered records as one batch."""
         if not self._batch:
             return
         values, keys, headers, times = zip(*self._batch, strict=True)
@@ -313,7 +314,7 @@ class _Numbered:
             error.message = f"a program appends as producer {self._producer!r}"
             error.next_step = "give --producer another name, or append with that program"
             raise
-        except DuplicateTooOld:  # The log has the record, and no longer knows where.
+        except DuplicateTooOld:  # The log has the record, but no longer knows its offset.
             self.repeated += len(self._batch)
             self._expected = None
         else:
@@ -393,7 +394,7 @@ async def _print_closed(
     until = ends[-1] if end is None else min(ends[-1], parse_offset(end))
     try:
         await _print_all(log.bounded_events(start, until), printer)
-    except Truncated as error:  # Within the first segment.
+    except Truncated as error:  # The log was truncated within its first segment.
         head = error.ids.get("head")
         if not isinstance(position, Earliest) or not isinstance(head, int):
             raise
@@ -405,7 +406,7 @@ async def _print_closed(
 
 
 def _say_none(log: str, start: str, tail: LogTail) -> None:
-    """A table without a line could be a failure, or another log."""
+    """Says that there are no records: an empty table could be a failure, or another log."""
     if tail.head == tail.tail:
         said = (
             f"{log} is empty"
@@ -424,17 +425,17 @@ def _say_skipped(gap: Gap) -> None:
 
 
 class _Printer:
-    """Records as they come, in any output format."""
+    """Prints records as they arrive, in any output format."""
 
     def __init__(self, output: str, frame: str, write: Write | None, limit: int) -> None:
-        self.left = limit  # Of the records that are wanted.
+        self.left = limit  # The number of records that are still to be printed.
         self._output = output
         self._frame = frame
         self._write = write
         self.has_begun = False
 
     def show(self, batch: RecordBatch) -> None:
-        """Those that are wanted."""
+        """Prints the batch's wanted records."""
         wanted = min(self.left, len(batch))
         self.left -= wanted
         if self._output == "raw" and self._write is None:

@@ -23,7 +23,7 @@ from rollbook.recovery.possible_losses import DoubtsPage
 
 _MIB: Final = 1024 * 1024
 _PATH: Final = "/api/v1/bookie/doubts"
-_RANGES: Final = 1000  # Settled with one request.
+_RANGES: Final = 1000  # Ranges that one request settles.
 _WAITING: Final = 5
 _LOST: Final = 7
 _ACCEPTED: Final = re.compile(r"(\d{1,19})(?::(\d{1,19})-(\d{1,19}))?")
@@ -66,7 +66,7 @@ class AdminViews(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LocalDoubts:
-    """Those of a bookie of this process."""
+    """The doubts of a bookie in this process."""
 
     admin: AdminViews
 
@@ -109,7 +109,7 @@ def heal_bookie(
     mib_per_s: int,
     output: str,
 ) -> int:
-    """The exit code."""
+    """Heals a bookie and returns the exit code."""
     bookie_id = parse_bookie_id(bookie)
     given_up = accepted_of(accepted)
 
@@ -137,7 +137,7 @@ def heal_bookie(
 
 
 def accepted_of(texts: Sequence[str]) -> dict[int, list[EntrySpan]]:
-    """The contents of `--accept-loss`, by ledger. Raises `InvalidRequest`."""
+    """The ranges in `--accept-loss`, by ledger. Raises `InvalidRequest`."""
     found: dict[int, list[EntrySpan]] = {}
     for text in texts:
         match = _ACCEPTED.fullmatch(text)

@@ -38,7 +38,7 @@ def recover_bookies(
     yes: bool,
     output: str,
 ) -> int:
-    """The exit code."""
+    """Recovers bookies and returns the exit code."""
     order = EvacuationOrder(
         bookies=[parse_bookie_id(each) for each in bookies],
         targets=[parse_bookie_id(each) for each in targets],
@@ -72,7 +72,7 @@ def recover_bookies(
                     try:
                         await cookies.delete(bookie)
                     except NoSuchNode:
-                        pass  # It had none.
+                        pass  # The bookie had no cookie.
             return found
         finally:
             await store.close()
@@ -83,7 +83,7 @@ def recover_bookies(
 
 
 def require_absent(ledgers: Ledgers, bookies: Sequence[BookieId]) -> None:
-    """A bookie that accepts entries would get new ones while it is emptied."""
+    """Refuses bookies that accept entries: they would get new ones while they are emptied."""
     for bookie in bookies:
         if bookie in ledgers.live().writable:
             raise InvalidRequest(

@@ -46,11 +46,12 @@ if TYPE_CHECKING:
 
 logger = structlog.get_logger()
 
-_OTHER_FILES: Final = 768  # Of the store, handshakes, the metadata, the admin pages.
+# Files besides connections: the store, handshakes, metadata, admin pages.
+_OTHER_FILES: Final = 768
 
 
 def run_bookie(flags: Mapping[str, Any]) -> None:
-    """Runs until it is stopped. Raises `StorageFailed`, `RollbookError`."""
+    """Runs a bookie until it is stopped. Raises `StorageFailed`, `RollbookError`."""
     # Reading the file may log, and the file's log level is not known before that.
     configure_logs(level=flags["log_level"] or "info", as_json=not sys.stderr.isatty())
     with advising(flags):
@@ -112,7 +113,7 @@ async def _recovery(
 
 
 async def serve_bookie(settings: Settings, recovery: "RecoverySettings | None" = None) -> None:
-    """Until it is cancelled; raises the error that made it impossible to go on."""
+    """Serves until it is cancelled; raises the error that stops the bookie."""
     _require_safe(settings.bookie)
     tls = (
         SocketTransport(server_tls=server_context(_tls_files(settings.bookie), TLS_OF_BOOKIES))
@@ -143,7 +144,7 @@ async def serve_bookie(settings: Settings, recovery: "RecoverySettings | None" =
                     is_serving = True
                     raise await bookie.failed()
             finally:
-                await bookie.leave()  # First, so that requests for pages fail at once.
+                await bookie.leave()  # Called first, so that requests for pages fail at once.
     except Exception as error:
         is_of_storage = isinstance(error, OSError | BookieFailed)
         reason = "it failed" if is_serving else "it could not start"
@@ -151,7 +152,7 @@ async def serve_bookie(settings: Settings, recovery: "RecoverySettings | None" =
             logger.error(
                 "bookie_failed", bookie=bookie_id, reason=str(error) or type(error).__name__
             )
-        # Otherwise `main` explains it, once.
+        # Errors that are not logged here are explained by `main`, once.
         if is_of_storage:
             raise StorageFailed from error
         raise
@@ -161,7 +162,7 @@ async def serve_bookie(settings: Settings, recovery: "RecoverySettings | None" =
 
 
 def _within_limits(settings: Settings) -> Settings:
-    """With at most as many connections as the system has files for: the store needs some, too."""
+    """Limits connections to the files that the system allows: the store needs some, too."""
     server = settings.server
     allowed = allow_open_files(server.connections_max + _OTHER_FILES)
     connections = max(1, allowed - _OTHER_FILES)
@@ -172,7 +173,7 @@ def _within_limits(settings: Settings) -> Settings:
 
 
 def _say_ready(bookie: Bookie, http: Address | None, parts: str) -> None:
-    """For people and for scripts: its last word is where the bookie listens."""
+    """Prints a line for people and scripts, whose last word is the bookie's address."""
     pages = f" (http on {http})" if http else ""
     say_ready(f"ready: bookie {bookie.bookie_id}{parts}{pages} on {bookie.address}")
     logger.info("bookie_ready", bookie=bookie.bookie_id, address=str(bookie.address))
@@ -182,13 +183,15 @@ def _say_ready(bookie: Bookie, http: Address | None, parts: str) -> None:
 async def _admin_pages(
     bookie: Bookie, machine: RealMachine, recovery: "RecoveryStats | None"
 ) -> AsyncIterator[Address | None]:
-    """The address of its HTTP; None if there is none."""
+    """Yields the address of the bookie's HTTP; None if it has none."""
     config = bookie.config.bookie
     if not config.http:
         yield None
         return
     from rollbook.api.access.authenticator import Authenticator
-    from rollbook.api.rest.bookie import AdminServer  # FastAPI: a third of a second.
+
+    # Imported here, since FastAPI takes a third of a second.
+    from rollbook.api.rest.bookie import AdminServer
     from rollbook.api.rest.server import HttpConfig
     from rollbook.bookie.admin import Admin
 
@@ -214,7 +217,7 @@ def _tls_files(config: BookieConfig) -> TlsFiles:
 
 
 def _require_safe(config: BookieConfig) -> None:
-    """A port open to all must authenticate; a registered address must be reachable."""
+    """Checks that a port open to all authenticates, and that a registered address is reachable."""
     listen, advertised, _ = addresses_of(config)
     tls_listen = tls_address_of(config)
     require_reachable([each for each in (listen, tls_listen) if each], advertised)

@@ -56,7 +56,7 @@ def load_settings(config_file: str | None = None, **flags: Any) -> Settings:
 
 
 def settings_of(file: "BookieFile", **flags: Any) -> Settings:
-    """The same, of a file that was read."""
+    """The settings in a file that was read."""
     directories = {
         name: tuple(flags.pop(name, ()) or _listed_in_environ(variable))
         for name, variable in (
@@ -100,7 +100,7 @@ def settings_of(file: "BookieFile", **flags: Any) -> Settings:
 
 
 def http_address_of(config: BookieConfig) -> Address:
-    """Where operators ask it. Raises `BadConfig`."""
+    """The address of the bookie's HTTP. Raises `BadConfig`."""
     return parse_address(
         config.http, "http", default_host=EVERY_ADDRESS, default_port=_DEFAULT_HTTP_PORT
     )
@@ -130,7 +130,7 @@ def _check_bookie(config: BookieConfig) -> None:
         MetadataUrl.parse(config.metadata)
 
 
-# As flags they are named once for each directory.
+# Variables of settings whose flags are repeated for each directory.
 _OF_DIRECTORIES: Final = {
     "journal_dir": f"{PREFIX}JOURNAL_DIR",
     "ledger_dirs": f"{PREFIX}LEDGER_DIR",
@@ -140,12 +140,13 @@ _OF_DIRECTORIES: Final = {
 @dataclass(frozen=True, slots=True)
 class BookieFile:
     tables: Mapping[str, Mapping[str, Any]]
-    said_by: Mapping[str, str] = field(default_factory=dict)  # Of settings with other names there.
-    path: str | None = None  # If all is as in the tables.
+    # Names of settings that differ in the file.
+    said_by: Mapping[str, str] = field(default_factory=dict)
+    path: str | None = None  # The file's path, if it has the tables' own names.
 
 
 def read_bookie_config(path: str) -> BookieFile:
-    """TOML by its suffix, otherwise Java's properties."""
+    """Reads TOML if the name ends in .toml, otherwise Java properties."""
     if path.endswith(".toml"):
         return BookieFile(read_config_file(path, (*_SECTIONS, *RECOVERY_SECTIONS)), path=path)
     text = read_config_text(path)
@@ -158,7 +159,7 @@ def read_bookie_config(path: str) -> BookieFile:
     places = {
         key: f"{key} in {path} line {line}"
         for key, line in lines_of_keys(text).items()
-        if properties[key].strip()  # Otherwise it says nothing.
+        if properties[key].strip()  # An empty property sets nothing.
     }
     with telling_who_said(places):
         translated = translate(properties, address_of_this_host)
@@ -206,7 +207,7 @@ def _listed_in_environ(variable: str) -> list[str]:
 
 
 async def open_store(config: BookieConfig, *, serve: bool) -> MetadataStore:
-    """`serve`: if the store is embedded, this process may be its owner and serve the others."""
+    """`serve`: with an embedded store, this process may be its owner and serve other processes."""
     url = MetadataUrl.parse(config.metadata)
     if url.backend is Backend.MEMORY:
         raise BadConfig(
@@ -240,7 +241,7 @@ async def _with_identity(settings: Settings, use: Callable[[Identity], Awaitable
 
 @contextmanager
 def advising(flags: Mapping[str, Any]) -> Iterator[None]:
-    """Commands that errors recommend can be typed unchanged."""
+    """Adds flags to commands that errors recommend, so that they can be typed unchanged."""
     try:
         yield
     except RollbookError as error:

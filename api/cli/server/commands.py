@@ -34,7 +34,7 @@ def group() -> None:
 
 
 def _log_level_option(command: F) -> F:
-    """Its default is that of the settings, which a file may change."""
+    """Adds the option, whose default is in the settings, since a file may change it."""
     return click.option(
         "--log-level",
         "log_level",

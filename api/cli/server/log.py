@@ -59,18 +59,18 @@ DEFAULT_PORT: Final = 7400
 REST_PORT: Final = 7480
 _SECTIONS: Final = ("log_server", "log_service", "ledger")
 _OPEN_FILES: Final = 65_536
-HTTP_PART: Final = 0.4  # Of the connections that its doors may have; the rest is for gRPC.
+HTTP_PART: Final = 0.4  # The share of HTTP in the server's connections; the rest is for gRPC.
 # Readers of a log get its end from its owner's memory. Writing an explicit LAC to three bookies costs more than an
 # append: with 10,000 logs of one append every two seconds, and 1 s here, it was two thirds of all the work.
 _LEDGER: Final = ClientConfig(explicit_lac_idle_ms=30_000)
 _LAC: Final = "ledger.explicit_lac_idle_ms"
 _NAME_CHARACTERS_MAX: Final = 200
-_GRACE_S: Final = 1.0  # For the last responses, after all logs are handed over.
+_GRACE_S: Final = 1.0  # Time for the last responses, after all logs are handed over.
 
 
 @dataclass(frozen=True, slots=True)
 class LogSettings:
-    """All that an operator may set, by section."""
+    """All settings of a log server, by section."""
 
     server: LogServerConfig
     service: LogServiceConfig = field(default_factory=LogServiceConfig)
@@ -123,12 +123,12 @@ def load_log_settings(config_file: str | None = None, **flags: Any) -> LogSettin
     )
     is_in_file = "explicit_lac_idle_ms" in (tables.get("ledger") or {})
     if not is_in_file and not sources[_LAC].startswith(PREFIX):
-        del sources[_LAC]  # It is ours.
+        del sources[_LAC]  # The value is our own default for log servers.
     return settings
 
 
 def run_log_server(flags: Mapping[str, Any]) -> None:
-    """Runs until it is stopped. Raises `RollbookError`."""
+    """Runs a log server until it is stopped. Raises `RollbookError`."""
     settings = load_log_settings(**flags)
     configure_logs(level=settings.server.log_level, as_json=not sys.stderr.isatty())
     asyncio.run(until_stopped(_serve(settings), stop_s_max=int(settings.server.drain_s) + 20))
@@ -147,9 +147,9 @@ async def _serve(settings: LogSettings) -> None:
 @dataclass(frozen=True, slots=True)
 class RunningLogServer:
     server: LogServer
-    address: Address  # Where it listens.
+    address: Address  # The address on which it listens.
     stats: LogStats
-    http: str = ""  # The URL of its REST; empty: it has none.
+    http: str = ""  # The URL of its REST API; empty: none.
 
 
 def log_server(
@@ -168,7 +168,7 @@ def log_server(
 async def _log_server(
     settings: LogSettings, *, serves_store: bool, dashboard: Callable[[], str] | None
 ) -> AsyncIterator[RunningLogServer]:
-    """One attempt to start it."""
+    """Makes one attempt to start a log server."""
     config, machine = settings.server, RealMachine()
     listen, advertised, name = addresses_of(config)
     # Drawing from the system for every token would cost more than the tokens are worth.
@@ -213,7 +213,7 @@ async def _log_server(
             config=settings.service,
         )
         shown = ShownToPeers(config)
-        if serves_store:  # Otherwise all of its cluster is in this process.
+        if serves_store:  # Otherwise the whole cluster is in this process.
             report_untrusted(config, advertised.host)
         peers = GrpcPeers(shown.security, shown.look)
         stack.push_async_callback(peers.close)
@@ -256,7 +256,7 @@ async def _log_server(
 
 
 def _is_other_server(server: LogServer, address: str) -> bool | None:
-    """None: it is this one."""
+    """Whether another server has registered the address; None: it is this server's."""
     if address == server.address:
         return None
     return any(each.info.address == address for each in server.membership.servers)
@@ -291,7 +291,7 @@ def _check_server(config: LogServerConfig) -> None:
 
 
 def rest_address_of(config: LogServerConfig) -> Address:
-    """Where it serves HTTP, if it does. Raises `BadConfig`."""
+    """The address of HTTP, if the server has it. Raises `BadConfig`."""
     return parse_address(config.rest, "rest", default_host=EVERY_ADDRESS, default_port=REST_PORT)
 
 
@@ -304,14 +304,15 @@ def check_rest_origins(config: LogServerConfig) -> None:
             settings=("rest_origin",),
         )
     if config.rest_origin:
-        from rollbook.api.rest.cross_origin import check_origins  # It brings Starlette.
+        # Imported here, since it loads Starlette.
+        from rollbook.api.rest.cross_origin import check_origins
 
         asks = bool(config.token_file or config.access_file)
         check_origins(config.rest_origin, "rest_origin", asks_for_tokens=asks)
 
 
 def addresses_of(config: LogServerConfig) -> tuple[Address, Address, str]:
-    """Where it listens, where others find it, and its name. Raises `BadConfig`."""
+    """The listening address, the advertised address, and the name. Raises `BadConfig`."""
     listen = parse_address(
         config.listen, "listen", default_host=EVERY_ADDRESS, default_port=DEFAULT_PORT
     )
@@ -355,7 +356,7 @@ def _grpc_config(config: LogServerConfig, listen: Address) -> GrpcConfig:
 
 
 def tls_files(config: LogServerConfig) -> TlsFiles | None:
-    """None: in the clear."""
+    """The TLS files; None: connections are not encrypted."""
     if not config.tls_certificate:
         return None
     return TlsFiles(config.tls_certificate, config.tls_key, config.tls_authorities)

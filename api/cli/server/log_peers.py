@@ -18,11 +18,11 @@ from rollbook.proto.runtime.tls import TlsFiles, client_context, server_context,
 
 logger = structlog.get_logger()
 
-_ROOTS: Final = "GRPC_DEFAULT_SSL_ROOTS_FILE_PATH"  # What gRPC trusts by default.
+_ROOTS: Final = "GRPC_DEFAULT_SSL_ROOTS_FILE_PATH"  # The variable with gRPC's default CAs.
 
 
 def authorities_of_peers(config: LogServerConfig) -> str:
-    """A file; empty: those that the machine trusts."""
+    """A file of CAs; empty: the system's."""
     return config.peer_authorities or config.tls_authorities
 
 
@@ -47,7 +47,7 @@ def report_untrusted(config: LogServerConfig, host: str) -> None:
 
 
 def _why_refused(config: LogServerConfig, name: str) -> str:
-    """By a handshake with itself, in memory. Raises `BadConfig` if the files are no good."""
+    """Why clients would refuse the certificate, by a handshake in memory. Raises `BadConfig`."""
     files = TlsFiles(config.tls_certificate, config.tls_key)
     authorities = authorities_of_peers(config) or os.environ.get(_ROOTS, "")
     trusting = client_context(authorities) if authorities else trusting_context()
@@ -64,7 +64,7 @@ def _why_refused(config: LogServerConfig, name: str) -> str:
 
 
 class ShownToPeers:
-    """Servers are clients of each other, with their servers' certificates."""
+    """Credentials of servers as each other's clients: their server certificates."""
 
     def __init__(self, config: LogServerConfig) -> None:
         """Raises `BadConfig`."""

@@ -25,7 +25,7 @@ from rollbook.proto.tasks import stop_tasks
 
 
 def metrics_of(stack: AsyncExitStack, service: LogService, config: LogServerConfig) -> Metrics:
-    """The stack ends what watches. Raises `BadConfig`."""
+    """Makes the metrics; closing the stack ends their tasks. Raises `BadConfig`."""
     metrics = Metrics()
     metrics.add(PART, service.stats)
     metrics.add_process(__version__)

@@ -100,5 +100,5 @@ async def management(
 
 
 def audit_of(authenticator: Authenticator | None) -> AuditLog:
-    """Without authentication the audit names no principal: it follows the level of the log."""
+    """The audit. Without authentication it has no principals, and follows the log level."""
     return authenticator.audit if authenticator else AuditLog(time.monotonic_ns, heeds_level=True)

@@ -65,32 +65,35 @@ _PARTS: Final = ("audit", "steward", "heal", "worker")
 
 @dataclass(frozen=True)
 class RecoveryServerConfig:
-    """Where it finds its cluster, and which parts it runs."""
+    """The cluster of a recovery server, and the parts that it runs."""
 
     metadata: str  # The URL of the cluster: zk://host,host/ledgers or sqlite:///path.
-    name: str = ""  # It is in votes and locks; by default the host's name.
+    name: str = ""  # The name in votes and locks; empty: the host's name.
     no_auditor: bool = False
     no_worker: bool = False
-    bookie_token_file: str = ""  # Of bookies' admin pages, for reading and healing doubts.
-    bookie_ca_file: str = ""  # The CAs of those pages' certificates; then they are read over HTTPS.
+    # The token for bookies' admin pages, where doubts are read and healed.
+    bookie_token_file: str = ""
+    # The CAs of the admin pages' certificates; if set, they are read over HTTPS.
+    bookie_ca_file: str = ""
     tls_authorities: str = (
-        ""  # A file; the CAs of bookies' certificates. Empty: they are spoken to in the clear.
+        ""  # A file with the CAs of bookies' certificates. Empty: connections are not encrypted.
     )
-    tls_certificate: str = ""  # A file; shown to bookies that want one.
-    tls_key: str = ""  # A file; empty: it is in the certificate's.
-    http: str = ""  # Serves management, the dashboard and metrics over HTTP; empty: nowhere.
-    only_http: bool = False  # Neither votes nor works: for clusters with BookKeeper's autorecovery.
+    tls_certificate: str = ""  # A file with the certificate for bookies that request one.
+    tls_key: str = ""  # A file; empty: the key is in the certificate's file.
+    http: str = ""  # The address of management, dashboard and metrics over HTTP; empty: none.
+    # True: neither votes nor works, for clusters with BookKeeper's autorecovery.
+    only_http: bool = False
     http_token_file: str = ""  # Callers that show this token over HTTP may do everything.
     access_file: str = ""  # Rights over HTTP: `rollbook access`.
     http_tls_certificate: str = ""  # A file; HTTP speaks TLS with it.
-    http_tls_key: str = ""  # A file; empty: it is in the certificate's.
+    http_tls_key: str = ""  # A file; empty: the key is in the certificate's file.
     # A file; the CAs of log servers' certificates. Empty: the dashboard contacts them in the clear,
     # and shows tokens to this machine only.
     log_tls_authorities: str = ""
     # The name in the certificates of log servers. Empty: the one that each advertises.
     log_tls_name: str = ""
     log_metrics_token_file: str = (
-        ""  # With it the dashboard reads log servers' /metrics for its charts.
+        ""  # The token for log servers' /metrics, which the dashboard's charts need.
     )
     # Hosts that callbacks may be sent to, each with a port or without. Empty: callbacks cannot be made.
     callback_hosts: tuple[str, ...] = ()
@@ -147,7 +150,7 @@ class RecoveryServerConfig:
 
 @dataclass(frozen=True, slots=True)
 class RecoverySettings:
-    """All that an operator may set, by section."""
+    """All settings of a recovery server, by section."""
 
     server: RecoveryServerConfig
     audit: AuditConfig = field(default_factory=AuditConfig)
@@ -193,7 +196,7 @@ def load_recovery_settings(config_file: str | None = None, **flags: Any) -> Reco
 
 
 def _file_of(path: str) -> BookieFile:
-    """A TOML file of ours, or the `bk_server.conf` that BookKeeper's autorecovery reads."""
+    """Reads our TOML file, or the `bk_server.conf` of BookKeeper's autorecovery."""
     if path.endswith(".toml"):
         return BookieFile(read_config_file(path, RECOVERY_SECTIONS), path=path)
     found = read_bookie_config(path)
@@ -258,7 +261,7 @@ def _check_server(config: RecoveryServerConfig) -> None:
 
 
 def _require_locked(config: RecoveryServerConfig) -> None:
-    """Off loopback management requires TLS and a token (MG2)."""
+    """Requires TLS and a token for management off loopback (MG2)."""
     has_lock = config.http_tls_certificate or config.http_token_file or config.access_file
     if _is_local_or_locked(config) or (config.insecure and not has_lock):
         return
@@ -277,7 +280,7 @@ def _is_local_or_locked(config: RecoveryServerConfig) -> bool:
 
 
 def run_recovery_server(flags: Mapping[str, Any]) -> None:
-    """Runs until it is stopped. Raises `RollbookError`."""
+    """Runs a recovery server until it is stopped. Raises `RollbookError`."""
     if hosts := flags.get("callback_hosts"):
         flags = {**flags, "callback_hosts": tuple(each.strip() for each in hosts.split(","))}
     settings = load_recovery_settings(**flags)
@@ -302,7 +305,7 @@ async def _serve(settings: RecoverySettings) -> None:
 
 @asynccontextmanager
 async def _pages(settings: RecoverySettings, server: RecoveryServer) -> AsyncIterator[str]:
-    """What is served over HTTP, and where, for people: off loopback without access control only metrics."""
+    """Lines for people on what HTTP serves, and where: off loopback without access control only metrics."""
     config = settings.server
     if not config.http:
         yield ""
@@ -397,7 +400,7 @@ async def _recovery_server(
     doubts_of: DoubtsOf,
     stats: RecoveryStats | None,
 ) -> AsyncIterator[RecoveryServer]:
-    """One attempt to start it."""
+    """Makes one attempt to start a recovery server."""
     config, machine = settings.server, RealMachine()
     randomness = random.Random(random.SystemRandom().getrandbits(128))
     url = MetadataUrl.parse(config.metadata)
@@ -455,7 +458,7 @@ async def _recovery_server(
                     running.cancel()
         except BaseExceptionGroup as errors:
             failure = unwrapped(errors)
-        if failure is not None:  # Raised here, it keeps the cause that it has.
+        if failure is not None:  # Raised outside `except`, so that it keeps its own cause.
             raise failure
 
 
@@ -469,7 +472,7 @@ def _doubts_over_http(
 def _pages_of_bookie(
     config: RecoveryServerConfig, ledgers: Ledgers, bookie: BookieId
 ) -> AdminClient | None:
-    """At the address that it registered; None: it is not registered, or has no pages."""
+    """A bookie's pages at its registered address; None: it is not registered, or has no pages."""
     info = ledgers.live().find(bookie)
     if info is None or info.http_address is None:
         return None

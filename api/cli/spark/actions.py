@@ -175,7 +175,8 @@ def _reporting(
     except BaseException as error:
         report.error = _why(error)
         bar.close()
-        with suppress(RollbookError):  # Such as a full disk, where the first error is enough.
+        # A second error, such as a full disk, would hide the first one.
+        with suppress(RollbookError):
             report_page.write(report, report_folder)
         raise
     bar.close()

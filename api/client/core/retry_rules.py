@@ -33,16 +33,16 @@ from rollbook.proto.errors import (
 
 
 class SentBatch(Protocol):
-    """A batch as the rules see it."""
+    """A batch's fields that the rules use."""
 
-    seq: int  # Its number; the first one of an epoch has 0.
+    seq: int  # The batch's sequence number; the first one of an epoch has 0.
     first_sent_at: float
     is_doubtful: bool  # An attempt may have taken effect.
 
 
 class AfterError(Enum):
     BEGIN_EPOCH = auto()
-    END = auto()  # With the error as the result of the oldest batch.
+    END = auto()  # Stop, with the error as the result of the oldest batch.
     RETRY = auto()
 
 
@@ -70,7 +70,7 @@ def outlives_memory(oldest: SentBatch, again_s: float, memory_s: float) -> bool:
 def results_at_end(
     error: RollbookError, flight: Sequence[SentBatch], *, is_refusal: bool
 ) -> list[RollbookError]:
-    """Each batch's error when its writer ends. `is_refusal`: `error` is the log's answer to the oldest."""
+    """Each batch's error when its writer ends. `is_refusal`: the log refused the oldest batch with `error`."""
     found: list[RollbookError] = []
     for index, each in enumerate(flight):
         is_answer = is_refusal and index == 0
@@ -80,13 +80,13 @@ def results_at_end(
 
 
 def outcome_at_end(flight: Iterable[SentBatch]) -> Outcome:
-    """The outcome of the whole writer."""
+    """The outcome of all of the writer's batches together."""
     is_in_doubt = any(each.is_doubtful for each in flight)
     return Outcome.UNKNOWN if is_in_doubt else Outcome.NOT_APPLIED
 
 
 def may_retry(error: RollbookError) -> bool:
-    """For requests that may be repeated without harm: an append with its producer, a read."""
+    """Whether to retry a request that may be repeated, such as a read, or an append with its producer."""
     return error.retryable or isinstance(error, OutcomeUnknown | OwnerFenced)
 
 
@@ -96,7 +96,7 @@ def is_forgotten(error: RollbookError) -> bool:
 
 
 def begins_epoch(error: RollbookError, *, is_in_doubt: bool) -> bool:
-    """What to do about a refusal. `is_in_doubt`: an attempt of the old epoch may have been appended."""
+    """Whether a refusal needs a new epoch. `is_in_doubt`: an attempt of the old one may have been appended."""
     return is_forgotten(error) and not is_in_doubt
 
 
@@ -106,7 +106,7 @@ def may_repeat(seq: int, first_sent_s: float, now_s: float, memory_s: float) -> 
 
 
 def in_doubt(error: RollbookError) -> RollbookError:
-    """An earlier attempt may have taken effect, whatever this one says."""
+    """The error with an unknown outcome, since an earlier attempt may have taken effect."""
     if error.outcome is Outcome.NOT_APPLIED:
         error.outcome = Outcome.UNKNOWN
         error.retryable = False
@@ -114,7 +114,7 @@ def in_doubt(error: RollbookError) -> RollbookError:
 
 
 def again(error: RollbookError, outcome: Outcome) -> RollbookError:
-    """The same for another caller: each gathers a traceback of its own."""
+    """A copy of the error for another caller: each raise adds a traceback of its own."""
     copy = error.copy()
     copy.outcome = outcome
     copy.retryable = error.retryable and outcome is Outcome.NOT_APPLIED

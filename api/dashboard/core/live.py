@@ -18,7 +18,7 @@ _DIGEST_CHARACTERS: Final = 12
 
 
 class Live(Html):
-    """A part of a page that follows the cluster. `live` makes it."""
+    """A part of a page that is updated with the cluster; use `live` to make it."""
 
     __slots__ = ("id",)
 
@@ -34,12 +34,12 @@ class Live(Html):
 
 
 def live(part_id: str, *children: object) -> Live:
-    return Live(part_id, element("div", children, attributes={"id": part_id}).text)  # type: ignore[arg-type]  # As of `element`.
+    return Live(part_id, element("div", children, attributes={"id": part_id}).text)  # type: ignore[arg-type]  # Children are as in `element`.
 
 
 @dataclass(frozen=True, slots=True)
 class NewRows:
-    """Rows that are new to the page, and where they go: records, and the offset after them; samples, and their time."""
+    """New rows of a page, and where they end: records with the next offset, or samples with their time."""
 
     next_offset: int
     rows: Sequence[Html] = ()
@@ -56,7 +56,7 @@ class PageState:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Of nonsense: nothing."""
+        """Parses a state; an invalid one is empty."""
         found = _ID.fullmatch(text)
         if found is None:
             return cls()
@@ -74,7 +74,7 @@ class PageState:
 def event_for(
     seen: PageState, parts: Sequence[Live], rows: NewRows | None
 ) -> tuple[PageState, bytes]:
-    """The page's contents after it, and the event; empty: it lacks nothing."""
+    """The page's state after the event, and the event; empty: the page is up to date."""
     now = PageState.of(parts, rows)
     known = seen.digests if len(seen.digests) == len(parts) else ("",) * len(parts)
     changes = [

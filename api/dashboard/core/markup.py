@@ -19,7 +19,7 @@ _ESCAPES: Final = str.maketrans(
 
 
 class Html:
-    """Text that is markup already. Made by `element`, `block` and `live` alone."""
+    """Text that is already markup. Only `element`, `block` and `live` make it."""
 
     __slots__ = ("text",)
 
@@ -31,7 +31,7 @@ Child: TypeAlias = str | int | float | Html | Iterable["Child"] | None
 
 
 def shown(value: str, length_max: int = TEXT_MAX) -> str:
-    """As a person can read it: cut, and without invisible characters."""
+    """The value as people can read it: truncated, and without invisible characters."""
     cut = (
         value if len(value) <= length_max else f"{value[:length_max]}… ({len(value):,} characters)"
     )
@@ -39,7 +39,7 @@ def shown(value: str, length_max: int = TEXT_MAX) -> str:
 
 
 def element(tag: str, *children: Child, attributes: Mapping[str, str | bool | None] = {}) -> Html:
-    """An attribute that is True has no value; one that is False or None is left out."""
+    """Makes an element. An attribute that is True has no value; one that is False or None is left out."""
     parts = [f"<{tag}"]
     for name, value in attributes.items():
         if value is True:
@@ -54,7 +54,7 @@ def element(tag: str, *children: Child, attributes: Mapping[str, str | bool | No
 
 
 def block(text: str, length_max: int) -> Html:
-    """Of several lines, which stay lines."""
+    """Text of several lines, whose line breaks are kept."""
     return Html(f"<pre>{_escaped(shown(text, length_max))}</pre>")
 
 

@@ -23,11 +23,12 @@ class Counted:
     """The counters of one process since its start."""
 
     counters: Mapping[str, float]
-    buckets: Mapping[float, float]  # By upper bound in seconds: appends that took no longer.
+    # Key: an upper bound in seconds; value: appends that took no longer.
+    buckets: Mapping[float, float]
 
     @classmethod
     def parse(cls, text: str) -> "Counted":
-        """Of Prometheus' text; unwanted and invalid lines are left out."""
+        """Parses Prometheus text; unwanted and invalid lines are left out."""
         counters: dict[str, float] = {}
         buckets: dict[float, float] = {}
         for name, bound, value in _LINE.findall(text):
@@ -41,7 +42,7 @@ class Counted:
         return cls(counters, buckets)
 
     def since(self, before: "Counted") -> "Counted":
-        """Of a process that was restarted since: all of its counts."""
+        """The counts since `before`; after a restart, all counts of the new process."""
         is_same = all(
             self.counters.get(name, 0) >= count for name, count in before.counters.items()
         )
@@ -55,8 +56,8 @@ class Counted:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    time_s: int  # Since 1970.
-    values: tuple[float | None, ...]  # As in `SERIES`; None: not reported.
+    time_s: int  # Seconds since 1970.
+    values: tuple[float | None, ...]  # The values in the order of `SERIES`; None: not reported.
 
 
 @dataclass(slots=True)
@@ -67,7 +68,7 @@ class Samples:
     _before_s: float = 0.0
 
     def add(self, time_s: float, found: Mapping[str, Counted]) -> None:
-        """`found`: by source. A new one says nothing yet."""
+        """`found`: counters by source. A new source has no rates yet."""
         passed_s = time_s - self._before_s
         both = [name for name in list(found)[:_SOURCES_MAX] if name in self._before]
         steps = [found[name].since(self._before[name]) for name in both]
@@ -83,7 +84,7 @@ class Samples:
             self._kept.append(Sample(whole_s, values))
 
     def after(self, time_s: int) -> list[Sample]:
-        """Ascending."""
+        """Samples after that time, ascending."""
         return [each for each in self._kept if each.time_s > time_s]
 
     @property
@@ -92,7 +93,7 @@ class Samples:
 
 
 def _p99_ms(steps: list[Counted]) -> float | None:
-    """The upper bound of the bucket that it is in. None: nothing was appended."""
+    """The upper bound of the bucket with the 99th percentile. None: nothing was appended."""
     bounds = sorted({bound for step in steps for bound in step.buckets})
     counts = [sum(step.buckets.get(bound, 0.0) for step in steps) for bound in bounds]
     if not counts or counts[-1] <= 0:

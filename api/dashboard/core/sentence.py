@@ -11,11 +11,11 @@ Facts = Mapping[str, Any]
 class Sentence:
     level: str  # good, warning or bad.
     text: str
-    link: str  # Of the screen that shows it, below the dashboard.
+    link: str  # The path below the dashboard of the screen with the details.
 
 
 def sentence_of(health: Facts, recovery: Facts) -> Sentence:
-    """`health`: as `rollbook cluster health` has it; `recovery`: as `rollbook recovery status`."""
+    """`health`: the facts of `rollbook cluster health`; `recovery`: of `rollbook recovery status`."""
     for rule in _RULES:
         if (found := rule(health, recovery)) is not None:
             return found
@@ -42,7 +42,7 @@ def _missing(health: Facts, _: Facts) -> Sentence | None:
 
 
 def _named(health: Facts, good: Sequence[str]) -> str:
-    """The members in other states, and these; empty: there are none."""
+    """Names the members in other states than `good`; empty: there are none."""
     found = [
         f"{each['kind']} {each['id']} is {each['state']}"
         for each in health["members"]

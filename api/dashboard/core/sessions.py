@@ -33,7 +33,7 @@ class Session:
 
 class Sessions:
     def __init__(self, now_ns: Callable[[], int], draw: Callable[[], str]) -> None:
-        """`draw`: a new text that cannot be guessed."""
+        """`draw` returns a new text that cannot be guessed."""
         self._now_ns = now_ns
         self._draw = draw
         self._by_id: dict[str, Session] = {}  # The most recently used one is the last.
@@ -42,7 +42,7 @@ class Sessions:
         return len(self._by_id)
 
     def begin(self, token: str, principal: Principal | None) -> Session:
-        """The one that was idle for longest is removed."""
+        """Begins a session; if there are too many, the one that was idle for longest is removed."""
         while len(self._by_id) >= SESSIONS_MAX:
             del self._by_id[next(iter(self._by_id))]
         now_ns = self._now_ns()
@@ -51,7 +51,7 @@ class Sessions:
         return session
 
     def find(self, session_id: str, *, stays_idle: bool = False) -> Session | None:
-        """`stays_idle`: requested by a page itself, not by its user."""
+        """`stays_idle`: a page itself made the request, not its user."""
         session = self._by_id.pop(session_id, None)
         if session is None:
             return None
@@ -63,7 +63,7 @@ class Sessions:
         return session
 
     def holds(self, session: Session) -> bool:
-        """An open stream is no sign of a user: it keeps no session from ending."""
+        """Whether the session still exists. A stream does not prolong it: it is no sign of a user."""
         return self._by_id.get(session.id) is session and not self._is_over(session)
 
     def _is_over(self, session: Session) -> bool:

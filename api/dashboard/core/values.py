@@ -59,7 +59,7 @@ def value_in(form: Form, value: bytes, size: int) -> str:
 
 
 def node_text(value: bytes) -> str:
-    """Of a node of the metadata. Only text is shown: a password may be anywhere in other bytes."""
+    """A metadata node's value as text. Other bytes are not shown: they may have a password anywhere."""
     if not value:
         return "(empty)"
     try:
@@ -123,14 +123,14 @@ def _is_plain_name(name: str) -> bool:
 
 
 def _is_label(name: str, value: Any) -> bool:
-    """It names the kind of another value of the same object."""
+    """Whether the value names the kind of another value of the same object."""
     return name.lower() in _LABELS and isinstance(value, str) and _is_secret(value)
 
 
 def _masked_text(text: str) -> str:
-    """Line by line. Text after a secret is hidden, too."""
+    """Masks secrets line by line. Text after a secret is hidden, too."""
     shown: list[str] = []
-    base, is_due, is_within = 0, False, False  # Of the last secret.
+    base, is_due, is_within = 0, False, False  # State of the last secret.
     in_key, in_body = False, False
     for line in text.splitlines():
         indent = len(line) - len(line.lstrip())
@@ -163,7 +163,7 @@ def _masked_text(text: str) -> str:
 
 
 def _without_user(line: str) -> str:
-    """Whatever is before the `@` of a URL may be a password."""
+    """Removes what precedes the `@` of a URL, which may be a password."""
     if "://" not in line or "@" not in line:
         return line
     words = []

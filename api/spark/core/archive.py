@@ -20,7 +20,7 @@ from rollbook.proto.errors import ArchiveDamaged, UnsupportedVersion
 
 VERSION: Final = 1
 _BITS: Final = 64
-_DIGITS: Final = 20  # Of an offset in a name, so that names sort as offsets do.
+_DIGITS: Final = 20  # Digits of an offset in a name: names sort like offsets.
 
 
 class ArchiveFile(NamedTuple):
@@ -30,7 +30,7 @@ class ArchiveFile(NamedTuple):
     first: int
     next: int
     records: int
-    xor: int  # Of xxhash64(offset, value), as Spark has it, over all records.
+    xor: int  # Spark's xxhash64(offset, value), xored over all records.
     bytes: int
     crc: int  # CRC-32C of all its bytes.
     first_us: int
@@ -55,7 +55,7 @@ class Manifest:
 
     @property
     def name(self) -> str:
-        """Only one manifest can begin at an offset."""
+        """The manifest's name; only one manifest can begin at an offset."""
         return f"{self.first:0{_DIGITS}}.json"
 
     def pack(self) -> bytes:
@@ -113,7 +113,7 @@ def hex_of(xor: int) -> str:
 
 
 def unsigned(xor: int) -> int:
-    """Spark's numbers have a sign."""
+    """Removes the sign, which Spark's numbers have."""
     return xor % (1 << _BITS)
 
 
@@ -187,7 +187,7 @@ class Chain:
 
 
 def faults_of(log: str, manifests: Sequence[Manifest]) -> list[str]:
-    """Why these manifests are no chain; empty: they are one (SA2)."""
+    """Why these manifests are no chain; empty: they are a chain (SA2)."""
     found: list[str] = []
     ordered = sorted(manifests, key=lambda each: (each.first, each.next))
     for each in ordered:
@@ -210,7 +210,7 @@ def faults_of(log: str, manifests: Sequence[Manifest]) -> list[str]:
 
 
 def chain_of(log: str, manifests: Sequence[Manifest]) -> Chain | None:
-    """None: nothing of the log is archived. Raises `ArchiveDamaged`."""
+    """The log's chain; None: nothing of it is archived. Raises `ArchiveDamaged`."""
     if not manifests:
         return None
     if faults := faults_of(log, manifests):

@@ -31,7 +31,7 @@ class Parts(NamedTuple):
 
 
 def is_overtaken(chain: Chain | None, tail: TailPoint | None) -> bool:
-    """The log was truncated beyond these manifests: there are newer ones, or records are lost."""
+    """Whether the log was truncated beyond these manifests: newer ones exist, or records are lost."""
     return chain is not None and tail is not None and tail.head > chain.next
 
 

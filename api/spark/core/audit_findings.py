@@ -15,7 +15,7 @@ class AuditFinding(NamedTuple):
 
 
 class Content(NamedTuple):
-    """Of a range: how many records, and the xor of their hashes."""
+    """A range's number of records, and the xor of their hashes."""
 
     records: int
     xor: int
@@ -24,7 +24,7 @@ class Content(NamedTuple):
 def judge_file(
     log: str, file: ArchiveFile, content: Content, size: int, crc: int, faults: Sequence[str]
 ) -> list[AuditFinding]:
-    """The present state of one file, beside its manifest. `size`: -1 if it cannot be opened."""
+    """Compares a file's present state with its manifest. `size`: -1 if the file cannot be opened."""
 
     def found(kind: str, what: str) -> AuditFinding:
         return AuditFinding(log, file.first, file.next, kind, f"{file.path}: {what}")
@@ -49,7 +49,7 @@ def judge_file(
 def judge_span(
     log: str, start: int, end: int, content: Content, faults: Sequence[str]
 ) -> list[AuditFinding]:
-    """A range of a log by itself: dense, in order, each record once."""
+    """Checks that a range is dense and in order, with each record once."""
     findings = [AuditFinding(log, start, end, "log", fault) for fault in faults]
     if not findings and content.records != end - start:
         what = f"it has {content.records} records, and should have {end - start}"
@@ -60,7 +60,7 @@ def judge_span(
 def compare(
     log: str, start: int, end: int, one: Content, other: Content, where: str
 ) -> list[AuditFinding]:
-    """The same range in two places; `where`: the other one."""
+    """Compares a range in two places; `where`: the name of the other one."""
     if one == other:
         return []
     return [AuditFinding(log, start, end, "differs", _differs(one, other, where))]
@@ -73,7 +73,7 @@ def _differs(one: Content, other: Content, where: str) -> str:
 
 
 class Mirrored(NamedTuple):
-    """A mirror's part of one range of its source; by the offsets that its records name."""
+    """A mirror's part of one range of its source, by the offsets that its records name."""
 
     records: int
     xor: int

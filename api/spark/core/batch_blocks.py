@@ -29,7 +29,7 @@ class WrittenBlock:
 
 @dataclass(frozen=True, slots=True)
 class LastBatch:
-    """The last batch that is in the log as a whole: its number, and where it starts and ends."""
+    """The last batch that is completely in the log: its number, and where it starts and ends."""
 
     batch: int
     start: int
@@ -48,7 +48,7 @@ class LastBatch:
 def cut(
     start: int, end: int, size_of: Callable[[int, int], int], bytes_max: int, records_max: int
 ) -> list[tuple[int, int]]:
-    """Rows in runs as long as the limits allow; one row alone may be larger. `size_of` grows with its range."""
+    """Cuts rows into runs within the limits; a single row may be larger. `size_of` grows with its range."""
     found: list[tuple[int, int]] = []
     while start < end:
         low, high = start + 1, min(end, start + records_max)

@@ -8,7 +8,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Lag:
-    """`logs`: of each log; `records`: of all of them."""
+    """`logs`: the lag of each log; `records`: the total."""
 
     records: int = 0
     logs: Mapping[str, int] = field(default_factory=dict)
@@ -30,7 +30,7 @@ def lag_of(sources: Iterable[tuple[Any, Any]]) -> Lag:
 
 
 def _logs(offset: Any) -> dict[str, tuple[str, int]]:
-    """Empty for the offset of another kind of source."""
+    """Positions by log; empty for the offset of another kind of source."""
     if isinstance(offset, str):
         try:
             offset = json.loads(offset)

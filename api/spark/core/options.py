@@ -125,7 +125,7 @@ def _time(value: str | int) -> Position:
 
 
 class StartPositions(NamedTuple):
-    """A position for each log: of those that are named, and of all others."""
+    """Start positions: of the named logs, and of all others."""
 
     others: Position
     named: tuple[tuple[str, Position], ...] = ()
@@ -238,7 +238,7 @@ OPTIONS: Final = (
 )
 _BY_NAME: Final = {each.name.lower(): each for each in OPTIONS}
 _OF_A_TABLE: Final = (
-    "option."  # So Spark names the OPTIONS of CREATE TABLE while it makes one; later they are lost.
+    "option."  # Spark adds this prefix to OPTIONS during CREATE TABLE, and later drops the options.
 )
 _OF_SPARK: Final = ("checkpointlocation", "path", "queryname")  # It hands them to sinks, too.
 LOST_BY_CREATE_TABLE: Final = (
@@ -252,7 +252,7 @@ USE_A_VIEW: Final = (
 
 
 def values_of(options: Mapping[str, str], environment: Mapping[str, str]) -> dict[str, Any]:
-    """The options' values, by their proper names; checked one by one. Raises `BadConfig`."""
+    """Option values by their proper names, each checked. Raises `BadConfig`."""
     found: dict[str, Any] = {}
     given = {name.lower(): value for name, value in options.items()}
     is_table = any(name.startswith(_OF_A_TABLE) for name in given)
@@ -292,7 +292,7 @@ def _parsed(option: Option, value: str) -> Any:
 
 
 def _unknown(name: str, value: str) -> BadConfig:
-    """Its value is not shown if it may be a secret."""
+    """The error of an unknown option; its value is not shown if it may be a secret."""
     is_secret = any(word in name for word in ("token", "password", "secret", "jaas"))
     shown = f"option {name}" if is_secret else f"option {name}={value[:80]!r}"
     ours = _INSTEAD.get(name) or next(iter(get_close_matches(name, _BY_NAME, 1)), "")
@@ -308,7 +308,7 @@ def _unknown(name: str, value: str) -> BadConfig:
 
 @dataclass(frozen=True, slots=True)
 class ServerAccess:
-    """How the servers are reached. Secrets are in files: options land in plans and logs."""
+    """How to connect to the servers. Secrets are in files, since options appear in plans and logs."""
 
     endpoint: str
     token_file: str = ""
@@ -322,7 +322,7 @@ class ServerAccess:
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Which logs: these, those with this prefix, or those whose names match."""
+    """Selects logs by names, by prefix, or by pattern."""
 
     names: tuple[str, ...] = ()
     prefix: str = ""

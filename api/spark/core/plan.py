@@ -86,7 +86,7 @@ def next_ends(
     bytes_max: int = 0,
     record_bytes: Mapping[str, int] | None = None,
 ) -> dict[str, int]:
-    """Where a trigger that starts there ends. 0: no limit. By bytes each log may get one record too many."""
+    """Where a trigger from `starts` ends. 0: no limit. By bytes, each log may get one record too many."""
     backlogs = {name: max(tails.get(name, 0) - start, 0) for name, start in starts.items()}
     turn = sum(starts.values())
     granted = dict(backlogs)
@@ -101,7 +101,7 @@ def next_ends(
 
 
 def record_bytes_of(segments: Sequence[MeasuredSegment]) -> int:
-    """The size of a record of a log, by its last segments with records."""
+    """The size of a log's records, by its last segments with records."""
     recent = [each for each in segments if each.records > 0][-2:]
     records = sum(each.records for each in recent)
     return max(sum(each.bytes for each in recent) // records, 1) if records else RECORD_BYTES
@@ -139,7 +139,7 @@ def _at_segments(span: Span, segments: Sequence[MeasuredSegment]) -> list[SizedS
 
 
 def _bytes_of(start: int, end: int, segments: Sequence[MeasuredSegment]) -> int:
-    """About, by the mean of the segment that the range is in."""
+    """The approximate size of a range, by the mean of the segment that it begins in."""
     mean = RECORD_BYTES * 1.0
     for each in segments:
         if each.records > 0 and each.start <= start:
@@ -166,7 +166,7 @@ def _divided(piece: SizedSpan, parts: int) -> list[SizedSpan]:
 
 
 def _at_least(pieces: Sequence[SizedSpan], count: int) -> list[SizedSpan]:
-    """The largest ones are divided until there are as many."""
+    """Divides the largest pieces until there are `count`."""
     by_size = [(-each.bytes, each) for each in pieces if each.records > 1]
     done = [each for each in pieces if each.records <= 1]
     heapq.heapify(by_size)

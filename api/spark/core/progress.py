@@ -77,7 +77,7 @@ def initial(start: str) -> dict[str, Any]:
 
 
 def unpack(offset: Mapping[str, Any]) -> BatchEnd | None:
-    """None: before the first batch. Raises `UnsupportedVersion`, `InvalidRequest`."""
+    """Parses an offset; None: before the first batch. Raises `UnsupportedVersion`, `InvalidRequest`."""
     version = offset.get("v")
     if isinstance(version, int) and version > VERSION:
         raise UnsupportedVersion(
@@ -99,7 +99,7 @@ def unpack(offset: Mapping[str, Any]) -> BatchEnd | None:
 
 
 def moved(known: Points, tails: Mapping[str, TailPoint]) -> list[str]:
-    """The logs with news: all others are where the last batch ended. In order."""
+    """Logs with new records, in order: all others are where the last batch ended."""
     found = [
         name
         for name, tail in tails.items()
@@ -128,7 +128,7 @@ class Beginning(NamedTuple):
 
 
 def begin(known: Points, tails: Mapping[str, TailPoint]) -> Beginning:
-    """From where the last batch ended. Logs that it did not know start at their heads (SK3)."""
+    """Begins where the last batch ended. Logs that it did not know start at their heads (SK3)."""
     starts: dict[str, Point] = {}
     losses: list[RollbookError] = []
     for name in sorted({**known, **tails}):

@@ -5,7 +5,7 @@ from typing import Final, NamedTuple
 
 LOG: Final = "rollbook-log"  # namespace/log@uid
 OFFSET: Final = "rollbook-offset"
-TIME: Final = "rollbook-time"  # Of the source's server, in microseconds since 1970.
+TIME: Final = "rollbook-time"  # The time on the source's server, in microseconds since 1970.
 
 
 class RecordOrigin(NamedTuple):
@@ -15,7 +15,7 @@ class RecordOrigin(NamedTuple):
 
 
 def origin_of(headers: Mapping[str, bytes]) -> RecordOrigin | None:
-    """Of a record; None: it is not a mirrored one."""
+    """The origin of a record; None: it is not mirrored."""
     try:
         log, at, uid = headers[LOG].decode().partition("@")
         return RecordOrigin(log, uid, int(headers[OFFSET])) if at else None

@@ -38,9 +38,9 @@ from rollbook.proto.errors import NoSuchLog, RollbookError
 
 Measure = Callable[[Sequence[Sequence[Piece]]], list[Measured]]
 _TASK_BYTES: Final = 64 * 1024 * 1024
-_RECORD_BYTES: Final = 100  # Assumed of ranges.
+_RECORD_BYTES: Final = 100  # The assumed size of a record.
 _UNSEEN: Final = "it was not looked at"
-_TURNS: Final = 3  # For what retention truncates while it is read.
+_TURNS: Final = 3  # Attempts, since retention may truncate records while they are read.
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class ArchiveAudit:
         on_progress(total, total)
 
     def _pinned(self, selection: Selection) -> tuple[dict[str, Chain | None], dict[str, TailPoint]]:
-        """As a table does it: manifests first, and both again if an export and a truncation came in between."""
+        """Pins manifests, then logs, like a table; again if an export and a truncation came in between."""
         for _ in range(_TURNS):
             findings: list[AuditFinding] = []
             chains = self._chains(selection, findings)
@@ -94,7 +94,7 @@ class ArchiveAudit:
     def _chains(
         self, selection: Selection, findings: list[AuditFinding]
     ) -> dict[str, Chain | None]:
-        """Also of damaged archives: their defects are found, and the rest is checked."""
+        """The chains of all archives; defects of damaged ones are recorded, and the rest is checked."""
         if self._archive is None:
             return {}
         assert self._archive.id
@@ -212,7 +212,7 @@ class ArchiveAudit:
 
 
 def rest_of(span: Span, found: Measured, now: TailPoint | None) -> Span:
-    """Pieces to be read again since the log was truncated while it was read: truncation is not damage."""
+    """Pieces to read again, since the log was truncated during the read: truncation is not damage."""
     facts = found.facts
     if not (facts.get("lost") or facts.get("unread")) or facts.get("faults"):
         return span
@@ -222,7 +222,7 @@ def rest_of(span: Span, found: Measured, now: TailPoint | None) -> Span:
 
 
 def judged(span: Span, found: Measured) -> list[AuditFinding]:
-    """By itself."""
+    """Judges a span by itself."""
     facts = found.facts
     if unread := facts.get("unread", "" if facts else _UNSEEN):
         return [AuditFinding(span.log, span.start, span.end, "unread", unread)]
@@ -247,7 +247,7 @@ def ranges_of(way: Way, log: str, start: int, end: int) -> list[tuple[int, int]]
 def audit_mirror(
     spark: Any, way: Way, to: Way, log: str, target: str, report: Report, on_progress: Progress
 ) -> None:
-    """By segment of the source: the mirror's part of it, from its head on and up to where the mirror is."""
+    """Audits a mirror by segments of its source, from its head to where the mirror is."""
     tails = way.tails(Selection(names=(log,)))
     require_some(Selection(names=(log,)), tails)
     tail = tails[log]

@@ -17,7 +17,7 @@ Progress = Callable[[int, int], None]  # Records done, and all of them, as far a
 
 @dataclass(frozen=True)
 class Way:
-    """`options`: by which servers are reached, as the data source takes them."""
+    """`options`: the data source's options for connecting to the servers."""
 
     options: Mapping[str, str]
 
@@ -34,7 +34,7 @@ class Way:
 
 
 def selection_of(names: Sequence[str]) -> Selection:
-    """`shop/orders`, `orders`, or `shop/*`. Raises `BadConfig`."""
+    """Parses `shop/orders`, `orders`, or `shop/*`. Raises `BadConfig`."""
     stars = [name for name in names if name.endswith("*")]
     if not stars:
         given = {"logs": ",".join(names)}

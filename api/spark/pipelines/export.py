@@ -60,7 +60,7 @@ class ExportOptions:
 
 
 class Export:
-    """Holds the archive's lock."""
+    """Exports logs while it holds the archive's lock."""
 
     def __init__(
         self, archive: Archive, way: Way, wanted: ExportOptions, measure_: Measure, report: Report
@@ -108,7 +108,7 @@ class Export:
     # --- One log ------------------------------------------------------------------------------
 
     def _begin(self, log: str, tail: TailPoint) -> None:
-        """Its cursor is where its archive ends."""
+        """Moves the log's cursor to the end of its archive."""
         require_name(log)
         chain = self._chains[log] = self._archive.chain(log)
         if chain is not None and chain.uid != tail.uid:
@@ -127,7 +127,7 @@ class Export:
         row |= {"first": chain.first if chain else tail.head, "next": self._next(log, tail)}
 
     def _require_own(self, log: str, cursor: SyncCursor) -> None:
-        """A cursor without a blob is a reader's: the export would move it, and lose the reader's place."""
+        """Refuses a cursor without a blob: it is a reader's, which would lose its place."""
         try:
             found = self._channel.patiently(cursor.get)
         except NoSuchCursor:
@@ -230,7 +230,7 @@ def export(
     on_progress: Progress,
     every_s: float = 0.0,
 ) -> None:
-    """`every_s`: again and again, until it is interrupted; 0: once."""
+    """`every_s`: exports repeatedly until it is interrupted; 0: once."""
 
     def measured(tasks: Sequence[Sequence[Piece]], folder: str) -> list[Measured]:
         return measure(spark, way.options, tasks, folder=folder)

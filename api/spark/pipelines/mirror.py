@@ -65,7 +65,7 @@ def mirror(
     on_progress: Progress,
     every_s: float = 0.0,
 ) -> None:
-    """`every_s`: continuously, with a batch this often; 0: what exists now."""
+    """`every_s`: runs continuously, with a batch this often; 0: mirrors what exists now."""
     register(spark)
     uid, start = start_of(way, to, log, target, has_checkpoint=_has_begun(spark, checkpoint))
     stream = (
@@ -105,7 +105,7 @@ def _has_begun(spark: Any, checkpoint: str) -> bool:
 
 
 def _headers(log: str, uid: str) -> str:
-    """Without those of another mirror, which this one reads from."""
+    """Headers without those of another mirror, from which this one may read."""
     ours = ", ".join(f"'{name}'" for name in (provenance.LOG, provenance.OFFSET, provenance.TIME))
     said = {
         provenance.LOG: f"'{provenance.as_text(log, uid)}'",

@@ -20,7 +20,7 @@ FINDINGS: Final = ("log", "start", "end", "kind", "what")
 
 
 def write(report: Report, folder: str) -> str:
-    """Where the page is. Raises `ArchiveUnwritable`."""
+    """Writes the report's page and returns its path. Raises `ArchiveUnwritable`."""
     said = report.packed()
     with unwritable("the report"):
         os.makedirs(folder, exist_ok=True)

@@ -54,12 +54,12 @@ def restore(
 
 
 def query_of(archive: Archive, log: str) -> str:
-    """The producer's: of this archive, and of no other."""
+    """The producer's id, which is different for each archive."""
     return f"restore-{archive.id}-{hashlib.sha256(log.encode()).hexdigest()[:12]}"
 
 
 def last_whole(channel: ServerChannel, target: str, query: str) -> int:
-    """The last file that the log has as a whole; -1: none."""
+    """The last file that is completely in the log; -1: none."""
     return LogSink(channel, target, MicroBatch(query, 0, is_marked=True), Codec.NONE).last_whole()
 
 

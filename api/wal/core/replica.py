@@ -16,7 +16,7 @@ class Replica:
         self.epoch: WriterEpoch = NO_WRITER_YET  # Under which the newest of it was written.
 
     def on_restored(self, applied: Offset, epoch: WriterEpoch) -> None:
-        """The state is that of a snapshot now."""
+        """Notes that the state has been restored from a snapshot."""
         self.applied, self.epoch = applied, epoch
 
     def on_block(self, base: Offset, end: Offset, epoch: WriterEpoch) -> int:

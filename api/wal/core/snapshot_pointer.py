@@ -32,7 +32,7 @@ _PIECE_BYTES: Final = 256 * 1024
 
 @dataclass(frozen=True, slots=True)
 class SnapshotPointer:
-    """A snapshot's place and its checks."""
+    """Where a snapshot is, and its checks."""
 
     epoch: WriterEpoch
     first: Offset
@@ -62,7 +62,7 @@ class SnapshotPointer:
 
 
 def pieces_of(data: bytes) -> Iterator[bytes]:
-    """One at least."""
+    """Cuts data into one or more pieces."""
     for start in range(0, max(len(data), 1), _PIECE_BYTES):
         yield data[start : start + _PIECE_BYTES]
 

@@ -25,13 +25,13 @@ W = TypeVar("W")
 
 
 class TermRules(Generic[W]):
-    """`W`: the waiter for the result of a command."""
+    """`W`: the type of waiters for the result of a command."""
 
     def __init__(self, epoch: WriterEpoch, fence: Offset) -> None:
         self.epoch = epoch
         self.fence = fence
         self.over: RollbookError | None = None
-        self._waiting: deque[W] = deque()  # In the order in which they proposed.
+        self._waiting: deque[W] = deque()  # Waiters in the order of their proposals.
 
     @property
     def oldest(self) -> W | None:
@@ -57,7 +57,7 @@ class TermRules(Generic[W]):
             self.over = error
 
     def settled_below(self) -> Offset | None:
-        """A command that is not in the log below it never will be. None: no such place is known."""
+        """The offset below which a command that is not there never will be. None: it is not known."""
         match self.over:
             case StaleEpoch(ids={"current_epoch": int(epoch), "fenced_at": int(fence)}):
                 return Offset(fence) if epoch > self.epoch else None
@@ -66,7 +66,7 @@ class TermRules(Generic[W]):
         return None
 
     def on_replayed(self, epoch: WriterEpoch) -> W | None:
-        """The proposer of a record that was read back after the end."""
+        """Returns the proposer of a record that was read back after the term's end."""
         assert self.over is not None
         return self._waiting.popleft() if epoch == self.epoch and self._waiting else None
 

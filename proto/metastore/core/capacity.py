@@ -14,7 +14,8 @@ from rollbook.proto.ports import Create, Node, Op, Set
 
 FULL_BYTES: Final = 32 * 1024 * 1024  # With less free space than this, growing writes are refused,
 ROOMY_BYTES: Final = 48 * 1024 * 1024  # until there is as much as this.
-_GROWTH_BYTES_MAX: Final = 256  # Of one value: a closed ledger, or a log that changes its owner.
+# The growth of one value that still passes: a ledger is closed, or a log changes its owner.
+_GROWTH_BYTES_MAX: Final = 256
 
 
 class FreeSpace:

@@ -55,7 +55,7 @@ class StopWatch:
 
 @dataclass(frozen=True, slots=True)
 class Sync:
-    """Answered after everything before it; the heartbeat, too."""
+    """A request that is answered after everything before it; the heartbeat, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +108,7 @@ class WatchNotice:
 
 @dataclass(frozen=True, slots=True)
 class HangUp:
-    """Never sent: the connection ends, and this is why."""
+    """The reason why the connection ends; never sent."""
 
     reason: str
 

@@ -34,7 +34,7 @@ def check_path(path: str) -> None:
 
 
 def check_ops(ops: Sequence[Op]) -> None:
-    """Refuses what no store would accept, naming the first operation that is wrong."""
+    """Refuses operations that no store would accept, and names the first invalid one."""
     weight = 0
     for index, op in enumerate(ops):
         try:

@@ -44,7 +44,7 @@ from rollbook.proto.ports import NO_SESSION, SessionId, WatchEvent, WatchEventKi
 
 ConnectionId = int
 
-WATCHES_MAX: Final = 10_000  # Of one connection.
+WATCHES_MAX: Final = 10_000  # Watches of one connection.
 
 
 @dataclass(slots=True)
@@ -60,7 +60,7 @@ class CommitGroup:
 class Kept:
     """A store as it was found: the sum of its batches."""
 
-    store: str  # Its id, random, given once.
+    store: str  # The store's random id, which never changes.
     last_txn: int = 0
     rows: Iterable[tuple[str, NodeRow]] = ()
     timeouts_ms: Iterable[tuple[SessionId, int]] = ()
@@ -94,7 +94,7 @@ class MetadataService:
         self._connections[connection] = _Connection()
 
     def on_disconnected(self, connection: ConnectionId) -> None:
-        """Its session lives on."""
+        """Forgets the connection; its session lives on."""
         if (known := self._connections.pop(connection, None)) is not None:
             self._forget_watches(connection, known)
             if self._speaking_for.get(known.session) == connection:

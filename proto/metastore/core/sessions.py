@@ -21,7 +21,7 @@ TIMEOUT_MS_MAX: Final = 300_000
 @dataclass(slots=True)
 class _Session:
     timeout_ms: int
-    ends_at_ns: int  # In listening time.
+    ends_at_ns: int  # The expiry in listening time.
 
 
 class SessionTable:
@@ -37,7 +37,7 @@ class SessionTable:
         return len(self._sessions)
 
     def load(self, sessions: Iterable[tuple[SessionId, int]]) -> None:
-        """Sessions that another process kept: their time-outs start again."""
+        """Loads sessions that another process kept: their time-outs start again."""
         for session, timeout_ms in sessions:
             self.open(session, timeout_ms)
 

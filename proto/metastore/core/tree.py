@@ -82,19 +82,19 @@ class Tree:
         return None if row is None else Node(row.value, self._nodes.stat(path, row))
 
     def children(self, path: str) -> list[str]:
-        """Names, sorted. Raises `NoSuchNode`."""
+        """The children's names, sorted. Raises `NoSuchNode`."""
         self._nodes.existing(path)
         return sorted(self._nodes.children.get(path, ()))
 
     def ephemerals(self, session: SessionId) -> list[str]:
-        """Paths, sorted."""
+        """The paths of the session's ephemeral nodes, sorted."""
         return sorted(self._nodes.ephemerals.get(session, ()))
 
     def rows(self) -> Iterator[tuple[str, NodeRow]]:
         yield from self._nodes.rows.items()
 
     def load(self, rows: Iterable[tuple[str, NodeRow | None]]) -> None:
-        """Takes over rows of another tree, all or those that changed, in any order."""
+        """Loads rows of another tree, all or changed ones, in any order."""
         for path, row in rows:
             self._nodes.put(path, row)
 
@@ -112,7 +112,7 @@ class Tree:
         return Applied(results, change.rows(), change.events)
 
     def end_session(self, session: SessionId, txn: int, now_ms: int) -> Applied:
-        """Removes its ephemeral nodes."""
+        """Removes the session's ephemeral nodes."""
         return self.apply([Delete(path) for path in self.ephemerals(session)], session, txn, now_ms)
 
 

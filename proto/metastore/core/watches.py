@@ -63,7 +63,7 @@ class EventQueue:
     def __init__(self, path: str, waiting_max: int = EVENTS_WAITING_MAX) -> None:
         self._resync = WatchEvent(WatchEventKind.RESYNC, path)
         self._waiting_max = waiting_max
-        self._waiting: dict[WatchEvent, None] = {}  # In order of arrival.
+        self._waiting: dict[WatchEvent, None] = {}  # Waiting events in order of arrival.
 
     def __len__(self) -> int:
         return len(self._waiting)

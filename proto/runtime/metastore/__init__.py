@@ -54,7 +54,7 @@ async def open_metadata_store(
                 operation_timeout_s=operation_timeout_s,
             ).open(open_timeout_s)
         case Backend.SQLITE:
-            # It needs file locks that Windows lacks; clients of log servers and of ZooKeeper run there.
+            # Imported here: Windows lacks these file locks, but runs clients of log servers and of ZooKeeper.
             from rollbook.proto.runtime.metastore.embedded import EmbeddedConnector, Role
             from rollbook.proto.runtime.metastore.embedded_owner import end_process
 

@@ -75,15 +75,15 @@ _PUT_SESSION: Final = "INSERT OR REPLACE INTO sessions VALUES (?, ?, ?)"
 
 
 class StoreFile:
-    """Every method of the connection runs on its thread, one after the other."""
+    """The store's database. Each method that uses the connection runs on its thread, one after the other."""
 
     def __init__(self, path: str) -> None:
-        self.may_wait = True  # For room on a full disk.
-        self.is_stuck = False  # It does.
+        self.may_wait = True  # True: a write to a full disk waits for room.
+        self.is_stuck = False  # True: a write is waiting for room now.
         self._path = path
         self._reserve = f"{path}.reserve"
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="metadata-file")
-        self._checksums: dict[str | SessionId, int] = {}  # By the row's key.
+        self._checksums: dict[str | SessionId, int] = {}  # Checksums by the row's key.
         self._sum = 0
         self._database: sqlite3.Connection
         self._found: dict[str, tuple[int, int]] = {}  # Which files they are, by path.
@@ -123,7 +123,7 @@ class StoreFile:
                 await asyncio.sleep(_TRY_AGAIN_S)
 
     async def free_bytes(self) -> int:
-        """Of its disk; the reserve is made again when there is room for it."""
+        """Free bytes on the store's disk; the reserve is created again when there is room for it."""
         return await self._run(self._look_for_room)
 
     async def close(self) -> None:
@@ -131,7 +131,7 @@ class StoreFile:
         self._thread.shutdown()
 
     async def _run(self, work: Callable[..., T], *arguments: Any) -> T:
-        """Waits for the thread even when cancelled: it finishes what it began."""
+        """Runs work on the thread and waits for it, even if cancelled: the thread finishes what it began."""
         loop = asyncio.get_running_loop()
         done = asyncio.shield(loop.run_in_executor(self._thread, work, *arguments))
         done.add_done_callback(_note_failure)
@@ -214,7 +214,7 @@ class StoreFile:
 
     def _keep(self, batch: CommitGroup) -> None:
         run, run_many = self._database.execute, self._database.executemany
-        if self._database.in_transaction:  # Of an attempt that found the disk full.
+        if self._database.in_transaction:  # The previous attempt found the disk full.
             run("ROLLBACK")
         run("BEGIN IMMEDIATE")
         nodes = [(path, *row) for path, row in batch.rows.items() if row is not None]
@@ -268,13 +268,13 @@ def _not_kept(reason: str, mend: str) -> OutcomeUnknown:
 
 
 def _note_failure(done: "asyncio.Future[Any]") -> None:
-    """Who waits may be cancelled in the very step in which it fails; asyncio would report that nobody looked."""
+    """Retrieves an error whose waiter may be cancelled in the same step, which asyncio would report."""
     if not done.cancelled():
         done.exception()
 
 
 def _create(path: str, store: str) -> None:
-    """Whole or not at all: it gets its name when it is durable."""
+    """Creates a store completely or not at all: it gets its name when it is durable."""
     for stale in (f"{path}-wal", f"{path}-journal"):
         if os.path.exists(stale):  # SQLite would take it for the new file's.
             raise BadConfig(
@@ -339,7 +339,7 @@ def _sync(path: str) -> None:
 
 
 def _checksum(contents: Any) -> int:
-    """Of a row without its checksum: each field, and where it ends."""
+    """The checksum of a row without its own: it covers each field, and where it ends."""
     parts = [part if isinstance(part, bytes) else repr(part).encode() for part in contents]
     return int(google_crc32c.value(b"\0".join(parts))) or 1  # 0 means no row.
 

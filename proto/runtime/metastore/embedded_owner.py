@@ -54,10 +54,11 @@ from rollbook.proto.wire.frames import FrameDecoder
 logger = structlog.get_logger()
 
 _LOOK_S: Final = (
-    1.0  # For room on the disk: the writes in the meantime are less than its lower bound.
+    # The interval of checks of free space: the writes in between take less than the lower bound.
+    1.0
 )
 CONNECTIONS_MAX: Final = 1024
-UNANSWERED_MAX: Final = 128  # Of one connection: enough to fill a batch.
+UNANSWERED_MAX: Final = 128  # Unanswered requests of one connection: enough to fill a batch.
 UNREAD_EVENT_BYTES_MAX: Final = 4 * 1024 * 1024
 HELLO_TIMEOUT_S: Final = 10.0
 _SOCKET_PATH_BYTES_MAX: Final = 100  # 108 on Linux, 104 elsewhere, with a zero at the end.
@@ -129,7 +130,7 @@ class StoreOwner:
 
     @property
     def is_stuck(self) -> bool:
-        """Its disk is so full that nothing can be stored."""
+        """True: the disk is so full that nothing can be stored."""
         return self._file.is_stuck
 
     @classmethod
@@ -143,7 +144,7 @@ class StoreOwner:
         serve: bool = True,
         on_fatal: Fatal = end_process,
     ) -> Self | None:
-        """None if another process owns the store. Without `serve` no other process can use it."""
+        """Takes the store; None if another process owns it. Without `serve` no other process can use it."""
         lock = StoreLock(path)
         if not lock.try_take():
             return None
@@ -178,7 +179,7 @@ class StoreOwner:
         return LocalChannel(self._host, receiver)
 
     async def close(self) -> None:
-        """Sessions live on, for the next owner to keep."""
+        """Releases the store; sessions live on, for the next owner to keep."""
         self._file.may_wait = False  # A process that ends does not wait for room.
         await stop_tasks(self._looking)
         if self._server is not None:
@@ -228,7 +229,7 @@ class StoreOwner:
                 f"cannot listen on {self._path}.sock: {describe_error(error)}"
             ) from error
         _CLOSED_IN_CHILDREN[listening.fileno()] = None
-        # From Python 3.13 on a server would remove the socket when it closes.
+        # Python 3.13 and later would remove the socket when the server closes.
         keep_name: dict[str, Any] = {"cleanup_socket": False} if sys.version_info >= (3, 13) else {}
         self._server = await asyncio.get_running_loop().create_unix_server(
             lambda: _Served(self._host), sock=listening, backlog=CONNECTIONS_MAX, **keep_name
@@ -335,7 +336,7 @@ class _Served(asyncio.Protocol):
         self._transport.write(b"".join(frames))
         if self._unread_event_bytes > UNREAD_EVENT_BYTES_MAX:
             self._abort("it does not read its events")
-        elif self._unheard:  # Not from here: the host is sending just now.
+        elif self._unheard:  # Called later: the host is in the middle of sending.
             asyncio.get_running_loop().call_soon(self._hear)
 
     def _abort(self, reason: str) -> None:

@@ -54,7 +54,8 @@ logger = structlog.get_logger()
 _RECONNECT: Final = {"delay": 0.02, "backoff": 2, "max_jitter": 0.5, "max_delay": 1.0}
 IN_FLIGHT_MAX: Final = 128  # Enough to keep a connection busy; see `_WakeUps`.
 _WATCHES_OF_ANY_TYPE: Final = 3
-_CONNECT_TIMEOUT_S_MAX: Final = 3.0  # To reach a host; `stop` may have to wait for it.
+# The limit of connecting to a host; `stop` may have to wait for it.
+_CONNECT_TIMEOUT_S_MAX: Final = 3.0
 _ABORT_INTERVAL_S: Final = 0.1
 _NO_TROUBLE_YET: Final = "it does not answer"
 
@@ -107,15 +108,15 @@ class SessionListener(Protocol):
     def on_connected(self, session: SessionId) -> None: ...
 
     def on_suspended(self) -> None:
-        """Every request that was sent has its error by now."""
+        """The connection is suspended, and every sent request has failed."""
 
     def on_expired(self) -> None: ...
 
     def on_refused(self) -> None:
-        """ZooKeeper does not accept our credentials. Nothing follows."""
+        """ZooKeeper refuses our credentials. No event follows."""
 
     def on_died(self) -> None:
-        """kazoo's thread ended unexpectedly. `start` again, with a new session."""
+        """kazoo's thread ended unexpectedly. Call `start` again, with a new session."""
 
     def on_change(self, event_type: int, path: str) -> None: ...
 
@@ -276,7 +277,7 @@ def _hand_over(loop: asyncio.AbstractEventLoop, callback: Callable[..., None], *
 
 
 class _Handler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo has no types.
-    """On the connection's thread only: kazoo's two workers would just pass it on."""
+    """Calls back on the connection's thread: kazoo's two workers would just pass it on."""
 
     def __init__(
         self, on_thread_end: Callable[[], None], tls_context: ssl.SSLContext | None
@@ -288,10 +289,10 @@ class _Handler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo has n
         self.trouble = _NO_TROUBLE_YET  # Why there is no connection.
 
     def start(self) -> None:
-        """Without workers."""
+        """Starts no workers."""
 
     def stop(self) -> None:
-        """Without workers."""
+        """There are no workers to stop."""
 
     def spawn(self, func: Callable[..., object], *args: Any, **kwargs: Any) -> threading.Thread:
         def run() -> None:
@@ -341,7 +342,7 @@ class _Handler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo has n
         return reading, _WakeUps(writing)
 
     def abort(self) -> None:
-        """Whatever waits on the socket stops waiting."""
+        """Ends all waits on the socket."""
         if self._connection is not None:
             try:
                 self._connection.shutdown(socket.SHUT_RDWR)
@@ -418,7 +419,7 @@ class _Connection(ConnectionHandler):  # type: ignore[misc]  # kazoo has no type
         super()._send_request(read_timeout, connect_timeout)
 
     def _drop_what_is_not_to_be_sent(self) -> None:
-        """Their wake-ups stay: kazoo takes an extra one for a false alarm."""
+        """Drops requests that must not be sent. Their wake-ups stay: kazoo ignores extra ones."""
         queue = self.client._queue
         while queue:
             reply = queue[0][1]

@@ -89,7 +89,8 @@ from rollbook.proto.tasks import stop_tasks
 logger = structlog.get_logger()
 
 _RETRY_DELAY_S: Final = 1.0
-_CLOSE_TIMEOUT_S: Final = 5.0  # For the session to be ended; otherwise it lasts until it expires.
+# The longest wait for the session's end; after that it lasts until it expires.
+_CLOSE_TIMEOUT_S: Final = 5.0
 _ADVICE: Final = "check the metadata URL, and that its servers run"
 _NO_OPTIONS: Final = ZooKeeperOptions()
 
@@ -116,7 +117,7 @@ _ERRORS: Final[dict[type[Exception], type[RollbookError]]] = {
     kazoo.OperationTimeoutError: ConnectionLost,
     kazoo.RequestTimeoutError: ConnectionLost,
 }
-# In the response to a refused transaction: these ops came before the failing one, or after it.
+# Errors of ops before or after the failing one, in the response to a refused transaction.
 _NOT_TO_BLAME: Final = (kazoo.RolledBackError, kazoo.RuntimeInconsistency)
 
 _SAY_ENOUGH: Final = (
@@ -260,7 +261,7 @@ class ZooKeeperStore:
     async def _ask(
         self, request: Request, *, repeat: bool = False, within_s: float | None = None, **ids: Any
     ) -> Any:
-        """`repeat`: asking twice does no harm, so a broken connection is retried."""
+        """`repeat`: the request may be repeated, so it is retried after a lost connection."""
         within_s = within_s or self._timeout_s
         expiries = self._expiries
         reply: Reply | None = None
@@ -317,7 +318,7 @@ class ZooKeeperStore:
         watched.recursive |= recursive
         connection = None
         try:
-            # Otherwise a loss came between the response and now.
+            # Repeats if the connection was lost since the response.
             while connection != self._connection:
                 connection = self._connection
                 await self._add_watch(path, watched)
@@ -344,7 +345,7 @@ class ZooKeeperStore:
                 await asyncio.gather(reply.future, return_exceptions=True)
 
     async def _keep_watches(self) -> None:
-        """Sets all of them again after each reconnection."""
+        """Sets all watches again after each reconnection."""
         armed = 0
         while True:
             connection = self._connection
@@ -404,7 +405,7 @@ class ZooKeeperStore:
         await self.close()
 
     def _refuse(self, refusal: RollbookError) -> None:
-        """Refuse all requests from now on."""
+        """Refuses all requests from now on."""
         self._refusal = refusal
         for watched in self._watched.values():
             for stream in watched.streams:
@@ -438,7 +439,7 @@ class ZooKeeperStore:
         return Unauthorized(f"{self._hosts} does not accept these credentials")
 
     def on_died(self) -> None:
-        """Without its thread the session cannot be kept; a server will end it in its own time."""
+        """Handles the thread's end: the session cannot be kept, and a server will end it in its own time."""
         self.on_expired()
         loop = asyncio.get_running_loop()
         self._restart = loop.call_later(_RETRY_DELAY_S, self._link.start)
