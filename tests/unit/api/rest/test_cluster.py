@@ -57,7 +57,7 @@ ACTS: dict[tuple[str, str], tuple[Any, Duty, str]] = {
         Duty.OPERATE,
         "SetLostBookieDelay",
     ),
-    ("PUT", f"{API}/autorecovery/trigger_audit"): (None, Duty.OPERATE, "AuditLog"),
+    ("PUT", f"{API}/autorecovery/trigger_audit"): (None, Duty.OPERATE, "Audit"),
     ("PUT", f"{API}/autorecovery/bookie"): (
         {"bookie_src": ["bk-2"]},
         Duty.OPERATE,
@@ -73,7 +73,7 @@ ACTS: dict[tuple[str, str], tuple[Any, Duty, str]] = {
     ("POST", f"{API}/bookies:drain"): ({"bookies": ["bk-1"]}, Duty.OPERATE, "DrainBookies"),
     ("POST", f"{API}/recovery/bookies"): ({"bookies": ["bk-2"]}, Duty.OPERATE, "RecoverBookies"),
     ("POST", f"{API}/operations/{0:032x}:cancel"): (None, Duty.OPERATE, "CancelOperation"),
-    ("POST", f"{API}/recovery:audit"): (None, Duty.OPERATE, "AuditLog"),
+    ("POST", f"{API}/recovery:audit"): (None, Duty.OPERATE, "Audit"),
     ("PUT", f"{API}/recovery/switch"): ({"enabled": False}, Duty.OPERATE, "SetRecoverySwitch"),
     ("PUT", f"{API}/recovery/delay"): ({"delay_s": 60}, Duty.OPERATE, "SetLostBookieDelay"),
     ("PUT", f"{API}/recovery/rate"): ({"bytes_per_s": 0}, Duty.OPERATE, "SetRecoveryRate"),
@@ -88,7 +88,7 @@ OVERRIDES: dict[tuple[str, str], tuple[Any, Duty, str]] = {
         Duty.REMOVE,
         "DrainBookies",
     ),
-    ("POST", f"{API}/recovery:audit"): ({"anyway": True}, Duty.REMOVE, "AuditLog"),
+    ("POST", f"{API}/recovery:audit"): ({"anyway": True}, Duty.REMOVE, "Audit"),
 }
 LOOKS = (
     "settings",
