@@ -38,7 +38,8 @@ async def stop_tasks(*tasks: "asyncio.Future[Any] | None") -> None:
     stopped = [task for task in tasks if task is not None]
     for task in stopped:
         task.cancel()
-    await asyncio.gather(*stopped, return_exceptions=True)
+    if stopped:  # Without tasks it needs no event loop.
+        await asyncio.gather(*stopped, return_exceptions=True)
 
 
 async def first_of(*works: Coroutine[Any, Any, T]) -> T:

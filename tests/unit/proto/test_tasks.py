@@ -162,3 +162,9 @@ async def test_tasks_are_stopped_in_their_order_and_have_ended_then() -> None:
     assert ended == ["b", "a"]
     assert all(task.cancelled() for task in tasks)
     await stop_tasks()  # Nothing to stop.
+
+
+def test_stopping_nothing_needs_no_event_loop() -> None:
+    """Stores are made and closed by programs without one, such as the one that tries every crash image."""
+    with pytest.raises(StopIteration):
+        stop_tasks(None).send(None)
