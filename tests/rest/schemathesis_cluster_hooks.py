@@ -17,7 +17,10 @@ _UNDECLARED: Final = "x-schemathesis-unknown-property"
 
 
 def map_case(_context: Any, case: Any) -> Any:
-    """What is wrong on purpose stays wrong: put right, it would be expected to be refused, and answered."""
+    """What is wrong on purpose stays wrong: put right, it would be expected to be refused, and answered. Ids that a link
+    supplies stay, too: they are those of what was just made."""
+    if case.meta and case.meta.phase.name.value == "stateful":
+        return case
     for place, name in _PLACES:
         found = getattr(case, name)
         if found and not (case.meta and case.meta.is_negative_at(place)):
