@@ -199,8 +199,9 @@ class LogReader:
                 is_over = not await self._take_from_ledgers(due)
             if is_over and not self._ready:
                 progress = await self._progress()
-                # A running step may have read records in the meantime.
-                if not self._ready:
+                # A running step may have read records in the meantime, and where a log has ended
+                # its reader is not at rest: it would seem to have everything (RL6).
+                if not self._ready and self._end is None:
                     return progress
         self._idle = self._loop.call_later(_IDLE_S, self._rest)
         return self._ready.popleft()
@@ -549,12 +550,12 @@ class LogReader:
                     listed = (await self._read_list()).list
                 except (NoSuchLog, LogDeleted, LogReplaced) as error:
                     self._end = error
-                    return True
+                    return False
                 if not listed.unclosed:
                     return True  # The list has the tail of a closed log.
                 if (told := await self._tails.ask()) is not None:
                     self._on_owner_tail(told)
-                    return True
+                    return told is self._owner_tail
                 address = await self._revive()
                 if address and (listed.owner is None or listed.owner.address != address):
                     self._moving_to = address
