@@ -45,7 +45,7 @@ from rollbook.recovery.budget import ByteBudget, Throttle
 from rollbook.recovery.copier import ENTRIES_AT_ONCE, Copied, Copier, listed_in
 from rollbook.recovery.core.checks import BadRanges
 from rollbook.recovery.core.failures import LostEntries
-from rollbook.recovery.core.healing import ranges_of
+from rollbook.recovery.core.healing import EntrySpan, ranges_of
 from rollbook.recovery.core.plan import (
     Action,
     BookiePresence,
@@ -55,6 +55,7 @@ from rollbook.recovery.core.plan import (
     lacking,
     plan_repair,
     sources_of,
+    windows,
 )
 
 logger = structlog.get_logger()
@@ -359,6 +360,10 @@ class LedgerRepair:
             entries_at_once=self._entries_at_once,
         )
         quorum = metadata.quorum
+        verifier = Verifier(metadata, digest, self._ledgers.bookies, self._ledgers.config)
+        bad: Sequence[EntrySpan] = self._bad.get(target, ())
+        if target != seat.bookie:
+            bad = await self._bad_on_target(metadata, seat, target, listed, verifier)
 
         def sources(entry_id: EntryId) -> list[BookieId]:
             members = sources_of(quorum, seat, entry_id, self._presence)
@@ -366,14 +371,13 @@ class LedgerRepair:
 
         copied = await copier.copy(
             target,
-            lacking(quorum, seat, listed, self._bad.get(target, ())),
+            lacking(quorum, seat, listed, bad),
             sources,
             on_progress=self._on_progress,
         )
         if (
             target == seat.bookie and copied.missing
         ):  # The target is a holder: entries that it lacks may be UNKNOWN.
-            verifier = Verifier(metadata, digest, self._ledgers.bookies, self._ledgers.config)
             held = await verifier.read_share(target, sorted(copied.missing))
             for entry_id, copy in held.items():
                 if isinstance(copy, CopyState):
@@ -383,6 +387,28 @@ class LedgerRepair:
         self.found.entries += copied.entries
         self.found.entry_bytes += copied.entry_bytes
         return copied
+
+    async def _bad_on_target(
+        self,
+        metadata: LedgerMetadata,
+        seat: SlotRepair,
+        target: BookieId,
+        listed: EntryList,
+        verifier: Verifier,
+    ) -> list[EntrySpan]:
+        """The entries of the share that a new holder lists, but does not return as they were written.
+
+        It may have them from an earlier time in the ledger, and no check of bytes looks at bookies without
+        a seat: so they are read before they count as copies (RP1).
+        """
+        bad: list[EntrySpan] = []
+        for window in windows(seat):
+            held = [each for each in seat.share(metadata.quorum, window) if each in listed]
+            if held:
+                await self._throttle.pay(len(held) * mean_entry_bytes(metadata))
+                copies = await verifier.read_share(target, held)
+                bad += ranges_of(each for each in held if isinstance(copies[each], CopyState))
+        return bad
 
     def _judge(self, copied: Copied) -> bool:
         """Whether all entries were copied. Only entries that every holder denies or has damaged are lost."""

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from rollbook.bookie.disk_maintenance import Space
+from rollbook.proto.cluster.ledger_nodes import LedgerNodes
 from rollbook.proto.cluster.marks import Marks
 from rollbook.proto.errors import MetadataUnavailable
 from rollbook.proto.ids import BookieId, EntryId, LedgerId
@@ -48,6 +49,13 @@ def attempts(monkeypatch: pytest.MonkeyPatch) -> Counter[LedgerId]:
 
     monkeypatch.setattr(LedgerRepair, "run", run_counted)
     return counted
+
+
+async def take_seat_back(site: Site, ledger_id: LedgerId, holder: BookieId) -> None:
+    nodes = LedgerNodes(site.store, site.ledgers.cluster.root, site.ledgers.cluster.layout)
+    stored = await nodes.read(ledger_id, fresh=True)
+    given_back = stored.metadata.with_replacement(EntryId(0), holder, LOST)
+    await nodes.swap(stored, given_back, [], site.store.session)
 
 
 async def write_on(site: Site, members: set[str], count: int) -> LedgerId:
@@ -285,3 +293,18 @@ async def test_one_that_is_back_after_half_of_its_ledgers_keeps_the_rest(
         assert sum(named) == 4
         for ledger_id in ids:
             await site.require_whole(ledger_id, 20)
+
+
+async def test_bad_bytes_at_the_new_holder_are_no_copy(cluster: LocalCluster) -> None:
+    """RP1: whichever bookie gets the seat lists two entries, one in bad bytes, which nobody has read yet."""
+    async with site_of(cluster) as site:
+        ledger_id = await write_on(site, {"bk-1", "bk-2", "bk-3"}, 50)
+        for bookie in (FULL, FIFTH):
+            await give_seat(site, ledger_id, bookie, [3])
+            await take_seat_back(site, ledger_id, bookie)
+            await spoil(site, ledger_id, bookie, 7)
+        await site.lose()
+        await site.mark(ledger_id)
+        await site.worker.work_once()
+        await site.require_whole(ledger_id, 50)
+        assert site.worker.stats.entries == 49
