@@ -185,6 +185,7 @@ class ClusterChecker:
         self.lifecycles: dict[str, LifecycleState] = {}
         self.writable: dict[str, float] = {}  # Registered so, and since when.
         self.read_only: dict[str, float] = {}
+        self._left_read_only: dict[str, float] = {}  # When each was that for the last time.
         self.writers: dict[int, HeldLedger] = {}
         self._votes: dict[str, str] = {}  # Of stewards, and whose they are.
         self._audit_votes: dict[str, str] = {}
@@ -410,7 +411,13 @@ class ClusterChecker:
             old in self.drains.get(ledger.ledger_id, ())
             and self.lifecycles.get(old) is LifecycleState.DRAINING
         )
-        has_room = old not in self.read_only and self._was_free(old, self._now())
+        unheard_s = UNHEARD_S
+        if all(self._was_free(each.partition("#")[0], self._now() - UNHEARD_S) for each in by):
+            unheard_s = HEARD_S
+        # What follows from its refusal may come a moment after it has room again.
+        heard_s = self._now() - unheard_s
+        was_read_only = self._left_read_only.get(old, -UNHEARD_S) >= heard_s
+        has_room = old not in self.read_only and not was_read_only and self._was_free(old, heard_s)
         is_looked_at = old in self.drains.get(ledger.ledger_id, ())
         lacks_some = any(each not in self._durable(old, ledger) for each in share)
         is_full = is_looked_at and lacks_some and not has_room
@@ -418,10 +425,8 @@ class ClusterChecker:
         if not (is_marked or is_drained or is_full or is_spread):
             self._break(SWAPPED_OUT, f"{where}, and nobody wants it to go")
         since_s = self.writable.get(old, self._now())
-        unheard_s = UNHEARD_S
-        if all(self._was_free(each.partition("#")[0], self._now() - UNHEARD_S) for each in by):
-            unheard_s = HEARD_S
-        if is_marked and not is_drained and since_s < self._now() - unheard_s:
+        stays = has_room or not lacks_some
+        if is_marked and not is_drained and stays and since_s < heard_s:
             self._break(SWAPPED_OUT, f"{where}, which is registered")
         self._check_lock(ledger.ledger_id, by, where)
 
@@ -728,6 +733,8 @@ class ClusterChecker:
         folder = self.read_only if path.startswith(self._read_only) else self.writable
         if row is None:
             folder.pop(bookie, None)
+            if folder is self.read_only:
+                self._left_read_only[bookie] = self._now()
         else:
             folder.setdefault(bookie, self._now())
             info = unpack_service_info(BookieId(bookie), row.value)
