@@ -34,7 +34,7 @@ from rollbook.recovery.checks import Checks, CheckSchedule, CheckState
 from rollbook.recovery.config import AuditConfig
 from rollbook.recovery.core.audit import Backlog, Losses
 from rollbook.recovery.core.checks import CheckKind
-from rollbook.recovery.core.ensemble_shapes import Shape, good_copies
+from rollbook.recovery.core.index_rows import Shape, good_copies
 from rollbook.recovery.index import LedgerIndex
 from rollbook.recovery.metadata_outages import LOOK_AGAIN_S, follow, patiently, until_done
 from rollbook.recovery.tasks import AuditOrders, CheckTimes

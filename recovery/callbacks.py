@@ -74,7 +74,7 @@ from rollbook.recovery.core.callbacks import (
     unpack_pending,
     unpack_rows,
 )
-from rollbook.recovery.core.events import Event, ObservedState, derive
+from rollbook.recovery.core.event_derivation import Event, ObservedState, derive
 from rollbook.recovery.events import ClusterEventLog
 from rollbook.recovery.metadata_outages import patiently
 

@@ -1,5 +1,5 @@
-"""Watches the sources of the cluster's events (`core/events.py`), and remembers the events of this
-process.
+"""Watches the sources of the cluster's events, and remembers the events of this process
+(`core/event_derivation.py` has the rules).
 
     watch of each folder ──► paths that changed ──► their nodes are read ──► `tracks`: the states of each thing
 
@@ -33,7 +33,7 @@ from rollbook.proto.ids import LedgerId, parse_bookie_id
 from rollbook.proto.ports import Clock, MetadataStore, Node, WatchEventKind
 from rollbook.proto.tasks import TaskGroup
 from rollbook.recovery.core.checks import unpack_bad
-from rollbook.recovery.core.events import (
+from rollbook.recovery.core.event_derivation import (
     Event,
     EventFilter,
     EventMemory,

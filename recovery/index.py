@@ -38,7 +38,7 @@ from rollbook.proto.formats.paths import ledger_of_path
 from rollbook.proto.ids import BookieId, LedgerId
 from rollbook.proto.ports import Clock, MetadataStore, Watch, WatchEventKind
 from rollbook.proto.tasks import TaskGroup
-from rollbook.recovery.core.ensemble_shapes import Shape, members_of, shape_of
+from rollbook.recovery.core.index_rows import Shape, members_of, shape_of
 
 logger = structlog.get_logger()
 

@@ -49,8 +49,8 @@ from rollbook.proto.ports import Clock, MetadataStore, Randomness, WatchEventKin
 from rollbook.proto.tasks import TaskGroup
 from rollbook.recovery.config import StewardConfig
 from rollbook.recovery.core.drains import DrainFacts, Step, is_stuck, next_step
-from rollbook.recovery.core.ensemble_shapes import Shape
 from rollbook.recovery.core.failures import Failure
+from rollbook.recovery.core.index_rows import Shape
 from rollbook.recovery.core.lifecycle import fail, finish, revert
 from rollbook.recovery.doubt_healing import DoubtHealing, DoubtState
 from rollbook.recovery.index import LedgerIndex

@@ -24,7 +24,7 @@ from rollbook.api.dashboard.parts import (
     when,
     with_query,
 )
-from rollbook.recovery.core.events import EventKind
+from rollbook.recovery.core.event_derivation import EventKind
 
 Facts = Mapping[str, Any]
 

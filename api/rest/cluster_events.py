@@ -22,7 +22,7 @@ from rollbook.api.rest.cluster_models import (
 from rollbook.api.rest.operations import Facts
 from rollbook.api.rest.problems import describe_problems
 from rollbook.proto.errors import InvalidRequest, Missing, Overloaded
-from rollbook.recovery.core.events import EventKind
+from rollbook.recovery.core.event_derivation import EventKind
 
 CallbackId = Annotated[str, Path(min_length=1, max_length=100)]
 

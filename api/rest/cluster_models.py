@@ -6,7 +6,7 @@ from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt
 
 from rollbook import __version__
 from rollbook.proto.formats.lifecycle import LifecycleState
-from rollbook.recovery.core.events import EventKind
+from rollbook.recovery.core.event_derivation import EventKind
 
 _BOOKIE_ID_MAX = 255
 _BOOKIES_MAX = 1000

@@ -22,7 +22,7 @@ from typing import Any, Final
 
 from rollbook.proto.errors import BadMetadata, UnsupportedVersion
 from rollbook.proto.formats.bounds import check_size
-from rollbook.recovery.core.events import Event, EventKind, unpack_event
+from rollbook.recovery.core.event_derivation import Event, EventKind, unpack_event
 
 CALLBACKS_MAX: Final = 16
 QUEUED_MAX: Final = 10_000  # The most events that wait for one callback.
@@ -248,7 +248,7 @@ def attempt_row(
 
 @dataclass(frozen=True, slots=True)
 class EventCursor:
-    """How far events were queued: the marks of `core/events.py`, and the number of the next event."""
+    """How far events were queued: the marks of `core/event_derivation.py`, and the number of the next event."""
 
     marks: Mapping[str, str]
     next_number: int = 1

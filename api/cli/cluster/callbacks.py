@@ -11,7 +11,7 @@ from rollbook.proto.ids import parse_bookie_id
 from rollbook.proto.ports import Clock
 from rollbook.recovery.callbacks import CallbackNodes
 from rollbook.recovery.core.callbacks import RegisteredCallback
-from rollbook.recovery.core.events import Event, EventKind
+from rollbook.recovery.core.event_derivation import Event, EventKind
 from rollbook.recovery.events import ClusterEventLog
 
 T = TypeVar("T")

@@ -67,7 +67,7 @@ from rollbook.proto.ports import MetadataStore, SessionState
 from rollbook.proto.runtime.clock import SystemClock
 from rollbook.recovery.bookie_removal import Departures
 from rollbook.recovery.callbacks import CallbackNodes
-from rollbook.recovery.core.events import EventFilter, EventKind
+from rollbook.recovery.core.event_derivation import EventFilter, EventKind
 from rollbook.recovery.core.lifecycle import allowed_from
 from rollbook.recovery.core.operations import LastingOperation, id_of_key
 from rollbook.recovery.events import ClusterEventLog

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rollbook.recovery.core.callbacks import RegisteredCallback, body_of
-from rollbook.recovery.core.events import Event, EventKind
+from rollbook.recovery.core.event_derivation import Event, EventKind
 from tests.support import pages
 from tests.support.processes import REPOSITORY
 

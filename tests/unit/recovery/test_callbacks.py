@@ -30,7 +30,7 @@ from rollbook.recovery.core.callbacks import (
     pack_cursor,
     pack_pending,
 )
-from rollbook.recovery.core.events import Event, EventKind, derive
+from rollbook.recovery.core.event_derivation import Event, EventKind, derive
 from rollbook.recovery.events import ClusterEventLog
 from rollbook.recovery.operations import RUNNER
 from tests.unit.proto.cluster.faulty import FaultyStore

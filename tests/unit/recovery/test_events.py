@@ -15,7 +15,7 @@ from rollbook.proto.ids import BookieId, EntryId, LedgerId
 from rollbook.proto.metastore.memory import MemoryService
 from rollbook.proto.ports import CreateMode, MetadataStore
 from rollbook.proto.runtime.clock import SystemClock
-from rollbook.recovery.core.events import Event, EventFilter
+from rollbook.recovery.core.event_derivation import Event, EventFilter
 from rollbook.recovery.core.failures import Failure, LostEntries
 from rollbook.recovery.events import ClusterEventLog
 from rollbook.recovery.tasks import BadCopies, Failures

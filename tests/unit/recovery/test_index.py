@@ -17,7 +17,7 @@ from rollbook.proto.quorum import Quorum
 from rollbook.proto.runtime.clock import SystemClock
 from rollbook.proto.wire.digest import DigestType
 from rollbook.recovery import index as module
-from rollbook.recovery.core.ensemble_shapes import shape_of
+from rollbook.recovery.core.index_rows import shape_of
 from rollbook.recovery.index import LedgerIndex
 
 B1, B2, B3, B4 = (BookieId(f"b{number}:3181") for number in range(1, 5))

@@ -31,7 +31,7 @@ from rollbook.api.rest.settings_models import OwnProcess
 from rollbook.proto.errors import BookieFailed, BookieUnreachable, InvalidRequest, Missing
 from rollbook.proto.ports import Address
 from rollbook.proto.runtime.metrics import Metrics
-from rollbook.recovery.core.events import Event, EventKind
+from rollbook.recovery.core.event_derivation import Event, EventKind
 from rollbook.recovery.stats import RecoveryStats
 from tests.messages import raises_message
 from tests.unit.api.dashboard.core.test_markup import HOSTILE, Reader

@@ -18,7 +18,7 @@ from rollbook.proto.errors import (
     RollbookError,
 )
 from rollbook.proto.formats.lifecycle import LifecycleState
-from rollbook.recovery.core.events import EventFilter, EventKind, EventMemory
+from rollbook.recovery.core.event_derivation import EventFilter, EventKind, EventMemory
 
 Facts = dict[str, Any]
 

@@ -24,7 +24,7 @@ from rollbook.api.rest.server import HttpConfig, HttpServer
 from rollbook.proto.errors import OutcomeUnknown
 from rollbook.proto.ports import Address
 from rollbook.proto.runtime.metrics import Metrics
-from rollbook.recovery.core.events import Event, EventKind
+from rollbook.recovery.core.event_derivation import Event, EventKind
 from tests.unit.api.rest.fake_cluster import FakeCluster, a_bookie, a_ledger
 from tests.unit.api.rest.http_client import DEADLINE_S, Answer, Client
 

@@ -32,7 +32,7 @@ from rollbook.recovery.core.callbacks import (
     unpack_pending,
     unpack_rows,
 )
-from rollbook.recovery.core.events import Event, EventKind
+from rollbook.recovery.core.event_derivation import Event, EventKind
 
 S = 1_000_000_000
 GOOD, REFUSED, SILENT = (

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from rollbook.proto.errors import BadMetadata
-from rollbook.recovery.core.events import (
+from rollbook.recovery.core.event_derivation import (
     Event,
     EventFilter,
     EventKind,
