@@ -34,7 +34,7 @@ from rollbook.recovery.checks import Checks, CheckSchedule, CheckState
 from rollbook.recovery.config import AuditConfig
 from rollbook.recovery.core.audit import Backlog, Losses
 from rollbook.recovery.core.checks import CheckKind
-from rollbook.recovery.core.index_rows import Shape, good_copies
+from rollbook.recovery.core.index_rows import IndexRow, good_copies
 from rollbook.recovery.index import LedgerIndex
 from rollbook.recovery.metadata_outages import LOOK_AGAIN_S, follow, patiently, until_done
 from rollbook.recovery.tasks import AuditOrders, CheckTimes
@@ -212,8 +212,8 @@ class Auditor:
             self._passed.clear()
             self._has_news.set()
 
-    def _on_ledger(self, ledger_id: LedgerId, shape: Shape) -> None:
-        if self._passed.isdisjoint(shape):
+    def _on_ledger(self, ledger_id: LedgerId, row: IndexRow) -> None:
+        if self._passed.isdisjoint(row):
             return
         if len(self._late) < _LATE_MAX:
             self._late[ledger_id] = None
@@ -274,8 +274,8 @@ class Auditor:
     async def _pass(self, lost: frozenset[BookieId]) -> None:
         await self._index.settle()
         backlog = Backlog()
-        async for ledger_id, shape in self._index.naming(lost):
-            backlog.add(ledger_id, good_copies(shape, self._losses.missing))
+        async for ledger_id, row in self._index.naming(lost):
+            backlog.add(ledger_id, good_copies(row, self._losses.missing))
         logger.info("audit_started", lost=sorted(lost), ledgers=len(backlog))
         self._passed |= lost  # From here on, ledgers that name them are found late.
         try:
@@ -338,8 +338,8 @@ class Auditor:
         more, or they are back.
         """
         missing = self._losses.missing
-        shape = self._index.shape(ledger_id) or ()
-        names = [BookieId(each) for each in shape if isinstance(each, str)]
+        row = self._index.row(ledger_id) or ()
+        names = [BookieId(each) for each in row if isinstance(each, str)]
         return tuple([each for each in dict.fromkeys(names) if each in lost and each in missing])
 
     async def _mark(self, ledger_id: LedgerId, lost: frozenset[BookieId]) -> None:

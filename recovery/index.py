@@ -1,6 +1,6 @@
 """Which ledgers name a bookie, kept up to date by a watch instead of by scans.
 
-    watch below the ledgers root ──► ids are noted ──► their metadata is read ──► shapes, counts
+    watch below the ledgers root ──► ids are noted ──► their metadata is read ──► rows, counts
     one walk at the start        ──►
 
 The reader of the watch does nothing but note ids: a watch holds a bounded number of events, and then
@@ -38,18 +38,18 @@ from rollbook.proto.formats.paths import ledger_of_path
 from rollbook.proto.ids import BookieId, LedgerId
 from rollbook.proto.ports import Clock, MetadataStore, Watch, WatchEventKind
 from rollbook.proto.tasks import TaskGroup
-from rollbook.recovery.core.index_rows import Shape, members_of, shape_of
+from rollbook.recovery.core.index_rows import IndexRow, members_of, row_of
 
 logger = structlog.get_logger()
 
 SWEEP_S: Final = 24 * 3600.0
 READS_PER_S: Final = 1000  # The reads per second of a sweep.
 _CHUNK: Final = 64  # Ledgers that are read at once.
-_SHARED_MAX: Final = 200_000  # The most shapes that are kept for sharing.
+_SHARED_MAX: Final = 200_000  # The most rows that are kept for sharing.
 _SCAN: Final = 10_000  # Ledgers handled in one step of the loop.
 _RETRY_PAUSE_S: Final = 0.5
 
-OnChange = Callable[[LedgerId, Shape], None]
+OnChange = Callable[[LedgerId, IndexRow], None]
 
 
 class LedgerIndex:
@@ -70,8 +70,8 @@ class LedgerIndex:
         self._nodes = LedgerNodes(store, cluster.root, cluster.layout)
         self._sweep_s = sweep_s
         self._reads_per_s = reads_per_s
-        self._shapes: dict[int, Shape] = {}
-        self._shared: dict[Shape, Shape] = {}
+        self._rows: dict[int, IndexRow] = {}
+        self._shared: dict[IndexRow, IndexRow] = {}
         self._unclosed: set[int] = set()
         self._counts: Counter[BookieId] = Counter()
         self._noted: dict[int, int] = {}  # Id -> the number of its note, the oldest first.
@@ -88,7 +88,7 @@ class LedgerIndex:
     # --- Questions ----------------------------------------------------------------------------
 
     def __len__(self) -> int:
-        return len(self._shapes)
+        return len(self._rows)
 
     @property
     def is_ready(self) -> bool:
@@ -105,20 +105,20 @@ class LedgerIndex:
     def count(self, bookie: BookieId) -> int:
         return self._counts[bookie]
 
-    def shape(self, ledger_id: LedgerId) -> Shape | None:
-        return self._shapes.get(ledger_id)
+    def row(self, ledger_id: LedgerId) -> IndexRow | None:
+        return self._rows.get(ledger_id)
 
-    async def naming(self, bookies: Iterable[BookieId]) -> AsyncIterator[tuple[LedgerId, Shape]]:
+    async def naming(self, bookies: Iterable[BookieId]) -> AsyncIterator[tuple[LedgerId, IndexRow]]:
         """Ledgers that name one of them, in no order. Other work runs in between, so a ledger
         that changes meanwhile comes once, as it was or as it is.
         """
         wanted = frozenset(bookies)
-        ids = array("q", self._shapes)
+        ids = array("q", self._rows)
         for start in range(0, len(ids), _SCAN):
             for ledger_id in ids[start : start + _SCAN]:
-                shape = self._shapes.get(ledger_id)
-                if shape is not None and not wanted.isdisjoint(shape):
-                    yield LedgerId(ledger_id), shape
+                row = self._rows.get(ledger_id)
+                if row is not None and not wanted.isdisjoint(row):
+                    yield LedgerId(ledger_id), row
             await asyncio.sleep(0)
 
     def on_change(self, call: OnChange) -> Callable[[], None]:
@@ -206,7 +206,7 @@ class LedgerIndex:
         """Walk over all ids and read them on the way, so that a first walk does not keep a million notes."""
         self._must_walk = False  # A later gap of the watch sets it again.
         try:
-            known = array("q", sorted(self._shapes))
+            known = array("q", sorted(self._rows))
             at = 0
             async for ledger_id in self._nodes.ids():
                 upto = bisect_left(known, ledger_id, at)
@@ -267,12 +267,12 @@ class LedgerIndex:
 
     async def _sweep_all(self) -> bool:
         """Read all ledgers once, at a pace. False: a walk became due before all were read."""
-        ids = array("q", self._shapes)
+        ids = array("q", self._rows)
         for start in range(0, len(ids), _CHUNK):
             if self._must_walk:
                 return False
             began_ns = self._clock.monotonic_ns()
-            chunk = [each for each in ids[start : start + _CHUNK] if each in self._shapes]
+            chunk = [each for each in ids[start : start + _CHUNK] if each in self._rows]
             await self._read(chunk)
             while self._noted and not self._must_walk:
                 await self._read_noted()
@@ -311,31 +311,31 @@ class LedgerIndex:
             self._unclosed.discard(ledger_id)
         else:
             self._unclosed.add(ledger_id)
-        self._put(ledger_id, shape_of(metadata))
+        self._put(ledger_id, row_of(metadata))
 
-    def _put(self, ledger_id: LedgerId, shape: Shape) -> None:
-        before = self._shapes.get(ledger_id)
-        if before == shape:
+    def _put(self, ledger_id: LedgerId, row: IndexRow) -> None:
+        before = self._rows.get(ledger_id)
+        if before == row:
             return
         if len(self._shared) < _SHARED_MAX:
-            shape = self._shared.setdefault(shape, shape)
+            row = self._shared.setdefault(row, row)
         else:
-            shape = self._shared.get(shape, shape)
-        self._shapes[ledger_id] = shape
-        self._counts.update(members_of(shape))
+            row = self._shared.get(row, row)
+        self._rows[ledger_id] = row
+        self._counts.update(members_of(row))
         if before is not None:
             self._discount(before)
         for call in self._on_change:
-            call(ledger_id, shape)
+            call(ledger_id, row)
 
     def _forget(self, ledger_id: LedgerId) -> None:
         self._unclosed.discard(ledger_id)
         self.unreadable.pop(ledger_id, None)
-        if (before := self._shapes.pop(ledger_id, None)) is not None:
+        if (before := self._rows.pop(ledger_id, None)) is not None:
             self._discount(before)
 
-    def _discount(self, shape: Shape) -> None:
-        for bookie in members_of(shape):
+    def _discount(self, row: IndexRow) -> None:
+        for bookie in members_of(row):
             self._counts[bookie] -= 1
             if not self._counts[bookie]:
                 del self._counts[bookie]

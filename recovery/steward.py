@@ -50,7 +50,7 @@ from rollbook.proto.tasks import TaskGroup
 from rollbook.recovery.config import StewardConfig
 from rollbook.recovery.core.drains import DrainFacts, Step, is_stuck, next_step
 from rollbook.recovery.core.failures import Failure
-from rollbook.recovery.core.index_rows import Shape
+from rollbook.recovery.core.index_rows import IndexRow
 from rollbook.recovery.core.lifecycle import fail, finish, revert
 from rollbook.recovery.doubt_healing import DoubtHealing, DoubtState
 from rollbook.recovery.index import LedgerIndex
@@ -197,8 +197,8 @@ class Steward:
             live = await self._watcher.changed(live)
             self._has_news.set()
 
-    def _on_ledger(self, _: LedgerId, shape: Shape) -> None:
-        if not self._cared_for.isdisjoint(shape):
+    def _on_ledger(self, _: LedgerId, row: IndexRow) -> None:
+        if not self._cared_for.isdisjoint(row):
             self._has_news.set()
 
     # --- Rounds -------------------------------------------------------------------------------
@@ -250,8 +250,8 @@ class Steward:
 
     def _is_for_people(self, ledger_id: LedgerId, failure: Failure) -> bool:
         """Whether the failure needs a person: entries are lost, or it explains why a drain has failed."""
-        shape = self._index.shape(ledger_id) or ()
-        return failure.is_unrecoverable or not self._failed.isdisjoint(shape)
+        row = self._index.row(ledger_id) or ()
+        return failure.is_unrecoverable or not self._failed.isdisjoint(row)
 
     async def _is_owed(self, ledger_id: LedgerId) -> bool:
         for tree in (self._drain_tasks, self._marks):
@@ -302,11 +302,11 @@ class Steward:
         """The number of each draining bookie's ledgers whose failure is final."""
         stuck: Counter[BookieId] = Counter()
         for ledger_id, failure in self._failing.items():
-            shape = self._index.shape(ledger_id) or ()
+            row = self._index.row(ledger_id) or ()
             stuck.update(
                 each.bookie
                 for each in draining
-                if each.bookie in shape and is_stuck(failure, each.lifecycle.token)
+                if each.bookie in row and is_stuck(failure, each.lifecycle.token)
             )
         return stuck
 
@@ -333,8 +333,8 @@ class Steward:
 
         async def work() -> None:
             for ledger_id in remaining:
-                shape = self._index.shape(ledger_id)
-                named = [each for each in sorted(bookies) if shape and each in shape]
+                row = self._index.row(ledger_id)
+                named = [each for each in sorted(bookies) if row and each in row]
                 if not named:
                     continue
                 now_ms = self._clock.wall_us() // 1000

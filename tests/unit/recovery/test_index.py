@@ -17,7 +17,7 @@ from rollbook.proto.quorum import Quorum
 from rollbook.proto.runtime.clock import SystemClock
 from rollbook.proto.wire.digest import DigestType
 from rollbook.recovery import index as module
-from rollbook.recovery.core.index_rows import shape_of
+from rollbook.recovery.core.index_rows import row_of
 from rollbook.recovery.index import LedgerIndex
 
 B1, B2, B3, B4 = (BookieId(f"b{number}:3181") for number in range(1, 5))
@@ -182,7 +182,7 @@ async def test_it_outlasts_a_store_that_is_away(
 
 async def test_changes_are_told(index: LedgerIndex, nodes: LedgerNodes) -> None:
     heard: list[tuple[int, int]] = []
-    forget = index.on_change(lambda ledger_id, shape: heard.append((ledger_id, len(shape))))
+    forget = index.on_change(lambda ledger_id, row: heard.append((ledger_id, len(row))))
     await nodes.create(ledger(1, B1))
     await until(index, lambda: heard == [(1, 3)])
     await closed(nodes, 1)
@@ -228,11 +228,11 @@ async def test_it_is_right_whatever_happens_meanwhile(
             case 7:
                 await asyncio.sleep(0.001 * chance.random())
     line.cut()
-    expected = {ledger_id: shape_of(metadata) for ledger_id, metadata in truth.items()}
+    expected = {ledger_id: row_of(metadata) for ledger_id, metadata in truth.items()}
     await until(
         index,
         lambda: (
-            {each: index.shape(LedgerId(each)) for each in range(120)}
+            {each: index.row(LedgerId(each)) for each in range(120)}
             == {each: expected.get(each) for each in range(120)}
         ),
     )

@@ -206,7 +206,7 @@ _read_one = LedgerIndex._read_one
 
 
 async def _read_once(self: LedgerIndex, ledger_id: LedgerId) -> None:
-    if self.shape(ledger_id) is None:
+    if self.row(ledger_id) is None:
         await _read_one(self, ledger_id)
 
 

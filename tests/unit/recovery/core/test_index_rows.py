@@ -7,7 +7,7 @@ import pytest
 from rollbook.proto.ids import BookieId, EntryId, LedgerId
 from rollbook.proto.metadata import Fragment, LedgerMetadata
 from rollbook.proto.quorum import Quorum
-from rollbook.recovery.core.index_rows import good_copies, members_of, shape_of
+from rollbook.recovery.core.index_rows import good_copies, members_of, row_of
 
 B = [BookieId(f"b{number}:3181") for number in range(8)]
 
@@ -29,12 +29,12 @@ def test_the_worst_entry_decides(seed: int) -> None:
         for fragment in fragments
         for e in range(quorum.ensemble)
     )
-    shape = shape_of(metadata)
-    assert good_copies(shape, missing) == expected
-    assert members_of(shape) == {m for fragment in fragments for m in fragment.ensemble}
+    row = row_of(metadata)
+    assert good_copies(row, missing) == expected
+    assert members_of(row) == {m for fragment in fragments for m in fragment.ensemble}
 
 
 def test_an_ensemble_that_comes_twice_is_kept_once() -> None:
     fragments = [Fragment(EntryId(e), (B[e % 2], B[2])) for e in range(4)]
-    shape = shape_of(LedgerMetadata(LedgerId(1), Quorum(2, 2, 1), tuple(fragments)))
-    assert shape == (2, 2, B[0], B[2], B[1], B[2])
+    row = row_of(LedgerMetadata(LedgerId(1), Quorum(2, 2, 1), tuple(fragments)))
+    assert row == (2, 2, B[0], B[2], B[1], B[2])
