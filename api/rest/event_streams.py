@@ -15,7 +15,7 @@ The cost of clients that do not read them is bounded, however many they are:
     begun      the rest of a large record, of which it has read a part, is kept; while such rests
                are more than `_RESTS_BYTES_MAX` in all, it is disconnected, and resumes
     reading    followers that are behind read in turns, a few at a time (`owner_routing.py`)
-    showing    that a client reads anything: until then others come in before each piece of much (`new_reader_pacing.py`)
+    showing    that a client reads anything: until then others come in before each piece of much (`fairness/new_reader_pacing.py`)
 
 Connections that read nothing at all are closed (`server.py`). An error after a response has
 begun is its last event.
@@ -30,13 +30,13 @@ import structlog
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from rollbook.api.rest.fairness.new_reader_pacing import Newcomer
+from rollbook.api.rest.fairness.response_backpressure import send_within
 from rollbook.api.rest.json_codec import to_json
-from rollbook.api.rest.new_reader_pacing import Newcomer
 from rollbook.api.rest.owner_routing import OwnerRouting
 from rollbook.api.rest.problems import problem_of, surprise
 from rollbook.api.rest.record_json import Encoding, dumped
 from rollbook.api.rest.record_slices import PIECE_BYTES, pieces
-from rollbook.api.rest.response_backpressure import send_within
 from rollbook.logservice.ids import FIRST_OFFSET, Offset
 from rollbook.logservice.messages import (
     CaughtUp,

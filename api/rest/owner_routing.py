@@ -13,9 +13,9 @@ from typing import Any, Final, Literal, Protocol
 
 from rollbook.api.access.authorized_service import AuthorizedService
 from rollbook.api.methods import BY_REQUEST
-from rollbook.api.rest.admission_queue import AdmissionQueue
-from rollbook.api.rest.new_reader_pacing import ROUNDS
-from rollbook.api.rest.reader_turns import ReaderTurns, UnsentRecords
+from rollbook.api.rest.fairness.admission_queue import AdmissionQueue
+from rollbook.api.rest.fairness.new_reader_pacing import ROUNDS
+from rollbook.api.rest.fairness.reader_turns import ReaderTurns, UnsentRecords
 from rollbook.logservice.ids import AtOffset, Earliest, Offset, Position
 from rollbook.logservice.messages import (
     AtTail,

@@ -5,9 +5,9 @@ for a client that may not read any of it. So
 
     a piece    (`record_slices.py`) is made when what is before it was let out, but for what a connection may have
                unsent, so that one is ahead at most; and the loop goes round between any two
-    a newcomer has its pieces made in the line of new readers (`new_reader_pacing.py`)
+    a newcomer has its pieces made in the line of new readers (`fairness/new_reader_pacing.py`)
     counted    is what is held: the blocks, the largest body of those that are packed, and a piece of JSON
-               (`response_backpressure.py`). For a refused request nothing is made
+               (`fairness/response_backpressure.py`). For a refused request nothing is made
     the first  is made before the head is sent: what is wrong there is a problem with its status. If it is
                all, it goes with its length
     the end    is missing where something is wrong further on: the object stays open, and the connection is
@@ -23,12 +23,12 @@ import structlog
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from rollbook.api.rest.admission_queue import AdmissionQueue
 from rollbook.api.rest.event_streams import until_gone
-from rollbook.api.rest.new_reader_pacing import Newcomer
+from rollbook.api.rest.fairness.admission_queue import AdmissionQueue
+from rollbook.api.rest.fairness.new_reader_pacing import Newcomer
+from rollbook.api.rest.fairness.response_backpressure import HOLD, Hold
 from rollbook.api.rest.record_json import JSON, Encoding, dumped
 from rollbook.api.rest.record_slices import PIECE_BYTES, RecordSlice, pieces, wanted
-from rollbook.api.rest.response_backpressure import HOLD, Hold
 from rollbook.logservice.core.record_block import packed_body_of
 from rollbook.logservice.ids import Offset
 from rollbook.logservice.messages import ReadAnswer

@@ -10,10 +10,10 @@ Without the token a client gets little:
                    been idle for longest, if there is one, and is closed otherwise
     a request      its head, its body and a deadline for both, the answer included; the bodies of all
                    requests together
-    an answer      as fast as it is taken; large ones of all requests together (`response_backpressure.py`)
+    an answer      as fast as it is taken; large ones of all requests together (`fairness/response_backpressure.py`)
     the loop       a number of headers, trailers, fields of a query, and small chunks of a body (`chunked_body.py`): the
                    parser looks at each of them, and thousands hold up everybody. And a slice of what it says
-                   in a turn; of those who come in one go one begins at a time (`admission_queue.py`)
+                   in a turn; of those who come in one go one begins at a time (`fairness/admission_queue.py`)
     a path         has no escapes: no name here needs one, and `%2F` would make two names of one
     a refusal      reaches a client that is still sending: for a moment what it sends is read and discarded
     a stream       goes on for as long as somebody takes it; a client that reads nothing is disconnected
@@ -48,11 +48,11 @@ from uvicorn.server import ServerState
 
 from rollbook.api.access.authenticator import CALLER, AuthenticatedCaller, Authenticator, anybody
 from rollbook.api.access.certificate_names import names_in
-from rollbook.api.rest.admission_queue import AdmissionQueue
 from rollbook.api.rest.chunked_body import BadChunks, Chunks
 from rollbook.api.rest.cross_origin import CrossOrigin
+from rollbook.api.rest.fairness.admission_queue import AdmissionQueue
+from rollbook.api.rest.fairness.response_backpressure import ResponseBackpressure
 from rollbook.api.rest.problems import response_of
-from rollbook.api.rest.response_backpressure import ResponseBackpressure
 from rollbook.proto.errors import (
     BadConfig,
     EntryTooLarge,

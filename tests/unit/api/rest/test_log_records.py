@@ -16,7 +16,7 @@ from starlette.datastructures import Headers
 
 from rollbook.api.access.authenticator import Authenticator, anybody
 from rollbook.api.rest import event_streams
-from rollbook.api.rest.reader_turns import ReaderTurns
+from rollbook.api.rest.fairness.reader_turns import ReaderTurns
 from rollbook.api.rest.record_json import (
     NDJSON as NDJSON_TYPE,
 )

@@ -13,8 +13,8 @@ from typing import Any
 import h11
 import pytest
 
-from rollbook.api.rest import admission_queue, response_backpressure
 from rollbook.api.rest import server as module
+from rollbook.api.rest.fairness import admission_queue, response_backpressure
 from rollbook.api.rest.log_app import RestServer
 from rollbook.api.rest.server import Bounds, HttpConfig
 from rollbook.logservice.core.record_block import pack_block

@@ -12,23 +12,17 @@ import pytest
 from structlog.testing import capture_logs
 
 from rollbook.api.rest import (
-    admission_queue as line,
-)
-from rollbook.api.rest import (
-    new_reader_pacing as newcomers,
-)
-from rollbook.api.rest import (
     range_response as reading,
 )
-from rollbook.api.rest import (
-    response_backpressure,
-)
-from rollbook.api.rest.admission_queue import AdmissionQueue
-from rollbook.api.rest.new_reader_pacing import ROUNDS
+from rollbook.api.rest.fairness import admission_queue as line
+from rollbook.api.rest.fairness import new_reader_pacing as newcomers
+from rollbook.api.rest.fairness import response_backpressure
+from rollbook.api.rest.fairness.admission_queue import AdmissionQueue
+from rollbook.api.rest.fairness.new_reader_pacing import ROUNDS
+from rollbook.api.rest.fairness.response_backpressure import ResponseBackpressure
 from rollbook.api.rest.range_response import RangeResponse
 from rollbook.api.rest.record_json import Encoding
 from rollbook.api.rest.record_slices import RecordSlice, pieces
-from rollbook.api.rest.response_backpressure import ResponseBackpressure
 from rollbook.logservice.core.record_block import Block, Codec, pack_block, stamped
 from rollbook.logservice.ids import Offset
 from rollbook.logservice.messages import ReadAnswer

@@ -15,7 +15,7 @@ The total wait is less than a turn (`reader_turns.py`): no turn is over before i
 import asyncio
 from typing import Final
 
-from rollbook.api.rest.admission_queue import AdmissionQueue
+from rollbook.api.rest.fairness.admission_queue import AdmissionQueue
 
 ROUNDS: Final = 4  # An append is served in about 16, but for its waits.
 _UNTAKEN_BYTES_MAX: Final = 256 * 1024  # 200,000 over Linux's loopback, with `_UNSENT_BY_SYSTEM`.

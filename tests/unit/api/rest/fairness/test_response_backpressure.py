@@ -7,8 +7,8 @@ import pytest
 from starlette.responses import Response
 from starlette.types import Scope
 
-from rollbook.api.rest import response_backpressure
-from rollbook.api.rest.response_backpressure import ResponseBackpressure
+from rollbook.api.rest.fairness import response_backpressure
+from rollbook.api.rest.fairness.response_backpressure import ResponseBackpressure
 
 SIZE = 2_000_000
 SCOPE: Scope = {"type": "http", "method": "GET"}

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from rollbook.api.rest import event_streams
-from rollbook.api.rest import reader_turns as shared_room
-from rollbook.api.rest.reader_turns import Events, ReaderTurns, Through
+from rollbook.api.rest.fairness import reader_turns as shared_room
+from rollbook.api.rest.fairness.reader_turns import Events, ReaderTurns, Through
 from rollbook.logservice.core.record_block import pack_block
 from rollbook.logservice.ids import AtOffset, Latest, LogName, Offset, Position
 from rollbook.logservice.messages import (

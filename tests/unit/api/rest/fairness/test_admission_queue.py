@@ -6,8 +6,8 @@ from itertools import pairwise
 
 import pytest
 
-from rollbook.api.rest import admission_queue as line
-from rollbook.api.rest.admission_queue import AdmissionQueue
+from rollbook.api.rest.fairness import admission_queue as line
+from rollbook.api.rest.fairness.admission_queue import AdmissionQueue
 from tests.unit.api.rest.loop_rounds import Loop
 
 ROUNDS = 5
