@@ -109,7 +109,7 @@ METHODS: Final = (
     _method(_ADMIN, messages.UndeleteLog, messages.LogState, changes=True),
     _method(_ADMIN, messages.RollLog, messages.RollLogAnswer, changes=True),
     _method(_ADMIN, messages.ListSegments, messages.Segments),
-    _method(_ADMIN, messages.GetJournal, messages.Journal),
+    _method(_ADMIN, messages.GetJournal, messages.LogJournal),
     _method(_ADMIN, messages.GetLimits, messages.ServiceLimits),
     _method(_CLUSTER, messages.Lookup, messages.LogOwners),
     _method(_CLUSTER, messages.ListServers, messages.Servers),

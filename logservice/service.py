@@ -489,7 +489,7 @@ class LogService:
             return page  # Lost segments are not known without the metadata store.
         return with_lost(page, lost)
 
-    async def get_journal(self, request: words.GetJournal, due: float) -> words.Journal:
+    async def get_journal(self, request: words.GetJournal, due: float) -> words.LogJournal:
         listed = await in_time(due, self._ends.list_of(request.log))
         await self._reads.require_life(request.log, text_of(listed.uid), request.uid)
         return journal_of(listed, request.limit)

@@ -523,7 +523,7 @@ class Log(BelongsToProcess):
 
     async def journal(self, limit: int = 100) -> tuple[messages.JournalEvent, ...]:
         """The log's events, newest first."""
-        answer: messages.Journal = await self._client.ask(
+        answer: messages.LogJournal = await self._client.ask(
             messages.GetJournal(self.name, limit, self.uid)
         )
         return answer.events

@@ -38,7 +38,7 @@ from rollbook.logservice.ids import (
     parse_position,
 )
 from rollbook.logservice.log_config import ConfigValues
-from rollbook.logservice.messages import Records
+from rollbook.logservice.messages import LogJournal, Records
 from rollbook.proto.errors import InvalidRequest, RollbookError
 from rollbook.proto.v1 import admin_pb2, cluster_pb2, cursor_pb2, log_pb2
 from rollbook.proto.wire.varint import pack_varint
@@ -46,8 +46,8 @@ from rollbook.proto.wire.varint import pack_varint
 Convert = Callable[[Any], Any]
 
 _MODULES: Final = (log_pb2, cursor_pb2, admin_pb2, cluster_pb2)
-# Messages with other names: `ConfigValues` has the fields of a whole config, set one by one.
-_CALLED_OTHERWISE: Final[dict[type, str]] = {ConfigValues: "LogConfig"}
+# Messages with other names than their classes. `ConfigValues` has the fields of a whole config, set one by one.
+_CALLED_OTHERWISE: Final[dict[type, str]] = {ConfigValues: "LogConfig", LogJournal: "Journal"}
 
 
 def message_of(word: type) -> type[Message]:

@@ -31,16 +31,16 @@ from rollbook.api.rest.bookie_models import (
     GcState,
     Info,
     LedgerDetails,
-    Ledgers,
+    LedgerPage,
     LogLevel,
-    Mark,
     Operations,
     OperationState,
     ReadOnly,
+    ReplayMark,
     Resume,
+    RunState,
     Sanity,
     SettleDoubts,
-    State,
     Status,
     Suspend,
     Suspended,
@@ -350,8 +350,8 @@ async def get_status(admin: Admin) -> Status:
 
 
 @_bookie.get("/bookie/state")
-async def get_state(admin: Admin) -> State:
-    return State.model_validate(admin.state())
+async def get_state(admin: Admin) -> RunState:
+    return RunState.model_validate(admin.state())
 
 
 @_bookie.get("/bookie/state/readonly")
@@ -381,8 +381,8 @@ async def check_sanity(admin: Admin) -> Sanity:
 
 
 @_bookie.get("/bookie/last_log_mark")
-async def get_mark(admin: Admin) -> Mark:
-    return Mark.model_validate(admin.mark())
+async def get_mark(admin: Admin) -> ReplayMark:
+    return ReplayMark.model_validate(admin.mark())
 
 
 @_bookie.get("/bookie/list_disk_file", response_model_exclude_none=True)
@@ -402,11 +402,11 @@ async def list_ledgers(
     admin: Admin,
     after: Annotated[int, Query(ge=-1, le=LEDGER_ID_MAX)] = -1,
     limit: Annotated[int, Query(ge=1, le=_PAGE_MAX)] = 100,
-) -> Ledgers:
+) -> LedgerPage:
     """Those with an id above `after`, ascending."""
     found = await admin.ledgers(after, limit)
     last = found[-1]["ledger_id"] if len(found) == limit else None
-    return Ledgers.model_validate({"ledgers": found, "next_after": last})
+    return LedgerPage.model_validate({"ledgers": found, "next_after": last})
 
 
 @_bookie.get("/bookie/ledgers/{ledger_id}", responses=describe_problems(NoSuchLedger))

@@ -1,4 +1,7 @@
-"""What a bookie's admin pages show and take: BookKeeper's under its names, in camelCase, ours in snake_case."""
+"""What a bookie's admin pages show and take: BookKeeper's under its names, in camelCase, ours in snake_case.
+
+OpenAPI names a model by its `title`, if it has one, and otherwise by its class.
+"""
 
 from typing import Any, Literal
 
@@ -21,7 +24,9 @@ class _AsBookKeeper(BaseModel):
     model_config = ConfigDict(alias_generator=to_camel, validate_by_name=True, extra="forbid")
 
 
-class State(_AsBookKeeper):
+class RunState(_AsBookKeeper):
+    model_config = ConfigDict(title="State")
+
     running: bool = Field(examples=[True])
     read_only: bool = Field(examples=[False])
     shutting_down: bool = Field(examples=[False])
@@ -115,8 +120,10 @@ class Resume(_AsBookKeeper):
     resume_minor: bool = Field(False, examples=[True])
 
 
-class Mark(_Shown):
+class ReplayMark(_Shown):
     """Where replay would start, and where the journal is."""
+
+    model_config = ConfigDict(title="Mark")
 
     journal: int = Field(examples=[12])
     first_sequence: int = Field(examples=[40_312])
@@ -201,7 +208,9 @@ class LedgerDetails(LedgerSummary):
     doubts: list[Doubt]
 
 
-class Ledgers(_Shown):
+class LedgerPage(_Shown):
+    model_config = ConfigDict(title="Ledgers")
+
     ledgers: list[LedgerSummary]
     next_after: int | None = Field(examples=[None])  # The value of `after` for the next page.
 

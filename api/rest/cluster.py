@@ -23,13 +23,13 @@ from rollbook.api.rest.cluster_models import (
     BadLedgers,
     BookieIds,
     BookieLifecycle,
-    Cluster,
     ClusterBookie,
     ClusterBookies,
     ClusterHealth,
     ClusterLedgers,
     ClusterOperation,
     ClusterOperations,
+    ClusterSummary,
     Delay,
     LedgerWithPlaces,
     Rate,
@@ -291,9 +291,9 @@ def _cluster(admin: ClusterAdmin, settings: Sequence[Mapping[str, str]]) -> APIR
     routes = APIRouter(tags=["cluster"])
 
     @routes.get("/cluster")
-    async def get_cluster() -> Cluster:
+    async def get_cluster() -> ClusterSummary:
         """Also while the metadata store is away."""
-        return Cluster.model_validate(await admin.cluster())
+        return ClusterSummary.model_validate(await admin.cluster())
 
     @routes.get("/cluster/health", responses=describe_problems(*AWAY))
     async def get_health() -> ClusterHealth:

@@ -16,7 +16,9 @@ class _Shown(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
 
-class Cluster(_Shown):
+class ClusterSummary(_Shown):
+    model_config = ConfigDict(title="Cluster")
+
     instance_id: str = Field(examples=["2f9f3a1e-7f0e-4a9b-8c45-2f3f7a9d1b77"])
     metadata: str = Field(examples=["zk://zk1,zk2,zk3/ledgers"])
     ledgers_root: str = Field(examples=["/ledgers"])

@@ -31,11 +31,14 @@ from rollbook.logservice.ids import (
     parse_cursor_name,
     parse_position,
 )
+from rollbook.logservice.messages import LogJournal
 from rollbook.proto.errors import InvalidRequest
 
 Convert = Callable[[Any], Any]
 Json = dict[str, Any]
 
+# Published names of messages, where they differ from their classes' names.
+_TITLES: Final[dict[type, str]] = {LogJournal: "Journal"}
 _NAME_SCHEMA: Final[Json] = {"type": "string", "pattern": "^[a-z0-9][a-z0-9._-]{0,254}$"}
 _POSITION_SCHEMA: Final[Json] = {
     "description": "123, -10, earliest, latest, ts:2026-01-31T10:00:00Z, ago:15m or cursor:NAME",
@@ -259,7 +262,7 @@ def schema_of(word: Any, *, without: tuple[str, ...] = (), is_said: bool = False
     kept = [each for each in fields(word) if each.name not in without]
     found: Json = {
         "type": "object",
-        "title": word.__name__,
+        "title": _TITLES.get(word, word.__name__),
         "properties": {_key(f, hints[f.name]): _schema(hints[f.name], is_said) for f in kept},
         "required": [_key(f, hints[f.name]) for f in kept if not (is_said and _has_default(f))],
     }

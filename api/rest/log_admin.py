@@ -478,7 +478,7 @@ async def list_segments(
     )
 
 
-@routes.get(f"{LOG}/journal", tags=["logs"], **described(messages.Journal))
+@routes.get(f"{LOG}/journal", tags=["logs"], **described(messages.LogJournal))
 async def get_journal(routing: Routing, log: Log, how: HowOf, limit: Page = 100) -> Response:
     """What befell the log, newest first."""
     return json_response(await routing.ask(messages.GetJournal(log, limit), how))

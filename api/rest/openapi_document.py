@@ -119,7 +119,35 @@ _PARAMETERS: Final[dict[str, Any]] = {
 }
 
 
+_SCHEMAS: Final = "#/components/schemas/"
 Describe = Callable[[type[RollbookError], int], dict[str, Any]]
+
+
+def name_by_title(document: dict[str, Any]) -> None:
+    """Publishes each model under its title, which is its class's name unless the model has another."""
+    schemas = document["components"]["schemas"]
+    by_title = {schema["title"]: name for name, schema in schemas.items()}
+    assert len(by_title) == len(schemas), "two models have the same title"
+    renamed = {
+        f"{_SCHEMAS}{name}": f"{_SCHEMAS}{title}"
+        for title, name in by_title.items()
+        if title != name
+    }
+    if renamed:
+        found = {title: schemas[by_title[title]] for title in sorted(by_title)}
+        document["components"]["schemas"] = found
+        _rename_references(document, renamed)
+
+
+def _rename_references(part: Any, renamed: dict[str, str]) -> None:
+    if isinstance(part, list):
+        for each in part:
+            _rename_references(each, renamed)
+    elif isinstance(part, dict):
+        if part.get("$ref") in renamed:
+            part["$ref"] = renamed[part["$ref"]]
+        for each in part.values():
+            _rename_references(each, renamed)
 
 
 def complete(document: dict[str, Any], open_paths: Collection[str], describe: Describe) -> None:

@@ -25,7 +25,7 @@ from starlette.exceptions import HTTPException
 from starlette.routing import BaseRoute, Match
 from starlette.types import Scope
 
-from rollbook.api.rest.openapi_document import complete
+from rollbook.api.rest.openapi_document import complete, name_by_title
 from rollbook.api.rest.unknown_parameters import DeclaredParameters
 from rollbook.proto.errors import (
     EntryTooLarge,
@@ -175,11 +175,10 @@ def _add_problems(app: FastAPI, open_paths: Collection[str]) -> None:
 
     def openapi() -> dict[str, Any]:
         if app.openapi_schema is None:
-            _tell_of_problems(described())
-            assert app.openapi_schema
-            complete(
-                app.openapi_schema, open_paths, lambda error, status: _described(status, error)
-            )
+            document = described()
+            name_by_title(document)
+            _tell_of_problems(document)
+            complete(document, open_paths, lambda error, status: _described(status, error))
         assert app.openapi_schema
         return app.openapi_schema
 

@@ -9,8 +9,8 @@ from rollbook.logservice.core.log_lives import check_life, text_of
 from rollbook.logservice.ids import NO_OWNER_YET, LogName, SegmentId
 from rollbook.logservice.log_config import LogConfig
 from rollbook.logservice.messages import (
-    Journal,
     JournalEvent,
+    LogJournal,
     Segments,
     SegmentState,
     SegmentView,
@@ -87,10 +87,10 @@ def _view(segment: Segment, size: Size) -> SegmentView:
     )
 
 
-def journal_of(listed: LedgerList, limit: int) -> Journal:
+def journal_of(listed: LedgerList, limit: int) -> LogJournal:
     """The log's events, newest first. Rolls follow from the segments that are still there."""
     events = sorted((*_events(listed), *_rolls(listed)), key=lambda each: each.time_us)
-    return Journal(tuple(reversed(events[-limit:] if limit > 0 else ())))
+    return LogJournal(tuple(reversed(events[-limit:] if limit > 0 else ())))
 
 
 def _events(listed: LedgerList) -> Iterator[JournalEvent]:

@@ -651,13 +651,13 @@ class FakeCore:
         )
         return messages.Segments((view,), None)
 
-    async def get_journal(self, request: messages.GetJournal, due: float) -> messages.Journal:
+    async def get_journal(self, request: messages.GetJournal, due: float) -> messages.LogJournal:
         await self._asked("get_journal", request)
         self.cluster.log(request.log)
         event = messages.JournalEvent(
             5, "log_opened", "a~1", OwnerEpoch(1), "it was made", {"ledger_id": "7"}
         )
-        return messages.Journal((event,))
+        return messages.LogJournal((event,))
 
     async def get_limits(self, request: messages.GetLimits, due: float) -> messages.ServiceLimits:
         await self._asked("get_limits", request)
