@@ -106,7 +106,7 @@ class Ledgers:
             randomness,
             config,
         )
-        self._seat_watch = SeatWatch(self.live, self._open_writers, self._pardon, clock)
+        self._seat_watch = SeatWatch(self.live, self._open_writers, self.pardon_bookies, clock)
         self._handles: dict[LedgerWriter | LedgerReader, None] = {}
         self._look_at = _HANDLES_MIN  # Closed handles are dropped when there are this many.
         self._has_layout = False
@@ -410,12 +410,13 @@ class Ledgers:
         live = self.live()
         if len(self._placement.usable(live)) < count:
             return False
-        await self._pardon()
+        await self.pardon_bookies()
         live, now_ns = self.live(), self._clock.monotonic_ns()
         resting = self._placement.resting(live, now_ns)
         return len(self._placement.usable(live)) - len(resting) >= count
 
-    async def _pardon(self) -> None:
+    async def pardon_bookies(self) -> None:
+        """Ends the quarantine of bookies that respond now. If it is cancelled, it leaves nothing behind."""
         resting = self._placement.resting(self.live(), self._clock.monotonic_ns())
         await pardon_those_that_answer(
             resting, self.bookies, self._health, self._clock, question_s=_QUESTION_S

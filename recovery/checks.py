@@ -199,15 +199,23 @@ class Checks:
             CheckKind.COPIES: self._look_at_lists,
             CheckKind.LEDGERS: self._look_at_bytes,
         }
-        if self._ledgers.knows_racks:
-            looks[CheckKind.PLACEMENT] = self._look_at_racks
 
         def work_of(look: Callable[[LedgerId, CheckState, Gate], Awaitable[bool]]) -> Work:
             return lambda state: self._look_at_all(
                 state, gate, lambda ledger_id: look(ledger_id, state, gate)
             )
 
-        return {kind: work_of(look) for kind, look in looks.items()}
+        works = {kind: work_of(look) for kind, look in looks.items()}
+        if self._ledgers.knows_racks:
+            look_at_all = work_of(self._look_at_racks)
+
+            async def look_at_racks(state: CheckState) -> None:
+                # A bookie that was away a moment ago may be the only one of its rack (AU10).
+                await self._ledgers.pardon_bookies()
+                await look_at_all(state)
+
+            works[CheckKind.PLACEMENT] = look_at_racks
+        return works
 
     # --- All ledgers --------------------------------------------------------------------------
 

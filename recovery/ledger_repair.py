@@ -253,6 +253,7 @@ class LedgerRepair:
             last_entry = metadata.last_entry_of(index)
             if last_entry is None or not self._ledgers.lacks_racks(quorum, fragment.ensemble):
                 continue
+            await self._ledgers.pardon_bookies()
             found = pick_for_racks(self._ledgers, quorum, fragment.ensemble, self._draining)
             if found is None:
                 if self._ledgers.sets_in_one_rack(quorum, fragment.ensemble) < quorum.ensemble:
