@@ -273,7 +273,7 @@ class _Doubts:
         try:
             async with asyncio.timeout(_ANSWER_S):
                 return await asyncio.shield(answer)
-        except TimeoutError:
+        except (TimeoutError, OSError):  # Its HTTP server would respond with 500 to a full disk.
             raise BookieUnreachable(bookie=BookieId(self._process.node.name)) from None
 
 
