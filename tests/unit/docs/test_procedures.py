@@ -21,7 +21,7 @@ from tests.support import processes
 from tests.support.bookies import RunningBookie
 from tests.support.ledger_cluster import ProcessCluster
 from tests.support.processes import REPOSITORY, Family
-from tests.unit.api.cli.test_recovery_server import LOST, write_ledgers
+from tests.unit.api.cli.server.test_recovery import LOST, write_ledgers
 
 PAGE: Final = REPOSITORY / "docs" / "operations.md"
 PATIENCE_S: Final = 60.0

@@ -19,7 +19,7 @@ from rollbook.proto.wire.adds import AddReplies
 from rollbook.proto.wire.messages import EntryRead
 from tests.support import bookies, processes
 from tests.support.bookie_client import KEY, BookieClient, connect
-from tests.unit.api.cli.test_bookie_inspect import shown
+from tests.unit.api.cli.bookie.test_inspection import shown
 from tests.unit.api.rest.http_client import DEADLINE_S, Answer, Client
 
 API = "/api/v1/bookie"

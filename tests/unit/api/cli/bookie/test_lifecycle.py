@@ -12,7 +12,7 @@ from rollbook.ledger.open_client import connect
 from rollbook.proto.errors import InvalidRequest
 from tests.support import processes
 from tests.support.ledger_cluster import ProcessCluster
-from tests.unit.api.cli.test_recovery_server import LOST, until_gone, until_whole, write_ledgers
+from tests.unit.api.cli.server.test_recovery import LOST, until_gone, until_whole, write_ledgers
 
 NAMES = ("bk-1", "bk-2", "bk-3", LOST)
 

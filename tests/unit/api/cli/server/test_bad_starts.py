@@ -1,7 +1,7 @@
 """What operators get wrong first, as a table: a bookie that cannot start ends with a sentence, a next step and an exit code, and
 starts once the cause is gone.
 
-Elsewhere: ZooKeeper that is down (`test_startup`), a certificate for another name (`test_tls_everywhere`), a full disk
+Elsewhere: ZooKeeper that is down (`test_startup`), a certificate for another name (`test_log_peers`), a full disk
 (`unit/bookie/test_identity`, `deploy --of systemd`), wrong values of the chart (`architecture/test_chart`).
 """
 
@@ -18,7 +18,7 @@ import pytest
 
 from tests.support import bookies, commands, processes
 from tests.support.processes import Family
-from tests.unit.api.cli.test_server import make_cluster
+from tests.unit.api.cli.server.test_bookie import make_cluster
 
 
 @dataclass
