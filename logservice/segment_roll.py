@@ -19,10 +19,9 @@ import structlog
 from rollbook.ledger.writer import LedgerWriter
 from rollbook.logservice.append_path import AppendPath, SegmentWriter
 from rollbook.logservice.core.degraded_segments import (
-    ALL_COPIES,
-    FULL_ENSEMBLE,
+    BetterSegment,
     RollToMoreBookies,
-    bookies_for_better,
+    better_segment,
     degraded_to,
 )
 from rollbook.logservice.core.ledger_list import NOT_COUNTED, LedgerList, Size, Sizes
@@ -116,40 +115,33 @@ class SegmentRoll:
         context = self._context
         while True:
             await asyncio.sleep(_LOOK_S * (1 + context.randomness.random()))
-            reason = self._reason_to_widen()
+            better = self._better_segment()
             is_over = self._to_more.is_over and not self.degraded_to
             if is_over or self._takes_no_more:
                 return
-            if reason is None:
+            if better is None:
                 continue
-            if await context.ledgers.check_healthy_bookies(self._bookies_wanted(reason)):
+            if await context.ledgers.check_healthy_bookies(better.bookies_min):
                 async with context.may_widen:
                     await self._roll_to_more()
 
     async def _roll_to_more(self) -> None:
-        reason = self._reason_to_widen()
-        if reason is not None and self.rolling is None and not self._takes_no_more:
-            bookies_min = self._bookies_wanted(reason)
-            if (
-                reason == FULL_ENSEMBLE
-                and bookies_min < self._list_store.list.config.quorum.ensemble
-            ):
-                reason = ALL_COPIES
-            rolling = self.start(reason, bookies_min=bookies_min)
+        better = self._better_segment()
+        if better is not None and self.rolling is None and not self._takes_no_more:
+            rolling = self.start(better.reason, bookies_min=better.bookies_min)
             await asyncio.gather(asyncio.shield(rolling), return_exceptions=True)
-            self._to_more.on_attempt(self._loop.time(), reason)
+            self._to_more.on_attempt(self._loop.time(), better.reason)
 
-    def _bookies_wanted(self, reason: str) -> int:
-        config, writing = self._list_store.list.config, self._append_path.writing
-        if writing is None or not config.degraded_segments:
-            return config.quorum.ensemble
-        made = writing.writer.metadata.quorum
-        return bookies_for_better(config.quorum, made, reason)
-
-    def _reason_to_widen(self) -> str | None:
-        return self._to_more.reason_to_roll(
+    def _better_segment(self) -> BetterSegment | None:
+        """The segment to begin now, if enough bookies take new ledgers."""
+        reason = self._to_more.reason_to_roll(
             self._loop.time(), is_made_short=self.degraded_to > 0, vacant=len(self.vacant_seats)
         )
+        config, writing = self._list_store.list.config, self._append_path.writing
+        if reason is None or writing is None:  # Without a segment there are no seats to lack.
+            return None
+        made = writing.writer.metadata.quorum
+        return better_segment(config.quorum, made, reason, allows_degraded=config.degraded_segments)
 
     @property
     def _takes_no_more(self) -> bool:

@@ -12,7 +12,7 @@ No ledger gets more seats, so in both cases the log begins a new segment as soon
 take new ledgers. Repair makes the missing copies of a closed segment.
 """
 
-from typing import Final
+from typing import Final, NamedTuple
 
 from rollbook.proto.quorum import Quorum
 
@@ -50,6 +50,25 @@ def bookies_for_better(wanted: Quorum, made: Quorum, reason: str) -> int:
     """
     lacks_copies = reason == VACANT_SEAT or made.write < wanted.write
     return wanted.write if lacks_copies else wanted.ensemble
+
+
+class BetterSegment(NamedTuple):
+    """The segment to begin after a degraded one."""
+
+    reason: str
+    bookies_min: int  # It is begun only if this many bookies take new ledgers.
+
+
+def better_segment(
+    wanted: Quorum, made: Quorum, reason: str, *, allows_degraded: bool
+) -> BetterSegment:
+    """`reason`: why the present segment, made with the quorum `made`, is left. `allows_degraded`: whether the
+    log may have segments with fewer bookies than it wants; otherwise only a full ensemble is better.
+    """
+    bookies_min = bookies_for_better(wanted, made, reason) if allows_degraded else wanted.ensemble
+    if reason == FULL_ENSEMBLE and bookies_min < wanted.ensemble:
+        reason = ALL_COPIES
+    return BetterSegment(reason, bookies_min)
 
 
 class RollToMoreBookies:

@@ -6,9 +6,11 @@ from itertools import pairwise
 import pytest
 
 from rollbook.logservice.core.degraded_segments import (
+    ALL_COPIES,
     FULL_ENSEMBLE,
     VACANT_SEAT,
     RollToMoreBookies,
+    better_segment,
     bookies_for_better,
     degraded_quorum,
     degraded_to,
@@ -127,6 +129,33 @@ def test_a_better_segment_has_all_copies_or_the_whole_ensemble() -> None:
     assert bookies_for_better(wanted, Quorum(3, 3, 2), VACANT_SEAT) == 3
     assert bookies_for_better(wanted, Quorum(2, 2, 2), FULL_ENSEMBLE) == 3
     assert bookies_for_better(wanted, wanted, VACANT_SEAT) == 3
+
+
+@pytest.mark.parametrize(
+    ("made", "reason", "allows_degraded", "expected"),
+    [
+        (Quorum(3, 3, 2), FULL_ENSEMBLE, True, (FULL_ENSEMBLE, 4)),
+        (Quorum(2, 2, 2), FULL_ENSEMBLE, True, (ALL_COPIES, 3)),
+        (Quorum(4, 3, 2), VACANT_SEAT, True, (VACANT_SEAT, 3)),
+        (Quorum(2, 2, 2), VACANT_SEAT, True, (VACANT_SEAT, 3)),
+        (Quorum(3, 3, 2), FULL_ENSEMBLE, False, (FULL_ENSEMBLE, 4)),
+        (Quorum(2, 2, 2), FULL_ENSEMBLE, False, (FULL_ENSEMBLE, 4)),
+        (Quorum(4, 3, 2), VACANT_SEAT, False, (VACANT_SEAT, 4)),
+    ],
+)
+def test_the_reason_of_a_better_segment_names_the_bookies_it_needs(
+    made: Quorum, reason: str, allows_degraded: bool, expected: tuple[str, int]
+) -> None:
+    """LS16: a log that allows no degraded segments needs its full ensemble."""
+    found = better_segment(Quorum(4, 3, 2), made, reason, allows_degraded=allows_degraded)
+    assert found == expected
+
+
+def test_all_copies_are_a_full_ensemble_unless_the_log_stripes() -> None:
+    """LS16."""
+    wanted, made = Quorum(3, 3, 2), Quorum(2, 2, 2)
+    found = better_segment(wanted, made, FULL_ENSEMBLE, allows_degraded=True)
+    assert found == (FULL_ENSEMBLE, 3)
 
 
 def test_a_vacant_seat_of_a_segment_made_with_too_few_bookies_is_waited_for_as_well() -> None:
