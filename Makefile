@@ -1,5 +1,6 @@
 # make demo: installs what running needs into .venv, then shows what Rollbook does.
-# make test: installs what testing needs besides, then runs every kind of test that stands.
+# make check: installs what testing needs besides, without Spark, then runs what is run before each commit.
+# make test: installs Spark, too, 660 MB, which also brings a ZooKeeper; then runs every kind of test that stands.
 # make site: docs/ as a site in build/site; MkDocs, in an environment of its own, judges its links.
 # All use uv where it is installed, and plain python3 with venv and pip where it is not.
 
@@ -16,7 +17,7 @@ demo: .venv/.run
 test: .venv/.test
 	@$(BIN)/python -m tests all $(ARGS)
 
-check: .venv/.test
+check: .venv/.check
 	@$(BIN)/python -m tests check
 
 site: .venv/.run
@@ -64,6 +65,7 @@ locks:
 	uv lock
 	uv export --quiet --frozen --no-emit-project --no-dev --output-file requirements.lock
 	uv export --quiet --frozen --no-emit-project --no-dev --extra spark --output-file requirements-spark.lock
+	uv export --quiet --frozen --no-emit-project --group test --output-file requirements-check.lock
 	uv export --quiet --frozen --no-emit-project --group test --extra spark --output-file requirements-test.lock
 	uv export --quiet --frozen --no-emit-project --only-group docs --output-file requirements-docs.lock
 	uv export --quiet --frozen --no-emit-project --only-group build --output-file requirements-build.lock
@@ -77,6 +79,15 @@ else
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv || { echo 'venv is missing: apt-get install python3-venv'; exit 1; }
 	$(BIN)/python -m pip install -q --require-hashes -r requirements.lock
 	$(BIN)/python -m pip install -q --no-deps -e .
+endif
+	@touch $@
+
+# --inexact: Spark stays, if `make test` has installed it.
+.venv/.check: .venv/.run
+ifneq ($(UV),)
+	$(UV) sync --frozen --inexact --group test
+else
+	$(BIN)/python -m pip install -q --require-hashes -r requirements-check.lock
 endif
 	@touch $@
 

@@ -322,7 +322,7 @@ def test_requirements_match_the_lock() -> None:
     pinned = re.compile(r"^([a-z0-9-]+)==(\S+)", re.MULTILINE)
     for name in (
         "requirements.lock",
-        *(f"requirements-{each}.lock" for each in ("test", "docs", "chart")),
+        *(f"requirements-{each}.lock" for each in ("check", "test", "docs", "chart")),
     ):
         found = dict(pinned.findall((ROOT / name).read_text()))
         assert found, name
