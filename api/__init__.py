@@ -1,1 +1,1 @@
-"""What users and operators meet: clients, gRPC, HTTP, command line, dashboard, Spark."""
+"""The interfaces for users and operators: clients, gRPC, HTTP, command line, dashboard, Spark."""

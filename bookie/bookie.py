@@ -76,7 +76,7 @@ _CALM_S: Final = 5.0
 
 
 class Machine(Protocol):
-    """What a bookie runs on."""
+    """The machine parts that a bookie runs on."""
 
     @property
     def disk(self) -> Disk: ...

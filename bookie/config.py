@@ -172,7 +172,7 @@ class StorageConfig:
 
 @dataclass(frozen=True, slots=True)
 class SpaceConfig:
-    """What happens to deleted ledgers, sparse logs, rot and full disks."""
+    """The handling of deleted ledgers, sparse logs, rot and full disks."""
 
     # Seconds between two scans of the metadata for deleted ledgers; a deletion takes two of them.
     # Longer: less load on the metadata store. Shorter: space comes back sooner.

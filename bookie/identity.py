@@ -87,7 +87,7 @@ _NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT)
 
 @dataclass(frozen=True, slots=True)
 class Formatted:
-    """What a bookie starts with after it was formatted or lost something."""
+    """The state that a bookie starts with after it was formatted or lost something."""
 
     incarnation: str
     ledgers: int  # Number of ledgers in the cluster.

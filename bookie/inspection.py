@@ -80,7 +80,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class StartObstacle:
-    """What keeps a store from opening."""
+    """The reasons that keep a store from opening."""
 
     path: str
     what: str

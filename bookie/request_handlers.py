@@ -1,4 +1,4 @@
-"""What a bookie answers to each request except adds.
+"""The responses of a bookie to each request except adds.
 
     at once   from memory, while the chunk that brought the request is being worked through
     in time   whatever may have to wait for the disk

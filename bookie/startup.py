@@ -64,7 +64,7 @@ def catalog_directories(config: StorageConfig) -> tuple[str, str]:
 
 @dataclass(slots=True)
 class FoundStore:
-    """What a store starts with."""
+    """The state that a store starts with."""
 
     catalog: CatalogFiles
     files: list[JournalFile] = field(default_factory=list)  # Filled files, oldest first.
@@ -158,7 +158,7 @@ async def refuse_remains(disk: Disk, config: StorageConfig) -> None:
 
 
 def why_lost(log: EntryLogInfo, stat: FileStat | None) -> str | None:
-    """What is wrong with an entry log's file, by its size; None if its size is right."""
+    """The flaw of an entry log's file, by its size; None if its size is right."""
     if stat is None:
         return "an entry log is missing"
     if stat.size != log.file_bytes:

@@ -1,4 +1,4 @@
-"""What one bookie has done since it started: the table of its metrics.
+"""The counts of one bookie since it started: the table of its metrics.
 
 Each component counts its work here, once for a chunk, a write or a batch and never for an entry.
 Values that exist anyway (a queue's bytes, the disk's space) are not counted but read, by a

@@ -54,7 +54,7 @@ _SNAPSHOT_SHARE: Final = 16  # A snapshot waits until this multiple of its own s
 _AGAIN_S: Final = 0.01  # A barrier that found no room tries again after this pause.
 
 Loss = type[OutcomeUnknown]
-"""What happens to pending appends."""
+"""The fate of pending appends."""
 
 Tell = Callable[[Any], None]
 """A waiter's callback: called once, with its result or a `RollbookError`; it must not raise."""

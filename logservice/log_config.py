@@ -1,4 +1,4 @@
-"""What can be configured for a log when it is created, and changed afterwards.
+"""The settings of a log, chosen when it is created, and changed afterwards.
 
 Clients import this module: it loads nothing heavy.
 """

@@ -68,7 +68,7 @@ class Laps:
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """What an owner starts with."""
+    """The state that an owner starts with."""
 
     stored: StoredLog  # The list, which names this server as the owner.
     memory: LogMemory

@@ -140,7 +140,7 @@ class CoreStream(AppendStream, Protocol):
 
 
 class AtTail(Enum):
-    """What a reader does at the tail."""
+    """The behaviour of a reader at the tail."""
 
     FOLLOW = "follow"
     # Ends at the tail that is known when the read begins. The first event is a `Progress` that has
@@ -151,7 +151,7 @@ class AtTail(Enum):
 
 
 class OnTruncated(Enum):
-    """What happens to a start below the head."""
+    """The treatment of a start below the head."""
 
     FAIL = "fail"
     SKIP = "skip"  # A `Gap` is sent, and reading starts at the head.

@@ -49,7 +49,7 @@ _RACES_MAX: Final = 20
 
 @dataclass(frozen=True, slots=True)
 class Belonging:
-    """What a ledger's metadata says about its log."""
+    """The facts about its log in a ledger's metadata."""
 
     name: LogName
     uid: LogUid

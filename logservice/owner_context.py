@@ -1,4 +1,4 @@
-"""What all owners of a server share."""
+"""The state that all owners of a server share."""
 
 import asyncio
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""What one log server has done since it started: the table of its metrics. Names get `rollbook_log_` in
+"""The counts of one log server since it started: the table of its metrics. Names get `rollbook_log_` in
 front.
 
     an append    queue      from its arrival until its log's owner takes it: opening the log, finding room

@@ -230,7 +230,7 @@ def find_flaw(
     last_entry: EntryId | None,
     length: int | None,
 ) -> str:
-    """What is wrong with these as a ledger; empty if nothing is (LM1).
+    """The flaw of these as a ledger; empty if there is none (LM1).
 
     Ensembles that name a bookie twice are read, since foreign tools may have written them; our own
     changes never make one.

@@ -7,8 +7,9 @@ results.
 
 `core/checks.py` has the rules. Each kind of check runs by itself, so that a long one delays no other.
 A ledger with a bookie that does not answer, or is not registered and not marked as lost, is checked
-again, after 5 s, doubling to 10 min; the check is completed once no such ledger is left (AU5). A copy that seems short or bad is checked twice,
-the second time with fresh metadata: a writer's last copies may still be on their way (AU7).
+again, after 5 s, doubling to 10 min; the check is completed once no such ledger is left (AU5). A copy
+that seems short or bad is checked twice, the second time with fresh metadata: a writer's last copies may
+still be on their way (AU7).
 """
 
 import asyncio

@@ -105,7 +105,7 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Writers:
-    """What a healing may do to a ledger that may have a writer."""
+    """The acts of a healing on a ledger that may have a writer."""
 
     are_spared: bool = False  # Whether ledgers that are OPEN are usually not closed.
     # Whether to close an OPEN ledger all the same if its open end names a bookie to be left.

@@ -44,7 +44,7 @@ _FORGET_MS: Final = 3_600_000
 
 
 class OperationProgress:
-    """What work gets from its operation, and reports to it."""
+    """The facts that work gets from its operation, and reports to it."""
 
     def __init__(self, operation: LastingOperation, keep: Callable[[Facts], Awaitable[None]]):
         self.about = operation.about

@@ -1,4 +1,4 @@
-"""What the shells run to complete a line: click's, and ours where those fall short.
+"""The scripts that shells run to complete a line: click's, and ours where those fall short.
 
 - Bash cuts words at colons, which ids and positions have, too: it is given the whole line to ask
   about, and of an answer what comes behind the last colon.

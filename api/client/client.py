@@ -354,7 +354,7 @@ class Client(BelongsToProcess):
         return answer
 
     async def outage(self) -> messages.Outage:
-        """What the asked server knows to be unavailable, such as bookies and the metadata store."""
+        """The outages that the asked server knows of, such as bookies and the metadata store."""
         answer: messages.Outage = await self.ask(messages.GetOutage())
         return answer
 

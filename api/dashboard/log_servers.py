@@ -211,7 +211,7 @@ class LogServers:
         return found
 
     async def truncation(self, token: str, name: str, before: str) -> Facts:
-        """What a truncation would do. Raises `Guarded`, `BeyondTail`, `InvalidRequest`."""
+        """The effects that a truncation would have. Raises `Guarded`, `BeyondTail`, `InvalidRequest`."""
         return await self._truncate(token, name, before, is_plan=True)
 
     async def settings(self, token: str, url: str) -> list[dict[str, str]]:

@@ -32,7 +32,7 @@ _SCREENS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class PageFrame:
-    """What every page shows around its screen."""
+    """The frame of every page around its screen."""
 
     base: str  # `https://host:port`, as the browser has it.
     metadata: str

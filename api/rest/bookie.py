@@ -423,7 +423,7 @@ async def get_doubts(
     after: Annotated[int, Query(ge=-1, le=LEDGER_ID_MAX)] = -1,
     limit: Annotated[int, Query(ge=1, le=_PAGE_MAX)] = 100,
 ) -> Doubts:
-    """What the bookie may have lost, of ledgers with an id above `after`. Entry -1 is the
+    """The bookie's possible losses, of ledgers with an id above `after`. Entry -1 is the
     explicit LAC.
     """
     return Doubts.model_validate(admin.doubts(after, limit))
@@ -451,13 +451,13 @@ async def settle_doubts(admin: Admin, acts: Acts, wanted: SettleDoubts) -> Doubt
 
 @_bookie.get("/config/server_config")
 async def get_settings(admin: Admin) -> dict[str, Any]:
-    """What is in force, without secrets."""
+    """The settings in force, without secrets."""
     return dict(admin.settings())
 
 
 @_bookie.get("/settings")
 async def get_shown_settings(admin: Admin) -> EffectiveSettings:
-    """What is in force, and where each value comes from; without secrets."""
+    """The settings in force, and where each value comes from; without secrets."""
     return EffectiveSettings.model_validate({"settings": admin.shown_settings()})
 
 

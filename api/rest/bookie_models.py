@@ -1,4 +1,4 @@
-"""What a bookie's admin pages show and take: BookKeeper's under its names, in camelCase, ours in snake_case.
+"""Values that a bookie's admin pages show and take: BookKeeper's under its names, in camelCase, ours in snake_case.
 
 OpenAPI names a model by its `title`, if it has one, and otherwise by its class.
 """

@@ -474,7 +474,7 @@ def begun_answer(operation: Operation) -> Response | None:
 
 
 class BookieActs:
-    """What routes and pages share: checks of rights, the audit, and waiting."""
+    """The shared part of routes and pages: checks of rights, the audit, and waiting."""
 
     def __init__(
         self, admin: ClusterAdmin, managing: Managing, operations: RunningOperations

@@ -72,7 +72,7 @@ def may_see_urls() -> bool:
 
 
 class CallbackActs:
-    """What routes and pages share: checks of rights, and the audit, which has only origins of URLs."""
+    """The shared part of routes and pages: checks of rights, and the audit, which has only origins of URLs."""
 
     def __init__(self, admin: ClusterAdmin, managing: Managing) -> None:
         self._admin = admin

@@ -1,4 +1,4 @@
-"""What HTTP management shows and takes, in snake_case. Times are milliseconds since 1970."""
+"""Values that HTTP management shows and takes, in snake_case. Times are milliseconds since 1970."""
 
 from typing import Any, Literal
 
@@ -297,7 +297,7 @@ class DeletedLedger(_Shown):
 
 
 class BookiePage(_Shown):
-    """What the bookie answered, under its own names."""
+    """The bookie's response, under its own names."""
 
     bookie: str = Field(examples=["bk-2"])
     answer: Any = Field(examples=[{"readOnly": False}])

@@ -56,7 +56,7 @@ class BookieView(Enum):
 
 
 class Done(Enum):
-    """What a bookie can be made to do."""
+    """The acts that a bookie can be asked for."""
 
     READ_ONLY = "readonly"
     GC = "gc"
@@ -182,7 +182,7 @@ def bookie_pages(admin: ClusterAdmin, acts: BookieActs, looks: Sequence[Any]) ->
         responses=describe_problems(Missing, BookieUnreachable, *ACTS),
     )
     async def get_page(bookie_id: BookieName, page: BookieView) -> BookiePage:
-        """What the bookie says of itself; 5 s at most."""
+        """The bookie's own report; 5 s at most."""
         path = f"/api/v1/{_SHOWN[page]}"
         answer = await admin.ask_pages(bookie_id, "GET", path, None)
         return BookiePage(bookie=bookie_id, answer=answer)

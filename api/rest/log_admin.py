@@ -480,7 +480,7 @@ async def list_segments(
 
 @routes.get(f"{LOG}/journal", tags=["logs"], **described(messages.LogJournal))
 async def get_journal(routing: Routing, log: Log, how: HowOf, limit: Page = 100) -> Response:
-    """What befell the log, newest first."""
+    """The log's event history, newest first."""
     return json_response(await routing.ask(messages.GetJournal(log, limit), how))
 
 
@@ -512,13 +512,13 @@ async def get_server_stats(routing: Routing, how: How) -> Response:
 
 @routes.get("/v1/outage", tags=["cluster"], **described(messages.Outage))
 async def get_outage(routing: Routing, how: How) -> Response:
-    """What this server knows to be away: bookies, the metadata store. Answered within a second."""
+    """The outages that this server knows of: bookies, the metadata store. Answered within a second."""
     return json_response(await routing.ask(messages.GetOutage(), how))
 
 
 @routes.get("/v1/limits", tags=["cluster"], **described(messages.ServiceLimits))
 async def get_limits(routing: Routing, how: How) -> Response:
-    """What no log and no request may have more of."""
+    """The limits of logs and requests."""
     return json_response(await routing.ask(messages.GetLimits(), how))
 
 

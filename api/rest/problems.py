@@ -257,7 +257,7 @@ async def _on_surprise(request: Request, error: Exception) -> JSONResponse:
 
 
 def surprise(method: str = "", **where: Any) -> RollbookError:
-    """What a client sees of an unexpected error. `method`: of the waiting request, if there is one."""
+    """The response that a client gets to an unexpected error. `method`: of the waiting request, if there is one."""
     error = RollbookError(next_step="read the server's log, then ask again", **where)
     if method in _SAFE_METHODS:
         error.outcome = Outcome.NOT_APPLIED

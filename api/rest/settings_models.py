@@ -1,4 +1,4 @@
-"""What a process shows of its settings over HTTP: the same at log servers, bookies and recovery servers."""
+"""The settings that a process shows over HTTP: the same at log servers, bookies and recovery servers."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

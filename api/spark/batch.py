@@ -22,7 +22,7 @@ _ASKED_FROM: Final = 1000  # Records: a smaller span is one piece, whatever its 
 
 @dataclass(frozen=True)
 class TaskPartition(InputPartition):
-    """What one task reads."""
+    """The part of a log that one task reads."""
 
     spans: Task = ()
 

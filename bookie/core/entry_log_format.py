@@ -56,7 +56,7 @@ _extend = google_crc32c.extend
 
 
 class Extent(NamedTuple):
-    """What one log holds of one ledger."""
+    """The part of one ledger that one log holds."""
 
     ledger_id: int
     first_entry: int

@@ -37,7 +37,7 @@ from rollbook.proto.quorum import Ensemble, Quorum, Slots
 
 
 class RefusalAction(Enum):
-    """What a refused add means."""
+    """The meaning of a refused add."""
 
     RETRY = "retry"
     REPLACE = "replace"  # Replace the bookie and put it in quarantine.

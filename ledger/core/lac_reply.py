@@ -1,4 +1,4 @@
-"""What a response to "which is your LAC?" proves.
+"""The proof in a response to "which is your LAC?".
 
 A bookie returns the writer's last explicit LAC and its last entry with its LAC; both are checked
 against their digests. Sound ones count, whatever else the response says; a bookie counts as

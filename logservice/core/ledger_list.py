@@ -497,7 +497,7 @@ class LedgerList:
 
 
 def find_flaw(listed: LedgerList) -> str:
-    """What is wrong with a list, if anything, whether it was read or made."""
+    """The flaw of a list, if any, whether it was read or made."""
     segments = listed.segments
     ledger_ids = [*(segment.ledger_id for segment in segments), *listed.discarded]
     if len(set(ledger_ids)) != len(ledger_ids) or any(each < 0 for each in ledger_ids):

@@ -150,7 +150,7 @@ class TailTable:
 
 
 class MergedTails:
-    """What all servers together report, as a client sees it."""
+    """The reports of all servers together, as a client sees them."""
 
     def __init__(self) -> None:
         self.known: dict[LogName, TailOfLog] = {}

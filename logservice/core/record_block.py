@@ -206,7 +206,7 @@ class Record(NamedTuple):
 
 @dataclass(slots=True)  # Mutable, since frozen objects are slow to make: one for each append.
 class BlockInfo:
-    """What sequencing needs to know about a block."""
+    """The facts about a block that sequencing needs."""
 
     count: int
     producer: ProducerRef | None

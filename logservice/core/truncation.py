@@ -1,4 +1,4 @@
-"""What a truncation does, before it is done.
+"""The effects of a truncation, before it is done.
 
     before = 1700      head           1700
                         v              v

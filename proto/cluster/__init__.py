@@ -1,1 +1,1 @@
-"""What a cluster keeps in its metadata store: ledgers, bookies, cookies, marks, elections."""
+"""The content of a cluster's metadata store: ledgers, bookies, cookies, marks, elections."""

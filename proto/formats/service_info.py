@@ -1,4 +1,4 @@
-"""What a bookie publishes in its registration: where it listens and what it can do.
+"""The content of a bookie's registration: where it listens and what it can do.
 
 The bytes of a BookieServiceInfoFormat; its fields start at number 6. Empty bytes come from bookies
 older than this message: their id is their address.

@@ -1,4 +1,4 @@
-"""What the C library does with large freed blocks of a process's memory.
+"""The C library's treatment of large freed blocks of a process's memory.
 
 By default glibc returns them to the system, and the next one of that size is fresh pages again:
 touching these costs eight times as much as copying into memory in use. Every answer of a

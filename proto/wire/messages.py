@@ -291,7 +291,7 @@ def refusal_of(request: Request, error: type[RollbookError]) -> Reply:
 
 
 class ReplyHeader(Protocol):
-    """What a reply must repeat of its request, and in which protocol version."""
+    """The parts of a request that its reply must repeat, and in which protocol version."""
 
     @property
     def is_supported(self) -> bool:

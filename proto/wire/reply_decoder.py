@@ -1,4 +1,4 @@
-"""What a client receives on one connection: bytes to replies, adds' replies in columns."""
+"""The decoder of what a client receives on one connection: bytes to replies, adds' replies in columns."""
 
 from rollbook.proto.wire import v2, v2_adds, v3, v3_adds, v3_reads
 from rollbook.proto.wire.adds import AddReplies

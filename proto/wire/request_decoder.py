@@ -1,4 +1,4 @@
-"""What a bookie receives on one connection: bytes to adds and calls, in the order in which they
+"""The decoder of what a bookie receives on one connection: bytes to adds and calls, in the order in which they
 came.
 
 The protocols may alternate from frame to frame. Order is kept, because a fence cuts off the adds

@@ -101,7 +101,7 @@ def failure_of(code: int) -> Failure:
 
 
 class V2ReplyHeader(NamedTuple):
-    """What the reply must repeat of its request."""
+    """The parts of the request that the reply must repeat."""
 
     version: int
 

@@ -115,7 +115,7 @@ def _parse(kind: type[_Message], data: bytes) -> _Message:
 
 
 class V3ReplyHeader(NamedTuple):
-    """What the reply must repeat of its request."""
+    """The parts of the request that the reply must repeat."""
 
     version: int
     txn_id: int

@@ -18,7 +18,7 @@ NO_NODE: Final = -1  # The version of a bookie that was always Active.
 
 @dataclass(frozen=True, slots=True)
 class DrainNotes:
-    """What an operation must know about its drains after a restart."""
+    """The facts that an operation needs about its drains after a restart."""
 
     began: Mapping[str, int] = field(default_factory=dict)  # The version before each drain.
     ended: Mapping[str, str] = field(default_factory=dict)  # "drained", or why the bookie is not.

@@ -115,7 +115,7 @@ def expected(
 
 @dataclass(slots=True)
 class WindowReport:
-    """What was found for the entries of one window."""
+    """The findings for the entries of one window."""
 
     settled: list[EntrySpan] = field(default_factory=list)  # Ranges that are no longer in doubt.
     # Entries without a copy anywhere: they stay in doubt.

@@ -1,4 +1,4 @@
-"""What would happen to ledgers if these bookies were removed (RM1).
+"""The effects on ledgers if these bookies were removed (RM1).
 
 A bookie may go without harm iff no ledger names it. Otherwise it counts how many copies of each entry would be
 left on registered bookies: an entry with fewer than the ack quorum may be lost by one more failure, and one

@@ -1,4 +1,4 @@
-"""What `rollbook access` does: it reads the file as a server does, and replaces it whole, with the change.
+"""The actions of `rollbook access`: each reads the file as a server does, and replaces it whole, with the change.
 
 A server that reads it at that time sees the old file or the new one; its last line, `# end`, shows that
 it is complete (AF1).

@@ -1,4 +1,4 @@
-"""What `rollbook apply` does."""
+"""The action of `rollbook apply`."""
 
 from collections.abc import Sequence
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""What `rollbook bench append|read|tail` do: create logs, put them under load, report, delete them."""
+"""The actions of `rollbook bench append|read|tail`: create logs, put them under load, report, delete them."""
 
 import asyncio
 import os

@@ -1,4 +1,4 @@
-"""What `rollbook bookie drain|undrain|mark-drained|safe-to-remove|remove` do, by metadata alone."""
+"""The actions of `rollbook bookie drain|undrain|mark-drained|safe-to-remove|remove`, by metadata alone."""
 
 import asyncio
 import random

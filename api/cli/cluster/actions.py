@@ -1,4 +1,4 @@
-"""What `rollbook cluster` does, on the metadata store of a URL."""
+"""The actions of `rollbook cluster`, on the metadata store of a URL."""
 
 import asyncio
 import random

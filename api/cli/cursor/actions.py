@@ -1,4 +1,4 @@
-"""What `rollbook cursor` does."""
+"""The actions of `rollbook cursor`."""
 
 import shlex
 from typing import Any, Final

@@ -1,4 +1,4 @@
-"""What `rollbook debug bundle` gathers: JSON by subject, and metrics, in one archive that its owner alone may
+"""The content of a `rollbook debug bundle`: JSON by subject, and metrics, in one archive that its owner alone may
 read."""
 
 import asyncio

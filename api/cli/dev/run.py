@@ -1,4 +1,4 @@
-"""What `rollbook dev` and `rollbook server all` run until they are stopped."""
+"""The servers that `rollbook dev` and `rollbook server all` run until they are stopped."""
 
 import asyncio
 import os

@@ -1,4 +1,4 @@
-"""What `rollbook explain` shows, put together from what any log server knows."""
+"""The facts that `rollbook explain` shows, put together from what any log server knows."""
 
 import asyncio
 import time

@@ -1,4 +1,4 @@
-"""What `rollbook ledger ls|show|create|rm|recover` do."""
+"""The actions of `rollbook ledger ls|show|create|rm|recover`."""
 
 import asyncio
 import time

@@ -1,4 +1,4 @@
-"""What `rollbook ledger bench` does."""
+"""The action of `rollbook ledger bench`."""
 
 import asyncio
 import os

@@ -1,4 +1,4 @@
-"""What `rollbook ledger append|read` do: standard input to entries, entries to standard output."""
+"""The actions of `rollbook ledger append|read`: standard input to entries, entries to standard output."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""What `rollbook ledger verify` does."""
+"""The action of `rollbook ledger verify`."""
 
 from collections.abc import Sequence
 from typing import Any, Final

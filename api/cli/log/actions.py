@@ -1,4 +1,4 @@
-"""What `rollbook log` does to logs as a whole; `log_records` is about their records."""
+"""The actions of `rollbook log` on logs as a whole; `log_records` is about their records."""
 
 import re
 from collections.abc import Iterable, Sequence

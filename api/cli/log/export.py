@@ -1,4 +1,4 @@
-"""What `rollbook log export` and `import` do. Either may be ended anywhere, and is run again: it continues where
+"""The actions of `rollbook log export` and `import`. Either may be ended anywhere, and is run again: it continues where
 it was.
 
 An import appends each block at the offset that it expects, so nothing is there twice, whatever was lost on the way: the target has
@@ -201,7 +201,7 @@ async def _log_of(client: Client, log: str, create: bool, progress: "_Import") -
 
 
 class _Import:
-    """What an import has done so far."""
+    """The progress of an import."""
 
     def __init__(self) -> None:
         self.has_created = False

@@ -1,4 +1,4 @@
-"""What `rollbook log append|read|tail` do: standard input to records, records to standard output."""
+"""The actions of `rollbook log append|read|tail`: standard input to records, records to standard output."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""What `rollbook recovery` does."""
+"""The actions of `rollbook recovery`."""
 
 import asyncio
 import re
@@ -53,7 +53,7 @@ class AdminDoubts:
 
 
 class AdminViews(Protocol):
-    """What a bookie's admin pages show (`bookie/admin.py`)."""
+    """The content of a bookie's admin pages (`bookie/admin.py`)."""
 
     def doubts(self, after: int, limit: int) -> Mapping[str, Any]: ...
 

@@ -1,4 +1,4 @@
-"""What `rollbook recovery bookie` does."""
+"""The action of `rollbook recovery bookie`."""
 
 import random
 import socket

@@ -1,4 +1,4 @@
-"""What `rollbook recovery status`, `ls` and the switches do, by metadata alone: BookKeeper's processes obey them, too."""
+"""The actions of `rollbook recovery status`, `ls` and the switches, by metadata alone: BookKeeper's processes obey them, too."""
 
 import random
 from collections.abc import AsyncIterator, Mapping

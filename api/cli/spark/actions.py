@@ -1,4 +1,4 @@
-"""What the commands of `rollbook spark` do."""
+"""The actions of `rollbook spark`."""
 
 import json
 import os

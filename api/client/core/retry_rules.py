@@ -47,7 +47,7 @@ class AfterError(Enum):
 
 
 def after_error(error: RollbookError, flight: Iterable[SentBatch], *, is_named: bool) -> AfterError:
-    """What to do about an error of the oldest batch. `is_named`: the log assigns the producer's epochs."""
+    """The reaction to an error of the oldest batch. `is_named`: the log assigns the producer's epochs."""
     is_in_doubt = any(each.is_doubtful for each in flight)
     if not is_named and begins_epoch(error, is_in_doubt=is_in_doubt):
         return AfterError.BEGIN_EPOCH

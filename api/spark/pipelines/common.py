@@ -1,4 +1,4 @@
-"""What all pipelines share: how they reach servers, which logs they mean, and how they report progress."""
+"""The shared part of all pipelines: how they reach servers, which logs they mean, and how they report progress."""
 
 import re
 import time

@@ -65,7 +65,7 @@ _SILENT_LOGGER.disabled = True
 
 
 class Request(Protocol):
-    """What kazoo's request classes share."""
+    """The shared part of kazoo's request classes."""
 
     @property
     def type(self) -> int: ...
