@@ -14,7 +14,7 @@ its writer had the grace period (RP4).
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import Enum
+from functools import partial
 from typing import Final, NamedTuple
 
 import structlog
@@ -51,9 +51,13 @@ from rollbook.recovery.core.plan import (
     BookiePresence,
     FirstStep,
     RepairPlan,
+    RestoreResult,
+    SeatOutcome,
+    SeatStep,
     SlotRepair,
     lacking,
     plan_repair,
+    seat_step,
     sources_of,
     windows,
 )
@@ -64,12 +68,6 @@ _ROUNDS_MAX: Final = 20  # Attempts against concurrent changes of the ledger.
 _TARGETS_MAX: Final = 3  # The most targets that are tried for one seat.
 _NOTHING_BAD: Final[BadRanges] = {}
 _LOST_FOR_CERTAIN: Final = (CopyState.MISSING, CopyState.BAD)
-
-
-class SeatOutcome(Enum):
-    WHOLE = "whole"  # The seat has all its entries where it is.
-    CHANGED = "changed"  # The seat has changed hands, or has to be planned again.
-    STUCK = "stuck"  # Some entries are unavailable, now or permanently.
 
 
 class OpenEnd(NamedTuple):
@@ -227,20 +225,26 @@ class LedgerRepair:
         return SeatOutcome.CHANGED in outcomes
 
     async def _repair_seat(self, metadata: LedgerMetadata, seat: SlotRepair) -> SeatOutcome:
-        may_be_present = seat.bookie in self._draining
-        if seat.action is Action.RESTORE:
-            try:
-                copied = await self._copy(metadata, seat, seat.bookie)
-            except BookieReadOnly:
-                may_be_present = True  # The bookie is alive, but has no room for what it lacks.
-            else:
-                if not self._judge(copied):
-                    return SeatOutcome.STUCK
-                self.found.seats += copied.entries > 0
-                return SeatOutcome.WHOLE
-        elif not may_be_present and await self._is_registered(seat.bookie):
-            return SeatOutcome.CHANGED  # The bookie is back: the next plan restores it (RP2).
+        step = partial(seat_step, seat.action, is_draining=seat.bookie in self._draining)
+        following = step()
+        if following is SeatStep.RESTORE:
+            following = step(restored=await self._restore(metadata, seat))
+        elif following is SeatStep.LOOK_UP:
+            following = step(is_registered=await self._is_registered(seat.bookie))
+        if isinstance(following, SeatOutcome):
+            return following
+        may_be_present = following is SeatStep.REPLACE_PRESENT
         return await self._replace(metadata, seat, may_be_present=may_be_present)
+
+    async def _restore(self, metadata: LedgerMetadata, seat: SlotRepair) -> RestoreResult:
+        try:
+            copied = await self._copy(metadata, seat, seat.bookie)
+        except BookieReadOnly:
+            return RestoreResult.NO_ROOM
+        if not self._judge(copied):
+            return RestoreResult.INCOMPLETE
+        self.found.seats += copied.entries > 0
+        return RestoreResult.COMPLETE
 
     async def _spread(self, metadata: LedgerMetadata) -> bool:
         """Moves one seat of one closed fragment to another rack; False: none can be spread further, or was

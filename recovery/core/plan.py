@@ -10,9 +10,18 @@ closed first. A ledger in recovery is recovered first; a ledger that was reserve
 its seat, since it has no entries.
 
 A bookie that is in question and is merely read-only is not lost: it is restored like any other.
+
+When a seat's turn comes, `seat_step` says what to do with it, from what has been found out until then:
+
+    RESTORE   all copied                          WHOLE
+              some entries are unavailable        STUCK
+              the bookie has no room              REPLACE_PRESENT
+    REPLACE   the bookie is draining              REPLACE_PRESENT
+              it is registered at this moment     CHANGED: the next plan restores it (RP2)
+              it is not                           REPLACE_LOST
 """
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Final
@@ -77,6 +86,57 @@ class RepairPlan:
     first_step: FirstStep
     seats: tuple[SlotRepair, ...]  # Seats with the fewest other members present are first.
     open_seats: tuple[int, ...] = ()  # Slots of the open fragment that are in question.
+
+
+class RestoreResult(Enum):
+    """The result of copying to a seat's own bookie what it lacks."""
+
+    COMPLETE = "complete"
+    INCOMPLETE = "incomplete"  # Some entries are unavailable.
+    NO_ROOM = "no room"  # The bookie is alive, but has no room for what it lacks.
+
+
+class SeatStep(Enum):
+    """What to do next for a seat."""
+
+    RESTORE = "restore"
+    LOOK_UP = "look up"  # Find out whether the bookie is registered at this moment.
+    REPLACE_PRESENT = (
+        "replace present"  # The swap is made, whether the bookie is registered or not.
+    )
+    REPLACE_LOST = "replace lost"  # The swap is made only if the bookie is still not registered.
+
+
+class SeatOutcome(Enum):
+    WHOLE = "whole"  # The seat has all its entries where it is.
+    CHANGED = "changed"  # The seat has changed hands, or has to be planned again.
+    STUCK = "stuck"  # Some entries are unavailable, now or permanently.
+
+
+_AFTER_RESTORE: Final[Mapping[RestoreResult, SeatStep | SeatOutcome]] = {
+    RestoreResult.COMPLETE: SeatOutcome.WHOLE,
+    RestoreResult.INCOMPLETE: SeatOutcome.STUCK,
+    RestoreResult.NO_ROOM: SeatStep.REPLACE_PRESENT,
+}
+
+
+def seat_step(
+    action: Action,
+    *,
+    is_draining: bool,
+    restored: RestoreResult | None = None,
+    is_registered: bool | None = None,
+) -> SeatStep | SeatOutcome:
+    """The next step for a seat, or how its repair ends. `restored`: None before an attempt.
+    `is_registered`: None before it is looked up.
+    """
+    if action is Action.RESTORE:
+        return SeatStep.RESTORE if restored is None else _AFTER_RESTORE[restored]
+    if is_draining:
+        return SeatStep.REPLACE_PRESENT
+    if is_registered is None:
+        return SeatStep.LOOK_UP
+    return SeatOutcome.CHANGED if is_registered else SeatStep.REPLACE_LOST
 
 
 def plan_repair(

@@ -32,11 +32,11 @@ from rollbook.recovery.core.drains import DrainFacts, Step, is_final
 from rollbook.recovery.core.failures import Failure, after_failure
 from rollbook.recovery.core.healing import WHOLE, judge
 from rollbook.recovery.core.lifecycle import finish
-from rollbook.recovery.core.plan import Action, SlotRepair
+from rollbook.recovery.core.plan import Action, SeatOutcome, SlotRepair
 from rollbook.recovery.doubt_healing import DoubtHealing
 from rollbook.recovery.index import LedgerIndex
 from rollbook.recovery.ledger_healer import LedgerHealer
-from rollbook.recovery.ledger_repair import LedgerRepair, Repair, SeatOutcome
+from rollbook.recovery.ledger_repair import LedgerRepair, Repair
 from rollbook.recovery.steward import Steward
 from rollbook.recovery.tasks import BadCopies
 from rollbook.recovery.worker import Worker

@@ -13,8 +13,12 @@ from rollbook.recovery.core.plan import (
     BookiePresence,
     FirstStep,
     RepairPlan,
+    RestoreResult,
+    SeatOutcome,
+    SeatStep,
     SlotRepair,
     plan_repair,
+    seat_step,
     sources_of,
 )
 
@@ -169,3 +173,49 @@ def test_a_bookie_that_is_only_looked_at_keeps_its_seats() -> None:
         opened = ledger((A, B, C), state=LedgerState.OPEN)
         plan = plan_repair(opened, (), (), presence, looked_at={B})
         assert plan == RepairPlan(FirstStep.NOTHING, ())
+
+
+# --- What is done with one seat when its turn comes -----------------------------------------------
+
+
+@pytest.mark.parametrize("is_draining", [False, True])
+@pytest.mark.parametrize("is_registered", [None, False, True])
+@pytest.mark.parametrize(
+    ("restored", "expected"),
+    [
+        (None, SeatStep.RESTORE),
+        (RestoreResult.COMPLETE, SeatOutcome.WHOLE),
+        (RestoreResult.INCOMPLETE, SeatOutcome.STUCK),
+        (RestoreResult.NO_ROOM, SeatStep.REPLACE_PRESENT),
+    ],
+)
+def test_a_seat_to_restore_is_replaced_only_if_its_bookie_has_no_room(
+    is_draining: bool,
+    is_registered: bool | None,
+    restored: RestoreResult | None,
+    expected: SeatStep | SeatOutcome,
+) -> None:
+    """RP2: registration does not matter, since the seat's own bookie responded."""
+    found = seat_step(
+        Action.RESTORE, is_draining=is_draining, restored=restored, is_registered=is_registered
+    )
+    assert found is expected
+
+
+@pytest.mark.parametrize(
+    ("is_draining", "is_registered", "expected"),
+    [
+        (False, None, SeatStep.LOOK_UP),
+        (False, True, SeatOutcome.CHANGED),
+        (False, False, SeatStep.REPLACE_LOST),
+        (True, None, SeatStep.REPLACE_PRESENT),
+        (True, True, SeatStep.REPLACE_PRESENT),
+        (True, False, SeatStep.REPLACE_PRESENT),
+    ],
+)
+def test_a_seat_is_replaced_if_its_bookie_drains_or_is_still_lost(
+    is_draining: bool, is_registered: bool | None, expected: SeatStep | SeatOutcome
+) -> None:
+    """RP2."""
+    found = seat_step(Action.REPLACE, is_draining=is_draining, is_registered=is_registered)
+    assert found is expected
