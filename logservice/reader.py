@@ -5,7 +5,8 @@
     and further back written is followed, so that what is appended comes within milliseconds
 
 The owner knows before the bookies what is confirmed. At the owner a reader uses that. Elsewhere the owner is
-asked before a reader reports that it has caught up, and then watched (`owner_tails.py`, RL6).
+asked before a reader reports that it has caught up, and then watched (`owner_tails.py`, RL6). What it reports
+is decided in `core/reader_progress.py`.
 
 A reader switches between the two by itself. It survives all faults: a ledger that is gone, or a
 segment that does not follow, makes it read the list again; a bookie or metadata store that does
@@ -28,8 +29,12 @@ import structlog
 from rollbook.ledger.follower import Follower
 from rollbook.ledger.ledgers import Ledgers
 from rollbook.ledger.reader import LedgerReader
-from rollbook.logservice.core.ledger_list import LedgerList
 from rollbook.logservice.core.log_lives import check_life, text_of
+from rollbook.logservice.core.reader_progress import (
+    ReaderPosition,
+    ReaderProgress,
+    has_read_all,
+)
 from rollbook.logservice.core.record_block import opened_together, span_of
 from rollbook.logservice.core.segments import (
     AwaitOwner,
@@ -38,13 +43,10 @@ from rollbook.logservice.core.segments import (
     Enter,
     Gone,
     Trail,
-    from_last_settled,
 )
-from rollbook.logservice.ids import FIRST_OFFSET, NO_OWNER_YET, LogName, Offset
+from rollbook.logservice.ids import NO_OWNER_YET, LogName, Offset
 from rollbook.logservice.log_metadata import LogMetadataStore, StoredLog
 from rollbook.logservice.messages import (
-    CaughtUp,
-    FellBehind,
     Gap,
     GapKind,
     LogTail,
@@ -53,7 +55,6 @@ from rollbook.logservice.messages import (
     ReadEvent,
     Records,
     Sealed,
-    WaitsFor,
 )
 from rollbook.logservice.offset_lookup import find_entry, read_block
 from rollbook.logservice.owner import Owner
@@ -89,8 +90,6 @@ _PAUSE_S_MAX: Final = 1.0  # The pauses double up to this.
 _BYTES_MAX: Final = 512 * 1024
 _LOST_AFTER: Final = 4  # Records are lost after all holders of an entry have denied it this often.
 _LOOK_S_MAX: Final = 1.0  # The time limit for finding out what a heartbeat reports.
-# The pause after an owner could not be asked. Shorter: what bookies know is read later.
-_ASK_AGAIN_S: Final = 2.0
 
 
 class TailSource(Protocol):
@@ -155,26 +154,17 @@ class LogReader:
         self._told_by = NO_OWNER_YET  # The owner whose memory it read last.
         self._ledger: LedgerReader | None = None
         self._follower: Follower | None = None
-        self._listed: LedgerList | None = None  # The list at the last read.
-        self._tail = start  # The tail as far as is known.
-        self._owner_tail: LogTail | None = None  # The last report of an owner at another server.
+        self._progress = ReaderProgress(start)
         self._is_listening = False  # Whether it listens to an owner at another server.
-        # Whether it has reported that it caught up, and has not fallen behind since.
-        self._is_live = False
-        self._ask_again_s = 0.0  # When an owner that did not answer is asked again.
-        # Whether it has reported that the owner cannot be asked whether anything follows.
-        self._is_unsure = False
-        self._waits_for = WaitsFor.FETCHING
         self._pause_s = _PAUSE_S_MIN
         self._losses = 0  # Losses in a row.
-        self._bytes_told = self._records_told = 0
 
     @property
     def lag(self) -> int:
         """The number of records that are not yet returned, as far as is known here."""
         owner = self._find_owner()
-        tail = self._tail if owner is None else max(owner.tail, self._tail)
-        return max(tail - self._trail.next_offset, 0)
+        owner_tail = None if owner is None else owner.tail
+        return self._progress.lag(self._trail.next_offset, owner_tail)
 
     async def next(self, due: float | None = None) -> ReadEvent:
         """The next event; `Progress` when it is due, by default after a heartbeat, and there is no other.
@@ -198,11 +188,11 @@ class LogReader:
             else:
                 is_over = not await self._take_from_ledgers(due)
             if is_over and not self._ready:
-                progress = await self._progress()
+                heartbeat = await self._make_heartbeat()
                 # A running step may have read records in the meantime, and where a log has ended
                 # its reader is not at rest: it would seem to have everything (RL6).
                 if not self._ready and self._end is None:
-                    return progress
+                    return heartbeat
         self._idle = self._loop.call_later(_IDLE_S, self._rest)
         return self._ready.popleft()
 
@@ -231,9 +221,7 @@ class LogReader:
         if self._memory is None:
             return False
         self._told_by = owner.owner_epoch
-        self._waits_for = WaitsFor.NOTHING
-        if self._trail.next_offset >= owner.tail:
-            self._go_live()
+        self._ready += self._progress.on_memory_entered(self._trail.next_offset, owner.tail)
         return True
 
     async def _take_from_memory(self, memory: Subscription, due: float) -> bool:
@@ -255,7 +243,8 @@ class LogReader:
             return True
         if blocks is None:
             self._memory = None
-            self._fall_behind()
+            owner = self._find_owner()
+            self._ready += self._progress.on_memory_lost(None if owner is None else owner.tail)
             return True
         if not blocks:
             return self._end_if_sealed() or self._loop.time() < due
@@ -263,8 +252,8 @@ class LogReader:
         self._trail.on_memory(blocks)
         self._tell_records(blocks, start)
         owner = self._find_owner()
-        if owner is not None and self._trail.next_offset >= owner.tail:
-            self._go_live()
+        if owner is not None:
+            self._ready += self._progress.on_memory_read(self._trail.next_offset, owner.tail)
         return True
 
     def _end_if_sealed(self) -> bool:
@@ -312,9 +301,7 @@ class LogReader:
             return
         match self._trail.pick(listed):
             case Enter(segment, first_entry):
-                # A reader that waits for a replica reports that until it has read from one.
-                if self._waits_for is not WaitsFor.REPLICA:
-                    self._waits_for = WaitsFor.FETCHING
+                self._progress.on_segment_found()
                 ledger = self._ledger = await self._ledgers.open_tailing(segment.ledger_id)
                 if first_entry is None:
                     wanted = self._trail.next_offset
@@ -325,7 +312,7 @@ class LogReader:
                 self._trail.enter(segment, first_entry)
                 self._follower = ledger.follow(first_entry)
                 self._follower.confirm(self._confirmed_in(ledger))
-                if first_entry > ledger.last_add_confirmed and not ledger.is_closed:
+                if has_read_all(first_entry, ledger.last_add_confirmed, is_closed=ledger.is_closed):
                     await self._on_end_of_news()
             case Gone(head):
                 if not self._skips_truncated:
@@ -336,11 +323,10 @@ class LogReader:
             case End():
                 self._end = Sealed(self._trail.next_offset)
             case AwaitRoll():
-                self._waits_for = WaitsFor.ROLL
+                self._progress.on_roll_awaited()
                 await self._list_changed(stored)
             case AwaitOwner():
-                self._waits_for = WaitsFor.OWNER
-                self._go_live()
+                self._ready += self._progress.on_owner_awaited(self._trail.next_offset)
                 await self._list_changed(stored)
 
     async def _read_list(self) -> StoredLog:
@@ -350,8 +336,7 @@ class LogReader:
         self._uid = self._uid or text_of(listed.uid)
         check_life(self.name, text_of(listed.uid), self._uid)
         listed.require_living(self.name)
-        self._listed = listed
-        self._tail = max(self._tail, _known_tail(listed))
+        self._progress.on_list(listed)
         return stored
 
     async def _read_on(self, follower: Follower) -> None:
@@ -372,52 +357,42 @@ class LogReader:
         self._losses = 0
         if blocks:
             self._tell_records(blocks, start)
-        if self._trail.next_entry > news.last_add_confirmed and not news.is_closed:
+        if has_read_all(self._trail.next_entry, news.last_add_confirmed, is_closed=news.is_closed):
             await self._on_end_of_news()
         else:
-            self._waits_for = WaitsFor.FETCHING
+            self._progress.on_more_to_read()
         if news.waits_for:
-            self._waits_for = WaitsFor.REPLICA
+            self._progress.on_replica_awaited()
 
     async def _on_end_of_news(self) -> None:
         """Asks the owner after everything that bookies know was read: they learn that the last
         block is confirmed from the next one (RL6).
         """
-        self._waits_for = WaitsFor.NOTHING
+        self._progress.on_all_read()
         if self._find_owner() is not None:
             return  # The next read is from the owner's memory.
         self._listen()
-        if self._is_live:
+        if self._progress.is_live:
             return
-        told = await self._tails.ask() if self._loop.time() >= self._ask_again_s else None
-        if told is None:
-            self._waits_for = WaitsFor.OWNER
-            self._ask_again_s = max(self._ask_again_s, self._loop.time() + _ASK_AGAIN_S)
-            self._be_unsure()
-            return
-        self._on_owner_tail(told)
-        if told is self._owner_tail and self._trail.next_offset >= told.tail:
-            self._go_live()
-        else:
-            self._waits_for = WaitsFor.FETCHING
+        told = await self._tails.ask() if self._progress.may_ask(self._loop.time()) else None
+        if told is not None:
+            self._on_owner_tail(told)
+        position = self._position_at(self._trail.next_offset)
+        self._ready += self._progress.on_answer(told, position, self._loop.time())
 
     def _confirmed_in(self, ledger: LedgerReader) -> EntryId:
         """The last entry of the ledger that the owner is known to have confirmed."""
-        ledger_id, owner, told = ledger.ledger_id, self._find_owner(), self._owner_tail
+        owner = self._find_owner()
         if owner is not None:
-            return owner.confirmed.get(ledger_id, NO_ENTRY)
-        if told is None or told.ledger_id != ledger_id or told.last_entry is None:
-            return NO_ENTRY
-        return told.last_entry
+            return owner.confirmed.get(ledger.ledger_id, NO_ENTRY)
+        return self._progress.confirmed_in(ledger.ledger_id)
 
     def _on_owner_tail(self, told: LogTail) -> None:
-        if told.uid and self._uid and told.uid != self._uid:
-            return  # The report is about another log that has the name now.
-        self._owner_tail = told
-        self._tail = max(self._tail, told.tail)
+        if not self._progress.on_owner_tail(told, self._uid):
+            return
         ledger = self._ledger
         if self._follower is not None and ledger is not None and told.ledger_id == ledger.ledger_id:
-            self._follower.confirm(NO_ENTRY if told.last_entry is None else told.last_entry)
+            self._follower.confirm(self._progress.confirmed_in(ledger.ledger_id))
 
     def _listen(self) -> None:
         if not self._is_listening:
@@ -470,7 +445,7 @@ class LogReader:
             offset=self._trail.next_offset,
             reason=error.code.reason,
         )
-        self._waits_for = WaitsFor.REPLICA
+        self._progress.on_replica_awaited()
         await self._leave_ledger()
         await asyncio.sleep(self._pause_s)
         self._pause_s = min(2 * self._pause_s, _PAUSE_S_MAX)
@@ -479,59 +454,23 @@ class LogReader:
 
     def _tell_records(self, blocks: Sequence[bytes], start: Offset) -> None:
         """Queue records as events of a bounded size, as stored and as unpacked (LB3)."""
-        self._tail = max(self._tail, self._trail.next_offset)
-        self._records_told += self._trail.next_offset - start
-        self._bytes_told += sum(map(len, blocks))
+        self._progress.on_records(start, self._trail.next_offset, sum(map(len, blocks)))
         for piece in opened_together(blocks, _BYTES_MAX):
             end = span_of(piece[-1])[1]
             self._ready.append(Records(tuple(piece), start, end))
             start = end
 
-    def _go_live(self) -> None:
-        self._is_unsure = False
-        if not self._is_live:
-            self._is_live = True
-            self._ready.append(CaughtUp(self._trail.next_offset))
-
-    def _be_unsure(self) -> None:
-        """Report once that what bookies know was read, and that there may be more records."""
-        if not self._is_unsure:
-            self._is_unsure = True
-            head = self._listed.head if self._listed is not None else FIRST_OFFSET
-            self._ready.append(self._progress_at(self._trail.next_offset, head, WaitsFor.OWNER))
-
-    def _fall_behind(self) -> None:
-        if self._is_live:
-            self._is_live = False
-            owner = self._find_owner()
-            self._ready.append(FellBehind(owner.tail if owner is not None else self._tail))
-
-    async def _progress(self) -> Progress:
-        position, owner = self._trail.next_offset, await self._owner_in_time()
-        is_sure = True
+    async def _make_heartbeat(self) -> Progress:
+        next_offset, owner = self._trail.next_offset, await self._owner_in_time()
         if owner is not None:
-            head, self._tail = owner.head, max(owner.tail, self._tail)
-        else:
-            is_sure = await self._look_around()
-            head = self._listed.head if self._listed is not None else FIRST_OFFSET
-        waits_for = self._waits_for
-        if waits_for is WaitsFor.NOTHING and not is_sure:
-            waits_for = WaitsFor.OWNER
-        return self._progress_at(position, head, waits_for)
+            return self._progress.report_at_owner(
+                self._position_at(next_offset), owner_head=owner.head, owner_tail=owner.tail
+            )
+        is_sure = await self._look_around()
+        return self._progress.report_elsewhere(self._position_at(next_offset), is_sure=is_sure)
 
-    def _progress_at(self, position: Offset, head: Offset, waits_for: WaitsFor) -> Progress:
-        lag = max(self._tail - position, 0)
-        return Progress(
-            position,
-            head,
-            max(self._tail, position),
-            lag,
-            lag_bytes=lag * self._bytes_told // max(self._records_told, 1),
-            lag_us=max(self._clock.wall_us() - self._trail.last_timestamp_us, 0)
-            if lag and self._trail.last_timestamp_us
-            else 0,
-            waits_for=waits_for,
-        )
+    def _position_at(self, next_offset: Offset) -> ReaderPosition:
+        return ReaderPosition(next_offset, self._trail.last_timestamp_us, self._clock.wall_us())
 
     async def _owner_in_time(self) -> Owner | None:
         """The proven owner at this server; after a failure or a time-out, the owner as far as is known."""
@@ -555,14 +494,14 @@ class LogReader:
                     return True  # The list has the tail of a closed log.
                 if (told := await self._tails.ask()) is not None:
                     self._on_owner_tail(told)
-                    return told is self._owner_tail
+                    return told is self._progress.owner_tail
                 address = await self._revive()
                 if address and (listed.owner is None or listed.owner.address != address):
                     self._moving_to = address
                 ledger = self._ledger
                 if ledger is not None and ledger.last_add_confirmed >= self._trail.next_entry:
                     block = await read_block(ledger, ledger.last_add_confirmed)
-                    self._tail = max(self._tail, block.next_offset)
+                    self._progress.on_tail(block.next_offset)
         return False
 
     # --- Resting ----------------------------------------------------------------------------
@@ -609,12 +548,3 @@ async def _ends_by(task: "asyncio.Task[None]", due: float | None) -> bool:
         finally:
             task.remove_done_callback(on_done)
     return task.done()
-
-
-def _known_tail(listed: LedgerList) -> Offset:
-    last = from_last_settled(listed.segments)[:1]
-    if not last:
-        return listed.head
-    return (
-        last[0].base_offset or listed.head if last[0].next_offset is None else last[0].next_offset
-    )

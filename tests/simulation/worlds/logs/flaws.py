@@ -459,7 +459,7 @@ async def _move_from_where_it_was(self: LogReader) -> bool:
             ledger = self._ledger
             if ledger is not None and ledger.last_add_confirmed >= self._trail.next_entry:
                 block = await read_block(ledger, ledger.last_add_confirmed)
-                self._tail = max(self._tail, block.next_offset)
+                self._progress.on_tail(block.next_offset)
     return False
 
 
