@@ -154,7 +154,7 @@ async def test_others_come_in_however_many_blocks_there_are(
     assert most <= 256
 
 
-async def test_newcomers_have_theirs_made_in_one_line_until_they_have_shown_that_they_take_it(
+async def test_new_readers_are_paced_until_they_have_read_enough(
     made: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(line, "_REST_S", 3600)  # Rounds alone count.

@@ -158,7 +158,7 @@ def test_all_copies_are_a_full_ensemble_unless_the_log_stripes() -> None:
     assert found == (FULL_ENSEMBLE, 3)
 
 
-def test_a_vacant_seat_of_a_segment_made_with_too_few_bookies_is_waited_for_as_well() -> None:
+def test_vacant_seat_of_a_short_segment_causes_no_roll_at_once() -> None:
     """LS16: a restart is no reason for a segment that is no better."""
     rule = RollToMoreBookies()
     reasons = [rule.reason_to_roll(now_s, is_made_short=True, vacant=1) for now_s in range(17)]

@@ -112,7 +112,7 @@ def test_a_new_producer_that_appended_nothing_fences_its_older_copy() -> None:
             each.known.find(ProducerRef(NAME, first, 0), NOW_US)
 
 
-def test_a_named_producer_is_remembered_for_years_and_beside_any_number_of_others() -> None:
+def test_named_producer_outlives_years_and_many_other_producers() -> None:
     story = Story()
     epoch, *_ = story.begin()
     story.append(epoch, 0, 7)

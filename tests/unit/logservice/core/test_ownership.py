@@ -53,7 +53,7 @@ def test_an_owner_that_answers_is_named() -> None:
     assert raised.value.ids["owner_epoch"] == owned.owner_epoch
 
 
-def test_a_log_of_an_owner_that_refuses_connections_is_taken_and_the_owner_passed_over() -> None:
+def test_log_of_an_owner_that_refuses_connections_is_taken_over() -> None:
     claim = claim_on_living(EMPTY.with_owner(BERT), refuses=True, wait_ns=0)
     assert claim.is_rude
     assert claim.needs_suggestion

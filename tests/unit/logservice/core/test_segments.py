@@ -153,7 +153,7 @@ def test_empty_segments_in_the_middle_are_passed() -> None:
     assert trail.on_entries([follows(2, 0, 3), records(3, 1)]) == [records(3, 1)]
 
 
-def test_whoever_starts_in_the_middle_looks_for_his_entry_and_gets_its_whole_block() -> None:
+def test_reader_that_starts_within_a_block_gets_the_whole_block() -> None:
     listed = begin(close(ONE, 0, 10), L2)
     trail = Trail(Offset(5))
     step = trail.pick(listed)

@@ -121,7 +121,7 @@ def test_what_is_short_or_bad_is_marked_and_what_cannot_be_told_is_not() -> None
     assert (list(unheard.unknown), list(unheard.silent)) == ([B[1]], [B[2]])
 
 
-def test_the_copy_that_differs_from_most_is_bad_and_without_a_majority_none_is() -> None:
+def test_copy_is_bad_only_if_a_majority_of_copies_differs_from_it() -> None:
     assert judged(7, 8, 7).bad == {B[1]: [3]}
     undecided = judged(7, 8)
     assert (undecided.to_mark, undecided.differing) == ([], [3])

@@ -12,7 +12,7 @@ from rollbook.proto.errors import BadConfig
 URL = "sqlite:///metadata.db"
 
 
-def test_the_end_of_a_quiet_log_is_told_to_bookies_at_leisure_unless_somebody_sets_it(
+def test_idle_explicit_lac_is_every_30_s_unless_it_is_set(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     usual = LogSettings(LogServerConfig(URL)).ledger
