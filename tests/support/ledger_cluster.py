@@ -24,7 +24,7 @@ from types import TracebackType
 from typing import Final, Self
 
 from rollbook.bookie.bookie import Bookie, Settings
-from rollbook.bookie.config import BookieConfig, ServerConfig, StorageConfig
+from rollbook.bookie.config import BookieConfig, ServerConfig, SpaceConfig, StorageConfig
 from rollbook.bookie.identity import Identity
 from rollbook.ledger.config import ClientConfig
 from rollbook.ledger.open_client import Connecting, connect
@@ -44,6 +44,7 @@ MIB: Final = 1024 * 1024
 NAMES: Final = ("bk-1", "bk-2", "bk-3")
 PATIENCE_S: Final = 60.0
 DEFAULT: Final = ClientConfig()
+DEFAULT_SPACE: Final = SpaceConfig()
 
 
 @dataclass
@@ -58,10 +59,15 @@ class LocalCluster:
     """Its metadata lies in memory: `url` is good in this process, on this loop."""
 
     def __init__(
-        self, folder: Path, names: Iterable[str] = NAMES, tls: TlsFiles | None = None
+        self,
+        folder: Path,
+        names: Iterable[str] = NAMES,
+        tls: TlsFiles | None = None,
+        space: SpaceConfig = DEFAULT_SPACE,
     ) -> None:
         """With `tls` it listens behind it, too."""
         self._tls = tls
+        self._space = space
         self.url = f"memory:{folder.name.replace('_', '-')}-{random.getrandbits(32):x}"
         self.bookies: dict[str, Bookie] = {}  # Those that run.
         self._disks: list[SystemDisk] = []  # Each has ten threads.
@@ -121,6 +127,7 @@ class LocalCluster:
                 idle_after_ms=20,
             ),
             ServerConfig(),
+            self._space,
         )
 
     async def format(self, name: str) -> None:
