@@ -28,6 +28,7 @@ from rollbook.bookie.core.entry_log_format import FooterBuilder
 from rollbook.bookie.core.journal_index import Columns
 from rollbook.bookie.core.record_format import HEAD_BYTES
 from rollbook.bookie.core.salvage import proves_itself
+from rollbook.bookie.damage_events import DamageEvents
 from rollbook.bookie.journal import JournalFile
 from rollbook.bookie.record_file import Cache, RecordFile
 from rollbook.bookie.sorted_log import Indexed, NewLog, SortedLog, SortedWriter, write_footer
@@ -50,6 +51,7 @@ class Checkpointer:
         catalog: CatalogFiles,
         cache: Cache,
         clock: Clock,
+        damage_events: DamageEvents,
         waiting: Callable[[], int],
     ) -> None:
         """`waiting()` is the number of files to be checkpointed, including the present one."""
@@ -59,6 +61,7 @@ class Checkpointer:
         self._catalog = catalog
         self._cache = cache
         self._background = Background(clock)
+        self._damage_events = damage_events
         self._waiting = waiting
         self._steps = 0
 
@@ -79,10 +82,11 @@ class Checkpointer:
                 await self._give_way()
         # Settled doubts come before new ones: rot may have taken some of the same entries.
         news += self._settle_doubts(file)
-        for doubt in (*file.doubts, *(new.doubts if new else ())):
-            news.append(changes.pack_doubt(*doubt))
+        doubts = [*file.doubts, *(new.doubts if new else ())]
+        news += [changes.pack_doubt(*each) for each in doubts]
         news.append(changes.pack_mark(ReplayStart(file.number + 1, file.packer.next_sequence)))
         await self._catalog.commit_latest(lambda: [*facts(), *news])
+        self._damage_events.log(doubts)
         return new.records if new else None
 
     def _settle_doubts(self, file: JournalFile) -> Iterator[bytes]:

@@ -35,6 +35,7 @@ from rollbook.bookie.core.group_commit import Frames, Write, index_of, size_of
 from rollbook.bookie.core.journal_index import IntArray
 from rollbook.bookie.core.ranges import Ranges
 from rollbook.bookie.core.salvage import take_frames
+from rollbook.bookie.damage_events import DamageEvents
 from rollbook.bookie.entry_log import EntryLogs
 from rollbook.bookie.entry_reader import Reading
 from rollbook.bookie.journal import Journal, JournalFile, OnDone, settling
@@ -123,7 +124,10 @@ class Storage:
         )
         self.peek, self.read = self._reading.peek, self._reading.read
         self.read_run, self.read_last = self._reading.read_run, self._reading.read_last
-        self._checkpointer = Checkpointer(*parts, clock, lambda: len(self._filled))
+        self._damage_events = DamageEvents(clock)
+        self._checkpointer = Checkpointer(
+            *parts, clock, self._damage_events, lambda: len(self._filled)
+        )
         self._journal = Journal(
             *parts, clock, stats, self._until_it_may_fill, self._on_written, self._on_filled
         )
@@ -659,6 +663,7 @@ class Storage:
         """Puts damaged entries in doubt, given by ledger, first and last entry. Raises
         `OSError`."""
         await self._catalog_files.commit([changes.pack_doubt(*each) for each in doubts])
+        self._damage_events.log(doubts)
 
     @property
     def doubts_stamp(self) -> str:
@@ -736,7 +741,9 @@ class Storage:
         paths = [self._path_of_log(number) for number in numbers]
         parts += [changes.pack_doubt(*each) for each in doubts]
         parts += map(changes.pack_unlog, numbers)
+        news = [each for each in doubts if not self.catalog.doubts.covers(*each)]
         await self._catalog_files.commit(parts)
+        self._damage_events.log(news)
         if new:
             await self._logs.put(new.log.number, new.records)
         for number, path in zip(numbers, paths, strict=True):

@@ -225,11 +225,12 @@ class Surplus:
 
     async def _release(self, locked: Sequence[_Locked]) -> None:
         locks = [each.lock for each in locked if each.lock]
-        for outcome in await asyncio.gather(
-            *map(self._marks.release, locks), return_exceptions=True
-        ):
+        outcomes = await asyncio.gather(*map(self._marks.release, locks), return_exceptions=True)
+        for lock, outcome in zip(locks, outcomes, strict=True):
             if isinstance(outcome, BaseException):
-                logger.info("surplus_lock_not_released", reason=str(outcome))
+                logger.info(
+                    "surplus_lock_not_released", ledger_id=lock.ledger_id, reason=str(outcome)
+                )
 
     def _on_dropped(self, ledger_ids: Sequence[int]) -> None:
         for ledger_id in ledger_ids:

@@ -104,7 +104,11 @@ class LedgerView:
                 finally:
                     await watch.close()
             except (Unavailable, OutcomeUnknown, SessionExpired) as error:
-                logger.debug("ledger_not_watched", reason=error.code.reason)
+                logger.debug(
+                    "ledger_not_watched",
+                    ledger_id=self.metadata.ledger_id,
+                    reason=error.code.reason,
+                )
                 await asyncio.sleep(_PAUSE_S)
             except RollbookError as error:  # The ledger was deleted or cannot be read.
                 self._fail(error)

@@ -4,6 +4,7 @@ import asyncio
 import random
 
 import pytest
+from structlog.testing import capture_logs
 
 from rollbook.bookie.config import SpaceConfig
 from rollbook.bookie.scrub import Scrubber
@@ -100,6 +101,35 @@ def test_every_damage_that_readers_would_meet_is_found(seed: int) -> None:
         await again.close()
 
     tell(story, seed=seed)
+
+
+def test_a_damaged_ledger_is_named_in_the_log_once() -> None:
+    """By the scrub that finds the damage, not again by the compaction that removes the log."""
+
+    async def story(storage: Storage, node: Node) -> None:
+        await fill(storage, range(2), entries=40, size=1000)
+        await settle(storage)
+        number = min(storage.catalog.logs)
+        contents = node.disk.contents(f"/store/ledgers/{number:016}.log") or b""
+        await rot(storage, node, number, contents.index(entry(1, 5, bytes(1000))) + 100)
+        scrubber, compactor = scrubber_of(storage, node), compactor_of(storage, node)
+        with capture_logs() as events:
+            await scrubber.scrub()
+            compactor.damaged.update(scrubber._damaged)
+            await compactor.compact(major=False)
+        assert number not in storage.catalog.logs
+        assert [each for each in events if each["event"] == "ledger_damaged"] == [
+            {
+                "event": "ledger_damaged",
+                "log_level": "warning",
+                "ledger_id": 1,
+                "first_entry": 5,
+                "last_entry": 5,
+                "ranges": 1,
+            }
+        ]
+
+    tell(story)
 
 
 def test_a_restart_goes_on_where_it_was() -> None:
