@@ -47,7 +47,7 @@ from rollbook.proto.errors import (
 )
 from rollbook.proto.formats.service_info import BATCH_READ
 from rollbook.proto.ids import NO_ENTRY, EntryId
-from rollbook.proto.metadata import Fragment
+from rollbook.proto.metadata import Fragment, LedgerState
 from rollbook.proto.ports import Clock, Randomness
 from rollbook.proto.quorum import Slots
 from rollbook.proto.wire import v3
@@ -208,6 +208,9 @@ class _Attempt:
         clock: Clock,
         config: ClientConfig,
     ) -> None:
+        assert stored.metadata.state is LedgerState.IN_RECOVERY, (
+            "FR1: bookies are fenced while the writer may still change the metadata"
+        )
         self._metadata = stored.metadata
         self._ledger_id = stored.metadata.ledger_id
         self._quorum = stored.metadata.quorum
@@ -353,6 +356,8 @@ class _Attempt:
             await self._find_and_write_back(search, write_backs)
         finally:
             write_backs.close()
+        assert search.is_absence_proven, "FR3: the ledger would end before an entry that may exist"
+        assert write_backs.is_settled, "FR5: a recovered entry lacks copies"
         last_entry = EntryId(search.next_entry - 1)
         return _End(
             last_entry,

@@ -194,7 +194,9 @@ class MarkTree:
 
         Raises `SessionExpired` or `NoSuchNode` if the lock is not held any more.
         """
-        assert lock.ledger_id == stored.ledger_id
+        assert lock.ledger_id == stored.ledger_id, (
+            "MK2: a mark goes under the lock of another ledger"
+        )
         path = self.path(stored.ledger_id)
 
         async def was_made() -> bool:
