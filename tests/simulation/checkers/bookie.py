@@ -3,15 +3,15 @@
 Facts come in as they happen: what clients ask, what they hear, what is done to disks. Nothing is known
 of the bookie's inside. Rules, each by the name under which a run fails:
 
-- **acked**: an entry that was acknowledged is there: never absent, and UNKNOWN only on a damaged disk.
-- **bytes**: an entry is answered as somebody wrote it, and not as it was before somebody wrote it again.
-- **fence**: nobody who asks after a fence was answered has an ordinary add accepted; nothing that was
+- **acked** (B1): an entry that was acknowledged is there: never absent, and UNKNOWN only on a damaged disk.
+- **bytes** (B1): an entry is answered as somebody wrote it, and not as it was before somebody wrote it again.
+- **fence** (B4): nobody who asks after a fence was answered has an ordinary add accepted; nothing that was
   called absent under a fence is acknowledged, before or after; nobody is refused for a fence that
   nobody asked for.
 - **LAC**: what the bookie calls confirmed was called so by a writer, and never falls.
-- **dropped**: what a bookie has of a ledger that metadata names elsewhere may be called absent; what it listed, and
-  what was added to it, before metadata named it again is there.
-- **deleted**: a ledger is gone only if it was deleted; once gone, it does not come back.
+- **dropped** (B16): what a bookie has of a ledger that metadata names elsewhere may be called absent; what it
+  listed, and what was added to it, before metadata named it again is there.
+- **deleted** (B11): a ledger is gone only if it was deleted; once gone, it does not come back.
 - **answers**: they are of a kind that fits the question.
 
 An event is a number; a call that was asked at 7 saw everything that was heard before 7.

@@ -1,7 +1,11 @@
 """What the metadata store commits of logs and their ledgers, and what servers say at that moment.
 
 Commits are seen as they happen, so a server that decides by a ledger that is not closed yet, deletes what is
-listed or passes a mark is caught in the step.
+listed or passes a mark is caught in the step. The rules check these invariants of `logservice`:
+
+- **segments** (LL2, LL8), **unclosed** (LL1, LS3), **owner-epoch** (LL5), **head** (LL4), **memory** (LL4, LS5)
+- **discard** (LS1, LL3), **deletion** (LL3, OR1), **marks** (LL6), **expiry** (RT1), **patience** (SV2)
+- **unsettled** (LS1), **stalled** (LS9)
 """
 
 from collections.abc import Callable, Sequence

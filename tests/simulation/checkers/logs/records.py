@@ -3,6 +3,10 @@
 Each record has a value of its own, so that two facts suffice to break a rule in the step in which the
 second comes: one offset, one record; one record, one offset. What takes the whole history to judge
 (order in real time, holes, what was there and is not) is judged at the end, by `checkers/log.py`.
+The rules check these invariants of `logservice`:
+
+- **offsets** (LS7), **one-sequence** (RL1, RL5), **writer-epoch** (LS8), **once** (LS6), **truncation** (LL4)
+- **complete** (RL6)
 """
 
 from collections.abc import Callable, Sequence
