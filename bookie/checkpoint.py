@@ -100,9 +100,6 @@ class Checkpointer:
 
     async def forget(self, file: JournalFile) -> None:
         """Removes the journal file's name; the next start does it if this fails."""
-        assert file.number < self._catalog.catalog.mark.journal, (
-            "B5: a journal file that a start would replay is removed"
-        )
         try:
             await self._disk.unlink(file.path)
         except OSError as error:

@@ -388,7 +388,6 @@ class Storage:
             self._fences[ledger_id] = fence
             fence.add_done_callback(lambda _: self._fences.pop(ledger_id, None))
         await asyncio.shield(fence)
-        assert ledger.facts.is_fenced, "B4: a fence is acknowledged before it is durable"
 
     async def write_lac(
         self, ledger_id: int, ledger_key: bytes, last_add_confirmed: int, packet: bytes
@@ -748,7 +747,6 @@ class Storage:
         if new:
             await self._logs.put(new.log.number, new.records)
         for number, path in zip(numbers, paths, strict=True):
-            assert number not in self.catalog.logs, "B5: a log that the catalog names is removed"
             await self._logs.remove(number)
             try:
                 await self._disk.unlink(path)

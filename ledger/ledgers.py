@@ -303,9 +303,6 @@ class Ledgers:
             key, kind = credentials(stored.metadata, password, digest)
             if not is_forced:
                 stored = await self._recovery.fence(stored, key, kind)
-                assert stored.metadata.state is not LedgerState.OPEN, (
-                    "LG1: a ledger is deleted while its writer may go on"
-                )
             # On a conflict another client recovers or repairs the ledger: try again.
             with suppress(MetadataConflict):
                 await self.nodes.delete(ledger_id, stored.version)

@@ -47,7 +47,7 @@ from rollbook.proto.errors import (
 )
 from rollbook.proto.formats.service_info import BATCH_READ
 from rollbook.proto.ids import NO_ENTRY, EntryId
-from rollbook.proto.metadata import Fragment, LedgerState
+from rollbook.proto.metadata import Fragment
 from rollbook.proto.ports import Clock, Randomness
 from rollbook.proto.quorum import Slots
 from rollbook.proto.wire import v3
@@ -208,9 +208,6 @@ class _Attempt:
         clock: Clock,
         config: ClientConfig,
     ) -> None:
-        assert stored.metadata.state is LedgerState.IN_RECOVERY, (
-            "FR1: bookies are fenced while the writer may still change the metadata"
-        )
         self._metadata = stored.metadata
         self._ledger_id = stored.metadata.ledger_id
         self._quorum = stored.metadata.quorum
@@ -371,7 +368,6 @@ class _Attempt:
             if not search.is_over:
                 for ask in search.plan(self._room(write_backs)):
                     self._ask(ask)
-            # It is proven that nothing follows (FR3), and what was found has its copies (FR5).
             if search.is_over and write_backs.is_settled:
                 return
             if search.is_stuck:

@@ -85,7 +85,7 @@ class LedgerWriter:
         """`is_urgent`: bookies accept its entries from the reserve that they keep for full
         disks."""
         metadata = stored.metadata
-        assert len(metadata.fragments) == 1, "LG2: another client has written this ledger"
+        assert len(metadata.fragments) == 1, "somebody has written this ledger"
         self._digest = digest
         self._key = ledger_key(password)
         self._bookies, self._placement, self._health = bookies, placement, health
@@ -505,7 +505,6 @@ class LedgerWriter:
 
     def _on_confirmed(self) -> None:
         lac, waiting = self._pipeline.acks.last_add_confirmed, self._waiting
-        assert lac < self._pipeline.next_entry, "WR1: an entry is confirmed that was never sent"
         while waiting:
             last_entry, future, result = waiting.popleft()
             if last_entry > lac:

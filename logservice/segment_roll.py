@@ -294,9 +294,7 @@ class SegmentRoll:
         except RollbookError as error:
             self._append_path.on_ledger_failed(error)
             raise self._append_path.refusal() from error
-        assert segment.writer.metadata.last_entry == end, (
-            "LS1: a ledger is closed at another entry than its successor names"
-        )
+        assert segment.writer.metadata.last_entry == end
 
     async def _list_closed(
         self, segment: SegmentWriter, next_offset: Offset, timestamp_us: int

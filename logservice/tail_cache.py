@@ -99,7 +99,7 @@ class TailCache:
             return
         added, since = 0, self._memory.added
         for base_offset, next_offset, block in blocks:
-            assert base_offset == self.tail, "LS7: a block does not follow the tail"
+            assert base_offset == self.tail, "offsets are dense"
             self.tail = next_offset
             added += len(block) + _BLOCK_BYTES
             self._kept.append((base_offset, next_offset, block, since))

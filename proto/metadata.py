@@ -71,7 +71,7 @@ class LedgerMetadata:
         flaw = find_flaw(
             self.ledger_id, self.quorum, self.fragments, self.state, self.last_entry, self.length
         )
-        assert not flaw, f"LM1: {flaw}"
+        assert not flaw, flaw
         assert len(dict(self.custom)) == len(self.custom)
 
     # --- Questions ----------------------------------------------------------------------------

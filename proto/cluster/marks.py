@@ -194,9 +194,7 @@ class MarkTree:
 
         Raises `SessionExpired` or `NoSuchNode` if the lock is not held any more.
         """
-        assert lock.ledger_id == stored.ledger_id, (
-            "MK2: a mark goes under the lock of another ledger"
-        )
+        assert lock.ledger_id == stored.ledger_id
         path = self.path(stored.ledger_id)
 
         async def was_made() -> bool:

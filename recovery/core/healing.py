@@ -79,7 +79,7 @@ def stretches(
     metadata: LedgerMetadata, bookie: BookieId, doubted: Iterable[EntrySpan]
 ) -> Iterator[DoubtfulFragment]:
     """All doubts in order, split by what will happen to them."""
-    assert metadata.is_closed, "HL1: doubt would end about entries that may still be written"
+    assert metadata.is_closed
     for first, last in doubted:
         while first <= last:
             fragment, end = _piece(metadata, bookie, first)
