@@ -257,8 +257,10 @@ class LedgerRepair:
             last_entry = metadata.last_entry_of(index)
             if last_entry is None or not self._ledgers.lacks_racks(quorum, fragment.ensemble):
                 continue
-            await self._ledgers.pardon_bookies()
             found = pick_for_racks(self._ledgers, quorum, fragment.ensemble, self._draining)
+            if found is None:  # A bookie that has just come back is in quarantine (AU10).
+                await self._ledgers.pardon_bookies()
+                found = pick_for_racks(self._ledgers, quorum, fragment.ensemble, self._draining)
             if found is None:
                 if self._ledgers.sets_in_one_rack(quorum, fragment.ensemble) < quorum.ensemble:
                     continue
@@ -366,8 +368,10 @@ class LedgerRepair:
         )
         quorum = metadata.quorum
         verifier = Verifier(metadata, digest, self._ledgers.bookies, self._ledgers.config)
-        bad: Sequence[EntrySpan] = self._bad.get(target, ())
-        if target != seat.bookie:
+        bad: Sequence[EntrySpan]
+        if target == seat.bookie:
+            bad = self._bad.get(target, ())
+        else:
             bad = await self._bad_on_target(metadata, seat, target, listed, verifier)
 
         def sources(entry_id: EntryId) -> list[BookieId]:
@@ -407,6 +411,8 @@ class LedgerRepair:
         a seat: so they are read before they count as copies (RP1).
         """
         bad: list[EntrySpan] = []
+        if not listed.packed:  # As a rule: it never had a seat.
+            return bad
         for window in windows(seat):
             held = [each for each in seat.share(metadata.quorum, window) if each in listed]
             if held:
