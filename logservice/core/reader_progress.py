@@ -1,4 +1,4 @@
-"""What a reader knows of its log's tail, and what it may report of it (RL6).
+"""A reader's knowledge of its log's tail, and its reports of it (RL6).
 
     behind ──► live      it has read up to a tail given after the question: by the owner, wherever it is, or by a
        ▲         │       list of closed segments. `CaughtUp` is reported once

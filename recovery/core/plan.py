@@ -97,13 +97,12 @@ class RestoreResult(Enum):
 
 
 class SeatStep(Enum):
-    """What to do next for a seat."""
+    """The next step in the repair of a seat."""
 
     RESTORE = "restore"
     LOOK_UP = "look up"  # Find out whether the bookie is registered at this moment.
-    REPLACE_PRESENT = (
-        "replace present"  # The swap is made, whether the bookie is registered or not.
-    )
+    # The swap is made, whether the bookie is registered or not.
+    REPLACE_PRESENT = "replace present"
     REPLACE_LOST = "replace lost"  # The swap is made only if the bookie is still not registered.
 
 

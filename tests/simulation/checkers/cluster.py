@@ -414,7 +414,7 @@ class ClusterChecker:
         unheard_s = UNHEARD_S
         if all(self._was_free(each.partition("#")[0], self._now() - UNHEARD_S) for each in by):
             unheard_s = HEARD_S
-        # What follows from its refusal may come a moment after it has room again.
+        # It refuses a copy for lack of room; the swap that this leads to may come when it has room again.
         heard_s = self._now() - unheard_s
         was_read_only = self._left_read_only.get(old, -UNHEARD_S) >= heard_s
         has_room = old not in self.read_only and not was_read_only and self._was_free(old, heard_s)
