@@ -15,7 +15,7 @@ from typing import Final
 from rollbook.proto.errors import NotEnoughBookies
 from rollbook.recovery.core.failures import Failure
 
-# Retries with pauses that add up to ten minutes, in which a bookie may come back.
+# Retries in a row with pauses that add up to ten minutes, in which a bookie may come back.
 ATTEMPTS_WITHOUT_TARGET: Final = 8
 _NO_TARGET: Final = NotEnoughBookies.code.reason
 
@@ -47,7 +47,7 @@ def is_final(failure: Failure) -> bool:
     """Whether a retry can hardly help: no copy is left, or there is no bookie to copy to."""
     if failure.is_unrecoverable:
         return True
-    return failure.code == _NO_TARGET and failure.attempts >= ATTEMPTS_WITHOUT_TARGET
+    return failure.code == _NO_TARGET and failure.in_a_row >= ATTEMPTS_WITHOUT_TARGET
 
 
 def is_stuck(failure: Failure, token: str) -> bool:

@@ -1,9 +1,12 @@
 """The attempts to repair one ledger, and when the next one is due.
 
-JSON, `{"attempts": 3, "code": "BOOKIE_UNREACHABLE", "message": "…", "failed_ms": 17…, "next_try_ms": 17…,
-"losses": [[0, 11, ["b1:3181", "b2:3181"]]], "drains": ["4e0c…"], "version": 1}`, in a node of its own for
-each ledger (`recovery/tasks.py`). It is in our own tree, since a mark has no room for it, and removed when
-the repair succeeds.
+JSON, `{"attempts": 3, "in_a_row": 2, "code": "BOOKIE_UNREACHABLE", "message": "…", "failed_ms": 17…,
+"next_try_ms": 17…, "losses": [[0, 11, ["b1:3181", "b2:3181"]]], "drains": ["4e0c…"], "version": 1}`, in a
+node of its own for each ledger (`recovery/tasks.py`). It is in our own tree, since a mark has no room for
+it, and removed when the repair succeeds.
+
+`attempts` counts all of them and sets the pause; `in_a_row` counts the latest ones that ended with this
+same code, so that one refusal after three other errors is not taken for four refusals.
 
 `drains` are the tokens of the lifecycles of its bookies that were draining at that attempt. A drain that
 begins, or is retried, has a new token: then attempts are counted from one again, and the next one is due at
@@ -46,6 +49,7 @@ class Failure:
     next_try_ms: int | None = 0  # None: no retry by itself; a person decides.
     losses: tuple[LostEntries, ...] = ()
     drains: tuple[str, ...] = ()  # Tokens of the drains at the time of the latest attempt.
+    in_a_row: int = 0  # The latest attempts that failed with `code`.
 
     @property
     def is_unrecoverable(self) -> bool:
@@ -77,11 +81,14 @@ def after_failure(
     """The record after another failed attempt. The pause doubles up to 10 min. `drains` of this
     attempt: attempts before one of them began do not count (RP7).
     """
-    attempts = (before.attempts if before and before.counts_for(drains) else 0) + 1
+    earlier = before if before and before.counts_for(drains) else Failure()
+    attempts = earlier.attempts + 1
+    in_a_row = (earlier.in_a_row if earlier.code == code else 0) + 1
     pause_s = min(first_pause_s * 2 ** min(attempts - 1, 20), PAUSE_S_MAX)
     next_try_ms = None if losses else now_ms + int(pause_s * 1000)
+    kept_losses = tuple(losses[:_LOSSES_MAX])
     return Failure(
-        attempts, code, message, now_ms, next_try_ms, tuple(losses[:_LOSSES_MAX]), tuple(drains)
+        attempts, code, message, now_ms, next_try_ms, kept_losses, tuple(drains), in_a_row
     )
 
 
@@ -89,6 +96,7 @@ def pack_failure(failure: Failure) -> bytes:
     fields = {
         "version": _VERSION,
         "attempts": failure.attempts,
+        "in_a_row": failure.in_a_row,
         "code": failure.code,
         "message": failure.message,
         "failed_ms": failure.failed_ms,
@@ -110,8 +118,9 @@ def unpack_failure(data: bytes) -> Failure:
         if version != _VERSION:
             raise UnsupportedVersion(f"a failure of version {version!r:.20}")
         drains = tuple(fields.get("drains", ()))  # Older versions wrote no `drains`.
+        in_a_row = fields.get("in_a_row", fields["attempts"])  # Nor `in_a_row`.
         texts = fields["code"], fields["message"], *drains
-        numbers = [fields["attempts"], fields["failed_ms"], fields["next_try_ms"]]
+        numbers = [fields["attempts"], in_a_row, fields["failed_ms"], fields["next_try_ms"]]
         losses = tuple(
             LostEntries(EntryId(first), EntryId(last), tuple(map(parse_bookie_id, holders)))
             for first, last, holders in fields["losses"]
@@ -122,7 +131,7 @@ def unpack_failure(data: bytes) -> Failure:
     if not all(isinstance(each, str) for each in texts):
         raise BadMetadata(f"not a failure of a repair: {data[:80]!r}")
     wrong = [each for each in numbers if each is not None and type(each) is not int]
-    if wrong or fields["attempts"] is None or fields["failed_ms"] is None:
+    if wrong or None in (fields["attempts"], in_a_row, fields["failed_ms"]):
         raise BadMetadata(f"not a failure of a repair: {data[:80]!r}")
     return Failure(
         fields["attempts"],
@@ -132,4 +141,5 @@ def unpack_failure(data: bytes) -> Failure:
         fields["next_try_ms"],
         losses,
         drains,
+        in_a_row,
     )

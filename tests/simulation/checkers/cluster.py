@@ -639,7 +639,7 @@ class ClusterChecker:
             self.without_target.pop(ledger_id, None)
         elif ledger_id is not None and row is not None:
             failure = unpack_failure(row.value)
-            if failure.code == NotEnoughBookies.code.reason and failure.attempts >= _TRIES:
+            if failure.code == NotEnoughBookies.code.reason and failure.in_a_row >= _TRIES:
                 self.without_target[ledger_id] = None
             before = self._failures.get(ledger_id)
             failed_s = self.failures.get(ledger_id, -inf)

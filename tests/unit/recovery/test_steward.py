@@ -317,7 +317,8 @@ async def test_a_drain_that_is_tried_again_is_tried(site: DrainSite) -> None:
     """RP7, LC1: the failure that ended it stays to be read, and goes when a person tries again or calls it off."""
     await make_closed(site, range(1), 0, 1)
     await site.lose(0)
-    no_target = Failure(ATTEMPTS_WITHOUT_TARGET, "QUORUM_UNAVAILABLE", "", drains=("0a",))
+    attempts = ATTEMPTS_WITHOUT_TARGET
+    no_target = Failure(attempts, "QUORUM_UNAVAILABLE", "", drains=("0a",), in_a_row=attempts)
     async with site.steward():
         await site.drain(0)
         await site.until_published({0: {0}})
@@ -338,7 +339,8 @@ async def test_a_drain_that_is_tried_again_does_not_fail_by_the_last_try(site: D
     await make_closed(site, range(1), 0, 1)
     await site.lose(0)
     await site.marks.mark(LedgerId(0), [B[1]], 1)
-    no_target = Failure(ATTEMPTS_WITHOUT_TARGET, "QUORUM_UNAVAILABLE", "", drains=("0a",))
+    attempts = ATTEMPTS_WITHOUT_TARGET
+    no_target = Failure(attempts, "QUORUM_UNAVAILABLE", "", drains=("0a",), in_a_row=attempts)
     async with site.steward():
         await site.drain(0)
         await site.failures.write(LedgerId(0), no_target)

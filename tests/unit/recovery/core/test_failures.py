@@ -66,11 +66,30 @@ def test_a_failure_of_an_older_version_counts_for_no_drain() -> None:
     assert not failure.counts_for(("a",))
 
 
+def test_attempts_in_a_row_are_those_with_the_same_code() -> None:
+    in_a_row, failure = [], None
+    for code in "AABAAA":
+        failure = after_failure(failure, 1000, code, "")
+        in_a_row.append(failure.in_a_row)
+    assert in_a_row == [1, 2, 1, 1, 2, 3]
+    assert failure is not None
+    assert failure.attempts == 6
+
+
+def test_a_failure_of_an_older_version_counts_every_attempt_as_alike() -> None:
+    """So a drain still ends while some workers are of that version."""
+    fields = json.loads(pack_failure(after_failure(Failure(2), 1, "X", "x")))
+    del fields["in_a_row"]
+    assert unpack_failure(json.dumps(fields).encode()).in_a_row == 3
+
+
 @pytest.mark.parametrize(
     ("field", "value"),
     [
         ("attempts", None),
         ("attempts", "1"),
+        ("in_a_row", None),
+        ("in_a_row", "1"),
         ("code", 1),
         ("failed_ms", None),
         ("next_try_ms", 1.5),
