@@ -142,7 +142,8 @@ class ReaderProgress:
         """
         if answer is None:
             self.waits_for = WaitsFor.OWNER
-            self._ask_again_s = max(self._ask_again_s, now_s + ASK_AGAIN_S)
+            if self.may_ask(now_s):  # So it was asked, in vain. Otherwise the pause goes on.
+                self._ask_again_s = now_s + ASK_AGAIN_S
             if self._is_unsure:
                 return ()
             self._is_unsure = True

@@ -158,6 +158,15 @@ def test_an_owner_that_did_not_answer_is_asked_again_after_a_pause() -> None:
     assert rule.may_ask(10.0 + ASK_AGAIN_S)
 
 
+def test_news_during_the_pause_does_not_make_it_longer() -> None:
+    """RL6: appends less than a pause apart once kept a reader unsure for as long as they came."""
+    rule = progress()
+    answered(rule, None, 1, 10.0)
+    for step in range(1, 4):
+        answered(rule, None, 1 + step, 10.0 + step * ASK_AGAIN_S / 4)
+    assert rule.may_ask(10.0 + ASK_AGAIN_S)
+
+
 def test_an_owner_that_answers_is_asked_again_without_a_pause() -> None:
     rule = progress()
     answered(rule, owner_tail(4), 3, 10.0)
