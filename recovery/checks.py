@@ -15,7 +15,7 @@ still be on their way (AU7).
 import asyncio
 import contextlib
 from array import array
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Final, Never
 
@@ -51,9 +51,12 @@ from rollbook.recovery.config import AuditConfig
 from rollbook.recovery.core.audit import is_check_due
 from rollbook.recovery.core.checks import (
     CheckKind,
+    ConfirmedReport,
     CopyReport,
     Requests,
     closed_seats,
+    confirmed_by,
+    is_judged,
     pick_sample,
 )
 from rollbook.recovery.core.plan import SlotRepair, lacking_in, windows
@@ -327,9 +330,8 @@ class Checks:
         if metadata is None:
             return True
         first = await judge(metadata)
-        is_heard = not first.silent and await self._read_whether_marked(
-            ledger_id, first.away, state
-        )
+        asks = first.away and not first.silent
+        is_heard = is_judged(first, await self._read_marked(ledger_id, state) if asks else ())
         if first.to_mark:
             await asyncio.sleep(SECOND_LOOK_S)
             metadata = await self._read(ledger_id, state, fresh=True)
@@ -337,43 +339,38 @@ class Checks:
                 return True
             second = await judge(metadata)
             live = self._ledgers.live()
-            # Check the ledger again if a member became silent in between.
-            for each in first.to_mark:
-                is_heard = is_heard and each not in second.silent and live.find(each) is not None
-            to_mark = [
-                each
-                for each in second.to_mark
-                # Only a registered bookie is judged (AU6).
-                if each in first.to_mark and live.find(each)
-            ]
-            bad = {each: second.bad[each] for each in to_mark if each in second.bad}
-            if bad:  # Bad copies are recorded before the mark (AU9).
-                await self._bad.add(ledger_id, bad)
-                logger.error(
-                    "bad_copies_found",
-                    ledger_id=ledger_id,
-                    bookies={bookie: len(entry_ids) for bookie, entry_ids in bad.items()},
-                )
-            if to_mark:
-                await self._mark(ledger_id, to_mark, state, gate)
+            confirmed = confirmed_by(first, second, lambda each: live.find(each) is not None)
+            is_heard = is_heard and confirmed.is_judged
+            await self._mark_confirmed(ledger_id, confirmed, state, gate)
         state.unknown += bool(first.unknown)
         if first.differing:
             state.differing += 1
             logger.error("copies_differ", ledger_id=ledger_id, entry_ids=list(first.differing[:10]))
         return is_heard
 
-    async def _read_whether_marked(
-        self, ledger_id: LedgerId, bookies: Mapping[BookieId, None], state: CheckState
-    ) -> bool:
-        """Whether the ledger is marked for all of these, so that its repair looks at their copies."""
-        if not bookies:
-            return True
+    async def _mark_confirmed(
+        self, ledger_id: LedgerId, confirmed: ConfirmedReport, state: CheckState, gate: Gate
+    ) -> None:
+        if confirmed.bad:  # Bad copies are recorded before the mark (AU9).
+            await self._bad.add(ledger_id, confirmed.bad)
+            logger.error(
+                "bad_copies_found",
+                ledger_id=ledger_id,
+                bookies={bookie: len(ids) for bookie, ids in confirmed.bad.items()},
+            )
+        if confirmed.to_mark:
+            await self._mark(ledger_id, confirmed.to_mark, state, gate)
+
+    async def _read_marked(
+        self, ledger_id: LedgerId, state: CheckState
+    ) -> Collection[BookieId] | None:
+        """The bookies that the ledger is marked for; None if its mark is unreadable."""
         try:
             stored = await self._marks.read(ledger_id)
         except BadMetadata:
             state.unreadable += 1
-            return True  # Workers pass over an unreadable mark, and report it.
-        return stored is not None and bookies.keys() <= set(stored.mark.missing)
+            return None
+        return stored.mark.missing if stored is not None else ()
 
     def _registered_seats(
         self, metadata: LedgerMetadata, found: CopyReport

@@ -11,10 +11,14 @@ copies.
 A copy is *short* if its bookie lists less than it should hold, or denies an entry. It is *bad* if its bytes
 fail their digest, or differ from those of more members of the write set. A bookie that is not registered is
 not judged: it becomes lost after the delay (AU1, AU6).
+
+A ledger whose copies seem short or bad is looked at twice, since a writer's last copies may still be on their
+way. Only what both looks found is marked, see `confirmed_by` (AU7). A look does not judge the ledger if a bookie
+did not respond, or is away and has no mark: the ledger is checked again (AU5).
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from math import ceil
@@ -162,6 +166,38 @@ class CopyReport:
                     self.silent[bookie] = None
                 case _:
                     pass
+
+
+@dataclass(frozen=True, slots=True)
+class ConfirmedReport:
+    """What two looks at the copies of one ledger agree on."""
+
+    to_mark: list[BookieId]
+    bad: dict[BookieId, list[EntryId]]  # The bad entries of those that are marked.
+    is_judged: bool  # Whether each bookie that the first look found short or bad was judged again.
+
+
+def is_judged(first: CopyReport, marked: Collection[BookieId] | None) -> bool:
+    """Whether the first look judged every member. Those that are away count as judged if the ledger is
+    marked for them: its repair looks at their copies. None: the mark is unreadable, which workers report.
+    """
+    return not first.silent and (marked is None or first.away.keys() <= set(marked))
+
+
+def confirmed_by(
+    first: CopyReport, second: CopyReport, is_registered: Callable[[BookieId], bool]
+) -> ConfirmedReport:
+    """What is marked after the second look: copies that both looks found short or bad (AU7), of bookies
+    that are registered now (AU6).
+    """
+    suspects = first.to_mark
+    present = {each for each in suspects if is_registered(each)}
+    to_mark = [each for each in second.to_mark if each in present]
+    return ConfirmedReport(
+        to_mark,
+        {each: second.bad[each] for each in to_mark if each in second.bad},
+        is_judged=all(each in present and each not in second.silent for each in suspects),
+    )
 
 
 # --- Entries whose copies are bad -------------------------------------------------------------

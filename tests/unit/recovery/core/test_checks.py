@@ -12,6 +12,8 @@ from rollbook.recovery.core.checks import (
     CheckKind,
     CopyReport,
     Requests,
+    confirmed_by,
+    is_judged,
     merged_bad,
     pack_bad,
     pick_sample,
@@ -125,6 +127,92 @@ def test_copy_is_bad_only_if_a_majority_of_copies_differs_from_it() -> None:
     assert judged(7, 8, 7).bad == {B[1]: [3]}
     undecided = judged(7, 8)
     assert (undecided.to_mark, undecided.differing) == ([], [3])
+
+
+# --- Two looks ----------------------------------------------------------------------------------
+
+
+def report(
+    *, short: str = "", bad: str = "", silent: str = "", away: str = "", entries: int = 1
+) -> CopyReport:
+    """Each digit is the number of a bookie."""
+    found = CopyReport()
+    found.short = {B[int(each)]: None for each in short}
+    found.bad = {B[int(each)]: [EntryId(number) for number in range(entries)] for each in bad}
+    found.silent = {B[int(each)]: None for each in silent}
+    found.away = {B[int(each)]: None for each in away}
+    return found
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "registered", "to_mark", "bad"),
+    [
+        (report(short="1"), report(short="1"), "012", "1", ""),
+        (report(short="1"), report(), "012", "", ""),  # The writer's last copies have arrived.
+        (report(short="1"), report(short="2"), "012", "", ""),  # Bookie 2 is found next time.
+        (report(short="12"), report(short="21"), "012", "12", ""),
+        (report(short="12"), report(short="12"), "01", "1", ""),  # Bookie 2 left (AU6).
+        (report(bad="1"), report(bad="1"), "012", "1", "1"),
+        (report(bad="1"), report(short="1"), "012", "1", ""),  # What the second look says counts.
+        (report(short="1"), report(bad="1"), "012", "1", "1"),
+        (report(short="1", bad="2"), report(bad="12"), "02", "2", "2"),
+    ],
+)
+def test_what_two_looks_found_is_marked(
+    first: CopyReport, second: CopyReport, registered: str, to_mark: str, bad: str
+) -> None:
+    """AU7."""
+    present = {B[int(each)] for each in registered}
+    confirmed = confirmed_by(first, second, present.__contains__)
+    assert confirmed.to_mark == [B[int(each)] for each in to_mark]
+    assert confirmed.bad == {B[int(each)]: [EntryId(0)] for each in bad}
+
+
+def test_the_bad_entries_of_the_second_look_are_recorded() -> None:
+    """AU7: metadata was fresh."""
+    confirmed = confirmed_by(report(bad="1", entries=3), report(bad="1", entries=2), lambda _: True)
+    assert confirmed.bad == {B[1]: [0, 1]}
+
+
+@pytest.mark.parametrize(
+    ("second", "registered", "is_decided"),
+    [
+        (report(), "012", True),  # The copies are whole by now.
+        (report(short="1"), "012", True),
+        (report(silent="1"), "012", False),
+        (report(silent="2"), "012", True),  # The first look judged bookie 2.
+        (report(), "02", False),
+    ],
+)
+def test_a_ledger_whose_suspect_became_silent_is_not_judged(
+    second: CopyReport, registered: str, is_decided: bool
+) -> None:
+    """AU5."""
+    present = {B[int(each)] for each in registered}
+    confirmed = confirmed_by(report(short="1"), second, present.__contains__)
+    assert confirmed.is_judged is is_decided
+
+
+@pytest.mark.parametrize(
+    ("first", "marked", "is_decided"),
+    [
+        (report(), (), True),
+        (report(short="1", bad="2"), (), True),  # The second look decides about these.
+        (report(silent="1"), (), False),
+        (report(away="1"), (), False),
+        (report(away="1"), (B[2],), False),
+        (report(away="1"), (B[1], B[2]), True),
+        (report(away="12"), (B[1],), False),
+        (report(away="1"), None, True),  # Its mark is unreadable.
+        (report(away="1", silent="2"), (B[1],), False),
+        (report(away="1", silent="2"), None, False),
+    ],
+)
+def test_a_ledger_is_judged_once_all_members_responded_or_are_marked(
+    first: CopyReport, marked: tuple[BookieId, ...] | None, is_decided: bool
+) -> None:
+    """AU5, AU6."""
+    assert is_judged(first, marked) is is_decided
 
 
 # --- The list of bad copies ---------------------------------------------------------------------
