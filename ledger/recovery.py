@@ -187,7 +187,7 @@ class LedgerRecovery:
 
 
 @dataclass(frozen=True, slots=True)
-class _End:
+class _LedgerEnd:
     last_entry: EntryId
     length: int
     new_fragments: list[Fragment]
@@ -321,7 +321,7 @@ class _Attempt:
 
     # --- Searching the end --------------------------------------------------------------------
 
-    async def run(self) -> _End:
+    async def run(self) -> _LedgerEnd:
         survey = await self.fence(asks_lac=True)
         start = survey.last_add_confirmed  # Never below the last entry of earlier fragments.
         entry_bytes = self._entry_bytes or _ENTRY_BYTES_GUESSED
@@ -354,7 +354,7 @@ class _Attempt:
         finally:
             write_backs.close()
         last_entry = EntryId(search.next_entry - 1)
-        return _End(
+        return _LedgerEnd(
             last_entry,
             await self._length_at(last_entry),
             write_backs.new_fragments(),

@@ -38,7 +38,7 @@ _PASSED_MAX: Final = 10_000  # The most idle logs in the queue; a log beyond it 
 _IDLE_MAX: Final = 2 * LAGS_MAX
 
 _Cursors = Sequence[tuple[str, Offset]]  # Cursors with their offsets, the largest lags first.
-_End = tuple[LogName, Offset, _Cursors]  # A log, its tail, and its cursors.
+_TailAndCursors = tuple[LogName, Offset, _Cursors]  # A log, its tail, and its cursors.
 
 
 class HasTail(Protocol):
@@ -67,7 +67,7 @@ class CursorLags:
         self._loop = asyncio.get_running_loop()
         self._cursors: dict[LogName, _Cursors] = {}  # Owned logs, the one read longest ago first.
         # For each ownerless log, the cursors with lags at the last read.
-        self._idle: dict[LogName, _End] = {}
+        self._idle: dict[LogName, _TailAndCursors] = {}
         # For each log, the number of cursors that are not read: owned logs, then idle ones.
         self._beyond: dict[LogName, int] = {}
         self._beyond_idle: dict[LogName, int] = {}
@@ -184,12 +184,12 @@ class CursorLags:
         return heapq.nsmallest(LAGS_MAX, ((c.name, c.offset) for c in found), key=itemgetter(1))
 
 
-def _furthest(ends: Iterable[_End]) -> list[_End]:
+def _furthest(ends: Iterable[_TailAndCursors]) -> list[_TailAndCursors]:
     """The logs with the largest lags."""
     return heapq.nlargest(LAGS_MAX, ends, key=lambda end: end[1] - end[2][0][1])
 
 
-def _lags_of(end: _End) -> Iterator[tuple[int, LogName, str]]:
+def _lags_of(end: _TailAndCursors) -> Iterator[tuple[int, LogName, str]]:
     log, tail, cursors = end
     return ((max(tail - offset, 0), log, name) for name, offset in cursors)
 

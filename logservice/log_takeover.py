@@ -78,7 +78,7 @@ class Opening:
 
 
 @dataclass(frozen=True, slots=True)
-class _End:
+class _FoundEnd:
     """The state found at the end of a log."""
 
     kept: Sequence[Ended]
@@ -190,7 +190,12 @@ async def _stop_if_made(making: "asyncio.Task[LedgerWriter]") -> None:
 
 
 async def _take_over(
-    context: OwnerContext, stored: StoredLog, found: _End, new: _NewLedger, reason: str, laps: Laps
+    context: OwnerContext,
+    stored: StoredLog,
+    found: _FoundEnd,
+    new: _NewLedger,
+    reason: str,
+    laps: Laps,
 ) -> Opening | None:
     """List the new ledger and owner. None if the list has changed: then nothing was done."""
     settled = _settled(stored.list, found).with_owner(context.server)
@@ -229,7 +234,7 @@ async def _take_over(
     return Opening(stored, found.memory, found.end, writer, laps)
 
 
-def _settled(listed: LedgerList, found: _End) -> LedgerList:
+def _settled(listed: LedgerList, found: _FoundEnd) -> LedgerList:
     for index, each in enumerate(found.kept):
         memory, behind = found.memory, found.kept[index + 1 : index + 2]
         if behind and behind[0].follows:
@@ -248,7 +253,7 @@ def _settled(listed: LedgerList, found: _End) -> LedgerList:
 # --- The end of a log -------------------------------------------------------------------------
 
 
-async def _find_end(context: OwnerContext, listed: LedgerList, laps: Laps) -> _End:
+async def _find_end(context: OwnerContext, listed: LedgerList, laps: Laps) -> _FoundEnd:
     readers: dict[LedgerId, LedgerReader] = {}
     try:
         ended = await _end_all(context, to_end(listed), readers)
@@ -259,12 +264,12 @@ async def _find_end(context: OwnerContext, listed: LedgerList, laps: Laps) -> _E
         else:
             before = listed.segments[: len(listed.segments) - len(ended)]
             if not before:
-                return _End(kept, discarded, LogMemory(listed.config), (NO_LEDGER, NO_ENTRY))
+                return _FoundEnd(kept, discarded, LogMemory(listed.config), (NO_LEDGER, NO_ENTRY))
             (last,) = await _end_all(context, before[-1:], readers)
         reader = readers[last.segment.ledger_id]
         memory = await _replay(reader, listed, last.last_entry)
         laps.on_done("replay_ms")
-        return _End(kept, discarded, memory, (last.segment.ledger_id, last.last_entry))
+        return _FoundEnd(kept, discarded, memory, (last.segment.ledger_id, last.last_entry))
     finally:
         for reader in readers.values():
             await reader.close()

@@ -547,7 +547,7 @@ NO_CURSOR: int = -1  # The expected version of a cursor that does not exist yet.
 
 @dataclass(frozen=True, slots=True)
 class Cursor:
-    """A named position. Protected it is a mark, and holds truncation and retention back."""
+    """A cursor's state as the server keeps it. Protected it holds truncation and retention back."""
 
     name: CursorName
     offset: Offset

@@ -63,7 +63,7 @@ _READS_AT_ONCE: Final = 32
 _UNREADABLE: Final = (BadMetadata, UnsupportedVersion, InvalidRequest)
 
 
-class _Part:
+class _WatchedFolder:
     """One watched folder: the states of its nodes, by path."""
 
     def __init__(
@@ -110,13 +110,15 @@ class ClusterEventLog:
         operations = f"{cluster.own_root}/{OPERATIONS}"
         switch = f"{top}/{DISABLED}"
         self._parts = [
-            _Part(available, lambda: self._registrations(available), self._registration),
-            _Part(lifecycles, lambda: self._children(lifecycles), self._lifecycle),
-            _Part(operations, lambda: self._children(operations), self._operation),
-            _Part(votes, lambda: self._children(votes), self._vote),
-            _Part(switch, lambda: _only(switch), self._switch),
-            _Part(self._bad.folder, lambda: self._first(self._bad), self._bad_copies),
-            _Part(self._failures.folder, lambda: self._first(self._failures), self._lost_entries),
+            _WatchedFolder(available, lambda: self._registrations(available), self._registration),
+            _WatchedFolder(lifecycles, lambda: self._children(lifecycles), self._lifecycle),
+            _WatchedFolder(operations, lambda: self._children(operations), self._operation),
+            _WatchedFolder(votes, lambda: self._children(votes), self._vote),
+            _WatchedFolder(switch, lambda: _only(switch), self._switch),
+            _WatchedFolder(self._bad.folder, lambda: self._first(self._bad), self._bad_copies),
+            _WatchedFolder(
+                self._failures.folder, lambda: self._first(self._failures), self._lost_entries
+            ),
         ]
         self._overdue: dict[str, Sight] = {}
         # Each ledger's sight as read, and with its log.
@@ -228,7 +230,7 @@ class ClusterEventLog:
                     await self._news.wait()
             await asyncio.sleep(_SETTLE_S)
 
-    async def _read(self, part: _Part) -> None:
+    async def _read(self, part: _WatchedFolder) -> None:
         changed, part.changed = part.changed, {}
         if changed == {}:
             return
@@ -245,7 +247,7 @@ class ClusterEventLog:
             raise
         part.sights = kept | found
 
-    async def _read_nodes(self, part: _Part, paths: list[str]) -> dict[str, Sight]:
+    async def _read_nodes(self, part: _WatchedFolder, paths: list[str]) -> dict[str, Sight]:
         found: dict[str, Sight] = {}
         for start in range(0, len(paths), _READS_AT_ONCE):
             chunk = paths[start : start + _READS_AT_ONCE]
@@ -256,7 +258,7 @@ class ClusterEventLog:
                     found[path] = sight
         return found
 
-    def _seen_at(self, part: _Part, path: str, node: Node) -> Sight | None:
+    def _seen_at(self, part: _WatchedFolder, path: str, node: Node) -> Sight | None:
         try:
             return part.sight_of(path, node)
         except _UNREADABLE as error:

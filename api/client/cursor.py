@@ -12,7 +12,7 @@ REQUIRED: Final[Any] = object()  # Marks parameters without a default.
 
 
 class Cursor:
-    """A log's cursor, known by its name only: each method asks the server."""
+    """A log's cursor, known by its name only: each method asks the server, most return its state (`messages.Cursor`)."""
 
     def __init__(
         self, ask: Callable[[Any], Awaitable[Any]], log: LogName, name: CursorName, uid: str = ""

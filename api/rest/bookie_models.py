@@ -6,25 +6,13 @@ OpenAPI names a model by its `title`, if it has one, and otherwise by its class.
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
-from pydantic.alias_generators import to_camel
 
 from rollbook import __version__
+from rollbook.api.rest.base_models import CamelCaseModel, SnakeCaseModel
 from rollbook.proto.ids import LEDGER_ID_MAX
 
 
-class _Shown(BaseModel):
-    """In snake_case."""
-
-    model_config = ConfigDict(extra="forbid")
-
-
-class _AsBookKeeper(BaseModel):
-    """Under BookKeeper's names."""
-
-    model_config = ConfigDict(alias_generator=to_camel, validate_by_name=True, extra="forbid")
-
-
-class RunState(_AsBookKeeper):
+class RunState(CamelCaseModel):
     model_config = ConfigDict(title="State")
 
     running: bool = Field(examples=[True])
@@ -33,33 +21,33 @@ class RunState(_AsBookKeeper):
     available_for_high_priority_writes: bool = Field(examples=[True])
 
 
-class ReadOnly(_AsBookKeeper):
+class ReadOnly(CamelCaseModel):
     read_only: bool = Field(examples=[True])
 
 
-class Info(_AsBookKeeper):
+class Info(CamelCaseModel):
     free_space: int = Field(examples=[410_000_000_000])
     total_space: int = Field(examples=[500_000_000_000])
 
 
-class Sanity(_AsBookKeeper):
+class Sanity(CamelCaseModel):
     passed: bool = Field(examples=[True])
     read_only: bool = Field(examples=[False])
 
 
-class EntryRange(_Shown):
+class EntryRange(SnakeCaseModel):
     """Both included."""
 
     first_entry: int = Field(ge=-1, le=LEDGER_ID_MAX, examples=[-1])
     last_entry: int = Field(ge=-1, le=LEDGER_ID_MAX, examples=[999])
 
 
-class LedgerDoubts(_Shown):
+class LedgerDoubts(SnakeCaseModel):
     ledger_id: int = Field(examples=[42])
     ranges: list[EntryRange]
 
 
-class Doubts(_Shown):
+class Doubts(SnakeCaseModel):
     bookie_id: str = Field(examples=["bk-1"])
     instance_id: str | None = Field(examples=["3f2c0b5a-9d1e-4c7a-8a55-0b8f6f0f2b11"])
     stamp: str = Field(examples=["64af0c55e1b00-2"])
@@ -68,7 +56,7 @@ class Doubts(_Shown):
     next_after: int | None = Field(examples=[None])
 
 
-class SettleDoubts(_Shown):
+class SettleDoubts(SnakeCaseModel):
     """Of one ledger, or of everything."""
 
     stamp: str = Field(max_length=64, examples=["64af0c55e1b00-2"])
@@ -77,7 +65,7 @@ class SettleDoubts(_Shown):
     ranges: list[EntryRange] = Field(default_factory=list, max_length=10_000)
 
 
-class TriggerGc(_AsBookKeeper):
+class TriggerGc(CamelCaseModel):
     """Which compactions are to follow; without either only what is deleted goes.
 
     With `force` deleted ledgers go however many they are: else a metadata store that names hardly
@@ -93,7 +81,7 @@ class GcState(BaseModel):
     is_in_force_gc: bool = Field(examples=[False])
 
 
-class GcDetails(_AsBookKeeper):
+class GcDetails(CamelCaseModel):
     """Times are milliseconds since 1970; 0 is never."""
 
     force_compacting: bool = Field(examples=[False])
@@ -105,22 +93,22 @@ class GcDetails(_AsBookKeeper):
     minor_compaction_counter: int = Field(examples=[3])
 
 
-class Suspended(_AsBookKeeper):
+class Suspended(CamelCaseModel):
     is_major_gc_suspended: bool = Field(examples=[False])
     is_minor_gc_suspended: bool = Field(examples=[False])
 
 
-class Suspend(_AsBookKeeper):
+class Suspend(CamelCaseModel):
     suspend_major: bool = Field(False, examples=[True])
     suspend_minor: bool = Field(False, examples=[True])
 
 
-class Resume(_AsBookKeeper):
+class Resume(CamelCaseModel):
     resume_major: bool = Field(False, examples=[True])
     resume_minor: bool = Field(False, examples=[True])
 
 
-class ReplayMark(_Shown):
+class ReplayMark(SnakeCaseModel):
     """Where replay would start, and where the journal is."""
 
     model_config = ConfigDict(title="Mark")
@@ -131,13 +119,13 @@ class ReplayMark(_Shown):
     active_position: int = Field(examples=[1_048_576])
 
 
-class Files(_Shown):
+class Files(SnakeCaseModel):
     journal: list[str] | None = Field(None, examples=[["0000000000000012.journal"]])
     entrylog: list[str] | None = Field(None, examples=[["0000000000000011.log"]])
     index: list[str] | None = Field(None, examples=[["catalog-0000000003.a"]])
 
 
-class Directory(_Shown):
+class Directory(SnakeCaseModel):
     path: str = Field(examples=["/var/lib/rollbook/ledgers"])
     kind: str = Field(examples=["ledger"])
     free_bytes: int = Field(examples=[410_000_000_000])
@@ -174,7 +162,7 @@ class Status(BaseModel):
     directories: list[Directory]
 
 
-class LedgerSummary(_Shown):
+class LedgerSummary(SnakeCaseModel):
     """One ledger as this bookie has it: other copies are on other bookies."""
 
     ledger_id: int = Field(examples=[7])
@@ -188,7 +176,7 @@ class LedgerSummary(_Shown):
     is_doubtful: bool = Field(examples=[False])
 
 
-class Place(_Shown):
+class Place(SnakeCaseModel):
     file: str = Field(examples=["0000000000000011.log"])
     first_entry: int = Field(examples=[0])
     last_entry: int = Field(examples=[2_998])
@@ -196,7 +184,7 @@ class Place(_Shown):
     entry_bytes: int = Field(examples=[1_024_000])
 
 
-class Doubt(_Shown):
+class Doubt(SnakeCaseModel):
     first_entry: int = Field(examples=[10])
     last_entry: int = Field(examples=[12])
 
@@ -208,14 +196,14 @@ class LedgerDetails(LedgerSummary):
     doubts: list[Doubt]
 
 
-class LedgerPage(_Shown):
+class LedgerPage(SnakeCaseModel):
     model_config = ConfigDict(title="Ledgers")
 
     ledgers: list[LedgerSummary]
     next_after: int | None = Field(examples=[None])  # The value of `after` for the next page.
 
 
-class OperationState(_Shown):
+class OperationState(SnakeCaseModel):
     """Something that runs in the background; one of a kind at a time."""
 
     id: str = Field(examples=["gc-1"])
@@ -227,9 +215,9 @@ class OperationState(_Shown):
     problem: dict[str, Any] | None = Field(examples=[None])
 
 
-class Operations(_Shown):
+class Operations(SnakeCaseModel):
     operations: list[OperationState]
 
 
-class LogLevel(_Shown):
+class LogLevel(SnakeCaseModel):
     level: Literal["debug", "info", "warning", "error"] = Field(examples=["info"])

@@ -22,10 +22,10 @@ from typing import Annotated, Any, Final, Literal
 from fastapi import APIRouter, Query, Response
 from fastapi.responses import PlainTextResponse
 from pydantic import BaseModel, ConfigDict, Field, StrictInt
-from pydantic.alias_generators import to_camel
 
 from rollbook.api.access.core.grants import Duty
 from rollbook.api.access.managing import Managing
+from rollbook.api.rest.base_models import CamelCaseModel
 from rollbook.api.rest.cluster import (
     ACTS,
     AWAY,
@@ -58,11 +58,7 @@ _Page = Annotated[int, Query(ge=1, le=_PAGES_MAX)]
 _Bookie = Annotated[str, Query(max_length=255)]
 
 
-class _AsBookKeeper(BaseModel):
-    model_config = ConfigDict(alias_generator=to_camel, validate_by_name=True, extra="forbid")
-
-
-class ClusterInfo(_AsBookKeeper):
+class ClusterInfo(CamelCaseModel):
     auditor_elected: bool = Field(examples=[True])
     auditor_id: str = Field(examples=["recovery-1"])
     cluster_under_replicated: bool = Field(examples=[False])
@@ -77,7 +73,7 @@ class EnsembleMember(BaseModel):
     id: str = Field(examples=["bk-2"])
 
 
-class LedgerAsBookKeeper(_AsBookKeeper):
+class LedgerAsBookKeeper(CamelCaseModel):
     """The password is always empty; times are milliseconds since 1970."""
 
     ledger_id: int = Field(examples=[7])

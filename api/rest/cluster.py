@@ -180,7 +180,7 @@ class ClusterAdmin(Protocol):
         """Events that this server saw, newest first. `wanted`: kind, bookie and log. Raises `Missing`."""
 
 
-class _Part(Convertor[str]):
+class _PathPart(Convertor[str]):
     """A path parameter without a verb at its end, so that paths with a verb have only their own methods."""
 
     regex = "[^/:]+"
@@ -192,14 +192,14 @@ class _Part(Convertor[str]):
         return value
 
 
-class _LedgerPart(_Part):
+class _LedgerPathPart(_PathPart):
     """A ledger in a path; `bad` is excluded, since it is a path of its own."""
 
     regex = "(?!bad$)[^/:]+"
 
 
-register_url_convertor("part", _Part())
-register_url_convertor("ledger", _LedgerPart())
+register_url_convertor("part", _PathPart())
+register_url_convertor("ledger", _LedgerPathPart())
 
 BookieName = Annotated[str, Path(min_length=1, max_length=255)]
 LedgerNumber = Annotated[int, Path(ge=0, le=LEDGER_ID_MAX)]

@@ -5,6 +5,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt
 
 from rollbook import __version__
+from rollbook.api.rest.base_models import SnakeCaseModel
 from rollbook.proto.formats.lifecycle import LifecycleState
 from rollbook.recovery.core.event_derivation import EventKind
 
@@ -12,11 +13,7 @@ _BOOKIE_ID_MAX = 255
 _BOOKIES_MAX = 1000
 
 
-class _Shown(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
-
-class ClusterSummary(_Shown):
+class ClusterSummary(SnakeCaseModel):
     model_config = ConfigDict(title="Cluster")
 
     instance_id: str = Field(examples=["2f9f3a1e-7f0e-4a9b-8c45-2f3f7a9d1b77"])
@@ -28,7 +25,7 @@ class ClusterSummary(_Shown):
     metadata_reachable: bool = Field(examples=[True])
 
 
-class ClusterHealth(_Shown):
+class ClusterHealth(SnakeCaseModel):
     """`rollbook cluster health`."""
 
     health: Literal["healthy", "degraded", "unavailable"] = Field(examples=["degraded"])
@@ -45,7 +42,7 @@ class ClusterHealth(_Shown):
     )
 
 
-class ClusterBookie(_Shown):
+class ClusterBookie(SnakeCaseModel):
     id: str = Field(examples=["bk-2"])
     state: Literal["writable", "read-only", "down"] = Field(examples=["read-only"])
     address: str | None = Field(examples=["10.0.0.5:3181"])
@@ -62,12 +59,12 @@ class ClusterBookie(_Shown):
     allowed: list[LifecycleState] = Field(examples=[["active"]])
 
 
-class ClusterBookies(_Shown):
+class ClusterBookies(SnakeCaseModel):
     bookies: list[ClusterBookie]
     next_after: str | None = Field(examples=[None])  # The value of `after` for the next page.
 
 
-class BookieLifecycle(_Shown):
+class BookieLifecycle(SnakeCaseModel):
     bookie: str = Field(examples=["bk-2"])
     state: LifecycleState = Field(examples=["draining"])
     since_ms: int | None = Field(examples=[1_795_219_200_000])
@@ -77,7 +74,7 @@ class BookieLifecycle(_Shown):
     allowed: list[LifecycleState] = Field(examples=[["active"]])
 
 
-class WantedLifecycle(_Shown):
+class WantedLifecycle(SnakeCaseModel):
     """`draining` also tries again after a drain that failed; `active` cancels, and undoes a drain."""
 
     state: Literal["draining", "active", "drained"] = Field(examples=["draining"])
@@ -85,11 +82,11 @@ class WantedLifecycle(_Shown):
     force: StrictBool = Field(False, examples=[False])
 
 
-class BookieIds(_Shown):
+class BookieIds(SnakeCaseModel):
     bookies: list[str] = Field(min_length=1, max_length=_BOOKIES_MAX, examples=[["bk-2", "bk-3"]])
 
 
-class Removal(_Shown):
+class Removal(SnakeCaseModel):
     """Whether bookies may go, all of them together."""
 
     safe_to_remove: bool = Field(examples=[False])
@@ -101,7 +98,7 @@ class Removal(_Shown):
     taking_entries: list[str] = Field(examples=[[]])
 
 
-class ClusterLedger(_Shown):
+class ClusterLedger(SnakeCaseModel):
     ledger_id: int = Field(examples=[7])
     state: str = Field(examples=["closed"])
     quorum: str = Field(examples=["3/3/2"])  # Ensemble, write and ack quorum.
@@ -115,14 +112,14 @@ class ClusterLedger(_Shown):
     custom: dict[str, str] = Field(examples=[{"application": "orders"}])
 
 
-class ClusterLedgers(_Shown):
+class ClusterLedgers(SnakeCaseModel):
     """A page may have few rows, or none, and another one after it."""
 
     ledgers: list[ClusterLedger]
     next_after: int | None = Field(examples=[None])
 
 
-class LedgerFragment(_Shown):
+class LedgerFragment(SnakeCaseModel):
     first_entry: int = Field(examples=[0])
     last_entry: int | None = Field(examples=[2_998])
     ensemble: list[str] = Field(examples=[["bk-1", "bk-2", "bk-3"]])
@@ -130,7 +127,7 @@ class LedgerFragment(_Shown):
     places: list[str] = Field(examples=[["writable", "read-only", "down"]])
 
 
-class LedgerWithPlaces(_Shown):
+class LedgerWithPlaces(SnakeCaseModel):
     ledger_id: int = Field(examples=[7])
     state: str = Field(examples=["closed"])
     quorum: str = Field(examples=["3/3/2"])
@@ -149,7 +146,7 @@ class LedgerWithPlaces(_Shown):
     lost: list[str] = Field(examples=[["10-12"]])  # Entries without a copy.
 
 
-class BadEntries(_Shown):
+class BadEntries(SnakeCaseModel):
     ledger_id: int = Field(examples=[7])
     kind: Literal["bad copy", "no copy"] = Field(examples=["bad copy"])
     said_by: Literal["auditor", "worker"] = Field(examples=["auditor"])
@@ -159,7 +156,7 @@ class BadEntries(_Shown):
     since_ms: int | None = Field(examples=[1_795_219_200_000])
 
 
-class BadLedgers(_Shown):
+class BadLedgers(SnakeCaseModel):
     entries: list[BadEntries]
     next_after: int | None = Field(examples=[None])
 
@@ -188,35 +185,35 @@ class Recovery(BaseModel):
     )
 
 
-class WantedAudit(_Shown):
+class WantedAudit(SnakeCaseModel):
     """`anyway`: mark what the missing bookies have, though most of the cluster is missing."""
 
     anyway: StrictBool = Field(False, examples=[False])
 
 
-class Audited(_Shown):
+class Audited(SnakeCaseModel):
     auditor: str | None = Field(examples=["recovery-1"])
     bookies_missing: str = Field(examples=["bk-4"])
     approved: bool = Field(examples=[False])
 
 
-class Switch(_Shown):
+class Switch(SnakeCaseModel):
     enabled: StrictBool = Field(examples=[False])
 
 
-class Delay(_Shown):
+class Delay(SnakeCaseModel):
     delay_s: StrictInt = Field(ge=0, le=2**31 - 1, examples=[300])
 
 
-class WantedRate(_Shown):
+class WantedRate(SnakeCaseModel):
     bytes_per_s: StrictInt = Field(ge=0, lt=10**17, examples=[67_108_864])  # 0: unlimited.
 
 
-class Rate(_Shown):
+class Rate(SnakeCaseModel):
     bytes_per_s: int | Literal["unlimited"] = Field(examples=["unlimited"])
 
 
-class ClusterOperation(_Shown):
+class ClusterOperation(SnakeCaseModel):
     """Kept for seven days after its end. Only those of kinds that last can be cancelled."""
 
     id: str = Field(examples=["5f0c2a7e9b1d4c3fa0865d2be9147c31"])
@@ -238,12 +235,12 @@ class ClusterOperation(_Shown):
     problem: dict[str, Any] | None = Field(examples=[None])
 
 
-class ClusterOperations(_Shown):
+class ClusterOperations(SnakeCaseModel):
     operations: list[ClusterOperation]
     next_after: str | None = Field(examples=[None])  # The value of `after` for the next page.
 
 
-class WantedDrain(_Shown):
+class WantedDrain(SnakeCaseModel):
     """`at_most` of them drain at the same time, in this order."""
 
     bookies: list[str] = Field(min_length=1, max_length=_BOOKIES_MAX, examples=[["bk-2", "bk-3"]])
@@ -252,7 +249,7 @@ class WantedDrain(_Shown):
     force: StrictBool = Field(False, examples=[False])
 
 
-class WantedRecovery(_Shown):
+class WantedRecovery(SnakeCaseModel):
     """The copies of bookies that take no entries are made elsewhere; on bookies of `to` before others."""
 
     bookies: list[str] = Field(min_length=1, max_length=_BOOKIES_MAX, examples=[["bk-4"]])
@@ -262,7 +259,7 @@ class WantedRecovery(_Shown):
     )  # Leave ledgers alone that may have a writer.
 
 
-class StoredCookie(_Shown):
+class StoredCookie(SnakeCaseModel):
     """As BookKeeper writes it."""
 
     bookie: str = Field(examples=["bk-2"])
@@ -272,11 +269,11 @@ class StoredCookie(_Shown):
     version: int | None = Field(examples=[0])  # Null: this cookie is not stored.
 
 
-class Cookies(_Shown):
+class Cookies(SnakeCaseModel):
     cookies: list[StoredCookie]
 
 
-class WantedCookie(_Shown):
+class WantedCookie(SnakeCaseModel):
     """`version`: of the cookie that it replaces; null: there is none."""
 
     text: str = Field(
@@ -285,25 +282,25 @@ class WantedCookie(_Shown):
     version: StrictInt | None = Field(None, ge=0, lt=2**31, examples=[0])
 
 
-class WantedDirectories(_Shown):
+class WantedDirectories(SnakeCaseModel):
     journal_dirs: list[str] = Field(min_length=1, max_length=100, examples=[["/journal"]])
     ledger_dirs: list[str] = Field(min_length=1, max_length=100, examples=[["/ledgers"]])
     index_dirs: list[str] = Field([], max_length=100, examples=[[]])
 
 
-class DeletedLedger(_Shown):
+class DeletedLedger(SnakeCaseModel):
     ledger_id: int = Field(examples=[7])
     state: Literal["deleted"] = Field(examples=["deleted"])
 
 
-class BookiePage(_Shown):
+class BookiePage(SnakeCaseModel):
     """The bookie's response, under its own names."""
 
     bookie: str = Field(examples=["bk-2"])
     answer: Any = Field(examples=[{"readOnly": False}])
 
 
-class ClusterEvent(_Shown):
+class ClusterEvent(SnakeCaseModel):
     """`id`: the node that it tells of, the transaction that made the node, and its version or what it was."""
 
     id: str = Field(examples=["lifecycle/bk-2@1f3.2"])
@@ -318,7 +315,7 @@ class ClusterEvent(_Shown):
     text: str = Field(examples=["Bookie bk-2 is drained: no ledger names it."])
 
 
-class ClusterEvents(_Shown):
+class ClusterEvents(SnakeCaseModel):
     events: list[ClusterEvent]
     next_after: str | None = Field(examples=[None])  # The value of `after` for the next page.
 
@@ -337,7 +334,7 @@ CallbackKind = Literal[
 ]
 
 
-class WantedCallback(_Shown):
+class WantedCallback(SnakeCaseModel):
     """Without `kinds` events of all kinds are sent; with `bookie` only those that name it."""
 
     url: str = Field(max_length=2000, examples=["https://hooks.example.com/rollbook"])
@@ -345,7 +342,7 @@ class WantedCallback(_Shown):
     bookie: str | None = Field(None, min_length=1, max_length=255, examples=[None])
 
 
-class Delivery(_Shown):
+class Delivery(SnakeCaseModel):
     """One attempt."""
 
     event: str = Field(examples=["lifecycle/bk-2@1f3.2"])
@@ -358,12 +355,12 @@ class Delivery(_Shown):
     outcome: Literal["delivered", "retrying", "given-up"] = Field(examples=["delivered"])
 
 
-class Deliveries(_Shown):
+class Deliveries(SnakeCaseModel):
     deliveries: list[Delivery]
     waiting: int = Field(examples=[0])  # Undelivered events.
 
 
-class Callback(_Shown):
+class Callback(SnakeCaseModel):
     id: str = Field(examples=["5f0c2a7e9b1d4c3fa0865d2be9147c31"])
     url: str = Field(examples=["https://hooks.example.com/…"])
     kinds: list[CallbackKind] = Field(examples=[["lifecycle", "bookie-lost"]])
@@ -382,5 +379,5 @@ class NewCallback(Callback):
     )
 
 
-class Callbacks(_Shown):
+class Callbacks(SnakeCaseModel):
     callbacks: list[Callback]

@@ -55,7 +55,7 @@ class BookieView(Enum):
     SETTINGS = "settings"
 
 
-class Done(Enum):
+class BookieAction(Enum):
     """The acts that a bookie can be asked for."""
 
     READ_ONLY = "readonly"
@@ -77,13 +77,13 @@ _SHOWN: Final = {
     BookieView.SETTINGS: "settings",
 }
 _DONE: Final = {
-    Done.READ_ONLY: "state/readonly",
-    Done.GC: "gc",
-    Done.SUSPEND_COMPACTION: "gc/suspend_compaction",
-    Done.RESUME_COMPACTION: "gc/resume_compaction",
-    Done.SCRUB: "scrub",
-    Done.SUSPEND_SCRUB: "scrub/suspend",
-    Done.RESUME_SCRUB: "scrub/resume",
+    BookieAction.READ_ONLY: "state/readonly",
+    BookieAction.GC: "gc",
+    BookieAction.SUSPEND_COMPACTION: "gc/suspend_compaction",
+    BookieAction.RESUME_COMPACTION: "gc/resume_compaction",
+    BookieAction.SCRUB: "scrub",
+    BookieAction.SUSPEND_SCRUB: "scrub/suspend",
+    BookieAction.RESUME_SCRUB: "scrub/resume",
 }
 
 
@@ -193,7 +193,7 @@ def bookie_pages(admin: ClusterAdmin, acts: BookieActs, looks: Sequence[Any]) ->
     )
     async def do_page(
         bookie_id: BookieName,
-        page: Done,
+        page: BookieAction,
         wanted: Annotated[
             dict[str, Any] | None, Body(max_length=_SAID_MAX, examples=[{"readOnly": True}])
         ] = None,

@@ -199,7 +199,7 @@ class HttpServer:
                 cross_origin=CrossOrigin(config.origins),
             ),
             interface="asgi3",
-            http=_Connection,
+            http=_HttpConnection,
             ws="none",
             lifespan="off",
             log_config=None,
@@ -216,7 +216,7 @@ class HttpServer:
         loop, state, crowd = asyncio.get_running_loop(), ServerState(), _Crowd(bounds)
 
         def factory() -> asyncio.Protocol:
-            return _Connection(crowd, settings, state, {}, loop)
+            return _HttpConnection(crowd, settings, state, {}, loop)
 
         if tls:
             factory = Handshakes(factory, tls, bounds.connections, _HANDSHAKE_S, _SLICE_BYTES)
@@ -250,21 +250,21 @@ class _Crowd:
     def __init__(self, bounds: Bounds) -> None:
         self.bounds = bounds
         self.line = AdmissionQueue(_ROUNDS_OF_REQUEST)
-        self._connections: dict[_Connection, None] = {}
+        self._connections: dict[_HttpConnection, None] = {}
 
-    def enter(self, connection: "_Connection") -> bool:
+    def enter(self, connection: "_HttpConnection") -> bool:
         """Whether there is room."""
         if len(self._connections) >= self.bounds.connections and not self._make_room():
             return False
         self._connections[connection] = None
         return True
 
-    def on_answered(self, connection: "_Connection") -> None:
+    def on_answered(self, connection: "_HttpConnection") -> None:
         if connection in self._connections:
             del self._connections[connection]
             self._connections[connection] = None
 
-    def leave(self, connection: "_Connection") -> None:
+    def leave(self, connection: "_HttpConnection") -> None:
         self._connections.pop(connection, None)
 
     def _make_room(self) -> bool:
@@ -365,7 +365,7 @@ class _ChunkReader:
         raise h11.RemoteProtocolError("the connection ends within a body")
 
 
-class _Connection(H11Protocol):
+class _HttpConnection(H11Protocol):
     """A uvicorn connection that is counted, with a limit on the time of one exchange."""
 
     _watchdog: asyncio.TimerHandle | None = None
@@ -677,7 +677,7 @@ class _Refused(Exception):
 async def _refuse(
     response: Response, scope: Scope, receive: Receive, send: Send, unheard: int, *, waits: bool
 ) -> None:
-    """The rest of the request, up to `unheard`, is read for a moment: see `_Connection._linger`.
+    """The rest of the request, up to `unheard`, is read for a moment: see `_HttpConnection._linger`.
 
     `waits`: the client asked whether to send it at all, so nothing more comes unless some of it is here.
     """

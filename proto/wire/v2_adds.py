@@ -58,7 +58,7 @@ _REPLY_BODY_BYTES: Final = _REPLY.size - LENGTH_BYTES
 
 
 @dataclass(slots=True)
-class _AddGroup(AddGroup):
+class _V2AddGroup(AddGroup):
     version: int = v2.VERSION
 
     def add_run(self, run: AddColumns) -> None:
@@ -94,7 +94,7 @@ def take_adds(buffer: bytes, position: int, frame_bytes_max: int) -> tuple[Adds 
 
     Stops at whatever is not plainly an add: other operations, adds to be refused, cut frames.
     """
-    groups: dict[bytes, _AddGroup] = {}
+    groups: dict[bytes, _V2AddGroup] = {}
     current, has_lists = b"", False
     run_from = position  # A run may begin here.
     first, size, body_bytes_max = position, len(buffer), frame_bytes_max - LENGTH_BYTES
@@ -160,11 +160,11 @@ def _take_run(buffer: bytes, position: int, end: int, entry_id: EntryId) -> AddC
     return run_at(buffer, position + LENGTH_BYTES + _ENTRY_AT, end, size, rows, entry_id)
 
 
-def _open_group(writer: bytes) -> _AddGroup | None:
+def _open_group(writer: bytes) -> _V2AddGroup | None:
     if (known := _unpack_writer(writer)) is None:
         return None
     fields, version = known
-    return _AddGroup(*fields, version=version)
+    return _V2AddGroup(*fields, version=version)
 
 
 @lru_cache(WRITERS_MAX)

@@ -117,7 +117,7 @@ class _V3AddColumns(NamedTuple):
 
 
 @dataclass(slots=True)
-class _AddGroup(AddGroup):
+class _V3AddGroup(AddGroup):
     ledger_varint: bytes = b""
     run: _V3AddColumns | None = None  # All that it has, if so; otherwise
     lists: _Lists = field(default_factory=lambda: _Lists([], [], [], [], [], []))
@@ -168,7 +168,7 @@ class _AddGroup(AddGroup):
 
 
 _Append = Callable[[Any], None]
-_Opened = tuple[_AddGroup, _Append, _Append, _Append, _Append, _Append, _Append]
+_Opened = tuple[_V3AddGroup, _Append, _Append, _Append, _Append, _Append, _Append]
 """A group and how to add to its columns: looked up once, since writers may alternate."""
 _Places = tuple[tuple[int, int], tuple[int, int], tuple[int, int]]
 """The places of an add's transaction id, its entry id, and its entry."""
@@ -375,7 +375,7 @@ def _open_group(writer: tuple[bytes, ...]) -> _Opened | None:
     if unpacked is None:
         return None
     fields, ledger_varint = unpacked
-    group = _AddGroup(*fields, ledger_varint=ledger_varint)
+    group = _V3AddGroup(*fields, ledger_varint=ledger_varint)
     lists = group.lists
     return (
         group,

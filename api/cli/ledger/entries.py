@@ -124,7 +124,7 @@ def read_entries(
     async def read(ledgers: Ledgers) -> None:
         left = limit if limit is not None else sys.maxsize
         async with await ledgers.open(ledger_id, password_of(password)) as reader:
-            printer = _Printer(output, frame)
+            printer = _EntryPrinter(output, frame)
             async for entries in _runs(reader, first, last, follow, unconfirmed):
                 printer.show(entries[:left])
                 left -= len(entries)
@@ -153,7 +153,7 @@ async def _runs(
             yield entries
 
 
-class _Printer:
+class _EntryPrinter:
     """Prints entries as they arrive, in any output format."""
 
     def __init__(self, output: str, frame: str) -> None:

@@ -350,7 +350,7 @@ def print_records(
             reader = opened.events(position, skip_truncated=skip_truncated)
         else:
             reader = opened.bounded_events(position, end)
-        printer = _Printer(output, frame, write, sys.maxsize if limit is None else limit)
+        printer = _RecordPrinter(output, frame, write, sys.maxsize if limit is None else limit)
         try:
             await _print_all(reader, printer)
         except ReaderStalled as stalled:
@@ -364,7 +364,7 @@ def print_records(
     access.run(read, log)
 
 
-async def _print_all(reader: EventReader, printer: "_Printer") -> None:
+async def _print_all(reader: EventReader, printer: "_RecordPrinter") -> None:
     async for batch in batches_of(reader, _say_skipped):
         printer.show(batch)
         if not printer.left:
@@ -372,7 +372,7 @@ async def _print_all(reader: EventReader, printer: "_Printer") -> None:
 
 
 async def _print_closed(
-    log: Log, position: Position, end: int | None, printer: "_Printer", stalled: ReaderStalled
+    log: Log, position: Position, end: int | None, printer: "_RecordPrinter", stalled: ReaderStalled
 ) -> None:
     """The part of the range that is in closed segments: it needs neither the log's owner nor its end.
 
@@ -424,7 +424,7 @@ def _say_skipped(gap: Gap) -> None:
     click.echo(f"skipped: {count} records from {gap.start} on were truncated", err=True)
 
 
-class _Printer:
+class _RecordPrinter:
     """Prints records as they arrive, in any output format."""
 
     def __init__(self, output: str, frame: str, write: Write | None, limit: int) -> None:

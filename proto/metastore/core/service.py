@@ -67,7 +67,7 @@ class Kept:
 
 
 @dataclass(slots=True)
-class _Connection:
+class _ClientConnection:
     session: SessionId = NO_SESSION
     lost_session: SessionId = NO_SESSION  # Later requests for this one are refused.
     watches: dict[int, None] = field(default_factory=dict)
@@ -83,7 +83,7 @@ class MetadataService:
         self.tree.load(kept.rows)
         self._applied_txn = self._durable_txn = kept.last_txn
         self._batch = CommitGroup()
-        self._connections: dict[ConnectionId, _Connection] = {}
+        self._connections: dict[ConnectionId, _ClientConnection] = {}
         self._speaking_for: dict[SessionId, ConnectionId] = {}
         self._watches: WatchTable[tuple[ConnectionId, int]] = WatchTable()
         self._said: deque[tuple[int, ConnectionId, FromService | HangUp]] = deque()
@@ -91,7 +91,7 @@ class MetadataService:
     # --- Facts ---
 
     def on_connected(self, connection: ConnectionId) -> None:
-        self._connections[connection] = _Connection()
+        self._connections[connection] = _ClientConnection()
 
     def on_disconnected(self, connection: ConnectionId) -> None:
         """Forgets the connection; its session lives on."""
@@ -148,7 +148,7 @@ class MetadataService:
 
     # --- Judgement ---
 
-    def _greet(self, connection: ConnectionId, known: _Connection, hello: Hello) -> None:
+    def _greet(self, connection: ConnectionId, known: _ClientConnection, hello: Hello) -> None:
         if known.session != NO_SESSION:
             self._hang_up(connection, "it said hello twice")
             return
@@ -170,7 +170,7 @@ class MetadataService:
         self._say(connection, Welcome(self.store, session, timeout_ms, self._applied_txn))
 
     def _judge(
-        self, connection: ConnectionId, known: _Connection, question: Question, now_ms: int
+        self, connection: ConnectionId, known: _ClientConnection, question: Question, now_ms: int
     ) -> Result:
         if known.session == NO_SESSION:
             raise SessionExpired(session=known.lost_session)
@@ -201,7 +201,9 @@ class MetadataService:
                 pass
         return None
 
-    def _start_watch(self, connection: ConnectionId, known: _Connection, watch: StartWatch) -> None:
+    def _start_watch(
+        self, connection: ConnectionId, known: _ClientConnection, watch: StartWatch
+    ) -> None:
         check_path(watch.path)
         if len(known.watches) >= WATCHES_MAX:
             raise Overloaded(f"{WATCHES_MAX} watches of one client are all it may have")
@@ -233,7 +235,7 @@ class MetadataService:
         self._batch.last_txn = self._applied_txn
         return self._applied_txn
 
-    def _forget_watches(self, connection: ConnectionId, known: _Connection) -> None:
+    def _forget_watches(self, connection: ConnectionId, known: _ClientConnection) -> None:
         for watch_id in known.watches:
             self._watches.remove((connection, watch_id))
         known.watches.clear()

@@ -374,7 +374,7 @@ class _Client(KazooClient):  # type: ignore[misc]  # kazoo has no types.
     def __init__(self, on_change: Callable[[int, str], None], **options: Any) -> None:
         super().__init__(**options)
         self.on_change = on_change
-        self._connection = _Connection(
+        self._connection = _KazooConnection(
             self,
             self._conn_retry.copy(),
             logger=self.logger,
@@ -387,7 +387,7 @@ class _Client(KazooClient):  # type: ignore[misc]  # kazoo has no types.
         self.last_zxid = seen
 
 
-class _Connection(ConnectionHandler):  # type: ignore[misc]  # kazoo has no types.
+class _KazooConnection(ConnectionHandler):  # type: ignore[misc]  # kazoo has no types.
     _heard_s = 0.0
 
     def _connect(self, host: str, hostip: str, port: int) -> tuple[float, float]:

@@ -301,15 +301,15 @@ async def test_what_is_not_looked_at_is_read_in_larger_turns_and_what_is_forgott
 ) -> None:
     """A body with a length, and what comes behind a refusal."""
     turns: list[tuple[bool, int, bool]] = []
-    receive = module._Connection.data_received
+    receive = module._HttpConnection.data_received
 
-    def seen(self: module._Connection, data: bytes) -> None:
+    def seen(self: module._HttpConnection, data: bytes) -> None:
         receive(self, data)
         is_forgotten = self._unheard is not None
         reads_at_once: int = self.transport.max_size  # type: ignore[attr-defined]  # asyncio's own.
         turns.append((is_forgotten, reads_at_once, self.transport.is_reading()))
 
-    monkeypatch.setattr(module._Connection, "data_received", seen)
+    monkeypatch.setattr(module._HttpConnection, "data_received", seen)
     server = await RestServer.start(made(), HttpConfig(LOOPBACK), lambda _: "")
     client = Client(server.address)
     kind = {"content-type": "application/octet-stream"}
@@ -499,13 +499,13 @@ async def test_a_turn_reads_a_slice_of_what_is_said(
 ) -> None:
     """Whatever had come was parsed at once: chunks of 32 bytes held everybody up for 42 ms."""
     sizes: list[int] = []
-    receive = module._Connection.data_received
+    receive = module._HttpConnection.data_received
 
-    def seen(self: module._Connection, data: bytes) -> None:
+    def seen(self: module._HttpConnection, data: bytes) -> None:
         sizes.append(len(data))
         receive(self, data)
 
-    monkeypatch.setattr(module._Connection, "data_received", seen)
+    monkeypatch.setattr(module._HttpConnection, "data_received", seen)
     files = TlsFiles(golden("server-a")) if is_encrypted else None
     core = made()
     server = await RestServer.start(core, HttpConfig(LOOPBACK, tls=files), lambda _: "")
@@ -672,7 +672,7 @@ async def test_a_head_in_pieces_waits_no_longer_than_one_that_comes_at_once(
         await asyncio.sleep(0.01)
 
     monkeypatch.setattr(admission_queue.AdmissionQueue, "wait", wait)
-    monkeypatch.setattr(module._Connection, "_first_may_wait_s", 600.0)
+    monkeypatch.setattr(module._HttpConnection, "_first_may_wait_s", 600.0)
     _, writer = await asyncio.open_connection(*_place(there))
     left_s = []
     async with asyncio.timeout(DEADLINE_S):

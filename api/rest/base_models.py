@@ -1,0 +1,14 @@
+"""The two shapes of the values that our HTTP pages show and take. Both accept no unknown field."""
+
+from pydantic import BaseModel, ConfigDict
+from pydantic.alias_generators import to_camel
+
+
+class SnakeCaseModel(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class CamelCaseModel(BaseModel):
+    """Names as BookKeeper writes them. Values from our own code may have the names of our fields."""
+
+    model_config = ConfigDict(alias_generator=to_camel, validate_by_name=True, extra="forbid")
