@@ -29,6 +29,7 @@ from rollbook.proto.ports import Clock
 from rollbook.proto.tasks import TaskGroup
 from rollbook.recovery.config import HealConfig
 from rollbook.recovery.core.failures import Failure, after_failure
+from rollbook.recovery.core.plan import GracePeriods
 from rollbook.recovery.healer import Healer, Healing
 from rollbook.recovery.ledger_healer import HealingOutcome
 from rollbook.recovery.metadata_outages import patiently
@@ -77,9 +78,9 @@ class DoubtHealing:
         self._doubts_of = doubts_of
         self._config = config
         self._failures: dict[BookieId, Failure] = {}
-        # For each bookie: since when this process saw it in doubt, and the oldest ledger whose
-        # writer the bookie admits, which a format changes.
-        self._since: dict[BookieId, tuple[int, int]] = {}
+        # The grace period of each bookie in doubt. It begins again if the oldest ledger changes
+        # whose writer the bookie admits: the bookie was formatted.
+        self._grace: GracePeriods[BookieId, int] = GracePeriods(config.grace_s)
         self._running: dict[BookieId, asyncio.Task[None]] = {}
 
     async def run(self) -> Never:
@@ -108,10 +109,10 @@ class DoubtHealing:
         running healing finds that out by itself.
         """
         kept = {*registered, *self._running}
-        for bookie in [each for each in (*self.states, *self._since) if each not in kept]:
-            self.states.pop(bookie, None)
+        for bookie in [each for each in self.states if each not in kept]:
+            del self.states[bookie]
             self._failures.pop(bookie, None)
-            self._since.pop(bookie, None)
+            self._grace.forget(bookie)
 
     def _is_due(self, bookie: BookieId) -> bool:
         failure = self._failures.get(bookie)
@@ -146,13 +147,9 @@ class DoubtHealing:
 
     def _count_grace(self, bookie: BookieId) -> bool:
         """Whether writers had the grace period, counted from the first doubt, to leave the bookie."""
-        now_ns, info = self._clock.monotonic_ns(), self._watcher.current.find(bookie)
+        info = self._watcher.current.find(bookie)
         writers_from = info.writers_from if info else 0
-        known, since_ns = self._since.get(bookie, (writers_from, now_ns))
-        if known != writers_from:
-            since_ns = now_ns
-        self._since[bookie] = writers_from, since_ns
-        return now_ns - since_ns >= self._config.grace_s * 1e9
+        return self._grace.left_s(bookie, writers_from, self._clock.monotonic_ns()) <= 0
 
     async def _heal(
         self, bookie: BookieId, doubts: BookieDoubts, state: DoubtState, is_grace_over: bool
@@ -200,7 +197,7 @@ class DoubtHealing:
 
     def _settle(self, bookie: BookieId) -> None:
         self._failures.pop(bookie, None)
-        self._since.pop(bookie, None)
+        self._grace.forget(bookie)
         if self.states.pop(bookie, None) is not None:
             logger.info("bookie_healed", bookie=bookie)
 

@@ -37,6 +37,7 @@ from rollbook.proto.tasks import TaskGroup
 from rollbook.recovery.budget import ByteBudget, Throttle
 from rollbook.recovery.config import WorkerConfig
 from rollbook.recovery.core.failures import after_failure
+from rollbook.recovery.core.plan import GracePeriods
 from rollbook.recovery.ledger_repair import LedgerRepair, OpenEnd, Repair
 from rollbook.recovery.metadata_outages import AWAY, follow, patiently, until_done
 from rollbook.recovery.tasks import BadCopies, DrainTasks, Failures, RateOrder
@@ -66,12 +67,6 @@ class WorkerStats:
 class _Task:
     ledger_id: LedgerId
     missing: int  # Bookies that are named as missing or draining.
-
-
-@dataclass(frozen=True, slots=True)
-class _Wait:
-    end: OpenEnd
-    since_ns: int
 
 
 class Worker:
@@ -110,7 +105,7 @@ class Worker:
         self._rate = RateOrder(store, ledgers.cluster)
         # When each ledger that is not due yet becomes due.
         self._not_before_ns: dict[LedgerId, int] = {}
-        self._waits: dict[LedgerId, _Wait] = {}  # Waits for writers.
+        self._grace: GracePeriods[LedgerId, OpenEnd] = GracePeriods(config.grace_s)
         self._reported: dict[LedgerId, None] = {}  # Unrecoverable ledgers that were reported.
         self._news = asyncio.Event()
 
@@ -193,10 +188,10 @@ class Worker:
         page: list[_Task] = []
         page_size = min(self._config.ledgers_at_once, _PAGE_MAX)
         seen: set[LedgerId] = set()
-        waits: dict[LedgerId, _Wait] = {}
+        waits: dict[LedgerId, tuple[OpenEnd, int]] = {}
         for tree in (self._drains, self._marks):
             async for ids in _batches(tree.ids()):
-                waits |= {each: self._waits[each] for each in ids if each in self._waits}
+                waits |= self._grace.begun(ids)
                 wanted = [each for each in ids if each not in locked and each not in seen]
                 wanted = [
                     each
@@ -213,7 +208,7 @@ class Worker:
                     for task in _most_missing_first(page):
                         yield task
                     page, page_size = [], min(2 * page_size, _PAGE_MAX)
-        self._waits = waits  # A removed task has no wait when it is published again.
+        self._grace.keep(waits)  # A removed task has no wait when it is published again.
         for task in _most_missing_first(page):
             yield task
 
@@ -318,7 +313,7 @@ class Worker:
             self.stats.entries += repair.found.entries
             self.stats.entry_bytes += repair.found.entry_bytes
         if found.awaited is None:
-            self._waits.pop(ledger_id, None)
+            self._grace.forget(ledger_id)
         if found.is_complete:
             if bad is not None:
                 await self._bad.clear(ledger_id, bad[1])
@@ -426,17 +421,11 @@ class Worker:
     # --- The grace period ---------------------------------------------------------------------
 
     def _check_grace_over(self, ledger_id: LedgerId, end: OpenEnd) -> bool:
-        """Whether the writer had its grace period to leave this open end. The period starts with the first call for
-        that end, by this worker's clock: marks carry the time of another machine's clock.
-        """
+        """Whether the writer had its grace period to leave this open end. The first call begins the period."""
         return self._grace_left_s(ledger_id, end) <= 0
 
     def _grace_left_s(self, ledger_id: LedgerId, end: OpenEnd) -> float:
-        now_ns = self._clock.monotonic_ns()
-        wait = self._waits.get(ledger_id)
-        if wait is None or wait.end != end:
-            wait = self._waits[ledger_id] = _Wait(end, now_ns)
-        return self._config.grace_s - (now_ns - wait.since_ns) / _NS_PER_S
+        return self._grace.left_s(ledger_id, end, self._clock.monotonic_ns())
 
     # ------------------------------------------------------------------------------------------
 

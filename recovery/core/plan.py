@@ -19,12 +19,15 @@ When a seat's turn comes, `seat_step` says what to do with it, from what has bee
     REPLACE   the bookie is draining              REPLACE_PRESENT
               it is registered at this moment     CHANGED: the next plan restores it (RP2)
               it is not                           REPLACE_LOST
+
+A ledger that has a writer is closed for a repair only after its writer had a grace period to leave the bookie
+by itself, see `GracePeriods` (RP4).
 """
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Final
+from typing import Final, Generic, TypeVar
 
 from rollbook.proto.ids import BookieId, EntryId
 from rollbook.proto.metadata import Fragment, LedgerMetadata, LedgerState
@@ -33,6 +36,10 @@ from rollbook.proto.wire.entry_list import EntryList
 from rollbook.recovery.core.healing import EntrySpan, covers
 
 _WINDOW: Final = 4096  # The number of entries that one step looks at.
+_NS_PER_S: Final = 1_000_000_000
+
+Key = TypeVar("Key", bound=Hashable)
+Awaited = TypeVar("Awaited")
 
 
 class BookiePresence(Enum):
@@ -198,6 +205,36 @@ def _first_step(
     if metadata.is_closed or not open_seats:
         return FirstStep.NOTHING
     return FirstStep.MOVE_SEAT if is_unclaimed else FirstStep.AWAIT_WRITER
+
+
+class GracePeriods(Generic[Key, Awaited]):
+    """How long writers have had to leave a bookie (RP4).
+
+    A period begins with the first look that finds something to wait for, by the clock of this process: marks
+    carry the time of another machine's clock. It begins again if a look finds something else to wait for.
+    """
+
+    def __init__(self, grace_s: float) -> None:
+        self._grace_s = grace_s
+        self._begun: dict[Key, tuple[Awaited, int]] = {}
+
+    def left_s(self, key: Key, awaited: Awaited, now_ns: int) -> float:
+        """The rest of the period, which this call begins if necessary; 0 or less: it is over."""
+        begun = self._begun.get(key)
+        if begun is None or begun[0] != awaited:
+            begun = self._begun[key] = awaited, now_ns
+        return self._grace_s - (now_ns - begun[1]) / _NS_PER_S
+
+    def forget(self, key: Key) -> None:
+        self._begun.pop(key, None)
+
+    def begun(self, keys: Iterable[Key]) -> dict[Key, tuple[Awaited, int]]:
+        """The periods of these, for `keep`."""
+        return {each: self._begun[each] for each in keys if each in self._begun}
+
+    def keep(self, begun: dict[Key, tuple[Awaited, int]]) -> None:
+        """Forgets all other periods."""
+        self._begun = begun
 
 
 def sources_of(

@@ -12,6 +12,7 @@ from rollbook.recovery.core.plan import (
     Action,
     BookiePresence,
     FirstStep,
+    GracePeriods,
     RepairPlan,
     RestoreResult,
     SeatOutcome,
@@ -219,3 +220,47 @@ def test_a_seat_is_replaced_if_its_bookie_drains_or_is_still_lost(
     """RP2."""
     found = seat_step(Action.REPLACE, is_draining=is_draining, is_registered=is_registered)
     assert found is expected
+
+
+# --- The grace period -----------------------------------------------------------------------------
+
+S = 1_000_000_000  # A second, in nanoseconds.
+
+
+@pytest.mark.parametrize(
+    ("looks", "left_s"),
+    [
+        ([(0, "x", 100)], 30),  # The first look begins the period, whatever the clock says.
+        ([(0, "x", 100), (0, "x", 110)], 20),
+        ([(0, "x", 100), (0, "x", 130)], 0),
+        ([(0, "x", 100), (0, "x", 131)], -1),
+        ([(0, "x", 100), (0, "x", 110), (0, "x", 125)], 5),
+        ([(0, "x", 100), (1, "x", 120)], 30),  # Each ledger has a period of its own.
+        ([(0, "x", 100), (0, "y", 120)], 30),  # Another loss, another period.
+        ([(0, "x", 100), (0, "y", 120), (0, "x", 140)], 30),
+        ([(0, "x", 100), (1, "x", 120), (0, "x", 121)], 9),
+    ],
+)
+def test_a_writer_has_a_grace_period_for_each_loss(
+    looks: list[tuple[int, str, int]], left_s: float
+) -> None:
+    """RP4."""
+    periods: GracePeriods[int, str] = GracePeriods(30.0)
+    found = [periods.left_s(ledger, lost, at_s * S) for ledger, lost, at_s in looks]
+    assert found[-1] == left_s
+
+
+def test_a_forgotten_grace_period_begins_again() -> None:
+    """RP4: what a writer did in time does not count for the next loss."""
+    periods: GracePeriods[int, str] = GracePeriods(30.0)
+    for ledger in range(3):
+        periods.left_s(ledger, "x", 0)
+    periods.forget(0)
+    periods.forget(7)  # It has none.
+    assert [periods.left_s(each, "x", 10 * S) for each in range(3)] == [30, 20, 20]
+    periods.keep(periods.begun([1, 9]))
+    assert [periods.left_s(each, "x", 12 * S) for each in range(3)] == [30, 18, 30]
+
+
+def test_no_grace_period_is_over_at_once() -> None:
+    assert GracePeriods[int, str](0.0).left_s(0, "x", 5) <= 0
