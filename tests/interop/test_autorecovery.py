@@ -124,7 +124,7 @@ def test_we_make_the_copies_of_a_lost_java_bookie(javas: Setup) -> None:
     lose_a_bookie(javas)
 
 
-def test_javas_worker_makes_the_copies_that_our_auditor_misses_and_java_leads_after_us(
+def test_java_worker_copies_what_our_auditor_files_and_java_then_leads(
     ours: Setup,
 ) -> None:
     leader = ours.cluster.start_recovery("ours", "--no-worker")

@@ -57,7 +57,7 @@ def test_each_file_gives_the_id_that_java_gives(java: None, tmp_path: Path) -> N
     assert any(found.startswith("localhost:") for found in expected.values())
 
 
-def test_a_file_with_one_directory_and_host_names_starts_the_bookie_that_java_had(
+def test_file_with_one_directory_and_host_names_starts_javas_bookie(
     cluster: Cluster, v3: Client, tmp_path: Path
 ) -> None:
     directory = tmp_path / "bk"

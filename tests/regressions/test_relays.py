@@ -61,7 +61,7 @@ def test_first_program_works_through_the_one_port_that_is_published(cluster: Log
     "client-outside-loses-owner-that-dies",
     "Without a way to the owner nothing survived its failure: the next owner was out of reach, too.",
 )
-def test_owner_that_is_killed_while_it_is_relayed_loses_and_repeats_nothing(
+def test_killing_the_owner_behind_a_relay_loses_and_repeats_nothing(
     cluster: LogProcesses,
 ) -> None:
     """RY3: exactly once, in order, by way of the entry and then without it."""

@@ -14,7 +14,7 @@ from tests.support.processes import family
     "removed-lock-file-lets-a-second-process-in",
     "With its lock files removed, the directories of a running bookie were opened by a second process.",
 )
-def test_directories_of_a_running_bookie_stay_its_own_without_their_lock_files(
+def test_directories_of_a_running_bookie_stay_locked_without_lock_files(
     tmp_path: Path,
 ) -> None:
     async def write(url: str) -> list[bytes]:

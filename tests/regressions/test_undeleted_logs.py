@@ -89,7 +89,7 @@ def test_a_deleted_log_is_listed_and_brought_back(site: Site) -> None:
     "deleted-log-cannot-come-back",
     "A log that was deleted by mistake could not be brought back, though its records were there for a day.",
 )
-def test_a_sealed_log_comes_back_sealed_and_several_of_a_name_are_told_apart(site: Site) -> None:
+def test_sealed_log_is_undeleted_sealed_and_equal_names_are_distinguished(site: Site) -> None:
     with rollbook.connect(site.url) as client:
         uids = []
         for life in range(3):

@@ -134,7 +134,7 @@ def calls_of_the_system(patch: pytest.MonkeyPatch, act: Callable[[int, str], Non
         patch.setattr(os, name, wrapped(name, getattr(os, name)))
 
 
-def test_an_export_that_is_killed_at_any_call_leaves_nothing_that_counts_twice(
+def test_export_killed_at_any_call_leaves_nothing_that_counts_twice(
     pipes: Pipes, log: SyncLog, name: str
 ) -> None:
     """SA4, SA5"""
@@ -341,7 +341,7 @@ def test_an_audit_goes_on_where_a_log_was_truncated_while_it_was_read(
     assert (row["truncated"], row["records"]) == (min(last, 100), records)
 
 
-def test_an_audit_that_could_not_read_says_so_and_not_that_records_are_damaged(
+def test_audit_that_cannot_read_does_not_report_damaged_records(
     pipes: Pipes, log: SyncLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log.append_many(numbered(0, 10))
@@ -355,7 +355,7 @@ def test_an_audit_that_could_not_read_says_so_and_not_that_records_are_damaged(
     assert (found.kind, found.what) == ("unread", "UNAVAILABLE: no server answers")
 
 
-def test_an_audit_reads_manifests_again_that_a_running_export_has_overtaken(
+def test_audit_reads_manifests_again_that_a_running_export_replaced(
     pipes: Pipes, log: SyncLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log.append_many(numbered(0, 10))

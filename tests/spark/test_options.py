@@ -203,7 +203,7 @@ def test_names_beside_a_pattern_mean_only_themselves() -> None:
         ("sh.p/.*", ""),
     ],
 )
-def test_a_pattern_is_asked_for_in_its_namespace_only_if_all_of_it_is_there(
+def test_pattern_is_listed_in_one_namespace_only_if_all_of_it_is_there(
     pattern: str, namespace: str
 ) -> None:
     """Logs of the second alternative were not seen."""

@@ -76,7 +76,7 @@ def test_an_owner_that_moves_while_a_task_reads_changes_nothing(
     assert [row["offset"] for row in query.rows(1)] == [ROWS + 1]
 
 
-def test_records_that_are_truncated_while_a_task_reads_fail_it_or_are_left_out(
+def test_records_truncated_while_a_task_reads_fail_it_or_are_left_out(
     site: Site, client: SyncClient, name: str
 ) -> None:
     """On a slow machine the server may have sent all records before they are truncated: then another log is tried."""

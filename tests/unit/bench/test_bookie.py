@@ -84,7 +84,7 @@ def test_generator_says_when_the_server_hangs_up() -> None:
         server.join()
 
 
-def test_generator_is_woken_by_a_short_answer_behind_the_rest_of_a_long_one() -> None:
+def test_generator_is_woken_by_a_short_response_after_a_long_one() -> None:
     """It stalled where that rest was longer than the next answer, and neither of them was long."""
     ours, theirs = socket.socketpair()
     with ours, theirs:

@@ -574,7 +574,7 @@ def test_what_removes_a_node_of_nobody_under_its_name_can_be_typed() -> None:
     Town().tell(story)
 
 
-def test_a_cluster_without_layout_gets_it_written_down_and_one_without_id_does_without() -> None:
+def test_missing_layout_is_written_and_a_missing_cluster_id_is_accepted() -> None:
     """As old clusters are, and foreign ones."""
 
     async def story(town: Town) -> None:

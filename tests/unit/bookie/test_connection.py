@@ -512,7 +512,7 @@ def test_a_long_poll_ends_when_the_lac_rises() -> None:
     tell(story)
 
 
-def test_a_long_poll_hears_of_a_lac_before_the_add_that_carries_it_is_durable() -> None:
+def test_long_poll_returns_a_lac_before_the_add_that_carries_it_is_durable() -> None:
     """It is true whatever becomes of that add; what a restart builds on is the durable one (B1)."""
 
     async def story(scene: Scene) -> None:
@@ -582,7 +582,7 @@ def test_a_long_poll_brings_what_is_confirmed_behind_its_entry() -> None:
     tell(story)
 
 
-def test_a_long_poll_ends_by_an_explicit_lac_without_the_entry_it_does_not_have() -> None:
+def test_explicit_lac_ends_a_long_poll_without_an_entry() -> None:
     async def story(scene: Scene) -> None:
         client = await scene.connect()
         await add_entries(scene.storage, 7, [0, 2])
@@ -707,7 +707,7 @@ def test_a_thousand_readers_of_one_ledger_are_woken_by_one_add() -> None:
 
 
 @pytest.mark.parametrize("is_added_through_the_server", [False, True])
-def test_a_long_poll_that_crashes_takes_its_connection_with_it_and_nobody_elses(
+def test_crash_of_a_long_poll_closes_only_its_own_connection(
     is_added_through_the_server: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def crash_once(answers: Answers, request: Request, news_ms: int | None = None) -> Reply | None:
@@ -746,7 +746,7 @@ def test_a_long_poll_that_crashes_takes_its_connection_with_it_and_nobody_elses(
     tell(story)
 
 
-def test_a_few_long_polls_are_answered_before_the_add_with_their_news_is_written(
+def test_a_few_long_polls_are_answered_before_their_add_is_written(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The write may hold the loop for as long as a sync takes: those few do not wait for that."""
@@ -955,7 +955,7 @@ def test_a_slow_reader_is_not_produced_for(is_cached: bool) -> None:
     tell(story, config=replace(TIGHT, unread_timeout_s=1000), storage_config=config)
 
 
-def test_who_takes_nothing_for_long_is_cut_off_and_who_takes_a_little_is_not() -> None:
+def test_client_that_reads_nothing_is_cut_off_and_a_slow_one_is_not() -> None:
     async def story(scene: Scene) -> None:
         never, slowly = await scene.connect(), await scene.connect()
         await add_entries(scene.storage, 7, [0], bytes(60_000))

@@ -252,7 +252,7 @@ def test_one_that_comes_back_in_quarantine_stays() -> None:
     tell(story)
 
 
-def test_nothing_is_acknowledged_between_the_last_question_and_the_deletion(
+def test_nothing_is_acknowledged_between_the_last_check_and_the_deletion(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """B1, B11: one that is created again in that moment may fail, and must not be lost."""

@@ -314,7 +314,7 @@ def test_who_may_have_lost_fences_sends_writers_of_older_ledgers_elsewhere(loses
     Village().run(story)
 
 
-def test_closed_ledgers_with_ids_of_their_makers_choice_are_fenced_one_by_one() -> None:
+def test_closed_ledgers_with_chosen_ids_are_fenced_one_by_one() -> None:
     """B13: no drawn id is above all of those."""
 
     async def story(village: Village) -> None:
@@ -372,7 +372,7 @@ def test_one_listing_that_misses_a_ledger_makes_no_format_forget_it() -> None:
     Village().run(story)
 
 
-def test_nothing_is_erased_on_the_word_of_a_store_that_is_another_clusters_by_now() -> None:
+def test_nothing_is_erased_because_of_the_store_of_another_cluster() -> None:
     """B8: whatever it lists, it says nothing of the ledgers of ours."""
 
     async def story(village: Village) -> None:
@@ -847,7 +847,7 @@ def test_the_doctor_sees_that_it_runs() -> None:
 # --- Copies of the directories --------------------------------------------------------------------
 
 
-def test_directories_that_were_restored_from_a_copy_are_refused_until_written_off() -> None:
+def test_directories_restored_from_a_copy_are_refused_until_written_off() -> None:
     """B8: what was acknowledged since is in doubt, and not absent."""
 
     async def story(village: Village) -> None:

@@ -253,7 +253,7 @@ async def test_beside_adds_steps_are_small_and_what_came_is_heard_between_two() 
     assert afterwards == alone
 
 
-async def test_what_can_wait_does_while_adds_are_about_to_be_written_but_not_for_ever() -> None:
+async def test_background_reads_wait_for_adds_to_be_written_but_not_for_ever() -> None:
     adds_wait = True
     turn = turn_of(lambda: adds_wait)
     step = asyncio.create_task(turn.come())

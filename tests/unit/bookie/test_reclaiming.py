@@ -73,7 +73,7 @@ def test_ledgers_that_may_have_been_lost_are_unknown_and_fenced(how: str) -> Non
     world.run(scenario())
 
 
-def test_no_entry_is_named_as_the_last_one_where_those_behind_it_are_in_doubt() -> None:
+def test_no_last_entry_is_reported_if_entries_after_it_are_in_doubt() -> None:
     """B1: it would deny them, though readers could do with it."""
 
     async def story(storage: Storage, _: Node) -> None:

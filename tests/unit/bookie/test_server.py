@@ -75,7 +75,7 @@ def test_draining_ends_at_its_deadline() -> None:
     tell(story)
 
 
-def test_after_the_storage_has_failed_nothing_is_acknowledged_and_everybody_is_hung_up_on() -> None:
+def test_failed_storage_acknowledges_nothing_and_closes_every_connection() -> None:
     """B6."""
 
     async def story(scene: Scene) -> None:

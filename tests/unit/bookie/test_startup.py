@@ -128,7 +128,7 @@ def test_what_a_file_lost_at_its_end_is_in_doubt_where_another_follows(died: Fil
         step(storage.read(7, rows[0].last_entry))
 
 
-def test_a_record_that_a_later_file_proves_is_kept_though_its_own_first_head_is_damaged(
+def test_record_proved_by_a_later_file_is_kept_with_a_damaged_head(
     died: FileSystem,
 ) -> None:
     """By its tail the first record there is found, and says that all before it was durable. So what is

@@ -188,7 +188,7 @@ def test_adds_that_wait_for_the_disk_go_in_one_write() -> None:
     tell(story)
 
 
-def test_who_gives_way_to_a_write_does_so_until_it_is_begun_and_not_until_it_ends() -> None:
+def test_giving_way_to_a_write_lasts_until_it_begins_not_until_it_ends() -> None:
     """A disk may take long, and others can do something meanwhile."""
 
     async def story(storage: Storage, node: Node) -> None:
@@ -576,7 +576,7 @@ async def tear(node: Node, path: str) -> None:
 
 
 @pytest.mark.parametrize("copies", ["a", "b", "ab"])
-def test_a_torn_catalog_on_a_full_disk_does_not_keep_a_bookie_from_starting(copies: str) -> None:
+def test_bookie_starts_with_a_torn_catalog_on_a_full_disk(copies: str) -> None:
     """B3, B4: there is no room for another one, so the one at hand goes on."""
 
     async def story(storage: Storage, node: Node) -> None:

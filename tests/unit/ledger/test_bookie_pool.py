@@ -665,7 +665,7 @@ def test_a_stuck_socket_is_handed_little_and_the_rest_is_counted() -> None:
     play(story)
 
 
-def test_channels_of_different_ledgers_share_a_connection_and_of_the_same_one_do_not() -> None:
+def test_only_channels_of_different_ledgers_share_a_connection() -> None:
     async def story(scene: Scene) -> None:
         sinks = [Listening() for _ in range(3)]
         one = scene.bookies.add_channel(B1, L7, sinks[0])
@@ -865,7 +865,7 @@ def test_a_refusal_of_adds_reaches_the_channel() -> None:
     play(story)
 
 
-def test_a_bookie_that_refuses_everything_is_not_waited_for_by_closed_channels() -> None:
+def test_closed_channels_do_not_wait_for_a_bookie_that_refuses_everything() -> None:
     async def story(scene: Scene) -> None:
         bookie = scene.bookie("b1")
         bookie.on_call = bookie.on_adds = ignore
@@ -886,7 +886,7 @@ def test_a_bookie_that_refuses_everything_is_not_waited_for_by_closed_channels()
 # --- Where bookies are --------------------------------------------------------------------------
 
 
-def test_an_unreachable_bookie_fails_calls_at_once_while_it_is_known_to_be_down() -> None:
+def test_calls_to_a_bookie_known_to_be_down_fail_at_once() -> None:
     async def story(scene: Scene) -> None:
         bookie = scene.bookie("b1")
         bookie.node.kill()

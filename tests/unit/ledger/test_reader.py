@@ -356,7 +356,7 @@ def test_the_lac_is_asked_of_the_ensemble_that_is_written_to_now() -> None:
     stage(act, bookies=[f"b{i}" for i in range(6)])
 
 
-def test_a_reader_that_was_given_old_metadata_finds_out_what_is_confirmed_now() -> None:
+def test_reader_with_old_metadata_finds_what_is_confirmed_now() -> None:
     """RD1: as a replica of the store that lags behind may tell it."""
 
     async def act(on: Stage) -> None:

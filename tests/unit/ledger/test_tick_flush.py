@@ -8,7 +8,7 @@ import pytest
 from rollbook.ledger.tick_flush import TickFlush
 
 
-async def test_all_is_handed_out_before_anything_is_written_and_in_one_round_of_the_loop() -> None:
+async def test_everything_is_handed_out_in_one_loop_round_before_any_write() -> None:
     turn, done = TickFlush(), list[str]()
     turn.write_out(partial(done.append, "written"))
     turn.hand_out(partial(done.append, "handed out"))

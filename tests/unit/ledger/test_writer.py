@@ -96,7 +96,7 @@ def test_what_is_appended_in_one_turn_leaves_at_its_end_as_one_chunk(writers: in
 
 
 @pytest.mark.parametrize("config", [ClientConfig(), V2], ids=["v3", "v2"])
-def test_entries_are_confirmed_in_order_and_the_ledger_is_closed_at_the_last(
+def test_entries_are_confirmed_in_order_and_close_names_the_last_one(
     config: ClientConfig,
 ) -> None:
     """WR1."""
@@ -153,7 +153,7 @@ def test_appends_of_one_turn_leave_in_one_write() -> None:
 # --- A bookie fails -------------------------------------------------------------------------------
 
 
-def test_a_dead_bookie_is_replaced_and_its_successor_gets_what_is_not_confirmed() -> None:
+def test_replacement_of_a_dead_bookie_gets_the_unconfirmed_entries() -> None:
     """WR2, WR3: and nobody else gets anything twice."""
 
     async def story(scene: WriterScene) -> None:
@@ -275,7 +275,7 @@ def test_a_bookie_that_hangs_costs_one_deadline_at_most_and_then_nothing(ack: in
     play_writer(story, quorum=Quorum(3, 3, ack))
 
 
-def test_a_writer_that_stood_still_reads_its_answers_before_anything_expires() -> None:
+def test_stalled_writer_reads_its_responses_before_anything_expires() -> None:
     """WR6: time is counted in ticks, and it has not ticked."""
 
     async def story(scene: WriterScene) -> None:
@@ -321,7 +321,7 @@ def test_a_hung_third_replica_stops_a_fast_writer_for_a_second_or_so() -> None:
 
 
 @pytest.mark.parametrize("error", [BookieFailed, BookieReadOnly])
-def test_the_seat_of_a_bookie_that_refuses_is_vacant_until_it_takes_an_entry(
+def test_seat_of_a_refusing_bookie_is_vacant_until_it_takes_an_entry(
     error: type[RollbookError],
 ) -> None:
     """WR12: also while it sits again and is sent nothing."""
@@ -936,7 +936,7 @@ def test_a_close_that_loses_both_quorum_and_store_says_so() -> None:
 # --- What callers see -----------------------------------------------------------------------------
 
 
-def test_memory_of_a_writer_that_outruns_its_bookies_stays_within_the_window() -> None:
+def test_writer_faster_than_its_bookies_keeps_within_its_memory_window() -> None:
     """WR6: `append` says so when it is full, and `ready` waits."""
 
     async def story(scene: WriterScene) -> None:
@@ -1086,7 +1086,7 @@ def test_a_stopped_writer_leaves_the_ledger_open_and_nothing_running() -> None:
     play_writer(story)
 
 
-def test_who_waits_for_a_ledger_to_be_closed_hears_that_its_writer_was_stopped() -> None:
+def test_close_that_is_waited_for_reports_that_the_writer_was_stopped() -> None:
     """Else the caller would end, as if it had been cancelled."""
 
     async def story(scene: WriterScene) -> None:

@@ -76,7 +76,7 @@ def test_many_logs_are_appended_to_on_one_stream_each_in_its_order() -> None:
     play(story)
 
 
-def test_behind_a_failed_append_nothing_is_placed_until_the_ref_is_bound_anew() -> None:
+def test_after_a_failed_append_nothing_is_placed_until_the_ref_is_rebound() -> None:
     async def story(scene: Scene) -> None:
         a, _ = await start_all(scene, "a", "b")
         log = await make_log(scene, log_suggested_to(a))

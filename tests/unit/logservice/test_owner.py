@@ -247,7 +247,7 @@ def test_who_steals_the_writer_epoch_has_everything_older_below_his_fence() -> N
     play(story, config=LogConfig(writer_mode=WriterMode.EXCLUSIVE))
 
 
-def test_an_epoch_is_not_granted_before_what_came_under_older_ones_is_settled() -> None:
+def test_epoch_is_granted_only_after_appends_of_older_ones_are_settled() -> None:
     """LS8: else the older writer's append could still be found in the log, or be missing."""
 
     async def story(scene: Scene) -> None:
@@ -266,7 +266,7 @@ def test_an_epoch_is_not_granted_before_what_came_under_older_ones_is_settled() 
     play(story)
 
 
-def test_who_waits_for_the_writer_epoch_gets_it_when_it_is_released_or_has_run_out() -> None:
+def test_waiter_gets_the_writer_epoch_when_it_is_released_or_expires() -> None:
     async def story(scene: Scene) -> None:
         log = await (await scene.server("s1")).open()
         first = await log.run(log.owner.acquire_writer("a", AcquireMode.WAIT))

@@ -114,7 +114,7 @@ def test_a_replay_of_the_end_is_enough() -> None:
     play(story, config=LogConfig())
 
 
-def test_what_is_pending_when_the_log_is_taken_over_is_unknown_to_its_caller() -> None:
+def test_appends_pending_at_a_takeover_have_an_unknown_outcome() -> None:
     async def story(scene: Scene) -> None:
         first = await (await scene.server("s1")).open()
         await first.append(b"a")
@@ -230,7 +230,7 @@ def test_an_owner_whose_ledger_strangers_fence_opens_again() -> None:
 
 
 @pytest.mark.parametrize(("away_s", "held_s"), [(3, 7), (60, 5)])
-def test_the_time_without_an_owner_counts_against_a_writer_that_died_with_it(
+def test_time_without_an_owner_counts_against_a_writer_that_died_with_it(
     away_s: float, held_s: float
 ) -> None:
     """But half of a lease at least: a live holder could not renew it."""
@@ -345,7 +345,7 @@ def test_owners_that_take_turns_lose_nothing(seed: int) -> None:
 # --- Rolls that end badly --------------------------------------------------------------------------
 
 
-def test_a_successor_whose_predecessor_ends_elsewhere_is_dropped_as_a_whole() -> None:
+def test_successor_is_dropped_whole_if_its_predecessor_ends_elsewhere() -> None:
     """LS1, LS2: the last entries of N reach no bookie, all of N+1 does; nothing of that was acked."""
 
     async def story(scene: Scene) -> None:
@@ -430,7 +430,7 @@ def test_a_successor_whose_predecessor_was_closed_is_kept() -> None:
     play(story)
 
 
-def test_an_owner_whose_old_ledger_strangers_close_elsewhere_acks_nothing_in_the_new_one() -> None:
+def test_owner_acks_nothing_after_others_close_its_old_ledger_elsewhere() -> None:
     """LS1: it drops all memory of the log, and opens it again."""
 
     async def story(scene: Scene) -> None:
@@ -481,7 +481,7 @@ def test_a_successor_never_begins_with_anything_but_what_it_follows(
     play(story)
 
 
-def test_a_ledger_is_listed_by_the_change_of_the_list_it_was_made_for_or_never() -> None:
+def test_ledger_is_listed_by_the_list_change_it_was_made_for_or_never() -> None:
     """LS3: the list changes under a roll; the ledger that was made for it goes, another one comes."""
 
     async def story(scene: Scene) -> None:
@@ -547,7 +547,7 @@ def test_an_opening_that_is_given_up_writes_nothing_more() -> None:
     play(story)
 
 
-def test_a_ledger_made_for_an_opening_that_is_given_up_is_written_by_nobody(
+def test_ledger_made_for_an_abandoned_opening_is_never_written(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It came to be although its making was cancelled, too late; the opening had failed by then."""

@@ -26,7 +26,7 @@ def ref(seq: int) -> ProducerRef:
 # --- What was read before a wait -------------------------------------------------------------------
 
 
-def test_a_seal_whose_last_block_was_appended_before_does_not_come_after_the_hand_over() -> None:
+def test_seal_whose_last_block_is_appended_yields_to_the_hand_over() -> None:
     """LS4: between the answer to the block and the seal the log may have been given up."""
 
     async def story(scene: Scene) -> None:
@@ -105,7 +105,7 @@ def test_beyond_its_tail_is_no_answer_of_an_owner_that_was_replaced() -> None:
     play(story)
 
 
-def test_a_log_that_is_lost_while_it_is_handed_over_is_handed_over_all_the_same() -> None:
+def test_log_lost_during_its_hand_over_is_handed_over_all_the_same() -> None:
     """A waiter for that is not cancelled with what is under way."""
 
     async def story(scene: Scene) -> None:
@@ -165,7 +165,7 @@ def test_who_seals_a_log_that_is_lost_is_not_told_that_nothing_was_done() -> Non
 # --- Bounds ----------------------------------------------------------------------------------------
 
 
-def test_a_log_with_too_many_segments_rolls_no_more_and_can_be_opened_and_truncated(
+def test_log_with_too_many_segments_stops_rolling_and_can_be_truncated(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(segment_roll, "SEGMENTS_MAX", 2)

@@ -172,7 +172,7 @@ def test_who_reads_from_the_owner_s_memory_is_told_where_it_went() -> None:
     play(story)
 
 
-def test_who_is_too_slow_for_the_owner_s_memory_falls_behind_and_catches_up() -> None:
+def test_reader_too_slow_for_the_owners_memory_lags_and_catches_up() -> None:
     async def story(scene: Scene) -> None:
         (a,) = await start_all(scene, "a")
         await scene.nodes.ensure(LOG, None)
@@ -190,7 +190,7 @@ def test_who_is_too_slow_for_the_owner_s_memory_falls_behind_and_catches_up() ->
     play(story)
 
 
-def test_what_a_dead_owner_confirmed_last_is_told_though_nobody_appends_any_more() -> None:
+def test_last_records_of_a_dead_owner_are_read_without_new_appends() -> None:
     """No bookie tells of it before somebody recovers the ledger."""
 
     async def story(scene: Scene) -> None:
@@ -240,9 +240,7 @@ def test_a_reader_at_an_owner_that_was_replaced_is_told_where_it_went() -> None:
     play(story)
 
 
-def test_who_begins_to_read_at_an_owner_that_was_replaced_sees_what_its_heir_has_made_of_the_log() -> (
-    None
-):
+def test_reader_that_starts_at_a_replaced_owner_sees_the_new_owners_log() -> None:
     """SV6: a lease behind at most."""
 
     async def story(scene: Scene) -> None:
@@ -258,7 +256,7 @@ def test_who_begins_to_read_at_an_owner_that_was_replaced_sees_what_its_heir_has
     play(story)
 
 
-def test_the_owner_of_a_silent_log_is_read_although_the_metadata_store_is_away() -> None:
+def test_owner_of_a_silent_log_is_read_without_the_metadata_store() -> None:
     """SV6: bookies can tell, too."""
 
     async def story(scene: Scene) -> None:
@@ -273,7 +271,7 @@ def test_the_owner_of_a_silent_log_is_read_although_the_metadata_store_is_away()
     play(story)
 
 
-def test_who_reads_at_an_owner_hears_of_it_though_neither_list_nor_bookies_tell() -> None:
+def test_reader_gets_records_from_the_owner_without_list_or_bookies() -> None:
     """SV6, RL3: the reader gets what is known, in time; a request alone is no use of the log."""
 
     async def story(scene: Scene) -> None:

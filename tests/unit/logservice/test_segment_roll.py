@@ -104,7 +104,7 @@ def test_a_bookie_that_is_away_for_a_moment_moves_nothing() -> None:
     play(story, bookies=THREE, config=LARGE)
 
 
-def test_a_bookie_that_responds_and_takes_no_entries_makes_no_loop_of_segments() -> None:
+def test_bookie_that_responds_but_takes_no_entry_causes_no_loop_of_rolls() -> None:
     """LS16: it is in each new segment, too, so these become rare."""
 
     async def story(scene: Scene) -> None:

@@ -70,7 +70,7 @@ def owners_of(log: LogName, *servers: Serving) -> list[str]:
     return [each.name for each in servers if each.node.is_running and each.log_server.find(log)]
 
 
-def test_who_is_cut_off_from_the_list_acks_nothing_once_a_deletion_was_answered() -> None:
+def test_owner_cut_off_from_the_list_acks_nothing_after_a_deletion() -> None:
     """LS12: it reached its bookies all the while, and went on."""
 
     async def story(scene: Scene) -> None:
@@ -105,7 +105,7 @@ def test_a_log_is_not_kept_for_more_years_than_can_be_told() -> None:
     play(story)
 
 
-def test_a_deletion_that_could_not_stop_the_writer_is_in_doubt_and_can_be_repeated() -> None:
+def test_deletion_that_cannot_stop_the_writer_is_in_doubt_and_repeatable() -> None:
     """LS12."""
 
     async def story(scene: Scene) -> None:
@@ -230,7 +230,7 @@ def test_what_its_server_has_lost_expires_while_all_bookies_are_full() -> None:
     play(story)
 
 
-def test_a_log_that_was_lost_with_the_session_expires_though_nobody_asks_for_it() -> None:
+def test_log_lost_with_the_session_expires_without_any_request() -> None:
     async def story(scene: Scene) -> None:
         (a,) = await start_all(scene, "a")
         log = await make_three_segments(scene, a)
@@ -344,7 +344,7 @@ def test_a_truncation_for_which_there_is_no_time_left_was_not_begun() -> None:
     play(story)
 
 
-def test_a_log_can_be_opened_after_an_opening_that_was_given_up_before_it_began() -> None:
+def test_log_can_be_opened_after_an_opening_abandoned_before_it_began() -> None:
     """That owner was never forgotten, so every caller was asked to retry, for ever."""
 
     async def story(scene: Scene) -> None:
@@ -393,7 +393,7 @@ def test_nobody_waits_for_an_opening_that_is_over() -> None:
     play(story)
 
 
-def test_an_opening_that_is_given_up_ends_no_request_as_if_that_had_been_cancelled() -> None:
+def test_abandoned_opening_ends_no_request_as_cancelled() -> None:
     """A drain that has no more time gives up what is being opened."""
 
     async def story(scene: Scene) -> None:
@@ -565,7 +565,7 @@ def test_what_is_not_there_is_said_by_any_server() -> None:
     play(story)
 
 
-def test_logs_of_a_killed_server_are_taken_within_a_second_although_its_lease_goes_on() -> None:
+def test_logs_of_a_killed_server_are_taken_within_a_second() -> None:
     async def story(scene: Scene) -> None:
         a, b = await start_all(scene, "a", "b")
         log = await make_log(scene, log_suggested_to(a))
@@ -623,7 +623,7 @@ def test_a_server_that_stands_still_loses_its_logs_when_its_lease_is_over() -> N
     play(story)
 
 
-def test_a_server_that_tells_a_wrong_address_makes_no_log_go_back_and_forth() -> None:
+def test_server_with_a_wrong_address_makes_no_log_move_back_and_forth() -> None:
     """SV2."""
 
     async def story(scene: Scene) -> None:
@@ -986,7 +986,7 @@ def test_a_log_that_could_not_be_opened_costs_no_ledger_the_next_time(
     play(story)
 
 
-def test_a_server_whose_session_is_over_opens_its_logs_again_before_it_confirms_anything() -> None:
+def test_server_reopens_its_logs_after_a_lost_session_before_confirming() -> None:
     """SV4."""
 
     async def story(scene: Scene) -> None:

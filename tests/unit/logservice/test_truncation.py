@@ -239,7 +239,7 @@ def test_a_marked_log_is_not_deleted() -> None:
     play(story)
 
 
-def test_a_log_that_was_opened_meanwhile_is_not_deleted_behind_its_owners_back() -> None:
+def test_log_opened_during_its_deletion_is_not_deleted_under_its_owner() -> None:
     """The owner would go on acking what nobody will ever read."""
 
     async def story(scene: Scene) -> None:

@@ -149,7 +149,7 @@ async def test_a_bad_copy_is_found_and_written_again(cluster: LocalCluster) -> N
 
 
 @pytest.mark.parametrize("kind", [COPIES, LEDGERS])
-async def test_a_check_waits_for_a_bookie_that_is_away_until_it_is_marked_as_lost(
+async def test_check_waits_for_an_absent_bookie_until_it_is_marked_as_lost(
     cluster: LocalCluster, kind: CheckKind
 ) -> None:
     """AU5, AU6: the delay holds for every check, which does not judge the bookie's copies either."""
@@ -251,7 +251,7 @@ async def test_a_short_copy_that_is_silent_at_the_second_look_is_looked_at_again
         assert asked == 4
 
 
-async def test_a_bookie_of_another_make_that_has_no_lists_keeps_no_check_from_its_end(
+async def test_foreign_bookie_without_ledger_lists_does_not_block_a_check(
     cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """AU5: Java's leave such a request without an answer."""

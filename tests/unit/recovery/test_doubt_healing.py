@@ -136,7 +136,7 @@ async def test_the_ledger_of_a_dead_writer_is_closed_after_the_grace_period(
         assert (await ledgers.metadata(writer.ledger_id, fresh=True)).metadata.is_closed
 
 
-async def test_the_ledger_of_a_dead_writer_is_closed_though_its_bookie_was_formatted(
+async def test_dead_writers_ledger_is_closed_after_its_bookie_was_formatted(
     cluster: LocalCluster,
 ) -> None:
     """DH3: a format names the open ledgers in its doubts, and these stayed on two copies until somebody wrote."""

@@ -210,7 +210,7 @@ async def test_metadata_that_was_emptied_settles_nothing(
         assert is_in_doubt(cluster)
 
 
-async def test_what_a_formatted_bookie_forgot_of_closed_ledgers_comes_back_on_demand(
+async def test_closed_ledgers_of_a_formatted_bookie_are_restored_on_demand(
     cluster: LocalCluster,
 ) -> None:
     async with cluster.connect(QUICK) as ledgers:

@@ -261,7 +261,7 @@ async def test_an_unclaimed_ledger_changes_its_seat(cluster: LocalCluster) -> No
         await writer.close()
 
 
-async def test_a_bookie_that_is_back_keeps_its_seat_and_is_copied_to_only_what_it_lacks(
+async def test_returned_bookie_keeps_its_seat_and_gets_only_what_it_lacks(
     cluster: LocalCluster,
 ) -> None:
     """RP2, RP6: within the delay nothing is copied."""
@@ -304,7 +304,7 @@ async def test_a_draining_bookie_gives_up_its_seats_while_it_serves(cluster: Loc
         assert [each async for each in site.drains.ids()] == []
 
 
-async def test_a_task_about_a_bookie_that_does_not_drain_moves_nothing_and_fences_nobody(
+async def test_task_for_a_bookie_that_does_not_drain_moves_and_fences_nothing(
     cluster: LocalCluster,
 ) -> None:
     """RP2, RP4, LC6: it is looked at, and keeps its seats."""
@@ -379,7 +379,7 @@ async def test_the_grace_period_is_that_of_one_loss(cluster: LocalCluster) -> No
 
 
 @pytest.mark.parametrize("is_formatted", [False, True])
-async def test_a_target_that_was_started_again_after_the_copy_is_not_named_on_trust(
+async def test_target_restarted_after_the_copy_is_not_trusted_to_have_it(
     cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch, is_formatted: bool
 ) -> None:
     """RP3: a formatted one lost what was copied, so it is copied again."""

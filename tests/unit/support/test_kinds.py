@@ -13,7 +13,7 @@ PATIENCE_S = 60
 
 @pytest.mark.parametrize("kind", [("newcomer",), ("rest", "--kills=1")])
 @pytest.mark.parametrize(("required", "code"), [("", 2), ("zk,curl", 1)])
-def test_what_needs_curl_is_skipped_without_it_or_fails_where_it_is_required(
+def test_tests_that_need_curl_are_skipped_without_it_or_fail_if_required(
     kind: tuple[str, ...], required: str, code: int, tmp_path: Path
 ) -> None:
     done = subprocess.run(

@@ -37,7 +37,7 @@ asyncio.run(until_stopped(serve()))
 """
 
 
-def test_a_server_without_files_says_so_once_and_goes_on_when_there_are_some() -> None:
+def test_server_out_of_files_logs_it_once_and_goes_on_when_some_are_free() -> None:
     done = subprocess.run(
         [sys.executable, "-c", CODE],
         check=False,

@@ -188,7 +188,7 @@ def test_what_stands_behind_the_equals_sign_of_an_option_is_completed(
         assert folder.rstrip("/") == "--journal-dir=journal-1"
 
 
-def test_a_click_with_another_script_for_zsh_costs_the_other_shells_nothing(
+def test_another_zsh_script_in_click_leaves_other_shells_as_they_were(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """And zsh only what stands behind equals signs: ours is made from click's, whose version is the user's."""

@@ -21,7 +21,7 @@ def test_server_that_can_be_reached_is_asked_directly() -> None:
     assert routes_from(ENTRY).entry_to(OWNER) == ""
 
 
-def test_server_whose_name_is_not_resolved_is_reached_through_the_one_that_answers() -> None:
+def test_server_with_an_unresolved_name_is_reached_through_another() -> None:
     """RY3: at once, and the caller need not wait."""
     for error in (UNRESOLVED, NOT_BELIEVED):
         routes = routes_from(ENTRY)

@@ -283,7 +283,7 @@ async def test_a_call_that_nobody_has_looked_at_is_in_doubt_beyond_the_bound(
     await server.close(0)
 
 
-async def test_those_beyond_the_connections_and_those_who_say_nothing_are_hung_up_on(
+async def test_excess_and_silent_connections_are_closed(
     core: FakeCore,
 ) -> None:
     """In a crowd the files would be missing elsewhere."""

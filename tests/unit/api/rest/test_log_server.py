@@ -296,7 +296,7 @@ async def test_who_is_still_sending_hears_why_he_is_refused(
     await server.close()
 
 
-async def test_what_is_not_looked_at_is_read_in_larger_turns_and_what_is_forgotten_waits(
+async def test_unparsed_body_is_read_in_larger_turns_and_a_forgotten_one_waits(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A body with a length, and what comes behind a refusal."""

@@ -35,7 +35,7 @@ def test_a_lull_is_a_turn_of_the_loop_in_which_nobody_did_much() -> None:
     assert lull.has_come(7 * MS, 7 * MS + 20_000)
 
 
-def test_a_loop_that_is_never_idle_is_waited_for_no_longer_than_patience_lasts() -> None:
+def test_loop_that_is_never_idle_is_waited_for_only_until_patience_ends() -> None:
     """Else compaction would never end where adds never do, and the disk would fill up."""
     now_ns, looks, lull = 0, 0, Lull(0, patience_s=0.02)
     while not lull.has_come(now_ns, now_ns + 2 * MS):

@@ -165,7 +165,7 @@ def test_what_a_log_is_still_wanted_for_is_what_ledgers_hold_of_it(seed: int) ->
         assert {number: catalog.use_of(number) for number in catalog.logs} == uses
 
 
-def test_of_a_dropped_ledger_older_logs_hold_nothing_whenever_they_are_heard_of() -> None:
+def test_older_logs_reported_after_a_drop_hold_nothing_of_that_ledger() -> None:
     """B5, B16: compaction and a checkpoint that began before the drop end after it."""
     catalog = Catalog()
     extent = Extent(7, 0, 9, 10, 400, 8, 0, 1)

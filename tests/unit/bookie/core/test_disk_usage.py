@@ -31,7 +31,7 @@ def test_levels_and_the_way_back() -> None:
     assert look(disks, j=0, a=100, b=0) == [Level.ROOMY]
 
 
-def test_entries_are_refused_without_a_journal_or_without_any_ledger_directory() -> None:
+def test_entries_need_a_journal_and_at_least_one_ledger_directory() -> None:
     disks = usage()
     look(disks, j=0, a=990, b=0)
     assert not disks.is_short

@@ -11,7 +11,7 @@ def test_up_to_a_mebibyte_has_all_the_time_there_is() -> None:
         assert patience_ns(_ALLOWED_NS, begun, is_short=False) == _ALLOWED_NS
 
 
-def test_what_stands_still_never_costs_more_than_a_mebibyte_for_the_time_allowed() -> None:
+def test_stalled_request_holds_at_most_a_mebibyte_for_the_time_allowed() -> None:
     """B7: beyond a mebibyte the product of bytes and time stays the same."""
     for begun in range(_MIB, 10 * _MIB, 77_777):
         patience = patience_ns(_ALLOWED_NS, begun, is_short=False)

@@ -25,7 +25,7 @@ def test_all_that_lie_in_the_body_are_cut_at_once() -> None:
 
 @pytest.mark.parametrize("column", [0, 1])
 @pytest.mark.parametrize("at", [1, 12, 23])
-def test_one_that_lies_elsewhere_or_is_longer_leaves_all_to_be_cut_one_by_one(
+def test_slice_at_another_place_or_longer_leaves_all_to_be_cut_one_by_one(
     column: int, at: int
 ) -> None:
     both = columns(range(28, 28 + 24 * 128, 128), 100)

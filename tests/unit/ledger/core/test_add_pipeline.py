@@ -532,7 +532,7 @@ def test_a_connection_with_a_full_socket_gets_nothing_more() -> None:
     assert (entries_in(frames), count) == ([1, 2], 2)
 
 
-def test_entries_gather_for_a_bookie_that_owes_answers_until_they_are_overdue() -> None:
+def test_entries_gather_for_a_bookie_until_its_responses_are_overdue() -> None:
     """WR10."""
     pipeline = make()
     append(pipeline, 10)

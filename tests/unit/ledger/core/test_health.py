@@ -33,7 +33,7 @@ def test_who_fails_again_soon_is_left_alone_for_longer() -> None:
     assert not health.is_quarantined(B1, now + 10 * QUARANTINE_NS_MAX + QUARANTINE_NS_MIN)
 
 
-def test_who_answers_when_asked_is_pardoned_and_a_relapse_counts_all_the_same() -> None:
+def test_bookie_that_answers_a_probe_is_pardoned_but_a_relapse_counts() -> None:
     health = Health()
     health.pardon(B1, 0)
     health.on_failure(B1, 0)

@@ -46,7 +46,7 @@ def test_which_source_a_server_asks(listed: LedgerList, owner: str, source: EndS
     assert source_of_end(listed, owner, ANNA.address) is source
 
 
-def test_the_list_knows_the_end_of_a_log_that_nobody_owns_and_that_is_closed() -> None:
+def test_segment_list_knows_the_end_of_a_closed_log_without_an_owner() -> None:
     """RL7, LS14."""
     assert unowned_end(CLOSED) is None, "its owner may open a segment"
     assert unowned_end(OPEN.with_released()) is None, "a segment is open"
@@ -72,7 +72,7 @@ def test_a_range_within_closed_segments_needs_no_owner() -> None:
     assert end_of_closed_range(EMPTY, Offset(0), Offset(0), ELSEWHERE) is None
 
 
-def test_an_offset_beyond_the_tail_is_asked_for_again_unless_the_log_is_sealed() -> None:
+def test_offset_beyond_the_tail_is_retried_unless_the_log_is_sealed() -> None:
     tail = listed_end(CLOSED, Offset(40), "")
     assert not may_have_grown(Offset(40), tail)
     assert may_have_grown(Offset(41), tail)
@@ -104,7 +104,7 @@ def test_a_log_without_records_needs_no_time() -> None:
     assert not TailWatch(heartbeat_s=2, pause_s=5).wants_time(empty, 0)
 
 
-def test_a_watcher_is_sent_changes_at_once_and_the_same_tail_with_each_heartbeat() -> None:
+def test_watcher_gets_changes_at_once_and_the_tail_with_each_heartbeat() -> None:
     watch, tail = TailWatch(heartbeat_s=2, pause_s=5), listed_end(CLOSED, Offset(40), "")
     assert watch.heartbeat_due_s is None, "the first tail is waited for without a limit"
     assert watch.is_due(tail, 0)

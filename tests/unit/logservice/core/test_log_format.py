@@ -79,7 +79,7 @@ def test_a_sealed_and_a_deleted_list_read_as_they_were_written() -> None:
         assert unpack_log_node(pack_log_node(listed, TOKEN)) == (listed, TOKEN)
 
 
-def test_only_a_list_that_an_older_release_would_damage_has_the_newer_version() -> None:
+def test_only_a_list_that_old_releases_would_damage_has_the_new_version() -> None:
     plain = schema.LogNode.FromString(pack_log_node(rolled(10), TOKEN))
     full = replace(rolled(10), config=LogConfig(degraded_segments=False))
     packed = pack_log_node(full, TOKEN)

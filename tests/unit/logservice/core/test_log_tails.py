@@ -195,7 +195,7 @@ def test_a_server_that_others_do_not_know_yet_has_not_left() -> None:
     assert merged.servers == [A, B]
 
 
-def test_what_went_while_a_stream_was_broken_is_gone_when_it_is_complete_again() -> None:
+def test_logs_deleted_while_a_stream_was_broken_are_gone_after_resync() -> None:
     merged = MergedTails()
     merged.on_stream(A)
     merged.on_message(A, said(tail(1), tail(1, OTHER), servers=(A,)))

@@ -68,7 +68,7 @@ def test_a_log_that_was_taken_lately_is_left_alone(wait_ns: int, retry_ms: int) 
     assert raised.value.ids["retry_after_ms"] == retry_ms
 
 
-def test_the_preferred_server_is_suggested_while_it_is_alive_and_not_passed_over() -> None:
+def test_preferred_server_is_suggested_if_alive_and_not_passed_over() -> None:
     suggestions = Suggestions(["anna", "bert", "carl"])
     first = suggestions.server_for(NAME)
     assert suggested_server(NAME, "", suggestions) == first

@@ -48,7 +48,7 @@ def test_nothing_in_the_successor_is_settled_before_the_first_is_closed() -> Non
     assert settling.is_certain
 
 
-def test_a_roll_with_nothing_on_its_way_makes_all_uncertain_until_the_close() -> None:
+def test_roll_with_nothing_in_flight_makes_all_uncertain_until_the_close() -> None:
     """The first one may be closed elsewhere at that very moment, and somebody else append."""
     settling = PendingCommits[str]()
     appended(settling, "n0")

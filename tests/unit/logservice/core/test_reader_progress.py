@@ -103,7 +103,7 @@ def test_a_reader_at_the_owner_catches_up_at_the_owners_tail() -> None:
     assert rule.on_memory_read(Offset(6), Offset(6)) == ()
 
 
-def test_a_reader_of_a_log_without_an_owner_catches_up_at_the_end_of_its_list() -> None:
+def test_reader_of_a_log_without_an_owner_catches_up_at_its_lists_end() -> None:
     """RL6: and says that it waits for the next owner."""
     rule = progress()
     assert rule.on_owner_awaited(Offset(7)) == (CaughtUp(Offset(7)),)
@@ -120,7 +120,7 @@ def test_a_reader_falls_behind_only_after_it_has_caught_up() -> None:
     assert rule.on_memory_entered(Offset(9), Offset(9)) == (CaughtUp(Offset(9)),)
 
 
-def test_a_reader_that_falls_behind_without_an_owner_names_the_tail_it_knows() -> None:
+def test_reader_that_lags_without_an_owner_names_the_tail_it_knows() -> None:
     rule = progress()
     rule.on_records(Offset(0), Offset(5), 500)
     rule.on_memory_entered(Offset(5), Offset(5))

@@ -86,7 +86,7 @@ def test_of_a_log_that_is_empty_but_for_its_memory_nothing_is_wanted() -> None:
     assert find_expired(idle, late, None) is None
 
 
-def test_a_segment_that_lies_open_since_its_owner_died_is_closed_by_another() -> None:
+def test_segment_left_open_by_a_dead_owner_is_closed_by_another() -> None:
     lonely = aged()
     opened_for_s = 2 * 3600 + 86_400
     assert find_expired(lonely, opened_for_s * S - 1, None) is None

@@ -20,7 +20,7 @@ def test_whichever_comes_first() -> None:
     assert reason(1000, 10, 66.0, has_records=True) == AGE
 
 
-def test_a_segment_without_a_record_stays_unless_barriers_have_made_it_long() -> None:
+def test_segment_without_records_stays_unless_barriers_made_it_long() -> None:
     assert limits().reason_to_roll(110_000, 10, 1e9, has_records=False) is None
     assert limits().reason_to_roll(110_000, 1100, 1.0, has_records=False) == ENTRIES
 

@@ -250,7 +250,7 @@ def test_a_reader_in_the_middle_of_a_segment_comes_back_to_his_entry() -> None:
     assert step.first_entry == 2
 
 
-def test_a_reader_in_a_segment_that_is_discarded_under_him_finds_its_replacement() -> None:
+def test_reader_in_a_discarded_segment_finds_its_replacement() -> None:
     trail = Trail(Offset(0))
     enter(trail, TWO)
     trail.on_entries([follows(-1, -1, 0), records(0, 3)])

@@ -130,7 +130,7 @@ def test_the_retry_of_an_applied_append_is_no_mismatch() -> None:
     assert again == AppendedBatch(*first, L1, EntryId(0))
 
 
-def test_the_retry_of_an_applied_append_is_answered_though_its_writer_was_fenced() -> None:
+def test_retry_of_an_applied_append_is_answered_after_its_writer_is_fenced() -> None:
     log = Log(is_exclusive=True)
     epoch = log.acquire("a", AcquireMode.STEAL, 0, 0)
     condition = Condition(writer_epoch=epoch)
@@ -142,7 +142,7 @@ def test_the_retry_of_an_applied_append_is_answered_though_its_writer_was_fenced
         log.decide(producer=ref(1), condition=condition)
 
 
-def test_the_retry_of_an_applied_append_is_answered_though_the_log_was_sealed() -> None:
+def test_retry_of_an_applied_append_is_answered_after_the_log_is_sealed() -> None:
     log = Log()
     first = log.append(producer=ref(0))
     log.memory.is_sealed = True
@@ -184,7 +184,7 @@ def test_emptiness() -> None:
         log.decide(condition=Condition(must_be_empty=True, expected_offset=Offset(1)))
 
 
-def test_a_stale_writer_hears_that_he_is_fenced_rather_than_where_the_tail_is() -> None:
+def test_stale_writer_is_told_it_is_fenced_not_where_the_tail_is() -> None:
     """Else the client would read up to there, and try again, for ever."""
     log = Log()
     old = log.acquire("a", AcquireMode.STEAL, 0, 0)

@@ -58,7 +58,7 @@ async def test_another_bookies_cookie_stays(cookies: CookieNodes, rival: Metadat
         await cookies.create(COOKIE)
 
 
-async def test_a_second_bookie_of_one_name_gets_no_cookie_even_with_equal_directories(
+async def test_second_bookie_of_a_name_gets_no_cookie_even_on_equal_directories(
     cookies: CookieNodes, rival: MetadataStore
 ) -> None:
     """On another machine: were it let in, its empty disks would deny what the first one stored."""

@@ -198,7 +198,7 @@ async def test_nodes_of_a_counter_that_is_gone_keep_no_others_from_being_removed
     assert await counters.children(f"{long}/HOB-0000000005") == []
 
 
-async def test_who_is_cancelled_while_he_removes_nodes_leaves_them_to_the_next_one(
+async def test_cancelled_removal_of_nodes_is_finished_by_the_next_caller(
     counters: Counters,
     ids: LedgerIds,
 ) -> None:
@@ -315,7 +315,7 @@ async def test_a_counter_that_was_removed_meanwhile_is_not_made_again(
     assert await counters.children(long) == ["HOB-0000000005"]
 
 
-async def test_ids_go_on_above_all_that_were_given_out_before_the_store_was_put_back(
+async def test_ids_stay_above_all_given_out_before_the_store_was_restored(
     counters: Counters, ids: LedgerIds, rival: MetadataStore
 ) -> None:
     """LI1: a client that has drawn short ids before hears of it, too."""

@@ -314,7 +314,7 @@ async def test_small_syncs_are_waited_for_on_the_spot_only_where_they_are_quick(
     disk.close()
 
 
-async def test_what_is_written_within_a_call_is_durable_then_and_its_slowness_is_counted(
+async def test_write_in_a_call_is_durable_when_it_returns_and_is_timed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("rollbook.proto.runtime.disk._ON_THE_SPOT_S", 60.0)

@@ -172,7 +172,7 @@ def test_v3_replies_to_adds_are_heard_as_protobuf_reads_them(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_v3_replies_to_adds_that_look_alike_are_heard_as_protobuf_reads_them(seed: int) -> None:
+def test_similar_v3_add_replies_are_decoded_as_protobuf_decodes_them(seed: int) -> None:
     """W2: read by columns, but for the one whose turn it is to differ, by a byte or by its ids."""
     chance = random.Random(seed)
     txn_id = chance.choice((1, 100, 16_300, 2**40, 2**63 - 20, 2**64 - 200))

@@ -148,7 +148,7 @@ def test_stored_frames_unpack_to_what_they_were(seed: int) -> None:
             assert (again.start, again.end) == (0, len(adds.frames))
 
 
-def test_an_unusual_add_as_long_as_the_usual_one_is_nothing_that_was_stored() -> None:
+def test_unusual_add_of_the_usual_length_is_not_read_as_a_stored_one() -> None:
     usual = v3.pack_request(1, Add(LEDGER, E0, KEY, DIGEST.pack_entry(E0, NO_ENTRY, 0, b"")))
     unusual = usual.replace(b"\x08\x07\x10\x00", b"\x10\x00\x08\x07")
     assert unusual != usual
@@ -338,7 +338,7 @@ def test_v3_adds_that_contradict_themselves_are_refused(add: Add) -> None:
 
 
 @pytest.mark.parametrize("entry_ledger", [8, -1])
-def test_a_v3_add_whose_entry_is_of_another_ledger_is_refused_among_its_likes(
+def test_v3_add_with_an_entry_of_another_ledger_is_refused_among_others(
     entry_ledger: int,
 ) -> None:
     usual = _add(3, 1)

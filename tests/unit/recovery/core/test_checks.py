@@ -101,7 +101,7 @@ def test_a_sample_has_both_ends_and_a_run_of_its_share() -> None:
         assert 5 <= len(picked) <= 9, "ten entries of a thousand, of which it holds three in five"
 
 
-def test_without_a_share_only_the_ends_are_read_and_with_all_of_it_everything() -> None:
+def test_share_of_zero_reads_only_the_ends_and_share_of_one_everything() -> None:
     assert pick_sample(Q332, seat(Q332, 5, 9), 0, 0.5) == [[5], [9]]
     assert pick_sample(Q332, seat(Q332, 5, 5), 0, 0.5) == [[5]]
     assert pick_sample(Q332, seat(Q332, 5, 9), 100, 0.5) == [[5, 6, 7, 8, 9]]

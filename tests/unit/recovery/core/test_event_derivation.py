@@ -127,7 +127,7 @@ def test_a_server_that_begins_tells_of_no_bookie_that_is_there() -> None:
     assert kinds_and_ids(marks, BK1, DRAINS) == [("lifecycle", "lifecycle/bk-1@20.0")]
 
 
-def test_what_passed_between_two_senders_is_known_from_what_one_of_them_saw() -> None:
+def test_events_between_two_senders_are_derived_from_what_one_saw() -> None:
     """EV2. The marks are those of a process that died before the drain began."""
     tracks, switch = Tracks(), Sight(Thing.SWITCH, "", "disable", 0x40, 0, 1)
     marks = first_marks(tracks_of(BK1)) | {"switch/": "gone disable@3f"}

@@ -78,7 +78,7 @@ def test_a_key_makes_the_id_and_belongs_to_one_request() -> None:
             NEW.require_same(kind, about)
 
 
-def test_what_has_ended_is_forgotten_after_a_week_or_when_there_are_too_many() -> None:
+def test_ended_operations_are_forgotten_after_a_week_or_beyond_the_limit() -> None:
     """OP3."""
 
     def one(number: int, *, ends: bool) -> LastingOperation:

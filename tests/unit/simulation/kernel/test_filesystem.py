@@ -249,7 +249,7 @@ def test_an_unsynced_file_renamed_over_a_good_one_can_lose_both() -> None:
     assert contents_after(system, "/f") == {b"ooo", b"new", b"", b"\0\0\0"}
 
 
-def test_names_of_different_directories_are_independent_but_a_rename_is_one() -> None:
+def test_directories_sync_independently_but_a_rename_is_atomic() -> None:
     system = FileSystem()
     system.make_directory("/a")
     system.make_directory("/b")
@@ -262,7 +262,7 @@ def test_names_of_different_directories_are_independent_but_a_rename_is_one() ->
     assert trees_after(system) == {("/a", "/b", "/b/f")}
 
 
-def test_syncing_a_directory_takes_along_what_happened_to_its_names_elsewhere() -> None:
+def test_syncing_a_directory_syncs_renames_of_its_names_elsewhere() -> None:
     system = FileSystem()
     system.make_directory("/a")
     system.make_directory("/b")

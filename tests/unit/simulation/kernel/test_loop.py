@@ -311,7 +311,7 @@ def test_an_exception_in_a_callback_fails_the_run() -> None:
         run(scenario())
 
 
-def test_a_process_that_dies_of_an_exception_fails_the_run_unless_somebody_looked() -> None:
+def test_uncaught_exception_in_a_process_fails_the_run_unless_observed() -> None:
     async def main(node: Node) -> None:
         raise ValueError("broken")
 

@@ -355,7 +355,7 @@ def test_a_killed_process_resets_or_ends_its_connections() -> None:
     assert endings == {type(None), ConnectionResetError}
 
 
-def test_half_open_is_noticed_only_by_keep_alive_or_by_writing_to_the_rebooted_machine() -> None:
+def test_half_open_connection_shows_only_by_keep_alive_or_a_write() -> None:
     pair = Pair()
 
     async def silent() -> None:

@@ -25,7 +25,7 @@ from tests.unit.simulation.kernel import busy
 # --- One seed, one run ----------------------------------------------------------------------------
 
 
-def test_the_same_seed_gives_the_same_trace_in_processes_with_other_hash_seeds() -> None:
+def test_same_seed_gives_the_same_trace_under_other_hash_seeds() -> None:
     """The mother of all tests: without it no failure can be looked into."""
     printed = [
         subprocess.run(
@@ -250,7 +250,7 @@ def _leave_things_behind(ran: list[str]) -> None:
     world.run(scenario())
 
 
-def test_what_a_run_leaves_to_the_garbage_collector_neither_complains_nor_runs() -> None:
+def test_garbage_of_a_run_is_collected_without_warning_or_running() -> None:
     ran: list[str] = []
     _leave_things_behind(ran)
     ran.clear()  # What ran at the end of the run ran in a world that no longer listened.

@@ -210,7 +210,7 @@ def test_an_import_that_another_one_overtakes_says_what_it_appended(
     assert counts == [True, 2000, 0, 2000]
 
 
-def test_an_import_into_a_new_log_that_fails_at_once_says_that_it_was_created(
+def test_failed_import_into_a_new_log_says_that_the_log_was_created(
     shell: Shell, clusters: tuple[Site, Site], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     site = clusters[0]

@@ -77,7 +77,7 @@ _TABLES = {"journal_dir": "storage", "ledger_dir": "storage"}
         if option.name != "config_file"
     ],
 )
-def test_every_flag_of_a_server_can_be_said_in_the_environment_and_in_the_file(
+def test_every_server_flag_can_be_set_in_the_environment_and_in_the_file(
     command: Any, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found: list[Any] = []

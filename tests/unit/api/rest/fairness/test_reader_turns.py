@@ -140,7 +140,7 @@ async def test_whoever_waits_for_long_holds_nobody_up(monkeypatch: pytest.Monkey
     await third.aclose()
 
 
-async def test_whoever_waits_for_a_turn_is_told_where_he_stands_and_reads_from_there() -> None:
+async def test_reader_waiting_for_a_turn_is_sent_its_place_and_resumes_there() -> None:
     """RL3: with each heartbeat, and its place in the queue is kept."""
     turns, reader, later = ReaderTurns(1), Reader(RECORDS), Reader(RECORDS)
     first = take(turns, Reader(RECORDS))
@@ -205,7 +205,7 @@ async def test_no_turn_begins_for_whoever_does_not_take_what_he_is_told(
 
 
 @pytest.mark.parametrize("times", [1, 2])
-async def test_whoever_is_cancelled_just_when_his_turn_comes_takes_it_not_with_him(
+async def test_reader_cancelled_when_its_turn_comes_passes_the_turn_on(
     times: int,
 ) -> None:
     turns = ReaderTurns(1)
@@ -255,7 +255,7 @@ def raised(error: Exception) -> Any:
     raise error
 
 
-async def test_whoever_is_beyond_his_range_when_his_turn_comes_has_nothing_to_read() -> None:
+async def test_reader_past_its_range_when_its_turn_comes_reads_nothing() -> None:
     """And is not refused for where the log had come to while it waited."""
     turns, reader = ReaderTurns(1), Reader(RECORDS)
     first = take(turns, Reader(RECORDS))
