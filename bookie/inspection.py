@@ -58,11 +58,11 @@ from rollbook.bookie.startup import (
 )
 from rollbook.proto.errors import BadConfig, Missing, TornRecord
 from rollbook.proto.ports import Disk, DiskLock, OpenMode, Randomness
+from rollbook.proto.wire.digest import pack_entry_ids
 
 _ALL_DURABLE: Final = 2**62
 _NEEDED: Final = ("needed", "spare", "missing")
 _FIRST_BYTES: Final = 64 * 1024
-_ENTRY_HEAD: Final = 16  # Bytes of the ledger and entry id that begin every entry.
 _LOOKS: Final = 3  # Attempts: a store in use may replace its catalog meanwhile.
 _MAKE_ONE: Final = "name the directories of a bookie, as `rollbook bookie init` was given them"
 
@@ -499,11 +499,9 @@ def _wrong_entries(
     starts: list[int],
 ) -> Iterator[tuple[int, str]]:
     """Yields entries that a log's index leads to and that are not there."""
-    ledger = ledger_id.to_bytes(8, "big", signed=True)
     for entry_id, position, length in zip(*unpack_page(page, row), strict=True):
         at = bisect_right(starts, position) - 1
         if at < 0 or position + length > sound[at][1]:
             continue  # The record is damaged and has been reported.
-        head = contents[position : position + _ENTRY_HEAD]
-        if head != ledger + entry_id.to_bytes(8, "big", signed=True):
+        if not contents.startswith(pack_entry_ids(ledger_id, entry_id), position):
             yield position, f"the index says that entry {entry_id} is here, and it is not"

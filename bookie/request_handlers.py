@@ -8,7 +8,6 @@ durable before any reply (B4); for entries in doubt the only reply is that they 
 """
 
 import asyncio
-import struct
 from collections.abc import Awaitable
 from typing import Final, TypeVar
 
@@ -29,7 +28,7 @@ from rollbook.proto.errors import (
 from rollbook.proto.ids import NO_ENTRY, EntryId, LedgerId
 from rollbook.proto.ports import Buffer
 from rollbook.proto.wire.adds import ENTRY_BYTES_SLACK
-from rollbook.proto.wire.digest import LEDGER_KEY_BYTES, DigestType
+from rollbook.proto.wire.digest import LAC_PACKET_SIZES, LEDGER_KEY_BYTES, lac_packet_at
 from rollbook.proto.wire.entry_batches import join_bodies
 from rollbook.proto.wire.entry_list import ENTRY_GROUP_BYTES, EntryList
 from rollbook.proto.wire.messages import (
@@ -76,9 +75,6 @@ _BATCH_IDS_MAX: Final = 16 * 1024  # Ids examined for one request.
 _BATCH_STEPS_IN_A_ROW: Final = 64  # Gaps skipped before other work runs.
 _BATCH_STEP_BYTES_MIN: Final = 64 * 1024  # The least size of a step, however short memory is.
 _BATCH_STEP_ENTRIES: Final = 512  # Entries in one step, after which other work runs.
-
-_lac_ids_at: Final = struct.Struct(">qq").unpack_from
-_LAC_PACKET_SIZES: Final = frozenset(16 + kind.size for kind in DigestType)
 
 
 class Answers:
@@ -265,8 +261,8 @@ class Answers:
         if (
             lac.ledger_id < 0
             or lac.last_add_confirmed < NO_ENTRY
-            or len(lac.packet) not in _LAC_PACKET_SIZES
-            or _lac_ids_at(lac.packet) != (lac.ledger_id, lac.last_add_confirmed)
+            or len(lac.packet) not in LAC_PACKET_SIZES
+            or lac_packet_at(lac.packet) != (lac.ledger_id, lac.last_add_confirmed)
         ):
             raise InvalidRequest("that is no LAC packet", ledger_id=lac.ledger_id)
         await self._storage.write_lac(

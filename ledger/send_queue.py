@@ -5,16 +5,13 @@ High priority goes first, before all frames that have not begun. It is taken in 
 bounded size: small frames together and large ones cut.
 """
 
-import struct
 from collections import deque
 from collections.abc import Iterator
 from typing import Final, Protocol
 
-from rollbook.proto.wire.frames import LENGTH_BYTES
+from rollbook.proto.wire.frames import LENGTH_BYTES, length_at
 
 CHUNK_BYTES_MAX: Final = 256 * 1024
-
-_length_at: Final = struct.Struct(">I").unpack_from
 
 
 class FrameSource(Protocol):
@@ -83,7 +80,7 @@ def in_pieces(frames: bytes, count: int) -> Iterator[tuple[bytes, int]]:
     if len(frames) > CHUNK_BYTES_MAX:
         start = position = passed = 0
         while position < len(frames):
-            end = position + LENGTH_BYTES + _length_at(frames, position)[0]
+            end = position + LENGTH_BYTES + length_at(frames, position)[0]
             if end - start > CHUNK_BYTES_MAX and passed:
                 yield frames[start:position], passed
                 count -= passed

@@ -26,10 +26,10 @@ from rollbook.bookie.core.record_format import EntryRow, FoundRecord, RecordKind
 from rollbook.bookie.core.salvage import find_entries
 from rollbook.bookie.core.torn_tail import Rot, Scan
 from rollbook.proto.errors import TornRecord
+from rollbook.proto.wire.digest import entry_ids_and_lac_at
 from rollbook.proto.wire.stored_adds import StoredAdds
 
 _LENGTH: Final = struct.Struct("<I")
-_ENTRY_IDS: Final = struct.Struct(">qqq")
 _GATHERED_MAX: Final = 128 * 1024  # Gathered adds; they take 70 bytes each until they are sorted.
 
 
@@ -103,7 +103,7 @@ def entries_of(body: bytes) -> Iterator[tuple[int, int, int, int, int]]:
     while at < len(body):
         (length,) = _LENGTH.unpack_from(body, at)
         at += _LENGTH.size
-        ledger_id, entry_id, lac = _ENTRY_IDS.unpack_from(body, at)
+        ledger_id, entry_id, lac = entry_ids_and_lac_at(body, at)
         yield ledger_id, entry_id, lac, at, length
         at += length
 

@@ -4,22 +4,23 @@ A bookie does not know a ledger's digest type or password, but a CRC that matche
 rare as a false one of our own. Digests with a key, and none, prove nothing here.
 """
 
-import struct
-import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Final, NamedTuple
 
-import google_crc32c
-
 from rollbook.proto.wire import v2_adds, v3_adds
 from rollbook.proto.wire.adds import Adds
-from rollbook.proto.wire.digest import ENTRY_HEADER_BYTES
+from rollbook.proto.wire.digest import (
+    ENTRY_HEADER_BYTES,
+    DigestType,
+    digest_function,
+    entry_ids_at,
+    pack_ledger_id,
+)
+from rollbook.proto.wire.frames import LENGTH_BYTES, length_at
 
-_IDS: Final = struct.Struct(">qq")
-_CRC32C: Final = struct.Struct(">I")
-_CRC32: Final = struct.Struct(">Q")
-_ID: Final = struct.Struct(">q")
-_LENGTH: Final = struct.Struct(">I")
+_PROVING: Final = [
+    (kind, digest_function(kind, b"")) for kind in (DigestType.CRC32C, DigestType.CRC32)
+]
 _V2_HEAD_BYTES: Final = 28
 # Possible distances from a frame's start to its entry.
 _HEAD_BYTES: Final = (_V2_HEAD_BYTES, *range(36, 112))
@@ -27,19 +28,15 @@ _FRAME_BYTES_MAX: Final = 2**31  # A limit above every frame size limit that the
 
 
 def proves_itself(entry: bytes, ledger_id: int, entry_id: int) -> bool:
-    if len(entry) < ENTRY_HEADER_BYTES or _IDS.unpack_from(entry) != (ledger_id, entry_id):
+    if len(entry) < ENTRY_HEADER_BYTES or entry_ids_at(entry) != (ledger_id, entry_id):
         return False
     header = entry[:ENTRY_HEADER_BYTES]
-    for digest, payload_at in ((_CRC32C, 36), (_CRC32, 40)):
-        if len(entry) >= payload_at:
-            payload = entry[payload_at:]
-            value = (
-                google_crc32c.extend(google_crc32c.value(header), payload)
-                if digest is _CRC32C
-                else zlib.crc32(payload, zlib.crc32(header))
-            )
-            if entry[ENTRY_HEADER_BYTES:payload_at] == digest.pack(value):
-                return True
+    for kind, digest in _PROVING:
+        payload_at = ENTRY_HEADER_BYTES + kind.size
+        if len(entry) >= payload_at and (
+            entry[ENTRY_HEADER_BYTES:payload_at] == digest(header, entry[payload_at:])
+        ):
+            return True
     return False
 
 
@@ -62,7 +59,9 @@ def find_entries(
     writer of another ledger. That writer does not know this ledger's key. Only frames with the
     known key count, or otherwise with the one key that all of the ledger's have.
     """
-    places = sorted(at for ledger_id in ledger_ids for at in _find_all(body, _ID.pack(ledger_id)))
+    places = sorted(
+        at for ledger_id in ledger_ids for at in _find_all(body, pack_ledger_id(ledger_id))
+    )
     found: list[Salvaged] = []
     for at in places:
         if (not found or at >= found[-1].end) and (entry := _entry_at(body, at)):
@@ -86,7 +85,7 @@ def _entry_at(body: bytes, at: int) -> Salvaged | None:
         start = at - head_bytes
         if start < 0:
             break
-        size = _LENGTH.size + _LENGTH.unpack_from(body, start)[0]
+        size = LENGTH_BYTES + length_at(body, start)[0]
         frame = body[start : start + size]
         if len(frame) < size:
             continue

@@ -4,16 +4,14 @@ An entry is right if its digest is, and if it names this ledger and an entry tha
 Of a batch everything up to the first flaw is accepted; the rest is requested again.
 """
 
-import struct
 from collections.abc import Sequence
 from typing import Final
 
 from rollbook.proto.errors import DigestMismatch
 from rollbook.proto.ids import NO_ENTRY, EntryId
 from rollbook.proto.ports import Buffer
-from rollbook.proto.wire.digest import ENTRY_HEADER_BYTES, Entry, LedgerDigest
+from rollbook.proto.wire.digest import ENTRY_HEADER_BYTES, Entry, LedgerDigest, entry_header_at
 
-_ids_at: Final = struct.Struct(">qqqq").unpack_from
 _new_entry: Final = tuple.__new__  # Skips the check of the fields' names.
 
 
@@ -36,7 +34,7 @@ def unpack_batch(
         if (
             len(data) < overhead_bytes
             or data[ENTRY_HEADER_BYTES:overhead_bytes] != digest_of(header, payload)
-            or (ids := _ids_at(header))[0] != ledger_id
+            or (ids := entry_header_at(header))[0] != ledger_id
             or not next_entry <= ids[1] < end
         ):
             if not entries:  # Raises the flaw of the first entry, unless its id is wrong.

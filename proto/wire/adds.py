@@ -6,7 +6,6 @@ group is judged as one: one look-up of its ledger, one compare of its key. There
 an entry. For consecutive entries of one size, three numbers replace a column.
 """
 
-import struct
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -15,19 +14,17 @@ from typing import Final, NamedTuple, cast
 
 from rollbook.proto.errors import EntryTooLarge
 from rollbook.proto.ids import EntryId, LedgerId
-from rollbook.proto.wire.digest import LEDGER_KEY_BYTES, LedgerDigest, pack_entry_header
+from rollbook.proto.wire.digest import LAC_AT, LEDGER_KEY_BYTES, LedgerDigest, pack_entry_header
 from rollbook.proto.wire.frame_columns import unpack_int64s
-from rollbook.proto.wire.frames import LENGTH_BYTES
+from rollbook.proto.wire.frames import LENGTH_BYTES, length_at
 from rollbook.proto.wire.messages import Failure
 
-_length_at: Final = struct.Struct(">I").unpack_from
 _PACKED_ALIKE_MIN: Final = 16  # The number of adds from which packing them together pays.
 
 WRITERS_MAX: Final = 16_384  # The ledgers whose constant part of adds is remembered.
 RUN_MIN: Final = 32  # The number of adds from which columns are cheaper.
 RUN_MAX: Final = 4096  # More than fit into a chunk, unless they are empty.
 _FEW: Final = 128  # Adds that are checked before all others are.
-_LAC_AT: Final = 16  # The position of the LAC in an entry.
 
 WriterFields = tuple[LedgerId, bytes, bool, bool, bool]
 """An `AddGroup`'s fields before its columns."""
@@ -61,7 +58,7 @@ def run_at(
     by = rows * size
     return AddColumns(
         cast(Sequence[EntryId], range(entry_id, entry_id + rows)),
-        cast(Sequence[EntryId], unpack_int64s(buffer, entry_start + _LAC_AT, size, rows)),
+        cast(Sequence[EntryId], unpack_int64s(buffer, entry_start + LAC_AT, size, rows)),
         range(entry_start, entry_start + by, size),
         range(entry_end, entry_end + by, size),
     )
@@ -116,7 +113,7 @@ class Adds:
         kept: list[bytes] = []
         position = self.start
         for start in sorted(start for group in groups for start in group.starts):
-            while (end := position + LENGTH_BYTES + _length_at(self.buffer, position)[0]) <= start:
+            while (end := position + LENGTH_BYTES + length_at(self.buffer, position)[0]) <= start:
                 position = end
             kept.append(self.buffer[position:end])
             position = end

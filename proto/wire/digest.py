@@ -1,11 +1,11 @@
 """Entries and LAC packets: their layout, and the digest that protects them. Big-endian.
 
-    entry:       i64 ledger id · i64 entry id · i64 LAC · i64 length · digest · payload
-    LAC packet:  i64 ledger id · i64 LAC · digest
+    entry:       0 i64 ledger id · 8 i64 entry id · 16 i64 LAC · 24 i64 length · 32 digest · payload
+    LAC packet:  0 i64 ledger id · 8 i64 LAC · 16 digest
 
-The LAC is the one its writer knew when it sent the entry, -1 for none; the length counts the
-payload bytes of the ledger up to and including this entry. The digest covers everything but
-itself:
+Before each field is its position in bytes. The LAC is the one its writer knew when it sent the
+entry, -1 for none; the length counts the payload bytes of the ledger up to and including this
+entry. The digest covers everything but itself:
 
     CRC32C  4 bytes      CRC32  8 bytes, zero-extended      HMAC  20 bytes, SHA-1      DUMMY  none
 
@@ -31,14 +31,26 @@ from rollbook.proto.ids import EntryId, LedgerId
 from rollbook.proto.ports import Buffer
 
 LEDGER_KEY_BYTES: Final = 20
-ENTRY_HEADER_BYTES: Final = 32
-_LAC_HEADER_BYTES: Final = 16
 _SMALL: Final = 16 * 1024
 
-pack_entry_header: Final = struct.Struct(">qqqq").pack
-_unpack_entry_header: Final = struct.Struct(">qqqq").unpack_from
-_pack_lac_header: Final = struct.Struct(">qq").pack
-_unpack_lac_header: Final = struct.Struct(">qq").unpack_from
+_ENTRY_HEADER: Final = struct.Struct(">qqqq")
+_LAC_HEADER: Final = struct.Struct(">qq")
+# The beginnings of an entry header, for readers of one, two or three of its fields.
+_LEDGER_ID: Final = struct.Struct(">q")
+_ENTRY_IDS: Final = struct.Struct(">qq")
+_ENTRY_IDS_AND_LAC: Final = struct.Struct(">qqq")
+
+ENTRY_ID_AT: Final = _LEDGER_ID.size
+LAC_AT: Final = _ENTRY_IDS.size
+LEDGER_LENGTH_AT: Final = _ENTRY_IDS_AND_LAC.size
+ENTRY_HEADER_BYTES: Final = _ENTRY_HEADER.size
+pack_entry_header: Final = _ENTRY_HEADER.pack
+entry_header_at: Final = _ENTRY_HEADER.unpack_from
+entry_ids_and_lac_at: Final = _ENTRY_IDS_AND_LAC.unpack_from
+entry_ids_at: Final = _ENTRY_IDS.unpack_from
+pack_entry_ids: Final = _ENTRY_IDS.pack
+pack_ledger_id: Final = _LEDGER_ID.pack
+lac_packet_at: Final = _LAC_HEADER.unpack_from  # Without the digest.
 _pack_crc32: Final = struct.Struct(">Q").pack
 _pack_crc32c: Final = struct.Struct(">I").pack
 
@@ -71,6 +83,7 @@ _SIZES: Final = {
     DigestType.CRC32C: 4,
     DigestType.DUMMY: 0,
 }
+LAC_PACKET_SIZES: Final = frozenset(_LAC_HEADER.size + size for size in _SIZES.values())
 
 
 def _crc32(header: bytes, payload: bytes) -> bytes:
@@ -146,7 +159,7 @@ class LedgerDigest:
         payload = bytes(body[self.overhead_bytes :])
         if body[ENTRY_HEADER_BYTES : self.overhead_bytes] != self.digest(header, payload):
             raise self._mismatch("an entry's digest is wrong", entry_id)
-        ledger_id, stored_entry_id, lac, ledger_length = _unpack_entry_header(header)
+        ledger_id, stored_entry_id, lac, ledger_length = entry_header_at(header)
         entry = Entry(ledger_id, stored_entry_id, lac, ledger_length, payload)
         if entry.ledger_id != self.ledger_id:
             raise self._mismatch(f"this is an entry of ledger {entry.ledger_id}", entry_id)
@@ -155,16 +168,16 @@ class LedgerDigest:
         return entry
 
     def pack_lac(self, last_add_confirmed: EntryId) -> bytes:
-        header = _pack_lac_header(self.ledger_id, last_add_confirmed)
+        header = _LAC_HEADER.pack(self.ledger_id, last_add_confirmed)
         return header + self.digest(header, b"")
 
     def unpack_lac(self, packet: Buffer) -> EntryId:
-        if len(packet) != _LAC_HEADER_BYTES + self.kind.size:
+        if len(packet) != _LAC_HEADER.size + self.kind.size:
             raise self._mismatch("a LAC packet has the wrong size")
-        header = bytes(packet[:_LAC_HEADER_BYTES])
-        if packet[_LAC_HEADER_BYTES:] != self.digest(header, b""):
+        header = bytes(packet[: _LAC_HEADER.size])
+        if packet[_LAC_HEADER.size :] != self.digest(header, b""):
             raise self._mismatch("a LAC packet's digest is wrong")
-        ledger_id, last_add_confirmed = _unpack_lac_header(header)
+        ledger_id, last_add_confirmed = lac_packet_at(header)
         if ledger_id != self.ledger_id:
             raise self._mismatch(f"this is a LAC packet of ledger {ledger_id}")
         return EntryId(last_add_confirmed)

@@ -16,15 +16,16 @@ from typing import Final
 from rollbook.proto.errors import BadFrame
 
 FRAME_BYTES_MAX: Final = 5 * 1024 * 1024  # BookKeeper's nettyMaxFrameSizeBytes.
-LENGTH_BYTES: Final = 4
 V3_FIRST_BYTE: Final = 0x0A  # Field 1, length-delimited.
 
-_length_at: Final = struct.Struct(">I").unpack_from
-_pack_length: Final = struct.Struct(">I").pack
+_LENGTH: Final = struct.Struct(">I")
+length_at: Final = _LENGTH.unpack_from
+pack_length: Final = _LENGTH.pack
+LENGTH_BYTES: Final = _LENGTH.size
 
 
 def pack_frame(body: bytes) -> bytes:
-    return _pack_length(len(body)) + body
+    return pack_length(len(body)) + body
 
 
 class FrameBuffer:
@@ -59,7 +60,7 @@ class FrameBuffer:
         """Where the frame at `position` ends; -1 if it is incomplete. Raises `BadFrame`."""
         if len(buffer) - position < LENGTH_BYTES:
             return -1
-        size = LENGTH_BYTES + _length_at(buffer, position)[0]
+        size = LENGTH_BYTES + length_at(buffer, position)[0]
         if not LENGTH_BYTES < size <= self.frame_bytes_max:
             raise BadFrame(
                 f"a frame of {size} bytes is outside 5 … {self.frame_bytes_max}",
@@ -74,7 +75,7 @@ class FrameBuffer:
         self._held += memoryview(buffer)[position:]
         self._needed = LENGTH_BYTES
         if len(self._held) >= LENGTH_BYTES:
-            self._needed += _length_at(buffer, position)[0]
+            self._needed += length_at(buffer, position)[0]
 
     def drop(self) -> None:
         """Drops the kept bytes; nothing follows."""

@@ -5,18 +5,15 @@ The protocols may alternate from frame to frame. Order is kept, because a fence 
 after it and none before it. The result does not depend on how the bytes were cut (W2).
 """
 
-import struct
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from rollbook.proto.errors import BadFrame, InvalidRequest, UnsupportedVersion
 from rollbook.proto.ids import FIRST_ENTRY
 from rollbook.proto.wire import v2, v2_adds, v3, v3_adds, v3_reads
 from rollbook.proto.wire.adds import Adds
-from rollbook.proto.wire.digest import ENTRY_HEADER_BYTES, LEDGER_KEY_BYTES
+from rollbook.proto.wire.digest import ENTRY_HEADER_BYTES, LEDGER_KEY_BYTES, entry_ids_at
 from rollbook.proto.wire.frames import FRAME_BYTES_MAX, LENGTH_BYTES, V3_FIRST_BYTE, FrameBuffer
 from rollbook.proto.wire.messages import Add, ReceivedRequest, Unknown
-
-_ids_at: Final = struct.Struct(">qq").unpack_from
 
 
 class Refused(NamedTuple):
@@ -112,5 +109,5 @@ def _is_sound(add: Add) -> bool:
         and len(add.body) >= ENTRY_HEADER_BYTES
         and add.ledger_id >= 0
         and add.entry_id >= FIRST_ENTRY
-        and _ids_at(add.body) == (add.ledger_id, add.entry_id)
+        and entry_ids_at(add.body) == (add.ledger_id, add.entry_id)
     )

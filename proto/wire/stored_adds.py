@@ -23,9 +23,15 @@ from typing import Final, NamedTuple, TypeAlias
 from rollbook.proto.wire import v2
 from rollbook.proto.wire.adds import count_run
 from rollbook.proto.wire.arrays import array_of
-from rollbook.proto.wire.digest import ENTRY_HEADER_BYTES, LEDGER_KEY_BYTES
+from rollbook.proto.wire.digest import (
+    ENTRY_HEADER_BYTES,
+    ENTRY_ID_AT,
+    LAC_AT,
+    LEDGER_KEY_BYTES,
+    entry_ids_and_lac_at,
+)
 from rollbook.proto.wire.frame_columns import count_same, unpack_int64s, varint_columns
-from rollbook.proto.wire.frames import LENGTH_BYTES
+from rollbook.proto.wire.frames import LENGTH_BYTES, length_at
 from rollbook.proto.wire.varint import message_pattern, unpack_varint
 
 IntArray: TypeAlias = "array[int]"
@@ -47,9 +53,7 @@ _match_v3: Final = message_pattern(
 _VARYING: Final = 1, 2, 3, 4  # Groups of the pattern above.
 _KEY: Final = 4
 _SIZE: Final = 5
-_IDS: Final = struct.Struct(">qqq")  # An entry's ledger, entry and LAC.
-_IDS_AT: Final = 0, 8, 16
-_length_at: Final = struct.Struct(">I").unpack_from
+_IDS_AT: Final = 0, ENTRY_ID_AT, LAC_AT  # The places in an entry.
 _unpack_size: Final = lru_cache(maxsize=8192)(unpack_varint)
 
 _ALIKE_MIN: Final = 16  # The number of adds from which columns are cheaper.
@@ -146,7 +150,7 @@ class StoredAdds:
     def _gather_v3(self, buffer: bytes, at: int, position: int) -> int:
         alike_from = at
         while match := _match_v3(buffer, at + LENGTH_BYTES):
-            size = LENGTH_BYTES + _length_at(buffer, at)[0]
+            size = LENGTH_BYTES + length_at(buffer, at)[0]
             if at >= alike_from:
                 alike_from = at + _ALIKE_MIN * size
                 if _seems_alike(buffer, at, size):
@@ -156,7 +160,7 @@ class StoredAdds:
                         at += rows * size
                         alike_from = at
                         continue
-            ledger_id, entry_id, lac = _IDS.unpack_from(buffer, start := match.end())
+            ledger_id, entry_id, lac = entry_ids_and_lac_at(buffer, start := match.end())
             self._add(ledger_id, entry_id, lac, position + start, _unpack_size(match[_SIZE]))
             if ledger_id not in self.ledger_keys:
                 self.ledger_keys[ledger_id] = match[_KEY]

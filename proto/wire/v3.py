@@ -8,7 +8,6 @@ and a refused StartTls. A client uses the outer status unless it is EOK, otherwi
 Protobuf bounds the depth of what it parses; everything that it rejects is a `BadFrame`.
 """
 
-import struct
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -19,7 +18,7 @@ from rollbook.proto.ids import EntryId, LedgerId
 from rollbook.proto.ports import Buffer
 from rollbook.proto.wire.entry_batches import LARGE_BYTES, pack_bodies, unpack_bodies
 from rollbook.proto.wire.entry_list import pack_entry_list, unpack_entry_list
-from rollbook.proto.wire.frames import pack_frame
+from rollbook.proto.wire.frames import pack_frame, pack_length
 from rollbook.proto.wire.messages import (
     Add,
     AddReply,
@@ -59,8 +58,6 @@ HIGH_PRIORITY: Final = 100  # The value that Java sends; anything above 0 has th
 DEFERRED_SYNC: Final = 0x1  # A bit in an add's writeFlags.
 
 _STATUSES: Final = frozenset(pb.StatusCode.values())
-
-_pack_length: Final = struct.Struct(">I").pack
 
 
 def code_of(error: Failure) -> pb.StatusCode.ValueType:
@@ -189,7 +186,7 @@ def _pack_by_hand(
     head = b"".join(
         (b"\x0a", pack_varint(len(header)), header, b"\x10", status, field, pack_varint(size))
     )
-    return [_pack_length(len(head) + size), head, *parts]
+    return [pack_length(len(head) + size), head, *parts]
 
 
 def _response(origin: V3ReplyHeader, reply: Reply) -> pb.Response:

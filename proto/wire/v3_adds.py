@@ -35,7 +35,14 @@ from rollbook.proto.wire.adds import (
     count_run,
     run_at,
 )
-from rollbook.proto.wire.digest import ENTRY_HEADER_BYTES, LedgerDigest, pack_entry_header
+from rollbook.proto.wire.digest import (
+    ENTRY_HEADER_BYTES,
+    ENTRY_ID_AT,
+    LEDGER_LENGTH_AT,
+    LedgerDigest,
+    entry_ids_and_lac_at,
+    pack_entry_header,
+)
 from rollbook.proto.wire.frame_columns import (
     count_alike,
     count_int64s_on,
@@ -45,7 +52,7 @@ from rollbook.proto.wire.frame_columns import (
     unpack_column,
     varint_columns,
 )
-from rollbook.proto.wire.frames import FRAME_BYTES_MAX, LENGTH_BYTES
+from rollbook.proto.wire.frames import FRAME_BYTES_MAX, LENGTH_BYTES, length_at, pack_length
 from rollbook.proto.wire.messages import Failure
 from rollbook.proto.wire.varint import message_pattern, pack_varint, unpack_varint
 
@@ -81,10 +88,6 @@ _is_short_varint: Final = re.compile(
 _REPLIES_ALIKE_MIN: Final = 8  # The number of responses from which a search for equal ones pays.
 _REPLIES_ALIKE_MAX: Final = 1024
 
-_length_at: Final = struct.Struct(">I").unpack_from
-_ids_at: Final = struct.Struct(">qqq").unpack_from  # An entry's ledger, entry and LAC.
-_IDS_BYTES: Final = 24
-_pack_length: Final = struct.Struct(">I").pack
 _HEADER_START: Final = b"\x08\x03\x10\x02\x18"  # Version 3, ADD, then the transaction id.
 
 # Sizes repeat, so that their varints need not be unpacked each time.
@@ -182,7 +185,7 @@ def _around_reply(
     ids = b"".join((b"\x08", status, b"\x10", ledger_id, b"\x18"))
     own = b"".join((b"\x10", status, b"\xaa\x06", pack_varint(len(ids) + entry_bytes), ids))
     header = b"\n" + pack_varint(len(_HEADER_START) + txn_bytes) + _HEADER_START
-    return _pack_length(len(header) + txn_bytes + len(own) + entry_bytes) + header, own
+    return pack_length(len(header) + txn_bytes + len(own) + entry_bytes) + header, own
 
 
 def take_adds(buffer: bytes, position: int, frame_bytes_max: int) -> tuple[Adds | None, int]:
@@ -197,7 +200,7 @@ def take_adds(buffer: bytes, position: int, frame_bytes_max: int) -> tuple[Adds 
     first, size, body_bytes_max = position, len(buffer), frame_bytes_max - LENGTH_BYTES
     while match := _match_request(buffer, position + LENGTH_BYTES):
         txn_id, priority, add_size, ledger, entry, key, body_size = match.groups()
-        (length,) = _length_at(buffer, position)
+        (length,) = length_at(buffer, position)
         end = position + LENGTH_BYTES + length
         entry_start = match.end()
         entry_end = entry_start + _unpack_size(body_size)
@@ -209,7 +212,7 @@ def take_adds(buffer: bytes, position: int, frame_bytes_max: int) -> tuple[Adds 
             or buffer[position + 5] != match.start(3) - position - 8
         ):
             break
-        ledger_id, entry_id, lac = _ids_at(buffer, entry_start)
+        ledger_id, entry_id, lac = entry_ids_and_lac_at(buffer, entry_start)
         if entry[1:] != high_varint:  # It changes with each 128th entry.
             high_varint = entry[1:]
             high_bits = _unpack_high_bits(high_varint)
@@ -261,8 +264,8 @@ def _take_run(
     if (
         rows <= far
         or txn_bytes > _TXN_BYTES_MAX
-        or _ids_at(buffer, entry_start + far * size)[1] != entry_id + far
-        or not buffer.startswith(buffer[varint_end : entry_start + 8], varint_end + size)
+        or entry_ids_and_lac_at(buffer, entry_start + far * size)[1] != entry_id + far
+        or not buffer.startswith(buffer[varint_end : entry_start + ENTRY_ID_AT], varint_end + size)
     ):
         return None
     fixed = _fixed_places(
@@ -273,7 +276,7 @@ def _take_run(
     )
 
     def count_like(rows: int) -> int:
-        rows = count_int64s_on(buffer, entry_start + 8, size, rows)
+        rows = count_int64s_on(buffer, entry_start + ENTRY_ID_AT, size, rows)
         rows = count_varints_on(buffer, varint_at, size, rows, entry_bytes, entry_id)
         _, rows = varint_columns(buffer, txn_at, size, rows, txn_bytes)
         return count_same(buffer, position, size, rows, fixed)
@@ -303,7 +306,7 @@ def _fixed_places(
     return (
         *range(txn_at),
         *range(txn_end, varint_at),
-        *range(varint_end, entry_start + 8),
+        *range(varint_end, entry_start + ENTRY_ID_AT),
         *range(entry_end, size),
     )
 
@@ -319,8 +322,8 @@ def _take_alike(buffer: bytes, model: int, position: int, lists: _Lists, places:
     like = _like(
         txn_at - model,
         varint_at - txn_at - 1,
-        entry_start + 8 - varint_at - 1,
-        entry_end - entry_start - _IDS_BYTES,
+        entry_start + ENTRY_ID_AT - varint_at - 1,
+        entry_end - entry_start - LEDGER_LENGTH_AT,
         position - entry_end,
     )
     before, txn_low, between, varint_low, behind, entry_id, _, tail = like.unpack_from(
@@ -488,7 +491,7 @@ class V3AddPacker(AddPacker):
         frame_bytes = len(before) + txn_bytes + len(between) - len(self._ledger) + own_bytes
         if len(self._around) >= _SHAPES_MAX:
             self._around.clear()
-        around = _pack_length(frame_bytes) + before, between, behind
+        around = pack_length(frame_bytes) + before, between, behind
         self._around[payload_bytes, txn_bytes, entry_bytes] = around
         return around
 
@@ -549,7 +552,7 @@ def take_add_replies(buffer: bytes, position: int) -> tuple[list[AddReplies], in
         head, entry = match.groups()
         end = match.end()
         if (
-            position + LENGTH_BYTES + _length_at(buffer, position)[0] != end
+            position + LENGTH_BYTES + length_at(buffer, position)[0] != end
             or match.start(1) != position + 6 + buffer[position + 5]
         ):
             break

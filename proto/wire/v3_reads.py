@@ -4,13 +4,12 @@ That is: plain reads, without a key or a flag, and entries that were found, in b
 others, and whatever a peer writes in another order, go through protobuf one by one.
 """
 
-import struct
 from typing import Final
 
 from rollbook.proto.ids import EntryId, LedgerId
 from rollbook.proto.wire import v3
 from rollbook.proto.wire.entry_batches import unpack_bodies
-from rollbook.proto.wire.frames import LENGTH_BYTES
+from rollbook.proto.wire.frames import LENGTH_BYTES, length_at
 from rollbook.proto.wire.messages import (
     BatchReadReply,
     BookieOperation,
@@ -47,8 +46,6 @@ _match_batch: Final = message_pattern(
     """
 ).match
 
-_length_at: Final = struct.Struct(">I").unpack_from
-
 
 def take_reads(buffer: bytes, position: int) -> tuple[list[ReceivedRequest], int]:
     """The plain reads that are whole at `position`, and where they end."""
@@ -57,7 +54,7 @@ def take_reads(buffer: bytes, position: int) -> tuple[list[ReceivedRequest], int
         txn_id, priority, size, ledger_id, entry_id = match.groups()
         end = match.end()
         if (
-            position + LENGTH_BYTES + _length_at(buffer, position)[0] != end
+            position + LENGTH_BYTES + length_at(buffer, position)[0] != end
             or match.end(3) + size[0] != end
             or match.start(3) - 2 != position + 6 + buffer[position + 5]
         ):
@@ -81,7 +78,7 @@ def take_read_replies(
     view = memoryview(buffer)
     while match := _match_reply(buffer, position + LENGTH_BYTES):
         txn_id, size, ledger_id, entry_id, body_size = match.groups()
-        end = position + LENGTH_BYTES + _length_at(buffer, position)[0]
+        end = position + LENGTH_BYTES + length_at(buffer, position)[0]
         body_start = match.end()
         body_end = body_start + unpack_varint(body_size)
         if (
