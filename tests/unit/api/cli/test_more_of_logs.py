@@ -1,4 +1,4 @@
-"""Cursors, writers, servers, contexts, files that say how logs are to be: as a user meets them."""
+"""Cursors, writers, servers, files that say how logs are to be: as a user meets them."""
 
 import json
 import os
@@ -194,81 +194,6 @@ def test_a_file_that_makes_no_sense_changes_nothing(
     spec.write_text(f"[logs.never-made]\n{text}" if text.startswith("[logs") else text)
     shell.run("apply", str(spec), code=2)
     shell.run("log", "show", "never-made", code=3)
-
-
-def test_contexts_name_clusters(
-    shell: Shell, server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
-    monkeypatch.delenv("ROLLBOOK_SERVER")
-    shell.run("context", "use", "here", code=2)
-    shell.run("context", "add", "here", "--server", f"log://{server}")
-    shell.run("context", "add", "away", "--server", "log://127.0.0.1:1", "--token-file", "secret")
-    path = tmp_path / "rollbook" / "contexts.toml"
-    assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    rows = shell.json("context", "ls")
-    assert shell.run("context", "ls", "-o", "name") == "here\naway\n"
-    assert "TLS_AUTHORITIES" in shell.run("context", "ls", "-o", "wide").splitlines()[0]
-    assert [(each["name"], each["current"]) for each in rows] == [("here", True), ("away", False)]
-    assert rows[1]["token_file"] == os.path.abspath("secret"), "wherever one is"
-    assert shell.json("cluster", "servers")
-    shell.run("log", "ls", "--context", "away", "--timeout", "0.5", code=2)
-    assert "secret" in shell.errors, "the file of its token is not there"
-    shell.run("cursor", "set", "x", "y", "--no-such-flag", code=2)
-    shell.run("log", "ls", "--context", "nowhere", code=2)
-    shell.run("context", "use", "away")
-    assert shell.json("cluster", "servers", "--server", server), "and no token is shown to it"
-    shell.run("log", "ls", "--context", "here", "--server", server, code=2)
-    shell.run("ledger", "ls", code=2)
-    assert "the context away names no metadata [BAD_CONFIG]" in shell.errors
-    metadata = f"sqlite:///{tmp_path}/metadata.db"
-    made = shell.json("cluster", "init", "--metadata", metadata)
-    shell.run("context", "add", "there", "--server", f"log://{server}", "--metadata", metadata)
-    by_name = ("--context", "there")
-    assert shell.json("cluster", "info", *by_name)["instance_id"] == made["instance_id"]
-    assert "unavailable" in shell.run("cluster", "health", *by_name, code=5), "it has no bookies"
-    assert shell.run("ledger", "ls", *by_name, "-o", "raw") == ""
-    shell.run("ledger", "show", 7, *by_name, code=3)
-    assert "try: rollbook ledger ls --context there\n" in shell.errors
-    shell.run("cluster", "info", *by_name, "--metadata", metadata, code=2)
-    assert "either --context or --metadata" in shell.errors
-    monkeypatch.setenv("ROLLBOOK_METADATA", "sqlite:///nowhere.db")
-    assert shell.json("cluster", "info", *by_name), "the command line comes first"
-    monkeypatch.delenv("ROLLBOOK_METADATA")
-    monkeypatch.setenv("ROLLBOOK_CONTEXT", "there")
-    assert shell.json("cluster", "info")["instance_id"] == made["instance_id"]
-    assert shell.json("cluster", "info", "--metadata", metadata), "the command line comes first"
-    shell.run("cluster", "init", code=2)  # What is made is named.
-    monkeypatch.delenv("ROLLBOOK_CONTEXT")
-    shell.run("context", "use", "there")
-    assert shell.json("cluster", "info")["instance_id"] == made["instance_id"]
-    shell.run("ledger", "rm", 7, code=2)
-    assert f"delete ledger 7 of {metadata}," in shell.errors
-    monkeypatch.setenv("ROLLBOOK_SERVER", server)
-    shell.run("ledger", "ls", code=2)
-    assert "Missing option '--metadata'" in shell.errors, "the server may be of another cluster"
-    assert shell.json("cluster", "info")["seen_by"] == server
-    monkeypatch.delenv("ROLLBOOK_SERVER")
-    shell.run("context", "rm", "there")
-    shell.run("context", "rm", "away")
-    assert not [each for each in shell.json("context", "ls") if each["current"]]
-    shell.run("context", "add", "büro\U0001f9fe", "--server", "log://127.0.0.1:1")
-    assert [each["name"] for each in shell.json("context", "ls")] == ["here", "büro\U0001f9fe"]
-    shell.run("context", "add", "nowhere", "--server", "http://127.0.0.1:1", code=2)
-    assert "log://HOST:7400" in shell.errors
-    for url in ("nonsense://", "zk://u:hush@h/ledgers", "memory:"):
-        add = ("context", "add", "bad", "--server", "log://[::1]:1", "--metadata", url)
-        shell.run(*add, code=2)
-        assert "hush" not in shell.errors
-    with_password = "zk://127.0.0.1:1/ledgers?auth=digest:u:hush"
-    shell.run("context", "add", "far", "--server", "log://[::1]:1", "--metadata", with_password)
-    assert "hush" in path.read_text()
-    for form in ("wide", "json", "ndjson"):
-        told = shell.run("context", "ls", "-o", form)
-        assert "zk://127.0.0.1:1/ledgers?" in told
-        assert "hush" not in told
-    path.write_text("nonsense")
-    shell.run("context", "ls", code=2)
 
 
 def test_a_bundle_tells_of_servers_and_logs_and_of_no_record(
