@@ -1,4 +1,4 @@
-"""Makes the copies of lost bookies elsewhere by hand, without an auditor (A36-A40).
+"""Makes the copies of lost bookies elsewhere by hand, without an auditor (AR36 to AR40).
 
 Every ledger that names one of the bookies is repaired under its lock, like a worker does it, so it may run
 beside workers, and may be stopped and run again: its progress is in metadata. A ledger whose open end

@@ -1,6 +1,6 @@
 """Repairs, drains and elections, judged commit by commit; what ledgers promise is judged by `ledger`.
 
-- **swapped in** (RP1, S14): a bookie that gets a seat has every entry of the seat's share, durably, when
+- **swapped in** (RP1): a bookie that gets a seat has every entry of the seat's share, durably, when
   metadata names it; so no repair lowers the number of copies of any entry.
 - **swapped out** (RP2): a bookie that loses a seat by a repair is marked or drained, or it is looked at, lacks entries of
   the seat's share and is read-only; a marked one that takes entries keeps it.
@@ -8,7 +8,7 @@
   was elected and awake for that time, or somebody asked for an audit, or it is there and lacks entries (AU6), in a
   fragment that ended before the first of two looks (AU7).
 - **braked** (AU2): nothing is marked while more than half of the bookies are gone.
-- **hot** (RP5, DH2, V5): what failed is not tried again before its time, unless a drain began since it began, and no bookie is
+- **hot** (RP5, DH2): what failed is not tried again before its time, unless a drain began since it began, and no bookie is
   healed again before its time.
 - **reported twice** (DH4): that a bookie lost entries is reported once, by each process that heals it.
 - **unlocked** (MK2, MK3): who swaps a seat or removes a mark holds the ledger's lock.
@@ -765,7 +765,7 @@ class ClusterChecker:
     # --- At the end -----------------------------------------------------------------------------
 
     def unfinished(self, lost: Sequence[str]) -> str | None:
-        """What there is left to repair; `lost` never come back (V2)."""
+        """What there is left to repair; `lost` never come back."""
         if self._is_off:
             return "recovery is switched off"
         for what, found in (

@@ -113,7 +113,7 @@ def test_a_log_is_read_across_segments_from_any_server() -> None:
 
 
 def test_what_is_appended_comes_to_every_server_without_anything_behind_it() -> None:
-    """V4."""
+    """Bookies hear of the last entry without a later one (WR7)."""
 
     async def story(scene: Scene) -> None:
         a, b = await start_all(scene, "a", "b")
@@ -725,7 +725,7 @@ def test_a_read_waits_for_something_to_read() -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_whatever_happens_readers_see_each_record_once_and_in_order(seed: int) -> None:
-    """I5, L2: rolls, take-overs, truncation; readers on every server, from the head on."""
+    """RL1, RL5: rolls, take-overs, truncation; readers on every server, from the head on."""
 
     async def story(scene: Scene) -> None:
         chance = scene.world.random("story")

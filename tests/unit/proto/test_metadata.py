@@ -259,7 +259,7 @@ def step(chance: random.Random, who: str, ledger: LedgerMetadata) -> LedgerMetad
 
 @pytest.mark.parametrize("seed", range(300))
 def test_no_sequence_of_changes_breaks_a_ledger(seed: int) -> None:
-    """S7, S9, S10 over stale reads and lost races: fragments stay in order with distinct members,
+    """LM1 to LM4 over stale reads and lost races: fragments stay in order with distinct members,
     only tails move, recovery shows nothing before the end, and after it began the writer changes
     nothing.
     """
@@ -288,7 +288,7 @@ def test_no_sequence_of_changes_breaks_a_ledger(seed: int) -> None:
         )
         assert all(len(set(each.ensemble)) == len(each.ensemble) for each in after.fragments)
         if before.state is not LedgerState.OPEN:
-            assert author != "writer" or after == before  # S10; or its own close, found again.
+            assert author != "writer" or after == before  # LM3; or its own close, found again.
         if after.state is LedgerState.IN_RECOVERY:
             assert after.fragments == before.fragments
         if before.is_closed:

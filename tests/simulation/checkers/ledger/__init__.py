@@ -2,8 +2,8 @@
 
 Facts come in as they happen: commits of the metadata store, syncs of the bookies' disks, answers as
 they leave the bookies, what users of the client get. Nothing is known of the client's inside, so a
-rule holds for every writer and recovery. The rules are S1 to S12 of the ledger protocol, each
-under the name by which a run fails: `replica_reader.py`, `metadata.py`, `request_handlers.py` say them.
+rule holds for every writer and recovery. `copies.py`, `metadata.py` and `answers.py` have the rules, each
+under the name by which a run fails, with the invariants that it checks.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,20 +23,25 @@ from tests.simulation.checkers.ledger.facts import (
     payload_of,
 )
 
-RULES: Final = {
-    "S1": copies.TRUNCATED,
-    "S2": copies.READABLE,
-    "S3": copies.COPIES,
-    "S4": copies.ORDER,
-    "S5": answers.FENCE,
-    "S6": metadata.ABSENCE,
-    "S7": metadata.FRAGMENTS,
-    "S8": copies.CLEAN_LAC,
-    "S9": metadata.VERSIONS,
-    "S10": metadata.FROZEN,
-    "S11": copies.DURABLE_ACK,
-    "S12": answers.BYTES,
-}
+RULES: Final = (
+    copies.TRUNCATED,
+    copies.READABLE,
+    copies.COPIES,
+    copies.ORDER,
+    copies.CLEAN_LAC,
+    copies.DURABLE_ACK,
+    copies.VANISHED,
+    copies.REFUSED,
+    copies.DELETED,
+    metadata.FRAGMENTS,
+    metadata.VERSIONS,
+    metadata.LENGTH,
+    metadata.FROZEN,
+    metadata.ABSENCE,
+    answers.FENCE,
+    answers.BYTES,
+    answers.UNJUDGED,
+)
 
 __all__ = ["PAYLOAD_BYTES_MIN", "RULES", "LedgerChecker", "LedgerFacts", "payload_of"]
 

@@ -1,12 +1,12 @@
 """What bookies accept and say, judged as it leaves them.
 
-- **fence** (S5, B4): a bookie that answered a fence request has the fence on disk, accepts no ordinary add from
+- **fence** (B4): a bookie that answered a fence request has the fence on disk, accepts no ordinary add from
   then on, across restarts, and what it called absent then stays so unless a recovery brings it.
-- **absence** (S6, B1): "no such entry" is never said of what the disk had when the question came, nor under
+- **absence** (B1): "no such entry" is never said of what the disk had when the question came, nor under
   a fence of any ordinary add that the disk has, nor of what went with a disk that we destroyed while the
   ledger was not closed, unless nobody counts on it any more. A bookie that names its last entry to a fencing
   question says so of all that would lie behind that one.
-- **bytes** (S12, B1): an entry is answered under its ids, with a digest that holds, as somebody wrote it;
+- **bytes** (B1): an entry is answered under its ids, with a digest that holds, as somebody wrote it;
   several of them ascend, and none is passed over but by a batch that may.
 - **unjudged**: no question is answered in a class of reply that is not known here.
 """

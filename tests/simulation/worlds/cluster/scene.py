@@ -2,7 +2,7 @@
 
 Bookies are lost, wiped, formatted and back, cut off, full; recovery servers die after any step of theirs,
 lose their sessions, or sleep and go on with what they held to be so. Bookies drain and are taken away.
-When the chaos is over, all that is left has to come right by itself within a deadline (V2): every copy
+When the chaos is over, all that is left has to come right by itself within a deadline: every copy
 that was lost is there again, no mark, task, lock or failure is left, no ledger names a bookie that is
 gone, and every ledger with a living writer takes another entry. Then all ledgers are closed, and that
 holds once more; at last all bookies lose power, and every copy is asked for.
@@ -63,9 +63,9 @@ from tests.simulation.worlds.whole_bookies import InnerStep, measured, rememberi
 from tests.support.planting import Patch, planted
 
 CHAOS_S: Final = plan.CHAOS_US[1] / 1e6
-CALLBACKS_MAX: Final = 400_000  # Many times what a run takes: more is a loop that runs hot (V5).
+CALLBACKS_MAX: Final = 400_000  # Many times what a run takes: more is a loop that runs hot.
 LIVENESS_S: Final = 15.0  # A session that runs out, a cut that TCP notices late, a few attempts.
-REPAIRED_S: Final = 40.0  # V2: delay, grace period and some pauses after failures.
+REPAIRED_S: Final = 40.0  # The delay, grace period and some pauses after failures.
 ABSENT_S: Final = (
     2.0  # After which a writer leaves a bookie; the delay comes later, as in production.
 )

@@ -184,7 +184,7 @@ class Staff(Users):
             self._sums.tell(f"closing ledger {writer.ledger_id} fails: {error!r}")
 
     async def append_to_all(self, name: str) -> None:
-        """Every ledger that the writer holds takes one more entry: nobody has fenced it (V3)."""
+        """Every ledger that the writer holds takes one more entry: nobody has fenced it."""
         for ledger_id, writer in self.work.held.get(name, {}).items():
             if writer.failure is None:
                 self._sums.tell(f"{name} appends to ledger {ledger_id} in peace")

@@ -3,8 +3,8 @@
 Writers, recoverers and readers are processes of their own that know nothing of each other; all of them
 are the product's client on simulated ports. While they do what the case tells them its faults come and
 go. Then they end, perhaps but for one bookie that stays away: each append has an answer, a follower
-sees what was written, every ledger is closed, each within a deadline (V1, V3, V4), and clients that are
-closed leave nothing behind (V5). At last all bookies lose power and come back, and every copy of
+sees what was written, every ledger is closed, each within a deadline, and clients that are
+closed leave nothing behind. At last all bookies lose power and come back, and every copy of
 every entry is asked for.
 
 Nothing of the client's inside is known here; what makes a bug of it visible is said in
@@ -45,10 +45,10 @@ from tests.simulation.worlds.whole_bookies import InnerStep, measured, rememberi
 from tests.support.planting import Patch, planted
 
 CHAOS_S: Final = plan.CHAOS_US[1] / 1e6
-CALLBACKS_MAX: Final = 200_000  # Many times what a run takes: more is a loop that runs hot (V5).
+CALLBACKS_MAX: Final = 200_000  # Many times what a run takes: more is a loop that runs hot.
 LIVENESS_S: Final = 15.0  # A session that runs out, a cut that TCP notices late, a few attempts.
 APPENDED_S: Final = 10.0
-SEEN_S: Final = 2.0  # V4: from the confirmation to the follower, without further writes.
+SEEN_S: Final = 2.0  # From the confirmation to the follower, without further writes (WR7).
 LAST: Final = "last-recoverer"
 LAST_FOLLOWER: Final = "last-follower"
 UNSEEN: Final = "unseen"
@@ -182,7 +182,7 @@ class _Run(Stage):
     async def _settle(self) -> None:
         world = self.world
         await self.within(LIVENESS_S, self.cluster.all_registered, "not all are registered")
-        if world.node(words.WRITER).is_running:  # V3.
+        if world.node(words.WRITER).is_running:
             await self.within(APPENDED_S, self._all_answered, "an append has no answer")
         following = await self._follow_one_more()
         last = world.node(LAST).start(partial(self.live, self._finish))
@@ -197,7 +197,7 @@ class _Run(Stage):
             world.node(name).kill()
 
     async def _follow_one_more(self) -> Process | None:
-        """What a healthy writer adds comes to a follower without anything behind it (V4)."""
+        """What a healthy writer adds comes to a follower though nothing follows it (RD4, WR7)."""
         sums, writer = self._sums, self._sums.living_writer()
         if writer is None:
             return None
@@ -223,7 +223,7 @@ class _Run(Stage):
         return following
 
     async def _finish(self, node: Node) -> None:
-        """Every ledger is closed, and everything in it can be read (V1); a lost disk is made good."""
+        """Every ledger is closed, and everything in it can be read; a lost disk is made good."""
         users, facts = self._users, self.checker.facts
         async with users.client(node) as ledgers:
             for ledger_id in map(LedgerId, list(facts.ledgers)):

@@ -130,7 +130,7 @@ class Users:
 
     @asynccontextmanager
     async def client(self, node: Node) -> AsyncIterator[Ledgers]:
-        """Of the product, on the ports of the node; nothing of it is left behind (V5)."""
+        """Of the product, on the ports of the node; nothing of it is left behind."""
         while True:
             try:
                 store = await node.metadata(session_timeout_s=SESSION_S, operation_timeout_s=1.0)

@@ -48,7 +48,7 @@ from tests.simulation.worlds.whole_bookies import InnerStep, measured
 from tests.support.planting import Patch, planted
 
 CHAOS_S: Final = plan.CHAOS_US[1] / 1e6
-CALLBACKS_MAX: Final = 600_000  # Many times what a run takes: more is a loop that runs hot (V5).
+CALLBACKS_MAX: Final = 600_000  # Many times what a run takes: more is a loop that runs hot.
 LAG_S: Final = LEASE_S + 2 * LEDGERS.add_deadline_s  # A lease, and what an append may take.
 LIVENESS_S: Final = 20.0  # A pause after a rude take-over, a few attempts.
 LEFTOVERS: Final = "leftovers"

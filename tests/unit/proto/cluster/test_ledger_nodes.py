@@ -167,7 +167,7 @@ async def test_old_layouts_take_no_new_ledgers(rival: MetadataStore, layout: Lay
 
 
 async def test_a_change_needs_the_version_that_was_read(ledgers: LedgerNodes) -> None:
-    """S9."""
+    """A change that another one has overtaken is not made."""
     stored = await ledgers.create(ledger(1))
     moved = stored.metadata.with_writer_ensemble(EntryId(5), (B[3], B[1], B[2]))
     newer = await ledgers.update(stored, moved)
@@ -217,7 +217,7 @@ async def test_a_close_with_a_lost_reply_and_a_repair_on_top_is_found_done(
 async def test_two_recoveries_and_a_writer_race_for_one_ledger(
     ledgers: LedgerNodes, rival: MetadataStore
 ) -> None:
-    """S10: a writer that reads back after recovery began stops."""
+    """LM2, LM3: a writer that reads back after recovery began stops."""
     stored = await ledgers.create(ledger(1))
     others = LedgerNodes(rival, ROOT, Layout.HIERARCHICAL)
     await others.update(stored, stored.metadata.with_recovery_started())

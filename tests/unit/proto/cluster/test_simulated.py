@@ -164,7 +164,7 @@ class Clients:
 
 @pytest.mark.parametrize("seed", range(30))
 def test_what_clients_are_told_of_their_writes_is_true(seed: int) -> None:
-    """LR1, S9: against every state that the store ever had."""
+    """LR1: against every state that the store ever had."""
     world = World(seed)
     clients = Clients()
 
