@@ -1,4 +1,4 @@
-"""The audit: events that say who did what, and which callers were refused.
+"""The audit: events that say who did what, and which callers were refused (G9).
 
 `act_done`, `act_failed`   what changes more than records: logs, marks, writers, owners, servers, bookies
 `act_begun`                it goes on in the background, and one of those two tells later how it ended
@@ -8,7 +8,7 @@ Each names the principal, its address, the method and its object. A refused or f
 its caller nothing: it is logged at a bounded rate, per principal, and for all unknown callers
 together; the next event has the number left out. Acts that were done, or may have been, are
 always logged, at every log level, except on a log server without authentication: there they could
-name no principal.
+name no principal. Tokens, their digests and records are in no event (G6).
 """
 
 from collections.abc import Callable, Iterator

@@ -1,4 +1,4 @@
-"""The names in a peer's certificate: its alternative names, or otherwise its common name."""
+"""The names in a peer's certificate: its alternative names, or otherwise its common name (G2)."""
 
 from collections.abc import Mapping
 from typing import Any

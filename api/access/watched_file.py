@@ -1,4 +1,4 @@
-"""A file of principals, read again when it changes, and loaded when it is complete (AF1)."""
+"""A file of principals, read again when it changes, and loaded when it is complete (AF1, G3)."""
 
 import os
 

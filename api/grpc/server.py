@@ -1,8 +1,8 @@
 """gRPC on the loop of the server that it belongs to.
 
-off loopback   only with TLS and tokens or names, unless `--insecure` is given
+off loopback   only with TLS and tokens or names, unless `--insecure` is given (G1)
 callers        are authenticated before anything they send is read; all may ask whether it serves
-strangers      hold none of the calls that all share (`strangers`)
+strangers      hold none of the calls that all share (G8, `unauthenticated_limits.py`)
 connections    `connections_max`: further ones are closed, as are those that have not begun HTTP/2
                within 5 s, or asks for nothing for 5 minutes. gRPC cannot count them by peer
 a message      at most `MESSAGE_BYTES_MAX`

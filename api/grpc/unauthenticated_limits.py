@@ -1,4 +1,4 @@
-"""gRPC's limits for unauthenticated callers: they hold none of the shared calls open.
+"""gRPC's limits for unauthenticated callers: they hold none of the shared calls open (G8).
 
 gRPC waits for a message before it calls us, and a message may never come. So a caller without a
 known token is refused by the preceding metadata. A certificate is known only once the call is

@@ -17,7 +17,7 @@ Without the token a client gets little:
     a path         has no escapes: no name here needs one, and `%2F` would make two names of one
     a refusal      reaches a client that is still sending: for a moment what it sends is read and discarded
     a stream       goes on for as long as somebody takes it; a client that reads nothing is disconnected
-    off loopback   only with TLS and a token, unless `--insecure` is given
+    off loopback   only with TLS and a token, unless `--insecure` is given (G1)
     on loopback    without a token, only under a loopback name: a page in a browser on this machine
                    could otherwise speak to it through a name of its own (DNS rebinding)
     a word         that decides is said once: of two headers or fields of one name who knows which was meant

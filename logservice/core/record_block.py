@@ -511,7 +511,7 @@ _Spans = dict[int, tuple[int, int]]  # Each section's start and end in the body 
 
 
 def check_block(block: bytes, limits: Limits) -> BlockInfo:
-    """Checks that a client's block is consistent, down to the last offset (LB1).
+    """Checks that a client's block is consistent, down to the last offset (LB1, G10).
 
     Raises `InvalidBlock`, `UnsupportedVersion`, `BadChecksum`, `EntryTooLarge`. Takes no more memory
     than a few times the block and `batch_bytes_max`.

@@ -1,4 +1,4 @@
-"""Who may do what to which log: the only rule, for every door.
+"""Who may do what to which log: the only rule, for every door (G5).
 
 A principal has a list of logs for each right, and one of logs that it may never access, whatever the
 others say:

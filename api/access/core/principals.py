@@ -10,8 +10,8 @@
     streams = 100
 
 A token is 32 random bytes or equally strong, and the file has only its SHA-256: a reader of the file
-cannot authenticate with it. It is looked up by its digest, so that the time does not show how much of
-a guess was right.
+cannot authenticate with it (G4). It is looked up by its digest, so that the time does not show how
+much of a guess was right.
 """
 
 import hashlib

@@ -1,4 +1,4 @@
-"""How much a principal may take: average rates, and streams at a time.
+"""How much a principal may take: average rates, and streams at a time (G8).
 
 A rate is one time: up to when everything taken is paid for. Taking is free while that is not in
 the future; an unused second is kept, and no more. A caller that takes more at once goes into

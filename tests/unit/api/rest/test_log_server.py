@@ -173,6 +173,7 @@ async def test_a_body_is_refused_before_it_is_read(there: There) -> None:
 
 
 async def test_all_bodies_together_are_bounded(there: There) -> None:
+    """G8"""
     head = (
         f"POST {LOG}/records HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: 9000\r\n"
         "expect: 100-continue\r\n\r\n"

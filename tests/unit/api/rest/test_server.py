@@ -113,6 +113,7 @@ async def test_a_taken_port_is_told() -> None:
 
 
 def test_a_token_is_read_from_a_private_file(token_file: str, tmp_path: Path) -> None:
+    """G7"""
     assert read_token(token_file) == TOKEN
     os.chmod(token_file, 0o604)
     with pytest.raises(BadConfig, match="others may read"):

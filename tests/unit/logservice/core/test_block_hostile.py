@@ -136,7 +136,7 @@ def test_a_block_cut_short_or_lengthened_is_refused(block: bytes) -> None:
 
 @pytest.mark.parametrize("block", [FULL, PLAIN, LONE], ids=["full", "plain", "lone"])
 def test_a_bit_that_flips_on_the_way_is_noticed(block: bytes) -> None:
-    """But in the server's half, which the client did not write."""
+    """G10: but in the server's half, which the client did not write."""
     for position in range(len(block)):
         flipped = bytearray(block)
         flipped[position] ^= 0x10

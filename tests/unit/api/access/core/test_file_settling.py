@@ -18,7 +18,7 @@ WHOLE = changed(b"[principals.b]\nread = ['*']\ndeny = ['ns/*']\n")
 
 
 def test_half_written_file_is_not_taken_before_the_rest_comes() -> None:
-    """AF1"""
+    """AF1, G3"""
     settling = FileSettling(BEFORE)
     assert settling.on_seen(changed(b""), 0, WALL_NS)
     assert settling.on_seen(HALF, 1, WALL_NS)

@@ -31,6 +31,7 @@ def parsed(text: str) -> Principals:
 
 
 def test_the_file() -> None:
+    """G4: a reader of the file has digests, which authenticate nobody."""
     principals = parsed(FILE)
     shown = principals.by_token(TOKEN)
     assert shown is not None
