@@ -15,40 +15,8 @@ import pytest
 
 from tests.architecture.source import PACKAGES, ROOT, Module, hand_written, modules
 
-TAG = re.compile(r"\b([A-Z]{1,2}\d{1,2})\b")
 NAMED_TEST = re.compile(r"`(tests/[\w/]+\.py)?::(test_\w+)`")
 TEST_FUNCTION = re.compile(r"^(?:async )?def (test_\w+)", re.MULTILINE)
-COMMENT = re.compile(r"#.*")
-DEFINED = re.compile(r"^- \*\*([A-Z]{1,2}\d{1,2})\*\*", re.MULTILINE)
-
-
-def defined_tags() -> dict[str, str]:
-    """Tag -> the DESIGN.md that defines it."""
-    found: dict[str, str] = {}
-    for path in sorted(ROOT.glob("*/DESIGN.md")):
-        for tag in DEFINED.findall(path.read_text()):
-            assert tag not in found, f"{tag} is defined in {found[tag]} and in {path}"
-            found[tag] = str(path)
-    return found
-
-
-def cited_tags(folder: str) -> set[str]:
-    """In comments, docstrings and messages: a bookie that a test calls `B1` cites nothing."""
-    return {
-        tag for module in modules(folder) for text in _prose(module) for tag in TAG.findall(text)
-    }
-
-
-def _prose(module: Module) -> Iterator[str]:
-    yield from COMMENT.findall(module.text)
-    for node in module.nodes:
-        if isinstance(node, ast.Constant) and isinstance(node.value, str):
-            yield node.value
-
-
-def test_every_invariant_tag_has_a_test() -> None:
-    untested = set(defined_tags()) - cited_tags("tests")
-    assert not untested, f"no test cites {sorted(untested)}"
 
 
 def _named_tests(line: str) -> Iterator[tuple[str, str]]:
@@ -93,12 +61,6 @@ def test_every_ruling_names_its_tests() -> None:
     assert {number for _, number in rows} == {"2", "4", "5", "7", "10"}
     for row, _ in rows:
         assert list(_named_tests(row)), row
-
-
-def test_every_invariant_tag_is_upheld_somewhere() -> None:
-    cited = {tag for package in PACKAGES for tag in cited_tags(package)}
-    orphans = set(defined_tags()) - cited
-    assert not orphans, f"no code cites {sorted(orphans)}"
 
 
 def test_every_package_has_its_design_and_is_typed() -> None:

@@ -7,7 +7,7 @@ from typing import Final
 
 import pytest
 
-from tests.architecture.test_conventions import defined_tags
+from tests.architecture.test_invariants import defined_tags
 from tests.support.processes import REPOSITORY
 
 PAGE: Final = REPOSITORY / "recovery" / "DESIGN.md"
