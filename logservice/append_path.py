@@ -26,7 +26,7 @@ from rollbook.logservice.core.log_state import LogMemory
 from rollbook.logservice.core.pending_commits import PendingCommits
 from rollbook.logservice.core.producers import AppendedBatch
 from rollbook.logservice.core.record_block import BlockInfo, stamped
-from rollbook.logservice.core.roll_rules import SegmentLimits
+from rollbook.logservice.core.roll_rules import SegmentLength, SegmentLimits
 from rollbook.logservice.core.sequencer import Sequencer, is_passing
 from rollbook.logservice.ids import LogName, Offset, OwnerEpoch, SegmentId
 from rollbook.logservice.log_config import LogConfig, WriterMode
@@ -46,11 +46,6 @@ from rollbook.proto.errors import (
 from rollbook.proto.ids import FIRST_ENTRY, EntryId, LedgerId
 
 _UNCERTAIN_MAX: Final = 20_000  # Pending appends and barriers; the ledgers accept fewer appends.
-# A snapshot is due after this many entries without one, since a take-over replays them.
-_SNAPSHOT_ENTRIES: Final = 1024
-# A snapshot is also due after this many bytes without one.
-_SNAPSHOT_BYTES: Final = 8 * 1024 * 1024
-_SNAPSHOT_SHARE: Final = 16  # A snapshot waits until this multiple of its own size was written.
 _AGAIN_S: Final = 0.01  # A barrier that found no room tries again after this pause.
 
 Loss = type[OutcomeUnknown]
@@ -86,20 +81,17 @@ class SegmentWriter:
         self.ledger_id: Final[LedgerId] = writer.ledger_id
         self.number: Final = number  # Counts this owner's ledgers, from 0.
         self.base_offset: Final = base_offset
-        self.limits: Final = limits
+        self.length: Final = SegmentLength(limits)
         self.began_s: Final = asyncio.get_running_loop().time()
-        self.bytes = self.entries = 0
-        self.bytes_at_snapshot = 0
-        self.entries_at_snapshot = 0
-        self.has_records = False
         self._put = writer.put
         writer.watch(partial(on_confirmed, number), on_failed)
 
     def append(self, block: bytes) -> EntryId:
         """Append a block. Raises as `LedgerWriter.put`."""
         entry_id = self._put(block)
-        self.bytes += len(block)
-        self.entries = entry_id + 1
+        length = self.length
+        length.bytes += len(block)
+        length.entries = entry_id + 1
         return entry_id
 
     @property
@@ -107,39 +99,13 @@ class SegmentWriter:
         """Whether the first entry, which has the log's memory, is confirmed (LS5)."""
         return self.writer.last_add_confirmed >= FIRST_ENTRY
 
-    @property
-    def is_look_due(self) -> bool:
-        """Whether the segment may be full or a snapshot due: a cheap check for every entry."""
-        return (
-            self.entries - self.entries_at_snapshot >= _SNAPSHOT_ENTRIES
-            or self.bytes - self.bytes_at_snapshot >= _SNAPSHOT_BYTES
-            or self.bytes >= self.limits.bytes
-            or self.entries >= self.limits.entries
-        )
-
-    @property
-    def is_full(self) -> bool:
-        return self.bytes >= self.limits.bytes or self.entries >= self.limits.entries
-
     def reason_to_roll(self, now_s: float) -> str | None:
-        return self.limits.reason_to_roll(
-            self.bytes, self.entries, now_s - self.began_s, has_records=self.has_records
-        )
+        return self.length.reason_to_roll(now_s - self.began_s)
 
     @property
     def oldest_s(self) -> float:
         """The time of the loop at which the segment reaches its maximum age."""
-        return self.began_s + self.limits.age_s
-
-    def is_snapshot_due(self, packed_bytes: int) -> bool:
-        """Whether a snapshot is due: replays stay short, and snapshots take a small part of the log."""
-        return (
-            self.entries - self.entries_at_snapshot >= _SNAPSHOT_ENTRIES
-            or self.bytes - self.bytes_at_snapshot >= _SNAPSHOT_BYTES
-        ) and self.bytes - self.bytes_at_snapshot >= _SNAPSHOT_SHARE * packed_bytes
-
-    def on_snapshot(self) -> None:
-        self.bytes_at_snapshot, self.entries_at_snapshot = self.bytes, self.entries
+        return self.began_s + self.length.limits.age_s
 
 
 class AppendPath:
@@ -189,7 +155,7 @@ class AppendPath:
         self.memory.producers.configure(config)
         self.tail_cache.bytes_max = config.tail_cache_bytes
         if self.writing is not None:
-            self.writing.limits.configure(config)
+            self.writing.length.limits.configure(config)
 
     # --- Appending ----------------------------------------------------------------------------
 
@@ -236,7 +202,7 @@ class AppendPath:
         )
         entry_id, ledger_id = self._write(writing, data), writing.ledger_id
         self.sequencer.on_placed(place, info, ledger_id, entry_id)
-        writing.has_records = True
+        writing.length.has_records = True
         ack = AppendAck(
             base_offset,
             next_offset,
@@ -248,7 +214,7 @@ class AppendPath:
             entry_id,
         )
         self._on_written(entry_id, (tell, ack, (base_offset, next_offset, data)))
-        if writing.is_look_due:
+        if writing.length.is_look_due:
             self.keep_short()
         return True
 
@@ -256,14 +222,14 @@ class AppendPath:
         """Called after each entry, also one without records, once the log's state includes it: ends
         a segment that is full, and writes a snapshot if one is due.
         """
-        writing = self.writing
-        assert writing is not None
-        if not writing.is_look_due:
+        assert self.writing is not None
+        length = self.writing.length
+        if not length.is_look_due:
             return
-        if writing.is_full:
+        if length.is_full:
             self.on_full()
-        if writing.is_snapshot_due(self.memory.packed_bytes):
-            writing.on_snapshot()
+        if length.is_snapshot_due(self.memory.packed_bytes):
+            length.on_snapshot()
             with suppress(RollbookError):  # Without this snapshot a take-over replays more entries.
                 self.say(self.memory.snapshot())
 

@@ -249,7 +249,7 @@ class Owner:
     def roll_due_us(self) -> int:
         """When the segment that is written ends for its age; 0 as long as it has no record."""
         writing = self._append_path.writing
-        if writing is None or not writing.has_records or self._memory.is_sealed:
+        if writing is None or not writing.length.has_records or self._memory.is_sealed:
             return 0
         left_s = max(0.0, writing.oldest_s - self._loop.time())
         return self._context.clock.wall_us() + round(left_s * 1_000_000)
@@ -434,7 +434,7 @@ class Owner:
         if segment_roll.rolling is None:
             if self._memory.is_sealed or append_path.writing is None:
                 await append_path.refused(LogSealed(tail=self._memory.tail))
-            elif not append_path.writing.has_records:
+            elif not append_path.writing.length.has_records:
                 return append_path.writing.segment_id
         return await joined(segment_roll.start(reason), append_path.loss)
 

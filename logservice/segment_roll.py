@@ -258,7 +258,7 @@ class SegmentRoll:
             return NOT_COUNTED
         ends = [*(each.base_offset for each in self._unclosed[1:]), self._append_path.memory.tail]
         return {
-            each.ledger_id: Size(each.bytes, end - each.base_offset)
+            each.ledger_id: Size(each.length.bytes, end - each.base_offset)
             for each, end in zip(self._unclosed, ends, strict=True)
         }
 

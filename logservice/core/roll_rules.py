@@ -1,9 +1,13 @@
-"""When the segment that is written has become long enough.
+"""When the segment that is written has become long enough, and when it gets a snapshot of its log.
 
 It ends at a number of bytes or of entries, or at its age, whichever comes first; idle or not,
 since only a closed ledger can expire. A segment without a record stays, unless it has too many
 entries: barriers and writer epochs have no records. So that logs that were created together do not
 roll together, each segment differs by a random amount of up to a tenth.
+
+A take-over replays all that follows the latest snapshot, so one is due after a number of entries or of
+bytes without one. A large snapshot waits until a multiple of its size was written: snapshots are a small
+part of the log.
 """
 
 from typing import Final
@@ -15,6 +19,9 @@ from rollbook.proto.ports import Randomness
 SEGMENTS_MAX: Final = 16_000  # Leaves room in the list's node for later owners.
 
 _JITTER: Final = 0.1
+_SNAPSHOT_ENTRIES: Final = 1024
+_SNAPSHOT_BYTES: Final = 8 * 1024 * 1024
+_SNAPSHOT_SHARE: Final = 16  # A snapshot waits until this multiple of its own size was written.
 BYTES: Final = "bytes"
 ENTRIES: Final = "entries"
 AGE: Final = "age"
@@ -45,3 +52,51 @@ class SegmentLimits:
         if segment_bytes >= self.bytes:
             return BYTES
         return AGE if age_s >= self.age_s else None
+
+
+class SegmentLength:
+    """What was written to one segment. `bytes`, `entries` and `has_records` are set with each entry."""
+
+    __slots__ = (
+        "bytes",
+        "bytes_at_snapshot",
+        "entries",
+        "entries_at_snapshot",
+        "has_records",
+        "limits",
+    )
+
+    def __init__(self, limits: SegmentLimits) -> None:
+        self.limits: Final = limits
+        self.bytes = self.entries = 0
+        self.has_records = False
+        self.bytes_at_snapshot = self.entries_at_snapshot = 0
+
+    @property
+    def is_look_due(self) -> bool:
+        """Whether the segment may be full or a snapshot due: a cheap check for every entry."""
+        return (
+            self.entries - self.entries_at_snapshot >= _SNAPSHOT_ENTRIES
+            or self.bytes - self.bytes_at_snapshot >= _SNAPSHOT_BYTES
+            or self.bytes >= self.limits.bytes
+            or self.entries >= self.limits.entries
+        )
+
+    @property
+    def is_full(self) -> bool:
+        return self.bytes >= self.limits.bytes or self.entries >= self.limits.entries
+
+    def reason_to_roll(self, age_s: float) -> str | None:
+        return self.limits.reason_to_roll(
+            self.bytes, self.entries, age_s, has_records=self.has_records
+        )
+
+    def is_snapshot_due(self, packed_bytes: int) -> bool:
+        """Whether a snapshot of this size is due."""
+        entries = self.entries - self.entries_at_snapshot
+        size = self.bytes - self.bytes_at_snapshot
+        is_replay_long = entries >= _SNAPSHOT_ENTRIES or size >= _SNAPSHOT_BYTES
+        return is_replay_long and size >= _SNAPSHOT_SHARE * packed_bytes
+
+    def on_snapshot(self) -> None:
+        self.bytes_at_snapshot, self.entries_at_snapshot = self.bytes, self.entries

@@ -7,7 +7,8 @@ from itertools import pairwise
 import pytest
 
 from rollbook.ledger.reader import LedgerReader
-from rollbook.logservice import append_path, offset_lookup, segment_roll
+from rollbook.logservice import offset_lookup, segment_roll
+from rollbook.logservice.core import roll_rules
 from rollbook.logservice.core.log_state import snapshot_in
 from rollbook.logservice.core.record_block import Block
 from rollbook.logservice.ids import Offset, ProducerRef
@@ -51,13 +52,14 @@ def test_a_log_is_sealed_though_a_snapshot_takes_the_last_room(
 ) -> None:
     """Its last block is in the log by then: "nothing was done" would be a lie."""
     monkeypatch.setattr(owner_scene, "FAST", replace(owner_scene.FAST, writer_window_entries=10))
-    monkeypatch.setattr(append_path, "_SNAPSHOT_ENTRIES", 11)
-    monkeypatch.setattr(append_path, "_SNAPSHOT_SHARE", 0)
+    monkeypatch.setattr(roll_rules, "_SNAPSHOT_ENTRIES", 11)
+    monkeypatch.setattr(roll_rules, "_SNAPSHOT_SHARE", 0)
 
     async def story(scene: Scene) -> None:
         log = await (await scene.server("s1")).open()
         scene.set_bookies(delay_s=0.05)
-        while log.owner._append_path.writing and log.owner._append_path.writing.entries < 10:
+        writing = log.owner._append_path.writing
+        while writing and writing.length.entries < 10:
             log.begin(b"a")
         before = log.owner._memory.tail
         assert await log.run(log.owner.seal(*block_of(b"last"))) == before + 1
@@ -194,8 +196,8 @@ def test_a_log_that_gets_nothing_but_barriers_stays_short_to_take_over(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """LS11: entries without a record are written for requests for the tail, or for an epoch."""
-    monkeypatch.setattr(append_path, "_SNAPSHOT_ENTRIES", 16)
-    monkeypatch.setattr(append_path, "_SNAPSHOT_SHARE", 0)
+    monkeypatch.setattr(roll_rules, "_SNAPSHOT_ENTRIES", 16)
+    monkeypatch.setattr(roll_rules, "_SNAPSHOT_SHARE", 0)
 
     async def story(scene: Scene) -> None:
         log = await (await scene.server("s1")).open()
