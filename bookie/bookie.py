@@ -328,8 +328,8 @@ class Bookie:
         """The bookie's advertised address with TLS."""
         if self._tls_listener is None:
             return None
-        is_told = self.config.bookie.advertise
-        host = (self._advertised if is_told else self._tls_listener.address).host
+        is_advertised = self.config.bookie.advertise
+        host = (self._advertised if is_advertised else self._tls_listener.address).host
         return Address(host, self._tls_listener.address.port)
 
     async def register(self, http: Address | None = None) -> None:

@@ -94,7 +94,7 @@ class Space:
         )
         self.scrubber = Scrubber(storage, clock, config, self.compactor.damaged)
         self._reserved: dict[str, int] = {}  # Bytes of the reserve, by directory.
-        self._is_told_read_only = False  # Whether an operator made it read-only.
+        self._is_ordered_read_only = False  # Whether an operator made it read-only.
         # The reason why the bookie will leave the cluster; empty: it stays.
         self._leaves_because = ""
         self._tasks: list[asyncio.Task[None]] = []
@@ -136,7 +136,7 @@ class Space:
     @property
     def standing(self) -> WriteMode:
         reason = ""
-        if self._is_told_read_only:
+        if self._is_ordered_read_only:
             reason = "an operator wants it so"
         elif self._leaves_because:
             reason = self._leaves_because
@@ -154,7 +154,7 @@ class Space:
 
     def set_read_only(self, is_read_only: bool) -> None:
         """Sets an operator's read-only mode, which lasts until the next start."""
-        self._is_told_read_only = is_read_only
+        self._is_ordered_read_only = is_read_only
         self._apply()
 
     def set_leaving(self, reason: str) -> None:
@@ -166,7 +166,7 @@ class Space:
     def _apply(self) -> None:
         was_refusing = self._storage.refuses_adds
         self._storage.refuses_adds = bool(
-            self._is_told_read_only or self._leaves_because or self._usage.is_short
+            self._is_ordered_read_only or self._leaves_because or self._usage.is_short
         )
         if was_refusing != self._storage.refuses_adds:
             standing = self.standing

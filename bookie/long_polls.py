@@ -22,7 +22,7 @@ the read should be answered at once.
 
 It never raises: other requests and adds wait behind it."""
 
-_TOLD_FIRST: Final = 4  # Polls answered before the add with the news is written.
+_ANSWERED_FIRST: Final = 4  # Polls answered before the add with the news is written.
 
 
 class Parked:
@@ -112,7 +112,7 @@ class LongPolls:
     def tell_first(self) -> None:
         """Answers some polls before the adds with their news are written: for a lone reader that
         sync would be most of the wait."""
-        for _ in range(min(len(self._woken), _TOLD_FIRST)):
+        for _ in range(min(len(self._woken), _ANSWERED_FIRST)):
             parked, news_ms = self._woken.popleft()
             parked.wake(news_ms, at_once=True)
 
@@ -129,7 +129,7 @@ class LongPolls:
             return True
         return (
             piggyback
-            and storage.told_lac(ledger_id) > previous_lac
+            and storage.received_lac(ledger_id) > previous_lac
             and storage.peek(ledger_id, previous_lac + 1) is not None
         )
 

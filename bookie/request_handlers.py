@@ -132,7 +132,7 @@ class Answers:
     def _news(self, read: EntryRead) -> tuple[EntryId, EntryId]:
         """The entry that a long poll asks for, and the LAC that says whether it may be returned."""
         assert read.previous_lac is not None
-        return EntryId(read.previous_lac + 1), EntryId(self._storage.told_lac(read.ledger_id))
+        return EntryId(read.previous_lac + 1), EntryId(self._storage.received_lac(read.ledger_id))
 
     def _news_with(
         self, read: EntryRead, entry_id: EntryId, body: bytes, lac: EntryId, news_ms: int | None

@@ -32,7 +32,7 @@ logger = structlog.get_logger()
 
 _CACHE_BYTES: Final = 2 * 1024 * 1024
 _LEDGERS_PER_STEP: Final = 256
-_DAMAGES_TOLD_MAX: Final = 100
+_DAMAGES_SHOWN_MAX: Final = 100
 
 Doubt = tuple[int, int, int]
 """Ledger, first and last entry of a range in doubt."""
@@ -251,7 +251,7 @@ class Scrubber:
             ledger_id,
             entries,
             sum(held.entry_bytes for held in held_by_log),
-            tuple((first, last) for _, first, last in _joined(damaged)[:_DAMAGES_TOLD_MAX]),
+            tuple((first, last) for _, first, last in _joined(damaged)[:_DAMAGES_SHOWN_MAX]),
             tuple((first, last) for first, last in self._storage.catalog.doubts.of(ledger_id)),
         )
 

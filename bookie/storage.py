@@ -418,11 +418,11 @@ class Storage:
         ledger = self._known_ledger(ledger_id)
         return ledger.last_add_confirmed if ledger else NO_ENTRY
 
-    def told_lac(self, ledger_id: int) -> int:
+    def received_lac(self, ledger_id: int) -> int:
         """The highest LAC that was reported here, which is true and may not be durable. It may be
         lower after a restart."""
         ledger = self._known_ledger(ledger_id)
-        return ledger.told_lac if ledger else NO_ENTRY
+        return ledger.received_lac if ledger else NO_ENTRY
 
     def expect_deletion(self, ledger_ids: Iterable[int], *, is_wanted: bool) -> None:
         """Refuses adds that can be refused, so that what is found out about these ledgers stays

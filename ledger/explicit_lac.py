@@ -43,9 +43,9 @@ class ExplicitLac:
         self._deadline_s = deadline_s
         self._loop = asyncio.get_running_loop()
         self._ticks_left = 0  # Ticks until it checks whether the writer rests.
-        self._seen = self._told = pipeline.acks.last_add_confirmed
+        self._seen = self._reported = pipeline.acks.last_add_confirmed
         # The LAC being reported, and the number of replies so far.
-        self._telling, self._heard = self._told, 0
+        self._reporting, self._heard = self._reported, 0
         self._replies: dict[asyncio.Future[Reply], None] = {}
 
     @property
@@ -76,12 +76,12 @@ class ExplicitLac:
             self._bookies.rests.call_next(self._on_tick)
         elif lac > self._seen or self._replies:
             self._plan(1)
-        elif lac > max(self._pipeline.told_lac, self._told) and self._may_send():
+        elif lac > max(self._pipeline.sent_lac, self._reported) and self._may_send():
             self._tell(lac)
 
     def _tell(self, lac: EntryId) -> None:
         request, deadline_s = self._make_request(lac), self._deadline_s
-        self._telling, self._heard = lac, 0
+        self._reporting, self._heard = lac, 0
         for bookie in self._seating.ensemble:
             reply = self._bookies.start(
                 bookie, request, deadline_s=deadline_s, is_high_priority=False
@@ -102,7 +102,7 @@ class ExplicitLac:
             self._heard += isinstance(answer, WriteLacReply) and answer.error is None
         if not self._replies:
             if self._heard >= self._ack_quorum:
-                self._told = self._telling
+                self._reported = self._reporting
             elif not self._ticks_left and self._is_wanted:
                 self._plan(_SLOWER_TICKS)
         if error is not None and not isinstance(error, RollbookError):

@@ -166,12 +166,12 @@ class LedgerReader:
                     )
                 await calls.news(deadline_s)
                 for slot, answer in calls.take():
-                    told = judge_lac(self._digest, answer)
-                    survey.on_told(told.last_add_confirmed, told.highest_entry)
-                    if told.silence is None:
+                    proof = judge_lac(self._digest, answer)
+                    survey.on_lac(proof.last_add_confirmed, proof.highest_entry)
+                    if proof.silence is None:
                         survey.on_heard(slot)
                     else:
-                        survey.on_silence(slot, told.silence.code.reason)
+                        survey.on_silence(slot, proof.silence.code.reason)
         return survey.last_add_confirmed
 
     def _on_confirmed(self, lac: EntryId) -> None:

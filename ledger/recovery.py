@@ -274,8 +274,8 @@ class _Attempt:
                 if ask.span:
                     self._on_fenced(ask.slot, answer, survey)
                 else:
-                    told = judge_lac(self._digest, answer)
-                    survey.on_told(told.last_add_confirmed, told.highest_entry)
+                    proof = judge_lac(self._digest, answer)
+                    survey.on_lac(proof.last_add_confirmed, proof.highest_entry)
         return survey
 
     def _who_tells_the_lac(self) -> int:
@@ -292,7 +292,7 @@ class _Attempt:
             return
         survey.on_heard(slot)
         if last is not None:
-            survey.on_told(last.last_add_confirmed, last.entry_id)
+            survey.on_lac(last.last_add_confirmed, last.entry_id)
             self._entry_bytes = max(self._entry_bytes, _entry_bytes(last))
             if self._last is None or last.entry_id > self._last.entry_id:
                 self._last = last

@@ -52,14 +52,14 @@ class _Pending(AppendLaps):
         self.result: AppendResult | None = None
         self._on_settled = on_settled
 
-    def settle(self, told: AppendAck | RollbookError) -> None:
+    def settle(self, answer: AppendAck | RollbookError) -> None:
         number = self.append.number
-        if isinstance(told, AppendAck):
-            self.result = AppendResult(number, told)
+        if isinstance(answer, AppendAck):
+            self.result = AppendResult(number, answer)
         else:
             self.line.on_failed(number)
-            self.result = AppendResult(number, None, told)
-        self._on_settled(self, told)
+            self.result = AppendResult(number, None, answer)
+        self._on_settled(self, answer)
 
 
 class _BoundLog:
@@ -205,10 +205,10 @@ class ServerAppendStream:
 
     # --- Results ----------------------------------------------------------------------------
 
-    def _on_settled(self, pending: _Pending, told: AppendAck | RollbookError) -> None:
+    def _on_settled(self, pending: _Pending, answer: AppendAck | RollbookError) -> None:
         """Hands over results in order: a result waits for those of earlier appends to the log."""
         size, now_s = len(pending.append.block), self._loop.time()
-        self._stats.on_answered(told, size, pending, now_s)
+        self._stats.on_answered(answer, size, pending, now_s)
         waiting = pending.line.pending
         while waiting and (result := waiting[0].result) is not None:
             self._results.append(result)

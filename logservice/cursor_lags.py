@@ -130,7 +130,7 @@ class CursorLags:
         lags = heapq.merge(*map(_lags_of, _furthest(ends)), key=itemgetter(0), reverse=True)
         return dict(sorted((f"{log}:{name}", lag) for lag, log, name in islice(lags, LAGS_MAX)))
 
-    def untold(self) -> int:
+    def without_lag(self) -> int:
         """The number of cursors without a known lag, because their logs have too many."""
         find = self._owners.find
         owned = sum(more for log, more in self._beyond.items() if find(log) is not None)

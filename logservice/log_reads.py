@@ -104,7 +104,7 @@ class LogReads:
                 match await reader.next(wait_until if is_waiting else due):
                     case Records() as records:
                         found = cut_to_size(records, request.records_max, request.bytes_max)
-                        self._on_told(found)
+                        self._count_sent(found)
                     case Gap(_, _, end):
                         found = Records((), end, end)
                     case CaughtUp() | Progress(waits_for=WaitsFor.OWNER) if (
@@ -153,7 +153,7 @@ class LogReads:
                     event, is_over = until.cut(event)
                     if event is not None:
                         position = event.next_offset
-                        self._on_told(event)
+                        self._count_sent(event)
                 elif isinstance(event, Gap):
                     position = event.end
                     is_over = until.is_reached(position)
@@ -240,9 +240,9 @@ class LogReads:
             del self._readers[number]
             await reader.close()
 
-    def _on_told(self, records: Records) -> None:
-        self._stats.told_records += records.next_offset - records.base_offset
-        self._stats.told_bytes += sum(map(len, records.blocks))
+    def _count_sent(self, records: Records) -> None:
+        self._stats.sent_records += records.next_offset - records.base_offset
+        self._stats.sent_bytes += sum(map(len, records.blocks))
 
     def _reader_lags(self) -> Mapping[str, float]:
         """The largest lags by log: readers come and go, and a returning one must get the same name."""

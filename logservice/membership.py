@@ -81,7 +81,9 @@ class ServerMembership:
         self._folder = f"{own_root}/{FOLDER}"
         self._on_session_lost = on_session_lost
         self._record: ServerRecord | None = None  # The record that other servers should see.
-        self._told: ServerRecord | None = None  # The record that others see, if that is certain.
+        self._published: ServerRecord | None = (
+            None  # The record that others see, if that is certain.
+        )
         # The record that was written last, as far as is known.
         self._maybe_seen: ServerRecord | None = None
         self._lives: dict[ServerId, _Life] = {}
@@ -143,7 +145,7 @@ class ServerMembership:
         return record.name in self._suggestions.names
 
     @property
-    def clock_told_us(self) -> int | None:
+    def clock_published_us(self) -> int | None:
         """The clock difference that other servers see of this one."""
         return self._record.clock_apart_us if self._record is not None else None
 
@@ -199,7 +201,7 @@ class ServerMembership:
                 record = replace(record, segments_lost=segments_lost)
             if clock_apart_us is not None:
                 record = replace(record, clock_apart_us=clock_apart_us)
-            if record == self._told:
+            if record == self._published:
                 return
             self._record = record
             try:
@@ -218,7 +220,7 @@ class ServerMembership:
     async def _enter(self) -> None:
         """Make this session's only node have the present record."""
         async with self._turn:
-            self._told = None
+            self._published = None
             while (record := self._record) is not None:
                 path, data = self._path(record), pack_server_record(record)
                 try:
@@ -237,7 +239,7 @@ class ServerMembership:
                 except (SessionExpired, NoSuchNode, MetadataConflict):
                     await asyncio.sleep(_RETRY_PAUSE_S)
                     continue
-                self._told = record
+                self._published = record
                 return
 
     def _path(self, record: ServerRecord) -> str:

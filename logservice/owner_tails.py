@@ -59,8 +59,8 @@ class OwnerTails:
         for hops_left in reversed(range(_HOPS_MAX)):
             try:
                 async with asyncio.timeout_at(due):
-                    told: LogTail = await self._ask_peer(asked, address, due)
-                    return told
+                    answer: LogTail = await self._ask_peer(asked, address, due)
+                    return answer
             except NotOwner as error:
                 owner = str(error.ids.get("owner") or "")
                 if not hops_left or owner in ("", address, self._server.address):
@@ -121,12 +121,12 @@ class _Watch:
         self._task.cancel()
 
     async def _run(self) -> None:
-        address, told, pause_s = "", None, _PAUSE_S_MIN
+        address, newest, pause_s = "", None, _PAUSE_S_MIN
         while True:
             asked_s = self._loop.time()
             try:
                 address = address or await self._find_owner()
-                tail = await self._ask(address, None if told is None else told.tail)
+                tail = await self._ask(address, None if newest is None else newest.tail)
             except (Unavailable, OutcomeUnknown):
                 address = ""
                 await asyncio.sleep(pause_s)
@@ -138,10 +138,12 @@ class _Watch:
             if tail.is_sealed:
                 self._tell(tail)
                 return
-            has_news = told is None or tail.tail > told.tail or tail.last_entry != told.last_entry
+            has_news = (
+                newest is None or tail.tail > newest.tail or tail.last_entry != newest.last_entry
+            )
             if has_news:
                 self._tell(tail)
-            told, pause_s = tail, _PAUSE_S_MIN
+            newest, pause_s = tail, _PAUSE_S_MIN
             waited_s = self._loop.time() - asked_s
             # A server of an earlier release answers at once.
             await asyncio.sleep(_INTERVAL_S if has_news or waited_s > 1 else _PAUSE_S_MAX)

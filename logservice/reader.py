@@ -151,7 +151,7 @@ class LogReader:
         self._resting: asyncio.Task[None] | None = None
         self._idle: asyncio.TimerHandle | None = None
         self._memory: Subscription | None = None
-        self._told_by = NO_OWNER_YET  # The owner whose memory it read last.
+        self._memory_epoch = NO_OWNER_YET  # The owner epoch whose memory it read last.
         self._ledger: LedgerReader | None = None
         self._follower: Follower | None = None
         self._progress = ReaderProgress(start)
@@ -220,7 +220,7 @@ class LogReader:
         self._memory = owner.tail_from(self._trail.next_offset)
         if self._memory is None:
             return False
-        self._told_by = owner.owner_epoch
+        self._memory_epoch = owner.owner_epoch
         self._ready += self._progress.on_memory_entered(self._trail.next_offset, owner.tail)
         return True
 
@@ -296,7 +296,7 @@ class LogReader:
     async def _enter_segment(self) -> None:
         stored = await self._read_list()
         listed = stored.list
-        if listed.owner is not None and NO_OWNER_YET < self._told_by < listed.owner_epoch:
+        if listed.owner is not None and NO_OWNER_YET < self._memory_epoch < listed.owner_epoch:
             self._moving_to = listed.owner.address
             return
         match self._trail.pick(listed):
@@ -374,11 +374,11 @@ class LogReader:
         self._listen()
         if self._progress.is_live:
             return
-        told = await self._tails.ask() if self._progress.may_ask(self._loop.time()) else None
-        if told is not None:
-            self._on_owner_tail(told)
+        answer = await self._tails.ask() if self._progress.may_ask(self._loop.time()) else None
+        if answer is not None:
+            self._on_owner_tail(answer)
         position = self._position_at(self._trail.next_offset)
-        self._ready += self._progress.on_answer(told, position, self._loop.time())
+        self._ready += self._progress.on_answer(answer, position, self._loop.time())
 
     def _confirmed_in(self, ledger: LedgerReader) -> EntryId:
         """The last entry of the ledger that the owner is known to have confirmed."""
@@ -387,11 +387,15 @@ class LogReader:
             return owner.confirmed.get(ledger.ledger_id, NO_ENTRY)
         return self._progress.confirmed_in(ledger.ledger_id)
 
-    def _on_owner_tail(self, told: LogTail) -> None:
-        if not self._progress.on_owner_tail(told, self._uid):
+    def _on_owner_tail(self, answer: LogTail) -> None:
+        if not self._progress.on_owner_tail(answer, self._uid):
             return
         ledger = self._ledger
-        if self._follower is not None and ledger is not None and told.ledger_id == ledger.ledger_id:
+        if (
+            self._follower is not None
+            and ledger is not None
+            and answer.ledger_id == ledger.ledger_id
+        ):
             self._follower.confirm(self._progress.confirmed_in(ledger.ledger_id))
 
     def _listen(self) -> None:
@@ -492,9 +496,9 @@ class LogReader:
                     return False
                 if not listed.unclosed:
                     return True  # The list has the tail of a closed log.
-                if (told := await self._tails.ask()) is not None:
-                    self._on_owner_tail(told)
-                    return told is self._progress.owner_tail
+                if (answer := await self._tails.ask()) is not None:
+                    self._on_owner_tail(answer)
+                    return answer is self._progress.owner_tail
                 address = await self._revive()
                 if address and (listed.owner is None or listed.owner.address != address):
                     self._moving_to = address

@@ -699,8 +699,8 @@ class LogServer:
 
     async def _tell_clock(self) -> None:
         """Report this clock's difference, so that all servers come to the same verdict."""
-        apart_us, told_us = self.clock.apart_us, self.membership.clock_told_us
-        if apart_us is not None and abs(apart_us - (told_us or 0)) >= _CLOCK_NEWS_US:
+        apart_us, published_us = self.clock.apart_us, self.membership.clock_published_us
+        if apart_us is not None and abs(apart_us - (published_us or 0)) >= _CLOCK_NEWS_US:
             await self.membership.tell(clock_apart_us=apart_us)
 
     async def _tell_how_many(self) -> None:

@@ -114,7 +114,7 @@ class LogService:
     def _wire_stats(self) -> None:
         stats, server = self.stats, self.server
         stats.cursor_lags = server.cursor_lags.lags
-        stats.cursors_untold = server.cursor_lags.untold
+        stats.cursors_without_lag = server.cursor_lags.without_lag
         stats.logs_owned = lambda: len(server.owned_logs)
         stats.logs_degraded = lambda: server.logs_degraded
         stats.logs_unopened = lambda: server.logs_unopened
@@ -554,7 +554,9 @@ class LogService:
         tail = listed.tail
         if tail is None:
             tail = (
-                owner.tail if owner is not None else await self._tail_told(stored.name, listed, due)
+                owner.tail
+                if owner is not None
+                else await self._reported_tail(stored.name, listed, due)
             )
         sizes = await self._sizes_of(stored.name, listed, due)
         unopened = self.server.find_unopened(stored.name) if owner is None else None
@@ -581,7 +583,7 @@ class LogService:
             next_step=unopened.next_step if unopened is not None else "",
         )
 
-    async def _tail_told(self, name: LogName, listed: LedgerList, due: float) -> Offset:
+    async def _reported_tail(self, name: LogName, listed: LedgerList, due: float) -> Offset:
         """The tail as an owner elsewhere or the bookies report it soon; otherwise the end of the
         last closed segment. Opens the log nowhere.
         """

@@ -67,8 +67,8 @@ class LogStats:
     )
     # --- Readers ------------------------------------------------------------------------------
     readers: Gauge = gauge("readers", "Readers, those of single requests too.")
-    told_records: int = counter("told_records_total", "Records that readers were sent.")
-    told_bytes: int = counter("told_bytes_total", "Bytes of the blocks that they came in.")
+    sent_records: int = counter("told_records_total", "Records that readers were sent.")
+    sent_bytes: int = counter("told_bytes_total", "Bytes of the blocks that they came in.")
     reader_lags: Gauges = gauges(
         "reader_lag_records", "Records before that reader of a log who is furthest behind.", "log"
     )
@@ -77,7 +77,7 @@ class LogStats:
         "Records behind a cursor of a log that is owned here, or by nobody and looked after here.",
         "cursor",
     )
-    cursors_untold: Gauge = gauge(
+    cursors_without_lag: Gauge = gauge(
         "cursors_untold",
         "Cursors beyond the first 1,000 of their log, for which no lag is reported.",
     )
@@ -116,16 +116,16 @@ class LogStats:
     )
 
     def on_answered(
-        self, told: AppendAck | RollbookError, size: int, laps: AppendLaps, now_s: float
+        self, answer: AppendAck | RollbookError, size: int, laps: AppendLaps, now_s: float
     ) -> None:
         self.appends.observe(int((now_s - laps.came_s) * _NS_PER_S))
-        if not isinstance(told, AppendAck):
-            reason = told.code.reason
+        if not isinstance(answer, AppendAck):
+            reason = answer.code.reason
             self.refusals[reason] = self.refusals.get(reason, 0) + 1
-        elif told.is_duplicate:
+        elif answer.is_duplicate:
             self.duplicates += 1
         else:
-            self.records += told.next_offset - told.first_offset
+            self.records += answer.next_offset - answer.first_offset
             self.appended_bytes += size
             stages = self.stages
             stages["queue"].observe(int((laps.began_s - laps.came_s) * _NS_PER_S))

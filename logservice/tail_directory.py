@@ -43,7 +43,7 @@ from rollbook.proto.tasks import stop_tasks
 logger = structlog.get_logger()
 
 _LOGS_MAX: Final = 200_000  # The most logs in the table, for all watchers: about 100 MB.
-_TOLD_MAX: Final = 1000  # The most logs in one message: about 150 KB.
+_LOGS_PER_MESSAGE: Final = 1000  # The most logs in one message: about 150 KB.
 _READS_MAX: Final = (
     32  # Lists read at a time. More: complete sooner, and less time for appends meanwhile.
 )
@@ -89,7 +89,7 @@ class TailDirectory:
         watcher = _Watcher(Scope.of(request))
         interval_s = max(request.interval_ms, 10) / 1000
         heartbeat_s = max(request.heartbeat_ms / 1000, interval_s)
-        told: _State | None = None
+        sent: _State | None = None
         silent_until_s = 0.0
         self._watchers[watcher] = None
         self._begin()
@@ -101,12 +101,12 @@ class TailDirectory:
                 self._take_grown()
                 state, began_s = self._state, self._loop.time()
                 logs = self._news_of(watcher)
-                if logs or state != told or began_s >= silent_until_s:
-                    for start in range(0, max(len(logs), 1), _TOLD_MAX):
-                        part = logs[start : start + _TOLD_MAX]
-                        is_last = start + _TOLD_MAX >= len(logs)
+                if logs or state != sent or began_s >= silent_until_s:
+                    for start in range(0, max(len(logs), 1), _LOGS_PER_MESSAGE):
+                        part = logs[start : start + _LOGS_PER_MESSAGE]
+                        is_last = start + _LOGS_PER_MESSAGE >= len(logs)
                         yield self._message(part, is_complete=state[0] and is_last)
-                    told, silent_until_s = state, began_s + heartbeat_s
+                    sent, silent_until_s = state, began_s + heartbeat_s
                 self._table.forget_gone(min(each.number for each in self._watchers))
                 await self._until_news(watcher, state, silent_until_s)
                 await asyncio.sleep(max(began_s + interval_s - self._loop.time(), 0.0))
@@ -135,8 +135,8 @@ class TailDirectory:
             self._members[1],
         )
 
-    async def _until_news(self, watcher: _Watcher, told: _State, until_s: float) -> None:
-        has_news = self._grown or self._table.number > watcher.number or self._state != told
+    async def _until_news(self, watcher: _Watcher, sent: _State, until_s: float) -> None:
+        has_news = self._grown or self._table.number > watcher.number or self._state != sent
         if has_news or watcher.failure is not None or until_s <= self._loop.time():
             return
         turn: asyncio.Future[None] = self._loop.create_future()

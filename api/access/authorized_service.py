@@ -286,7 +286,7 @@ class AuthorizedService:
                 async for event in events:
                     _require_in_force(caller)
                     if not isinstance(event, messages.Records):
-                        waiting.on_told(event)
+                        waiting.on_sent(event)
                         yield event
                         continue
                     stands = event.next_offset

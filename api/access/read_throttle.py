@@ -67,7 +67,7 @@ class ReadThrottle:
             return True
         return False
 
-    def on_told(self, event: ReadEvent) -> None:
+    def on_sent(self, event: ReadEvent) -> None:
         """Notes whether the reader has caught up."""
         if isinstance(event, CaughtUp | FellBehind):
             self._is_behind = isinstance(event, FellBehind)

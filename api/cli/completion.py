@@ -30,8 +30,8 @@ def names_of_logs(context: click.Context, incomplete: str) -> list[str]:
     async def names(client: Client) -> Iterable[str]:
         asked = messages.ListLogs(namespace if slash else "", limit=_NAMES_MAX)
         found: messages.LogNames = await client.ask(asked)
-        told = [str(each) for each in found.logs]
-        return told if slash else [each.removeprefix(_DEFAULT) for each in told]
+        logs = [str(each) for each in found.logs]
+        return logs if slash else [each.removeprefix(_DEFAULT) for each in logs]
 
     return _ask(context, names, incomplete)
 
@@ -58,8 +58,8 @@ def names_of_cursors(context: click.Context, incomplete: str) -> list[str]:
 def positions(context: click.Context, incomplete: str) -> list[str]:
     cursor = incomplete.removeprefix(_OF_CURSOR)
     cursors = names_of_cursors(context, cursor if incomplete.startswith(_OF_CURSOR) else "")
-    told = (*_POSITIONS, *(_OF_CURSOR + each for each in cursors))
-    return [each for each in told if each.startswith(incomplete)]
+    possible = (*_POSITIONS, *(_OF_CURSOR + each for each in cursors))
+    return [each for each in possible if each.startswith(incomplete)]
 
 
 def names_of_bookies(context: click.Context, incomplete: str) -> list[str]:

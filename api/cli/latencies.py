@@ -28,7 +28,7 @@ def percentiles(latencies: Histogram) -> dict[str, float | None]:
     """A percentile is None if no timed append is beyond it: it would just be the maximum."""
     shares = {"p50_ms": 0.5, "p99_ms": 0.99, "p999_ms": 0.999}
     timed = latencies.count
-    told = {name: share for name, share in shares.items() if timed * (1 - share) > 1 - 1e-9}
-    found = {name: latencies.quantile(share) for name, share in (told | {"max_ms": 1.0}).items()}
+    kept = {name: share for name, share in shares.items() if timed * (1 - share) > 1 - 1e-9}
+    found = {name: latencies.quantile(share) for name, share in (kept | {"max_ms": 1.0}).items()}
     shown = {name: each and round(each * 1000, 3) for name, each in found.items()}
     return {"timed": timed, **dict.fromkeys(shares), **shown}

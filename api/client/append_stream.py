@@ -237,10 +237,10 @@ class ClientAppendStream:
         self._queue.clear()
         waiting, self._waiting = self._waiting, {}
         for number, on_result in waiting.items():
-            on_result(None, _told(error, was_sent=number not in never_sent))
+            on_result(None, _error_of_append(error, was_sent=number not in never_sent))
 
 
-def _told(error: RollbookError, *, was_sent: bool) -> RollbookError:
+def _error_of_append(error: RollbookError, *, was_sent: bool) -> RollbookError:
     """One append's error when the stream ends; each append gets an error object of its own."""
     if isinstance(error, Unauthorized | UnsupportedVersion | ServerUnreachable):
         return again(error, Outcome.NOT_APPLIED)  # The server read none of the appends.

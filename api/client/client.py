@@ -363,8 +363,8 @@ class Client(BelongsToProcess):
         some = self.owners.servers[:_ASKED_MAX]
         asked = (self._calls.try_once(messages.GetOutage(), each, _OUTAGE_S) for each in some)
         found = await asyncio.gather(*asked, return_exceptions=True)
-        told = [each for each in found if isinstance(each, messages.Outage)]
-        return max(told, key=lambda each: len(each.obstacles), default=None)
+        outages = [each for each in found if isinstance(each, messages.Outage)]
+        return max(outages, key=lambda each: len(each.obstacles), default=None)
 
     # --- The end ------------------------------------------------------------------------------
 

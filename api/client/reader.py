@@ -154,9 +154,9 @@ class EventReader:
         while not self.is_over:
             if self._batches:
                 return self._next_batch()
-            event = await self._next_told()
-            if event is not None and (told := self._on_event(event)) is not None:
-                return told
+            event = await self._next_answered()
+            if event is not None and (result := self._on_event(event)) is not None:
+                return result
         return None
 
     async def aclose(self) -> None:
@@ -238,7 +238,7 @@ class EventReader:
 
     # --- The stream ---------------------------------------------------------------------------
 
-    async def _next_told(self) -> messages.ReadEvent | None:
+    async def _next_answered(self) -> messages.ReadEvent | None:
         """The next event of the stream; None: try again."""
         try:
             if self._call is None:

@@ -69,9 +69,9 @@ class SyncSubmission:
 def wait_for(batch: Batch, timeout: float | None) -> bool:
     """Whether it is settled. The other thread settles it first and then wakes the waiters."""
     require_own_process()
-    told = threading.Event()
-    batch.waiters.append(told.set)
-    return batch.is_settled or told.wait(timeout)
+    is_over = threading.Event()
+    batch.waiters.append(is_over.set)
+    return batch.is_settled or is_over.wait(timeout)
 
 
 class SyncWriter(BelongsToProcess):

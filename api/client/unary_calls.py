@@ -72,13 +72,13 @@ class UnaryCalls:
         due = loop.time() + self._config.timeout_of(timeout_s)
         connect_due = min(due, loop.time() + self._config.connect_s)
         pauses, is_doubtful = Pauses(self._config), False
-        told_to_ask = (
+        referred_to = (
             ""  # A request for one server only, and for no log, is redirected like any other.
         )
         while True:
             if self.is_closed:
                 raise ClientClosed
-            address = server or told_to_ask or self._owners.address_of(log)
+            address = server or referred_to or self._owners.address_of(log)
             left = due - loop.time()
             try:
                 call = self._channels.call(address, method.path, waits=waits(word))
@@ -95,10 +95,10 @@ class UnaryCalls:
                 self._channels.on_answered(address)
             is_known = self._owners.on_error(log, address, failure)
             if log is None:
-                told_to_ask = (
+                referred_to = (
                     str(failure.ids.get("owner", "")) if isinstance(failure, NotOwner) else ""
                 )
-                is_known = is_known or bool(told_to_ask)
+                is_known = is_known or bool(referred_to)
             pause_s = pauses.next_s(failure, is_known=is_known)
             is_unreachable = isinstance(failure, ServerUnreachable)
             self._was_answered |= not isinstance(failure, ServerUnreachable | QuorumTimeout)

@@ -21,7 +21,7 @@ from rollbook.api.grpc.append_calls import serve_append_stream
 from rollbook.api.grpc.protobuf_codec import message_of
 from rollbook.api.grpc.relay import OF_ONE_SERVER, Relay, is_relayed, trusted
 from rollbook.api.grpc.status import status_of, text_of, trailers_of
-from rollbook.api.grpc.unframed_records import answer_message, request_word, told_event
+from rollbook.api.grpc.unframed_records import answer_message, event_bytes, request_word
 from rollbook.api.methods import METHODS, PACKAGE, CallKind, Method
 from rollbook.logservice.messages import Append, Seal
 from rollbook.proto.errors import InvalidRequest, RollbookError
@@ -161,10 +161,10 @@ def _watch(core: AuthorizedService, method: Method, relay: Relay | None) -> Hand
         try:
             async for event in events:
                 waiting.cancel()
-                told = told_event(request, event)
+                packed = event_bytes(request, event)
                 del event  # A client that does not read holds one copy here, not three.
-                await _tell(context, told)
-                del told  # It was read, and the next event may take some time.
+                await _tell(context, packed)
+                del packed  # It was read, and the next event may take some time.
         finally:
             waiting.cancel()
             await events.aclose()
@@ -172,13 +172,13 @@ def _watch(core: AuthorizedService, method: Method, relay: Relay | None) -> Hand
     return handle
 
 
-async def _tell(context: Context, told: bytes) -> None:
+async def _tell(context: Context, packed: bytes) -> None:
     """gRPC accepts no more than the peer's window has room for; a client that reads nothing is
     disconnected. A status would wait behind the unread messages.
     """
     try:
         async with asyncio.timeout(_TAKING_S):
-            await context.write(told)
+            await context.write(packed)
     except TimeoutError:
         logger.warning("grpc_reader_hung_up_on", silent_s=_TAKING_S)
         raise asyncio.CancelledError from None

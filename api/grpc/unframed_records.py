@@ -46,7 +46,7 @@ def answer_message(request: Any, answer: Any) -> Any:
     return packed
 
 
-def told_event(request: Any, event: Any) -> bytes:
+def event_bytes(request: Any, event: Any) -> bytes:
     """Serializes a `LogTail` or a reader's event."""
     if not isinstance(request, log_pb2.ReadStreamRequest):
         return bytes(pack(event).SerializeToString())

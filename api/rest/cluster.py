@@ -640,9 +640,9 @@ async def begin(
     key: str | None = None,
     duty: Duty = Duty.OPERATE,
 ) -> Facts:
-    with managing.act(duty, _METHODS[kind], only_begins=True, **about) as told:
+    with managing.act(duty, _METHODS[kind], only_begins=True, **about) as row:
         begun = await admin.begin(kind, about, CALLER.get().principal.name, key)
-        told["operation"] = begun["id"]
+        row["operation"] = begun["id"]
     return begun
 
 

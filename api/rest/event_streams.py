@@ -153,7 +153,7 @@ class Follow(Response):
         stands = FIRST_OFFSET  # Replaced by the position of the first event.
         while event is not None:
             is_last = isinstance(event, Sealed | Moving | Stopped) or is_end(event)
-            telling = told(event, self._encoding, stands)
+            telling = split_event(event, self._encoding, stands)
             is_much = _is_much(event)
             event = None
             while (piece := next(telling, None)) is not None:
@@ -187,7 +187,7 @@ class Follow(Response):
             await self._let_go()
             await send(_body(text))
             return piece.next_offset
-        self._newcomer.on_told(len(text))
+        self._newcomer.on_sent(len(text))
         if len(text) <= _SLICE_BYTES:
             return None
         is_slow = False
@@ -218,7 +218,9 @@ def _is_much(event: Any) -> bool:
     return isinstance(event, Records) and sum(map(len, event.blocks)) > PIECE_BYTES
 
 
-def told(event: Any, encoding: Encoding, stands: Offset) -> Generator[StreamEvent, None, None]:
+def split_event(
+    event: Any, encoding: Encoding, stands: Offset
+) -> Generator[StreamEvent, None, None]:
     """Splits an event into pieces. `stands`: the end of what was sent before."""
     if isinstance(event, Records):
         return _pieces(event.blocks, event.base_offset, event.next_offset, encoding)
@@ -254,12 +256,12 @@ def _pieces(
     blocks: tuple[bytes, ...], start: Offset, end: Offset, encoding: Encoding
 ) -> Generator[StreamEvent, None, None]:
     for piece in pieces(blocks, start, end, encoding):
-        told_next = StreamEvent(
+        next_piece = StreamEvent(
             "records", piece.start, piece.next_offset, b'{"records":%s}' % piece.records
         )
         del piece  # Drops one of two references, so that the piece is in memory once.
-        yield told_next
-        del told_next
+        yield next_piece
+        del next_piece
 
 
 def _sse(kind: str, next_offset: Offset | None, suffix: bytes, facts: bytes) -> bytes:

@@ -552,7 +552,7 @@ def _record_response(
     }
     if _is_known(etag, known):
         return Response(status_code=304, headers=headers)
-    headers |= _told_in_headers(block.keys()[index], block.headers()[index])
+    headers |= _key_and_meta_headers(block.keys()[index], block.headers()[index])
     if (event_time := block.event_times()[index]) is not None:
         headers["log-event-time-us"] = str(event_time)
     return Response(value, 200, headers, RAW)
@@ -564,7 +564,7 @@ def _is_known(etag: str, known: list[str]) -> bool:
     return any(each in (etag, "*") for each in tags)
 
 
-def _told_in_headers(key: bytes | None, headers: Headers) -> dict[str, str]:
+def _key_and_meta_headers(key: bytes | None, headers: Headers) -> dict[str, str]:
     """The part that fits HTTP headers; `GET …/records?from=N&limit=1` returns everything."""
     found: dict[str, str] = {}
     omitted = 0

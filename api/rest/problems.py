@@ -108,10 +108,10 @@ def response_of(
 ) -> JSONResponse:
     problem = problem_of(error, status=status, fields=fields)
     # Caches store even a 404 that has no headers.
-    told = {"cache-control": "no-store", **(headers or {})}
+    all_headers = {"cache-control": "no-store", **(headers or {})}
     if wait_ms := retry_after_ms(error):
-        told.setdefault("retry-after", str(-(-wait_ms // 1000)))
-    return JSONResponse(problem, problem["status"], headers=told, media_type=MEDIA_TYPE)
+        all_headers.setdefault("retry-after", str(-(-wait_ms // 1000)))
+    return JSONResponse(problem, problem["status"], headers=all_headers, media_type=MEDIA_TYPE)
 
 
 def _plain(value: Any) -> Any:

@@ -87,7 +87,7 @@ class RangeResponse(Response):
         await self._send_head(send)
         is_all = False
         while hold(self._held_bytes + max(len(text), _TEXT_BYTES)) and not gone.done():
-            self._newcomer.on_told(len(text))
+            self._newcomer.on_sent(len(text))
             await send(_body(text, more=not is_all))
             if is_all:
                 return

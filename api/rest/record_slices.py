@@ -29,7 +29,7 @@ def pieces(
 ) -> Iterator[RecordSlice]:
     """Raises a block's error when it comes to it."""
     held: list[Record] = []
-    room, told_below = PIECE_BYTES, start
+    room, sent_below = PIECE_BYTES, start
     rest = wanted(blocks, start, end)
     rest.reverse()
     del blocks
@@ -43,10 +43,10 @@ def pieces(
             index, room = behind, room - size
             if room <= 0:
                 next_offset = Offset(block.base_offset + behind)
-                yield _made(told_below, next_offset, held, encoding)
-                told_below, room = next_offset, PIECE_BYTES
+                yield _made(sent_below, next_offset, held, encoding)
+                sent_below, room = next_offset, PIECE_BYTES
     if held:
-        yield _made(told_below, Offset(held[-1].offset + 1), held, encoding)
+        yield _made(sent_below, Offset(held[-1].offset + 1), held, encoding)
 
 
 def _made(

@@ -563,13 +563,13 @@ class Guard:
             except _Gone:
                 pass  # The received body is not the intended one.
             else:
-                told = _told_at_once(body, receive)
+                receive_body = _receive_at_once(body, receive)
                 if preflight is not None:
-                    await preflight(scope, told, send)
+                    await preflight(scope, receive_body, send)
                 elif scope["method"] == "GET":
-                    await self._backpressure.serve(self._app, scope, told, send)
+                    await self._backpressure.serve(self._app, scope, receive_body, send)
                 else:  # Responses to writes are never dropped.
-                    await self._app(scope, told, send)
+                    await self._app(scope, receive_body, send)
         finally:
             self._bodies_bytes -= held.bytes
 
@@ -699,14 +699,14 @@ async def _refuse(
     await send({"type": "http.response.body", "body": b""})
 
 
-def _told_at_once(body: bytes, receive: Receive) -> Receive:
-    is_told = False
+def _receive_at_once(body: bytes, receive: Receive) -> Receive:
+    is_received = False
 
     async def receive_at_once() -> Message:
-        nonlocal is_told
-        if is_told:
+        nonlocal is_received
+        if is_received:
             return await receive()
-        is_told = True
+        is_received = True
         return {"type": "http.request", "body": body, "more_body": False}
 
     return receive_at_once

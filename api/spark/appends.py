@@ -253,5 +253,5 @@ def _blob_of(mark: LastBatch) -> bytes:
 
 
 def _mark_of(cursor: messages.Cursor) -> LastBatch:
-    told = json.loads(cursor.blob or b'{"batch": -1}')
-    return LastBatch(int(told["batch"]), int(told.get("start", cursor.offset)), cursor.offset)
+    found = json.loads(cursor.blob or b'{"batch": -1}')
+    return LastBatch(int(found["batch"]), int(found.get("start", cursor.offset)), cursor.offset)

@@ -23,7 +23,7 @@ def shown_in_spark() -> Iterator[None]:
 
 
 @contextmanager
-def told_by_spark() -> Iterator[None]:
+def original_from_spark() -> Iterator[None]:
     """On the driver: raises a task's error as the original one."""
     try:
         yield

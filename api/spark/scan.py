@@ -30,7 +30,7 @@ from rollbook.api.spark.columns import schema_of
 from rollbook.api.spark.core.archive import ArchiveFile, unsigned
 from rollbook.api.spark.core.options import access_of, values_of
 from rollbook.api.spark.core.plan import Span
-from rollbook.api.spark.failures import shown_in_spark, told_by_spark
+from rollbook.api.spark.failures import original_from_spark, shown_in_spark
 from rollbook.api.spark.fetch import slices_of
 from rollbook.proto.errors import Corrupt, LogDataLoss, RollbookError
 
@@ -435,7 +435,7 @@ def measure(
     found = rows.groupBy("piece").agg(
         f.count("offset"), f.min("offset"), f.max("offset"), f.bit_xor(hashed), f.max("facts")
     )
-    with told_by_spark():
+    with original_from_spark():
         collected = found.collect()
     return [
         Measured(piece, count, -1 if first is None else first, -1 if last is None else last,

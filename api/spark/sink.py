@@ -114,10 +114,10 @@ def _codec_of(options: SinkOptions) -> Codec:
 
 def _commit(options: SinkOptions, messages: Sequence[Any], batch: MicroBatch) -> None:
     """Appends the rows of all tasks; runs on the driver."""
-    told = [each for each in messages if isinstance(each, TaskRows)]
-    _check_size(options, sum(each.size for each in told))
+    task_rows = [each for each in messages if isinstance(each, TaskRows)]
+    _check_size(options, sum(each.size for each in task_rows))
     gathered: dict[str, list[Any]] = {}
-    for message in told:  # Messages are in the order of partitions.
+    for message in task_rows:  # Messages are in the order of partitions.
         for log, data in message.rows:
             gathered.setdefault(log, []).append(pa.ipc.open_stream(data).read_all())
     channel = channel_of(options.access)

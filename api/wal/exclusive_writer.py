@@ -40,7 +40,7 @@ logger = logging.getLogger("rollbook.wal")  # Every program has it; structlog is
 
 LEASE_S: Final = 1.0
 _RENEWALS: Final = 3  # Renewals during one lease.
-_FAILURES_TOLD: Final = 3  # Fewer are any change of the log's owner.
+_FAILURES_LOGGED: Final = 3  # Fewer are any change of the log's owner.
 
 
 def is_passing(error: RollbookError) -> bool:
@@ -131,7 +131,7 @@ class ExclusiveWriter:
         self._writer.end()
 
     async def _acquire(self) -> WriterGrant:
-        pauses, told, failures = Pauses(LogClientConfig()), set[str](), 0
+        pauses, logged, failures = Pauses(LogClientConfig()), set[str](), 0
         attempt = new_attempt()  # Otherwise a writer that lost the response would wait for itself.
         while True:
             try:
@@ -148,9 +148,9 @@ class ExclusiveWriter:
                 if was_released:  # The old attempt's name is granted nothing more.
                     attempt = new_attempt()
                 failures = 0 if is_in_order else failures + 1  # Failures in a row.
-                lasts = isinstance(error, NotEnoughBookies) or failures >= _FAILURES_TOLD
-                if lasts and error.code.reason not in told:
-                    told.add(error.code.reason)
+                lasts = isinstance(error, NotEnoughBookies) or failures >= _FAILURES_LOGGED
+                if lasts and error.code.reason not in logged:
+                    logged.add(error.code.reason)
                     logger.warning("%s waits for %s: %s", self.holder, self._log.name, error)
                 await asyncio.sleep(pauses.next_s(error, is_known=False))
 

@@ -52,7 +52,7 @@ from rollbook.proto.errors import (
 from rollbook.proto.tasks import stop_tasks
 
 T = TypeVar("T")
-Told = Callable[[WriterEpoch, Any], None]
+OnApplied = Callable[[WriterEpoch, Any], None]
 """The result of a record, and its epoch."""
 
 SNAPSHOT_EVERY: Final = 10_000
@@ -219,13 +219,13 @@ class StateMachine:
             self._fail(failure)
             raise failure from error
 
-    def _take(self, batch: RecordBatch, told: Told | None) -> None:
+    def _take(self, batch: RecordBatch, on_applied: OnApplied | None) -> None:
         for block in batch.blocks:
             skip = self._replica.on_block(block.base_offset, block.next_offset, block.writer_epoch)
             for command in block.values()[skip : batch.next_offset - block.base_offset]:
                 result = self._apply(command)
-                if told is not None:
-                    told(block.writer_epoch, result)
+                if on_applied is not None:
+                    on_applied(block.writer_epoch, result)
         self._tell()
 
     def _tell(self) -> None:
@@ -269,7 +269,7 @@ class StateMachine:
         except RollbookError as error:
             self._fail(error)
 
-    async def replay(self, end: Offset | None, told: Told | None = None) -> None:
+    async def replay(self, end: Offset | None, on_applied: OnApplied | None = None) -> None:
         """Applies confirmed records, up to `end`, or until the log is sealed. However long it
         takes.
 
@@ -285,12 +285,12 @@ class StateMachine:
             )
             try:
                 async for batch in batches:
-                    self._take(batch, told)
+                    self._take(batch, on_applied)
                     pauses.reset()
                 if end is None:
                     return
             except Truncated as error:
-                if told is not None or not await self._restore():
+                if on_applied is not None or not await self._restore():
                     raise error from None
             except RollbookError as error:
                 if self.failure is not None or not is_passing(error):

@@ -88,8 +88,8 @@ class Ledger:
         "is_suspect",
         "last_add_confirmed",
         "ledger_id",
+        "received_lac",
         "shown_key",
-        "told_lac",
     )
 
     def __init__(self, ledger_id: int, facts: LedgerFacts) -> None:
@@ -101,7 +101,7 @@ class Ledger:
         self.is_suspect = False  # The bookie is finding out whether the ledger was deleted.
         self.last_add_confirmed: int = facts.lac_of_packet  # The highest LAC that is durable here.
         # The highest LAC received, durable or not: the ledger's LAC is at least that.
-        self.told_lac: int = facts.lac_of_packet
+        self.received_lac: int = facts.lac_of_packet
 
     def on_facts(self, facts: LedgerFacts) -> None:
         """These facts have become durable."""
@@ -150,9 +150,9 @@ class Ledger:
         It is true whatever happens to the add: the entries that it covers were confirmed. So
         requests that wait for it are answered at once. Decisions need the durable one.
         """
-        if last_add_confirmed <= self.told_lac:
+        if last_add_confirmed <= self.received_lac:
             return False
-        self.told_lac = last_add_confirmed
+        self.received_lac = last_add_confirmed
         return True
 
     def on_durable_lac(self, last_add_confirmed: int) -> bool:

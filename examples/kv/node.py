@@ -62,8 +62,12 @@ class Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:  # As http.server has it, here and below.
         machine, key = self.node.machine, self._key()
         if not key:
-            told = {"leader": machine.leader(), "applied": machine.applied, "epoch": machine.epoch}
-            self._answer(200, json.dumps(told))
+            status = {
+                "leader": machine.leader(),
+                "applied": machine.applied,
+                "epoch": machine.epoch,
+            }
+            self._answer(200, json.dumps(status))
         elif (value := self.node.get(key)) is None:
             self._answer(404, "")
         else:

@@ -12,14 +12,14 @@ class Store:
 
     def apply(self, command: bytes) -> Any:
         """Whether it was done, and what was there."""
-        told = json.loads(command)
-        key, found = told["key"], self.values.get(told["key"])
-        if told["do"] == "cas" and found != told["expect"]:
+        change = json.loads(command)
+        key, found = change["key"], self.values.get(change["key"])
+        if change["do"] == "cas" and found != change["expect"]:
             return False, found
-        if told["do"] == "delete":
+        if change["do"] == "delete":
             self.values.pop(key, None)
         else:
-            self.values[key] = told["value"]
+            self.values[key] = change["value"]
         return True, found
 
     def snapshot(self) -> bytes:

@@ -29,8 +29,8 @@ def sessions(spark: Any, endpoint: str, clicks: str) -> Any:
         .groupBy("key", session_window("event_time", "5 minutes").alias("visit"))
         .agg(count("*").alias("clicks"))
     )
-    told = struct(col("visit.start"), col("visit.end"), col("clicks"))
-    return visits.select("key", to_json(told).alias("value"))
+    shown = struct(col("visit.start"), col("visit.end"), col("clicks"))
+    return visits.select("key", to_json(shown).alias("value"))
 
 
 def run(spark: Any, endpoint: str, clicks: str, to: str, checkpoint: str) -> None:

@@ -93,7 +93,7 @@ class AddPipeline:
         self.acks = AckTracker(quorum)
         self.next_entry = FIRST_ENTRY
         self.appended_bytes = 0  # Bytes of all frames ever appended, estimated from above.
-        self.told_lac = self.acks.last_add_confirmed  # The newest LAC that a frame carries.
+        self.sent_lac = self.acks.last_add_confirmed  # The newest LAC that a frame carries.
         self.handed_end = FIRST_ENTRY  # No slot was sent this entry or a later one.
         self.tick = 0
         self._quorum = quorum
@@ -190,7 +190,7 @@ class AddPipeline:
                 self._frames += self._packer.pack_all(first, lac, lengths, payloads)
             self._lengths += lengths
             payloads.clear()
-            self.told_lac = lac
+            self.sent_lac = lac
 
     @property
     def confirmed_length(self) -> int:

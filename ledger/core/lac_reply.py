@@ -15,19 +15,19 @@ from rollbook.proto.wire.messages import ReadLacReply, Refusal, Reply
 
 
 @dataclass(frozen=True, slots=True)
-class ToldLac:
+class LacProof:
     last_add_confirmed: EntryId = NO_ENTRY
     highest_entry: EntryId = NO_ENTRY
     silence: type[RollbookError] | None = None  # The reason why the bookie does not count as heard.
 
 
-def judge_lac(digest: LedgerDigest, answer: Reply | RollbookError) -> ToldLac:
+def judge_lac(digest: LedgerDigest, answer: Reply | RollbookError) -> LacProof:
     if isinstance(answer, RollbookError):
-        return ToldLac(silence=type(answer))
+        return LacProof(silence=type(answer))
     if isinstance(answer, Refusal):
-        return ToldLac(silence=answer.error)
+        return LacProof(silence=answer.error)
     if not isinstance(answer, ReadLacReply):
-        return ToldLac(silence=BookieFailed)
+        return LacProof(silence=BookieFailed)
     lac = highest = NO_ENTRY
     silence = answer.error
     if silence is not None and issubclass(silence, Missing):
@@ -43,4 +43,4 @@ def judge_lac(digest: LedgerDigest, answer: Reply | RollbookError) -> ToldLac:
             lac, highest = max(lac, entry.last_add_confirmed), entry.entry_id
     except DigestMismatch:
         silence = DigestMismatch
-    return ToldLac(lac, highest, silence)
+    return LacProof(lac, highest, silence)

@@ -21,7 +21,7 @@ class LacSurvey:
         self._unheard = (1 << quorum.ensemble) - 1
         self._silent: dict[int, str] = {}  # What each silent slot returned that proves nothing.
 
-    def on_told(self, lac: EntryId, highest_entry: EntryId = NO_ENTRY) -> None:
+    def on_lac(self, lac: EntryId, highest_entry: EntryId = NO_ENTRY) -> None:
         """Takes a verified LAC, which counts from any bookie, heard or not."""
         self.last_add_confirmed = max(self.last_add_confirmed, lac)
         self.highest_entry = max(self.highest_entry, highest_entry)

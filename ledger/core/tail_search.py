@@ -275,11 +275,11 @@ class TailSearch:
     def describe(self, ensemble: Ensemble) -> str:
         """What the members of the write set reported about the next entry."""
         sought = self._sought.get(self._next, _Sought())
-        told: list[str] = []
+        answers: list[str] = []
         for slot in self._quorum.write_slots(self._next):
             said = sought.failures.get(slot, "no answer")
-            told.append(f"{ensemble[slot]}: {'no' if sought.negatives >> slot & 1 else said}")
-        return ", ".join(told)
+            answers.append(f"{ensemble[slot]}: {'no' if sought.negatives >> slot & 1 else said}")
+        return ", ".join(answers)
 
 
 class _Runs:

@@ -44,7 +44,7 @@ CURSORS_MAX: Final = 10_000  # The most cursors that a log may have.
 CURSORS_OF_PRINCIPAL_MAX: Final = 1_000  # The most cursors that a principal may have in one log.
 # The most cursors that a principal may have in all logs: 215 MB of the metadata store.
 CURSORS_IN_ALL_LOGS_MAX: Final = 50_000
-_TOLD_MAX: Final = 20
+_NAMES_MAX: Final = 20
 _DELETE_SOME: Final = "delete cursors that nobody uses: rollbook cursor ls, rollbook cursor rm"
 
 
@@ -76,7 +76,7 @@ class TruncationMarks:
         """
         if names := self.below(head):
             raise Guarded(
-                marks=tuple(str(name) for name in names[:_TOLD_MAX]),
+                marks=tuple(str(name) for name in names[:_NAMES_MAX]),
                 before=head,
                 lowest=min(offset for _, offset in self.offsets),
                 next_step="move or delete these marks first, or truncate to the lowest of them",

@@ -428,8 +428,8 @@ class LedgerList:
     @property
     def deleted_us(self) -> int:
         """When a DELETED log was deleted."""
-        told_us = [event.at_us for event in self.events if event.kind == LOG_DELETED]
-        return told_us[-1] if told_us else self.free_at_us
+        deleted_us = [event.at_us for event in self.events if event.kind == LOG_DELETED]
+        return deleted_us[-1] if deleted_us else self.free_at_us
 
     def with_shorter_grace(self, free_at_us: int) -> Self:
         """The list of a DELETED log whose grace ends at this time, if that is sooner."""

@@ -107,7 +107,7 @@ class BookieRegistration:
         self._standing: RegisteredMode | None = None  # The mode that was requested last.
         # The last known state: a session may be over before this process hears of it.
         self.is_registered = False
-        self._told: RegisteredMode | None = None  # The mode in the latest event.
+        self._logged: RegisteredMode | None = None  # The mode in the latest event.
         self.sessions_lost = 0
         self._turn = asyncio.Lock()
 
@@ -236,9 +236,9 @@ class BookieRegistration:
         for each in RegisteredMode:
             if each is not standing:
                 await self._remove(each)
-        if not self.is_registered or self._told is not standing:
+        if not self.is_registered or self._logged is not standing:
             logger.info("bookie_registered", bookie=self._bookie_id, standing=standing.name)
-        self.is_registered, self._told = True, standing
+        self.is_registered, self._logged = True, standing
 
     async def _enter(self, path: str) -> None:
         await create_surely(self._store, path, self._data, self._is_ours, CreateMode.EPHEMERAL)

@@ -27,7 +27,7 @@ def survive_full_file_table(loop: asyncio.AbstractEventLoop) -> None:
 
 class _Refusals:
     def __init__(self) -> None:
-        self._untold = 0
+        self._unreported = 0
         self._next_tell = float("-inf")
 
     def __call__(self, loop: asyncio.AbstractEventLoop, context: Mapping[str, Any]) -> None:
@@ -37,9 +37,9 @@ class _Refusals:
             loop.default_exception_handler(dict(context))
             return
         assert error is not None
-        self._untold += 1
+        self._unreported += 1
         if loop.time() >= self._next_tell:
             logger.error(
-                "connections_not_accepted", reason=describe_error(error), times=self._untold
+                "connections_not_accepted", reason=describe_error(error), times=self._unreported
             )
-            self._untold, self._next_tell = 0, loop.time() + _TELL_S
+            self._unreported, self._next_tell = 0, loop.time() + _TELL_S

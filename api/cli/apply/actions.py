@@ -168,8 +168,8 @@ async def _plan(
         state: messages.LogState = await client.ask(messages.GetLog(log))
     except NoSuchLog:
         _require_possible(log, LogConfig(), settings)
-        told = {name: shown_setting(value) for name, value in settings.items()}
-        return row | {"act": "+", "changes": told}
+        shown = {name: shown_setting(value) for name, value in settings.items()}
+        return row | {"act": "+", "changes": shown}
     _require_possible(log, state.config, settings)
     for name, value in settings.items():
         if (has := getattr(state.config, name)) != value:

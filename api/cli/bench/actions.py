@@ -232,7 +232,7 @@ class _Followers:
     """One follower for each log."""
 
     def __init__(self, latencies: Histogram) -> None:
-        self.told = 0
+        self.received = 0
         self._latencies = latencies
         self._has_news = asyncio.Event()
 
@@ -250,19 +250,19 @@ class _Followers:
             (due_ns,) = _STAMP.unpack_from(value)
             if due_ns:
                 self._latencies.observe(now_ns - due_ns)
-        self.told += len(values)
+        self.received += len(values)
         self._has_news.set()
 
     async def reach(self, count: int) -> None:
         """Raises `ReaderStalled`."""
         try:
             async with asyncio.timeout(_ARRIVAL_S_MAX):
-                while self.told < count:
+                while self.received < count:
                     self._has_news.clear()
                     await self._has_news.wait()
         except TimeoutError:
             raise ReaderStalled(
-                "followers did not get all acked records", told=self.told, acked=count
+                "followers did not get all acked records", told=self.received, acked=count
             ) from None
 
 

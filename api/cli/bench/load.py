@@ -41,7 +41,7 @@ class Stopwatch:
         on_sent: Callable[[int], object] | None = None,
     ) -> None:
         self._on_sent = on_sent
-        self._told = 0
+        self._reported = 0
         self._latencies = latencies
         self._records = records
         self._end_ns = time.perf_counter_ns() + round(seconds * _NS_PER_S)
@@ -49,8 +49,8 @@ class Stopwatch:
     def goes_on(self, sent: int, due_ns: int = 0) -> bool:
         """Whether to go on; records due after the end are not waited for."""
         if self._on_sent is not None:
-            self._on_sent(sent - self._told)
-            self._told = sent
+            self._on_sent(sent - self._reported)
+            self._reported = sent
         return sent < self._records and max(due_ns, time.perf_counter_ns()) < self._end_ns
 
     def sample(self) -> Callable[[Any], None]:

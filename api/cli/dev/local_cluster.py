@@ -117,7 +117,7 @@ async def local_cluster(
             ) from error
         stack.push_async_callback(lock.release)
         url = f"sqlite://{folder}/metadata.db"
-        store = await open_metadata_store(url, serve=True, create=True, on_fatal=_end_told)
+        store = await open_metadata_store(url, serve=True, create=True, on_fatal=_explain_and_end)
         stack.push_async_callback(store.close)
         await _ensure_cluster(store, url)
         running: dict[str, Bookie] = {}
@@ -237,7 +237,7 @@ async def _open_bookie(
     return await Bookie.open(machine, await open_metadata_store(url), elsewhere)
 
 
-def _end_told(error: BaseException) -> None:
+def _explain_and_end(error: BaseException) -> None:
     """A program that runs a whole cluster handles errors as `main` prints them, which is not used
     here."""
     if isinstance(error, RollbookError):

@@ -112,8 +112,8 @@ def read_head(file: BinaryIO) -> ExportedLog | None:
         return None
     if google_crc32c.value(text) != crc:
         raise _damaged(file.tell() - length)
-    told = json.loads(text)
-    return ExportedLog(str(told["log"]), str(told["uid"]))
+    header = json.loads(text)
+    return ExportedLog(str(header["log"]), str(header["uid"]))
 
 
 def is_ended(file: BinaryIO) -> bool:

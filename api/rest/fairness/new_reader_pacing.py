@@ -40,7 +40,7 @@ class Newcomer:
         await self._line.wait(self._may_wait_s)
         self._may_wait_s -= now() - begin
 
-    def on_told(self, size: int) -> None:
+    def on_sent(self, size: int) -> None:
         self._unproven_bytes -= size
 
     def on_nothing_taken(self) -> None:

@@ -54,7 +54,7 @@ class ReaderTurns:
             async with aclosing(watch(through)) as events:
                 async for event in events:
                     yield event
-                    turn.on_told(_size_of(event))
+                    turn.on_sent(_size_of(event))
                     del event  # The event would be kept in memory until the next turn.
         finally:
             turn.give_up()
@@ -229,7 +229,7 @@ class _ReaderTurn:
         if self._waiting is not None:
             self._waiting.reschedule(self._loop.time())
 
-    def on_told(self, size: int) -> None:
+    def on_sent(self, size: int) -> None:
         """Ends the turn, unless the follower continues at once."""
         self._room -= size
         if self._room <= 0:

@@ -29,7 +29,7 @@ from rollbook.api.spark.core.audit_findings import (
 from rollbook.api.spark.core.options import Selection
 from rollbook.api.spark.core.plan import Span
 from rollbook.api.spark.core.progress import TailPoint
-from rollbook.api.spark.failures import told_by_spark
+from rollbook.api.spark.failures import original_from_spark
 from rollbook.api.spark.logs import Logs, require_some
 from rollbook.api.spark.pipelines.common import Progress, Report, Way
 from rollbook.api.spark.scan import FilePiece, Measured, Piece, measure
@@ -311,7 +311,7 @@ class _Foreign(NamedTuple):
 def _bounds_of(rows: Any) -> tuple[int, int, _Foreign]:
     """The first and the last record of the source, and the records of another origin."""
     foreign = "CASE WHEN source IS NULL THEN offset END"
-    with told_by_spark():
+    with original_from_spark():
         (found,) = rows.selectExpr(
             "min(source)", "max(source)", f"count({foreign})", f"min({foreign})", f"max({foreign})"
         ).collect()
@@ -339,7 +339,7 @@ def _mirrored(rows: Any, ranges: Sequence[tuple[int, int]]) -> dict[int, Mirrore
             f.max(shift),
         )
     )
-    with told_by_spark():
+    with original_from_spark():
         collected = found.collect()
     return {
         at: Mirrored(records, unsigned(xor), least, most)

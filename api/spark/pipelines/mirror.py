@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from rollbook.api.spark.core import provenance
 from rollbook.api.spark.core.options import Selection
-from rollbook.api.spark.failures import told_by_spark
+from rollbook.api.spark.failures import original_from_spark
 from rollbook.api.spark.logs import require_some
 from rollbook.api.spark.pipelines.common import Progress, Report, Way
 from rollbook.api.spark.sessions import register
@@ -83,7 +83,7 @@ def mirror(
         )
     )
     row = report.logs.setdefault(target, {"from": log, "first": start, "records": 0})
-    with told_by_spark():
+    with original_from_spark():
         query = writer.start()
         seen = -1
         try:

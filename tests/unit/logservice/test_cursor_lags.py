@@ -223,23 +223,23 @@ def test_cursors_of_which_no_lag_is_told_are_counted() -> None:
     async def story(lags: CursorLags, owners: Owners, nodes: Nodes) -> None:
         for log, more in ((LOGS[0], 7), (LOGS[1], 20)):
             nodes.offsets[log] = {f"c{n}": 9 for n in range(cursor_lags._READ_MAX + more)}
-        assert lags.untold() == 0
+        assert lags.without_lag() == 0
         owners.owned_logs.append(LOGS[0])
         await asyncio.sleep(cursor_lags._INTERVAL_S)
         lags.look()
         await asyncio.sleep(1)
-        assert lags.untold() == 7
+        assert lags.without_lag() == 7
         await sweep(lags, {LOGS[1]: 9})
-        assert lags.untold() == 27, "also of what lags by nothing"
+        assert lags.without_lag() == 27, "also of what lags by nothing"
         await sweep(lags, {})
-        assert lags.untold() == 7, "the other one is looked after elsewhere"
+        assert lags.without_lag() == 7, "the other one is looked after elsewhere"
         owners.owned_logs.clear()
-        assert lags.untold() == 0, "its present owner counts them"
+        assert lags.without_lag() == 0, "its present owner counts them"
         await sweep(lags, {LOGS[0]: 9})
-        assert lags.untold() == 7
+        assert lags.without_lag() == 7
         nodes.broken[LOGS[0]] = NoSuchLog()
         await sweep(lags, {LOGS[0]: 9})
-        assert lags.untold() == 0
+        assert lags.without_lag() == 0
 
     play_idle(story)
 

@@ -93,7 +93,7 @@ def test_cursor_lags_are_counted_while_the_log_has_an_owner() -> None:
         assert stats.cursor_lags() == {f"{log}:c": 20.0}
         async with a.events(messages.ReadStream(log, Earliest())) as events:
             assert isinstance(await anext(events), messages.Records)
-            assert (stats.readers(), stats.told_records) == (1, 30)
+            assert (stats.readers(), stats.sent_records) == (1, 30)
             assert stats.reader_lags() == {str(log): 0.0}
             request = messages.ReadStream(log, AtOffset(Offset(0)))
             async with a.events(request) as others:

@@ -217,11 +217,11 @@ def _start_at_zero(self: LacSurvey, quorum: Quorum, *_: Any) -> None:
     _init_survey(self, quorum)
 
 
-_on_told = LacSurvey.on_told
+_on_lac = LacSurvey.on_lac
 
 
 def _take_the_highest(self: LacSurvey, lac: EntryId, highest_entry: EntryId = NO_ENTRY) -> None:
-    _on_told(self, max(lac, highest_entry), highest_entry)
+    _on_lac(self, max(lac, highest_entry), highest_entry)
 
 
 def _pack_moving(self: WriteBacks, entry: Entry) -> bytes:
@@ -513,7 +513,7 @@ LEDGER_MUTANTS: Final = (
         "ledger-highest-is-confirmed",
         "The highest entry that anybody holds is taken for confirmed.",
         _BUDGET,
-        ((LacSurvey, "on_told", _take_the_highest),),
+        ((LacSurvey, "on_lac", _take_the_highest),),
         drill="broken_recovery",
     ),
     LedgerMutant(

@@ -15,10 +15,10 @@ B = ("b0", "b1", "b2")
 def test_the_highest_told_counts_once_every_ack_quorum_was_heard() -> None:
     """RD1."""
     survey = LacSurvey(E3)
-    survey.on_told(EntryId(4), EntryId(5))
+    survey.on_lac(EntryId(4), EntryId(5))
     survey.on_heard(0)
     assert not survey.is_covered
-    survey.on_told(EntryId(7), EntryId(8))
+    survey.on_lac(EntryId(7), EntryId(8))
     survey.on_heard(1)
     assert survey.is_covered
     assert survey.last_add_confirmed == 7
@@ -28,7 +28,7 @@ def test_the_highest_told_counts_once_every_ack_quorum_was_heard() -> None:
 def test_a_wiped_bookie_is_not_heard() -> None:
     """RD1: two of three lost what they had; the third alone may have missed the last entries."""
     survey = LacSurvey(E3)
-    survey.on_told(EntryId(0))
+    survey.on_lac(EntryId(0))
     survey.on_heard(0)
     survey.on_silence(1, "ENTRY_STATE_UNKNOWN")
     survey.on_silence(2, "ENTRY_STATE_UNKNOWN")
@@ -39,7 +39,7 @@ def test_a_wiped_bookie_is_not_heard() -> None:
 
 def test_a_fragment_begins_behind_what_is_confirmed() -> None:
     survey = LacSurvey(E3, floor=EntryId(9))
-    survey.on_told(NO_ENTRY)
+    survey.on_lac(NO_ENTRY)
     assert survey.last_add_confirmed == 9
 
 

@@ -117,7 +117,7 @@ class Game:
                 continue
             lasts[slot] = self._fence(slot)
             if (last := lasts[slot]) is not None:
-                survey.on_told(EntryId(bookie.entries[last.entry_id]), last.entry_id)
+                survey.on_lac(EntryId(bookie.entries[last.entry_id]), last.entry_id)
             survey.on_heard(slot)
         if not survey.is_covered:
             return None

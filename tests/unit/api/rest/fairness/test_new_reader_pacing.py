@@ -53,9 +53,9 @@ async def test_whoever_took_what_nothing_could_hold_for_him_waits_no_more(loop: 
     busy = AdmissionQueue(10)
     newcomer = Newcomer(busy)
     await busy.wait()
-    newcomer.on_told(MUCH - 1)
+    newcomer.on_sent(MUCH - 1)
     assert await rounds_of_a_wait(newcomer, loop) > 0
-    newcomer.on_told(1)
+    newcomer.on_sent(1)
     assert await rounds_of_a_wait(newcomer, loop) == 0
     newcomer.on_nothing_taken()
     assert await rounds_of_a_wait(newcomer, loop) > 0
