@@ -69,7 +69,7 @@ class Reading:
         """Returns the entry. Raises `NoSuchLedger`, `NoSuchEntry`, `EntryStateUnknown`."""
         if (found := self.peek(ledger_id, entry_id)) is not None:
             return found
-        return await self._settled(lambda: self._read(ledger_id, entry_id))
+        return await self._answer(lambda: self._read(ledger_id, entry_id))
 
     async def read_run(
         self, ledger_id: int, first_entry: int, count_max: int, bytes_max: int
@@ -96,15 +96,15 @@ class Reading:
 
     async def read_last(self, ledger_id: int) -> bytes:
         """The entry with the highest id; none after it may have been lost (B1). Raises like `read`."""
-        return await self._settled(lambda: self._read_last(ledger_id))
+        return await self._answer(lambda: self._read_last(ledger_id))
 
     async def entry_ranges(self, ledger_id: int, ranges_max: int) -> Ranges:
         """The ranges of all entries here, ascending. Raises like `read`, except `NoSuchEntry`, and
         `EntryTooLarge` if there are too many ranges.
         """
-        return await self._settled(lambda: self._entry_ranges(ledger_id, ranges_max))
+        return await self._answer(lambda: self._entry_ranges(ledger_id, ranges_max))
 
-    async def _settled(self, question: Callable[[], Awaitable[T]]) -> T:
+    async def _answer(self, question: Callable[[], Awaitable[T]]) -> T:
         """Answers the question. If entries moved to another file in the meantime and no entry was
         found, asks again."""
         while True:

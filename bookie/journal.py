@@ -159,7 +159,7 @@ class Journal:
         Fails with `BookieFailed`: then the outcome is unknown. Cancelling it changes nothing.
         """
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._enqueue(item, is_sync_deferred, size_of(item), settling(done))
+        self._enqueue(item, is_sync_deferred, size_of(item), set_when_done(done))
         self._wake()
         return done
 
@@ -198,7 +198,7 @@ class Journal:
     def sync(self) -> asyncio.Future[None]:
         """Done when everything that was appended before this call is durable."""
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._enqueue(None, False, 0, settling(done))
+        self._enqueue(None, False, 0, set_when_done(done))
         self._wake()
         return done
 
@@ -492,8 +492,8 @@ def _tell(batch: Sequence[PendingWrite], cause: BaseException | None = None) -> 
         raise bug
 
 
-def settling(done: asyncio.Future[None]) -> OnDone:
-    def settle(_count: int, error: BookieFailed | None) -> None:
+def set_when_done(done: asyncio.Future[None]) -> OnDone:
+    def set_done(_count: int, error: BookieFailed | None) -> None:
         if done.done():  # The waiting task was cancelled.
             return
         if error:
@@ -502,7 +502,7 @@ def settling(done: asyncio.Future[None]) -> OnDone:
         else:
             done.set_result(None)
 
-    return settle
+    return set_done
 
 
 def _failed(cause: BaseException | None) -> BookieFailed:

@@ -63,7 +63,7 @@ async def read_back(
             window *= 2  # A record may be longer than the window.
         else:
             break
-    replayed.settle()
+    replayed.flush()
 
     def unproven_at(proven: int) -> int:
         place = max(0, proven + 1 - first_sequence)

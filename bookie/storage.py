@@ -38,7 +38,7 @@ from rollbook.bookie.core.salvage import take_frames
 from rollbook.bookie.damage_events import DamageEvents
 from rollbook.bookie.entry_log import EntryLogs
 from rollbook.bookie.entry_reader import Reading
-from rollbook.bookie.journal import Journal, JournalFile, OnDone, settling
+from rollbook.bookie.journal import Journal, JournalFile, OnDone, set_when_done
 from rollbook.bookie.ledger_reports import LedgerViews
 from rollbook.bookie.record_file import Cache
 from rollbook.bookie.sorted_log import NewLog
@@ -261,7 +261,7 @@ class Storage:
         done: asyncio.Future[None] | None = None
         if on_done is None:
             done = asyncio.get_running_loop().create_future()
-            on_done = settling(done)
+            on_done = set_when_done(done)
         self._submit(adds, accepted, on_done)
         if done is not None:
             self._journal.go_on()
@@ -552,7 +552,7 @@ class Storage:
         for _ in range(2 if len(self._ledgers) >= _LEDGERS_MAX else 0):
             ledger_id, ledger = next(iter(self._ledgers.items()))
             del self._ledgers[ledger_id]
-            if ledger_id in self._unsaved or not ledger.is_settled:
+            if ledger_id in self._unsaved or not ledger.is_at_rest:
                 self._ledgers[ledger_id] = ledger  # The ledger goes to the end of the order.
 
     def _make_ledger(self, ledger_id: int, facts: LedgerFacts) -> Ledger:

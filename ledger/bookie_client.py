@@ -272,8 +272,8 @@ class BookieClient(asyncio.BufferedProtocol):
         # Open channels by ledger, and how many replies closed channels still expect.
         self._channels: dict[LedgerId, AddChannel] = {}
         self._owed: dict[LedgerId, int] = {}
-        # `settled` waits for it: until closed channels have all their replies.
-        self._settling: asyncio.Future[None] | None = None
+        # `drained` waits for it: until closed channels have all their replies.
+        self._draining: asyncio.Future[None] | None = None
         # Frames that wait to be sent.
         self._outbox = SendQueue()
         # Small adds of this turn of the loop, which are sent before the outbox.
@@ -418,16 +418,16 @@ class BookieClient(asyncio.BufferedProtocol):
         is_asked = not all(call.future.done() for call in self._waiting.values())
         return bool(self._owed) and not self._channels and not is_asked
 
-    async def settled(self) -> None:
+    async def drained(self) -> None:
         """Returns when closed channels have all their replies, or the connection is over."""
         while self._owed and not self.is_over:
-            self._settling = self._settling or self._loop.create_future()
-            await asyncio.shield(self._settling)
+            self._draining = self._draining or self._loop.create_future()
+            await asyncio.shield(self._draining)
 
-    def _tell_settled(self) -> None:
-        if self._settling is not None and (self.is_over or not self._owed):
-            self._settling.set_result(None)
-            self._settling = None
+    def _tell_drained(self) -> None:
+        if self._draining is not None and (self.is_over or not self._owed):
+            self._draining.set_result(None)
+            self._draining = None
 
     def _left_behind(self) -> int:
         """Bytes of closed channels that wait to be sent."""
@@ -514,7 +514,7 @@ class BookieClient(asyncio.BufferedProtocol):
             self._owed[ledger_id] -= count
             if not self._owed[ledger_id]:
                 del self._owed[ledger_id]
-                self._tell_settled()
+                self._tell_drained()
         else:
             raise BadFrame(f"replies to adds to ledger {ledger_id} that were not sent")
 
@@ -594,7 +594,7 @@ class BookieClient(asyncio.BufferedProtocol):
         if self.is_over:
             return
         self.is_over = True
-        self._tell_settled()
+        self._tell_drained()
         self._transport.abort()
         if self._timer is not None:
             self._timer.cancel()

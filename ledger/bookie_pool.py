@@ -231,7 +231,7 @@ class Bookies:
                 async with asyncio.timeout(_LAST_COPIES_S):
                     for link in last:
                         if link.client:
-                            await link.client.settled()
+                            await link.client.drained()
         finally:
             for link in last:
                 link.stop()

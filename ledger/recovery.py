@@ -368,7 +368,7 @@ class _Attempt:
             if not search.is_over:
                 for ask in search.plan(self._room(write_backs)):
                     self._ask(ask)
-            if search.is_over and write_backs.is_settled:
+            if search.is_over and write_backs.is_complete:
                 return
             if search.is_stuck:
                 await self._ask_again(search)
@@ -505,7 +505,7 @@ class _Attempt:
         left = self._config.recovery_window_bytes - write_backs.kept_bytes
         ahead_max = _AHEAD_MAX if self._batch_slots else _AHEAD_MAX_SINGLY
         entries = min(ahead_max, left // (self._entry_bytes or _ENTRY_BYTES_GUESSED))
-        return max(entries, int(write_backs.is_settled))
+        return max(entries, int(write_backs.is_complete))
 
     # ------------------------------------------------------------------------------------------
 

@@ -124,8 +124,8 @@ class WriteBacks:
     # --- Used by the recovery -----------------------------------------------------------------
 
     @property
-    def is_settled(self) -> bool:
-        return self._copies.is_settled
+    def is_complete(self) -> bool:
+        return self._copies.is_complete
 
     @property
     def kept_bytes(self) -> int:

@@ -551,7 +551,7 @@ class LedgerWriter:
         if self._wants_room:
             self._offer_room()
         is_down = bool(self._seating.down)
-        if pipeline.is_settled and not is_down:
+        if pipeline.has_all_replies and not is_down:
             return
         is_changing = self._stand_ins.is_changing
         if error := pipeline.find_hopeless(self._seating.standing, is_changing=is_changing):

@@ -477,7 +477,7 @@ class LogServer:
         except RollbookError as error:
             self._on_unopened(name, error)
             raise
-        self._unopened.on_settled(name)
+        self._unopened.forget(name)
         self._lost.pop(name, None)
         self.opened += 1
         logger.info(
@@ -500,7 +500,7 @@ class LogServer:
         """
         # Another server has the log, or it does not exist.
         if isinstance(error, NotOwner | Missing):
-            self._unopened.on_settled(name)
+            self._unopened.forget(name)
             return
         why, now_s = error.message or error.code.reason, self.clock.monotonic_ns() / 1e9
         failed = self._unopened.on_failed(name, now_s, why, error.next_step)

@@ -151,7 +151,7 @@ class Auditor:
         """
         session = self._store.session
         known = await self._cookies.list()
-        await self._index.settle()
+        await self._index.catch_up()
         # The time is read before the look: the observed state may be old when it is processed.
         now_ns = self._clock.monotonic_ns()
         live = await self._watcher.look()
@@ -272,7 +272,7 @@ class Auditor:
             await self._has_news.wait()
 
     async def _pass(self, lost: frozenset[BookieId]) -> None:
-        await self._index.settle()
+        await self._index.catch_up()
         backlog = Backlog()
         async for ledger_id, row in self._index.naming(lost):
             backlog.add(ledger_id, good_copies(row, self._losses.missing))

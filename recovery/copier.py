@@ -111,11 +111,11 @@ class Copier:
         copied = Copied()
         owed = 0  # Bytes of the budget for entries in flight.
 
-        def settle() -> None:
+        def return_budget() -> None:
             nonlocal owed
-            settled = max(0, owed - restorer.unacked_bytes)
-            owed -= settled
-            self._budget.give(settled)
+            returned = max(0, owed - restorer.unacked_bytes)
+            owed -= returned
+            self._budget.give(returned)
 
         restorer = Restorer(
             target,
@@ -124,7 +124,7 @@ class Copier:
             self._bookies,
             self._config,
             is_urgent=is_urgent,
-            on_durable=settle,
+            on_durable=return_budget,
         )
         reading: deque[asyncio.Task[_Chunk]] = deque()
         chunks = self._chunks(iter(entry_ids))
@@ -145,7 +145,7 @@ class Copier:
                 copied.entries += len(chunk.entries)
                 copied.entry_bytes += size
                 on_progress(size)
-                settle()
+                return_budget()
             await restorer.flush()
             return copied
         finally:

@@ -58,7 +58,7 @@ LEDGERS_MAX: Final = 1_000
 _LOOK_AGAIN_S: Final = 120.0
 _OVERDUE_LOOK_S: Final = 30.0
 # The pause before changed nodes are read, since they change in large numbers.
-_SETTLE_S: Final = 0.05
+_GATHER_S: Final = 0.05
 _READS_AT_ONCE: Final = 32
 _UNREADABLE: Final = (BadMetadata, UnsupportedVersion, InvalidRequest)
 
@@ -228,7 +228,7 @@ class ClusterEventLog:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(max(due_at - loop.time(), 0)):
                     await self._news.wait()
-            await asyncio.sleep(_SETTLE_S)
+            await asyncio.sleep(_GATHER_S)
 
     async def _read(self, part: _WatchedFolder) -> None:
         changed, part.changed = part.changed, {}

@@ -10,7 +10,7 @@ due: without the watch Java may have moved a closed ledger. A sweep is paced, an
 any case.
 
 The index may name too much, never too little, as far as it has read (RI1); it shows what it has
-not read (`settle`, `sweeps`). No final decision uses the index: `safe-to-remove` and the end of
+not read (`catch_up`, `sweeps`). No final decision uses the index: `safe-to-remove` and the end of
 a drain walk the ledgers themselves (RI2).
 """
 
@@ -126,7 +126,7 @@ class LedgerIndex:
         self._on_change.append(call)
         return lambda: self._on_change.remove(call)
 
-    async def settle(self) -> None:
+    async def catch_up(self) -> None:
         """Returns when all that was noted before the call has been read, and no walk is owed."""
         notes = self._notes
         while self._must_walk or (self._noted and next(iter(self._noted.values())) <= notes):

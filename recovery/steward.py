@@ -206,7 +206,7 @@ class Steward:
     async def _round(self, vote: Vote) -> None:
         self._has_news.clear()
         if self._are_tasks_known:
-            await self._index.settle()
+            await self._index.catch_up()
             lifecycles = await self._lifecycles.list()
             self._cared_for = frozenset(
                 each.bookie for each in lifecycles if not each.lifecycle.takes_entries

@@ -2,7 +2,7 @@
 
 import os
 
-from rollbook.api.access.core.file_settling import FileSettling, ReadFile, Wait
+from rollbook.api.access.core.file_stability import FileStability, ReadFile, Wait
 from rollbook.proto.errors import BadConfig
 from rollbook.proto.runtime.file_stamp import FileStamp, file_stamp
 from rollbook.proto.runtime.system_errors import describe_error
@@ -14,13 +14,13 @@ class WatchedFile:
         self.path = path
         self._stamp = file_stamp(path)
         self._kind = "token file" if is_token else "access file"
-        self._settling = FileSettling(_read(path, self._kind), is_token=is_token)
+        self._stability = FileStability(_read(path, self._kind), is_token=is_token)
         self._wait: Wait | None = None
 
     @property
     def data(self) -> bytes:
         """The contents in force."""
-        return self._settling.in_force.data
+        return self._stability.in_force.data
 
     def look(self, now_ns: int, wall_ns: int) -> bool:
         """Whether there is news: it was loaded, or waits for another reason than before."""
@@ -29,7 +29,7 @@ class WatchedFile:
         if stamp == self._stamp and (again_ns is None or now_ns < again_ns):
             return False
         before, self._stamp = self._wait, stamp
-        self._wait = self._settling.on_seen(
+        self._wait = self._stability.on_seen(
             _read_twice(self.path, self._kind, stamp), now_ns, wall_ns
         )
         return self._wait is None or before is None or self._wait.reason != before.reason

@@ -496,7 +496,7 @@ class BookieActs:
         about: dict[str, Any] = {"bookie": bookie, "state": state.value, "force": force}
         # The id comes last, since it may end in anything.
         kind = f"{'forced-' if force else ''}{state.value}-{bookie}"
-        return await self._settle(duty, "SetLifecycle", kind, work, about)
+        return await self._await_result(duty, "SetLifecycle", kind, work, about)
 
     async def remove(self, bookie: str, give_up: int | None) -> Operation:
         async def work() -> Facts:
@@ -504,7 +504,7 @@ class BookieActs:
 
         about: dict[str, Any] = {"bookie": bookie, "give_up": give_up}
         kind = f"remove-{bookie}" if give_up is None else f"give-up-{give_up}-remove-{bookie}"
-        return await self._settle(Duty.REMOVE, "RemoveBookie", kind, work, about)
+        return await self._await_result(Duty.REMOVE, "RemoveBookie", kind, work, about)
 
     async def change(
         self,
@@ -515,7 +515,7 @@ class BookieActs:
         **about: Any,
     ) -> Operation:
         """Runs one operation of `kind` at a time; raises its error."""
-        return await self._settle(duty, method, kind, work, about)
+        return await self._await_result(duty, method, kind, work, about)
 
     def act(self, duty: Duty, method: str, **about: Any) -> AbstractContextManager[dict[str, Any]]:
         """Wraps a change for whose end the caller waits."""
@@ -529,9 +529,9 @@ class BookieActs:
 
         which = hashlib.sha256(json.dumps(list(bookies)).encode()).hexdigest()
         kind = f"judge-{which[:16]}"  # A thousand ids would make a long path.
-        return await self._operations.settle(kind, work, _PATIENCE_S, is_look=True)
+        return await self._operations.await_result(kind, work, _PATIENCE_S, is_look=True)
 
-    async def _settle(
+    async def _await_result(
         self,
         duty: Duty,
         method: str,
@@ -548,7 +548,7 @@ class BookieActs:
             with self._managing.act(duty, method, **about):
                 return await work()
 
-        return await self._operations.settle(kind, work_to_its_end, _PATIENCE_S)
+        return await self._operations.await_result(kind, work_to_its_end, _PATIENCE_S)
 
 
 def _ledger_acts(admin: ClusterAdmin, managing: Managing) -> APIRouter:

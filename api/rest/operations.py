@@ -82,7 +82,7 @@ class RunningOperations:
         oldest = next((each for each in ended if each.is_look), ended[0])
         del self._known[oldest.id]
 
-    async def settle(
+    async def await_result(
         self,
         kind: str,
         work: Callable[[], Awaitable[Facts]],

@@ -131,7 +131,7 @@ class Ledger:
         return None
 
     @property
-    def is_settled(self) -> bool:
+    def is_at_rest(self) -> bool:
         """Whether all facts are durable and no change is pending."""
         return (
             self.shown_key == self.facts.ledger_key

@@ -54,9 +54,9 @@ class Replayed:
         if end != len(body):
             raise TornRecord("a sound record holds what is no add", position=record.position + end)
         if len(self._gathered) >= _GATHERED_MAX:
-            self.settle()
+            self.flush()
 
-    def settle(self) -> None:
+    def flush(self) -> None:
         """Moves all gathered entries to the memtable."""
         if not self._gathered:
             return
@@ -73,26 +73,26 @@ def replay(reader: RecordReader, found: Scan) -> Replayed:
 def replay_scan(result: Replayed, reader: RecordReader, found: Scan) -> None:
     for record in found.records:
         replay_record(result, record, reader.body(record))
-    result.settle()
+    result.flush()
     for rot in found.rot:
         _replay_rot(result, reader, rot)
 
 
 def replay_record(result: Replayed, record: FoundRecord, body: bytes) -> None:
-    """Replays the next record, which is sound. The caller calls `settle` after the last one."""
+    """Replays the next record, which is sound. The caller calls `flush` after the last one."""
     if record.kind is RecordKind.FRAMES:
         result.gather(record, body)
         result.records.append(record.position)
         result.shape.on_record(len(body), record.ledgers)
         return
     if record.kind is RecordKind.ENTRIES:
-        result.settle()
+        result.flush()
         _replay_entries(result, record, body)
     elif record.kind is RecordKind.CONTROL:
         for control in unpack_controls(body):
             result.controls.append(control)
             if control.operation in (ControlOperation.DELETE, ControlOperation.DROP):
-                result.settle()
+                result.flush()
                 result.memtable.drop(control.ledger_id)
 
 

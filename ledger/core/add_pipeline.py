@@ -124,7 +124,7 @@ class AddPipeline:
     def has_room(self, entries: int, payload_bytes: int) -> bool:
         """Whether the window has room. An entry larger than an empty window passes alone."""
         size = payload_bytes + entries * _AROUND_BYTES
-        return self.is_settled or (
+        return self.has_all_replies or (
             self.next_entry + entries <= self._full_at_entry
             and self.appended_bytes + size <= self._full_at_bytes
         )
@@ -141,7 +141,7 @@ class AddPipeline:
         entry_id, end = self.next_entry, self.appended_bytes + size + _AROUND_BYTES
         # Inlines `has_room`: a call of it takes half as long as all of `append`.
         is_full = end > self._full_at_bytes or entry_id >= self._full_at_entry
-        if is_full and not self.is_settled:
+        if is_full and not self.has_all_replies:
             raise Overloaded(_FULL, next_step=_WAIT)
         if size > self._payload_bytes_max:
             raise self._too_large(size)
@@ -203,7 +203,7 @@ class AddPipeline:
         return self.appended_bytes - self._released_bytes
 
     @property
-    def is_settled(self) -> bool:
+    def has_all_replies(self) -> bool:
         """Whether no response is outstanding."""
         return self._first == self.next_entry
 
@@ -350,7 +350,7 @@ class AddPipeline:
         for seat in self._seats:
             if seat.takes_entries and seat.sent < self._first:
                 seat.sent = self._first  # The slot does not hold the entries that it was not sent.
-        if self.is_settled:
+        if self.has_all_replies:
             self._joined = b""
         return True
 

@@ -60,7 +60,7 @@ class WriteBack:
         for entry_id in entry_ids:
             if (copies := self._copies.get(entry_id)) is not None:
                 copies.acked |= 1 << slot
-        self._settle()
+        self._release()
 
     def owes(self, slot: int) -> bool:
         """Whether the slot still has to acknowledge entries."""
@@ -98,10 +98,10 @@ class WriteBack:
     def abandon(self, slot: int) -> None:
         """The slot failed without a replacement: the others have to be enough."""
         self._abandoned |= 1 << slot
-        self._settle()
+        self._release()
 
     @property
-    def is_settled(self) -> bool:
+    def is_complete(self) -> bool:
         return not self._copies
 
     @property
@@ -134,12 +134,12 @@ class WriteBack:
             for holders in self._holders
         )
 
-    def _settle(self) -> None:
-        settled: list[EntryId] = []
+    def _release(self) -> None:
+        released: list[EntryId] = []
         for entry_id, copies in self._copies.items():
             owed = self._quorum.write_mask(entry_id) & ~self._abandoned & ~copies.acked
             if owed or not self._quorum.is_acked(entry_id, copies.acked):
                 break
-            settled.append(entry_id)
-        for entry_id in settled:
+            released.append(entry_id)
+        for entry_id in released:
             self.entry_bytes -= len(self._copies.pop(entry_id).entry.payload)

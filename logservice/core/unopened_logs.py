@@ -49,7 +49,7 @@ class UnopenedLogs:
             self._failed.popitem(last=False)
         return found
 
-    def on_settled(self, name: LogName) -> None:
+    def forget(self, name: LogName) -> None:
         """Forget a log that was opened, or is no longer for this server to open."""
         self._failed.pop(name, None)
 

@@ -34,7 +34,7 @@ from rollbook.proto.tasks import stop_tasks
 logger = structlog.get_logger()
 
 LOOK_AGAIN_S: Final = 60.0
-_SETTLE_S: Final = 0.02
+_GATHER_S: Final = 0.02
 _RETRY_PAUSE_S: Final = 0.5
 
 Bookies = Mapping[BookieId, BookieServiceInfo]
@@ -138,7 +138,7 @@ class BookieWatcher:
         try:
             async with asyncio.timeout(self._look_again_s):
                 event = await _next_event(watch)
-            async with asyncio.timeout(_SETTLE_S):  # Bookies come and go in large numbers.
+            async with asyncio.timeout(_GATHER_S):  # Bookies come and go in large numbers.
                 while event.kind is not WatchEventKind.RESYNC:
                     dirty[event.path] = None
                     event = await _next_event(watch)

@@ -138,7 +138,7 @@ class _V3AddGroup(AddGroup):
             self.run.add_to(self.lists)
             self.run = None
 
-    def settle(self) -> Self:
+    def finish(self) -> Self:
         """Nothing more comes."""
         columns = self.run.columns if self.run else self.lists[:4]
         self.entry_ids, self.lacs, self.starts, self.ends = columns
@@ -248,7 +248,7 @@ def take_adds(buffer: bytes, position: int, frame_bytes_max: int) -> tuple[Adds 
         position = end
     if position == first:
         return None, position
-    return Adds(buffer, first, position, [each[0].settle() for each in groups.values()]), position
+    return Adds(buffer, first, position, [each[0].finish() for each in groups.values()]), position
 
 
 def _take_run(
@@ -537,7 +537,7 @@ class _Heard:
             self._run = None
         return self._entry_ids
 
-    def settle(self) -> AddReplies:
+    def finish(self) -> AddReplies:
         entry_ids = cast(Sequence[EntryId], self._run or self._entry_ids)
         return AddReplies(self.error, self.ledger_id, entry_ids)
 
@@ -596,8 +596,8 @@ def take_add_replies(buffer: bytes, position: int) -> tuple[list[AddReplies], in
             add_entry_id = heard.appender()
         add_entry_id(entry_id)
         position = end
-    settled = [each.settle() if isinstance(each, _Heard) else each for each in replies.values()]
-    return [each for each in settled if each.entry_ids], position
+    finished = [each.finish() if isinstance(each, _Heard) else each for each in replies.values()]
+    return [each for each in finished if each.entry_ids], position
 
 
 def _take_replies_alike(

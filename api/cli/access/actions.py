@@ -18,7 +18,7 @@ from typing import Any, Final
 
 import click
 
-from rollbook.api.access.core.file_settling import END
+from rollbook.api.access.core.file_stability import END
 from rollbook.api.access.core.principals import (
     SECTION,
     Principal,

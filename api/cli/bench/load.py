@@ -73,7 +73,7 @@ async def flood(
     sent = acked = 0
     submit = writer.submit
 
-    def settle() -> int:
+    def take_results() -> int:
         return _acked(under_way.popleft(), None if first is None else first + acked)
 
     while clock.goes_on(sent):
@@ -90,10 +90,10 @@ async def flood(
         sent += len(submissions)
         await asyncio.sleep(0)
         while under_way and under_way[0][-1].done():
-            acked += settle()
+            acked += take_results()
     await writer.flush()
     while under_way:
-        acked += settle()
+        acked += take_results()
     return acked
 
 

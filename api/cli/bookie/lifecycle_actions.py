@@ -36,7 +36,7 @@ def drain_bookies(
 
     async def work(departures: Departures) -> list[StoredLifecycle]:
         begun = await departures.drain(bookies, is_forced=force)
-        return await _until_settled(departures, bookies, begun) if wait else begun
+        return await _until_drained(departures, bookies, begun) if wait else begun
 
     found = _run(metadata, work)
     _show(found, output)
@@ -44,7 +44,7 @@ def drain_bookies(
     return _DRAIN_FAILED if is_failed else 0
 
 
-async def _until_settled(
+async def _until_drained(
     departures: Departures, bookies: Sequence[BookieId], begun: list[StoredLifecycle]
 ) -> list[StoredLifecycle]:
     total = sum(each.lifecycle.ledgers for each in begun)

@@ -122,7 +122,7 @@ class SessionListener(Protocol):
 
 
 class Reply:
-    """The answer to one request. kazoo settles it on its thread; the future lives on ours."""
+    """The answer to one request. kazoo completes it on its thread; the future lives on ours."""
 
     __slots__ = ("_loop", "_unsent", "future", "session")
 
@@ -141,12 +141,12 @@ class Reply:
             return False
 
     def set(self, value: object = None) -> None:
-        _hand_over(self._loop, self._settle, value, None)
+        _hand_over(self._loop, self._resolve, value, None)
 
     def set_exception(self, error: Exception) -> None:
-        _hand_over(self._loop, self._settle, None, error)
+        _hand_over(self._loop, self._resolve, None, error)
 
-    def _settle(self, value: object, error: Exception | None) -> None:
+    def _resolve(self, value: object, error: Exception | None) -> None:
         if self.future.done():  # The caller gave up.
             return
         if error is None:

@@ -72,7 +72,7 @@ async def until(index: LedgerIndex, holds: Callable[[], bool]) -> None:
     async with asyncio.timeout(DEADLINE_S):
         while not holds():
             await asyncio.sleep(0.001)
-            await index.settle()
+            await index.catch_up()
 
 
 async def ids_naming(index: LedgerIndex, *bookies: BookieId) -> list[int]:

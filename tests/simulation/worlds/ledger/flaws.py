@@ -230,7 +230,7 @@ def _pack_moving(self: WriteBacks, entry: Entry) -> bytes:
     )
 
 
-def _settle_at_one(self: WriteBack) -> None:
+def _release_at_one(self: WriteBack) -> None:
     for entry_id in [e for e, copies in self._copies.items() if copies.acked]:
         self.entry_bytes -= len(self._copies.pop(entry_id).entry.payload)
 
@@ -239,7 +239,7 @@ def _write_nothing_back(self: WriteBacks, entries: list[Entry]) -> None:
     pass
 
 
-def _is_settled(self: WriteBacks) -> bool:
+def _is_complete(self: WriteBacks) -> bool:
     return True
 
 
@@ -527,7 +527,7 @@ LEDGER_MUTANTS: Final = (
         "ledger-one-copy",
         "Recovery closes when one copy of each entry is written back.",
         _BUDGET,
-        ((WriteBack, "_settle", _settle_at_one),),
+        ((WriteBack, "_release", _release_at_one),),
         drill="broken_recovery",
     ),
     LedgerMutant(
@@ -541,7 +541,7 @@ LEDGER_MUTANTS: Final = (
         "ledger-impatient-close",
         "Recovery closes before what it has written back is acknowledged.",
         _BUDGET,
-        ((WriteBacks, "is_settled", property(_is_settled)),),
+        ((WriteBacks, "is_complete", property(_is_complete)),),
         drill="broken_recovery",
     ),
     LedgerMutant(

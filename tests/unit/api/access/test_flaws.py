@@ -24,7 +24,7 @@ from rollbook.api.access.audit import AuditLog
 from rollbook.api.access.authenticator import AuthenticatedCaller, Authenticator
 from rollbook.api.access.certificate_watch import CertificateWatch
 from rollbook.api.access.core import grants
-from rollbook.api.access.core.file_settling import FileSettling
+from rollbook.api.access.core.file_stability import FileStability
 from rollbook.api.access.core.grants import Grants
 from rollbook.api.access.core.principals import Principals, ProvenPrincipal
 from rollbook.api.access.core.quotas import Meter, TokenBucket
@@ -43,7 +43,12 @@ from tests.architecture.test_security import ROWS
 from tests.support.planting import Patch, planted
 from tests.unit.api.access import test_certificate_watch
 from tests.unit.api.access import test_doors as doors
-from tests.unit.api.access.core import test_file_settling, test_grants, test_principals, test_quotas
+from tests.unit.api.access.core import (
+    test_file_stability,
+    test_grants,
+    test_principals,
+    test_quotas,
+)
 from tests.unit.api.access.test_doors import Site
 from tests.unit.api.grpc.samples import sample
 from tests.unit.api.rest import test_bookie as bookie
@@ -169,8 +174,8 @@ FLAWS: Final = (
     ),
     _flaw(
         "a half-written file is as good as a whole one",
-        test_file_settling.test_half_written_file_is_not_taken_before_the_rest_comes,
-        (FileSettling, "_wait", lambda *_: None),
+        test_file_stability.test_half_written_file_is_not_taken_before_the_rest_comes,
+        (FileStability, "_wait", lambda *_: None),
     ),
     _flaw(
         "a digest is as good as its token",

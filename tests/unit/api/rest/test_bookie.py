@@ -355,7 +355,7 @@ async def test_looks_do_not_displace_acts_nor_what_runs() -> None:
     operations = RunningOperations()
     running = operations.start("drain", wait)
     for number in range(250):
-        await operations.settle(f"judge-{number}", look, 1.0, is_look=number > 150)
+        await operations.await_result(f"judge-{number}", look, 1.0, is_look=number > 150)
     assert operations.find(running.id).ended_ms is None
     assert len([each for each in operations.newest_first() if not each.is_look]) == 99
     may_end.set()
@@ -368,7 +368,7 @@ async def test_each_caller_that_joined_has_an_error_of_its_own() -> None:
         raise BadConfig("no", bookie="bk-1")
 
     operations = RunningOperations()
-    joined = (operations.settle("drain", fail, 1.0) for _ in range(2))
+    joined = (operations.await_result("drain", fail, 1.0) for _ in range(2))
     one, other = await asyncio.gather(*joined, return_exceptions=True)
     assert isinstance(one, BadConfig)
     assert isinstance(other, BadConfig)

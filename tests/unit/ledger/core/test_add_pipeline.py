@@ -274,7 +274,7 @@ def test_whatever_was_released_there_is_room_for_again(size: int) -> None:
     count = fill(pipeline, size)
     for _ in range(10):
         answer_all(pipeline)
-        assert (pipeline.is_settled, pipeline.kept_bytes) == (True, 0)
+        assert (pipeline.has_all_replies, pipeline.kept_bytes) == (True, 0)
         assert fill(pipeline, size) == count
     oldest = pipeline.next_entry - count
     for slot in range(3):
@@ -467,9 +467,9 @@ def test_for_one_that_failed_no_more_than_half_of_the_window_is_kept() -> None:
         take(pipeline, slot)
         answer(pipeline, slot, *range(6))
     tick(pipeline, PATIENCE_TICKS)
-    assert not pipeline.is_settled
+    assert not pipeline.has_all_replies
     tick(pipeline, 1)
-    assert pipeline.is_settled
+    assert pipeline.has_all_replies
     append(pipeline, 10)
     assert pipeline.resume(2) == (0, 6)
     assert take(pipeline, 2) == list(range(6, 16))
@@ -583,7 +583,7 @@ def test_what_a_slot_does_not_hold_it_need_not_be_sent() -> None:
     assert [take(pipeline, slot) for slot in range(2)] == [[0], [1]]
     answer(pipeline, 0, 0)
     answer(pipeline, 1, 1)
-    assert pipeline.is_settled
+    assert pipeline.has_all_replies
     assert not pipeline.has_more(2)
     append(pipeline, 1)
     assert take(pipeline, 2) == [2]

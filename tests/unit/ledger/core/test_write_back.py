@@ -36,9 +36,9 @@ def test_all_of_the_write_set_are_tried() -> None:
     back.on_acks(0, B0, ids(0, 1))
     back.on_acks(1, B1, ids(0, 1))
     assert back.has_ack_quorums()
-    assert not back.is_settled, "the third has not answered yet"
+    assert not back.is_complete, "the third has not answered yet"
     back.on_acks(2, B2, ids(1, 0))
-    assert back.is_settled
+    assert back.is_complete
     assert back.entry_bytes == 0
     assert back.new_fragments() == []
 
@@ -48,10 +48,10 @@ def test_an_ack_quorum_is_enough_when_nobody_can_replace_the_third() -> None:
     back = started(2)
     back.on_acks(0, B0, ids(0, 1))
     back.abandon(2)
-    assert not back.is_settled
+    assert not back.is_complete
     assert not back.is_hopeless
     back.on_acks(1, B1, ids(0, 1))
-    assert back.is_settled
+    assert back.is_complete
     assert back.add(entry(2)) == [0, 1]
     assert back.new_fragments() == []
 
@@ -63,7 +63,7 @@ def test_two_of_three_gone_are_too_many() -> None:
     back.abandon(0)
     assert back.is_hopeless
     back.on_acks(1, B1, ids(0))
-    assert not back.is_settled
+    assert not back.is_complete
 
 
 def test_a_replacement_gets_everything_from_the_first_that_is_missing() -> None:
@@ -74,9 +74,9 @@ def test_a_replacement_gets_everything_from_the_first_that_is_missing() -> None:
     back.on_acks(2, B2, ids(2, 3))  # Too late.
     for slot, bookie in ((0, B0), (1, B1)):
         back.on_acks(slot, bookie, ids(0, 1, 2, 3))
-    assert not back.is_settled
+    assert not back.is_complete
     back.on_acks(2, B3, ids(2, 3))
-    assert back.is_settled
+    assert back.is_complete
     assert back.new_fragments() == [Fragment(EntryId(2), (B0, B1, B3))]
 
 
@@ -121,7 +121,7 @@ def test_closed_entries_have_their_copies_where_metadata_says(seed: int) -> None
     end, to_come = first + chance.randint(1, 12), first
     stored: dict[BookieId, set[int]] = {}
     abandoned: set[int] = set()
-    while to_come < end or not back.is_settled:
+    while to_come < end or not back.is_complete:
         if back.is_hopeless:
             return
         if to_come < end and chance.random() < 0.3:

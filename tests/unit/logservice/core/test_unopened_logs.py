@@ -25,7 +25,7 @@ def test_an_opening_ends_it() -> None:
     unopened = UnopenedLogs()
     for now_s in range(3):
         unopened.on_failed(LOG, now_s, "no quorum")
-    unopened.on_settled(LOG)
+    unopened.forget(LOG)
     assert LOG not in unopened
     assert unopened.count_stuck(3.0) == 0
     assert not unopened.on_failed(LOG, 4.0, "no quorum").is_news

@@ -48,7 +48,7 @@ async def until(watcher: BookieWatcher, holds: Callable[[LiveBookies], bool]) ->
 @pytest.fixture(autouse=True)
 async def folders(rival: MetadataStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_RETRY_PAUSE_S", 0.0)
-    monkeypatch.setattr(module, "_SETTLE_S", 0.001)
+    monkeypatch.setattr(module, "_GATHER_S", 0.001)
     for path in (ROOT, AVAILABLE, READ_ONLY):
         await rival.create(path)
 

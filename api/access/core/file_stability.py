@@ -37,7 +37,7 @@ class Wait:
     again_ns: int | None = None
 
 
-class FileSettling:
+class FileStability:
     """Decides when one file is loaded; `in_force` is what was loaded last."""
 
     def __init__(self, in_force: ReadFile, *, is_token: bool = False) -> None:
@@ -67,14 +67,14 @@ class FileSettling:
         if self._is_complete(self.in_force.data):
             return Wait(f"its last line is not `{END.decode()}`, as it was: it is half-written")
         is_in_place = seen.inode == self.in_force.inode
-        settles_ns = IN_PLACE_NS if is_in_place else REPLACED_NS
-        # The file has settled: its last write was between two checks.
-        if wall_ns - seen.changed_wall_ns >= settles_ns:
+        stable_ns = IN_PLACE_NS if is_in_place else REPLACED_NS
+        # The file is stable: its last write was between two checks.
+        if wall_ns - seen.changed_wall_ns >= stable_ns:
             return None
-        due_ns = self._since_ns + settles_ns
+        due_ns = self._since_ns + stable_ns
         if now_ns >= due_ns:
             return None
-        seconds = settles_ns // 1_000_000_000
+        seconds = stable_ns // 1_000_000_000
         return Wait(
             f"it may be half-written: it is taken once it has not changed for {seconds} s, "
             f"or at once if it ends with the line `{END.decode()}`",
