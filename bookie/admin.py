@@ -162,10 +162,10 @@ class Admin:
 
     def mark(self) -> View:
         storage = self._bookie.storage
-        mark, (active, position) = storage.catalog.mark, storage.end_of_journal
+        start, (active, position) = storage.catalog.replay_start, storage.end_of_journal
         return {
-            "journal": mark.journal,
-            "first_sequence": mark.first_sequence,
+            "journal": start.journal,
+            "first_sequence": start.first_sequence,
             "active_journal": active,
             "active_position": position,
         }

@@ -1,13 +1,13 @@
-"""A filled journal file becomes an entry log, and the mark moves after it.
+"""A filled journal file becomes an entry log, and the replay start moves after it.
 
 Either it is adopted: its footer is written after its END, its name linked into a ledger
 directory; or its entries are written to a new log, sorted by ledger and entry
 (`core/journal_adoption.py` decides). In both cases the log is durable, under its name, before
 the catalog lists it; that one record also has the facts about ledgers, the ranges lost to rot,
-and the mark (B5). Until then the log is a leftover that a start removes, from then on the
+and the replay start (B5). Until then the log is a leftover that a start removes, from then on the
 journal file is.
 
-A failure to write pins the mark: the files wait, new adds are refused once too many do, and it is
+A failure to write pins the replay start: the files wait, new adds are refused once too many do, and it is
 tried again. If checkpoints merely do not keep up, adds wait for them. Only when the catalog cannot
 be written the bookie has to stop.
 """
@@ -84,7 +84,9 @@ class Checkpointer:
         news += self._settle_doubts(file)
         doubts = [*file.doubts, *(new.doubts if new else ())]
         news += [changes.pack_doubt(*each) for each in doubts]
-        news.append(changes.pack_mark(ReplayStart(file.number + 1, file.packer.next_sequence)))
+        news.append(
+            changes.pack_replay_start(ReplayStart(file.number + 1, file.packer.next_sequence))
+        )
         await self._catalog.commit_latest(lambda: [*facts(), *news])
         self._damage_events.log(doubts)
         return new.records if new else None

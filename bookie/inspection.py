@@ -140,14 +140,14 @@ class StoreFiles:
     async def journal_files(self) -> list[View]:
         """The journal files with name and size, oldest first."""
         numbers = await self._numbers(self._config.journal_dir, ".journal")
-        needed = range(self.catalog.mark.journal, self.catalog.opened + 1)
+        needed = range(self.catalog.replay_start.journal, self.catalog.opened + 1)
         known = sorted({*numbers, *needed} - set(self.catalog.lost))
         return [await self._journal_view(number) for number in known]
 
     async def _journal_view(self, number: int) -> View:
         path = journal_path(self._config.journal_dir, number)
         stat = await self._disk.stat(path)
-        if number < self.catalog.mark.journal:
+        if number < self.catalog.replay_start.journal:
             use = "superfluous"  # An entry log was made of this file.
         elif number > self.catalog.opened:
             use = "half made"
@@ -171,7 +171,7 @@ class StoreFiles:
 
     async def replayed(self) -> AsyncIterator[tuple[str, Replayed]]:
         """Yields what a start would find in the journal, file by file, oldest first."""
-        first_sequence = self.catalog.mark.first_sequence
+        first_sequence = self.catalog.replay_start.first_sequence
         for view in await self.journal_files():
             if view["use"] not in _NEEDED or view["bytes"] is None:
                 continue
@@ -257,10 +257,10 @@ class StoreFiles:
         return log_path(self._config.ledger_dirs[log.directory], log.number)
 
     def mark(self) -> View:
-        mark = self.catalog.mark
+        start = self.catalog.replay_start
         return {
-            "journal": mark.journal,
-            "first_sequence": mark.first_sequence,
+            "journal": start.journal,
+            "first_sequence": start.first_sequence,
             "last_journal": self.catalog.opened,
             "given_up": list(self.catalog.lost),
         }
@@ -324,7 +324,7 @@ class StoreFiles:
             Finding(path, 0, "a copy of the catalog is damaged", ())
             for path in self._damaged_catalogs
         ]
-        first_sequence = self.catalog.mark.first_sequence
+        first_sequence = self.catalog.replay_start.first_sequence
         for log in self.catalog.logs.values():
             await self._verify_log(log, state)
             yield state

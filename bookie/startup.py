@@ -1,6 +1,6 @@
 """From the files on the disks to a store that can go on: the catalog, then the journal.
 
-The catalog says which files must exist: entry logs by name and size, journal files from the mark
+The catalog says which files must exist: entry logs by name and size, journal files from the replay start
 to the last one opened. A missing or shortened one was removed after it was durable; the store
 then refuses to open, naming it, unless the loss is accepted: its entries are in doubt from then
 on (B1). Files that the catalog does not know were never needed, or no longer are, and are
@@ -286,7 +286,7 @@ class _Boot:
 
     async def read_journal(self) -> None:
         catalog, directory = self._catalog.catalog, self._config.journal_dir
-        needed = range(catalog.mark.journal, catalog.opened + 1)
+        needed = range(catalog.replay_start.journal, catalog.opened + 1)
         there = await _numbers(self._disk, directory, ".journal")
         for number in there:
             if number not in needed:
@@ -294,7 +294,7 @@ class _Boot:
                 if number > catalog.opened and not await is_unused(self._disk, path):
                     await self._give_up_catalog(NEWER_JOURNAL, path)
                 await self._drop(path)
-        self.found.next_sequence = catalog.mark.first_sequence
+        self.found.next_sequence = catalog.replay_start.first_sequence
         for number in needed:
             if number in catalog.lost:
                 continue

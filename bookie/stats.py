@@ -83,7 +83,7 @@ class Stats:
         "checkpoints_total", "Filled journal files that were adopted, rewritten or empty.", "how"
     )
     checkpoint_latency: Histogram = latency(
-        "checkpoint_seconds", "One checkpoint, from its first write to the mark."
+        "checkpoint_seconds", "One checkpoint, from its first write to the replay start."
     )
     checkpoint_failures: int = counter(
         "checkpoint_failures_total", "Attempts at a checkpoint that the disk refused."

@@ -210,9 +210,9 @@ class Ledgers:
         Raises as `create`. If it is cancelled, or after `ConnectionLost`, there may be one that is
         never claimed.
         """
-        marked = {**custom, UNCLAIMED: b""}
+        unclaimed = {**custom, UNCLAIMED: b""}
         stored = await self._create(
-            Quorum(ensemble, write, ack), digest, password, marked, ledger_id
+            Quorum(ensemble, write, ack), digest, password, unclaimed, ledger_id
         )
         return stored.metadata.ledger_id
 

@@ -107,8 +107,8 @@ def cursor_at(tracks: Seen, now_ms: int) -> EventCursor:
     """A first cursor, for which the present state counts as sent. Its numbers are above all that
     were given before.
     """
-    marks = {subject: states[-1].mark for subject, states in tracks.items()}
-    return EventCursor(marks, now_ms << _NUMBER_BITS)
+    fingerprints = {subject: states[-1].fingerprint for subject, states in tracks.items()}
+    return EventCursor(fingerprints, now_ms << _NUMBER_BITS)
 
 
 class CallbackNodes:
@@ -492,8 +492,8 @@ class CallbackSender:
         cursor, version = self._cursor, self._cursor_version
         assert version is not None
         now_ms = self._now_ms()
-        events, marks = derive(cursor.marks, seen, now_ms, _THINGS_AT_ONCE)
-        if marks == cursor.marks:
+        events, fingerprints = derive(cursor.fingerprints, seen, now_ms, _THINGS_AT_ONCE)
+        if fingerprints == cursor.fingerprints:
             return False
         queued = [
             (receiver, PendingDelivery(name_of(cursor.next_number + number), event, now_ms))
@@ -503,7 +503,7 @@ class CallbackSender:
         ]
         full = [each for each in queued if each[0].queue.is_full]
         queued = [each for each in queued if not each[0].queue.is_full]
-        after = cursor.with_events(marks, len(events))
+        after = cursor.with_events(fingerprints, len(events))
         data = pack_cursor(after)
         ops: list[Op] = [vote.check, Set(self._nodes.cursor, data, version)]
         for receiver, pending in queued:

@@ -42,7 +42,7 @@ from rollbook.recovery.core.event_derivation import (
     Thing,
     Tracks,
     derive,
-    first_marks,
+    first_fingerprints,
 )
 from rollbook.recovery.core.failures import unpack_failure
 from rollbook.recovery.core.operations import is_operation_id, unpack_operation
@@ -274,7 +274,7 @@ class ClusterEventLog:
             return
         tracks = self._tracks.states
         if self._known is None:
-            self._known = first_marks(tracks)
+            self._known = first_fingerprints(tracks)
         events, self._known = derive(self._known, tracks, now_ms)
         self._memory.add(events)
         self._looks = looks

@@ -77,9 +77,9 @@ class CallbackTarget:
 
 def parse_target(url: str) -> CallbackTarget:
     """Raises `InvalidRequest`."""
-    scheme, mark, rest = url[: URL_MAX + 1].partition("://")
+    scheme, separator, rest = url[: URL_MAX + 1].partition("://")
     host, slash, path = rest.partition("/")
-    found = _URL.fullmatch(f"{scheme.lower()}{mark}{host.lower()}{slash}{path}")
+    found = _URL.fullmatch(f"{scheme.lower()}{separator}{host.lower()}{slash}{path}")
     port = int(found["port"]) if found and found["port"] else 0
     if found is None or len(url) > URL_MAX or port > 65_535 or found["port"] == "0":
         raise InvalidRequest(

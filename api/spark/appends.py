@@ -1,6 +1,6 @@
 """Appends a batch to a log exactly once, by what the log itself has of it.
 
-A cursor of the query marks the last batch that is in the log as a whole. A process that commits for the
+A cursor of the query records the last batch that is in the log as a whole. A process that commits for the
 first time reads the headers of the blocks after it: those that bear this query's producer and this batch's
 epoch are there already, and only the rest is appended (SK6). So no memory of producers is needed; it detects
 what another process of the same query appends meanwhile.
@@ -46,7 +46,7 @@ class MicroBatch:
 
     query: str
     number: int
-    is_marked: bool  # False: it is appended once more if it is written again.
+    is_recorded: bool  # False: it is appended once more if it is written again.
 
     @property
     def producer(self) -> bytes:
@@ -76,7 +76,7 @@ class LogSink:
     def append(self, rows: ArrowRows) -> None:
         """Returns when the whole batch is in the log. Raises `SinkReplayDiverged`."""
         batch = self._batch
-        if not batch.is_marked:
+        if not batch.is_recorded:
             self._append_rest(rows, 0, 0)
             return
         known = _whole.pop(self._key, None)
@@ -84,16 +84,16 @@ class LogSink:
         if goes_on and self._try_append(lambda: self._append_rest(rows, 0, 0)):
             self._on_whole()
             return
-        mark = self._mark()
+        last = self._last_batch()
         for round_ in range(_ROUNDS):
             is_last = round_ == _ROUNDS - 1
-            if self._try_append(lambda: self._complete(rows, mark), raises=is_last):
+            if self._try_append(lambda: self._complete(rows, last), raises=is_last):
                 break
         self._on_whole()
 
     def last_whole(self) -> int:
         """The query's last batch that is completely in the log; -1: there is none."""
-        return self._mark().batch
+        return self._last_batch().batch
 
     def _try_append(self, act: Callable[[], None], *, raises: bool = False) -> bool:
         """False: the log has an unknown part of this batch, and the caller must read it."""
@@ -110,8 +110,8 @@ class LogSink:
             return False
         return True
 
-    def _complete(self, rows: ArrowRows, mark: LastBatch) -> None:
-        written, last_seq = self._written(mark.looks_from(self._batch.number, self._name))
+    def _complete(self, rows: ArrowRows, known: LastBatch) -> None:
+        written, last_seq = self._written(known.looks_from(self._batch.number, self._name))
         blocks: dict[int, Block] = {block.base_offset: block for block in written}
         found = [
             WrittenBlock(block.base_offset, block.count, _ref_of(block).seq) for block in written
@@ -147,7 +147,7 @@ class LogSink:
                     raise
                 seq = 0
                 continue
-            if ack.is_duplicate and self._batch.is_marked:
+            if ack.is_duplicate and self._batch.is_recorded:
                 raise _Doubtful(f"block {seq} was in the log")
             if self._first < 0:
                 self._first = ack.first_offset
@@ -209,29 +209,29 @@ class LogSink:
         have = zip(block.values(), block.keys(), block.headers(), block.event_times(), strict=True)
         return [(v, k, dict(h), t) for v, k, h, t in have] == rows.records(start, end)
 
-    # --- The mark -----------------------------------------------------------------------------
+    # --- The last batch -----------------------------------------------------------------------
 
-    def _mark(self) -> LastBatch:
-        """The mark of the last batch; if there is none, it is made at the tail before any append."""
+    def _last_batch(self) -> LastBatch:
+        """The cursor's last batch; without a cursor, one is made at the tail before any append."""
         cursor = self._log.cursor(self._batch.cursor)
         try:
-            return _mark_of(self._channel.patiently(cursor.get))
+            return _last_batch_of(self._channel.patiently(cursor.get))
         except NoSuchCursor:
             pass
         tail = self._channel.patiently(lambda: self._log.tail_offset("read_barrier"))
         blob = _blob_of(LastBatch(-1, tail, tail))
         try:
-            return _mark_of(cursor.commit(tail, blob=blob, version=-1))
+            return _last_batch_of(cursor.commit(tail, blob=blob, version=-1))
         except MetadataConflict:
-            return _mark_of(self._channel.patiently(cursor.get))
+            return _last_batch_of(self._channel.patiently(cursor.get))
 
     def _on_whole(self) -> None:
         number = self._batch.number
         if self._end >= 0:
-            mark = LastBatch(number, self._first, self._end)
+            last = LastBatch(number, self._first, self._end)
             cursor = self._log.cursor(self._batch.cursor)
             try:
-                cursor.commit(mark.end, blob=_blob_of(mark), may_rewind=True)
+                cursor.commit(last.end, blob=_blob_of(last), may_rewind=True)
             except (
                 RollbookError
             ) as error:  # The batch is in the log: only the search for it takes longer.
@@ -248,10 +248,10 @@ def _ref_of(block: Block) -> ProducerRef:
     return block.producer
 
 
-def _blob_of(mark: LastBatch) -> bytes:
-    return json.dumps({"batch": mark.batch, "start": mark.start}).encode()
+def _blob_of(last: LastBatch) -> bytes:
+    return json.dumps({"batch": last.batch, "start": last.start}).encode()
 
 
-def _mark_of(cursor: messages.Cursor) -> LastBatch:
+def _last_batch_of(cursor: messages.Cursor) -> LastBatch:
     found = json.loads(cursor.blob or b'{"batch": -1}')
     return LastBatch(int(found["batch"]), int(found.get("start", cursor.offset)), cursor.offset)

@@ -104,7 +104,7 @@ def _check_size(options: SinkOptions, size: int) -> None:
 
 
 def _append_now(options: SinkOptions, log: str, rows: ArrowRows) -> None:
-    batch = MicroBatch(f"task-{os.urandom(8).hex()}", 0, is_marked=False)
+    batch = MicroBatch(f"task-{os.urandom(8).hex()}", 0, is_recorded=False)
     LogSink(channel_of(options.access), log, batch, _codec_of(options)).append(rows)
 
 
@@ -142,7 +142,7 @@ class StreamSink(DataSourceStreamArrowWriter):
             queries = {each.query: None for each in messages if each is not None and each.query}
             if len(queries) > 1:
                 raise InvalidRequest(f"tasks of {len(queries)} queries are committed together")
-            batch = MicroBatch(next(iter(queries), "") or self._name(), batchId, is_marked=True)
+            batch = MicroBatch(next(iter(queries), "") or self._name(), batchId, is_recorded=True)
             _commit(self._options, messages, batch)
 
     def abort(self, messages: list[Any], batchId: int) -> None:  # noqa: N803
@@ -172,7 +172,7 @@ class BatchSink(DataSourceArrowWriter):
         txn = self._options.txn_id
         name = f"txn-{txn}" if txn else f"once-{os.urandom(8).hex()}"
         with shown_in_spark():
-            _commit(self._options, messages, MicroBatch(name, 0, is_marked=bool(txn)))
+            _commit(self._options, messages, MicroBatch(name, 0, is_recorded=bool(txn)))
 
     def abort(self, messages: list[Any]) -> None:
         """Does nothing: either nothing was appended, or it stays."""

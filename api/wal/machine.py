@@ -320,7 +320,7 @@ class StateMachine:
                 newest = await self._snapshots.newest()
                 if newest is None or newest[0].offset <= self.applied:
                     return False
-                mark, snapshot = newest
+                cursor, snapshot = newest
                 data = await self._snapshots.load(snapshot)
             except RollbookError as error:
                 # Truncated: newer ones were written in the meantime.
@@ -329,8 +329,8 @@ class StateMachine:
                 await asyncio.sleep(pauses.next_s(error, is_known=False))
                 continue
             self._ask(self._state.restore, data)
-            self._replica.on_restored(mark.offset, snapshot.epoch)
-            self._snapshot_at = mark.offset
+            self._replica.on_restored(cursor.offset, snapshot.epoch)
+            self._snapshot_at = cursor.offset
             self._tell()
             return True
 

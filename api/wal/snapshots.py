@@ -7,21 +7,21 @@ from collections.abc import Awaitable, Callable
 import google_crc32c
 
 from rollbook.api.client.log import Log
-from rollbook.api.wal.core.snapshot_pointer import MARK, SnapshotPointer, pieces_of
+from rollbook.api.wal.core.snapshot_pointer import POINTER_CURSOR, SnapshotPointer, pieces_of
 from rollbook.logservice import messages
 from rollbook.logservice.ids import Offset, WriterEpoch
 from rollbook.proto.errors import Guarded, MetadataConflict, NoSuchCursor
 
-Mark = tuple[messages.Cursor, SnapshotPointer]
+StoredPointer = tuple[messages.Cursor, SnapshotPointer]
 
 
 class Snapshots:
     def __init__(self, log: Log, open_pieces: Callable[[], Awaitable[Log]]) -> None:
         self._log = log
         self._open_pieces = open_pieces
-        self._cursor = log.cursor(MARK)
+        self._cursor = log.cursor(POINTER_CURSOR)
 
-    async def newest(self) -> Mark | None:
+    async def newest(self) -> StoredPointer | None:
         try:
             cursor = await self._cursor.get()
         except NoSuchCursor:
@@ -39,7 +39,7 @@ class Snapshots:
         return snapshot.check(b"".join(found))
 
     async def write(
-        self, data: bytes, applied: Offset, epoch: WriterEpoch, before: Mark | None
+        self, data: bytes, applied: Offset, epoch: WriterEpoch, before: StoredPointer | None
     ) -> bool:
         """Writes the newest snapshot, unless `before` no longer is the newest; then it does not count (WK6)."""
         pieces, token = await self._open_pieces(), os.urandom(8).hex()
@@ -65,5 +65,5 @@ class Snapshots:
 async def _truncate(log: Log, before: Offset) -> None:
     try:
         await log.truncate(before)
-    except Guarded:  # A mark of another writer; next time, perhaps.
+    except Guarded:  # A protected cursor of another writer; next time, perhaps.
         pass

@@ -12,7 +12,7 @@ ledgers, and its journal file becomes superfluous, in one step (B5).
     LOG         u64 number · u16 directory · u64 file bytes · u64 age
     EXTENTS     u64 log · u32 extents · the extents          behind their LOG
     UNLOG       u64 number              its file may go
-    MARK        u64 journal file · u64 first sequence in it     earlier ones are not needed
+    REPLAY      u64 journal file · u64 first sequence in it     earlier ones are not needed
     OPENED      u64 journal file        it exists and may have records
     LOST        u64 journal file        it was given up: do not ask for it again
     DOUBT       i64 ledger · i64 first entry · i64 last entry
@@ -25,7 +25,7 @@ ledgers, and its journal file becomes superfluous, in one step (B5).
     COMPLETE                            ends what a new generation begins with
 
 A generation begins with all facts; the older one counts until both copies of the new one are
-durable. Marks never go back (B5).
+durable. The replay start never goes back (B5).
 
 A deleted ledger has no extents and no doubts, in whatever order the catalog learns of them: its
 entries are dead, and a log without others is *empty*. For a dropped ledger the same holds in
@@ -57,7 +57,7 @@ _LEDGER_REST: Final = struct.Struct("<qHq")
 _ID: Final = struct.Struct("<BQ")
 _LOG: Final = struct.Struct("<BQHQQ")
 _EXTENTS: Final = struct.Struct("<BQI")
-_MARK: Final = struct.Struct("<BQQ")
+_REPLAY_START: Final = struct.Struct("<BQQ")
 _DOUBT: Final = struct.Struct("<Bqqq")
 _EXTENT: Final = struct.Struct("<qqqQQqII")
 _OLD: Final = struct.Struct("<Bq")
@@ -77,7 +77,7 @@ class Change(IntEnum):
     FORGET = 2
     LOG = 3
     UNLOG = 4
-    MARK = 5
+    REPLAY = 5
     OPENED = 6
     DOUBT = 7
     TRUST = 8
@@ -162,8 +162,8 @@ def pack_unlog(number: int) -> bytes:
     return _ID.pack(Change.UNLOG, number)
 
 
-def pack_mark(mark: ReplayStart) -> bytes:
-    return _MARK.pack(Change.MARK, *mark)
+def pack_replay_start(start: ReplayStart) -> bytes:
+    return _REPLAY_START.pack(Change.REPLAY, *start)
 
 
 def pack_opened(journal: int) -> bytes:
@@ -203,9 +203,9 @@ class Catalog:
         self.facts: dict[int, LedgerFacts] = {}
         self.logs: dict[int, EntryLogInfo] = {}
         self.doubts = PossibleLosses()
-        self.mark = ReplayStart(1, 1)
+        self.replay_start = ReplayStart(1, 1)
         self.opened = 0  # The highest journal file that may have records.
-        self.lost: dict[int, None] = {}  # Missing journal files after the mark.
+        self.lost: dict[int, None] = {}  # Missing journal files that replay needs.
         self.scrubbed = 0
         self.old_below = 0  # Ledgers with lower ids may have been fenced here and forgotten (B13).
         # Count of removed logs: if it has changed, a look-up of a log has to be repeated.
@@ -324,12 +324,14 @@ class Catalog:
                 _, ledger_id, first, last = _DOUBT.unpack_from(body, at)
                 self.doubts.settle(ledger_id, first, last)
                 return _DOUBT.size
-            case Change.MARK:
-                _, journal, first_sequence = _MARK.unpack_from(body, at)
-                assert (journal, first_sequence) >= self.mark, "B5: a mark went back"
-                self.mark = ReplayStart(journal, first_sequence)
+            case Change.REPLAY:
+                _, journal, first_sequence = _REPLAY_START.unpack_from(body, at)
+                assert (journal, first_sequence) >= self.replay_start, (
+                    "B5: the replay start went back"
+                )
+                self.replay_start = ReplayStart(journal, first_sequence)
                 self.lost = {number: None for number in self.lost if number >= journal}
-                return _MARK.size
+                return _REPLAY_START.size
             case Change.DOUBT_ALL:
                 self.doubts.add_everything()
                 return _KIND.size
@@ -487,7 +489,11 @@ class Catalog:
         """
         # Logs that come later are written as changes.
         logs = sorted(self.logs.values(), key=attrgetter("age"))
-        known = pack_mark(self.mark) + pack_opened(self.opened) + pack_scrubbed(self.scrubbed)
+        known = (
+            pack_replay_start(self.replay_start)
+            + pack_opened(self.opened)
+            + pack_scrubbed(self.scrubbed)
+        )
         yield known + pack_old(self.old_below)
         yield b"".join([DOUBT_ALL] * self.doubts.everything + [*map(pack_lost, self.lost)])
         for ids in _batches(self.doubts.settled_ids, _PER_RECORD):

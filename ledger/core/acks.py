@@ -6,8 +6,8 @@ that is being replaced no longer counts: its copies stop counting before its suc
 and the successor's count from the fragment that names it (WR2).
 
 A bookie acknowledges a writer's entries in order, as a rule. So a member's copies are one
-number, its mark: it has all entries below that it should hold. Entries acknowledged out of order
-are kept apart until the mark reaches them. The LAC follows from the marks, whatever the number
+number, `acked_below`: it has all entries below that it should hold. Entries acknowledged out of order
+are kept apart until that number reaches them. The LAC follows from these numbers, whatever the number
 of entries between.
 """
 
@@ -27,43 +27,43 @@ class AckTracker:
         self._ack = quorum.ack
         self._is_striped = quorum.write < quorum.ensemble
         # The first entry of each slot that it should hold and has not acknowledged.
-        self._marks = [quorum.first_held(slot, next_entry) for slot in range(quorum.ensemble)]
-        self._beyond: list[set[EntryId]] = [set() for _ in self._marks]
+        self._acked_below = [quorum.first_held(slot, next_entry) for slot in range(quorum.ensemble)]
+        self._beyond: list[set[EntryId]] = [set() for _ in self._acked_below]
         self._excused: Slots = 0
         self._withdrawn: Slots = 0
 
-    def mark(self, slot: int) -> EntryId:
-        return self._marks[slot]
+    def acked_below(self, slot: int) -> EntryId:
+        return self._acked_below[slot]
 
     def on_acks(self, slot: int, entry_ids: Sequence[EntryId], end: EntryId) -> bool:
         """Takes acks of a slot; returns whether entries were confirmed. The slot was not sent `end`
         and later entries, so acks for these do not count; repeated acks change nothing."""
         if self._withdrawn >> slot & 1:
             return False
-        mark = self._marks[slot]
+        acked_below = self._acked_below[slot]
         count = len(entry_ids)
-        reached = mark + count
+        reached = acked_below + count
         if (
             not self._is_striped
             and reached <= end
             and not self._beyond[slot]
-            and entry_ids[0] == mark
+            and entry_ids[0] == acked_below
             and (
                 count == 1
-                or entry_ids == range(mark, reached)
-                or entry_ids == [*range(mark, reached)]
+                or entry_ids == range(acked_below, reached)
+                or entry_ids == [*range(acked_below, reached)]
             )
         ):
-            self._marks[slot] = EntryId(reached)
+            self._acked_below[slot] = EntryId(reached)
             if reached <= self.last_add_confirmed + 1:
-                return False  # All entries below the new mark are confirmed already.
+                return False  # All entries below the new number are confirmed already.
         elif not self._take_stripe(slot, entry_ids, end):
             self._take_each(slot, entry_ids, end)
         return self._confirm()
 
     def is_waiting_for(self, slot: int, entry_id: EntryId) -> bool:
         return (
-            entry_id >= self._marks[slot]
+            entry_id >= self._acked_below[slot]
             and entry_id not in self._beyond[slot]
             and self._quorum.holds(slot, entry_id)
         )
@@ -72,9 +72,9 @@ class AckTracker:
         """Every entry below this one is confirmed and has all copies that are still wanted."""
         lowest = EntryId(self.last_add_confirmed + 1)
         if not self._excused:
-            return min(lowest, *self._marks)
-        marks = (m for slot, m in enumerate(self._marks) if not self._excused >> slot & 1)
-        return min((lowest, *marks))
+            return min(lowest, *self._acked_below)
+        bounds = (m for slot, m in enumerate(self._acked_below) if not self._excused >> slot & 1)
+        return min((lowest, *bounds))
 
     # --- Slots that get another bookie ----------------------------------------------------------
 
@@ -96,57 +96,59 @@ class AckTracker:
 
     def recall(self, slot: int, first_entry: EntryId) -> EntryId:
         """The slot gets entries again, from `first_entry` on; all below are confirmed. Returns its
-        old mark: the entries from there up to `first_entry` it never gets.
+        old number: the entries from there up to `first_entry` it never gets.
         """
         assert first_entry <= self.last_add_confirmed + 1, "WR2: entries are left out unconfirmed"
         self._excused &= ~(1 << slot)
-        was = self._marks[slot]
+        was = self._acked_below[slot]
         if was < first_entry:
             start = self._quorum.first_held(slot, first_entry)
             self._beyond[slot] = {each for each in self._beyond[slot] if each >= start}
-            self._marks[slot] = self._pass(slot, start)
+            self._acked_below[slot] = self._pass(slot, start)
         return was
 
     # --------------------------------------------------------------------------------------------
 
     def _restart(self, slot: int, first_entry: EntryId) -> None:
-        self._marks[slot] = self._quorum.first_held(slot, first_entry)
+        self._acked_below[slot] = self._quorum.first_held(slot, first_entry)
         self._beyond[slot].clear()
 
     def _take_stripe(self, slot: int, entry_ids: Sequence[EntryId], end: EntryId) -> bool:
         """Takes acks if they are just what the slot should acknowledge next; returns whether they
         were."""
-        mark, behind = self._marks[slot], EntryId(entry_ids[-1] + 1)
-        if not mark < behind <= end or self._beyond[slot]:
+        acked_below, behind = self._acked_below[slot], EntryId(entry_ids[-1] + 1)
+        if not acked_below < behind <= end or self._beyond[slot]:
             return False
-        if entry_ids != [*self._quorum.held(slot, mark, range(mark, behind))]:
+        if entry_ids != [*self._quorum.held(slot, acked_below, range(acked_below, behind))]:
             return False
-        self._marks[slot] = self._quorum.first_held(slot, behind)
+        self._acked_below[slot] = self._quorum.first_held(slot, behind)
         return True
 
     def _take_each(self, slot: int, entry_ids: Sequence[EntryId], end: EntryId) -> None:
-        mark, beyond, holds = self._marks[slot], self._beyond[slot], self._quorum.holds
+        acked_below, beyond, holds = self._acked_below[slot], self._beyond[slot], self._quorum.holds
         for entry_id in entry_ids:
-            if entry_id == mark < end:
-                mark = self._step(slot, mark)
-            elif mark < entry_id < end and holds(slot, entry_id):
+            if entry_id == acked_below < end:
+                acked_below = self._step(slot, acked_below)
+            elif acked_below < entry_id < end and holds(slot, entry_id):
                 beyond.add(entry_id)
-        self._marks[slot] = self._pass(slot, mark)
+        self._acked_below[slot] = self._pass(slot, acked_below)
 
-    def _step(self, slot: int, mark: EntryId) -> EntryId:
-        """The next mark of a slot that has the entry at this mark."""
-        return self._pass(slot, self._quorum.first_held(slot, EntryId(mark + 1)))
+    def _step(self, slot: int, acked_below: EntryId) -> EntryId:
+        """The next `acked_below` of a slot that has the entry at this one."""
+        return self._pass(slot, self._quorum.first_held(slot, EntryId(acked_below + 1)))
 
-    def _pass(self, slot: int, mark: EntryId) -> EntryId:
+    def _pass(self, slot: int, acked_below: EntryId) -> EntryId:
         beyond = self._beyond[slot]
-        while mark in beyond:
-            beyond.discard(mark)
-            mark = self._quorum.first_held(slot, EntryId(mark + 1))
-        return mark
+        while acked_below in beyond:
+            beyond.discard(acked_below)
+            acked_below = self._quorum.first_held(slot, EntryId(acked_below + 1))
+        return acked_below
 
     def _confirm(self) -> bool:
         known = self.last_add_confirmed + 1
-        end = self._striped_end(known) if self._is_striped else sorted(self._marks)[-self._ack]
+        end = (
+            self._striped_end(known) if self._is_striped else sorted(self._acked_below)[-self._ack]
+        )
         end = EntryId(max(end, known))
         if any(self._beyond):
             while self._copies(end) >= self._ack:
@@ -155,18 +157,18 @@ class AckTracker:
         return end > known
 
     def _striped_end(self, start: EntryId | int) -> EntryId:
-        """Entries with one write set are confirmed up to the `ack`th highest of its marks. The
+        """Entries with one write set are confirmed up to the `ack`th highest `acked_below` of its slots. The
         lowest unconfirmed entry over all write sets ends what is confirmed.
         """
-        size, marks, ends = self._quorum.ensemble, self._marks, []
+        size, bounds, ends = self._quorum.ensemble, self._acked_below, []
         for first_slot in range(size):
             slots = self._quorum.write_slots(EntryId(first_slot))
-            bound = max(start, sorted(marks[slot] for slot in slots)[-self._ack])
+            bound = max(start, sorted(bounds[slot] for slot in slots)[-self._ack])
             ends.append(bound + (first_slot - bound) % size)
         return EntryId(min(ends))
 
     def _copies(self, entry_id: EntryId) -> int:
         return sum(
-            entry_id < self._marks[slot] or entry_id in self._beyond[slot]
+            entry_id < self._acked_below[slot] or entry_id in self._beyond[slot]
             for slot in self._quorum.write_slots(entry_id)
         )

@@ -78,8 +78,8 @@ class SlotProgress:
     # Entries refused as "busy"; they will be sent again.
     refused: list[EntryId] = field(default_factory=list)
     is_paused: bool = False  # Whether it is sent nothing until its pause is over.
-    mark_seen: EntryId = FIRST_ENTRY
-    last_sign: int = 0  # The last tick at which its mark had moved or it said "busy".
+    acked_seen: EntryId = FIRST_ENTRY
+    last_sign: int = 0  # The last tick at which it had acknowledged more or it said "busy".
 
 
 class AddPipeline:
@@ -211,7 +211,7 @@ class AddPipeline:
 
     def owes(self, slot: int) -> bool:
         """Whether the slot has not acknowledged all its entries."""
-        return self.acks.mark(slot) < self.next_entry
+        return self.acks.acked_below(slot) < self.next_entry
 
     def has_more(self, slot: int) -> bool:
         seat = self._seats[slot]
@@ -289,7 +289,7 @@ class AddPipeline:
     def restart(self, slot: int) -> None:
         """Prepares a slot for its new connection: all unacknowledged entries will be sent again."""
         seat = self._seats[slot]
-        seat.sent = max(self.acks.mark(slot), self._first)
+        seat.sent = max(self.acks.acked_below(slot), self._first)
         seat.refused.clear()
         seat.is_paused = False
 
@@ -381,9 +381,9 @@ class AddPipeline:
         return first_entry, start
 
     def _seat(self, slot: int) -> None:
-        mark = self.acks.mark(slot)
+        acked = self.acks.acked_below(slot)
         self._seats[slot] = SlotProgress(
-            max(mark, self._first), since=self.tick, mark_seen=mark, last_sign=self.tick
+            max(acked, self._first), since=self.tick, acked_seen=acked, last_sign=self.tick
         )
 
     # --- Time ---------------------------------------------------------------------------------
@@ -397,12 +397,12 @@ class AddPipeline:
         if not self._half_full_since and (not self._ages or self._ages[0][0] == self.tick):
             return overdue  # All adds of the previous tick have their replies.
         for slot, seat in enumerate(self._seats):
-            mark = self.acks.mark(slot)
-            if mark != seat.mark_seen or mark >= self.next_entry:
-                seat.mark_seen, seat.last_sign = mark, self.tick
+            acked = self.acks.acked_below(slot)
+            if acked != seat.acked_seen or acked >= self.next_entry:
+                seat.acked_seen, seat.last_sign = acked, self.tick
             if not seat.takes_entries:
                 self._excuse_if_full(slot)
-            elif self._age(mark, seat.since) >= DEADLINE_TICKS or self._is_laggard(seat):
+            elif self._age(acked, seat.since) >= DEADLINE_TICKS or self._is_laggard(seat):
                 overdue.append(slot)
         return overdue
 
@@ -459,7 +459,7 @@ class AddPipeline:
         return (
             self._half_full_since > 0
             and silent_for >= LAGGARD_TICKS
-            and seat.mark_seen <= self.acks.last_add_confirmed
+            and seat.acked_seen <= self.acks.last_add_confirmed
             and not seat.refused
         )
 

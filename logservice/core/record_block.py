@@ -1029,8 +1029,8 @@ class Block:
         if validity not in spans:
             return list(items)
         base, skipped = spans[validity][0], start % 8
-        marks = body[base + start // 8 : base + (start + len(items) + 7) // 8]
-        bits = bin(int.from_bytes(marks, "little") >> skipped | 1 << len(items))
+        bitmap = body[base + start // 8 : base + (start + len(items) + 7) // 8]
+        bits = bin(int.from_bytes(bitmap, "little") >> skipped | 1 << len(items))
         bits = bits[: -len(items) - 1 : -1]
         return [item if bit == "1" else None for item, bit in zip(items, bits, strict=True)]
 

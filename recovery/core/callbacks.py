@@ -248,13 +248,13 @@ def attempt_row(
 
 @dataclass(frozen=True, slots=True)
 class EventCursor:
-    """How far events were queued: the marks of `core/event_derivation.py`, and the number of the next event."""
+    """How far events were queued: the fingerprints of `core/event_derivation.py`, and the number of the next event."""
 
-    marks: Mapping[str, str]
+    fingerprints: Mapping[str, str]
     next_number: int = 1
 
-    def with_events(self, marks: Mapping[str, str], count: int) -> "EventCursor":
-        return replace(self, marks=marks, next_number=self.next_number + count)
+    def with_events(self, fingerprints: Mapping[str, str], count: int) -> "EventCursor":
+        return replace(self, fingerprints=fingerprints, next_number=self.next_number + count)
 
 
 def name_of(number: int) -> str:
@@ -331,7 +331,11 @@ def unpack_rows(data: bytes) -> list[dict[str, Any]]:
 
 
 def pack_cursor(cursor: EventCursor) -> bytes:
-    fields = {"version": _VERSION, "marks": dict(cursor.marks), "next_number": cursor.next_number}
+    fields = {
+        "version": _VERSION,
+        "marks": dict(cursor.fingerprints),
+        "next_number": cursor.next_number,
+    }
     return zlib.compress(json.dumps(fields, sort_keys=True).encode("ascii"))
 
 
@@ -344,12 +348,12 @@ def unpack_cursor(data: bytes) -> EventCursor:
     except zlib.error:
         raise BadMetadata(f"not a cursor of events: {data[:80]!r}") from None
     fields = _unpacked(text, "a cursor of events", is_bounded=False)
-    marks, number = fields.get("marks"), fields.get("next_number")
-    if not isinstance(marks, dict) or type(number) is not int or number < 1:
+    fingerprints, number = fields.get("marks"), fields.get("next_number")
+    if not isinstance(fingerprints, dict) or type(number) is not int or number < 1:
         raise BadMetadata(f"not a cursor of events: {data[:80]!r}")
-    if not all(isinstance(each, str) for each in marks.values()):
+    if not all(isinstance(each, str) for each in fingerprints.values()):
         raise BadMetadata(f"not a cursor of events: {data[:80]!r}")
-    return EventCursor(marks, number)
+    return EventCursor(fingerprints, number)
 
 
 def _unpacked(data: bytes, what: str, *, is_bounded: bool = True) -> dict[str, Any]:

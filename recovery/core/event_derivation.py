@@ -1,12 +1,12 @@
 """Events of a cluster: made from its present metadata, and what was known of it before.
 
     sights (nodes as they are now) ──► tracks (states that were seen) ──┐
-    marks (what is known of each thing)                               ──┴─► derive ──► events, and the marks after them
+    fingerprints (what is known of each thing)                        ──┴─► derive ──► events, fingerprints after them
 
-Each observed thing has a subject, and each of its states a mark. A new mark is an event, and so is
+Each observed thing has a subject, and each of its states a fingerprint. A new fingerprint is an event, and so is
 the disappearance of a bookie's registration, a lifecycle or a pause. An event's id is its node,
 the node's life (the transaction that made it) and its state: its version, or how it ended. So all
-servers give it the same id (EV1). Marks are small and can be kept: a process that reads them
+servers give it the same id (EV1). Fingerprints are small and can be kept: a process that reads them
 continues exactly where they were written (EV2).
 """
 
@@ -94,7 +94,7 @@ class Sight:
         object.__setattr__(self, "subject", f"{self.thing.value}/{self.name}")
 
     @property
-    def mark(self) -> str:
+    def fingerprint(self) -> str:
         match self.thing:
             case Thing.REGISTRATION:
                 return f"{self.state} {self.node}@{self.life:x}"
@@ -115,7 +115,7 @@ class Sight:
 class ObservedState:
     """The state of one thing at one time. Without a sight the thing was gone."""
 
-    mark: str
+    fingerprint: str
     sight: Sight | None
     at_ms: int
 
@@ -140,18 +140,18 @@ class Tracks:
         for subject, sight in sights.items():
             states = self.states.get(subject, ())
             if states and states[-1].sight is sight:
-                continue  # The usual case; comparing marks would take ten times as long.
-            if states and states[-1].mark == sight.mark:
+                continue  # The usual case; comparing fingerprints would take ten times as long.
+            if states and states[-1].fingerprint == sight.fingerprint:
                 self.states[subject] = (*states[:-1], replace(states[-1], sight=sight))
             else:
-                self._add(subject, ObservedState(sight.mark, sight, now_ms))
+                self._add(subject, ObservedState(sight.fingerprint, sight, now_ms))
                 is_new = True
         for subject in [each for each in self.states if each not in sights]:
             last = self.states[subject][-1]
             if not _ends(subject):
                 del self.states[subject]
             elif last.sight is not None:
-                self._add(subject, ObservedState(f"{_GONE}{last.mark}", None, now_ms))
+                self._add(subject, ObservedState(f"{_GONE}{last.fingerprint}", None, now_ms))
                 is_new = True
         return is_new
 
@@ -169,65 +169,69 @@ class Tracks:
             if (oldest := next(gone, None)) is not None:
                 del self.states[oldest]
 
-    def marks(self) -> dict[str, str]:
-        return {subject: states[-1].mark for subject, states in self.states.items()}
+    def fingerprints(self) -> dict[str, str]:
+        return {subject: states[-1].fingerprint for subject, states in self.states.items()}
 
 
 def derive(
-    marks: Mapping[str, str],
+    fingerprints: Mapping[str, str],
     tracks: Mapping[str, Sequence[ObservedState]],
     now_ms: int,
     things_max: int | None = None,
 ) -> tuple[list[Event], dict[str, str]]:
-    """The events since `marks`, in order, and the marks after them. A state that passed between two
+    """The events since `fingerprints`, in order, and the fingerprints after them. A state that passed between two
     looks of other processes is new, too, if this process saw it. `things_max`: at most this number
     of things, those that changed first.
     """
     found: list[tuple[int, str, list[Event], str | None]] = []
     for subject, states in tracks.items():
-        before = marks.get(subject)
-        if before == states[-1].mark:
+        before = fingerprints.get(subject)
+        if before == states[-1].fingerprint:
             continue
-        known = [number for number, state in enumerate(states) if state.mark == before]
+        known = [number for number, state in enumerate(states) if state.fingerprint == before]
         events: list[Event] = []
         for state in states[known[-1] + 1 if known else 0 :]:
             if state.sight is not None:
                 events += _news(before, state.sight)
             elif before is not None and not before.startswith(_GONE):
                 events += _end_of(subject, before, state.at_ms)
-            before = state.mark
+            before = state.fingerprint
         found.append((events[0].at_ms if events else 0, subject, events, before))
-    for subject, mark in marks.items():
-        if subject not in tracks and not mark.startswith(_GONE):
-            gone = f"{_GONE}{mark}" if _ends(subject) else None
-            found.append((now_ms, subject, _end_of(subject, mark, now_ms), gone))
+    for subject, fingerprint in fingerprints.items():
+        if subject not in tracks and not fingerprint.startswith(_GONE):
+            gone = f"{_GONE}{fingerprint}" if _ends(subject) else None
+            found.append((now_ms, subject, _end_of(subject, fingerprint, now_ms), gone))
     ordered: list[tuple[int, str, int, Event]] = []
-    after = dict(marks)
-    for _, subject, events, mark_after in sorted(found, key=lambda each: each[:2])[:things_max]:
+    after = dict(fingerprints)
+    for _, subject, events, fingerprint_after in sorted(found, key=lambda each: each[:2])[
+        :things_max
+    ]:
         at_ms = 0
         for number, event in enumerate(events):
             # The states of one thing keep their order although clocks differ.
             at_ms = max(at_ms, event.at_ms)
             ordered.append((at_ms, subject, number, event))
-        if mark_after is None:
+        if fingerprint_after is None:
             del after[subject]
         else:
-            after[subject] = mark_after
+            after[subject] = fingerprint_after
     return [event for *_, event in sorted(ordered, key=lambda each: each[:3])], _bounded(after)
 
 
-def _bounded(marks: dict[str, str]) -> dict[str, str]:
-    """Drop the oldest marks of things that are gone. Others stay: they show that this was an event already."""
-    gone = [subject for subject, mark in marks.items() if mark.startswith(_GONE)]
+def _bounded(fingerprints: dict[str, str]) -> dict[str, str]:
+    """Drop the oldest fingerprints of things that are gone. Others stay: they show that this was an event already."""
+    gone = [
+        subject for subject, fingerprint in fingerprints.items() if fingerprint.startswith(_GONE)
+    ]
     for subject in gone[: max(len(gone) - _GONE_MAX, 0)]:
-        del marks[subject]
-    return marks
+        del fingerprints[subject]
+    return fingerprints
 
 
-def first_marks(tracks: Mapping[str, Sequence[ObservedState]]) -> dict[str, str]:
-    """The marks of a server that has just started: registered bookies are no news, everything else is (EV3)."""
+def first_fingerprints(tracks: Mapping[str, Sequence[ObservedState]]) -> dict[str, str]:
+    """The fingerprints of a server that has just started: registered bookies are no news, everything else is (EV3)."""
     return {
-        subject: states[-1].mark
+        subject: states[-1].fingerprint
         for subject, states in tracks.items()
         if _thing_of(subject) == Thing.REGISTRATION.value
     }
@@ -261,7 +265,10 @@ def _news(before: str | None, sight: Sight) -> list[Event]:
         case Thing.REGISTRATION:
             return _registered(before, sight)
         case Thing.LIFECYCLE:
-            if before is not None and before.partition(" ")[0] == sight.mark.partition(" ")[0]:
+            if (
+                before is not None
+                and before.partition(" ")[0] == sight.fingerprint.partition(" ")[0]
+            ):
                 return []  # The node was written again unchanged.
             return [_lifecycle(sight)]
         case Thing.OPERATION:
@@ -333,19 +340,19 @@ def _operation_in_words(sight: Sight) -> str:
     return f"Operation {sight.text}" + (f" ({about})" if about else "")
 
 
-def _end_of(subject: str, mark: str, now_ms: int) -> list[Event]:
+def _end_of(subject: str, fingerprint: str, now_ms: int) -> list[Event]:
     thing, _, name = subject.partition("/")
     if thing == Thing.REGISTRATION.value:
-        return [_lost(name, mark.partition(" ")[2], now_ms)]
+        return [_lost(name, fingerprint.partition(" ")[2], now_ms)]
     if thing == Thing.LIFECYCLE.value:
-        stamp = mark.partition(" ")[2]
+        stamp = fingerprint.partition(" ")[2]
         node, text = stamp.rpartition("@")[0], f"Bookie {name} was removed from the cluster."
         kind = EventKind.LIFECYCLE
         removed = f"{stamp}.removed"
         return [Event(removed, kind, now_ms, node, (name,), state="removed", text=text)]
     if thing == Thing.SWITCH.value:
-        node, kind = mark.rpartition("@")[0], EventKind.RECOVERY_RESUMED
-        return [Event(f"{mark}.resumed", kind, now_ms, node, text="Repair goes on.")]
+        node, kind = fingerprint.rpartition("@")[0], EventKind.RECOVERY_RESUMED
+        return [Event(f"{fingerprint}.resumed", kind, now_ms, node, text="Repair goes on.")]
     return []
 
 

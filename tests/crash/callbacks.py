@@ -175,7 +175,7 @@ class Rig:
         number = 0
         while True:
             cursor, _ = await callbacks.read_cursor()
-            known = cursor.marks if cursor else {}
+            known = cursor.fingerprints if cursor else {}
             quiet = [each for each in _BOOKIES if self._is_queued(each, known)]
             if not quiet:
                 await asyncio.sleep(0.05)
@@ -204,7 +204,7 @@ class Rig:
         counts = {bookie: len(ids) for bookie, ids in self._expected.items()}
         while True:
             cursor, _ = await nodes.read_cursor()
-            known = cursor.marks if cursor else {}
+            known = cursor.fingerprints if cursor else {}
             if all(
                 len(ids) > counts[bookie] or self._is_queued(bookie, known)
                 for bookie, ids in self._expected.items()

@@ -24,13 +24,15 @@ class Cutter:
 
     def __init__(self, frame: str) -> None:
         self._frame = frame
-        self._mark = {"lf": b"\n", "lines": b"\n", "nul": b"\0", "ndjson": b"\n"}.get(frame, b"")
+        self._separator = {"lf": b"\n", "lines": b"\n", "nul": b"\0", "ndjson": b"\n"}.get(
+            frame, b""
+        )
         self._rest = bytearray()
 
     def feed(self, chunk: bytes) -> list[bytes]:
         """Returns the entries that end in `chunk`. Raises `EntryTooLarge`."""
-        if self._mark:
-            first, *others = chunk.split(self._mark)
+        if self._separator:
+            first, *others = chunk.split(self._separator)
             self._rest += first
             whole = [bytes(self._rest), *others[:-1]] if others else []
             self._rest[:] = others[-1] if others else self._rest

@@ -46,7 +46,7 @@ def restore(
     for number in range(done, len(chain.files)):
         file = chain.files[number]
         rows = rows_of(archive, chain, file)
-        sink = LogSink(channel, target, MicroBatch(query, number, is_marked=True), Codec.NONE)
+        sink = LogSink(channel, target, MicroBatch(query, number, is_recorded=True), Codec.NONE)
         sink.append(rows)
         records += file.records
         row |= {"records": row["records"] + file.records, "files": row["files"] + 1}
@@ -60,7 +60,7 @@ def query_of(archive: Archive, log: str) -> str:
 
 def last_whole(channel: ServerChannel, target: str, query: str) -> int:
     """The last file that is completely in the log; -1: none."""
-    return LogSink(channel, target, MicroBatch(query, 0, is_marked=True), Codec.NONE).last_whole()
+    return LogSink(channel, target, MicroBatch(query, 0, is_recorded=True), Codec.NONE).last_whole()
 
 
 def rows_of(archive: Archive, chain: Chain, file: ArchiveFile) -> ArrowRows:

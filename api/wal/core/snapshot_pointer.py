@@ -1,15 +1,15 @@
-"""Snapshots, and the mark that says which one counts.
+"""Snapshots, and the pointer that says which one counts.
 
 A snapshot is written into a log of its own, NAME.snapshots, in pieces, each with the snapshot's
-token as its key. It counts from the moment at which the mark names it: the protected cursor `snapshot` of
+token as its key. It counts from the moment at which the pointer names it: the protected cursor `snapshot` of
 the log, at the first offset that is not in it, whose blob is JSON:
 
     epoch           the newest writer epoch in it
     first, next     where its pieces are in the other log, perhaps among those of others
     token, length, crc32c
 
-The mark is moved by compare-and-set from the version that was read before the snapshot was begun. So
-of two replicas that write at once one does it in vain, and pieces are in the order of marks (WK6).
+The pointer is moved by compare-and-set from the version that was read before the snapshot was begun. So
+of two replicas that write at once one does it in vain, and pieces are in the order of pointers (WK6).
 
 Then both logs are truncated up to the previous snapshot: a replica that has begun to restore that
 one has time to finish, until yet another one is written.
@@ -25,7 +25,7 @@ import google_crc32c
 from rollbook.logservice.ids import Offset, WriterEpoch
 from rollbook.proto.errors import DigestMismatch
 
-MARK: Final = "snapshot"
+POINTER_CURSOR: Final = "snapshot"
 SUFFIX: Final = ".snapshots"
 _PIECE_BYTES: Final = 256 * 1024
 
@@ -67,6 +67,6 @@ def pieces_of(data: bytes) -> Iterator[bytes]:
         yield data[start : start + _PIECE_BYTES]
 
 
-def is_due(applied: Offset, marked: Offset, every: int) -> bool:
+def is_due(applied: Offset, snapshot_at: Offset, every: int) -> bool:
     """Whether a replay from the last snapshot would be too long."""
-    return applied - marked >= every
+    return applied - snapshot_at >= every

@@ -260,8 +260,8 @@ class Careless(CallbackSender):
     """Moves the cursor before it queues: what it dies between is lost."""
 
     async def _queue_some(self, vote: Vote, seen: Seen) -> bool:
-        events, marks = derive(self._cursor.marks, seen, 1)
-        if marks == self._cursor.marks:
+        events, marks = derive(self._cursor.fingerprints, seen, 1)
+        if marks == self._cursor.fingerprints:
             return False
         version = self._cursor_version
         assert version is not None
@@ -311,7 +311,9 @@ async def run_with_kills(
             found, _ = await desk.nodes.read_cursor()
             assert events.tracks is not None
             return (
-                not waiting and found is not None and not derive(found.marks, events.tracks, 1)[0]
+                not waiting
+                and found is not None
+                and not derive(found.fingerprints, events.tracks, 1)[0]
             )
 
         async with desk.sender(desk.store, events, kind):

@@ -909,7 +909,7 @@ def test_a_piece_is_small_or_one_record() -> None:
     sizes = [1, 10, 10_000, 20_000, 100_000, 5, 5]
     block = pack_block([b"x" * size for size in sizes])
     records = Records((block,), Offset(1), Offset(6))
-    told = list(event_streams.told(records, Encoding.AUTO, Offset(1)))
+    told = list(event_streams.split_event(records, Encoding.AUTO, Offset(1)))
     offsets = [[r["offset"] for r in json.loads(each.facts)["records"]] for each in told]
     assert [offset for piece in offsets for offset in piece] == [1, 2, 3, 4, 5]
     assert [each.next_offset for each in told] == [piece[-1] + 1 for piece in offsets]

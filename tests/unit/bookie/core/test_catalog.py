@@ -53,10 +53,12 @@ def a_change(chance: random.Random, known: Catalog, number: int) -> bytes:
     if kind == 8:
         some = changes.DOUBT_ALL, changes.TRUST_ALL, changes.pack_trust(ledger_id, -1, 2**63 - 1)
         return chance.choice(some) + changes.pack_scrubbed(number)
-    mark = ReplayStart(known.mark.journal + chance.randint(0, 1), known.mark.first_sequence + 5)
+    mark = ReplayStart(
+        known.replay_start.journal + chance.randint(0, 1), known.replay_start.first_sequence + 5
+    )
     return b"".join(
         (
-            changes.pack_mark(mark),
+            changes.pack_replay_start(mark),
             changes.pack_opened(number),
             changes.pack_lost(number + 1),
             changes.pack_scrubbed(number),
@@ -68,7 +70,7 @@ def state(catalog: Catalog) -> object:
     return (
         catalog.facts,
         catalog.logs,
-        catalog.mark,
+        catalog.replay_start,
         catalog.opened,
         catalog.lost,
         catalog.doubts.everything,
@@ -226,9 +228,9 @@ def test_many_ledgers_take_several_records_of_a_new_generation() -> None:
 def test_a_mark_never_goes_back() -> None:
     """B5."""
     catalog = Catalog()
-    catalog.apply(changes.pack_mark(ReplayStart(5, 100)))
+    catalog.apply(changes.pack_replay_start(ReplayStart(5, 100)))
     with pytest.raises(AssertionError):
-        catalog.apply(changes.pack_mark(ReplayStart(4, 50)))
+        catalog.apply(changes.pack_replay_start(ReplayStart(4, 50)))
 
 
 @pytest.mark.parametrize("seed", range(300))

@@ -55,7 +55,7 @@ def test_a_stretch_with_a_repeat_in_it_is_no_row() -> None:
     tracker.on_acks(0, ids(0, 2, 2), EntryId(3))
     tracker.on_acks(1, ids(0, 1, 2), EntryId(3))
     assert tracker.last_add_confirmed == 0
-    assert tracker.mark(0) == 1
+    assert tracker.acked_below(0) == 1
 
 
 def test_copies_on_a_bookie_that_leaves_do_not_count() -> None:
@@ -91,7 +91,7 @@ def test_nothing_is_complete_before_the_slowest_has_it() -> None:
     assert tracker.recall(2, EntryId(2)) == 1  # From there up to 2 it lacks what it lacks.
     tracker.on_acks(0, ids(2), EntryId(3))
     tracker.on_acks(1, ids(2), EntryId(3))
-    assert (tracker.mark(2), tracker.complete_to()) == (2, 2)
+    assert (tracker.acked_below(2), tracker.complete_to()) == (2, 2)
 
 
 def test_beyond_32_bits() -> None:
@@ -178,7 +178,9 @@ def test_it_says_what_the_model_says(quorum: Quorum, data: st.DataObject) -> Non
         match data.draw(st.sampled_from(["row"] * 6 + ["any"] * 3 + ["leave", "excuse", "recall"])):
             case "row":
                 row = [
-                    e for e in map(EntryId, range(tracker.mark(slot), end)) if quorum.holds(slot, e)
+                    e
+                    for e in map(EntryId, range(tracker.acked_below(slot), end))
+                    if quorum.holds(slot, e)
                 ]
                 some = row[: data.draw(st.integers(1, 6))]
                 if some:

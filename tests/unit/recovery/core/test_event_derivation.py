@@ -15,7 +15,7 @@ from rollbook.recovery.core.event_derivation import (
     Thing,
     Tracks,
     derive,
-    first_marks,
+    first_fingerprints,
     unpack_event,
 )
 
@@ -63,7 +63,7 @@ def kinds_and_ids(marks: dict[str, str], *sights: Sight) -> list[tuple[str, str]
 
 def test_a_bookie_is_lost_and_comes_back_in_another_session() -> None:
     """EV1, EV2. What became writable or read-only, in its own session, was never gone."""
-    marks = first_marks(tracks_of(BK1))
+    marks = first_fingerprints(tracks_of(BK1))
     assert kinds_and_ids(marks, BK1) == []
     read_only = replace(BK1, node="available/readonly/bk-1", life=0x21)
     assert kinds_and_ids(marks, read_only) == []
@@ -123,14 +123,14 @@ def test_bad_copies_are_told_as_they_are_found() -> None:
 
 def test_a_server_that_begins_tells_of_no_bookie_that_is_there() -> None:
     """EV3. It does tell what it finds in the lifecycles and operations."""
-    marks = first_marks(tracks_of(BK1, DRAINS))
+    marks = first_fingerprints(tracks_of(BK1, DRAINS))
     assert kinds_and_ids(marks, BK1, DRAINS) == [("lifecycle", "lifecycle/bk-1@20.0")]
 
 
 def test_events_between_two_senders_are_derived_from_what_one_saw() -> None:
     """EV2. The marks are those of a process that died before the drain began."""
     tracks, switch = Tracks(), Sight(Thing.SWITCH, "", "disable", 0x40, 0, 1)
-    marks = first_marks(tracks_of(BK1)) | {"switch/": "gone disable@3f"}
+    marks = first_fingerprints(tracks_of(BK1)) | {"switch/": "gone disable@3f"}
     drained = replace(DRAINS, version=1, state="drained", since_ms=2_500, at_ms=2_500)
     for now_ms, sights in enumerate(
         [(BK1,), (BK1, DRAINS), (BK1, DRAINS, switch), (drained, BK1), (drained,)]
