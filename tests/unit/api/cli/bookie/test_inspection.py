@@ -149,7 +149,7 @@ def unchanged(folder: Path) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("unchanged")
-def test_files_are_shown_and_never_changed(folder: Path) -> None:
+def test_info_counts_ledgers_doubts_and_entry_logs(folder: Path) -> None:
     info = shown("info", *files(folder))
     assert (info["ledgers_in_logs"], info["doubtful_ledgers"], info["doubts_everything"]) == (
         3,
@@ -157,30 +157,57 @@ def test_files_are_shown_and_never_changed(folder: Path) -> None:
         False,
     )
     assert info["entry_logs"] >= 3
-    mark = shown("mark", *files(folder))
+
+
+@pytest.mark.usefixtures("unchanged")
+def test_mark_is_the_one_of_info(folder: Path) -> None:
+    mark, info = shown("mark", *files(folder)), shown("info", *files(folder))
     assert mark == {name: info[name] for name in mark}
 
+
+@pytest.mark.usefixtures("unchanged")
+def test_journal_files_from_the_mark_on_are_needed_and_one_is_spare(folder: Path) -> None:
     journals = shown("journal", *files(folder))
     assert [each["use"] for each in journals] == ["needed"] * (len(journals) - 1) + ["spare"]
-    assert all(each["journal"] >= mark["journal"] for each in journals)
-    logs = shown("entrylog", *files(folder))
+    first = shown("mark", *files(folder))["journal"]
+    assert all(each["journal"] >= first for each in journals)
+
+
+@pytest.mark.usefixtures("unchanged")
+def test_entry_logs_are_listed_with_their_sizes(folder: Path) -> None:
+    logs, info = shown("entrylog", *files(folder)), shown("info", *files(folder))
     assert len(logs) == info["entry_logs"]
     assert sum(each["bytes"] for each in logs) == info["entry_log_bytes"]
     assert all(Path(each["path"]).stat().st_size == each["bytes"] for each in logs)
 
+
+@pytest.mark.usefixtures("unchanged")
+def test_ledgers_are_listed_with_their_entries_and_states(folder: Path) -> None:
     ledgers = shown("ledgers", *files(folder))
     assert [each["ledger_id"] for each in ledgers] == [1, 2, 3]
     assert [each["entries"] for each in ledgers] == [30, 30, 0]
     assert [each["is_fenced"] for each in ledgers] == [False, True, True]
     assert [each["is_deleted"] for each in ledgers] == [False, False, True]
+
+
+@pytest.mark.usefixtures("unchanged")
+def test_list_of_ledgers_begins_after_one_and_ends_at_the_limit(folder: Path) -> None:
+    ledgers = shown("ledgers", *files(folder))
     assert shown("ledgers", "--after", "1", "--limit", "1", *files(folder)) == ledgers[1:2]
 
+
+@pytest.mark.usefixtures("unchanged")
+def test_ledger_is_shown_with_the_files_that_hold_its_entries(folder: Path) -> None:
     ledger = shown("ledger", "1", *files(folder))
     assert (ledger["first_entry"], ledger["last_entry"], ledger["has_key"]) == (0, 29, True)
     assert sum(place["entries"] for place in ledger["places"]) == 30
-    known = {Path(each["path"]).name for each in (*logs, *journals)}
+    listed = [*shown("entrylog", *files(folder)), *shown("journal", *files(folder))]
+    known = {Path(each["path"]).name for each in listed}
     assert {place["file"] for place in ledger["places"]} <= known
 
+
+@pytest.mark.usefixtures("unchanged")
+def test_verify_finds_nothing_in_sound_files(folder: Path) -> None:
     assert shown("verify", *files(folder))["findings"] == []
 
 
@@ -487,30 +514,62 @@ async def test_a_running_bookie_is_asked(http: str) -> None:
     assert error.next_step == f"rollbook bookie ledgers --http {http}"
 
 
-async def test_a_running_bookie_is_told(admin: FakeAdmin, http: str) -> None:
+async def test_gc_is_run_by_a_running_bookie(admin: FakeAdmin, http: str) -> None:
     assert (await ask(http, "gc"))["result"] == {"ledgers": 3}
     assert (await ask(http, "gc", "--force"))["state"] == "done"
+    assert admin.done == ["gc", "gc --force"]
+
+
+async def test_gc_status_runs_nothing(admin: FakeAdmin, http: str) -> None:
+    assert (await ask(http, "gc", "--status"))["is_in_force_gc"] is False
+    assert admin.done == []
+
+
+async def test_ledger_is_verified_by_a_running_bookie(admin: FakeAdmin, http: str) -> None:
     assert (await ask(http, "ledger", "7", "--verify"))["damaged"] == []
+    assert admin.done == ["verify"]
+
+
+async def test_verify_of_an_unknown_ledger_lists_ledgers_next(http: str) -> None:
     error = await failure(http, "ledger", "8", "--verify")
     assert isinstance(error, errors.NoSuchLedger)
     assert error.next_step == f"rollbook bookie ledgers --http {http}"
-    assert (await ask(http, "scrub", "--suspend"))["is_suspended"] is True
-    assert (await ask(http, "scrub", "--resume"))["is_suspended"] is False
-    assert admin.done == ["gc", "gc --force", "verify"]
-    admin.done.clear()
+
+
+async def test_each_compaction_collects_garbage_first(admin: FakeAdmin, http: str) -> None:
     assert (await ask(http, "compact", "--major"))["state"] == "done"
     assert (await ask(http, "compact", "--minor"))["kind"] == "minor-compaction"
-    assert (await ask(http, "scrub"))["result"] == {"bytes": 100}
-    assert admin.done == ["gc", "major", "gc", "minor", "scrub"]
-    assert (await ask(http, "gc", "--status"))["is_in_force_gc"] is False
-    assert (await ask(http, "scrub", "--status")) == {"runs": 2, "is_suspended": False}
+    assert admin.done == ["gc", "major", "gc", "minor"]
+
+
+async def test_compaction_is_suspended_and_resumed(admin: FakeAdmin, http: str) -> None:
     assert (await ask(http, "compact", "--suspend"))["isMajorGcSuspended"] is True
     assert (await ask(http, "compact", "--status"))["isMinorGcSuspended"] is True
     assert (await ask(http, "compact", "--resume"))["isMajorGcSuspended"] is False
+    assert admin.done == []
+
+
+async def test_compact_needs_to_know_which_compaction(admin: FakeAdmin, http: str) -> None:
+    assert isinstance(await failure(http, "compact"), click.UsageError)
+    assert admin.done == []
+
+
+async def test_scrub_is_run_by_a_running_bookie(admin: FakeAdmin, http: str) -> None:
+    assert (await ask(http, "scrub"))["result"] == {"bytes": 100}
+    assert (await ask(http, "scrub", "--status")) == {"runs": 2, "is_suspended": False}
+    assert admin.done == ["scrub"]
+
+
+async def test_scrub_is_suspended_and_resumed(admin: FakeAdmin, http: str) -> None:
+    assert (await ask(http, "scrub", "--suspend"))["is_suspended"] is True
+    assert (await ask(http, "scrub", "--resume"))["is_suspended"] is False
+    assert admin.done == []
+
+
+async def test_bookie_is_made_read_only_and_writable_again(http: str) -> None:
     assert (await ask(http, "readonly", "on")) == {"readOnly": True}
     assert (await ask(http, "readonly")) == {"readOnly": True}
     assert (await ask(http, "readonly", "off")) == {"readOnly": False}
-    assert isinstance(await failure(http, "compact"), click.UsageError)
 
 
 async def test_a_damaged_ledger_ends_with_an_error(admin: FakeAdmin, http: str) -> None:
