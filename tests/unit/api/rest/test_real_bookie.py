@@ -5,14 +5,15 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from rollbook.proto.errors import BookieReadOnly, LedgerFenced
+from rollbook.proto.errors import BookieReadOnly, LedgerFenced, RollbookError
 from rollbook.proto.ids import EntryId, LedgerId
 from rollbook.proto.ports import Address
 from rollbook.proto.wire.adds import AddReplies
@@ -25,6 +26,7 @@ from tests.unit.api.rest.http_client import DEADLINE_S, Answer, Client
 API = "/api/v1/bookie"
 TOKEN = "0123456789abcdef-canary"
 LEDGERS, ENTRIES = 5, 400
+ADDED = LEDGERS * ENTRIES
 _ROLLBOOK = (sys.executable, "-m", "rollbook.api.cli.main")
 _READY = re.compile(r"ready: bookie bk-1 \(http on (\S+):(\d+)\) on (\S+):(\d+)")
 
@@ -104,7 +106,7 @@ async def bookie(tmp_path: Path) -> AsyncIterator[Process]:
 
 async def write(client: BookieClient) -> None:
     """Ledgers 1 to `LEDGERS`, of `ENTRIES` entries of 1 KB."""
-    left, done = LEDGERS * ENTRIES, asyncio.Event()
+    left, done = ADDED, asyncio.Event()
 
     def on_adds(replies: AddReplies) -> None:
         nonlocal left
@@ -131,42 +133,81 @@ async def ended(client: Client, started: Answer) -> dict[str, Any]:
             await asyncio.sleep(0.05)
 
 
-async def test_a_bookie_at_work_is_asked_and_told(bookie: Process) -> None:
-    http = bookie.client
+async def refusal_of(client: BookieClient, add: bytes) -> type[RollbookError] | None:
+    """The error that an add is refused with, or None if it is taken."""
+    replies: asyncio.Queue[AddReplies] = asyncio.Queue()
+    client.on_adds = replies.put_nowait
+    client.send(add)
+    async with asyncio.timeout(DEADLINE_S):
+        return (await replies.get()).error
+
+
+@dataclass(frozen=True)
+class Worked:
+    """A bookie that took all entries and one read, fenced ledger 1 and refused an add to it."""
+
+    bookie: Process
+    late_add: type[RollbookError] | None  # What the add to the fenced ledger was refused with.
+    samples: dict[str, float]  # Of its metrics right then.
+
+
+async def work(bookie: Process) -> Worked:
+    await bookie.start()
     async with await connect(bookie.address) as client:
         await write(client)
         await client.call(EntryRead(LedgerId(2), EntryId(7)))
         await client.call(EntryRead(LedgerId(1), EntryId(0), KEY, fence=True))
-        refusals: list[AddReplies] = []
-        client.on_adds = refusals.append
-        client.send(client.ledger(1).pack(ENTRIES, ENTRIES - 1, b"late"))
-        async with asyncio.timeout(DEADLINE_S):
-            while not refusals:
-                await asyncio.sleep(0.01)
-        assert refusals[0].error is LedgerFenced
-        samples = await bookie.samples()
+        late = client.ledger(1).pack(ENTRIES, ENTRIES - 1, b"late")
+        return Worked(bookie, await refusal_of(client, late), await bookie.samples())
 
-    # What was done was counted.
-    prefix, added = "rollbook_bookie_", LEDGERS * ENTRIES
-    assert samples[f"{prefix}entries_added_total"] == added
-    assert samples[f"{prefix}entry_added_bytes_total"] > added * 1_000
-    assert samples[f"{prefix}request_seconds_count{{'request': 'add'}}"] == added
-    assert samples[f"{prefix}request_seconds_count{{'request': 'fence'}}"] == 1
-    assert samples[f"{prefix}request_seconds_count{{'request': 'read'}}"] == 1
-    assert samples[f"{prefix}refusals_total{{'reason': 'LEDGER_FENCED'}}"] == 1
-    assert samples[f"{prefix}journal_sync_seconds_count"] >= 2
-    assert samples[f"{prefix}journal_write_entries_sum"] == added
-    assert samples[f"{prefix}received_bytes_total"] > added * 1_000
-    assert samples[f"{prefix}sent_bytes_total"] > 0
-    assert samples[f"{prefix}ledgers"] == LEDGERS
-    assert samples[f"{prefix}entries"] == added
-    assert samples[f"{prefix}connections"] == 1
-    assert samples[f"{prefix}registered"] == 1
-    directory = f"{bookie.folder}/ledgers1"
-    assert samples[f"{prefix}disk_free_bytes{{'directory': '{directory}'}}"] > 0
-    assert samples["process_resident_memory_bytes"] > 1_000_000
 
-    # Every page answers, and the command line shows what the pages say.
+@pytest.fixture(scope="module")
+def worked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worked]:
+    """Shared by the tests that leave its ledgers as they are."""
+    with processes.family() as children:
+        yield asyncio.run(work(Process(tmp_path_factory.mktemp("bookie"), children)))
+
+
+def test_late_add_to_a_fenced_ledger_is_refused(worked: Worked) -> None:
+    assert worked.late_add is LedgerFenced
+
+
+@pytest.mark.parametrize(
+    ("name", "count"),
+    [
+        ("entries_added_total", ADDED),
+        ("request_seconds_count{'request': 'add'}", ADDED),
+        ("request_seconds_count{'request': 'fence'}", 1),
+        ("request_seconds_count{'request': 'read'}", 1),
+        ("refusals_total{'reason': 'LEDGER_FENCED'}", 1),
+        ("journal_write_entries_sum", ADDED),
+        ("ledgers", LEDGERS),
+        ("entries", ADDED),
+        ("connections", 1),
+        ("registered", 1),
+    ],
+)
+def test_what_was_done_is_counted_exactly(worked: Worked, name: str, count: int) -> None:
+    assert worked.samples[f"rollbook_bookie_{name}"] == count
+
+
+@pytest.mark.parametrize(
+    ("name", "above"),
+    [
+        ("rollbook_bookie_entry_added_bytes_total", ADDED * 1_000),
+        ("rollbook_bookie_received_bytes_total", ADDED * 1_000),
+        ("rollbook_bookie_sent_bytes_total", 0),
+        ("rollbook_bookie_journal_sync_seconds_count", 1),
+        ("rollbook_bookie_disk_free_bytes{'directory': 'LEDGERS1'}", 0),
+        ("process_resident_memory_bytes", 1_000_000),
+    ],
+)
+def test_bytes_syncs_and_memory_are_measured(worked: Worked, name: str, above: int) -> None:
+    assert worked.samples[name.replace("LEDGERS1", f"{worked.bookie.folder}/ledgers1")] > above
+
+
+async def test_every_page_answers(worked: Worked) -> None:
+    http = worked.bookie.client
     document = (await http.get("/openapi.json")).json
     values = {"ledger_id": "1", "operation_id": "scrub-1"}
     assert (await ended(http, await http.put(f"{API}/scrub")))["state"] == "done"
@@ -174,45 +215,58 @@ async def test_a_bookie_at_work_is_asked_and_told(bookie: Process) -> None:
         if "get" in operations:
             answer = await http.get(re.sub(r"\{(\w+)\}", lambda found: values[found[1]], path))
             assert answer.status == 200, (path, answer.body)
-    status = await bookie.run("info")
+
+
+async def test_info_shows_the_state_and_what_was_added(worked: Worked) -> None:
+    status = await worked.bookie.run("info")
     assert (status["state"], status["entries_added"], status["ledgers"]) == (
         "writable",
-        added,
+        ADDED,
         LEDGERS,
     )
-    ledgers = await bookie.run("ledgers")
+
+
+async def test_ledgers_are_listed_with_the_fenced_one(worked: Worked) -> None:
+    ledgers = await worked.bookie.run("ledgers")
     assert [each["ledger_id"] for each in ledgers] == list(range(1, LEDGERS + 1))
     assert {each["entries"] for each in ledgers} == {ENTRIES}
     assert [each["is_fenced"] for each in ledgers] == [True, False, False, False, False]
-    assert (await bookie.run("ledger", "1"))["last_entry"] == ENTRIES - 1
-    assert (await bookie.run("ledger", "3", "--verify"))["damaged"] == []
-    assert (await bookie.run("gc"))["state"] == "done"
-    assert (await bookie.run("compact", "--minor"))["state"] == "done"
-    assert (await bookie.run("mark"))["active_position"] > added * 1_000
-    await read_only_and_back(bookie)
 
 
-async def read_only_and_back(bookie: Process) -> None:
-    """A bookie that takes no entries serves all else, and says so."""
-    assert await bookie.run("readonly", "on") == {"readOnly": True}
-    assert (await bookie.client.get("/ready")).status == 200
-    status = (await bookie.client.get(f"{API}/status")).json
-    assert (status["state"], status["why"]) == ("read-only", "an operator wants it so")
+async def test_ledger_is_shown_and_verified(worked: Worked) -> None:
+    assert (await worked.bookie.run("ledger", "1"))["last_entry"] == ENTRIES - 1
+    assert (await worked.bookie.run("ledger", "3", "--verify"))["damaged"] == []
+
+
+@pytest.mark.parametrize("command", [("gc",), ("compact", "--minor")])
+async def test_work_that_is_ordered_is_done(worked: Worked, command: tuple[str, ...]) -> None:
+    assert (await worked.bookie.run(*command))["state"] == "done"
+
+
+async def test_mark_lies_after_all_entries(worked: Worked) -> None:
+    assert (await worked.bookie.run("mark"))["active_position"] > ADDED * 1_000
+
+
+async def test_read_only_bookie_refuses_adds_until_it_is_writable(bookie: Process) -> None:
     async with await connect(bookie.address) as client:
-        replies: list[AddReplies] = []
-        client.on_adds = replies.append
-        client.send(client.ledger(9).pack(0, -1, b"x"))
-        async with asyncio.timeout(DEADLINE_S):
-            while not replies:
-                await asyncio.sleep(0.01)
-            assert replies.pop().error is BookieReadOnly
-            assert await bookie.run("readonly", "off") == {"readOnly": False}
-            client.send(client.ledger(9).pack(0, -1, b"x"))
-            while not replies:
-                await asyncio.sleep(0.01)
-            assert replies.pop().error is None
+        add = client.ledger(9).pack(0, -1, b"x")
+        assert await bookie.run("readonly", "on") == {"readOnly": True}
+        assert await refusal_of(client, add) is BookieReadOnly
+        assert await bookie.run("readonly", "off") == {"readOnly": False}
+        assert await refusal_of(client, add) is None
     samples = await bookie.samples()
     assert samples["rollbook_bookie_refusals_total{'reason': 'BOOKIE_READ_ONLY'}"] == 1
+
+
+async def test_read_only_bookie_is_ready_and_says_why(worked: Worked) -> None:
+    bookie = worked.bookie
+    assert await bookie.run("readonly", "on") == {"readOnly": True}
+    try:
+        assert (await bookie.client.get("/ready")).status == 200
+        status = (await bookie.client.get(f"{API}/status")).json
+        assert (status["state"], status["why"]) == ("read-only", "an operator wants it so")
+    finally:
+        await bookie.run("readonly", "off")
 
 
 async def test_the_log_tells_a_life_and_no_secrets(bookie: Process) -> None:

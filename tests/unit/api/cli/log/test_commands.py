@@ -57,51 +57,108 @@ def test_frames_keep_bytes(shell: Shell, server: str, frame: str) -> None:
     assert len(shell.json("log", "read", f"frame-{frame}")) == len(values)
 
 
-def test_the_life_of_a_log(shell: Shell) -> None:
-    made = shell.json("log", "create", "shop/orders", "--retention-age", "7d", "--label", "a=b")
-    assert (made["log"], made["tail"]) == ("shop/orders", 0)
-    assert shell.json("log", "create", "shop/orders", "--retention-age", "1w")["tail"] == 0
-    shell.run("log", "create", "shop/orders", "--retention-age", "8d", code=4)
+def test_log_is_created_once_with_equal_settings(shell: Shell) -> None:
+    made = shell.json("log", "create", "shop/made", "--retention-age", "7d", "--label", "a=b")
+    assert (made["log"], made["tail"]) == ("shop/made", 0)
+    assert shell.json("log", "create", "shop/made", "--retention-age", "1w")["tail"] == 0
+    config = shell.json("log", "show", "shop/made")["config"]
+    assert (config["retention_age_s"], config["labels"]) == (604_800, {"a": "b"})
+
+
+@pytest.mark.parametrize("age", ["8d", "none"])
+def test_create_with_other_settings_is_refused(shell: Shell, age: str) -> None:
+    shell.run("log", "create", f"shop/other-{age}", "--retention-age", "7d")
+    shell.run("log", "create", f"shop/other-{age}", "--retention-age", age, code=4)
     assert "\n  try: rollbook apply " in shell.errors
-    shell.run("log", "create", "shop/orders", "--retention-age", "none", code=4)
+
+
+def test_log_without_limits_keeps_everything(shell: Shell) -> None:
     kept = ("log", "create", "shop/kept", "--retention-age", "none", "--retention-bytes", "none")
     assert [shell.json(*kept)["created"] for _ in range(2)] == [True, False]
     config = shell.json("log", "show", "shop/kept")["config"]
     assert (config["retention_age_s"], config["retention_bytes"]) == (None, None)
-    assert shell.run("log", "ls", "or", "--namespace", "shop", "-o", "raw") == "shop/orders\n"
-    assert shell.json("log", "append", "shop/orders", "a", "b", "c")["next_offset"] == 3
-    assert shell.run("log", "roll", "shop/orders", "-o", "raw") == "1\n"
-    shell.run("log", "append", "shop/orders", "d")
-    first, second = shell.json("log", "segments", "shop/orders")
+
+
+def test_logs_of_a_namespace_are_listed_by_prefix(shell: Shell) -> None:
+    for log in ("market/orders", "market/stock", "orders"):
+        shell.run("log", "create", log)
+    assert shell.run("log", "ls", "or", "--namespace", "market", "-o", "raw") == "market/orders\n"
+
+
+@pytest.fixture
+def rolled(shell: Shell, request: pytest.FixtureRequest) -> str:
+    """A log of its own for each test: a, b, c in its first segment and d in its second."""
+    log = f"shop/{request.function.__name__.replace('_', '-')}"
+    assert shell.json("log", "append", log, "a", "b", "c", "--create")["next_offset"] == 3
+    assert shell.run("log", "roll", log, "-o", "raw") == "1\n"
+    shell.run("log", "append", log, "d")
+    return log
+
+
+def test_roll_begins_a_segment_at_the_tail(shell: Shell, rolled: str) -> None:
+    first, second = shell.json("log", "segments", rolled)
     assert (first["next_offset"], second["base_offset"]) == (3, 3)
 
-    planned = shell.json("log", "truncate", "shop/orders", "--before", -1, "--dry-run")
-    assert (planned["done"], planned["segments"]) == (False, [0])
-    shell.run("log", "truncate", "shop/orders", "--before", -1, code=2)
-    assert "say --yes" in shell.errors
-    assert shell.run("log", "read", "shop/orders", "-o", "raw") == "a\nb\nc\nd\n"
-    assert shell.json("log", "truncate", "shop/orders", "--before", -1, "--yes")["new_head"] == 3
-    shell.run("log", "read", "shop/orders", "--from", 0, code=3)
-    assert "[TRUNCATED]" in shell.errors
-    assert shell.run("log", "read", "shop/orders", "-o", "raw") == "d\n"
 
-    facts = shell.json("log", "show", "shop/orders")
+def test_dry_run_of_truncate_names_segments_and_keeps_them(shell: Shell, rolled: str) -> None:
+    planned = shell.json("log", "truncate", rolled, "--before", -1, "--dry-run")
+    assert (planned["done"], planned["segments"]) == (False, [0])
+    assert shell.run("log", "read", rolled, "-o", "raw") == "a\nb\nc\nd\n"
+
+
+def test_truncate_needs_a_yes(shell: Shell, rolled: str) -> None:
+    shell.run("log", "truncate", rolled, "--before", -1, code=2)
+    assert "say --yes" in shell.errors
+    assert shell.run("log", "read", rolled, "-o", "raw") == "a\nb\nc\nd\n"
+
+
+def test_truncated_log_begins_at_its_new_head(shell: Shell, rolled: str) -> None:
+    assert shell.json("log", "truncate", rolled, "--before", -1, "--yes")["new_head"] == 3
+    assert shell.run("log", "read", rolled, "-o", "raw") == "d\n"
+    facts = shell.json("log", "show", rolled)
     assert (facts["head"], facts["tail"]) == (3, 4)
-    assert (facts["config"]["retention_age_s"], facts["config"]["labels"]) == (604_800, {"a": "b"})
-    kinds = shell.run("log", "journal", "shop/orders", "-o", "raw").split()
+
+
+def test_read_of_what_is_truncated_is_an_error(shell: Shell, rolled: str) -> None:
+    shell.run("log", "truncate", rolled, "--before", -1, "--yes")
+    shell.run("log", "read", rolled, "--from", 0, code=3)
+    assert "[TRUNCATED]" in shell.errors
+
+
+def test_journal_of_a_log_has_its_events(shell: Shell, rolled: str) -> None:
+    shell.run("log", "truncate", rolled, "--before", -1, "--yes")
+    kinds = shell.run("log", "journal", rolled, "-o", "raw").split()
     assert {"log_created", "log_opened", "log_truncated"} <= set(kinds)
 
-    shell.run("log", "seal", "shop/orders", code=2)
-    assert shell.run("log", "seal", "shop/orders", "--yes", "-o", "raw") == "4\n"
-    assert shell.run("log", "tail", "shop/orders", "-o", "raw") == "d\n"  # It ends by itself.
-    shell.run("log", "append", "shop/orders", "e", code=4)
+
+def test_seal_needs_a_yes(shell: Shell, rolled: str) -> None:
+    shell.run("log", "seal", rolled, code=2)
+    shell.run("log", "append", rolled, "e")
+
+
+def test_sealed_log_takes_no_append_and_ends_its_tail(shell: Shell, rolled: str) -> None:
+    assert shell.run("log", "seal", rolled, "--yes", "-o", "raw") == "4\n"
+    assert shell.run("log", "tail", rolled, "--from", 3, "-o", "raw") == "d\n"
+    shell.run("log", "append", rolled, "e", code=4)
     assert "[SEALED]" in shell.errors
-    shell.run("log", "rm", "shop/orders", code=2)
-    shell.run("log", "rm", "shop/orders", "--yes")
-    assert shell.run("log", "ls", "or", "--namespace", "shop", "-o", "raw") == ""
+
+
+def test_deletion_of_a_log_needs_a_yes(shell: Shell, rolled: str) -> None:
+    shell.run("log", "rm", rolled, code=2)
+    assert shell.json("log", "show", rolled)["tail"] == 4
+
+
+def test_deleted_log_is_neither_listed_nor_shown(shell: Shell, rolled: str) -> None:
+    shell.run("log", "rm", rolled, "--yes")
+    name = rolled.removeprefix("shop/")
+    assert shell.run("log", "ls", name, "--namespace", "shop", "-o", "raw") == ""
+    shell.run("log", "show", rolled, code=3)
+
+
+def test_deletion_of_an_unknown_log_lists_logs_next(shell: Shell) -> None:
+    """And does not suggest to create it first."""
     shell.run("log", "rm", "shop/nobody", "--yes", code=3)
-    assert "try: rollbook log ls --server" in shell.errors, "not to make it first"
-    shell.run("log", "show", "shop/orders", code=3)
+    assert "try: rollbook log ls --server" in shell.errors
 
 
 def test_an_exclusive_log_has_one_writer(shell: Shell) -> None:
