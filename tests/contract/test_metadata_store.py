@@ -242,6 +242,7 @@ async def test_sequential_names_count_the_children_that_ever_were(store: Metadat
 
 
 async def test_sequential_names_never_repeat_between_clients(site: Site) -> None:
+    """MS4."""
     clients = [await site.open() for _ in range(3)]
     names: list[str] = []
 
@@ -293,6 +294,7 @@ async def ends(stream: object) -> None:
 
 
 async def test_a_silent_session_expires_and_a_new_one_follows(site: Site) -> None:
+    """MS3."""
     mine, other = await site.open(session_timeout_s=SHORT_SESSION_S), await site.open()
     states = mine.session_events()
     first = await until_state(states, SessionState.CONNECTED)

@@ -33,12 +33,12 @@ class _NeverSyncs(sqlite3.Connection):
 
 
 def never_syncs() -> None:
-    """SQLite leaves it to the kernel when to write."""
+    """SQLite leaves it to the kernel when to write (MS1)."""
     _patch(sqlite3, "connect", functools.partial(sqlite3.connect, factory=_NeverSyncs))
 
 
 def answers_first() -> None:
-    """What is being written counts as durable."""
+    """What is being written counts as durable (MS1)."""
     keep, writing = StoreFile.keep, []
 
     async def begin_to_keep(file: StoreFile, batch: CommitGroup) -> None:
@@ -65,7 +65,7 @@ def tears_transactions() -> None:
 
 
 def trusts_the_log() -> None:
-    """A new owner takes what it reads in the log for durable."""
+    """A new owner takes what it reads in the log for durable (MS1)."""
     _patch(embedded_file, "_write_again", lambda path: None)
 
 
@@ -80,12 +80,12 @@ def _patch_kept(change: Callable[[Kept], Kept]) -> None:
 
 
 def forgets_sessions() -> None:
-    """Sessions belong to the process that opened them."""
+    """Sessions belong to the process that opened them (MS3)."""
     _patch_kept(lambda kept: replace(kept, timeouts_ms=()))
 
 
 def counts_children_that_are_left() -> None:
-    """Sequential nodes are numbered by what a new owner finds."""
+    """Sequential nodes are numbered by what a new owner finds (MS4)."""
 
     def count_again(kept: Kept) -> Kept:
         rows = list(kept.rows)
@@ -96,7 +96,7 @@ def counts_children_that_are_left() -> None:
 
 
 def forgets_what_watchers_heard() -> None:
-    """A watch that is started again gets no RESYNC for what it missed."""
+    """A watch that is started again gets no RESYNC for what it missed (MS5)."""
     start_watch = MetadataService._start_watch
 
     def start_afresh(service: MetadataService, connection: int, known: Any, watch: Any) -> None:

@@ -239,6 +239,7 @@ def test_a_drain_moves_its_bar_under_load_and_is_seen_to_end(site: Site, page: P
 
 
 def test_the_server_is_killed_and_the_page_goes_on(site: Site, page: Page) -> None:
+    """DB5: the page misses nothing and shows nothing twice."""
     page.open(f"{site.url}/log?name={_LOG}")
     page.wait_until("document.querySelector('main')?._htmx?.sse?.status === 200")
     page.run("window.stays = true")

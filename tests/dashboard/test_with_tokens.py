@@ -80,7 +80,7 @@ def _tab_to(page: Page, found: str) -> None:
 
 
 def test_by_keyboard_alone_a_bookie_is_drained(guarded: Guarded, page: Page) -> None:
-    """The session's cookie is `__Host-`, and the token is in no page and no URL."""
+    """DB2: the session's cookie is `__Host-`, and the token is in no page and no URL."""
     page.open(f"{guarded.url}/bookies")
     page.wait_for("Show the token")
     _tab_to(page, "at.name === 'token'")
@@ -115,7 +115,7 @@ def test_a_log_is_read_and_written_with_the_viewers_own_token(guarded: Guarded, 
 
 
 def test_without_scripts_one_signs_in_and_finds_a_record(guarded: Guarded) -> None:
-    """The same forms, loaded again; who may not read the log sees none of it."""
+    """DB4: the same forms, loaded again; who may not read the log sees none of it."""
     with Page("--ignore-certificate-errors", patience_s=20) as bare:
         bare.call("Emulation.setScriptExecutionDisabled", value=True)
         for name, shown in (("anna", "mine alone"), ("otto", "otto has no right to read")):

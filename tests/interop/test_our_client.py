@@ -227,6 +227,7 @@ async def test_java_follows_our_writer(
 async def test_entries_lie_where_java_looks_for_them(
     ledgers: Ledgers, place: Cluster, place_puppet: Puppet
 ) -> None:
+    """Q1."""
     client = place_puppet.connect(place.metadata, Protocol.V3)  # The older one has no word for it.
     writer = await create(ledgers, STRIPED)
     await writer.append_many(payloads(30, 100))

@@ -1,4 +1,4 @@
-"""The access file: half-written it opens and closes nothing, and a refusal says what is missing."""
+"""The access file: half-written it opens and closes nothing (AF1), and a refusal says what is missing."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""A lock on a ledger that its holder may have without knowing it, because the metadata store went away."""
+"""A lock on a ledger that its holder may have without knowing it, because the metadata store went away (MK5)."""
 
 import asyncio
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""During an outage every door says within two seconds what is away."""
+"""During an outage every door says within two seconds what is away (SV8)."""
 
 import json
 import sys

@@ -135,6 +135,7 @@ async def fill(metadata: str, log: LogName) -> None:
     "cursors-without-end", "A caller that might read a log could make any number of cursors in it."
 )
 def test_cursors_of_a_log_are_bounded(site: Site) -> None:
+    """CB1."""
     path = f"{made(site, 'bounds')}/cursors"
     asyncio.run(fill(site.metadata, LogName("shop", "bounds")))
     body, how = json.dumps({"offset": 0}).encode(), {"content_type": "application/json"}

@@ -81,6 +81,7 @@ def test_a_program_that_is_killed_five_times_appends_each_record_once(
     "Two copies of one program could append under the same name, each as if it were alone.",
 )
 def test_an_older_copy_of_a_program_is_fenced(cluster: LogProcesses) -> None:
+    """LS15: its epoch is over from the grant of the next one on."""
     with rollbook.connect(cluster.url) as client:
         log = client.open("fenced", create=True)
         older = log.writer(producer="till")

@@ -66,7 +66,7 @@ def test_a_bare_call_drains_a_server_by_way_of_any_other(cluster: LogProcesses) 
     "`cluster health` counted a log server twice that was killed and started again.",
 )
 def test_a_server_that_was_killed_and_started_again_is_counted_once(cluster: LogProcesses) -> None:
-    """The session of its first life lasts a while; here for as long as the test."""
+    """SV4: the session of its first life lasts a while; here for as long as the test."""
     asyncio.run(_count_servers(cluster))
 
 

@@ -1,4 +1,4 @@
-"""The shell says what took effect, and asks before it fences a writer."""
+"""The shell says what took effect (SH1), and asks before it fences a writer."""
 
 import fcntl
 import json

@@ -1,4 +1,4 @@
-"""A server that starts while the metadata store fails for a moment comes up all the same."""
+"""A server that starts while the metadata store fails for a moment comes up all the same (SU1)."""
 
 import asyncio
 import random

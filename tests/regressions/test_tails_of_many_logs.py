@@ -62,6 +62,7 @@ def test_closed_segments_are_read_at_all_servers(cluster: LogProcesses) -> None:
     "Tails had to be asked log by log, and each question opened a log: a ledger and half a second for each.",
 )
 def test_the_tails_of_many_logs_come_at_once(cluster: LogProcesses) -> None:
+    """TW1: no log is opened for them."""
     with rollbook.connect(cluster.url) as client:
         for log in LOGS:
             client.open(str(log), create=True)

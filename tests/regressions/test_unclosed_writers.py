@@ -1,4 +1,4 @@
-"""What was submitted is appended, or the program hears how many records are not."""
+"""What was submitted is appended, or the program hears how many records are not (PC1)."""
 
 import sys
 import threading

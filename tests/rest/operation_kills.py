@@ -4,8 +4,8 @@ In each round an operation begins (a drain, the recovery of a bookie that was ki
 server is killed at a random moment: the one that was asked, the steward that runs the operation, or a worker. A caller whose
 reply was lost asks again, at any server, with the same key. Then
 
-    each operation     was begun once for its key, is known to every server, and is done
-    what has ended     never changes again, at any server
+    each operation     was begun once for its key (OP2), is known to every server, and is done (OP4)
+    what has ended     never changes again, at any server (OP1)
     each ledger        has all its copies, and they are sound
 """
 

@@ -1,7 +1,7 @@
 """A node with a planted flaw, which a run has to find: `FLAW` and then a node's arguments.
 
-early      answers a change before it is confirmed
-eager      has a change in its state before it is confirmed, and keeps it when it is fenced
+early      answers a change before it is confirmed (WK3)
+eager      has a change in its state before it is confirmed, and keeps it when it is fenced (WK1)
 trusting   as leader, answers reads out of its state: nobody is asked whether it still leads
 stale      answers reads out of its state, as a standby, too
 """

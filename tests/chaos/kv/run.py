@@ -182,7 +182,7 @@ class Run:
         self._servers[name].start()
 
     async def _until_truncated(self) -> None:
-        """Behind a snapshot, for which a slow machine may have had too little work done."""
+        """WK6: behind a snapshot, for which a slow machine may have had too little work done."""
         async with rollbook.aio.connect(self._url, wait_s=60) as client:
             log = await client.open("kv")
             while not (head := await log.head_offset()):

@@ -3,7 +3,7 @@
 - **linearizable**: `simulation/checkers/log.py` decides, log by log: nothing acked is lost, appended twice,
   or before what was acked before it was handed over; no hole; what was refused is nowhere; all who
   read, whenever, read the same; each reader sees every offset, in order.
-- **order**: the records of a writer are in the log in the order in which it was given them, and none is
+- **order** (SV5): the records of a writer are in the log in the order in which it was given them, and none is
   missing in front of another.
 - **retry**: a batch that is sent again gets its first offsets.
 - **condition**: what was acked with an expected offset has it.

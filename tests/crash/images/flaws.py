@@ -267,7 +267,7 @@ async def _doubt_nothing(*_: Any) -> tuple[int, list[int]]:
 
 
 FLAWS: Final = {
-    # The journal.
+    # The journal (B1, B2, B3).
     "the journal never syncs": Flaw(5_000, ((Journal, "_write", _write_without_sync),)),
     "adds are answered before the sync": Flaw(
         5_000, ((Journal, "submit", _answer_before_the_sync),)
@@ -279,7 +279,7 @@ FLAWS: Final = {
     "checksums know neither file nor place": Flaw(
         90_000, ((records, "seed_of", _seed_of_nothing),)
     ),
-    # Fences, deletions, explicit LACs.
+    # Fences (B4), drops (B16), deletions, explicit LACs.
     "fences are answered before they are durable": Flaw(
         45_000, ((Storage, "fence", _fence_at_once),)
     ),
@@ -291,7 +291,7 @@ FLAWS: Final = {
     ),
     "drops forget the fence": Flaw(90_000, ((LedgerFacts, "with_drop", _drop_fence),)),
     "explicit LACs go back": Flaw(90_000, ((LedgerFacts, "with_lac_packet", _take_any_lac),)),
-    # Checkpoint and catalog.
+    # Checkpoint and catalog (B5).
     "the journal goes before the catalog knows": Flaw(
         45_000, ((Checkpointer, "checkpoint", _unlink_before_the_catalog),)
     ),
@@ -307,7 +307,7 @@ FLAWS: Final = {
     ),
     "the catalog never syncs": Flaw(20_000, ((_Generation, "append", _append_unsynced),)),
     "a new catalog counts before it is synced": Flaw(90_000, ((_Generation, "sync", _do_nothing),)),
-    # Boot.
+    # Boot (B1, B3).
     "bodies are not verified": Flaw(45_000, ((RecordReader, "body", _unverified_body),)),
     "torn tails are taken for rot": Flaw(20_000, ((startup, "read_back", _read_back_as_rot),)),
     "boot builds on a journal that is not synced": Flaw(
@@ -317,7 +317,7 @@ FLAWS: Final = {
         90_000, ((catalog, "write_again", _do_nothing),)
     ),
     "new folders are not synced": Flaw(45_000, ((startup, "_sync_ancestors", _do_nothing),)),
-    # Identity.
+    # Identity (B8).
     "a stamp is not synced": Flaw(
         20_000, ((Identity, "_replace", _replace_unsynced),), is_of_identity=True
     ),

@@ -1,4 +1,4 @@
-"""Every byte of a store at rest, flipped once: what it answers then.
+"""Every byte of a store at rest, flipped once: what it answers then (B1, B2).
 
 The store is small and has everything: entry logs of both kinds, a journal that is not checkpointed,
 fences, explicit LACs, a deletion, both copies of the catalog. It was closed, so that it knows what is

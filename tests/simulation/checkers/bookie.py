@@ -3,8 +3,8 @@
 Facts come in as they happen: what clients ask, what they hear, what is done to disks. Nothing is known
 of the bookie's inside. Rules, each by the name under which a run fails:
 
-- **acked** (B1): an entry that was acknowledged is there: never absent, and UNKNOWN only on a damaged disk.
-- **bytes** (B1): an entry is answered as somebody wrote it, and not as it was before somebody wrote it again.
+- **acked** (B1, B12): an entry that was acknowledged is there: never absent, and UNKNOWN only on a damaged disk.
+- **bytes** (B1, B12): an entry is answered as somebody wrote it, and not as it was before somebody wrote it again.
 - **fence** (B4): nobody who asks after a fence was answered has an ordinary add accepted; nothing that was
   called absent under a fence is acknowledged, before or after; nobody is refused for a fence that
   nobody asked for.

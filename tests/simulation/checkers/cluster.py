@@ -18,11 +18,11 @@
   grace period, and had another bookie to go to.
 - **lifecycle** (LC1): only changes that the state machine has, each by who may make it.
 - **stale** (LC2, EL2): who changes a lifecycle as steward has a vote at that moment.
-- **given up** (RP7): a drain fails only when, since it began, each ledger that names the bookie was found to have lost
+- **given up** (RP7, LC5): a drain fails only when, since it began, each ledger that names the bookie was found to have lost
   entries, or failed three times for want of a bookie to copy to.
-- **drained** (LC4): a bookie becomes Drained only if it takes no entries, and every ledger that names it began
+- **drained** (LC4, RI2): a bookie becomes Drained only if it takes no entries, and every ledger that names it began
   to after the walk.
-- **unsafe** (RM1): a bookie of which safe-to-remove said yes is named by no ledger that named it before
+- **unsafe** (RM1, RI2): a bookie of which safe-to-remove said yes is named by no ledger that named it before
   the question.
 - **not whole** (LC6): a bookie that is called whole has all of what it is to hold of the ledgers that were
   closed when it lost its disk.

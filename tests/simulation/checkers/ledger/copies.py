@@ -1,11 +1,11 @@
 """Where entries lie, judged at each sync, each confirmation and each change of metadata.
 
-- **truncated**: no writer gets an acknowledgement for an entry after the end of a closed ledger, before or after.
-- **readable**: what was acknowledged to a writer is on a bookie that metadata names for it, at any instant.
-- **copies** (FR5): of a closed ledger every entry is on `ack` bookies that metadata names for it; and on
+- **truncated** (FR2, FR3, WR4): no writer gets an acknowledgement for an entry after the end of a closed ledger, before or after.
+- **readable** (WR2): what was acknowledged to a writer is on a bookie that metadata names for it, at any instant.
+- **copies** (FR5, HL1): of a closed ledger every entry is on `ack` bookies that metadata names for it; and on
   one of these whose lost disk was made good in any case.
-- **order**: entry i carries the i-th payload that was written, wherever it turns up.
-- **clean LAC**: a LAC that a named bookie may hand out names entries that have `ack` copies there.
+- **order** (WR1, RD3): entry i carries the i-th payload that was written, wherever it turns up.
+- **clean LAC** (FR4, RD1): a LAC that a named bookie may hand out names entries that have `ack` copies there.
 - **durable ack** (WR1): what is acknowledged to a writer has `ack` copies that no power cut can take away.
 - **vanished** (RD1): what a reader was shown as confirmed is in the ledger when it is closed.
 - **refused**: what was refused to a writer is not in it when it is closed.

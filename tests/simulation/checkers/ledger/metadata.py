@@ -1,13 +1,13 @@
 """How metadata may change, judged commit by commit.
 
-- **fragments** (LM1, LM2, LM3, FR6): first entries ascend from 0 and members are distinct; a writer
+- **fragments** (LM1, LM2, LM3, FR6, WR4, WR9): first entries ascend from 0 and members are distinct; a writer
   replaces or appends the last fragment of an open ledger and nothing else; setting it in recovery changes no
   fragment, and recovery's own fragments come with the close; a closed ledger stays as it is.
 - A repair (LM4) changes one seat of one fragment whose end is known, of a ledger that is not in recovery; only
   the world's repairers do that, and they change nothing else of an open ledger but that they recover it.
 - **versions**: each change goes from the version that its author named to the next one.
 - **length**: a closed ledger's length is that of the payloads up to its last entry.
-- **frozen** (LM3): once a ledger is in recovery, the process that wrote it changes nothing of it.
+- **frozen** (LM2, LM3, WR4): once a ledger is in recovery, the process that wrote it changes nothing of it.
 - **absence** (FR3, Q2): who closes a ledger in recovery has heard from `write - ack + 1` bookies of the next
   entry's write set that they do not have it.
 """

@@ -6,7 +6,7 @@ second comes: one offset, one record; one record, one offset. What takes the who
 The rules check these invariants of `logservice`:
 
 - **offsets** (LS7), **one-sequence** (RL1, RL5), **writer-epoch** (LS8), **once** (LS6), **truncation** (LL4)
-- **complete** (RL6)
+- **complete** (RL6), **outcome** (LS4, LS12), **linearizable** (LS4, LS10)
 """
 
 from collections.abc import Callable, Sequence

@@ -716,14 +716,14 @@ LOG_MUTANTS: Final = (
     ),
     LogMutant(
         "logs-refuse-forgotten-producers",
-        "A producer that its log has forgotten goes on with its numbers, and is refused for ever.",
+        "A producer that its log has forgotten goes on with its numbers, and is refused for ever (LS6).",
         _BUDGET,
         ((users, "begins_epoch", _never_a_new_epoch),),
         drill="forgotten",
     ),
     LogMutant(
         "logs-forget-what-is-in-doubt",
-        "A producer that its log has forgotten sends what is in doubt as a new epoch.",
+        "A producer that its log has forgotten sends what is in doubt as a new epoch (LS6).",
         _BUDGET,
         ((users, "begins_epoch", _always_a_new_epoch), (users, "may_repeat", lambda *_: True)),
         drill="forgotten",
@@ -817,7 +817,7 @@ LOG_MUTANTS: Final = (
     ),
     LogMutant(
         "logs-acks-when-deleted",
-        "The owner of a log that is deleted does not hear of it.",
+        "The owner of a log that is deleted does not hear of it (LS12).",
         _BUDGET,
         ((LogService, "delete_log", _tell_nobody),),
         drill="deletion",
