@@ -118,3 +118,52 @@ def test_every_tag_that_is_cited_is_defined() -> None:
         (str(path), tag) for path, text in texts for tag in tags_in(text) if tag not in known
     ]
     assert not strange, "no page defines these"
+
+
+_JUDGES: Final = (  # Tests that see whole processes, simulated or real, from outside.
+    "chaos",
+    "contract",
+    "crash",
+    "dashboard",
+    "fuzz",
+    "hostile",
+    "interop",
+    "regressions",
+    "rest",
+    "simulation",
+    "spark",
+)
+# The tags that a page says no judge sees, and the test that shows them instead.
+_UNSEEN: Final = re.compile(
+    r"^\| ([A-Z\d, ]+) \| .+ \| `(tests/[\w/]+\.py)(?:::\w+)?` \|$", re.MULTILINE
+)
+
+
+def unseen() -> dict[str, set[Path]]:
+    """By tag: the tests of its rows."""
+    found: dict[str, set[Path]] = {}
+    for page in pages():
+        for tags, test in _UNSEEN.findall(page.read_text()):
+            for tag in tags.split(", "):
+                assert str(defined_tags().get(tag)) == str(page.relative_to(ROOT)), f"{page}: {tag}"
+                found.setdefault(tag, set()).add(Path(test))
+    return found
+
+
+def test_every_invariant_is_seen_from_outside_or_its_page_says_why_not() -> None:
+    """A checker, a planted bug or a whole run cites it; or a row names the unit test that does, and the reason."""
+    judged = {tag for judge in _JUDGES for tag in cited_tags(f"tests/{judge}")}
+    shown = unseen()
+    lost = defined_tags().keys() - judged - shown.keys()
+    assert not lost, f"who sees it if these break? {sorted(lost)}"
+    both = {tag for tag in judged & shown.keys() if not tag.startswith("G")}
+    assert not both, f"a judge does see {sorted(both)}"
+
+
+def test_every_test_that_a_page_names_for_an_invariant_cites_it() -> None:
+    of = {module.path: module for module in modules("tests")}
+    for tag, paths in unseen().items():
+        for path in paths:
+            assert path in of, f"{tag}: {path} is not there"
+            cited = {each for text in _prose(of[path]) for each in tags_in(text)}
+            assert tag in cited, f"{path} does not cite {tag}"
