@@ -9,7 +9,7 @@ durable before any reply (B4); for entries in doubt the only reply is that they 
 
 import asyncio
 from collections.abc import Awaitable
-from typing import Final, TypeVar
+from typing import Final
 
 import structlog
 
@@ -61,8 +61,6 @@ from rollbook.proto.wire.messages import (
 )
 
 logger = structlog.get_logger()
-
-T = TypeVar("T")
 
 _NO_AUTH: Final = AuthReply(AUTH_DISABLED_PLUGIN, b"")
 # Java's size of a batch: length, header and request id, and a size before each entry.

@@ -46,7 +46,6 @@ NO_WRITER_YET: Final = WriterEpoch(0)
 
 INT64_MAX: Final = 2**63 - 1
 OFFSET_MAX: Final = Offset(INT64_MAX)
-EPOCH_MAX: Final = INT64_MAX
 PRODUCER_ID_BYTES_MAX: Final = 64
 ONCE: Final = b"once:"  # Before an idempotency key: no producer has such an id.
 PRODUCER_EPOCH_MAX: Final = 2**32 - 1

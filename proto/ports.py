@@ -36,21 +36,6 @@ class Clock(Protocol):
         """
 
 
-class Buggify(Protocol):
-    """Turns of the code that are right but rare, taken often in simulations.
-
-    `if buggify("journal.tiny_batch"): limit = 1`. In production it is `never`. Ask once per batch
-    at most, and give each point a name of its own: the simulator counts how often each one was
-    taken.
-    """
-
-    def __call__(self, point: str, odds: float = 0.1) -> bool: ...
-
-
-def never(point: str, odds: float = 0.1) -> bool:
-    return False
-
-
 # --- Network ----------------------------------------------------------------------------------
 
 

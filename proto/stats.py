@@ -154,6 +154,6 @@ def metrics_of(stats: object) -> Iterator[Metric]:
 
 def read(stats: object) -> Iterator[tuple[Metric, Value]]:
     """The present values of all metrics."""
-    for each in fields(stats):  # type: ignore[arg-type]  # It is a dataclass.
+    for each, metric in zip(fields(stats), metrics_of(stats), strict=True):  # type: ignore[arg-type]  # It is a dataclass.
         value = getattr(stats, each.name)
-        yield each.metadata[_METRIC], value() if callable(value) else value
+        yield metric, value() if callable(value) else value

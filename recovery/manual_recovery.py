@@ -10,8 +10,6 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 
-import structlog
-
 from rollbook.ledger.ledgers import Ledgers
 from rollbook.proto.cluster.ledger_nodes import LedgerNodes
 from rollbook.proto.cluster.marks import Marks
@@ -22,8 +20,6 @@ from rollbook.proto.ports import MetadataStore
 from rollbook.recovery.budget import ByteBudget, Throttle
 from rollbook.recovery.config import WorkerConfig
 from rollbook.recovery.ledger_repair import LedgerRepair, Repair
-
-logger = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True)

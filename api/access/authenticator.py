@@ -26,7 +26,7 @@ from rollbook.api.access.core.principals import (
     parse_principals,
 )
 from rollbook.api.access.core.quotas import PrincipalAccount
-from rollbook.api.access.token_file import require_own, stat_of, token_in
+from rollbook.api.access.token_file import require_own, token_of
 from rollbook.api.access.watched_file import WatchedFile
 from rollbook.proto.errors import BadConfig, Unauthorized
 from rollbook.proto.runtime.config import parse_config
@@ -158,8 +158,7 @@ class Authenticator:
     def _parse(self) -> Principals:
         found = Principals([])
         if self._token is not None:
-            path = self._token.path
-            found = operator_with(token_in(self._token.data, stat_of(path), path))
+            found = operator_with(token_of(self._token))
         if self._access is not None:
             path = self._access.path
             require_own(path)

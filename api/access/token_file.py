@@ -8,6 +8,7 @@ import os
 import stat
 from typing import Final
 
+from rollbook.api.access.watched_file import WatchedFile
 from rollbook.proto.errors import BadConfig
 from rollbook.proto.runtime.system_errors import describe_error
 
@@ -17,22 +18,13 @@ _ROOT: Final = 0
 _OTHERS_WRITE: Final = stat.S_IWGRP | stat.S_IWOTH
 
 
-def read_token(path: str) -> str:
-    """Raises `BadConfig`, too if others than its owner may read the file."""
+def token_of(file: WatchedFile) -> str:
+    """The token of a watched file. Raises `BadConfig`, also if others than its owner may read it."""
+    path = file.path
     try:
-        with open(path, "rb") as file:
-            found = os.fstat(file.fileno())
-            data = file.readline(_TOKEN_BYTES[1] + 1)
-    except OSError as error:
-        raise BadConfig(f"cannot read the token: {describe_error(error)}", path=path) from error
-    return token_in(data, found, path)
-
-
-def token_in(data: bytes, found: os.stat_result, path: str) -> str:
-    """Parses a token like `read_token`, from contents that were read before."""
-    try:
-        token = data.partition(b"\n")[0].decode("ascii").strip()
-    except UnicodeDecodeError as error:
+        found = os.stat(path)
+        token = file.data.partition(b"\n")[0].decode("ascii").strip()
+    except (OSError, UnicodeDecodeError) as error:
         raise BadConfig(f"cannot read the token: {describe_error(error)}", path=path) from error
     if found.st_mode & _OTHERS_READ & ~_allowed(found.st_uid):
         raise BadConfig("others may read the token", path=path, next_step=f"chmod 600 {path}")
@@ -47,14 +39,6 @@ def token_in(data: bytes, found: os.stat_result, path: str) -> str:
 
 def _allowed(owner: int) -> int:
     return stat.S_IRGRP if owner == _ROOT else 0
-
-
-def stat_of(path: str) -> os.stat_result:
-    """Raises `BadConfig`."""
-    try:
-        return os.stat(path)
-    except OSError as error:
-        raise BadConfig(f"cannot read the token: {describe_error(error)}", path=path) from error
 
 
 def require_own(path: str) -> None:

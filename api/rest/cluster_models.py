@@ -9,7 +9,6 @@ from rollbook.api.rest.base_models import SnakeCaseModel
 from rollbook.proto.formats.lifecycle import LifecycleState
 from rollbook.recovery.core.event_derivation import EventKind
 
-_BOOKIE_ID_MAX = 255
 _BOOKIES_MAX = 1000
 
 

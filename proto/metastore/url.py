@@ -28,7 +28,7 @@ from typing import Final, Self
 from urllib.parse import parse_qsl, unquote
 
 from rollbook.proto.errors import BadConfig, InvalidRequest
-from rollbook.proto.formats.paths import DEFAULT_ROOT, own_root
+from rollbook.proto.formats.paths import DEFAULT_ROOT
 from rollbook.proto.metastore.core.ops import ROOT, check_path
 
 _ZOOKEEPER_PORT: Final = 2181
@@ -101,11 +101,6 @@ class MetadataUrl:
         if scheme == "memory" and colon and _NAME.fullmatch(rest):
             return cls(Backend.MEMORY, rest)
         raise BadConfig(f"metadata URL {said[:200]!r} is none of {_FORMS}")
-
-    @property
-    def rollbook_root(self) -> str:
-        """The root of our own trees: never below BookKeeper's nodes, which its tools walk."""
-        return own_root(self.ledgers_root)
 
     def __str__(self) -> str:
         """The URL without options, which may hold secrets."""

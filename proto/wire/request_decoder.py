@@ -7,7 +7,7 @@ after it and none before it. The result does not depend on how the bytes were cu
 
 from typing import NamedTuple
 
-from rollbook.proto.errors import BadFrame, InvalidRequest, UnsupportedVersion
+from rollbook.proto.errors import InvalidRequest, UnsupportedVersion
 from rollbook.proto.ids import FIRST_ENTRY
 from rollbook.proto.wire import v2, v2_adds, v3, v3_adds, v3_reads
 from rollbook.proto.wire.adds import Adds
@@ -67,16 +67,6 @@ class RequestDecoder:
     def drop(self) -> None:
         """Nothing follows: drops an incomplete request."""
         self._frames.drop()
-
-
-def unpack_adds(frames: bytes) -> list[Adds]:
-    """Whole frames of adds in the usual form, as they are stored, and nothing else (W3). Or
-    `BadFrame`."""
-    heard = RequestDecoder(frame_bytes_max=len(frames)).feed(frames)
-    stretches = [adds for adds in heard if isinstance(adds, Adds) and adds.buffer is frames]
-    if len(stretches) != len(heard) or sum(len(adds.frames) for adds in stretches) != len(frames):
-        raise BadFrame("stored adds hold something else")
-    return stretches
 
 
 def _unpack(buffer: bytes, position: int, end: int) -> Heard:

@@ -15,7 +15,7 @@ from the version that was read; the steward's name its vote, so an old steward c
 (LC2).
 """
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from dataclasses import replace
 from typing import Final
 
@@ -120,7 +120,8 @@ def _require(found: Lifecycle, verb: str, *states: LifecycleState) -> None:
 def has_room(
     metadata: LedgerMetadata, leaving: Collection[BookieId], targets: Collection[BookieId]
 ) -> bool:
-    """Whether each fragment's leaving members can be replaced by distinct targets.
+    """Whether each fragment's leaving members can be replaced by distinct targets; unless forced, a
+    drain is refused at once if this fails for a ledger (LC3).
 
     `targets`: bookies that accept entries and stay.
     """
@@ -130,14 +131,3 @@ def has_room(
         if to_replace > sum(target not in members and target not in leaving for target in targets):
             return False
     return True
-
-
-def count_without_room(
-    ledgers: Iterable[LedgerMetadata],
-    leaving: Collection[BookieId],
-    targets: Collection[BookieId],
-) -> int:
-    """The number of ledgers for which too few bookies remain: unless forced, the drain is refused
-    at once (LC3).
-    """
-    return sum(not has_room(metadata, leaving, targets) for metadata in ledgers)

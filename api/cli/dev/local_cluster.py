@@ -54,7 +54,6 @@ from rollbook.recovery.possible_losses import BookieDoubts
 from rollbook.recovery.server import RecoveryServer
 from rollbook.recovery.stats import PART
 
-BOOKIES_MAX: Final = 16
 DASHBOARD_PORT: Final = 7500
 _MIB: Final = 1024 * 1024
 _LEASE_S: Final = 30.0  # Long, since no other server could take over while this machine is busy.

@@ -19,7 +19,6 @@ from rollbook.proto.errors import InvalidRequest, RollbookError
 from rollbook.proto.ids import EntryId
 from rollbook.proto.wire.digest import DigestType, Entry
 
-_READ_BYTES: Final = 256 * 1024
 _PIECE_BYTES: Final = 1024 * 1024
 _PIECE_ENTRIES: Final = 500
 _PREVIEW_CHARS: Final = 80

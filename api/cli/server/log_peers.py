@@ -8,7 +8,7 @@ from typing import Final
 
 import structlog
 
-from rollbook.api.access.token_file import stat_of, token_in
+from rollbook.api.access.token_file import token_of
 from rollbook.api.access.watched_file import WatchedFile
 from rollbook.api.client.channels import Security
 from rollbook.logservice.config import LogServerConfig
@@ -73,15 +73,13 @@ class ShownToPeers:
 
     def security(self) -> Security:
         """Raises `BadConfig`."""
-        config, token = self._config, ""
-        if self._token is not None:
-            token = token_in(self._token.data, stat_of(self._token.path), self._token.path)
+        config = self._config
         return Security(
             uses_tls=bool(config.tls_certificate),
             authorities=authorities_of_peers(config),
             certificate=config.tls_certificate if config.tls_authorities else "",
             key=config.tls_key if config.tls_authorities else "",
-            token=token,
+            token=token_of(self._token) if self._token is not None else "",
             insecure=config.insecure,
             name=config.tls_name,
         )

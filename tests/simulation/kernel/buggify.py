@@ -1,6 +1,7 @@
-"""The simulator's answer to `Buggify`: in each seed a quarter of the points are on, and fire at odds.
+"""Turns of the code that are right but rare, taken often: `if node.buggify("busy.slow_append"): …`
 
-Each point draws from a stream of its own, so that a new one in the code does not shift the others.
+In each seed a quarter of the points are on, and fire at odds. Each point has a name of its own, and is asked
+once per batch at most. Each point draws from a stream of its own, so that a new one in the code does not shift the others.
 """
 
 import random

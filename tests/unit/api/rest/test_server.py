@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 from fastapi import FastAPI
 
-from rollbook.api.access.token_file import read_token
+from rollbook.api.access.token_file import token_of
+from rollbook.api.access.watched_file import WatchedFile
 from rollbook.api.rest import server as module
 from rollbook.api.rest.bookie import AdminServer
 from rollbook.api.rest.server import HttpConfig, HttpServer
@@ -112,6 +113,10 @@ async def test_a_taken_port_is_told() -> None:
     await again.close()
 
 
+def read_token(path: str) -> str:
+    return token_of(WatchedFile(path, is_token=True))
+
+
 def test_a_token_is_read_from_a_private_file(token_file: str, tmp_path: Path) -> None:
     """G7"""
     assert read_token(token_file) == TOKEN
@@ -124,7 +129,7 @@ def test_a_token_is_read_from_a_private_file(token_file: str, tmp_path: Path) ->
         os.chown(token_file, 65_534, -1)
     with pytest.raises(BadConfig, match="others may read"):
         read_token(token_file)
-    with pytest.raises(BadConfig, match="cannot read"):
+    with pytest.raises(BadConfig, match="cannot be read"):
         read_token(str(tmp_path / "none"))
     for content in (b"short\n", b"\n", b"", b"x" * 5_000, b"\xff" * 20):
         path = tmp_path / "bad"

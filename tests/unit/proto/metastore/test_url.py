@@ -1,6 +1,7 @@
 import pytest
 
 from rollbook.proto.errors import BadConfig
+from rollbook.proto.formats.paths import own_root
 from rollbook.proto.metastore.url import (
     Backend,
     LayoutHint,
@@ -11,7 +12,7 @@ from rollbook.proto.metastore.url import (
 
 
 @pytest.mark.parametrize(
-    ("text", "hosts", "root", "own_root", "layout"),
+    ("text", "hosts", "root", "beside", "layout"),
     [
         ("zk://h1", "h1:2181", "/ledgers", "/rollbook", None),
         ("zk://h1/", "h1:2181", "/ledgers", "/rollbook", None),
@@ -38,18 +39,18 @@ from rollbook.proto.metastore.url import (
     ],
 )
 def test_zookeeper(
-    text: str, hosts: str, root: str, own_root: str, layout: LayoutHint | None
+    text: str, hosts: str, root: str, beside: str, layout: LayoutHint | None
 ) -> None:
     url = MetadataUrl.parse(text)
     assert (url.backend, url.place, url.layout) == (Backend.ZOOKEEPER, hosts, layout)
-    assert (url.ledgers_root, url.rollbook_root) == (root, own_root)
+    assert (url.ledgers_root, own_root(url.ledgers_root)) == (root, beside)
     assert MetadataUrl.parse(str(url)) == url
 
 
 def test_the_other_stores() -> None:
     url = MetadataUrl.parse("sqlite:///var/lib/a%20b/meta.db")
     assert (url.backend, url.place) == (Backend.SQLITE, "/var/lib/a b/meta.db")
-    assert (url.ledgers_root, url.rollbook_root) == ("/ledgers", "/rollbook")
+    assert (url.ledgers_root, own_root(url.ledgers_root)) == ("/ledgers", "/rollbook")
     assert [MetadataUrl.parse(text).place for text in ("memory:", "memory:two")] == ["", "two"]
 
 
