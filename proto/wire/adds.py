@@ -142,7 +142,7 @@ class AddPacker(ABC):
     def __init__(self, ledger_key: bytes, digest: LedgerDigest, frame_bytes_max: int) -> None:
         assert len(ledger_key) == LEDGER_KEY_BYTES
         self._ledger_id = digest.ledger_id
-        self._digest = digest.digest
+        self._pack_before_payload = digest.pack_before_payload
         self._digests = digest.digests
         self.payload_bytes_max = frame_bytes_max - ENTRY_BYTES_SLACK - digest.overhead_bytes
 

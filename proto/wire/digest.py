@@ -138,11 +138,12 @@ class LedgerDigest:
         of_headers = map(google_crc32c.value, headers)
         return map(_pack_crc32c, map(google_crc32c.extend, of_headers, payloads))
 
-    def pack_entry(
+    def pack_before_payload(
         self, entry_id: EntryId, last_add_confirmed: EntryId, ledger_length: int, payload: bytes
     ) -> bytes:
+        """The header and digest of an entry, which its payload follows."""
         header = pack_entry_header(self.ledger_id, entry_id, last_add_confirmed, ledger_length)
-        return b"".join((header, self.digest(header, payload), payload))
+        return header + self.digest(header, payload)
 
     def unpack_entry(self, body: Buffer, entry_id: EntryId | None) -> Entry:
         """Verified: `DigestMismatch` unless these are the very bytes that were packed for it (W4).

@@ -34,7 +34,6 @@ from rollbook.proto.wire.digest import (
     ENTRY_HEADER_BYTES,
     LEDGER_KEY_BYTES,
     LedgerDigest,
-    pack_entry_header,
 )
 from rollbook.proto.wire.frame_columns import count_int64s_on, count_same, pack_int64s_on
 from rollbook.proto.wire.frames import FRAME_BYTES_MAX, LENGTH_BYTES
@@ -208,8 +207,8 @@ class V2AddPacker(AddPacker):
         if len(payload) > self.payload_bytes_max:
             raise self._too_large(payload)
         head = _pack_request_head(self._fixed_bytes + len(payload), self._word, self._ledger_key)
-        header = pack_entry_header(self._ledger_id, entry_id, last_add_confirmed, ledger_length)
-        return b"".join((head, header, self._digest(header, payload), payload))
+        before = self._pack_before_payload(entry_id, last_add_confirmed, ledger_length, payload)
+        return b"".join((head, before, payload))
 
     def _pack_heads(self, first_entry: EntryId, count: int, payload_bytes: int) -> Iterable[bytes]:
         size = self._fixed_bytes + payload_bytes

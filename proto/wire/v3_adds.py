@@ -41,7 +41,6 @@ from rollbook.proto.wire.digest import (
     LEDGER_LENGTH_AT,
     LedgerDigest,
     entry_ids_and_lac_at,
-    pack_entry_header,
 )
 from rollbook.proto.wire.frame_columns import (
     count_alike,
@@ -449,11 +448,8 @@ class V3AddPacker(AddPacker):
         txn_id, entry = pack_varint(next(self._txn_ids)), pack_varint(entry_id)
         sizes = len(payload), len(txn_id), len(entry)
         before, between, behind = self._around.get(sizes) or self._build(*sizes)
-        header = pack_entry_header(self._ledger_id, entry_id, last_add_confirmed, ledger_length)
-        digest = self._digest(header, payload)
-        return b"".join(
-            (before, txn_id, between, entry, behind, header, digest, payload, self._tail)
-        )
+        start = self._pack_before_payload(entry_id, last_add_confirmed, ledger_length, payload)
+        return b"".join((before, txn_id, between, entry, behind, start, payload, self._tail))
 
     def _pack_heads(
         self, first_entry: EntryId, count: int, payload_bytes: int

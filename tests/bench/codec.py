@@ -26,6 +26,7 @@ from rollbook.proto.wire.messages import (
 from rollbook.proto.wire.reply_decoder import ReplyDecoder
 from rollbook.proto.wire.request_decoder import RequestDecoder
 from tests.bench import Figure, figure
+from tests.support.entries import pack_entry
 
 CHUNK_BYTES: Final = 64 * 1024
 ENTRIES: Final = 20_000
@@ -207,8 +208,12 @@ def _finding(version: int) -> Callable[[], float]:
         if version == 2
         else v3.V3ReplyHeader(3, FIRST_ENTRY, BookieOperation.READ)
     )
-    body = LedgerDigest(DigestType.CRC32C, PASSWORD, LedgerId(1_000)).pack_entry(
-        EntryId(FIRST_ENTRY), NO_ENTRY, 100, PAYLOAD
+    body = pack_entry(
+        LedgerDigest(DigestType.CRC32C, PASSWORD, LedgerId(1_000)),
+        EntryId(FIRST_ENTRY),
+        NO_ENTRY,
+        100,
+        PAYLOAD,
     )
 
     def measure() -> float:
@@ -229,7 +234,7 @@ def _found(version: int) -> Callable[[], float]:
     )
     frames = []
     for entry_id in map(EntryId, range(FIRST_ENTRY, FIRST_ENTRY + ENTRIES)):
-        body = digest.pack_entry(entry_id, NO_ENTRY, 100, PAYLOAD)
+        body = pack_entry(digest, entry_id, NO_ENTRY, 100, PAYLOAD)
         frames.append(origin.pack(ReadReply(None, LedgerId(1_000), entry_id, body)))
     chunks = _cut(b"".join(frames))
 

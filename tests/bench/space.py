@@ -30,6 +30,7 @@ from rollbook.proto.wire.messages import EntryRead, ReadReply
 from tests.bench import Figure, judged
 from tests.support import bookies, forgetful, processes
 from tests.support.bookie_client import BookieClient, LedgerWriter, connect
+from tests.support.entries import pack_entry
 
 MIB: Final = 1024 * 1024
 PATIENCE_S: Final = 600.0
@@ -175,8 +176,12 @@ async def lost_entries(
             asked = [client.ask(EntryRead(LedgerId(ledger_id), EntryId(each))) for each in ids]
             for entry_id, reply in zip(ids, await asyncio.gather(*asked), strict=True):
                 assert isinstance(reply, ReadReply)
-                expected = digest.pack_entry(
-                    EntryId(entry_id), EntryId(entry_id - 1), 0, payload(ledger_id, entry_id, size)
+                expected = pack_entry(
+                    digest,
+                    EntryId(entry_id),
+                    EntryId(entry_id - 1),
+                    0,
+                    payload(ledger_id, entry_id, size),
                 )
                 lost += reply.body != expected
     return lost

@@ -15,6 +15,7 @@ from rollbook.proto.ids import NO_ENTRY, EntryId
 from rollbook.proto.wire.entry_list import EntryList
 from rollbook.proto.wire.messages import Failure
 from tests.crash.bookie_judge import Judge, payload_of
+from tests.support.entries import pack_entry
 
 L = 7
 
@@ -31,7 +32,7 @@ def add(judge: Judge, entry_id: int, error: Failure = None, *, lac: int = NO_ENT
 
 def body(judge: Judge, entry_id: int, *, of: int = -1) -> bytes:
     payload = payload_of(L, entry_id if of < 0 else of)
-    return judge.of(L).digest.pack_entry(EntryId(entry_id), EntryId(NO_ENTRY), 0, payload)
+    return pack_entry(judge.of(L).digest, EntryId(entry_id), EntryId(NO_ENTRY), 0, payload)
 
 
 def read(judge: Judge, entry_id: int, error: Failure = None) -> None:

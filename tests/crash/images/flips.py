@@ -36,6 +36,7 @@ from tests.crash.images.step_disk import StepDisk, step
 from tests.simulation.kernel import Node, World
 from tests.simulation.kernel.filesystem import FileSystem
 from tests.support.clocks import StandingClock
+from tests.support.entries import pack_entry
 
 KINDS: Final = tuple(DigestType)
 CONFIG: Final = StorageConfig(
@@ -90,7 +91,7 @@ class StoreAtRest:
             digest = LedgerDigest(self._kind, b"secret", LedgerId(ledger_id))
             entry = (EntryId(entry_id), NO_ENTRY, 0, bytes([ledger_id]) * size)
             frames.append(v2_adds.V2AddPacker(KEY, digest).pack(*entry))
-            self.entries[ledger_id, entry_id] = digest.pack_entry(*entry)
+            self.entries[ledger_id, entry_id] = pack_entry(digest, *entry)
         found, _ = v2_adds.take_adds(b"".join(frames), 0, FRAME_BYTES_MAX)
         assert found
         done = storage.add(found).done

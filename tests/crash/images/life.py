@@ -29,6 +29,7 @@ from rollbook.proto.wire.adds import Adds
 from rollbook.proto.wire.digest import DigestType, LedgerDigest, ledger_key
 from tests.simulation.kernel import Node, World
 from tests.simulation.kernel.filesystem import Operation
+from tests.support.entries import pack_entry
 
 LEDGERS: Final = (1, 2, 2**62)
 KEY: Final = ledger_key(b"secret")
@@ -292,7 +293,7 @@ class Life:
             lac = entry_id - 1 if chance.random() < 0.7 else chance.randint(-1, entry_id - 1)
             entry = (EntryId(entry_id), EntryId(lac), 0, payload)
             frames.append(packer.pack(*entry))
-            sent.append((ledger_id, entry_id, digest.pack_entry(*entry)))
+            sent.append((ledger_id, entry_id, pack_entry(digest, *entry)))
         take = v3_adds.take_adds if pack_v3 else v2_adds.take_adds
         adds, _ = take(b"".join(frames), 0, FRAME_BYTES_MAX)
         assert adds

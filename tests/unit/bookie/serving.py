@@ -16,6 +16,7 @@ from rollbook.proto.wire.request_decoder import RequestDecoder
 from rollbook.proto.wire.v2_adds import V2AddPacker
 from tests.simulation.kernel import Node, World
 from tests.support.bookie_client import KEY, PASSWORD, BookieClient
+from tests.support.entries import pack_entry
 
 STORAGE = StorageConfig(
     "/store/journal", ("/store/ledgers",), journal_file_bytes=1024 * 1024, idle_after_ms=20
@@ -91,7 +92,7 @@ def digest_of(ledger_id: int) -> LedgerDigest:
 def entry(ledger_id: int, entry_id: int, payload: bytes = b"payload") -> bytes:
     """By a writer that confirms each before it adds the next."""
     lac = EntryId(max(entry_id - 1, NO_ENTRY))
-    return digest_of(ledger_id).pack_entry(EntryId(entry_id), lac, 0, payload)
+    return pack_entry(digest_of(ledger_id), EntryId(entry_id), lac, 0, payload)
 
 
 async def add_entries(

@@ -47,6 +47,7 @@ from rollbook.proto.wire.messages import (
 from tests.golden.bookkeeper import V2_FRAMES, V3_FRAMES
 from tests.simulation.kernel.disk import SimulatedFile
 from tests.support.bookie_client import KEY, BookieClient
+from tests.support.entries import pack_entry
 from tests.unit.bookie.serving import STORAGE, Scene, add_entries, digest_of, entry, tell
 
 L7 = LedgerId(7)
@@ -160,8 +161,8 @@ def test_entries_are_read_as_they_were_added_however_bytes_are_cut(version: int,
         )
         for entry_id, reply in enumerate(replies):
             assert isinstance(reply, ReadReply)
-            assert reply.body == digest_of(7).pack_entry(
-                EntryId(entry_id), EntryId(entry_id - 1), 0, bytes(7)
+            assert reply.body == pack_entry(
+                digest_of(7), EntryId(entry_id), EntryId(entry_id - 1), 0, bytes(7)
             )
             assert reply.last_add_confirmed == (None if version == 2 else 198)
         last = await client.call(EntryRead(L7, NO_ENTRY))

@@ -39,6 +39,7 @@ from rollbook.proto.wire.adds import Adds
 from rollbook.proto.wire.digest import DigestType, LedgerDigest, ledger_key
 from tests.simulation.kernel import Node, World
 from tests.simulation.kernel.filesystem import Operation
+from tests.support.entries import pack_entry
 
 KEY, OTHER_KEY = ledger_key(b"secret"), ledger_key(b"other")
 CONFIG = StorageConfig(
@@ -52,7 +53,7 @@ def digest_of(ledger_id: int, kind: DigestType = DigestType.CRC32C) -> LedgerDig
 
 
 def entry(ledger_id: int, entry_id: int, payload: bytes = b"payload", lac: int = -1) -> bytes:
-    return digest_of(ledger_id).pack_entry(EntryId(entry_id), EntryId(lac), 0, payload)
+    return pack_entry(digest_of(ledger_id), EntryId(entry_id), EntryId(lac), 0, payload)
 
 
 def adds(

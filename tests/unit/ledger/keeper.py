@@ -47,6 +47,7 @@ from rollbook.proto.wire.messages import (
     WriteLacReply,
     refusal_of,
 )
+from tests.support.entries import pack_entry
 from tests.unit.ledger.scripted_bookie import PASSWORD, PORT, Peer, Scene, ScriptedBookie, play
 
 L1: Final = LedgerId(1)
@@ -63,7 +64,7 @@ def payload_of(entry_id: int) -> bytes:
 def body_of(entry_id: int, lac: int | None = None) -> bytes:
     known = entry_id - 1 if lac is None else lac
     length = PAYLOAD_BYTES * (entry_id + 1)
-    return DIGEST.pack_entry(EntryId(entry_id), EntryId(known), length, payload_of(entry_id))
+    return pack_entry(DIGEST, EntryId(entry_id), EntryId(known), length, payload_of(entry_id))
 
 
 class Keeper:

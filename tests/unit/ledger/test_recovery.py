@@ -24,6 +24,7 @@ from rollbook.proto.quorum import Quorum
 from rollbook.proto.wire.digest import DigestType
 from rollbook.proto.wire.messages import BatchRead, EntryRead, ReadLac
 from tests.messages import raises_message
+from tests.support.entries import pack_entry
 from tests.unit.ledger.keeper import DIGEST, FAST, PAYLOAD_BYTES, Stage, payload_of, stage
 
 E3 = Quorum(ensemble=3, write=3, ack=2)
@@ -626,7 +627,7 @@ def test_an_entry_that_cannot_be_written_back_leaves_no_channel_behind() -> None
         bookies.add_channel = note  # type: ignore[method-assign]  # A spy.
         await on.create(E3, (0, "b0 b1 b2"))
         # It was added by somebody with a larger limit, and can just be read.
-        on["b0"].entries[0] = DIGEST.pack_entry(EntryId(0), NO_ENTRY, 1800, bytes(1800))
+        on["b0"].entries[0] = pack_entry(DIGEST, EntryId(0), NO_ENTRY, 1800, bytes(1800))
         on["b2"].delay_s = 0.01  # So that the fence brings it.
         with pytest.raises(EntryTooLarge):
             await on.recover()

@@ -43,6 +43,7 @@ from rollbook.proto.wire.messages import (
 from tests.simulation.checkers.bookie import ANSWERS, Asked, BookieChecker, Sent
 from tests.simulation.history import NEVER, Append, History
 from tests.support.bookie_client import KEY, PASSWORD, BookieClient
+from tests.support.entries import pack_entry
 
 PORT: Final = 3181
 CONNECT_S: Final = 1.0
@@ -301,7 +302,7 @@ class Client:
                     is_sync_deferred=is_deferred,
                 )
             )
-            body = digest.pack_entry(EntryId(entry_id), EntryId(lac), 0, payload)
+            body = pack_entry(digest, EntryId(entry_id), EntryId(lac), 0, payload)
             sent = sums.checker.on_sent(
                 bookie, ledger_id, body, is_recovery=is_recovery, is_deferred=is_deferred
             )

@@ -29,6 +29,7 @@ from rollbook.proto.errors import TornRecord
 from rollbook.proto.ids import NO_ENTRY, EntryId, LedgerId
 from rollbook.proto.wire import v2_adds, v3_adds
 from rollbook.proto.wire.digest import DigestType, LedgerDigest, ledger_key
+from tests.support.entries import pack_entry
 
 KEY = ledger_key(b"secret")
 FILE_ID = b"f" * 16
@@ -189,7 +190,7 @@ def test_a_file_whose_ledgers_were_deleted_is_not() -> None:
 def test_only_a_crc_that_holds_is_proof(kind: DigestType, payload: bytes) -> None:
     """B1: no bytes are answered unless a checksum vouches for them."""
     digest = LedgerDigest(kind, b"secret", LedgerId(7))
-    entry = digest.pack_entry(EntryId(3), EntryId(2), 5, payload)
+    entry = pack_entry(digest, EntryId(3), EntryId(2), 5, payload)
     has_crc = kind in (DigestType.CRC32C, DigestType.CRC32)
     assert proves_itself(entry, 7, 3) == has_crc
     assert not proves_itself(entry, 7, 4)

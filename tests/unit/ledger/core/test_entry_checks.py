@@ -6,13 +6,14 @@ from rollbook.ledger.core.entry_checks import consecutive, unpack_batch, unpack_
 from rollbook.proto.errors import DigestMismatch
 from rollbook.proto.ids import EntryId, LedgerId
 from rollbook.proto.wire.digest import DigestType, LedgerDigest
+from tests.support.entries import pack_entry
 
 L1, L2 = LedgerId(1), LedgerId(2)
 
 
 def body(digest: LedgerDigest, entry_id: int, lac: int | None = None) -> bytes:
     known = EntryId(entry_id - 1 if lac is None else lac)
-    return digest.pack_entry(EntryId(entry_id), known, 10 * entry_id, b"payload %d" % entry_id)
+    return pack_entry(digest, EntryId(entry_id), known, 10 * entry_id, b"payload %d" % entry_id)
 
 
 @pytest.fixture(params=list(DigestType), ids=lambda each: each.name)

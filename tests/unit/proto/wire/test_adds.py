@@ -14,6 +14,7 @@ from rollbook.proto.wire.reply_decoder import ReplyDecoder
 from rollbook.proto.wire.request_decoder import RequestDecoder
 from rollbook.proto.wire.v3_adds import V3AddPacker
 from rollbook.proto.wire.varint import pack_varint
+from tests.support.entries import pack_entry
 from tests.unit.proto.wire.streams import KEY, LEDGER, PASSWORD, packers
 
 
@@ -32,7 +33,7 @@ def test_v3_adds_are_what_protobuf_would_write(seed: int) -> None:
     for txn_id in txn_ids:
         entry_id = EntryId(chance.getrandbits(chance.randrange(1, 64)))
         payload = chance.randbytes(chance.choice((0, 50, 87, 88, 300, 16_340, 16_350, 70_000)))
-        body = digest.pack_entry(entry_id, EntryId(3), 44, payload)
+        body = pack_entry(digest, entry_id, EntryId(3), 44, payload)
         add = Add(ledger_id, entry_id, KEY, body, flags["is_recovery"], flags["is_sync_deferred"])
         expected = v3.pack_request(txn_id, add, is_high_priority=flags["is_high_priority"])
         assert packer.pack(entry_id, EntryId(3), 44, payload) == expected
@@ -169,8 +170,8 @@ def test_none_of_many_that_are_too_large_is_packed(version: int) -> None:
 @pytest.mark.parametrize("size", [1, 100, 20_000])
 def test_what_is_unknown_in_an_add_is_not_remembered(size: int) -> None:
     """It may be as long as a frame, and a stranger can send another each time."""
-    body = LedgerDigest(DigestType.CRC32C, PASSWORD, LEDGER).pack_entry(
-        EntryId(0), EntryId(-1), 7, b"payload"
+    body = pack_entry(
+        LedgerDigest(DigestType.CRC32C, PASSWORD, LEDGER), EntryId(0), EntryId(-1), 7, b"payload"
     )
     add = b"\x08\x07\x10\x00\x1a\x14" + KEY + b"\x22" + pack_varint(len(body)) + body
     usual = _request_of(add)

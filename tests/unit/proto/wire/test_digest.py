@@ -4,6 +4,7 @@ from rollbook.proto.errors import DigestMismatch
 from rollbook.proto.ids import NO_ENTRY, EntryId, LedgerId
 from rollbook.proto.wire.digest import DigestType, Entry, LedgerDigest
 from tests.messages import raises_message
+from tests.support.entries import pack_entry
 
 E7, E6 = EntryId(7), EntryId(6)
 LEDGER = LedgerId(2**40 + 3)
@@ -18,7 +19,7 @@ def _digest(kind: DigestType, ledger_id: LedgerId = LEDGER) -> LedgerDigest:
 @pytest.mark.parametrize("payload", PAYLOADS, ids=len)
 def test_entries_come_back_from_any_buffer(kind: DigestType, payload: bytes) -> None:
     digest = _digest(kind)
-    packed = digest.pack_entry(E7, E6, 1000, payload)
+    packed = pack_entry(digest, E7, E6, 1000, payload)
     entry = Entry(LEDGER, E7, E6, 1000, payload)
     assert digest.unpack_entry(packed, E7) == entry
     assert digest.unpack_entry(bytearray(packed), E7) == entry
@@ -29,7 +30,7 @@ def test_entries_come_back_from_any_buffer(kind: DigestType, payload: bytes) -> 
 def test_every_flipped_bit_of_an_entry_is_seen(kind: DigestType) -> None:
     """W4."""
     digest = _digest(kind)
-    packed = digest.pack_entry(E7, E6, 1000, b"payload")
+    packed = pack_entry(digest, E7, E6, 1000, b"payload")
     for bit in range(8 * len(packed)):
         flipped = bytearray(packed)
         flipped[bit // 8] ^= 1 << bit % 8
@@ -40,7 +41,7 @@ def test_every_flipped_bit_of_an_entry_is_seen(kind: DigestType) -> None:
 @pytest.mark.parametrize("kind", DigestType)
 def test_every_cut_of_an_entry_is_seen(kind: DigestType) -> None:
     digest = _digest(kind)
-    packed = digest.pack_entry(E7, E6, 1000, b"")
+    packed = pack_entry(digest, E7, E6, 1000, b"")
     for size in range(len(packed)):
         with pytest.raises(DigestMismatch):
             digest.unpack_entry(packed[:size], None)
@@ -48,7 +49,7 @@ def test_every_cut_of_an_entry_is_seen(kind: DigestType) -> None:
 
 @pytest.mark.parametrize("kind", DigestType)
 def test_entries_that_are_others_than_asked_for(kind: DigestType) -> None:
-    packed = _digest(kind).pack_entry(E7, E6, 1000, b"payload")
+    packed = pack_entry(_digest(kind), E7, E6, 1000, b"payload")
     with raises_message(DigestMismatch):
         _digest(kind).unpack_entry(packed, E6)
     with raises_message(DigestMismatch):
@@ -80,7 +81,7 @@ def test_every_flipped_bit_of_a_lac_packet_is_seen(kind: DigestType) -> None:
 
 def test_the_password_counts_for_hmac_only() -> None:
     for kind in DigestType:
-        packed = _digest(kind).pack_entry(E7, E6, 1000, b"payload")
+        packed = pack_entry(_digest(kind), E7, E6, 1000, b"payload")
         other = LedgerDigest(kind, b"another", LEDGER)
         if kind is DigestType.HMAC:
             with pytest.raises(DigestMismatch):

@@ -49,14 +49,15 @@ from rollbook.proto.wire.messages import (
 from rollbook.proto.wire.reply_decoder import ReplyDecoder
 from rollbook.proto.wire.request_decoder import RequestDecoder
 from tests.golden.bookkeeper import ENTRIES, ENTRY_LISTS, KEYS, V2_FRAMES, V3_FRAMES
+from tests.support.entries import pack_entry
 
 PASSWORD: Final = b"testPasswd"
 LEDGER: Final = LedgerId(1)
 E0: Final = EntryId(0)
 KEY: Final = KEYS["ledger key"]
 HELLO: Final = ENTRIES["entry CRC32C"]
-WORLD: Final = LedgerDigest(DigestType.CRC32C, PASSWORD, LEDGER).pack_entry(
-    EntryId(1), E0, 10, b"world"
+WORLD: Final = pack_entry(
+    LedgerDigest(DigestType.CRC32C, PASSWORD, LEDGER), EntryId(1), E0, 10, b"world"
 )
 LAC_PACKET: Final = ENTRIES["LAC packet CRC32C"]
 
@@ -80,7 +81,7 @@ def test_keys() -> None:
 def test_entry_and_lac_packet(kind: DigestType) -> None:
     digest = _digest(kind)
     entry, packet = ENTRIES[f"entry {kind.name}"], ENTRIES[f"LAC packet {kind.name}"]
-    assert digest.pack_entry(E0, NO_ENTRY, 5, b"hello") == entry
+    assert pack_entry(digest, E0, NO_ENTRY, 5, b"hello") == entry
     assert digest.unpack_entry(entry, E0) == Entry(LEDGER, E0, NO_ENTRY, 5, b"hello")
     assert digest.pack_lac(E0) == packet
     assert digest.unpack_lac(packet) == E0
@@ -89,7 +90,7 @@ def test_entry_and_lac_packet(kind: DigestType) -> None:
 def test_entry_with_large_ids_and_lac_packet_of_nothing() -> None:
     ledger_id, entry = LedgerId(0x123456789A), ENTRIES["entry CRC32C, large ids"]
     digest = _digest(ledger_id=ledger_id)
-    assert digest.pack_entry(EntryId(7), EntryId(6), 1000, b"xxx") == entry
+    assert pack_entry(digest, EntryId(7), EntryId(6), 1000, b"xxx") == entry
     unpacked = Entry(ledger_id, EntryId(7), EntryId(6), 1000, b"xxx")
     assert digest.unpack_entry(entry, EntryId(7)) == unpacked
     packet = ENTRIES["LAC packet CRC32C, LAC -1"]

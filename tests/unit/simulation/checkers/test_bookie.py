@@ -15,12 +15,13 @@ from rollbook.proto.errors import (
 from rollbook.proto.ids import NO_ENTRY, EntryId, LedgerId
 from rollbook.proto.wire.digest import DigestType, LedgerDigest
 from tests.simulation.checkers.bookie import BookieChecker, Sent
+from tests.support.entries import pack_entry
 
 DIGEST = LedgerDigest(DigestType.CRC32C, b"secret", LedgerId(7))
 
 
 def entry(entry_id: int, payload: bytes = b"payload") -> bytes:
-    return DIGEST.pack_entry(EntryId(entry_id), EntryId(entry_id - 1), 0, payload)
+    return pack_entry(DIGEST, EntryId(entry_id), EntryId(entry_id - 1), 0, payload)
 
 
 class CheckedHistory:

@@ -30,6 +30,7 @@ from tests.simulation.checkers.ledger import (
     metadata,
     payload_of,
 )
+from tests.support.entries import pack_entry
 
 ID = LedgerId(7)
 PASSWORD = b"secret"
@@ -146,7 +147,7 @@ class Story:
 
 def body(number: int, lac: int = NO_ENTRY, entry_id: int | None = None) -> bytes:
     at = EntryId(number if entry_id is None else entry_id)
-    return DIGEST.pack_entry(at, EntryId(lac), 0, payload_of(ID, number, SIZE))
+    return pack_entry(DIGEST, at, EntryId(lac), 0, payload_of(ID, number, SIZE))
 
 
 def test_nothing_is_wrong_with_a_ledger_that_is_written_recovered_and_read() -> None:
