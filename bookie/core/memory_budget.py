@@ -12,6 +12,11 @@ Two exceptions keep this from standing still. One connection that holds only a p
 favoured: it may finish, whatever the pool says, since it has nothing else to release. And one
 answer at a time is always made for a client that reads; when the pool is overdrawn by unread
 answers, a connection is closed (`is_overdrawn`).
+
+If this file is deleted, these go with it: `core/partial_request_timeout.py`, the tests of both, the
+settings `held_bytes_max`, `connection_bytes_max` and `connection_bytes_floor`, what `server.py`
+does when the pool is short, the account and the gate in `connection.py`, `Making` in
+`request_handlers.py`, the pool in `server_context.py`, and B7 in `DESIGN.md`.
 """
 
 from collections.abc import Callable
