@@ -38,7 +38,7 @@ class GarbageState:
     ended_ms: int  # Wall time of the last run; 0 for never.
     ledgers: int  # Ledgers compared in the last complete scan.
     suspects: int  # Ledgers that metadata did not name.
-    agreed: int  # Suspects on which two scans agree: they are deleted after the quarantine.
+    agreed: int  # Suspects on which two scans agree: they are deleted after the wait.
     deleted: int  # Ledgers deleted since the start.
 
 

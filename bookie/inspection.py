@@ -461,7 +461,7 @@ class StoreFiles:
 
 
 def _walk(reader: RecordReader, end: int = _ALL_DURABLE) -> Iterator[FoundRecord]:
-    """Yields all records whose head or tail can be found, up to the END."""
+    """Yields all records whose head or trailer can be found, up to the END."""
     position, sequence = FILE_HEADER_BYTES, 0
     while (record := reader.next_after(position, sequence)) and record.position < end:
         yield record

@@ -101,7 +101,7 @@ async def read_back(
 
 
 async def first_record(file: File, header: FileHeader) -> FoundRecord | None:
-    """The first record with a sound head or tail.
+    """The first record with a sound head or trailer.
 
     If the beginning of the file is damaged, everything before the next sound record is held at once,
     perhaps the whole file.
@@ -113,7 +113,7 @@ async def first_record(file: File, header: FileHeader) -> FoundRecord | None:
         found = reader.next_after(FILE_HEADER_BYTES, 0)
         if found or FILE_HEADER_BYTES + length >= size:
             return found
-        length *= 2  # The beginning is damaged, or the first record's tail is further on.
+        length *= 2  # The beginning is damaged, or the first record's trailer is further on.
 
 
 async def is_blank_from(file: File, start: int) -> bool:

@@ -265,7 +265,7 @@ class RecordFile:
     ) -> list[bytes | None]:
         """The verified bodies of these records; None for damaged ones."""
         bodies = bodies_in(contents, self.header.file_id, origin, positions)
-        if None in bodies:  # If only a head is damaged, the tail says where the body is.
+        if None in bodies:  # If only a head is damaged, the trailer says where the body is.
             reader = RecordReader(bytes(contents), self.header.file_id, origin)
             for at, position in enumerate(positions):
                 if bodies[at] is None:

@@ -32,7 +32,7 @@ class BookieReplacement:
         quorum: Quorum,
         seating: OpenEnsemble,
         pipeline: AddPipeline,
-        tail: MetadataWriter,
+        metadata_writer: MetadataWriter,
         placement: Placement,
         health: Health,
         bookies: Bookies,
@@ -43,7 +43,7 @@ class BookieReplacement:
         on_refused: Callable[[RollbookError], None],
     ) -> None:
         self._quorum, self._seating, self._pipeline = quorum, seating, pipeline
-        self._tail, self._placement, self._health = tail, placement, health
+        self._metadata_writer, self._placement, self._health = metadata_writer, placement, health
         self._bookies, self._clock = bookies, clock
         self._question_s = question_s
         self._on_moved, self._on_refused = on_moved, on_refused
@@ -71,7 +71,7 @@ class BookieReplacement:
             return False
         now_ns = self._clock.monotonic_ns()
         live, ensemble = self._bookies.live(), self._seating.ensemble
-        refusing = live.refusing(self._tail.ledger_id)
+        refusing = live.refusing(self._metadata_writer.ledger_id)
         return bool(
             self._placement.pick_replacements(
                 self._quorum, ensemble, (slot,), live, now_ns, excluded=refusing
@@ -141,7 +141,7 @@ class BookieReplacement:
             self._seating.down,
             live,
             self._clock.monotonic_ns(),
-            excluded=live.refusing(self._tail.ledger_id),
+            excluded=live.refusing(self._metadata_writer.ledger_id),
             is_urgent=self._seating.is_short,
         )
 
@@ -150,7 +150,7 @@ class BookieReplacement:
         self._seating.on_leaving(picks)
         for slot in picks:
             self._pipeline.withdraw(slot)
-        self._on_moved(await self._tail.move(picks, self._next_unconfirmed))
+        self._on_moved(await self._metadata_writer.move(picks, self._next_unconfirmed))
 
     def _next_unconfirmed(self) -> EntryId:
         return EntryId(self._pipeline.acks.last_add_confirmed + 1)

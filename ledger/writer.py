@@ -102,13 +102,13 @@ class LedgerWriter:
             config.writer_window_entries,
         )
         self._seating = OpenEnsemble(metadata.quorum, metadata.fragments[-1])
-        self._tail = MetadataWriter(stored, self._seating, nodes, clock, self._log)
+        self._metadata_writer = MetadataWriter(stored, self._seating, nodes, clock, self._log)
         self._tick_s = bookies.tick_s
         self._stand_ins = BookieReplacement(
             metadata.quorum,
             self._seating,
             self._pipeline,
-            self._tail,
+            self._metadata_writer,
             placement,
             health,
             bookies,
@@ -154,12 +154,12 @@ class LedgerWriter:
 
     @property
     def ledger_id(self) -> LedgerId:
-        return self._tail.ledger_id
+        return self._metadata_writer.ledger_id
 
     @property
     def metadata(self) -> LedgerMetadata:
         """The metadata, as this writer last wrote or read it."""
-        return self._tail.stored.metadata
+        return self._metadata_writer.stored.metadata
 
     @property
     def last_add_confirmed(self) -> EntryId:
@@ -653,7 +653,7 @@ class LedgerWriter:
         """Start reading the metadata back if it was not verified for too long. Returns whether adds may be sent
         now; if not, `_read_back` sends them.
         """
-        if self._reading_back is None and self._tail.is_stale:
+        if self._reading_back is None and self._metadata_writer.is_stale:
             self._reading_back = self._loop.create_task(self._read_back())
         return self._reading_back is None
 
@@ -662,7 +662,7 @@ class LedgerWriter:
             # An ensemble change would move the end that is being verified.
             self._stand_ins.freeze()
             await self._stand_ins.until_unchanging()
-            await self._tail.verify()
+            await self._metadata_writer.verify()
         except RollbookError as error:
             self._stop(error)
             return
@@ -761,7 +761,7 @@ class LedgerWriter:
         finally:
             self._release_all()
             await self._end_tasks()
-        await self._tail.close(
+        await self._metadata_writer.close(
             self.last_add_confirmed,
             self._pipeline.confirmed_length,
             patience_s=2 * self._config.add_deadline_s,

@@ -25,7 +25,7 @@ from rollbook.logservice.core.log_lives import check_life, text_of
 from rollbook.logservice.core.log_views import (
     check_etag,
     etag_of,
-    journal_of,
+    history_of,
     segments_page,
     with_lost,
 )
@@ -492,7 +492,7 @@ class LogService:
     async def get_journal(self, request: words.GetJournal, due: float) -> words.LogJournal:
         listed = await in_time(due, self._ends.list_of(request.log))
         await self._reads.require_life(request.log, text_of(listed.uid), request.uid)
-        return journal_of(listed, request.limit)
+        return history_of(listed, request.limit)
 
     async def get_limits(self, request: words.GetLimits, due: float) -> words.ServiceLimits:
         return words.ServiceLimits(

@@ -10,7 +10,7 @@ read from the store and raise if it does not fit:
 
     writer           with_writer_ensemble, with_close               only while OPEN            (LM2)
     recovery         with_recovery_started, with_recovery_closed    nothing shows before CLOSED (LM3)
-    re-replication   with_replacement                               never in an open tail      (LM4)
+    re-replication   with_replacement                               never in an open fragment  (LM4)
 
 Each returns a new value, to be written by compare-and-swap from the version that was read; a
 value equal to the old one means that there is nothing to write.
@@ -161,7 +161,7 @@ class LedgerMetadata:
         """`new` takes the place of `old` in the fragment that starts at `first_entry` (LM4).
 
         Raises `LedgerFenced` while the ledger is in recovery, which uses a frozen ensemble, and
-        `MetadataConflict` if the fragment is the open tail, is gone, or has changed.
+        `MetadataConflict` if the fragment is the open one, is gone, or has changed.
         """
         if self.state is LedgerState.IN_RECOVERY:
             raise LedgerFenced("the ledger is being recovered", ledger_id=self.ledger_id)

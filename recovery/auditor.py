@@ -290,7 +290,7 @@ class Auditor:
         logger.info("audit_completed", lost=sorted(lost), ledgers=len(backlog))
 
     async def _mark_all(self, ids: Backlog | list[LedgerId], lost: frozenset[BookieId]) -> bool:
-        """Mark these ledgers. False: recovery was switched off, or the brake went on, before all
+        """Mark these ledgers. False: re-replication was switched off, or the brake went on, before all
         were marked.
         """
         remaining = iter(ids)

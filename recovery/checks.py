@@ -73,7 +73,7 @@ _PAUSE_S_MAX: Final = 600.0
 _SILENT_S: Final = 60.0  # The pause after a bookie did not answer, before it is asked again.
 
 Gate = Callable[[], Awaitable[None]]
-"""Returns once marks may be made: recovery is switched on, and there is no brake."""
+"""Returns once marks may be made: re-replication is switched on, and there is no brake."""
 
 
 @dataclass(slots=True)

@@ -48,8 +48,8 @@ from rollbook.recovery.core.healing import (
     intersection,
     judge,
     ranges_of,
+    rest_to_give_up,
     stretches,
-    tail_to_give_up,
 )
 
 logger = structlog.get_logger()
@@ -263,18 +263,20 @@ class LedgerHealer:
             if stored.metadata.is_closed:
                 return stored.metadata
             doubted, accepted = self._task.ranges, self._task.accepted
-            tail = tail_to_give_up(stored.metadata, doubted, accepted)
+            unread_rest = rest_to_give_up(stored.metadata, doubted, accepted)
             if self._task.is_wholly_doubted and WHOLE not in accepted:
-                tail = []
-            if not tail:
+                unread_rest = []
+            if not unread_rest:
                 error.next_step = f"see to the bookies named; if they are permanently lost: --accept-loss {ledger_id}"
                 raise
             logger.warning("ledger_tail_given_up", ledger_id=ledger_id, reason=error.message)
             self.found.reason = error.message
-            await self._tell_settled([WHOLE] if self._task.is_wholly_doubted else tail)
+            await self._tell_settled([WHOLE] if self._task.is_wholly_doubted else unread_rest)
         closed = await self._recover(ledger_id)
         assert closed.last_entry is not None
-        self.found.given_up += intersection(tail, [EntrySpan(closed.last_entry + 1, ENTRY_ID_MAX)])
+        self.found.given_up += intersection(
+            unread_rest, [EntrySpan(closed.last_entry + 1, ENTRY_ID_MAX)]
+        )
         return closed
 
     async def _recover(self, ledger_id: LedgerId) -> LedgerMetadata:

@@ -1,4 +1,4 @@
-"""A process's share in recovery: it stands as auditor and as steward, and works on marked
+"""A recovery server: it stands as auditor and as steward, and works on marked
 ledgers.
 
     index ◄── auditor (elected)

@@ -3,7 +3,7 @@
 Each bind is judged once. Appends under a refused bind are refused with it, and the rest of the
 stream goes on. A stream beyond its quota is read no further until it has waited its debt off. Once
 its principal has changed the stream ends before anything more of it is read, so that its client
-connects again; earlier appends are settled, or in doubt, as on any broken connection.
+connects again; earlier appends are settled, or their outcome is unknown, as on any broken connection.
 """
 
 import asyncio

@@ -26,9 +26,9 @@ class Batch:
         "event_times",
         "first_sent_at",
         "headers",
-        "is_doubtful",
         "is_noticed",
         "keys",
+        "may_be_applied",
         "packed_records",
         "sent_at",
         "seq",
@@ -47,7 +47,7 @@ class Batch:
         self.block = b""
         self.seq = -1
         self.first_sent_at = self.sent_at = 0.0
-        self.is_doubtful = False  # An attempt may have taken effect.
+        self.may_be_applied = False  # An attempt may have taken effect.
         self.is_noticed = False  # The caller has seen its error.
         self.packed_records = 0  # The number of records in `block`.
         self.ack: AppendAck | None = None

@@ -38,7 +38,7 @@ class LogClientConfig:
     # less memory, and a program waits sooner.
     window_bytes: int = 8 * _MIB
     # Batches that are not acked yet. Larger: more throughput for small batches. Smaller: fewer
-    # batches are in doubt when a server dies.
+    # batches' outcomes are unknown when a server dies.
     window_batches: int = 64
     # True: compresses with zstd where that pays: fewer bytes, more CPU here and at each reader.
     compresses: bool = False

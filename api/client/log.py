@@ -431,7 +431,7 @@ class Log(BelongsToProcess):
         granted it to `holder` under an unknown epoch: if the same `attempt`, a name that you draw at
         random for this one acquisition, is repeated, `holder` gets that epoch, or `StaleEpoch` if it
         was released. Without a name only this one call asks again by itself. If it is cancelled, the
-        outcome is in doubt.
+        outcome is unknown.
         """
         request = messages.AcquireWriter(
             self.name,

@@ -4,7 +4,7 @@
   recognises what it has, and takes nothing out of order.
 - The first batch to a server goes alone; once it is acked as many follow as the window holds.
 - When the log has forgotten the producer, what is in flight is numbered as a new epoch (`producer.py`), unless
-  a batch is in doubt.
+  a batch's outcome is unknown.
 - A batch that fails for now makes everything in flight go again, from it on. When that leaves a batch in
   doubt, and when the writer ends instead, is decided in `core/retry_rules.py`.
 - A batch that fails permanently, or whose deadline passes, is the end of the writer: what came after it
@@ -259,7 +259,7 @@ class AppendPipeline:
         self.failure = error
         left = self._leave_line()
         for each in () if is_refusal else left:
-            each.is_doubtful = True
+            each.may_be_applied = True
         for timer in (self._pause, self._watchdog):
             if timer is not None:
                 timer.cancel()

@@ -9,7 +9,7 @@ used later. Then it refuses every other number than 0, and the producer begins i
                                             its outcome is unknown, and what comes after it is a new epoch
 
 To a log that has forgotten the producer a batch 0 that is repeated is new, and would be appended twice. So
-one that is in doubt is repeated only for as long as the log surely remembers (`may_repeat`).
+one whose outcome is unknown is repeated only for as long as the log surely remembers (`may_repeat`).
 
 A **named** producer keeps its id over restarts of its program. The log assigns its epoch, and says how far
 it has come (LS15). If the log no longer knows it, or a newer epoch has begun, its writer ends: a name must

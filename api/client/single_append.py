@@ -1,7 +1,7 @@
 """`log.append`: one batch, and its ack.
 
 Each append in flight has a producer of its own, so that the failure of one does not affect
-others; the next append reuses the producer. One whose last append is in doubt goes on in a new
+others; the next append reuses the producer. One with an append of unknown outcome goes on in a new
 epoch, which fences that append; so does one that the log has forgotten (`producer.py`).
 """
 
@@ -15,7 +15,7 @@ from typing import Any, Final, cast
 
 from rollbook.api.client.append_stream import AppendStreamPool, ClientAppendStream
 from rollbook.api.client.config import LogClientConfig
-from rollbook.api.client.core.retry_rules import begins_epoch, in_doubt, may_repeat, may_retry
+from rollbook.api.client.core.retry_rules import as_unknown, begins_epoch, may_repeat, may_retry
 from rollbook.api.client.owner_cache import OwnerCache
 from rollbook.api.client.producer import Producer
 from rollbook.api.client.record_text import Text, TextHeaders, as_bytes, as_us, headers_as_bytes
@@ -179,14 +179,14 @@ class Appender:
         condition: Condition | None,
         due: float,
     ) -> AppendAck:
-        """Retries once in a new epoch, if the log has forgotten the producer and nothing is in doubt."""
+        """Retries once in a new epoch, if the log has forgotten the producer and no outcome is unknown."""
         while True:
             ref = producer.next_ref
             block = _checked(records.pack(ref, self._codec))
             try:
                 return await self._append(block, ref.seq, condition, due)
             except ProducerGap as error:
-                if not begins_epoch(error, is_in_doubt=error.outcome is not Outcome.NOT_APPLIED):
+                if not begins_epoch(error, is_unknown=error.outcome is not Outcome.NOT_APPLIED):
                     raise
                 producer.begin_epoch()
 
@@ -195,13 +195,13 @@ class Appender:
     ) -> AppendAck:
         loop = asyncio.get_running_loop()
         began_s = loop.time()
-        pauses, is_doubtful = Pauses(self._config), False
+        pauses, may_be_applied = Pauses(self._config), False
         why = ""
         while True:
             try:
                 stream = self._bound_stream()
             except ClientClosed as error:
-                raise in_doubt(error) if is_doubtful else error from None
+                raise as_unknown(error) if may_be_applied else error from None
             result: asyncio.Future[AppendAck] = loop.create_future()
             number = stream.submit(self._ref, block, condition, partial(_tell, result))
             try:
@@ -216,15 +216,15 @@ class Appender:
             else:
                 self._owners.learn(self._log, stream.address, ack.owner_epoch)
                 return ack
-            is_doubtful |= failure.outcome is Outcome.UNKNOWN
+            may_be_applied |= failure.outcome is Outcome.UNKNOWN
             is_known = self._owners.on_error(self._log, stream.address, failure)
             pause_s = pauses.next_s(failure, is_known=is_known)
             again_s = loop.time() + pause_s
-            is_recognised = not is_doubtful or may_repeat(seq, began_s, again_s, self._memory_s)
+            is_recognised = not may_be_applied or may_repeat(seq, began_s, again_s, self._memory_s)
             if not may_retry(failure) or not is_recognised or again_s >= due:
                 if isinstance(failure, ServerUnreachable):
                     failure = self._owners.nobody_answers(failure)
-                raise in_doubt(failure) if is_doubtful else failure
+                raise as_unknown(failure) if may_be_applied else failure
             await asyncio.sleep(pause_s)
 
     def _bound_stream(self) -> ClientAppendStream:

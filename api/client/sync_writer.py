@@ -177,7 +177,7 @@ class SyncWriter(BelongsToProcess):
 
     def close(self) -> None:
         """Refuses later submits, waits like `flush`, and raises what has ended the writer, with the
-        number of records in doubt, unless the caller has seen it before. Idempotent.
+        number of records with an unknown outcome, unless the caller has seen it before. Idempotent.
         """
         try:
             with self._lock:

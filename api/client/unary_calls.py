@@ -1,7 +1,7 @@
 """One request, one response: sent to the right server, and again where that does no harm.
 
 Every change that can be asked for may be repeated: made twice it is as if it had been made once. A
-refusal after an attempt with an unknown outcome therefore proves nothing, and is raised as in doubt.
+refusal after an attempt with an unknown outcome therefore proves nothing, and is raised as unknown.
 Acquiring a log has a named attempt, so that a retry is not refused because of the first request.
 """
 
@@ -15,7 +15,7 @@ from google.protobuf.message import DecodeError
 
 from rollbook.api.client.channels import Channels, Metadata
 from rollbook.api.client.config import LogClientConfig
-from rollbook.api.client.core.retry_rules import in_doubt, may_retry
+from rollbook.api.client.core.retry_rules import as_unknown, may_retry
 from rollbook.api.client.owner_cache import OwnerCache
 from rollbook.api.client.retry_pauses import Pauses
 from rollbook.api.grpc.protobuf_codec import message_of, pack, unpack
@@ -71,7 +71,7 @@ class UnaryCalls:
         data = _packed(word)
         due = loop.time() + self._config.timeout_of(timeout_s)
         connect_due = min(due, loop.time() + self._config.connect_s)
-        pauses, is_doubtful = Pauses(self._config), False
+        pauses, may_be_applied = Pauses(self._config), False
         referred_to = (
             ""  # A request for one server only, and for no log, is redirected like any other.
         )
@@ -90,7 +90,7 @@ class UnaryCalls:
                 self._channels.on_answered(address)
                 return answer
             if method.changes and failure.outcome is Outcome.UNKNOWN:
-                is_doubtful = True
+                may_be_applied = True
             if not isinstance(failure, ServerUnreachable | OutcomeUnknown):
                 self._channels.on_answered(address)
             is_known = self._owners.on_error(log, address, failure)
@@ -106,7 +106,7 @@ class UnaryCalls:
             if not may_retry(failure) or loop.time() + pause_s >= until:
                 if is_unreachable and server is None:
                     failure = self._owners.nobody_answers(failure)
-                raise in_doubt(failure) if is_doubtful else failure
+                raise as_unknown(failure) if may_be_applied else failure
             await asyncio.sleep(pause_s)
 
     def _share_of(self, left_s: float) -> float:

@@ -172,9 +172,9 @@ class Writer(BelongsToProcess):
 
     async def close(self) -> None:
         """Refuses later submits, waits like `flush`, and raises what has ended the writer, with the
-        number of records in doubt, unless the caller has seen it before. Idempotent.
+        number of records with an unknown outcome, unless the caller has seen it before. Idempotent.
 
-        If it is cancelled, it ends at once: unacked records are left in doubt, as their submissions
+        If it is cancelled, it ends at once: the outcome of unacked records stays unknown, as their submissions
         say.
         """
         try:

@@ -35,7 +35,7 @@ from rollbook.api.access.authenticator import AuthenticatedCaller
 from rollbook.api.access.authorized_service import Elsewhere, Read
 from rollbook.api.grpc.append_messages import pack_appends, unpack_results
 from rollbook.api.grpc.protobuf_codec import message_of, pack, unpack, unpack_event
-from rollbook.api.grpc.relay_memory import RelayMemory, Share
+from rollbook.api.grpc.relay_memory import RelayedBytes, RelayMemory
 from rollbook.api.grpc.status import LISTENS_KEY, error_of_call, hung_up
 from rollbook.api.grpc.unframed_records import EVENTS, Packed
 from rollbook.api.methods import APPEND_STREAM, READ_STREAM, RELAY_KEY, RELAYED_KEY, Method
@@ -115,24 +115,24 @@ class Relay:
         stays_packed = is_read and not caller.account.reads.is_limited
         task = asyncio.current_task()
         assert task is not None
-        share = Share(task)
+        relayed = RelayedBytes(task)
         async with self._stream_to(server) as channels:
             start = channels.to(server, waits=True).unary_stream(method.path)
             call = start(pack(word).SerializeToString(), metadata=channels.shown_to(server))
             try:
                 while True:
-                    await self.memory.reserve(share)
+                    await self.memory.reserve(relayed)
                     with _explained(server):
                         data = await _read(call)
-                    self.memory.hold(share, len(data))
+                    self.memory.hold(relayed, len(data))
                     event = Packed(data) if stays_packed else _unpacked(data, method)
                     del data
                     if event is not None:
                         yield event
                     del event
-                    self.memory.release(share)
+                    self.memory.release(relayed)
             finally:
-                self.memory.release(share)
+                self.memory.release(relayed)
                 call.cancel()
 
     @asynccontextmanager

@@ -23,7 +23,7 @@ _TAKING_S: Final = 0.25  # A reader that takes nothing for this long makes room 
 _AGAIN_MS: Final = 250
 
 
-class Share:
+class RelayedBytes:
     """The bytes that one reader holds or has reserved."""
 
     __slots__ = ("is_held", "last_bytes", "since", "size", "task")
@@ -41,18 +41,18 @@ class RelayMemory:
         self.bytes = 0
         self.hung_up_on = 0
         self._bytes_max = bytes_max
-        self._shares: dict[Share, None] = {}  # Shares with a known size, oldest first.
+        self._relayed: dict[RelayedBytes, None] = {}  # Those with a known size, oldest first.
         self._turn = asyncio.Lock()
         self._has_changed = asyncio.Event()
 
-    async def reserve(self, share: Share) -> None:
+    async def reserve(self, relayed: RelayedBytes) -> None:
         """Returns when there is room for an event like its last one. If it is cancelled, nothing is
         reserved."""
-        if self._turn.locked() or not self._has_room(share.last_bytes):
+        if self._turn.locked() or not self._has_room(relayed.last_bytes):
             async with self._turn:
-                while not self._has_room(share.last_bytes):
+                while not self._has_room(relayed.last_bytes):
                     self._make_room()
-                    if self._has_room(share.last_bytes):
+                    if self._has_room(relayed.last_bytes):
                         break
                     self._has_changed.clear()
                     try:
@@ -60,43 +60,46 @@ class RelayMemory:
                             await self._has_changed.wait()
                     except TimeoutError:
                         continue
-        self._put(share, share.last_bytes, is_held=False)
+        self._put(relayed, relayed.last_bytes, is_held=False)
 
-    def hold(self, share: Share, size: int) -> None:
+    def hold(self, relayed: RelayedBytes, size: int) -> None:
         """Counts an arrived event. Raises `Overloaded` if too many without a reservation arrive at once."""
-        share.last_bytes = size
-        if self.bytes - share.size + size > self._bytes_max * 3 // 2 and self.bytes > share.size:
-            self.release(share)
+        relayed.last_bytes = size
+        if (
+            self.bytes - relayed.size + size > self._bytes_max * 3 // 2
+            and self.bytes > relayed.size
+        ):
+            self.release(relayed)
             raise Overloaded(
                 "relayed readers have all the memory that they may have", retry_after_ms=_AGAIN_MS
             )
-        self._put(share, size, is_held=True)
+        self._put(relayed, size, is_held=True)
 
-    def release(self, share: Share) -> None:
+    def release(self, relayed: RelayedBytes) -> None:
         """Frees the reader's bytes: the event was taken, or the reader has left. Idempotent."""
-        if share in self._shares:
-            del self._shares[share]
-            self.bytes -= share.size
+        if relayed in self._relayed:
+            del self._relayed[relayed]
+            self.bytes -= relayed.size
             self._has_changed.set()
-        share.size = 0
+        relayed.size = 0
 
-    def _put(self, share: Share, size: int, *, is_held: bool) -> None:
-        self._shares.pop(share, None)
-        self.bytes += size - share.size
-        share.size, share.is_held = size, is_held
-        share.since = asyncio.get_running_loop().time()
-        self._shares[share] = None
+    def _put(self, relayed: RelayedBytes, size: int, *, is_held: bool) -> None:
+        self._relayed.pop(relayed, None)
+        self.bytes += size - relayed.size
+        relayed.size, relayed.is_held = size, is_held
+        relayed.since = asyncio.get_running_loop().time()
+        self._relayed[relayed] = None
 
     def _has_room(self, size: int) -> bool:
         return not self.bytes or self.bytes + size <= self._bytes_max
 
     def _make_room(self) -> None:
         now = asyncio.get_running_loop().time()
-        for share in list(self._shares):
-            if share.is_held and share.since + _TAKING_S <= now:
+        for relayed in list(self._relayed):
+            if relayed.is_held and relayed.since + _TAKING_S <= now:
                 self.hung_up_on += 1
-                share.task.cancel()
-                self.release(share)
+                relayed.task.cancel()
+                self.release(relayed)
                 return  # One is enough for another one.
-            if not share.is_held and share.since + _IDLE_S <= now:
-                self.release(share)
+            if not relayed.is_held and relayed.since + _IDLE_S <= now:
+                self.release(relayed)

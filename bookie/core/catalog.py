@@ -343,7 +343,7 @@ class Catalog:
                 return _OLD.size
             case Change.DROP:
                 _, ledger_id, journal = _DROP.unpack_from(body, at)
-                self.facts[ledger_id] = self._share(self.facts[ledger_id].with_drop(journal))
+                self.facts[ledger_id] = self._intern(self.facts[ledger_id].with_drop(journal))
                 self.drop(ledger_id, journal)
                 return _DROP.size
             case Change.COMPLETE:
@@ -377,12 +377,12 @@ class Catalog:
             lac,
             deleted_ms if flags & _DELETED else None,
         )
-        self.facts[ledger_id] = self._share(facts)
+        self.facts[ledger_id] = self._intern(facts)
         if facts.deleted_ms is not None:
             self._give_up(ledger_id)
         return int(at) - start + len(packet)
 
-    def _share(self, facts: LedgerFacts) -> LedgerFacts:
+    def _intern(self, facts: LedgerFacts) -> LedgerFacts:
         if facts.lac_packet is not None or facts.deleted_ms is not None:
             return facts
         if len(self._shared) >= _SHARED_MAX:

@@ -3,7 +3,7 @@
 Only if (B11: nothing else is proof)
 - it was absent from two scans of the metadata that both began after it was known here, the second
   begun at least `interval` after the first had ended, and from every scan in between and since;
-- and then for `quarantine` more: time to notice that metadata was deleted, lost or moved by mistake;
+- and then for `gc_quarantine_s` more: time to notice that metadata was deleted, lost or moved by mistake;
 - and not more than a share of all ledgers are gone at once: that is how a wrong or emptied metadata
   store looks. Then nothing is deleted until there are fewer, or an operator says so.
 
@@ -29,10 +29,10 @@ class GarbageDecision:
 class Suspects:
     """Ledgers that are here and were not in metadata, ascending: three columns, 24 bytes each."""
 
-    def __init__(self, interval_ns: int, quarantine_ns: int, brake_share: float) -> None:
+    def __init__(self, interval_ns: int, wait_ns: int, brake_share: float) -> None:
         self.ledgers = 0  # Number of ledgers that the last scan compared.
         self._interval_ns = interval_ns
-        self._quarantine_ns = quarantine_ns
+        self._wait_ns = wait_ns
         self._brake_share = brake_share
         self._ids = array("q")
         self._first_ended_ns = array("q")  # When the first scan that missed the ledger had ended.
@@ -79,13 +79,13 @@ class Suspects:
         self._agreed_ns = array("q", [self._agreed_ns[at] for at in kept])
 
     def judge(self, now_ns: int, *, force: bool) -> GarbageDecision:
-        """Which ledgers to delete now. `force`, by an operator, passes brake and quarantine, not
+        """Which ledgers to delete now. `force`, by an operator, passes brake and wait, not
         the second scan."""
         agreed = self.agreed
         is_many = agreed > max(_BRAKE_LEDGERS_MIN, self._brake_share * self.ledgers)
         if is_many and not force:
             return GarbageDecision(array("q"), is_braked=True)
-        due_ns = now_ns if force else now_ns - self._quarantine_ns
+        due_ns = now_ns if force else now_ns - self._wait_ns
         garbage = array(
             "q",
             [

@@ -2,15 +2,15 @@
 
     file     header · header again · record · … · END record [· footer, in entry logs]
     header   a sector: magic · version · purpose · number · store id · file id · allocated bytes · crc
-    record   head · body · rows · tail            a write of several records starts on a sector
+    record   head · body · rows · trailer            a write of several records starts on a sector
     head     magic · version · kind · count of rows · body bytes · sequence · last_synced ·
              crc of the rows · crc of the body · crc of the head itself
-    tail     the head once more, under another magic
+    trailer  the head once more, under another magic
     row      ledger · first entry · last entry    which ledgers the body speaks of
 
 Checksums are CRC-32C, seeded with the file's random id and the position, so that neither an
 older file's bytes nor a payload that holds a journal are ever taken for a record (B2). Head and
-tail are equal, and body and rows limit each other's damage: a single damaged byte costs at most
+trailer are equal, and body and rows limit each other's damage: a single damaged byte costs at most
 one body, and the rows still name its ledgers.
 
 `last_synced` is the sequence that was durable when the record was made. It tells damage of durable
@@ -33,7 +33,7 @@ _VERSION: Final = 1
 LATER_RELEASE: Final = "run the release of Rollbook that wrote it, or a later one"
 _FILE_MAGIC: Final = b"rollbook"
 _HEAD_MAGIC: Final = b"\xb5rec"
-_TAIL_MAGIC: Final = b"\xb5cer"
+_TRAILER_MAGIC: Final = b"\xb5cer"
 ID_BYTES: Final = 16
 
 _FILE: Final = struct.Struct("<8sHHIQ16s16sQ")
@@ -161,7 +161,7 @@ def pack_record(
     rows: bytes = b"",
 ) -> RecordFrame:
     seed = seed_of(file_id, position)
-    tail_at = position + HEAD_BYTES + len(body) + len(rows)
+    trailer_at = position + HEAD_BYTES + len(body) + len(rows)
     fields = (
         _VERSION,
         kind,
@@ -174,16 +174,16 @@ def pack_record(
         _extend(seed, body),
     )
     head = _HEAD.pack(_HEAD_MAGIC, *fields)
-    tail = _TAIL_MAGIC + head[len(_HEAD_MAGIC) :]
+    trailer = _TRAILER_MAGIC + head[len(_HEAD_MAGIC) :]
     return RecordFrame(
         head + _CRC.pack(_extend(seed, head)),
-        b"".join((rows, tail, _CRC.pack(_extend(seed_of(file_id, tail_at), tail)))),
+        b"".join((rows, trailer, _CRC.pack(_extend(seed_of(file_id, trailer_at), trailer)))),
     )
 
 
 @dataclass(slots=True)
 class FoundRecord:
-    """A record found by its head or its tail. Its body need not be sound."""
+    """A record found by its head or its trailer. Its body need not be sound."""
 
     position: int
     kind: RecordKind
@@ -245,10 +245,10 @@ class RecordReader:
 
     def is_whole(self, record: FoundRecord) -> bool:
         """Whether all four parts are sound: any three of them repair or reveal the fourth."""
-        tail_at = record.end - HEAD_BYTES
+        trailer_at = record.end - HEAD_BYTES
         return (
             self._unpack(record.position, _HEAD_MAGIC) == record
-            and self._unpack(tail_at, _TAIL_MAGIC) == record
+            and self._unpack(trailer_at, _TRAILER_MAGIC) == record
             and self.rows(record) is not None
             and self.is_sound(record)
         )
@@ -263,7 +263,7 @@ class RecordReader:
     def next_after(self, position: int, sequence: int) -> FoundRecord | None:
         """The first record that starts at `position` or later and is not older than `sequence`."""
         best: FoundRecord | None = None
-        for magic in (_HEAD_MAGIC, _TAIL_MAGIC):
+        for magic in (_HEAD_MAGIC, _TRAILER_MAGIC):
             at = position - 1
             while (at := self._find(magic, at + 1)) >= 0 and (best is None or at < best.end):
                 found = self._unpack(at, magic)

@@ -75,7 +75,7 @@ def scan(
         return Scan(*known, proven, end if unproven_at < 0 else unproven_at)
 
     for record, hole_at, is_sound in pieces:
-        # Records are missing here: neither head nor tail of them was found.
+        # Records are missing here: neither head nor trailer of them was found.
         if record.sequence != sequence:
             if sequence > proven:
                 return found(hole_at, is_ended=False)

@@ -64,8 +64,8 @@ class _Down:
 class OpenEnsemble:
     """The members of the open fragment, and which of them have failed."""
 
-    def __init__(self, quorum: Quorum, tail: Fragment) -> None:
-        self.tail = tail  # The open fragment, as it was last certainly written.
+    def __init__(self, quorum: Quorum, open_fragment: Fragment) -> None:
+        self.open_fragment = open_fragment  # The open fragment, as it was last certainly written.
         self._quorum = quorum
         self._down: dict[int, _Down] = {}  # Failed slots, in the order of their failures.
         self._leaving: Slots = 0
@@ -76,7 +76,7 @@ class OpenEnsemble:
 
     @property
     def ensemble(self) -> Ensemble:
-        return self.tail.ensemble
+        return self.open_fragment.ensemble
 
     @property
     def down(self) -> tuple[int, ...]:
@@ -179,20 +179,24 @@ class OpenEnsemble:
         """Successors for these slots are picked: their bookies cannot sit again."""
         self._leaving = sum(1 << slot for slot in slots)
 
-    def on_moved(self, tail: Fragment) -> list[int]:
+    def on_moved(self, open_fragment: Fragment) -> list[int]:
         """The change was written. Returns the slots that have a new bookie."""
         moved = [
             slot
-            for slot, (old, new) in enumerate(zip(self.ensemble, tail.ensemble, strict=True))
+            for slot, (old, new) in enumerate(
+                zip(self.ensemble, open_fragment.ensemble, strict=True)
+            )
             if old != new
         ]
         for slot in moved:
             self._down.pop(slot, None)
             self._lost &= ~(1 << slot)
             self._refusing &= ~(1 << slot)
-        assert tail.first_entry >= self.tail.first_entry, "WR2: the end of the ledger went back"
+        assert open_fragment.first_entry >= self.open_fragment.first_entry, (
+            "WR2: the end of the ledger went back"
+        )
         self._leaving = 0
-        self.tail = tail
+        self.open_fragment = open_fragment
         return moved
 
     # --- Metadata -----------------------------------------------------------------------------
@@ -216,7 +220,7 @@ class OpenEnsemble:
         """Raises `LedgerFenced` unless we may still write the ledger (WR4)."""
         if found.state is not LedgerState.OPEN:
             raise LedgerFenced(ledger_id=found.ledger_id, state=found.state.value)
-        if found.fragments[-1] != self.tail:
+        if found.fragments[-1] != self.open_fragment:
             raise LedgerFenced(
                 "somebody else has moved the end of the ledger", ledger_id=found.ledger_id
             )

@@ -87,7 +87,7 @@ def _view(segment: Segment, size: Size) -> SegmentView:
     )
 
 
-def journal_of(listed: LedgerList, limit: int) -> LogJournal:
+def history_of(listed: LedgerList, limit: int) -> LogJournal:
     """The log's events, newest first. Rolls follow from the segments that are still there."""
     events = sorted((*_events(listed), *_rolls(listed)), key=lambda each: each.time_us)
     return LogJournal(tuple(reversed(events[-limit:] if limit > 0 else ())))

@@ -9,10 +9,10 @@ that counts answers. Doubt about an entry may go in three ways only (HL1):
                    or the explicit LAC of a ledger that is closed
     given up       somebody has named it, knowing that it may be lost
 
-While a ledger is not closed, its tail has no such places: recovery has to close it first, unless
+While a ledger is not closed, the entries of its open fragment have no such places: recovery has to close it first, unless
 all doubts are about confirmed entries (`as_if_closed`). If it cannot because of this very doubt,
-the doubt about the tail can be given up by name, and nothing else of that ledger
-(`tail_to_give_up`).
+the doubt about the open fragment can be given up by name, and nothing else of that ledger
+(`rest_to_give_up`).
 
 An entry is lost if no other member of its write set has a sound copy and none may still turn up.
 """
@@ -166,7 +166,7 @@ def _describe(copies: Mapping[BookieId, Copy]) -> str:
     return ", ".join(f"{bookie}: {state}" for bookie, state in states.items())
 
 
-def tail_to_give_up(
+def rest_to_give_up(
     metadata: LedgerMetadata, doubted: Sequence[EntrySpan], accepted: Sequence[EntrySpan]
 ) -> list[EntrySpan]:
     """The ranges that recovery may take as absent, for a ledger that cannot be closed.
@@ -174,8 +174,8 @@ def tail_to_give_up(
     Entries of earlier fragments were confirmed; they are found or lost one by one, later.
     """
     assert not metadata.is_closed
-    tail = EntrySpan(metadata.fragments[-1].first_entry, ENTRY_ID_MAX)
-    return intersection(intersection(doubted, accepted), [tail])
+    rest = EntrySpan(metadata.fragments[-1].first_entry, ENTRY_ID_MAX)
+    return intersection(intersection(doubted, accepted), [rest])
 
 
 # --- Ranges -----------------------------------------------------------------------------------

@@ -12,9 +12,9 @@ from rollbook.api.spark.core.plan import (
     TASK_RECORDS,
     MeasuredSegment,
     Span,
+    divide,
     next_ends,
     record_bytes_of,
-    share,
     split,
 )
 
@@ -33,7 +33,7 @@ def test_a_limit_is_shared_out_whole_and_nobody_gets_what_it_does_not_need(seed:
     chance = random.Random(seed)
     backlogs = some_backlogs(chance)
     limit = chance.choice((1, 3, 1000, 10**6))
-    found = share(limit, backlogs, chance.randrange(1000))
+    found = divide(limit, backlogs, chance.randrange(1000))
     assert sum(found.values()) == min(limit, sum(backlogs.values()))
     assert all(0 <= found[name] <= backlogs[name] for name in found)
     # No log waits while another one gets more than it, unless it has all that it needs.

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import click
 
-from rollbook.api.cli.log.actions import journal_facts, segment_facts
+from rollbook.api.cli.log.actions import event_facts, segment_facts
 from rollbook.api.cli.log.connection import LogAccess
 from rollbook.api.cli.output import show_facts, show_rows, time_of
 from rollbook.api.client.client import Client
@@ -45,7 +45,7 @@ def explain_log(access: LogAccess, log: str, output: str) -> None:
 
     found = access.run(look, log)
     segments = [segment_facts(each) for each in found.segments]
-    events = [journal_facts(each) for each in found.events]
+    events = [event_facts(each) for each in found.events]
     facts = _facts(found) if found.state is not None else {"log": log, "state": "not known now"}
     if found.outage.obstacles:
         facts |= {"away": found.outage.cause, "would_help": found.outage.next_step}

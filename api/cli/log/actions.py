@@ -252,16 +252,16 @@ def segment_facts(segment: messages.SegmentView) -> dict[str, Any]:
     return {**asdict(segment), "state": segment.state.value}
 
 
-def show_journal(access: LogAccess, log: str, limit: int, output: str) -> None:
+def show_history(access: LogAccess, log: str, limit: int, output: str) -> None:
     async def look(client: Client) -> tuple[messages.JournalEvent, ...]:
         return await (await client.open(log)).journal(limit)
 
-    rows = [journal_facts(each) for each in access.run(look, log)]
+    rows = [event_facts(each) for each in access.run(look, log)]
     columns = ("time", "kind", "server", "owner_epoch", "reason", "details")
     tell_rows(columns, rows, output, "kind")
 
 
-def journal_facts(event: messages.JournalEvent) -> dict[str, Any]:
+def event_facts(event: messages.JournalEvent) -> dict[str, Any]:
     return {
         "time": time_of(event.time_us),
         "kind": event.kind,

@@ -316,7 +316,7 @@ def journal(access: "LogAccess", **how: Any) -> None:
     """Show what befell a log, newest first: owners, rolls, truncations, and why."""
     from rollbook.api.cli.log import actions as log_work
 
-    log_work.show_journal(access, **how)
+    log_work.show_history(access, **how)
 
 
 # --- Appending ----------------------------------------------------------------------------------

@@ -63,7 +63,9 @@ _BATCH_RECORDS: Final = (
     500
 )
 _BATCH_BYTES: Final = 128 * 1024
-_INTERRUPTED_S: Final = 2.0  # Longer: fewer records in doubt, and a longer wait after Ctrl-C.
+_INTERRUPTED_S: Final = (
+    2.0  # Longer: fewer records of unknown outcome, and a longer wait after Ctrl-C.
+)
 
 
 def append_input(
@@ -171,7 +173,7 @@ async def _epoch_for(log: Log, holder: str, steal: bool, flags: str) -> WriterEp
 
 
 async def _append_all(writer: Writer, source: _Source, log: str) -> Submission | None:
-    """Appends all records; returns the first one. An early error counts records that are acked or in doubt."""
+    """Appends all records; returns the first one. An early error counts records that are acked, or whose outcome is unknown."""
     first: Submission | None = None
     try:
         with _cancelled_by_sigterm(), source.bar(log) as advance:

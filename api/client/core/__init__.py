@@ -1,1 +1,1 @@
-"""The rules of the client: what is retried, and what stays in doubt."""
+"""The rules of the client: what is retried, and which outcomes stay unknown."""

@@ -52,7 +52,7 @@ Task = tuple[Span, ...]
 # --- How much ---------------------------------------------------------------------------------
 
 
-def share(limit: int, backlogs: Mapping[str, int], turn: int = 0) -> dict[str, int]:
+def divide(limit: int, backlogs: Mapping[str, int], turn: int = 0) -> dict[str, int]:
     """How much of `limit` each log gets: the same for all, and what some do not need is shared by
     the others.
 
@@ -93,10 +93,10 @@ def next_ends(
     if bytes_max:
         sizes = {name: max((record_bytes or {}).get(name, RECORD_BYTES), 1) for name in backlogs}
         demand = {name: backlog * sizes[name] for name, backlog in backlogs.items()}
-        for name, portion in share(bytes_max, demand, turn).items():
+        for name, portion in divide(bytes_max, demand, turn).items():
             granted[name] = min(backlogs[name], -(-portion // sizes[name]))
     if rows_max:
-        granted |= share(rows_max, granted, turn)
+        granted |= divide(rows_max, granted, turn)
     return {name: start + granted[name] for name, start in starts.items()}
 
 

@@ -330,11 +330,11 @@ _ANY_TIME: Final[tuple[Patch, ...]] = (
 )
 
 
-def _never_a_new_epoch(error: Any, *, is_in_doubt: bool) -> bool:
+def _never_a_new_epoch(error: Any, *, is_unknown: bool) -> bool:
     return False
 
 
-def _always_a_new_epoch(error: Any, *, is_in_doubt: bool) -> bool:
+def _always_a_new_epoch(error: Any, *, is_unknown: bool) -> bool:
     return is_forgotten(error)
 
 

@@ -200,7 +200,7 @@ class _SubmittedBatch:
     values: list[str]
     block: bytes
     is_sent: bool = False
-    is_doubtful: bool = False  # An attempt may have been appended.
+    may_be_applied: bool = False  # An attempt may have been appended.
     first_sent_s: float = 0.0
 
 
@@ -847,7 +847,7 @@ class _Sink:
                 self._news.clear()
                 await self._news.wait()
             oldest, now_s = self._pending[0], self._sums.world.now
-            if oldest.is_doubtful and not may_repeat(
+            if oldest.may_be_applied and not may_repeat(
                 oldest.seq, oldest.first_sent_s, now_s, self._memory_s
             ):
                 self._give_up("its log may have forgotten it")
@@ -871,7 +871,7 @@ class _Sink:
             await self._send_all(line, server, bind, sent)
         except RollbookError as error:
             for each in sent if error.outcome is Outcome.UNKNOWN else ():
-                each.is_doubtful = True
+                each.may_be_applied = True
             raise
         finally:
             line.close()
@@ -922,11 +922,11 @@ class _Sink:
 
     def _on_failed(self, batch: _SubmittedBatch, error: RollbookError) -> None:
         """Sealed: it is asked first whether it was appended before, so none of these was."""
-        is_in_doubt = any(each.is_doubtful for each in self._pending)
-        if begins_epoch(error, is_in_doubt=is_in_doubt):
+        is_unknown = any(each.may_be_applied for each in self._pending)
+        if begins_epoch(error, is_unknown=is_unknown):
             self._begin_epoch()
             self._pending = deque(self._numbered(each.values) for each in self._pending)
-        elif is_forgotten(error) and is_in_doubt:
+        elif is_forgotten(error) and is_unknown:
             self._give_up("its log has forgotten it")
         elif isinstance(error, LogSealed | StaleEpoch | WriterRequired):
             for each in self._pending:
@@ -948,7 +948,7 @@ class _Sink:
     def _give_up(self, why: str) -> None:
         """What is in doubt stays so; what comes after it was not appended, and is not going to be."""
         for each in self._pending:
-            if each.is_doubtful:
+            if each.may_be_applied:
                 self._sums.records.on_unknown(self._log, each.values, why)
             else:
                 refusal = ProducerGap("not tried any more")

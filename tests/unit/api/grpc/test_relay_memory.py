@@ -4,17 +4,17 @@ import asyncio
 
 import pytest
 
-from rollbook.api.grpc.relay_memory import RelayMemory, Share
+from rollbook.api.grpc.relay_memory import RelayedBytes, RelayMemory
 from rollbook.proto.errors import Overloaded
 
 SIZE = 512 * 1024
 
 
-async def share_of(*, slow: bool = False) -> Share:
+async def share_of(*, slow: bool = False) -> RelayedBytes:
     """`slow`: its task waits until it is cancelled."""
     task: asyncio.Task[object] = asyncio.ensure_future(asyncio.sleep(60 if slow else 0))
     await asyncio.sleep(0)
-    return Share(task)
+    return RelayedBytes(task)
 
 
 async def test_reader_that_takes_nothing_makes_room_for_one_that_waits() -> None:

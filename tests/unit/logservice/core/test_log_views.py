@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from rollbook.logservice.core.ledger_list import LedgerList, ListedSegmentState, LogEvent, Segment
-from rollbook.logservice.core.log_views import journal_of, segments_page
+from rollbook.logservice.core.log_views import history_of, segments_page
 from rollbook.logservice.core.roll_rules import SEGMENTS_MAX
 from rollbook.logservice.ids import FIRST_SEGMENT, Offset, OwnerEpoch, SegmentId
 from rollbook.proto.ids import LedgerId
@@ -61,7 +61,7 @@ def test_the_journal_says_who_began_a_segment() -> None:
     listed = closed(listed, 0, 5, 15).with_owner(BERT).with_successor(LedgerId(8), "owner died", 20)
     opened = LogEvent("log_opened", 20, listed.owner_epoch, BERT.server_id, "owner died")
     listed = listed.with_event(opened).with_successor(LedgerId(9), "size", 30)
-    told = [(each.kind, each.server) for each in journal_of(listed, 100).events]
+    told = [(each.kind, each.server) for each in history_of(listed, 100).events]
     bert = BERT.server_id
     assert sorted(told[1:3]) == [("log_opened", bert), ("segment_started", bert)]
     assert (told[0], told[3]) == (("segment_started", bert), ("segment_started", ""))

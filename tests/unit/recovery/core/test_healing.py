@@ -20,8 +20,8 @@ from rollbook.recovery.core.healing import (
     intersection,
     judge,
     ranges_of,
+    rest_to_give_up,
     stretches,
-    tail_to_give_up,
 )
 
 B = BookieId("b0")
@@ -158,14 +158,14 @@ def test_of_an_unclosed_ledger_only_the_accepted_tail_is_given_up(
     metadata = LedgerMetadata(
         closed.ledger_id, closed.quorum, closed.fragments, LedgerState.IN_RECOVERY
     )
-    given_up = tail_to_give_up(metadata, doubted, accepted)
+    given_up = rest_to_give_up(metadata, doubted, accepted)
     for entry_id in [*range(-1, LAST_MAX + 20), ENTRY_ID_MAX]:
         assert covers(given_up, entry_id) == (
             entry_id >= metadata.fragments[-1].first_entry
             and covers(doubted, entry_id)
             and covers(accepted, entry_id)
         )
-    assert not tail_to_give_up(metadata, doubted, [])
+    assert not rest_to_give_up(metadata, doubted, [])
 
 
 @pytest.mark.parametrize("state", [LedgerState.OPEN, LedgerState.IN_RECOVERY])

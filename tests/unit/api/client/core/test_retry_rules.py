@@ -28,14 +28,14 @@ from rollbook.proto.errors import (
 class Sent:
     seq: int = 0
     first_sent_at: float = 100.0
-    is_doubtful: bool = False
+    may_be_applied: bool = False
 
 
 FORGOTTEN, GAP = ProducerGap(expected=0, got=7), ProducerGap(expected=5, got=7)
 
 
 @pytest.mark.parametrize(
-    ("error", "is_doubtful", "is_named", "expected"),
+    ("error", "may_be_applied", "is_named", "expected"),
     [
         (FORGOTTEN, False, False, AfterError.BEGIN_EPOCH),
         (FORGOTTEN, True, False, AfterError.END),  # A batch may have been appended.
@@ -47,9 +47,9 @@ FORGOTTEN, GAP = ProducerGap(expected=0, got=7), ProducerGap(expected=5, got=7)
     ],
 )
 def test_what_follows_an_error(
-    error: RollbookError, is_doubtful: bool, is_named: bool, expected: AfterError
+    error: RollbookError, may_be_applied: bool, is_named: bool, expected: AfterError
 ) -> None:
-    flight = [Sent(0), Sent(1, is_doubtful=is_doubtful)]
+    flight = [Sent(0), Sent(1, may_be_applied=may_be_applied)]
     assert after_error(error, flight, is_named=is_named) is expected
 
 
@@ -57,14 +57,14 @@ def test_only_an_error_that_proves_that_nothing_was_done_leaves_no_doubt() -> No
     refused, lost = Sent(), Sent()
     note_failure(Overloaded(), [refused])
     note_failure(ConnectionLost(), [lost])
-    assert not refused.is_doubtful
-    assert lost.is_doubtful
+    assert not refused.may_be_applied
+    assert lost.may_be_applied
     note_failure(Overloaded(), [lost])
-    assert lost.is_doubtful, "a later refusal does not remove the doubt"
+    assert lost.may_be_applied, "a later refusal does not remove the doubt"
 
 
 @pytest.mark.parametrize(
-    ("seq", "is_doubtful", "again_s", "expected"),
+    ("seq", "may_be_applied", "again_s", "expected"),
     [
         (0, True, 129.9, False),
         (0, True, 130.0, True),  # Half of the log's memory is over.
@@ -73,9 +73,9 @@ def test_only_an_error_that_proves_that_nothing_was_done_leaves_no_doubt() -> No
     ],
 )
 def test_batch_0_in_doubt_is_repeated_only_while_the_log_remembers_it(
-    seq: int, is_doubtful: bool, again_s: float, expected: bool
+    seq: int, may_be_applied: bool, again_s: float, expected: bool
 ) -> None:
-    assert outlives_memory(Sent(seq, 100.0, is_doubtful), again_s, memory_s=60.0) is expected
+    assert outlives_memory(Sent(seq, 100.0, may_be_applied), again_s, memory_s=60.0) is expected
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ def test_batch_0_in_doubt_is_repeated_only_while_the_log_remembers_it(
 def test_results_when_a_writer_ends(
     error: RollbookError, is_refusal: bool, doubtful: list[bool], outcomes: list[Outcome]
 ) -> None:
-    flight = [Sent(seq, is_doubtful=each) for seq, each in enumerate(doubtful)]
+    flight = [Sent(seq, may_be_applied=each) for seq, each in enumerate(doubtful)]
     results = results_at_end(error, flight, is_refusal=is_refusal)
     assert [each.outcome for each in results] == outcomes
     assert not any(each.retryable for each in results if each.outcome is Outcome.UNKNOWN)
