@@ -19,8 +19,8 @@ from typing import Final, NamedTuple, cast
 
 import structlog
 
-from rollbook.bookie.core.memory_budget import ConnectionMemory, Making, ReadGate
-from rollbook.bookie.core.partial_request_timeout import PROGRESS_BYTES
+from rollbook.bookie.core.memory_budget import ConnectionMemory, Making, ReadGate, ReadSize
+from rollbook.bookie.core.partial_request_timeout import PartialRequestProgress
 from rollbook.bookie.long_polls import Parked
 from rollbook.bookie.read_scheduler import Queue, QueuedRequest
 from rollbook.bookie.server_context import ServerContext, kind_of
@@ -38,12 +38,6 @@ from rollbook.proto.wire.request_decoder import Refused, RequestDecoder
 
 logger = structlog.get_logger()
 
-# Chunks stay small until a client has shown that it adds or reads its responses. As objects, read
-# requests take many times their bytes, and a client that reads nothing leaves a chunk of them
-# waiting.
-_CHUNK_BYTES_MIN: Final = 2 * 1024
-_CHUNK_BYTES_OF_CALLS: Final = 16 * 1024
-CHUNK_BYTES_MAX: Final = 256 * 1024
 _FLUSH_BYTES: Final = 32 * 1024  # Gathered answers of this size are written.
 _WRITE_BYTES: Final = 128 * 1024  # About the size of one write.
 _CALLS_WAITING: Final = 64  # A connection with more waiting calls than this is not read from.
@@ -77,12 +71,11 @@ class Connection(asyncio.BufferedProtocol):
         self._out_bytes = 0  # Bytes in `_out` and `_later`.
         self._is_writing = False  # Whether the rest will be written in a later turn.
         self._line = shared.writers  # The queue in which the next write waits.
-        self._chunk_bytes = _CHUNK_BYTES_MIN
+        self._read_size = ReadSize(self._account)
         self._is_clogged = False  # The client does not read its responses.
         self._is_leaving = False  # It answers the requests it has received, then closes.
         self._is_gone = False
-        # Bytes of the partial request that were here when its time started.
-        self._begun_when_timed = 0
+        self._progress = PartialRequestProgress()
         self._written_bytes = 0
         # How many of these the client had taken when its time was last extended.
         self._taken_when_timed = 0
@@ -176,8 +169,7 @@ class Connection(asyncio.BufferedProtocol):
     # --- Receiving ----------------------------------------------------------------------------
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        room = max(self._account.room, _CHUNK_BYTES_MIN)
-        return self._shared.buffer[: min(self._chunk_bytes, room)]
+        return self._shared.buffer[: self._read_size.next_bytes()]
 
     def buffer_updated(self, nbytes: int) -> None:
         shared = self._shared
@@ -210,10 +202,7 @@ class Connection(asyncio.BufferedProtocol):
         finally:  # Even after an error: nothing else wakes the journal for these adds.
             if self._adds:
                 shared.storage.go_on()
-        if self._calls_waiting:
-            self._chunk_bytes = _CHUNK_BYTES_MIN
-        elif nbytes == self._chunk_bytes:
-            self._chunk_bytes = min(2 * nbytes, _CHUNK_BYTES_OF_CALLS if asks else CHUNK_BYTES_MAX)
+        self._read_size.on_chunk(nbytes, has_calls=asks, calls_waiting=self._calls_waiting)
         self._on_begun(self._decoder.begun_bytes, is_new=bool(heard), now_ns=now_ns)
         self._flush()
         self._balance()
@@ -227,9 +216,7 @@ class Connection(asyncio.BufferedProtocol):
                 account.set_begun(0)
                 unfinished.stop(self)
             return
-        progress = size if is_new or not account.begun else size - self._begun_when_timed
-        if progress == size or progress >= PROGRESS_BYTES:
-            self._begun_when_timed = size
+        if self._progress.try_restart(size, is_new=is_new or not account.begun):
             unfinished.start(self, now_ns)
             self._shared.look_after()
         account.set_begun(size)

@@ -13,13 +13,23 @@ favoured: it may finish, whatever the pool says, since it has nothing else to re
 answer at a time is always made for a client that reads; when the pool is overdrawn by unread
 answers, a connection is closed (`is_overdrawn`).
 
-If this file is deleted, these go with it: `core/partial_request_timeout.py`, the tests of both, the
-settings `held_bytes_max`, `connection_bytes_max` and `connection_bytes_floor`, what `server.py`
-does when the pool is short, the account and the gate in `connection.py`, `Making` in
-`request_handlers.py`, the pool in `server_context.py`, and B7 in `DESIGN.md`.
+A connection is read in chunks, whose size doubles while they come full (`ReadSize`). They stay small
+until a client has shown that it adds or reads its responses. As objects, read requests take many times
+their bytes, and a client that reads nothing leaves a chunk of them waiting.
+
+If this file is deleted, these go with it: `core/partial_request_timeout.py`, the tests of both,
+the settings `held_bytes_max`, `connection_bytes_max` and `connection_bytes_floor`, what
+`server.py` does when the pool is short, the account, the gate and the chunk size in
+`connection.py`, `Making` in `request_handlers.py`, the pool in `server_context.py`, and B7 in
+`DESIGN.md`.
 """
 
 from collections.abc import Callable
+from typing import Final
+
+_CHUNK_BYTES_MIN: Final = 2 * 1024
+_CHUNK_BYTES_OF_CALLS: Final = 16 * 1024  # The largest chunk after one with anything but adds.
+CHUNK_BYTES_MAX: Final = 256 * 1024
 
 
 class Pool:
@@ -241,3 +251,26 @@ class ReadGate:
         self._account.pool.waiting[self._account] = None
         self._is_closed = True
         return True
+
+
+class ReadSize:
+    """How many bytes are read from a connection at once."""
+
+    __slots__ = ("_account", "_chunk_bytes")
+
+    def __init__(self, account: ConnectionMemory) -> None:
+        self._account = account
+        self._chunk_bytes = _CHUNK_BYTES_MIN
+
+    def next_bytes(self) -> int:
+        """The most bytes of the next chunk. A small chunk is read even without room: it was
+        decided before to read from the connection."""
+        return min(self._chunk_bytes, max(self._account.room, _CHUNK_BYTES_MIN))
+
+    def on_chunk(self, size: int, *, has_calls: bool, calls_waiting: int) -> None:
+        """`has_calls`: the chunk had requests that are no adds."""
+        if calls_waiting:
+            self._chunk_bytes = _CHUNK_BYTES_MIN
+        elif size == self._chunk_bytes:
+            bytes_max = _CHUNK_BYTES_OF_CALLS if has_calls else CHUNK_BYTES_MAX
+            self._chunk_bytes = min(2 * size, bytes_max)

@@ -10,7 +10,7 @@ never finish. So stalled memory is bounded:
 
 from typing import Final
 
-PROGRESS_BYTES: Final = 64 * 1024
+_PROGRESS_BYTES: Final = 64 * 1024
 LEAST_NS: Final = 1_000_000_000
 _FAIR_BYTES: Final = 1024 * 1024
 
@@ -21,3 +21,22 @@ def patience_ns(allowed_ns: int, begun: int, *, is_short: bool) -> int:
     if is_short:
         return least_ns
     return max(least_ns, allowed_ns * _FAIR_BYTES // max(begun, _FAIR_BYTES))
+
+
+class PartialRequestProgress:
+    """When the time of a partial request starts again."""
+
+    __slots__ = ("_begun_when_timed",)
+
+    def __init__(self) -> None:
+        # Bytes of the partial request that were here when its time started.
+        self._begun_when_timed = 0
+
+    def try_restart(self, begun: int, *, is_new: bool) -> bool:
+        """Whether the time starts again with the chunk that brought the request to `begun` bytes.
+        `is_new`: the chunk before had none of them."""
+        progress = begun if is_new else begun - self._begun_when_timed
+        if progress < begun and progress < _PROGRESS_BYTES:
+            return False
+        self._begun_when_timed = begun
+        return True

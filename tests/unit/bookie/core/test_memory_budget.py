@@ -4,7 +4,14 @@ import random
 
 import pytest
 
-from rollbook.bookie.core.memory_budget import ConnectionMemory, Making, Pool, ReadGate
+from rollbook.bookie.core.memory_budget import (
+    CHUNK_BYTES_MAX,
+    ConnectionMemory,
+    Making,
+    Pool,
+    ReadGate,
+    ReadSize,
+)
 
 
 def make(bytes_max: int = 800, floor: int = 100, ceiling: int = 500) -> Pool:
@@ -191,3 +198,48 @@ def test_a_blocked_gate_stays_closed_whatever_room_there_is() -> None:
     assert gate.try_close(0, is_blocked=True)
     assert not gate.try_open(0, is_blocked=True)
     assert gate.try_open(0, is_blocked=False)
+
+
+# --- Chunks -------------------------------------------------------------------------------------
+
+KIB = 1024
+
+
+@pytest.mark.parametrize(
+    ("chunks", "next_kib"),
+    [
+        # Each chunk: its KiB, whether it has calls, how many calls wait.
+        ([], 2),
+        ([(1, False, 0)], 2),
+        ([(2, False, 0)], 4),
+        ([(2, False, 0), (3, False, 0)], 4),  # It was not full.
+        ([(2, False, 0), (4, False, 0), (8, False, 0)], 16),
+        ([(2, True, 0), (4, True, 0), (8, True, 0), (16, True, 0)], 16),
+        ([(2, True, 0), (4, True, 0), (8, True, 0), (16, False, 0)], 32),
+        ([(2, False, 0), (4, False, 0), (8, False, 0), (16, False, 0), (32, True, 0)], 16),
+        ([(2 << each, False, 0) for each in range(8)], 256),
+        ([(2, False, 0), (4, True, 1)], 2),
+        ([(2, False, 0), (3, True, 1)], 2),
+    ],
+)
+def test_chunks_grow_while_they_come_full_and_no_call_waits(
+    chunks: list[tuple[int, bool, int]], next_kib: int
+) -> None:
+    """B7."""
+    size = ReadSize(account(make(8 * KIB * KIB, KIB * KIB, 4 * KIB * KIB)))
+    for kib, has_calls, calls_waiting in chunks:
+        size.on_chunk(kib * KIB, has_calls=has_calls, calls_waiting=calls_waiting)
+    assert size.next_bytes() == next_kib * KIB <= CHUNK_BYTES_MAX
+
+
+@pytest.mark.parametrize(
+    ("held_kib", "next_kib"), [(0, 16), (84, 16), (90, 10), (98, 2), (99, 2), (120, 2)]
+)
+def test_no_chunk_is_larger_than_the_room_that_is_left(held_kib: int, next_kib: int) -> None:
+    """B7: but a small one is read in any case."""
+    here = account(make(0, floor=100 * KIB, ceiling=100 * KIB))
+    size = ReadSize(here)
+    for kib in (2, 4, 8):
+        size.on_chunk(kib * KIB, has_calls=False, calls_waiting=0)
+    here.take(held_kib * KIB)
+    assert size.next_bytes() == next_kib * KIB

@@ -1,6 +1,12 @@
 """How long a request that has begun may stand still."""
 
-from rollbook.bookie.core.partial_request_timeout import LEAST_NS, patience_ns
+import pytest
+
+from rollbook.bookie.core.partial_request_timeout import (
+    LEAST_NS,
+    PartialRequestProgress,
+    patience_ns,
+)
 
 _MIB = 1024 * 1024
 _ALLOWED_NS = 10_000_000_000
@@ -27,3 +33,33 @@ def test_when_memory_is_short_a_second_is_enough() -> None:
 def test_nobody_gets_more_than_is_allowed() -> None:
     for is_short in (False, True):
         assert patience_ns(LEAST_NS // 2, 99 * _MIB, is_short=is_short) == LEAST_NS // 2
+
+
+_KIB = 1024
+
+
+@pytest.mark.parametrize(
+    ("begun_kib", "restarts"),
+    [
+        ([1], [True]),  # It began.
+        ([1, 2, 64], [True, False, False]),
+        ([1, 65], [True, True]),  # It brought 64 KiB.
+        ([1, 33, 65, 66], [True, False, True, False]),  # In two chunks, too.
+        ([1, 65, 128, 129], [True, True, False, True]),  # They are counted from the last start.
+    ],
+)
+def test_time_starts_again_with_64_kib_more(begun_kib: list[int], restarts: list[bool]) -> None:
+    """B7."""
+    progress = PartialRequestProgress()
+    found = [
+        progress.try_restart(kib * _KIB, is_new=index == 0) for index, kib in enumerate(begun_kib)
+    ]
+    assert found == restarts
+
+
+def test_next_request_has_its_own_time() -> None:
+    """B7: however little of it has arrived."""
+    progress = PartialRequestProgress()
+    assert progress.try_restart(100 * _KIB, is_new=True)
+    assert progress.try_restart(5, is_new=True)
+    assert not progress.try_restart(6, is_new=False)
