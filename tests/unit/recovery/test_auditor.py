@@ -81,13 +81,13 @@ class Site:
         store: MetadataStore | None = None,
         name: str = "auditor:1",
         bookie_check_s: int = 0,
-    ) -> AsyncIterator[Auditor]:
+    ) -> AsyncIterator["CountingAuditor"]:
         store = store or self.store
         watcher = BookieWatcher(store, ROOT)
         await watcher.start()
         index = LedgerIndex(store, self.cluster, SystemClock())
         config = AuditConfig(lost_bookie_delay_s=delay_s, bookie_check_s=bookie_check_s)
-        auditor = Auditor(
+        auditor = CountingAuditor(
             store, self.cluster, SystemClock(), watcher, index, Marks(store, ROOT), config
         )
         election = Election(
@@ -113,14 +113,28 @@ async def until(holds: Callable[[], Awaitable[bool]]) -> None:
             await asyncio.sleep(0.005)
 
 
-async def settled(auditor: Auditor, missing: set[int]) -> None:
-    """It has seen them missing, and had time to do what it would do."""
+class CountingAuditor(Auditor):
+    audits = 0  # Begun ones: before one begins, the last one has done what it would do.
+
+    async def _audit(self) -> None:
+        self.audits += 1
+        await super()._audit()
+
+
+async def settled(auditor: CountingAuditor, missing: set[int]) -> None:
+    """It has seen them missing, and has done what it would do."""
 
     async def has_seen() -> bool:
         return set(auditor.state.missing) == {B[each] for each in missing}
 
     await until(has_seen)
-    await asyncio.sleep(0.05)
+    audits = auditor.audits
+    auditor._has_news.set()
+
+    async def has_audited() -> bool:
+        return auditor.audits > audits
+
+    await until(has_audited)
 
 
 @pytest.fixture(autouse=True)
@@ -305,11 +319,18 @@ async def test_a_mark_that_cannot_be_read_is_passed_over(site: Site) -> None:
 async def test_the_metadata_store_is_away_for_a_while(site: Site) -> None:
     for ledger_id in range(10):
         await site.make(ledger_id, 0, 1)
-    async with site.auditor():
+    async with site.auditor() as auditor:
+        await settled(auditor, set())
         line = site.service.line(site.store.store)
         line.suspend()
         await site.lose(0)
-        await asyncio.sleep(0.05)
+        reads = site.store.reads
+        auditor._index.request_sweep()
+
+        async def asks() -> bool:
+            return site.store.reads > reads
+
+        await until(asks)
         assert await site.marked() == {}
         line.resume()
         await site.until_marked({each: {0} for each in range(10)})
@@ -326,7 +347,11 @@ async def test_the_check_of_bookies_is_completed_once_all_that_is_lost_is_marked
     async with site.auditor(bookie_check_s=3600) as auditor:
         await site.lose(0)
         await settled(auditor, {0})
-        assert auditor.state.checks["bookies"].is_running
+
+        async def is_checking() -> bool:
+            return auditor.state.checks["bookies"].is_running
+
+        await until(is_checking)
         assert await times.completed_ms(CheckKind.BOOKIES) is None
         await site.marks.enable()
 
@@ -338,7 +363,14 @@ async def test_the_check_of_bookies_is_completed_once_all_that_is_lost_is_marked
     completed_ms = await times.completed_ms(CheckKind.BOOKIES)
     async with site.auditor(bookie_check_s=3600) as auditor:
         await settled(auditor, {0})
-        assert auditor._index.sweeps == 0, "it is not due"
+        states = auditor._schedule.states
+
+        async def has_looked() -> bool:
+            return states[CheckKind.BOOKIES].completed_ms == completed_ms
+
+        await until(has_looked)
+        assert not states[CheckKind.BOOKIES].is_running, "it is not due"
+        assert auditor._index.sweeps == 0
         await AuditOrders(site.people, site.cluster).ask_for_checks(1, "an old order, by its clock")
         await until(lambda: _is_later(times, completed_ms))
 

@@ -15,6 +15,7 @@ from rollbook.proto.errors import BookieUnreachable
 from rollbook.proto.ids import BookieId
 from rollbook.proto.metadata import LedgerState
 from rollbook.proto.runtime.clock import SystemClock
+from rollbook.proto.tasks import TaskGroup
 from rollbook.recovery import doubt_healing
 from rollbook.recovery.config import HealConfig
 from rollbook.recovery.doubt_healing import DoubtHealing
@@ -37,13 +38,27 @@ async def cluster(tmp_path: Path) -> AsyncIterator[LocalCluster]:
         yield cluster
 
 
+class CountingHealing(DoubtHealing):
+    turns = 0  # Begun ones.
+
+    async def _turn(self, group: TaskGroup) -> None:
+        self.turns += 1
+        await super()._turn(group)
+
+
+async def has_had_its_chance(healer: CountingHealing) -> None:
+    """Two turns that began after this call have ended."""
+    turns = healer.turns
+    await until(lambda: healer.turns >= turns + 3)
+
+
 @asynccontextmanager
 async def healing(
     cluster: LocalCluster,
     ledgers: Ledgers,
     config: HealConfig = CONFIG,
     doubts_of: Callable[[BookieId], BookieDoubts | None] | None = None,
-) -> AsyncIterator[DoubtHealing]:
+) -> AsyncIterator[CountingHealing]:
     def of(bookie: BookieId) -> BookieDoubts | None:
         return DirectDoubts(cluster.bookies[bookie]) if bookie in cluster.bookies else None
 
@@ -52,7 +67,7 @@ async def healing(
     store, root = ledgers.store, ledgers.cluster.root
     watcher = BookieWatcher(store, root)
     await watcher.start()
-    healer = DoubtHealing(
+    healer = CountingHealing(
         ledgers, watcher, Marks(store, root), SystemClock(), doubts_of or of, config
     )
     running = asyncio.create_task(healer.run())
@@ -188,7 +203,7 @@ async def test_a_bookie_that_does_not_say_what_it_doubts_is_asked_less_and_less(
         ) as healer,
     ):
         await until(lambda: LOST in healer.states)
-        await asyncio.sleep(0.3)
+        await has_had_its_chance(healer)
         assert away.asked == 1
         assert healer.states[LOST].attempts == 1
         assert "nobody answers" in healer.states[LOST].last_error
@@ -201,8 +216,8 @@ async def test_while_recovery_is_switched_off_nobody_is_healed(cluster: LocalClu
         await marks.prepare()
         await marks.disable()
         await lose_journal(cluster)
-        async with healing(cluster, ledgers):
-            await asyncio.sleep(0.2)
+        async with healing(cluster, ledgers) as healer:
+            await has_had_its_chance(healer)
             assert is_in_doubt(cluster)
             await marks.enable()
             await until(lambda: not is_in_doubt(cluster))

@@ -68,22 +68,32 @@ async def write_on(site: Site, members: set[str], count: int) -> LedgerId:
             return ledger_id
 
 
-async def work_for(
+class CountingWorker(Worker):
+    rounds = 0  # Begun ones.
+
+    async def work_once(self) -> None:
+        self.rounds += 1
+        await super().work_once()
+
+
+async def work_on(
     site: Site,
-    seconds: float,
-    worker: Worker | None = None,
+    worker: CountingWorker | None = None,
     failed: Sequence[LedgerId] = (),
     repaired: Sequence[LedgerId] = (),
 ) -> None:
-    """So long, after these have failed and been repaired."""
-    running = asyncio.create_task((worker or site.make_worker(EAGER)).run())
+    """Until these have failed and been repaired, and two more rounds have begun and ended."""
+    worker = worker or CountingWorker(site.ledgers, site.store, site.clock, EAGER, name="here")
+    running = asyncio.create_task(worker.run())
     for ledger_id in failed:
         while await site.failures.read(ledger_id) is None:
             await asyncio.sleep(0.01)
     while {*repaired}.intersection(await site.marked()):
         await asyncio.sleep(0.01)
-    await asyncio.sleep(seconds)
-    assert not running.done()
+    rounds = worker.rounds
+    while worker.rounds < rounds + 3:
+        assert not running.done()
+        await asyncio.sleep(0.01)
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
 
@@ -118,7 +128,7 @@ async def test_each_hard_case_is_tried_as_often_as_its_table_says(
         await site.mark(rotten, bookie=BookieId("bk-3"))
         await site.store.set(site.marks.path(malformed), b"\xff")
         fails = (single, rotten, no_target, full_target)
-        await work_for(site, 0.3, failed=fails, repaired=[empty])
+        await work_on(site, failed=fails, repaired=[empty])
 
         table = {
             # Attempts, code, whether a person has to decide.
@@ -163,7 +173,7 @@ async def test_while_all_holders_say_unknown_the_ledger_waits(
         ):
             await asyncio.sleep(0.01)
         await site.mark(ledger_id, bookie=FIFTH)
-        await work_for(site, 0.2, failed=[ledger_id])
+        await work_on(site, failed=[ledger_id])
         failure = await site.failures.read(ledger_id)
         assert failure is not None
         assert (failure.code, failure.is_unrecoverable) == ("ENTRY_UNAVAILABLE", False)
@@ -179,7 +189,7 @@ async def test_what_is_switched_off_is_not_tried(
         await site.lose()
         await site.mark(ledger_id)
         await site.marks.disable()
-        await work_for(site, 0.2)
+        await work_on(site)
         assert not attempts
         assert await site.marked() == [ledger_id]
 
@@ -194,15 +204,19 @@ async def test_while_the_metadata_store_is_away_a_worker_asks_twice_a_second(
         await site.mark(ledger_id)
         away = FaultyStore(site.store)
         marks = Marks(away, site.ledgers.cluster.root)
-        worker = Worker(site.ledgers, away, site.worker._clock, EAGER, name="here", marks=marks)
+        worker = CountingWorker(site.ledgers, away, site.clock, EAGER, name="here", marks=marks)
         away.read_fates.extend([Fate.NOT_SENT] * 10_000)
-        await work_for(site, 1.2, worker)
+        running = asyncio.create_task(worker.run())
+        ended, _ = await asyncio.wait({running}, timeout=1.2)  # What is measured is a rate.
+        assert not ended
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
         # Four parts, every half second, and what each of them asks again by itself.
         asked = 10_000 - len(away.read_fates)
         assert 0 < asked < 500
         assert not attempts
         away.read_fates.clear()
-        await work_for(site, 0.1, worker, repaired=[ledger_id])
+        await work_on(site, worker, repaired=[ledger_id])
         assert attempts[ledger_id] == 1
         await site.require_whole(ledger_id, 3)
 

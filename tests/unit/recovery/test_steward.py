@@ -37,6 +37,24 @@ ACTIVE, DRAINING = LifecycleState.ACTIVE, LifecycleState.DRAINING
 DRAINED, FAILED = LifecycleState.DRAINED, LifecycleState.DRAINING_FAILED
 
 
+class CountingSteward(Steward):
+    rounds = 0  # Begun ones: before one begins, the last one has done what it would do.
+
+    async def _round(self, vote: Vote) -> None:
+        self.rounds += 1
+        await super()._round(vote)
+
+
+async def has_had_its_chance(steward: CountingSteward) -> None:
+    """A round that began after this call has ended."""
+    rounds = steward.rounds
+
+    async def is_so() -> bool:
+        return steward.rounds >= rounds + 2
+
+    await until(is_so)
+
+
 class DrainSite(Site):
     """With a person at the lifecycles, and a worker that moves seats and copies nothing."""
 
@@ -121,13 +139,13 @@ class DrainSite(Site):
         name: str = "steward:1",
         tasks_max: int = 1000,
         vote: Vote | None = None,
-    ) -> AsyncIterator[Steward]:
+    ) -> AsyncIterator[CountingSteward]:
         """`vote`: it leads by that and stands for no election."""
         store = store or self.store
         watcher = BookieWatcher(store, ROOT)
         await watcher.start()
         index = LedgerIndex(store, self.cluster, SystemClock())
-        steward = Steward(
+        steward = CountingSteward(
             store,
             self.cluster,
             SystemClock(),
@@ -269,7 +287,7 @@ async def test_a_failure_goes_when_nothing_is_owed_any_more(site: DrainSite) -> 
     await site.lose(0)
     away = Failure(3, "BOOKIE_UNREACHABLE", "b1 is away")
     loss = LostEntries(EntryId(0), EntryId(9), (B[0], B[1]))
-    async with site.steward():
+    async with site.steward() as steward:
         await site.drain(0)
         await site.until_published({each: {0} for each in range(3)})
         await site.failures.write(LedgerId(0), away)
@@ -283,7 +301,7 @@ async def test_a_failure_goes_when_nothing_is_owed_any_more(site: DrainSite) -> 
         assert await site.tasks.read(LedgerId(0)) is None
         await site.marks.mark(LedgerId(2), [B[0]], 1)
         await site.failures.write(LedgerId(2), away)
-        await asyncio.sleep(0.1)
+        await has_had_its_chance(steward)
         assert await site.failures.read(LedgerId(2)) == away, "it is owed"
 
 
@@ -292,14 +310,14 @@ async def test_a_drain_fails_when_nothing_else_can_be_copied(site: DrainSite) ->
     await make_closed(site, range(3), 0, 1)
     await site.lose(0)
     loss = LostEntries(EntryId(0), EntryId(9), (B[0], B[1]))
-    async with site.steward():
+    async with site.steward() as steward:
         await site.drain(0)
         await site.until_published({each: {0} for each in range(3)})
         await site.failures.write(
             LedgerId(0), Failure(1, "DATA_LOST", "", losses=(loss,), drains=("0a",))
         )
         await site.failures.write(LedgerId(1), Failure(3, "BOOKIE_UNREACHABLE", "b1 is away"))
-        await asyncio.sleep(0.1)
+        await has_had_its_chance(steward)
         assert (await site.lifecycle_of(0)).state is DRAINING
         for ledger_id in (1, 2):
             await site.failures.clear(LedgerId(ledger_id))
@@ -319,13 +337,13 @@ async def test_a_drain_that_is_tried_again_is_tried(site: DrainSite) -> None:
     await site.lose(0)
     attempts = ATTEMPTS_WITHOUT_TARGET
     no_target = Failure(attempts, "QUORUM_UNAVAILABLE", "", drains=("0a",), in_a_row=attempts)
-    async with site.steward():
+    async with site.steward() as steward:
         await site.drain(0)
         await site.until_published({0: {0}})
         await site.failures.write(LedgerId(0), no_target)
         await site.until_state(0, FAILED)
         await site.until_published({})
-        await asyncio.sleep(0.1)
+        await has_had_its_chance(steward)
         assert await site.failures.read(LedgerId(0)) == no_target
         stored = await site.lifecycles.read(B[0])
         await site.put(stored, lifecycle.retry(stored.lifecycle, "ee", 5, ledgers=1))
@@ -341,7 +359,7 @@ async def test_a_drain_that_is_tried_again_does_not_fail_by_the_last_try(site: D
     await site.marks.mark(LedgerId(0), [B[1]], 1)
     attempts = ATTEMPTS_WITHOUT_TARGET
     no_target = Failure(attempts, "QUORUM_UNAVAILABLE", "", drains=("0a",), in_a_row=attempts)
-    async with site.steward():
+    async with site.steward() as steward:
         await site.drain(0)
         await site.failures.write(LedgerId(0), no_target)
         await site.until_state(0, FAILED)
@@ -349,7 +367,7 @@ async def test_a_drain_that_is_tried_again_does_not_fail_by_the_last_try(site: D
         await site.put(stored, lifecycle.retry(stored.lifecycle, "ee", 5, ledgers=1))
         await site.until_published({0: {0}})
         assert await site.failures.read(LedgerId(0)) == no_target, "the mark is owed"
-        await asyncio.sleep(0.1)
+        await has_had_its_chance(steward)
         assert (await site.lifecycle_of(0)).state is DRAINING
         await site.failures.write(LedgerId(0), replace(no_target, drains=("ee",)))
         await site.until_state(0, FAILED)
@@ -380,7 +398,7 @@ async def test_an_index_that_is_wrong_ends_no_drain(
             return steward.state.drains == {B[0]: ("verify", 0)}
 
         await until(verifies)
-        await asyncio.sleep(0.1)
+        await has_had_its_chance(steward)
         assert (await site.lifecycle_of(0)).state is DRAINING
 
 
@@ -395,7 +413,7 @@ async def test_an_old_steward_changes_nothing(site: DrainSite) -> None:
             return steward.state.drains == {B[0]: ("verify", 0)}
 
         await until(verifies)
-        await asyncio.sleep(0.1)
+        await has_had_its_chance(steward)
         assert (await site.lifecycle_of(0)).state is DRAINING
 
 
@@ -495,6 +513,6 @@ async def test_javas_bookies_have_no_incarnation(site: DrainSite) -> None:
     assert (await MemberNodes(site.people, site.cluster).read(B[0])).record is None
     await make_closed(site, range(1), 0, 1)
     async with site.steward() as steward:
-        await asyncio.sleep(0.1)
+        await has_had_its_chance(steward)
         assert steward.state.suspects == {}
     assert await WholeNodes(site.people, site.cluster).read(B[0]) is None

@@ -46,6 +46,15 @@ async def cluster(tmp_path: Path) -> AsyncIterator[LocalCluster]:
         yield cluster
 
 
+class SteppedClock(SystemClock):
+    """The machine's, as far ahead as a test says: periods pass without waiting."""
+
+    ahead_s = 0
+
+    def monotonic_ns(self) -> int:
+        return super().monotonic_ns() + self.ahead_s * 10**9
+
+
 class Site:
     """A client, a store and a worker beside a cluster."""
 
@@ -53,13 +62,14 @@ class Site:
         self.cluster = cluster
         self.ledgers = ledgers
         self.store = store
+        self.clock = SteppedClock()
         self.marks = Marks(store, ledgers.cluster.root)
         self.drains = DrainTasks(store, ledgers.cluster)
         self.failures = Failures(store, ledgers.cluster)
         self.worker = self.make_worker()
 
     def make_worker(self, config: WorkerConfig = CONFIG, **more: Any) -> Worker:
-        return Worker(self.ledgers, self.store, SystemClock(), config, name="here", **more)
+        return Worker(self.ledgers, self.store, self.clock, config, name="here", **more)
 
     async def write(
         self, count: int, *, is_closed: bool = True, ack: int = 2, write: int = 3, ensemble: int = 3
@@ -210,12 +220,12 @@ async def test_an_abandoned_ledger_is_closed_after_the_grace_period(cluster: Loc
         ledger_id = await site.write(50, is_closed=False)
         await site.lose()
         await site.mark(ledger_id)
-        site.worker = site.make_worker(replace(CONFIG, grace_s=0.2))
+        site.worker = site.make_worker(replace(CONFIG, grace_s=60))
         await site.worker.work_once()
         stored = await site.ledgers.metadata(ledger_id, fresh=True)
         assert stored.metadata.state is LedgerState.OPEN
         assert await site.marked() == [ledger_id]
-        await asyncio.sleep(0.25)
+        site.clock.ahead_s += 61
         await site.worker.work_once()
         await site.require_whole(ledger_id, 50)
         assert await site.marked() == []
@@ -360,7 +370,7 @@ async def test_the_grace_period_is_that_of_one_loss(cluster: LocalCluster) -> No
     """RP4: what a worker has seen of an earlier loss does not shorten the next one."""
     async with site_of(cluster) as site:
         ledger_id = await site.write(20, is_closed=False)
-        site.worker = site.make_worker(replace(CONFIG, grace_s=0.3))
+        site.worker = site.make_worker(replace(CONFIG, grace_s=60))
         await site.drain()
         await site.drains.mark(ledger_id, (LOST,), 1)
         await site.worker.work_once()
@@ -370,7 +380,7 @@ async def test_the_grace_period_is_that_of_one_loss(cluster: LocalCluster) -> No
         assert lock is not None
         await site.drains.unmark(found, lock)
         await site.marks.release(lock)
-        await asyncio.sleep(0.35)
+        site.clock.ahead_s += 61
         await site.worker.work_once()
         await site.drains.mark(ledger_id, (LOST,), 1)
         await site.worker.work_once()
@@ -478,7 +488,7 @@ async def test_another_workers_lock_is_respected(cluster: LocalCluster) -> None:
             await locks.release(lock)
         finally:
             await other.close()
-        await asyncio.sleep(0.06)
+        site.clock.ahead_s += 1  # The pause of a ledger that was locked is over.
         await site.worker.work_once()
         assert await site.marked() == []
 
