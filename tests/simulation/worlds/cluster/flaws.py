@@ -4,7 +4,7 @@ Each is a patch of a real class: a rule of `recovery/DESIGN.md` that is left out
 """
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -31,7 +31,6 @@ from rollbook.recovery.core.checks import Requests
 from rollbook.recovery.core.drains import DrainFacts, Step, is_final
 from rollbook.recovery.core.failures import Failure, after_failure
 from rollbook.recovery.core.healing import WHOLE, judge
-from rollbook.recovery.core.lifecycle import finish
 from rollbook.recovery.core.plan import Action, SeatOutcome, SlotRepair
 from rollbook.recovery.doubt_healing import DoubtHealing
 from rollbook.recovery.index import LedgerIndex
@@ -302,11 +301,6 @@ def _give_up(window: Any, wanted: Any, held: Any, said: Any, accepted: Any) -> A
 
 async def _change_as_anybody(self: Steward, vote: Any, stored: Any, lifecycle: Any) -> None:
     await self._lifecycles.write(stored, lifecycle)
-
-
-async def _believe_the_index(self: Steward, vote: Any, drains: Sequence[Any]) -> None:
-    for stored in drains:
-        await self._change(vote, stored, finish(stored.lifecycle, *self._draw()))
 
 
 async def _is_not_writable(*_: Any) -> bool:
