@@ -23,6 +23,7 @@ from rollbook.api.access.managing import Managing
 from rollbook.api.dashboard import parts
 from rollbook.api.dashboard.app import Dashboard
 from rollbook.api.dashboard.core.samples import Samples
+from rollbook.api.dashboard.page_sources import PageSources
 from rollbook.api.rest.operations import RunningOperations
 from tests.bench import Figure, judged
 from tests.support.dev import running_dev
@@ -134,15 +135,9 @@ def _page(cluster: FakeCluster, path: str) -> bytes:
 
 async def _rendered(cluster: FakeCluster, path: str) -> bytes:
     operations = RunningOperations()
-    dashboard = Dashboard(
-        cluster,
-        Managing(AuditLog(lambda: 0)),
-        operations,
-        FakeLogs(),
-        Samples(),
-        None,
-        lambda: "drawn",
-    )
+    managing = Managing(AuditLog(lambda: 0))
+    sources = PageSources(cluster, managing, operations, FakeLogs(), Samples())
+    dashboard = Dashboard(sources, None, lambda: "drawn")
     app = Starlette(routes=dashboard.routes)
     found: list[bytes] = []
     name, _, query = path.partition("?")

@@ -12,9 +12,11 @@ from rollbook.api.access.authenticator import Authenticator
 from rollbook.api.access.managing import Managing
 from rollbook.api.cli.cluster.management import ClusterManagement, PagesOf, StoreWatch
 from rollbook.api.client.target import token_of_file
-from rollbook.api.dashboard.app import Dashboard, refused
+from rollbook.api.dashboard.app import Dashboard
 from rollbook.api.dashboard.log_servers import IN_THE_CLEAR, LogServers, LogTls
+from rollbook.api.dashboard.page_sources import PageSources
 from rollbook.api.dashboard.parts import PREFIX
+from rollbook.api.dashboard.responses import refused
 from rollbook.api.dashboard.sampler import Sampler
 from rollbook.api.rest.cluster import OPEN_PATHS, make_app
 from rollbook.api.rest.operations import RunningOperations
@@ -73,14 +75,9 @@ async def management(
         own = own or OwnProcess("this server", (), metrics)
         app = make_app(admin, managing, operations, metrics, own.settings)
         dashboard = Dashboard(
-            admin,
-            managing,
-            operations,
-            logs,
-            sampler.samples,
+            PageSources(admin, managing, operations, logs, sampler.samples, own),
             authenticator,
             lambda: secrets.token_urlsafe(32),
-            own,
             is_behind_tls=config.tls is not None,
         )
         stack.push_async_callback(dashboard.close)

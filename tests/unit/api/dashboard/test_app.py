@@ -19,11 +19,13 @@ from rollbook.api.access.authenticator import Authenticator
 from rollbook.api.access.core.principals import digest_of
 from rollbook.api.access.managing import Managing
 from rollbook.api.dashboard import parts, screens
-from rollbook.api.dashboard.app import Dashboard, refused
+from rollbook.api.dashboard.app import Dashboard
 from rollbook.api.dashboard.core.samples import Counted, Samples
 from rollbook.api.dashboard.core.sessions import IDLE_S
 from rollbook.api.dashboard.log_servers import LogServers
+from rollbook.api.dashboard.page_sources import PageSources
 from rollbook.api.dashboard.parts import Screen
+from rollbook.api.dashboard.responses import refused
 from rollbook.api.rest.cluster import OPEN_PATHS, make_app
 from rollbook.api.rest.operations import RunningOperations
 from rollbook.api.rest.server import HttpConfig, HttpServer
@@ -127,15 +129,13 @@ class Site:
     ) -> AsyncIterator[Browser]:
         managing = Managing(authenticator.audit if authenticator else AuditLog(lambda: 0))
         numbers = count()
+        sources = PageSources(
+            self.cluster, managing, self.operations, self.logs, self.samples, self.own
+        )
         dashboard = Dashboard(
-            self.cluster,
-            managing,
-            self.operations,
-            self.logs,
-            self.samples,
+            sources,
             authenticator,
             lambda: f"drawn-{next(numbers)}",
-            self.own,
             is_behind_tls=is_behind_tls,
             now_ns=lambda: self.now_ns,
         )

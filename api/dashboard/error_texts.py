@@ -1,0 +1,28 @@
+"""Errors as people read them on a page: a title, a sentence, and what to do next."""
+
+from collections.abc import Sequence
+
+from rollbook.api.access.authenticator import CALLER
+from rollbook.proto.errors import OutcomeUnknown, RollbookError, Unauthorized, Unavailable
+
+
+def error_title(error: RollbookError) -> str:
+    if isinstance(error, Unavailable | OutcomeUnknown):
+        return "Nothing is known yet"
+    return "Not allowed" if isinstance(error, Unauthorized) else "That cannot be shown"
+
+
+def error_text(error: RollbookError, *names: str) -> str:
+    """`names`: further names to keep unchanged, like those in the error and the session."""
+    text = error.message or (type(error).__doc__ or "").partition("\n")[0]
+    caller = CALLER.get(None)
+    known = (*names, *map(str, error.ids.values()), caller.principal.name if caller else "")
+    return sentence(text, known)
+
+
+def sentence(text: str, names: Sequence[str] = ()) -> str:
+    """A sentence with a capital, unless it begins with an id or a name, and with a full stop."""
+    first = text.partition(" ")[0].rstrip(",:;.")
+    if first.isalpha() and first not in names:
+        text = f"{text[:1].upper()}{text[1:]}"
+    return f"{text}." if text and text[-1] not in ".!?\u2026" else text

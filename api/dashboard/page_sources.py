@@ -1,0 +1,36 @@
+"""What the pages show and the forms act on: the cluster, its logs, and this process."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from rollbook.api.access.managing import Managing
+from rollbook.api.dashboard.core.samples import Samples
+from rollbook.api.dashboard.log_servers import LogServers
+from rollbook.api.rest.cluster import ClusterAdmin
+from rollbook.api.rest.operations import Facts, RunningOperations
+from rollbook.api.rest.settings_models import OwnProcess
+
+_NAMELESS: Final = OwnProcess("this server")
+
+
+class PageAdmin(ClusterAdmin, Protocol):
+    """More calls for pages, beside those of the routes."""
+
+    async def log_servers(self) -> Sequence[Facts]:
+        """Log servers, by name."""
+
+    async def node(self, path: str) -> Facts:
+        """A node of the metadata store, with its secrets. Raises `NoSuchNode`."""
+
+
+@dataclass(frozen=True, slots=True)
+class PageSources:
+    """What `Dashboard` is given. `own`: the process that serves the pages."""
+
+    admin: PageAdmin
+    managing: Managing
+    operations: RunningOperations
+    logs: LogServers
+    samples: Samples
+    own: OwnProcess = _NAMELESS
