@@ -72,6 +72,32 @@ class PartState:
     state: str = "running"  # An elected part is "standing" or "leading".
 
 
+@dataclass(frozen=True, slots=True)
+class ProcessIdentity:
+    """Which process this is, for people and for its locks."""
+
+    name: BookieId  # In votes and locks.
+    release: str = ""
+    local_bookie: BookieId | None = None  # The bookie beside it, which copies go to first.
+
+
+def _describe_as_text(error: RollbookError) -> Mapping[str, Any]:
+    return {"detail": str(error)}
+
+
+@dataclass(frozen=True, slots=True)
+class RecoveryPorts:
+    """What the process provides besides its ledgers. Without a port, nothing that needs it runs."""
+
+    doubts_of: DoubtsOf | None = None  # How a bookie is asked for its possible losses.
+    operations: Mapping[str, OperationKind] = field(default_factory=dict)  # What people may start.
+    # How the errors of operations are stored.
+    describe: Callable[[RollbookError], Mapping[str, Any]] = _describe_as_text
+    # The log that a ledger with this custom metadata was made for.
+    log_of: Callable[[Mapping[str, bytes]], str | None] = lambda _: None
+    post: Post | None = None  # How callbacks are sent.
+
+
 class RecoveryServer:
     """`run` it in a task of its own; when cancelled, it gives up its votes and locks."""
 
@@ -82,91 +108,107 @@ class RecoveryServer:
         clock: Clock,
         randomness: Randomness,
         config: RecoveryConfig,
-        *,
-        name: BookieId,
-        release: str = "",
-        local_bookie: BookieId | None = None,
-        doubts_of: DoubtsOf | None = None,
+        identity: ProcessIdentity,
+        ports: RecoveryPorts | None = None,
         stats: RecoveryStats | None = None,
-        operations: Mapping[str, OperationKind] | None = None,
-        describe: Callable[[RollbookError], Mapping[str, Any]] = lambda error: {
-            "detail": str(error)
-        },
-        log_of: Callable[[Mapping[str, bytes]], str | None] = lambda _: None,
-        post: Post | None = None,
     ) -> None:
-        """Serve with these parts. `name` is in votes and locks, for people. `doubts_of`: how a
-        bookie is asked for its doubts. `operations`: what it can run for people; `describe`: how
-        their errors are stored. `log_of`: the log that a ledger with this custom metadata was made
-        for. `post`: how callbacks are sent.
-        """
+        ports = ports or RecoveryPorts()
         self.stats = stats or RecoveryStats()
         self.ledgers = ledgers
-        cluster = ledgers.cluster
-        self.name = name
+        self.name = identity.name
         self.parts: dict[str, PartState] = {}
         self.worker: Worker | None = None
         self.auditor: Auditor | None = None
         self.steward: Steward | None = None
         self._store = store
-        self._cluster = cluster
-        self._release = release
+        self._cluster = cluster = ledgers.cluster
+        self._clock, self._randomness = clock, randomness
+        self._config, self._identity, self._ports = config, identity, ports
         self._started_ms = clock.wall_us() // 1000
         self._presence = PresenceNodes(store, cluster)
         self._watcher = BookieWatcher(store, cluster.root)
         self._index = LedgerIndex(store, cluster, clock)
-        self._works: dict[str, Callable[[], Coroutine[Any, Any, Never]]] = {}
-        self._marks = marks = Marks(store, cluster.root)
+        self._marks = Marks(store, cluster.root)
         self._short_ledgers = self._overdue_ledgers = 0
         self._overdue_s = config.audit.overdue_s
-        self._clock = clock
+        self.events = ClusterEventLog(
+            store, cluster, clock, self._log_of, overdue_s=config.audit.overdue_s
+        )
+        self._works: dict[str, Callable[[], Coroutine[Any, Any, Never]]] = {}
         if config.runs_auditor:
-            self._works["index"] = self._index.run
-            seen = self._watcher, self._index, marks
-            checks = Checks(ledgers, store, clock, randomness, marks, config.audit)
-            self.auditor = Auditor(store, cluster, clock, *seen, config.audit, checks)
-            election = Election(store, marks.election_folder, name, above=cluster.root)
-            self._works["auditor"] = self._elected("auditor", election, self.auditor.lead)
-            doubts = (
-                DoubtHealing(ledgers, self._watcher, marks, clock, doubts_of, config.heal)
-                if doubts_of
-                else None
-            )
-            self.steward = Steward(store, cluster, clock, randomness, *seen, config.steward, doubts)
-            folder = f"{cluster.own_root}/{STEWARD}"
-            election = Election(store, folder, name, above=cluster.own_root)
-            self._works["steward"] = self._elected("steward", election, self.steward.lead)
+            self._add_auditor()
+            self._add_steward()
             self._works["count"] = lambda: patiently("count", self._count_short)
         if config.runs_worker:
-            self.worker = Worker(
-                ledgers,
-                store,
-                clock,
-                config.worker,
-                name=name,
-                local_bookie=local_bookie,
-                marks=marks,
-            )
-            self._works["worker"] = self.worker.run
-        self.events = ClusterEventLog(
-            store,
-            cluster,
-            clock,
-            lambda ledger_id: self._log_of(ledger_id, log_of),
-            overdue_s=config.audit.overdue_s,
-        )
-        if operations:
-            self._works["events"] = self.events.run
-            runner = OperationRunner(store, cluster, clock, operations, describe)
-            folder = f"{cluster.own_root}/{RUNNER}"
-            election = Election(store, folder, name, above=cluster.own_root)
-            lead: Callable[[Vote], Coroutine[Any, Any, None]] = runner.lead
-            if post is not None:
-                sender = CallbackSender(store, cluster, clock, randomness, self.events, post)
-                lead = _both(runner.lead, sender.lead)
-            self._works["operations"] = self._elected("operations", election, lead)
+            self._add_worker()
+        if ports.operations:
+            self._add_operations()
         self._works["presence"] = lambda: patiently("presence", self._tell)
         self._show_gauges()
+
+    # --- Its parts ----------------------------------------------------------------------------
+
+    def _add_auditor(self) -> None:
+        self._works["index"] = self._index.run
+        store, clock, marks, config = self._store, self._clock, self._marks, self._config.audit
+        checks = Checks(self.ledgers, store, clock, self._randomness, marks, config)
+        self.auditor = Auditor(
+            store, self._cluster, clock, self._watcher, self._index, marks, config, checks
+        )
+        election = Election(store, marks.election_folder, self.name, above=self._cluster.root)
+        self._works["auditor"] = self._elected("auditor", election, self.auditor.lead)
+
+    def _add_steward(self) -> None:
+        clock, marks, doubts_of = self._clock, self._marks, self._ports.doubts_of
+        doubts = (
+            DoubtHealing(self.ledgers, self._watcher, marks, clock, doubts_of, self._config.heal)
+            if doubts_of
+            else None
+        )
+        self.steward = Steward(
+            self._store,
+            self._cluster,
+            clock,
+            self._randomness,
+            self._watcher,
+            self._index,
+            marks,
+            self._config.steward,
+            doubts,
+        )
+        self._works["steward"] = self._elected(
+            "steward", self._election(STEWARD), self.steward.lead
+        )
+
+    def _add_worker(self) -> None:
+        self.worker = Worker(
+            self.ledgers,
+            self._store,
+            self._clock,
+            self._config.worker,
+            name=self.name,
+            local_bookie=self._identity.local_bookie,
+            marks=self._marks,
+        )
+        self._works["worker"] = self.worker.run
+
+    def _add_operations(self) -> None:
+        """Events, operations and callbacks; the leader of operations sends the callbacks."""
+        store, cluster, clock = self._store, self._cluster, self._clock
+        self._works["events"] = self.events.run
+        runner = OperationRunner(
+            store, cluster, clock, self._ports.operations, self._ports.describe
+        )
+        lead: Callable[[Vote], Coroutine[Any, Any, None]] = runner.lead
+        if (post := self._ports.post) is not None:
+            sender = CallbackSender(store, cluster, clock, self._randomness, self.events, post)
+            lead = _both(runner.lead, sender.lead)
+        self._works["operations"] = self._elected("operations", self._election(RUNNER), lead)
+
+    def _election(self, folder: str) -> Election:
+        """An election below this product's own root."""
+        own_root = self._cluster.own_root
+        return Election(self._store, f"{own_root}/{folder}", self.name, above=own_root)
 
     @property
     def kinds(self) -> list[str]:
@@ -219,14 +261,12 @@ class RecoveryServer:
 
         return serve
 
-    async def _log_of(
-        self, ledger_id: LedgerId, log_of: Callable[[Mapping[str, bytes]], str | None]
-    ) -> str | None:
+    async def _log_of(self, ledger_id: LedgerId) -> str | None:
         try:
             stored = await self.ledgers.metadata(ledger_id)
         except (BadMetadata, NoSuchLedger):
             return None
-        return log_of(dict(stored.metadata.custom))
+        return self._ports.log_of(dict(stored.metadata.custom))
 
     def _leads(self, part: str) -> bool:
         state = self.parts.get(part)
@@ -303,7 +343,7 @@ class RecoveryServer:
             worker = asdict(self.worker.stats)
             worker["running"] = len(self.worker.stats.running)
         return ProcessStatus(
-            self.name, self._release, self._started_ms, parts, audit, drains, worker
+            self.name, self._identity.release, self._started_ms, parts, audit, drains, worker
         )
 
 

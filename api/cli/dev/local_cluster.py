@@ -165,7 +165,7 @@ async def _dashboard(
         return
     # FastAPI takes a third of a second to load.
     from rollbook.api.cli.dev.local_pages import local_pages
-    from rollbook.api.cli.server.management import audit_of, management
+    from rollbook.api.cli.server.management import ProcessAccess, audit_of, management
     from rollbook.api.dashboard.log_servers import LogTls
     from rollbook.api.rest.server import HttpConfig
     from rollbook.api.rest.settings_models import OwnProcess
@@ -183,8 +183,8 @@ async def _dashboard(
     authenticator = Authenticator.of(server.token_file, server.access_file)
     # The dashboard asks the log server of this process, so it trusts that server's own certificate.
     log_tls = LogTls(bool(tls), tls.certificate if tls else "")
-    own = Metrics()
-    own.add(LOG_PART, logs.stats)
+    own_logs = Metrics()
+    own_logs.add(LOG_PART, logs.stats)
     async with (
         local_pages(admins, audit_of(authenticator)) as pages,
         management(
@@ -193,12 +193,13 @@ async def _dashboard(
             url,
             config,
             authenticator,
-            metrics,
-            log_tls,
-            own_logs={server_name(logs.server.server_id): own},
-            pages_of=pages.get,
-            callback_hosts=settings.server.callback_hosts,
-            own=OwnProcess(repair.name, settings.shown(), metrics),
+            OwnProcess(repair.name, settings.shown(), metrics),
+            ProcessAccess(
+                log_tls,
+                own_logs={server_name(logs.server.server_id): own_logs},
+                pages_of=pages.get,
+                callback_hosts=settings.server.callback_hosts,
+            ),
         ) as where,
     ):
         yield f"{'https' if tls else 'http'}://{where}"

@@ -5,6 +5,7 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
 from typing import Final
 
 from rollbook.api.access.audit import AuditLog
@@ -13,6 +14,7 @@ from rollbook.api.access.managing import Managing
 from rollbook.api.cli.cluster.management import ClusterManagement, PagesOf, StoreWatch
 from rollbook.api.client.target import token_of_file
 from rollbook.api.dashboard.app import Dashboard
+from rollbook.api.dashboard.core.samples import Samples
 from rollbook.api.dashboard.log_servers import IN_THE_CLEAR, LogServers, LogTls
 from rollbook.api.dashboard.page_sources import PageSources
 from rollbook.api.dashboard.parts import PREFIX
@@ -30,6 +32,18 @@ from rollbook.recovery.events import ClusterEventLog
 _BOUNDS: Final = Bounds(connections=256, may_stream=True)  # Each open page has a stream.
 
 
+@dataclass(frozen=True, slots=True)
+class ProcessAccess:
+    """How management reaches the processes of the cluster."""
+
+    log_tls: LogTls = IN_THE_CLEAR
+    # The metrics of log servers in this process, by name.
+    own_logs: Mapping[str, Metrics] = field(default_factory=dict)
+    metrics_token_file: str = ""  # Shown to other log servers, for their /metrics.
+    pages_of: PagesOf | None = None  # How a bookie's own pages are asked.
+    callback_hosts: Sequence[str] = ()  # Where callbacks may be sent.
+
+
 @asynccontextmanager
 async def management(
     ledgers: Ledgers,
@@ -37,45 +51,27 @@ async def management(
     metadata: str,
     config: HttpConfig,
     authenticator: Authenticator | None,
-    metrics: Metrics,
-    log_tls: LogTls = IN_THE_CLEAR,
-    *,
-    own_logs: Mapping[str, Metrics] = {},
-    metrics_token_file: str = "",
-    pages_of: PagesOf | None = None,
-    callback_hosts: Sequence[str] = (),
-    own: OwnProcess | None = None,
+    own: OwnProcess,
+    access: ProcessAccess,
 ) -> AsyncIterator[Address]:
-    """Where it listens. `metadata`: the URL, as it may be shown. `own_logs`: of log servers in this process, by name.
-    `metrics_token_file`: shown to others, for their /metrics. `callback_hosts`: where callbacks may be sent. `own`: the
-    process that serves it. Raises `BadConfig`.
+    """Where it listens. `metadata`: the URL, as it may be shown. `own`: the process that serves it.
+
+    Raises `BadConfig`.
     """
     async with AsyncExitStack() as stack:
         watch = StoreWatch(ledgers.store)
         watching = asyncio.create_task(watch.run())
         stack.callback(watching.cancel)
-        admin = ClusterManagement(ledgers, events, watch, metadata, pages_of, callback_hosts)
+        admin = ClusterManagement(
+            ledgers, events, watch, metadata, access.pages_of, access.callback_hosts
+        )
         managing, operations = Managing(audit_of(authenticator)), RunningOperations()
         stack.push_async_callback(operations.close)
-
-        async def log_addresses() -> list[str]:
-            return [each["address"] for each in await admin.log_servers()]
-
-        logs = LogServers(log_addresses, log_tls)
-        stack.push_async_callback(logs.close)
-        sampler = Sampler(
-            admin.log_servers,
-            own_logs,
-            authorities=log_tls.authorities,
-            tls_name=log_tls.name,
-            token=lambda: token_of_file(metrics_token_file),
-        )
-        sampling = asyncio.create_task(sampler.run())
-        stack.callback(sampling.cancel)
-        own = own or OwnProcess("this server", (), metrics)
-        app = make_app(admin, managing, operations, metrics, own.settings)
+        logs = _log_servers(stack, admin, access.log_tls)
+        samples = _sample(stack, admin, access)
+        app = make_app(admin, managing, operations, own.metrics, own.settings)
         dashboard = Dashboard(
-            PageSources(admin, managing, operations, logs, sampler.samples, own),
+            PageSources(admin, managing, operations, logs, samples, own),
             authenticator,
             lambda: secrets.token_urlsafe(32),
             is_behind_tls=config.tls is not None,
@@ -94,6 +90,31 @@ async def management(
         stack.push_async_callback(server.close)
         stack.callback(dashboard.end_streams)
         yield server.address
+
+
+def _log_servers(stack: AsyncExitStack, admin: ClusterManagement, tls: LogTls) -> LogServers:
+    """The log servers as the pages see them. The stack closes the connections."""
+
+    async def log_addresses() -> list[str]:
+        return [each["address"] for each in await admin.log_servers()]
+
+    logs = LogServers(log_addresses, tls)
+    stack.push_async_callback(logs.close)
+    return logs
+
+
+def _sample(stack: AsyncExitStack, admin: ClusterManagement, access: ProcessAccess) -> Samples:
+    """What log servers count, sampled until the stack ends it."""
+    sampler = Sampler(
+        admin.log_servers,
+        access.own_logs,
+        authorities=access.log_tls.authorities,
+        tls_name=access.log_tls.name,
+        token=lambda: token_of_file(access.metrics_token_file),
+    )
+    sampling = asyncio.create_task(sampler.run())
+    stack.callback(sampling.cancel)
+    return sampler.samples
 
 
 def audit_of(authenticator: Authenticator | None) -> AuditLog:

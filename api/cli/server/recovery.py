@@ -38,7 +38,7 @@ from rollbook.proto.errors import BadConfig
 from rollbook.proto.ids import BookieId, parse_bookie_id
 from rollbook.proto.loopback import is_loopback
 from rollbook.proto.metastore.url import Backend, MetadataUrl
-from rollbook.proto.ports import Address, MetadataStore
+from rollbook.proto.ports import Address, MetadataStore, Randomness
 from rollbook.proto.runtime.config import read_config_file, variables_of_flags
 from rollbook.proto.runtime.gc_tuning import calm_collector
 from rollbook.proto.runtime.logs import configure_logs
@@ -53,7 +53,12 @@ from rollbook.proto.tasks import TaskGroup, unwrapped
 from rollbook.recovery.config import AuditConfig, HealConfig, StewardConfig, WorkerConfig
 from rollbook.recovery.doubt_healing import DoubtsOf
 from rollbook.recovery.possible_losses import BookieDoubts
-from rollbook.recovery.server import RecoveryConfig, RecoveryServer
+from rollbook.recovery.server import (
+    ProcessIdentity,
+    RecoveryConfig,
+    RecoveryPorts,
+    RecoveryServer,
+)
 from rollbook.recovery.stats import PART, RecoveryStats
 
 logger = structlog.get_logger()
@@ -311,7 +316,7 @@ async def _pages(settings: RecoverySettings, server: RecoveryServer) -> AsyncIte
         yield ""
         return
     # FastAPI takes a third of a second to load.
-    from rollbook.api.cli.server.management import management
+    from rollbook.api.cli.server.management import ProcessAccess, management
     from rollbook.api.dashboard.log_servers import LogTls
     from rollbook.api.rest.metrics_page import start_metrics_page
     from rollbook.api.rest.server import HttpConfig
@@ -351,12 +356,13 @@ async def _pages(settings: RecoverySettings, server: RecoveryServer) -> AsyncIte
         shown,
         http,
         authenticator,
-        metrics,
-        log_tls,
-        metrics_token_file=config.log_metrics_token_file,
-        pages_of=pages_of,
-        callback_hosts=config.callback_hosts,
-        own=OwnProcess(server.name, settings.shown(), metrics),
+        OwnProcess(server.name, settings.shown(), metrics),
+        ProcessAccess(
+            log_tls,
+            metrics_token_file=config.log_metrics_token_file,
+            pages_of=pages_of,
+            callback_hosts=config.callback_hosts,
+        ),
     ) as where:
         yield f" (http on {where})"
 
@@ -403,27 +409,9 @@ async def _recovery_server(
     """Makes one attempt to start a recovery server."""
     config, machine = settings.server, RealMachine()
     randomness = random.Random(random.SystemRandom().getrandbits(128))
-    url = MetadataUrl.parse(config.metadata)
     async with AsyncExitStack() as stack:
-
-        async def open_store() -> MetadataStore:
-            return await open_metadata_store(
-                url,
-                serve=serves_store,
-                session_timeout_s=config.session_timeout_s,
-                randomness=randomness,
-            )
-
-        store, cluster = await open_with_cluster(url, open_store)
-        stack.push_async_callback(store.close)
-        transport, ledger = machine.transport, settings.ledger
-        if config.tls_authorities:
-            tls = ClientTls(
-                config.tls_authorities, certificate=config.tls_certificate, key=config.tls_key
-            )
-            transport, ledger = SocketTransport(client_tls=tls), replace(ledger, uses_tls=True)
-        ledgers = await stack.enter_async_context(
-            Ledgers(transport, store, cluster, machine.clock, randomness, ledger)
+        ledgers = await _open_ledgers(
+            stack, settings, machine, randomness, serves_store=serves_store
         )
 
         def doubts_of_any(bookie: BookieId) -> BookieDoubts | None:
@@ -434,19 +422,19 @@ async def _recovery_server(
         name = local_bookie or parse_bookie_id(config.name or socket.gethostname())
         server = RecoveryServer(
             ledgers,
-            store,
+            ledgers.store,
             machine.clock,
             randomness,
             settings.recovery,
-            release=__version__,
-            name=name,
-            local_bookie=local_bookie,
-            doubts_of=doubts_of_any,
-            stats=stats,
-            operations=kinds_of(ledgers, settings.worker, name),
-            describe=describe_error,
-            log_of=log_made_for,
-            post=post.post,
+            ProcessIdentity(name, __version__, local_bookie),
+            RecoveryPorts(
+                doubts_of_any,
+                kinds_of(ledgers, settings.worker, name),
+                describe_error,
+                log_made_for,
+                post.post,
+            ),
+            stats,
         )
         failure: BaseException | None = None
         try:
@@ -460,6 +448,38 @@ async def _recovery_server(
             failure = unwrapped(errors)
         if failure is not None:  # Raised outside `except`, so that it keeps its own cause.
             raise failure
+
+
+async def _open_ledgers(
+    stack: AsyncExitStack,
+    settings: RecoverySettings,
+    machine: RealMachine,
+    randomness: Randomness,
+    *,
+    serves_store: bool,
+) -> Ledgers:
+    """The client of the bookies. The stack closes it, and then its metadata store."""
+    config = settings.server
+    url = MetadataUrl.parse(config.metadata)
+
+    async def open_store() -> MetadataStore:
+        return await open_metadata_store(
+            url,
+            serve=serves_store,
+            session_timeout_s=config.session_timeout_s,
+            randomness=randomness,
+        )
+
+    store, cluster = await open_with_cluster(url, open_store)
+    stack.push_async_callback(store.close)
+    transport, ledger = machine.transport, settings.ledger
+    if config.tls_authorities:
+        tls = ClientTls(
+            config.tls_authorities, certificate=config.tls_certificate, key=config.tls_key
+        )
+        transport, ledger = SocketTransport(client_tls=tls), replace(ledger, uses_tls=True)
+    ledgers = Ledgers(transport, store, cluster, machine.clock, randomness, ledger)
+    return await stack.enter_async_context(ledgers)
 
 
 def _doubts_over_http(

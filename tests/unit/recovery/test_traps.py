@@ -18,7 +18,7 @@ from rollbook.proto.runtime.clock import SystemClock
 from rollbook.recovery.config import AuditConfig, StewardConfig, WorkerConfig
 from rollbook.recovery.core import lifecycle
 from rollbook.recovery.ledger_repair import LedgerRepair
-from rollbook.recovery.server import RecoveryConfig, RecoveryServer
+from rollbook.recovery.server import ProcessIdentity, RecoveryConfig, RecoveryServer
 from tests.support.ledger_cluster import LocalCluster
 from tests.unit.recovery.test_worker import PATIENCE_S, QUICK, Site, site_of
 
@@ -48,7 +48,7 @@ async def recovery(
             SystemClock(),
             random.Random(1),
             config,
-            name=BookieId("recovery-1"),
+            ProcessIdentity(BookieId("recovery-1")),
         )
         running = asyncio.create_task(server.run())
         try:

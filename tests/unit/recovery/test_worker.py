@@ -27,7 +27,12 @@ from rollbook.recovery import server as server_module
 from rollbook.recovery.config import AuditConfig, WorkerConfig
 from rollbook.recovery.core.failures import Failure, after_failure
 from rollbook.recovery.ledger_repair import LedgerRepair
-from rollbook.recovery.server import PartState, RecoveryConfig, RecoveryServer
+from rollbook.recovery.server import (
+    PartState,
+    ProcessIdentity,
+    RecoveryConfig,
+    RecoveryServer,
+)
 from rollbook.recovery.tasks import DrainTasks, Failures, RateOrder
 from rollbook.recovery.worker import Worker
 from tests.support.ledger_cluster import LocalCluster
@@ -160,7 +165,7 @@ async def test_ledgers_that_stay_marked_for_long_are_reported(
     async with site_of(cluster) as site:
         config = RecoveryConfig(audit=AuditConfig(overdue_s=600))
         parts = (site.ledgers, site.store, SystemClock(), random.Random(1), config)
-        server = RecoveryServer(*parts, name=BookieId("here"))
+        server = RecoveryServer(*parts, ProcessIdentity(BookieId("here")))
         await site.mark(LedgerId(7))  # In 1970.
         await site.marks.mark(LedgerId(8), (LOST,), SystemClock().wall_us() // 1000)
         await server._count_short()

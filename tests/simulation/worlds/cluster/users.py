@@ -30,7 +30,12 @@ from rollbook.recovery.bookie_removal import Departures
 from rollbook.recovery.config import AuditConfig, HealConfig, StewardConfig, WorkerConfig
 from rollbook.recovery.entry_restorer import Restorer
 from rollbook.recovery.known_incarnations import WholeNodes
-from rollbook.recovery.server import RecoveryConfig, RecoveryServer
+from rollbook.recovery.server import (
+    ProcessIdentity,
+    RecoveryConfig,
+    RecoveryPorts,
+    RecoveryServer,
+)
 from rollbook.recovery.tasks import STEWARD, AuditOrders
 from tests.simulation.checkers.cluster import ClusterChecker, HeldLedger
 from tests.simulation.history import NEVER
@@ -208,8 +213,8 @@ class Staff(Users):
                 node.clock,
                 node.randomness,
                 CONFIG,
-                name=BookieId(node.name),
-                doubts_of=self._sums.doubts_of if self.work.is_healing else None,
+                ProcessIdentity(BookieId(node.name)),
+                RecoveryPorts(self._sums.doubts_of if self.work.is_healing else None),
             )
             self.work.servers[node.name] = server
             await server.run()
