@@ -174,32 +174,10 @@ async def _log_server(
     # Drawing from the system for every token would cost more than the tokens are worth.
     randomness = random.Random(random.SystemRandom().getrandbits(128))
     async with AsyncExitStack() as stack:
-        url = MetadataUrl.parse(config.metadata)
-
-        async def open_store() -> MetadataStore:
-            timeout_s = config.session_timeout_s
-            return await _open_store(
-                config, randomness, serve=serves_store, session_timeout_s=timeout_s
-            )
-
-        store, cluster = await open_with_cluster(url, open_store)
-        stack.push_async_callback(store.close)
-        lease = await _open_store(
-            config, randomness, serve=False, session_timeout_s=settings.service.lease_s
+        ledgers, lease = await _open_ledgers(
+            stack, settings, machine, randomness, serves_store=serves_store
         )
-        stack.push_async_callback(lease.close)
-        transport, ledger = machine.transport, settings.ledger
-        if config.bookie_authorities:
-            tls = ClientTls(
-                config.bookie_authorities,
-                certificate=config.bookie_certificate,
-                key=config.bookie_key,
-            )
-            transport, ledger = SocketTransport(client_tls=tls), replace(ledger, uses_tls=True)
-        ledgers = await stack.enter_async_context(
-            Ledgers(transport, store, cluster, machine.clock, randomness, ledger)
-        )
-        nodes = LogMetadataStore(store, cluster, machine.clock, randomness)
+        nodes = LogMetadataStore(ledgers.store, ledgers.cluster, machine.clock, randomness)
         await nodes.start()
         server = LogServer(
             name,
@@ -218,33 +196,18 @@ async def _log_server(
         peers = GrpcPeers(shown.security, shown.look)
         stack.push_async_callback(peers.close)
         service = LogService(server, server.clock, peers.ask)
-        relayed = GrpcPeers(
-            shown.security, shown.look, options=RELAY_OPTIONS, shows=((RELAYED_KEY, "1"),)
-        )
-        stack.push_async_callback(relayed.close)
-        relay = Relay(relayed, partial(_is_other_server, server))
-        grpc_config = _grpc_config(config, listen)
+        relay = _make_relay(stack, server, shown)
         # One for all doors, so that they share quotas.
         authenticator = Authenticator.of(config.token_file, config.access_file)
-        grpc = await GrpcServer.start(service, grpc_config, authenticator, relay)
+        grpc = await GrpcServer.start(service, _grpc_config(config, listen), authenticator, relay)
         stack.push_async_callback(grpc.close, _GRACE_S)
         http = ""
         if config.rest:
             # FastAPI and Prometheus' library, only on demand.
-            from rollbook.api.cli.server.log_rest import metrics_of, serve_rest
+            from rollbook.api.cli.server.log_rest import serve_rest
 
-            metrics = metrics_of(stack, service, config)
             http = await serve_rest(
-                stack,
-                service,
-                server,
-                peers,
-                config,
-                advertised.host,
-                authenticator,
-                metrics,
-                settings.shown(),
-                dashboard=dashboard,
+                stack, service, server, peers, settings, advertised.host, authenticator, dashboard
             )
         stack.push_async_callback(server.close, config.drain_s)
         if not advertised.port:
@@ -253,6 +216,50 @@ async def _log_server(
         await grpc.set_serving(is_serving=True)
         stack.push_async_callback(_say_not_serving, grpc)
         yield RunningLogServer(server, grpc.address, service.stats, http)
+
+
+async def _open_ledgers(
+    stack: AsyncExitStack,
+    settings: LogSettings,
+    machine: RealMachine,
+    randomness: Randomness,
+    *,
+    serves_store: bool,
+) -> tuple[Ledgers, MetadataStore]:
+    """The client of the bookies, and the metadata session that is the lease. The stack closes both."""
+    config = settings.server
+
+    async def open_store() -> MetadataStore:
+        timeout_s = config.session_timeout_s
+        return await _open_store(
+            config, randomness, serve=serves_store, session_timeout_s=timeout_s
+        )
+
+    store, cluster = await open_with_cluster(MetadataUrl.parse(config.metadata), open_store)
+    stack.push_async_callback(store.close)
+    lease = await _open_store(
+        config, randomness, serve=False, session_timeout_s=settings.service.lease_s
+    )
+    stack.push_async_callback(lease.close)
+    transport, ledger = machine.transport, settings.ledger
+    if config.bookie_authorities:
+        tls = ClientTls(
+            config.bookie_authorities,
+            certificate=config.bookie_certificate,
+            key=config.bookie_key,
+        )
+        transport, ledger = SocketTransport(client_tls=tls), replace(ledger, uses_tls=True)
+    ledgers = Ledgers(transport, store, cluster, machine.clock, randomness, ledger)
+    return await stack.enter_async_context(ledgers), lease
+
+
+def _make_relay(stack: AsyncExitStack, server: LogServer, shown: ShownToPeers) -> Relay:
+    """The relay of calls to the owners of logs. The stack closes its connections."""
+    relayed = GrpcPeers(
+        shown.security, shown.look, options=RELAY_OPTIONS, shows=((RELAYED_KEY, "1"),)
+    )
+    stack.push_async_callback(relayed.close)
+    return Relay(relayed, partial(_is_other_server, server))
 
 
 def _is_other_server(server: LogServer, address: str) -> bool | None:

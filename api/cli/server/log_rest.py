@@ -1,14 +1,14 @@
 """REST beside a log server's gRPC: loaded only with `--rest`."""
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import replace
 
 from rollbook import __version__
 from rollbook.api.access.authenticator import Authenticator
 from rollbook.api.access.certificate_watch import CertificateWatch
-from rollbook.api.cli.server.log import HTTP_PART, rest_address_of, tls_files
+from rollbook.api.cli.server.log import HTTP_PART, LogSettings, rest_address_of, tls_files
 from rollbook.api.rest.forwarding import GrpcPeers
 from rollbook.api.rest.log_app import BOUNDS, RestServer
 from rollbook.api.rest.log_metrics import MetricsPage
@@ -24,7 +24,7 @@ from rollbook.proto.runtime.open_files import door_of
 from rollbook.proto.tasks import stop_tasks
 
 
-def metrics_of(stack: AsyncExitStack, service: LogService, config: LogServerConfig) -> Metrics:
+def _metrics_of(stack: AsyncExitStack, service: LogService, config: LogServerConfig) -> Metrics:
     """Makes the metrics; closing the stack ends their tasks. Raises `BadConfig`."""
     metrics = Metrics()
     metrics.add(PART, service.stats)
@@ -46,16 +46,16 @@ async def serve_rest(
     service: LogService,
     server: LogServer,
     peers: GrpcPeers,
-    config: LogServerConfig,
+    settings: LogSettings,
     host: str,
     authenticator: Authenticator | None,
-    metrics: Metrics,
-    settings: Sequence[Mapping[str, str]],
     dashboard: Callable[[], str] | None = None,
 ) -> str:
     """The URL under which others find it, at that host; empty if only this machine can reach it, and the host
     is another. The stack ends it. Raises `BadConfig`.
     """
+    config = settings.server
+    metrics = _metrics_of(stack, service, config)
     listen = rest_address_of(config)
     tls = tls_files(config)
     http = HttpConfig(
@@ -85,7 +85,7 @@ async def serve_rest(
         is_ready,
         bounds=replace(BOUNDS, connections=door_of(HTTP_PART, BOUNDS.connections)),
         authenticator=authenticator,
-        shown=MetricsPage(metrics, server.cursor_lags.look, settings),
+        shown=MetricsPage(metrics, server.cursor_lags.look, settings.shown()),
         dashboard=dashboard,
     )
     stack.push_async_callback(rest.close)
