@@ -99,66 +99,107 @@ def load_config(
     only its caller can judge. `sources` gets the origin of each value that is not a default, by
     `section.name`.
     """
-    assert dataclasses.is_dataclass(shape)
-    variables = variables or {}
     place = f" in {file_path}" if file_path else ""
-    said_by = {
-        **({name: f"[{section}] {name}{place}" for name in file or {}} if place else {}),
-        **{name: source for name, source in (said_by or {}).items() if name in (file or {})},
-    }
-    kinds = typing.get_type_hints(shape)
-    fields = [field.name for field in dataclasses.fields(shape)]
-    values: dict[str, Any] = {}
-    for name, value in (file or {}).items():
-        if name not in fields:
-            raise BadConfig(f"[{section}]{place} has no setting `{name}`", next_step=_known(fields))
-        values[name] = _typed(value, kinds[name], said_by.get(name, f"[{section}] {name}"))
-    prefix = f"{PREFIX}{section.upper()}_"
-    for variable, text in (environ or {}).items():
-        if not variable.startswith(prefix) or variable in variables.values():
-            continue
-        name = variable.removeprefix(prefix).lower()
-        if name not in fields:
-            if _is_of_kubernetes(variable, text):
-                continue
-            raise BadConfig(f"{variable} names no setting", next_step=_known(fields))
-        values[name], said_by[name] = _parsed(text, kinds[name], variable), variable
-    for name, variable in variables.items():
-        if environ and variable in environ:
-            values[name] = _parsed(environ[variable], kinds[name], variable)
-            said_by[name] = variable
-    for name, value in (flags or {}).items():
-        assert name in fields, name
-        if value is not None:
-            values[name] = value
-            said_by.pop(name, None)
-    missing = [
-        field.name
-        for field in dataclasses.fields(shape)
-        if field.name not in values
-        and field.default is dataclasses.MISSING
-        and field.default_factory is dataclasses.MISSING
-    ]
-    if missing:
-        ways = [", ".join(variables.get(name, f"{prefix}{name.upper()}") for name in missing)]
-        if all(name in variables for name in missing):
-            ways.insert(0, ", ".join(_flag_of(variables[name]) for name in missing))
-        raise BadConfig(
-            f"[{section}] needs {', '.join(missing)}",
-            next_step=f"say {' or '.join(ways)}, or name a file of settings with --config",
-        )
-    with telling_who_said(said_by):
-        loaded = shape(**values)
+    found = _FoundValues(shape, section, variables or {})
+    found.take_file(file or {}, place, said_by or {})
+    found.take_environ(environ or {})
+    found.take_flags(flags or {})
+    found.require_all()
+    with telling_who_said(found.said_by):
+        loaded = shape(**found.values)
         if check is not None:
             check(loaded)
     if sources is not None:
-        for name in values:
-            is_flag = (flags or {}).get(name) is not None
-            source = (
-                _flag_of(variables.get(name, f"{PREFIX}{name}")) if is_flag else said_by.get(name)
-            )
-            sources[f"{section}.{name}"] = source or f"[{section}] {name}"
+        sources.update(found.sources(flags or {}))
     return loaded
+
+
+class _FoundValues:
+    """The values of a section, and their origins. What is taken later replaces what was taken before."""
+
+    def __init__(self, shape: type[Any], section: str, variables: Mapping[str, str]) -> None:
+        assert dataclasses.is_dataclass(shape)
+        self.values: dict[str, Any] = {}
+        self.said_by: dict[str, str] = {}
+        self._section = section
+        self._variables = variables
+        self._prefix = f"{PREFIX}{section.upper()}_"
+        self._fields = {field.name: field for field in dataclasses.fields(shape)}
+        self._kinds = typing.get_type_hints(shape)
+
+    def take_file(self, file: Mapping[str, Any], place: str, said_by: Mapping[str, str]) -> None:
+        """`place`: the file, for errors. `said_by`: who said values that are not in that place."""
+        if place:
+            self.said_by = {name: f"[{self._section}] {name}{place}" for name in file}
+        self.said_by |= {name: source for name, source in said_by.items() if name in file}
+        for name, value in file.items():
+            if name not in self._fields:
+                raise BadConfig(
+                    f"[{self._section}]{place} has no setting `{name}`",
+                    next_step=_known(self._fields),
+                )
+            where = self.said_by.get(name, f"[{self._section}] {name}")
+            self.values[name] = _typed(value, self._kinds[name], where)
+
+    def take_environ(self, environ: Mapping[str, str]) -> None:
+        """Takes the variables of the section, then those of single fields."""
+        named = self._variables.values()
+        for variable, text in environ.items():
+            if not variable.startswith(self._prefix) or variable in named:
+                continue
+            name = variable.removeprefix(self._prefix).lower()
+            if name in self._fields:
+                self._take_variable(name, variable, text)
+            elif not _is_of_kubernetes(variable, text):
+                raise BadConfig(f"{variable} names no setting", next_step=_known(self._fields))
+        for name, variable in self._variables.items():
+            if variable in environ:
+                self._take_variable(name, variable, environ[variable])
+
+    def _take_variable(self, name: str, variable: str, text: str) -> None:
+        self.values[name] = _parsed(text, self._kinds[name], variable)
+        self.said_by[name] = variable
+
+    def take_flags(self, flags: Mapping[str, Any]) -> None:
+        """Takes the flags that were given."""
+        for name, value in flags.items():
+            assert name in self._fields, name
+            if value is not None:
+                self.values[name] = value
+                self.said_by.pop(name, None)
+
+    def require_all(self) -> None:
+        """Raises `BadConfig` if a field without a default has no value."""
+        variables = self._variables
+        missing = [
+            name
+            for name, field in self._fields.items()
+            if name not in self.values
+            and field.default is dataclasses.MISSING
+            and field.default_factory is dataclasses.MISSING
+        ]
+        if not missing:
+            return
+        ways = [", ".join(variables.get(name, f"{self._prefix}{name.upper()}") for name in missing)]
+        if all(name in variables for name in missing):
+            ways.insert(0, ", ".join(_flag_of(variables[name]) for name in missing))
+        raise BadConfig(
+            f"[{self._section}] needs {', '.join(missing)}",
+            next_step=f"say {' or '.join(ways)}, or name a file of settings with --config",
+        )
+
+    def sources(self, flags: Mapping[str, Any]) -> dict[str, str]:
+        """The origin of each value, by `section.name`."""
+        found: dict[str, str] = {}
+        for name in self.values:
+            is_flag = flags.get(name) is not None
+            source = (
+                _flag_of(self._variables.get(name, f"{PREFIX}{name}"))
+                if is_flag
+                else self.said_by.get(name)
+            )
+            found[f"{self._section}.{name}"] = source or f"[{self._section}] {name}"
+        return found
 
 
 def _is_of_kubernetes(variable: str, text: str) -> bool:
