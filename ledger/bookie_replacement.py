@@ -7,17 +7,14 @@ import asyncio
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from rollbook.ledger.bookie_pool import Bookies
+from rollbook.ledger.client_context import ClientContext
 from rollbook.ledger.core.add_pipeline import LAGGARD_TICKS, AddPipeline
 from rollbook.ledger.core.ensemble_change import OpenEnsemble
-from rollbook.ledger.core.health import Health
-from rollbook.ledger.core.placement import Placement
 from rollbook.ledger.metadata_writer import MetadataWriter
 from rollbook.ledger.pardon import pardon_those_that_answer
 from rollbook.proto.errors import RollbookError
 from rollbook.proto.ids import BookieId, EntryId
 from rollbook.proto.metadata import Fragment
-from rollbook.proto.ports import Clock
 from rollbook.proto.quorum import Quorum
 
 _PAUSE_S_MIN: Final = 0.01
@@ -33,18 +30,16 @@ class BookieReplacement:
         seating: OpenEnsemble,
         pipeline: AddPipeline,
         metadata_writer: MetadataWriter,
-        placement: Placement,
-        health: Health,
-        bookies: Bookies,
-        clock: Clock,
+        context: ClientContext,
         *,
         question_s: float,
         on_moved: Callable[[Fragment], None],
         on_refused: Callable[[RollbookError], None],
     ) -> None:
         self._quorum, self._seating, self._pipeline = quorum, seating, pipeline
-        self._metadata_writer, self._placement, self._health = metadata_writer, placement, health
-        self._bookies, self._clock = bookies, clock
+        self._metadata_writer = metadata_writer
+        self._placement, self._health = context.placement, context.health
+        self._bookies, self._clock = context.bookies, context.clock
         self._question_s = question_s
         self._on_moved, self._on_refused = on_moved, on_refused
         self._loop = asyncio.get_running_loop()

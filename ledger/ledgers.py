@@ -18,6 +18,7 @@ from dataclasses import replace
 from typing import Final, Self
 
 from rollbook.ledger.bookie_pool import Bookies
+from rollbook.ledger.client_context import ClientContext
 from rollbook.ledger.config import ClientConfig
 from rollbook.ledger.core.health import Health
 from rollbook.ledger.core.placement import Placement
@@ -97,15 +98,10 @@ class Ledgers:
         self._placement = Placement(
             self._health, randomness, config.rack_of, uses_tls=config.uses_tls
         )
-        self._recovery = LedgerRecovery(
-            self.nodes,
-            self.bookies,
-            self._placement,
-            self._health,
-            clock,
-            randomness,
-            config,
+        self._context = ClientContext(
+            self.nodes, self.bookies, self._placement, self._health, clock, randomness, config
         )
+        self._recovery = LedgerRecovery(self._context)
         self._seat_watch = SeatWatch(self.live, self._open_writers, self.pardon_bookies, clock)
         self._handles: dict[LedgerWriter | LedgerReader, None] = {}
         self._look_at = _HANDLES_MIN  # Closed handles are dropped when there are this many.
@@ -501,13 +497,7 @@ class Ledgers:
             stored,
             LedgerDigest(digest, password, stored.metadata.ledger_id),
             password,
-            nodes=self.nodes,
-            bookies=self.bookies,
-            placement=self._placement,
-            health=self._health,
-            clock=self._clock,
-            randomness=self._randomness,
-            config=self.config,
+            self._context,
             is_urgent=is_urgent,
         )
         self._handles[writer] = None

@@ -18,7 +18,7 @@ from typing import Final
 
 import structlog
 
-from rollbook.ledger.bookie_pool import Bookies
+from rollbook.ledger.client_context import ClientContext
 from rollbook.ledger.concurrent_calls import (
     BUSY_OR_BROKEN,
     UNTIL_HEARD,
@@ -26,17 +26,14 @@ from rollbook.ledger.concurrent_calls import (
     Passing,
     error_of,
 )
-from rollbook.ledger.config import ClientConfig
 from rollbook.ledger.core.entry_checks import unpack_batch, unpack_last
-from rollbook.ledger.core.health import Health
 from rollbook.ledger.core.lac_reply import judge_lac
 from rollbook.ledger.core.lac_survey import LacSurvey
-from rollbook.ledger.core.placement import Placement
 from rollbook.ledger.core.read_plan import BATCH_FACTOR, HedgeDelay
 from rollbook.ledger.core.tail_search import TailProbe, TailSearch
 from rollbook.ledger.recovery_writer import WriteBacks
 from rollbook.ledger.replica_reader import ReplicaReader
-from rollbook.proto.cluster.ledger_nodes import LedgerNodes, StoredLedger
+from rollbook.proto.cluster.ledger_nodes import StoredLedger
 from rollbook.proto.errors import (
     DigestMismatch,
     MetadataConflict,
@@ -48,7 +45,6 @@ from rollbook.proto.errors import (
 from rollbook.proto.formats.service_info import BATCH_READ
 from rollbook.proto.ids import NO_ENTRY, EntryId
 from rollbook.proto.metadata import Fragment
-from rollbook.proto.ports import Clock, Randomness
 from rollbook.proto.quorum import Slots
 from rollbook.proto.wire import v3
 from rollbook.proto.wire.digest import DigestType, Entry, LedgerDigest, ledger_key
@@ -81,23 +77,9 @@ _ENTRY_BYTES_GUESSED: Final = 1024  # The size of an entry, while nothing is kno
 class LedgerRecovery:
     """Recovers ledgers of one cluster."""
 
-    def __init__(
-        self,
-        nodes: LedgerNodes,
-        bookies: Bookies,
-        placement: Placement,
-        health: Health,
-        clock: Clock,
-        randomness: Randomness,
-        config: ClientConfig,
-    ) -> None:
-        self._nodes = nodes
-        self._bookies = bookies
-        self._placement = placement
-        self._health = health
-        self._clock = clock
-        self._randomness = randomness
-        self._config = config
+    def __init__(self, context: ClientContext) -> None:
+        self._context = context
+        self._nodes = context.nodes
 
     async def recover(
         self, stored: StoredLedger, password: bytes, digest_type: DigestType
@@ -168,21 +150,18 @@ class LedgerRecovery:
         copies = ReplicaReader(
             metadata.quorum,
             digest,
-            self._bookies,
-            self._health,
-            self._clock,
-            self._config,
-            preferred=self._randomness.randrange(metadata.quorum.ensemble),
+            self._context.bookies,
+            self._context.health,
+            self._context.clock,
+            self._context.config,
+            preferred=self._context.randomness.randrange(metadata.quorum.ensemble),
         )
         return _Attempt(
             stored,
             digest,
             ledger_key(password),
             copies,
-            self._bookies,
-            self._placement,
-            self._clock,
-            self._config,
+            self._context,
         )
 
 
@@ -203,10 +182,7 @@ class _Attempt:
         digest: LedgerDigest,
         key: bytes,
         copies: ReplicaReader,
-        bookies: Bookies,
-        placement: Placement,
-        clock: Clock,
-        config: ClientConfig,
+        context: ClientContext,
     ) -> None:
         self._metadata = stored.metadata
         self._ledger_id = stored.metadata.ledger_id
@@ -216,10 +192,9 @@ class _Attempt:
         self._digest = digest
         self._key = key
         self._copies = copies
-        self._bookies = bookies
-        self._placement = placement
-        self._clock = clock
-        self._config = config
+        self._context = context
+        self._bookies = bookies = context.bookies
+        self._config = config = context.config
         self._loop = asyncio.get_running_loop()
         self._calls = ConcurrentCalls[TailProbe](bookies)
         self._batch_slots: Slots = sum(
@@ -339,10 +314,7 @@ class _Attempt:
             start,
             digest=self._digest,
             ledger_key=self._key,
-            bookies=self._bookies,
-            placement=self._placement,
-            clock=self._clock,
-            config=self._config,
+            context=self._context,
             on_news=self._calls.wake,
         )
         try:

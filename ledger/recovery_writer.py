@@ -13,8 +13,8 @@ from typing import Final
 import structlog
 
 from rollbook.ledger.bookie_pool import AddChannel, Bookies
+from rollbook.ledger.client_context import ClientContext
 from rollbook.ledger.config import ClientConfig
-from rollbook.ledger.core.placement import Placement
 from rollbook.ledger.core.write_back import WriteBack
 from rollbook.proto.errors import (
     NotEnoughBookies,
@@ -26,7 +26,6 @@ from rollbook.proto.errors import (
 )
 from rollbook.proto.ids import BookieId, EntryId, LedgerId
 from rollbook.proto.metadata import Fragment
-from rollbook.proto.ports import Clock
 from rollbook.proto.quorum import Ensemble, Quorum
 from rollbook.proto.wire import v2
 from rollbook.proto.wire.adds import AddPacker, AddReplies
@@ -95,20 +94,18 @@ class WriteBacks:
         *,
         digest: LedgerDigest,
         ledger_key: bytes,
-        bookies: Bookies,
-        placement: Placement,
-        clock: Clock,
-        config: ClientConfig,
+        context: ClientContext,
         on_news: Callable[[], None],
     ) -> None:
+        bookies, config = context.bookies, context.config
         self.error: RollbookError | None = None  # The error for which the write-back has failed.
         self._ledger_id: LedgerId = digest.ledger_id
         self._quorum = quorum
         self._copies = WriteBack(quorum, first_entry, ensemble)
         self._last_add_confirmed = last_add_confirmed
         self._bookies = bookies
-        self._placement = placement
-        self._clock = clock
+        self._placement = context.placement
+        self._clock = context.clock
         self._deadline_s = config.add_deadline_s
         self._patience_s = config.recovery_patience_s
         self._on_news = on_news

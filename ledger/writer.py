@@ -20,17 +20,15 @@ from typing import Any, Final, Self
 
 import structlog
 
-from rollbook.ledger.bookie_pool import AddChannel, Bookies
+from rollbook.ledger.bookie_pool import AddChannel
 from rollbook.ledger.bookie_replacement import BookieReplacement
-from rollbook.ledger.config import ClientConfig
+from rollbook.ledger.client_context import ClientContext
 from rollbook.ledger.core.add_pipeline import LAGGARD_TICKS, LOOK_AGAIN_S, AddPipeline
 from rollbook.ledger.core.ensemble_change import OpenEnsemble, RefusalAction, judge
-from rollbook.ledger.core.health import Health
-from rollbook.ledger.core.placement import Placement
 from rollbook.ledger.explicit_lac import ExplicitLac
 from rollbook.ledger.metadata_writer import MetadataWriter
 from rollbook.ledger.send_queue import CHUNK_BYTES_MAX
-from rollbook.proto.cluster.ledger_nodes import LedgerNodes, StoredLedger
+from rollbook.proto.cluster.ledger_nodes import StoredLedger
 from rollbook.proto.errors import (
     AppendUnsettled,
     BookieTimeout,
@@ -42,7 +40,6 @@ from rollbook.proto.errors import (
 )
 from rollbook.proto.ids import NO_ENTRY, BookieId, EntryId, LedgerId
 from rollbook.proto.metadata import Fragment, LedgerMetadata
-from rollbook.proto.ports import Clock, Randomness
 from rollbook.proto.tasks import joined, stop_tasks
 from rollbook.proto.wire import v2
 from rollbook.proto.wire.adds import AddPacker, AddReplies
@@ -72,14 +69,8 @@ class LedgerWriter:
         stored: StoredLedger,
         digest: LedgerDigest,
         password: bytes,
+        context: ClientContext,
         *,
-        nodes: LedgerNodes,
-        bookies: Bookies,
-        placement: Placement,
-        health: Health,
-        clock: Clock,
-        randomness: Randomness,
-        config: ClientConfig,
         is_urgent: bool = False,
     ) -> None:
         """`is_urgent`: bookies accept its entries from the reserve that they keep for full
@@ -88,8 +79,9 @@ class LedgerWriter:
         assert len(metadata.fragments) == 1, "somebody has written this ledger"
         self._digest = digest
         self._key = ledger_key(password)
-        self._bookies, self._placement, self._health = bookies, placement, health
-        self._clock, self._randomness, self._config = clock, randomness, config
+        config, bookies, clock = context.config, context.bookies, context.clock
+        self._bookies, self._placement, self._health = bookies, context.placement, context.health
+        self._clock, self._randomness, self._config = clock, context.randomness, config
         self._quorum = metadata.quorum
         self._is_urgent = is_urgent
         self._loop = asyncio.get_running_loop()
@@ -102,31 +94,12 @@ class LedgerWriter:
             config.writer_window_entries,
         )
         self._seating = OpenEnsemble(metadata.quorum, metadata.fragments[-1])
-        self._metadata_writer = MetadataWriter(stored, self._seating, nodes, clock, self._log)
+        self._metadata_writer = MetadataWriter(
+            stored, self._seating, context.nodes, clock, self._log
+        )
         self._tick_s = bookies.tick_s
-        self._stand_ins = BookieReplacement(
-            metadata.quorum,
-            self._seating,
-            self._pipeline,
-            self._metadata_writer,
-            placement,
-            health,
-            bookies,
-            clock,
-            question_s=LAGGARD_TICKS * self._tick_s,
-            on_moved=self._on_moved,
-            on_refused=self._stop,
-        )
-        self._explicit_lac = ExplicitLac(
-            self._pipeline,
-            self._seating,
-            bookies,
-            self._make_write_lac,
-            self._verify_when_stale,
-            ack_quorum=metadata.quorum.ack,
-            is_wanted=config.explicit_lac_idle_ms > 0,
-            deadline_s=config.add_deadline_s,
-        )
+        self._stand_ins = self._make_replacement(context)
+        self._explicit_lac = self._make_explicit_lac()
         self._waiting: deque[_Waiting] = deque()  # Ordered by the last entry that each waits for.
         self._last_put = NO_ENTRY
         self._on_lac: Callable[[EntryId], None] = _nobody
@@ -149,6 +122,30 @@ class LedgerWriter:
         for slot, bookie in enumerate(self._seating.ensemble):
             self._channels.append(self._open_channel(slot, bookie))
         self._tell_racks()
+
+    def _make_replacement(self, context: ClientContext) -> BookieReplacement:
+        return BookieReplacement(
+            self._quorum,
+            self._seating,
+            self._pipeline,
+            self._metadata_writer,
+            context,
+            question_s=LAGGARD_TICKS * self._tick_s,
+            on_moved=self._on_moved,
+            on_refused=self._stop,
+        )
+
+    def _make_explicit_lac(self) -> ExplicitLac:
+        return ExplicitLac(
+            self._pipeline,
+            self._seating,
+            self._bookies,
+            self._make_write_lac,
+            self._verify_when_stale,
+            ack_quorum=self._quorum.ack,
+            is_wanted=self._config.explicit_lac_idle_ms > 0,
+            deadline_s=self._config.add_deadline_s,
+        )
 
     # --- Public methods -----------------------------------------------------------------------
 

@@ -13,6 +13,7 @@ from typing import Any, Final, cast
 import structlog
 
 from rollbook.ledger.bookie_pool import Bookies
+from rollbook.ledger.client_context import ClientContext
 from rollbook.ledger.config import ClientConfig
 from rollbook.ledger.core.health import Health
 from rollbook.ledger.core.placement import Placement
@@ -106,13 +107,15 @@ def _open_writer(network: "Network", version: int, quorum: Quorum) -> tuple[Ledg
         StoredLedger(metadata, 0, 0),
         LedgerDigest(DigestType.CRC32C, PASSWORD, LEDGER),
         PASSWORD,
-        nodes=cast(LedgerNodes, _Nodes()),
-        bookies=bookies,
-        placement=Placement(health, randomness),
-        health=health,
-        clock=clock,
-        randomness=randomness,
-        config=config,
+        ClientContext(
+            cast(LedgerNodes, _Nodes()),
+            bookies,
+            Placement(health, randomness),
+            health,
+            clock,
+            randomness,
+            config,
+        ),
     )
     return writer, bookies
 

@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Final
 
+from rollbook.ledger.client_context import ClientContext
 from rollbook.ledger.config import ClientConfig
 from rollbook.ledger.core.placement import Placement
 from rollbook.ledger.reader import LedgerReader
@@ -266,7 +267,7 @@ class Stage:
         self.stored: StoredLedger
         node = scene.client_node
         self.placement = Placement(scene.health, node.randomness)
-        self.recovery = LedgerRecovery(
+        context = ClientContext(
             self.nodes,
             scene.bookies,
             self.placement,
@@ -275,6 +276,7 @@ class Stage:
             node.randomness,
             config,
         )
+        self.recovery = LedgerRecovery(context)
         self._keepers = {name: Keeper(scene.start(name)) for name in bookies}
 
     def __getitem__(self, name: str) -> Keeper:

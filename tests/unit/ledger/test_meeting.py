@@ -10,6 +10,7 @@ import random
 
 import pytest
 
+from rollbook.ledger.client_context import ClientContext
 from rollbook.ledger.config import ClientConfig
 from rollbook.ledger.writer import LedgerWriter
 from rollbook.proto.errors import Overloaded, RollbookError
@@ -63,13 +64,15 @@ class Meeting:
             on.stored,
             DIGEST,
             PASSWORD,
-            nodes=on.nodes,
-            bookies=on.scene.bookies,
-            placement=on.placement,
-            health=on.scene.health,
-            clock=node.clock,
-            randomness=node.randomness,
-            config=CONFIG,
+            ClientContext(
+                on.nodes,
+                on.scene.bookies,
+                on.placement,
+                on.scene.health,
+                node.clock,
+                node.randomness,
+                CONFIG,
+            ),
         )
         entry_id = 0
         try:

@@ -13,6 +13,7 @@ from typing import Final, cast
 
 import pytest
 
+from rollbook.ledger.client_context import ClientContext
 from rollbook.ledger.config import ClientConfig
 from rollbook.ledger.core.placement import Placement
 from rollbook.ledger.writer import LedgerWriter
@@ -166,13 +167,15 @@ class WriterScene:
             nodes.stored,
             LedgerDigest(DigestType.CRC32C, PASSWORD, ledger_id),
             PASSWORD,
-            nodes=cast(LedgerNodes, nodes),
-            bookies=self.scene.bookies,
-            placement=Placement(self.health, node.randomness),
-            health=self.health,
-            clock=self.clock,
-            randomness=node.randomness,
-            config=self.config,
+            ClientContext(
+                cast(LedgerNodes, nodes),
+                self.scene.bookies,
+                Placement(self.health, node.randomness),
+                self.health,
+                self.clock,
+                node.randomness,
+                self.config,
+            ),
         )
 
     def bookie(self, name: str) -> ScriptedBookie:
