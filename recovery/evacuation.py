@@ -19,7 +19,7 @@ from rollbook.proto.metadata import LedgerMetadata
 from rollbook.proto.ports import MetadataStore
 from rollbook.recovery.budget import ByteBudget, Throttle
 from rollbook.recovery.config import WorkerConfig
-from rollbook.recovery.ledger_repair import LedgerRepair, Repair
+from rollbook.recovery.ledger_repair import LedgerRepair, Repair, RepairLimits, RepairOrder
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,13 +153,11 @@ class Evacuation:
                     self._ledgers,
                     self._store,
                     lock,
-                    in_question=(),
-                    draining=dict.fromkeys(self._order.bookies),
+                    RepairOrder(
+                        draining=dict.fromkeys(self._order.bookies), targets=self._order.targets
+                    ),
+                    RepairLimits(self._budget, self._throttle),
                     is_grace_over=lambda _: is_grace_over,
-                    local_bookie=None,
-                    targets=self._order.targets,
-                    budget=self._budget,
-                    throttle=self._throttle,
                 )
                 try:
                     found = await repair.run()

@@ -26,6 +26,7 @@ from rollbook.recovery.budget import ByteBudget, Throttle
 from rollbook.recovery.config import HealConfig
 from rollbook.recovery.core.healing import EntrySpan
 from rollbook.recovery.ledger_healer import (
+    HealingLimits,
     HealingOutcome,
     LedgerHealer,
     LedgerHealing,
@@ -97,8 +98,11 @@ class Healer:
         self._includes_all = includes_all
         self._is_rehearsal = is_rehearsal
         self._writers = Writers(spares_writers, closes_open_ends)
-        self._budget = ByteBudget(config.window_bytes * config.ledgers_at_once)
-        self._throttle = Throttle(config.bytes_per_s_max)
+        self._limits = HealingLimits(
+            ByteBudget(config.window_bytes * config.ledgers_at_once),
+            Throttle(config.bytes_per_s_max),
+            config.window_bytes,
+        )
 
     async def heal(self, on_progress: Callable[[int, int], None] = lambda *_: None) -> Healing:
         """Heal all ledgers. `on_progress` gets the number of ledgers done, and of all.
@@ -198,9 +202,7 @@ class Healer:
             Task(ledger_id, ranges, everything, self._includes_all, accepted),
             found=found,
             settle=settle,
-            budget=self._budget,
-            throttle=self._throttle,
-            window_bytes=self._config.window_bytes,
+            limits=self._limits,
             is_rehearsal=self._is_rehearsal,
             writers=self._writers,
         )

@@ -120,6 +120,15 @@ class _Means:
     verifier: Verifier
 
 
+@dataclass(frozen=True, slots=True)
+class HealingLimits:
+    """What one healing may use, over all its ledgers."""
+
+    budget: ByteBudget
+    throttle: Throttle
+    window_bytes: int
+
+
 Settle = Callable[[Sequence[EntrySpan]], Awaitable[None]]
 
 
@@ -132,9 +141,7 @@ class LedgerHealer:
         *,
         found: LedgerHealing,
         settle: Settle,
-        budget: ByteBudget,
-        throttle: Throttle,
-        window_bytes: int,
+        limits: HealingLimits,
         is_rehearsal: bool,
         writers: Writers = Writers(),
     ) -> None:
@@ -145,9 +152,7 @@ class LedgerHealer:
         self._bookie = bookie
         self._task = task
         self._tell_settled = settle
-        self._budget = budget
-        self._throttle = throttle
-        self._window_bytes = window_bytes
+        self._limits = limits
         self._is_rehearsal = is_rehearsal
         self._writers = writers
         self._not_needed: list[EntrySpan] = []  # Ranges that are not needed, still to be reported.
@@ -219,8 +224,8 @@ class LedgerHealer:
             digest,
             ledger_key(password),
             mean_entry_bytes=_mean_entry_bytes(metadata),
-            budget=self._budget,
-            throttle=self._throttle,
+            budget=self._limits.budget,
+            throttle=self._limits.throttle,
         )
         verifier = Verifier(metadata, digest, self._bookies, self._ledgers.config)
         await self._heal_closed(metadata, listed, _Means(copier, verifier))
@@ -322,7 +327,7 @@ class LedgerHealer:
         for first, last, fragment in pieces:
             if fragment is None:
                 continue
-            step = _window_entries(metadata, self._window_bytes)
+            step = _window_entries(metadata, self._limits.window_bytes)
             for start in range(first, last + 1, step):
                 window = range(start, min(start + step, last + 1))
                 goes_on = await self._heal_window(metadata, fragment, window, listed, means)

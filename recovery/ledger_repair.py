@@ -66,7 +66,6 @@ logger = structlog.get_logger()
 
 _ROUNDS_MAX: Final = 20  # Attempts against concurrent changes of the ledger.
 _TARGETS_MAX: Final = 3  # The most targets that are tried for one seat.
-_NOTHING_BAD: Final[BadRanges] = {}
 _LOST_FOR_CERTAIN: Final = (CopyState.MISSING, CopyState.BAD)
 
 
@@ -96,32 +95,45 @@ class Repair:
         return not (self.awaited or self.losses or self.unavailable)
 
 
+@dataclass(frozen=True, slots=True)
+class RepairOrder:
+    """What is wrong with a ledger, and where its copies are to go."""
+
+    in_question: Collection[BookieId] = ()
+    # Bookies to leave, each with the condition for losing its seat.
+    draining: Mapping[BookieId, Check | None] = field(default_factory=dict)
+    # These get back what they lack, and keep their seats, also while they are away.
+    looked_at: Collection[BookieId] = ()
+    # Used before any other, if they accept entries and are not members already.
+    targets: Sequence[BookieId] = ()
+    checks_placement: bool = False  # Fragments whose copies share a rack are repaired, too.
+    # Entries that are written again although their bookie lists them.
+    bad: BadRanges = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class RepairLimits:
+    """What the repairs of one process may use together."""
+
+    budget: ByteBudget
+    throttle: Throttle
+    entries_at_once: int = ENTRIES_AT_ONCE
+
+
 class LedgerRepair:
     def __init__(
         self,
         ledgers: Ledgers,
         store: MetadataStore,
         lock: Lock,
+        order: RepairOrder,
+        limits: RepairLimits,
         *,
-        in_question: Collection[BookieId],
-        draining: Mapping[BookieId, Check | None],
         is_grace_over: Callable[[OpenEnd], bool],
-        local_bookie: BookieId | None,
-        budget: ByteBudget,
-        throttle: Throttle,
-        entries_at_once: int = ENTRIES_AT_ONCE,
-        looked_at: Collection[BookieId] = (),
-        targets: Sequence[BookieId] = (),
-        checks_placement: bool = False,
-        bad: BadRanges = _NOTHING_BAD,
+        local_bookie: BookieId | None = None,
         on_progress: Callable[[int], None] = lambda _: None,
     ) -> None:
-        """Repair one ledger. `draining`: each with the condition for losing its seat. `looked_at`:
-        these get back what they lack, and keep their seats, also while they are away. `targets`:
-        used before any other, if they accept entries and are not members already.
-        `checks_placement`: fragments whose copies share a rack are repaired, too. `bad`: entries
-        that are written again although their bookie lists them.
-        """
+        """Repair one ledger. `local_bookie`: used before others, after the targets of the order."""
         self.found = Repair(lock.ledger_id)
         self._ledgers = ledgers
         self._store = store
@@ -129,19 +141,17 @@ class LedgerRepair:
         self._nodes = LedgerNodes(store, ledgers.cluster.root, ledgers.cluster.layout)
         self._members = MemberNodes(store, ledgers.cluster)
         self._lock = lock
-        self._in_question = in_question
-        self._draining = dict(draining)
-        self._looked_at = dict.fromkeys(looked_at)
+        self._in_question = order.in_question
+        self._draining = dict(order.draining)
+        self._looked_at = dict.fromkeys(order.looked_at)
         self._is_grace_over = is_grace_over
         self._preferred: tuple[BookieId, ...] = (
-            *targets,
+            *order.targets,
             *((local_bookie,) if local_bookie else ()),
         )
-        self._budget = budget
-        self._throttle = throttle
-        self._entries_at_once = entries_at_once
-        self._checks_placement = checks_placement
-        self._bad = bad
+        self._limits = limits
+        self._checks_placement = order.checks_placement
+        self._bad = order.bad
         self._on_progress = on_progress
 
     async def run(self) -> Repair:
@@ -362,9 +372,9 @@ class LedgerRepair:
             digest,
             ledger_key(password),
             mean_entry_bytes=mean_entry_bytes(metadata),
-            budget=self._budget,
-            throttle=self._throttle,
-            entries_at_once=self._entries_at_once,
+            budget=self._limits.budget,
+            throttle=self._limits.throttle,
+            entries_at_once=self._limits.entries_at_once,
         )
         quorum = metadata.quorum
         verifier = Verifier(metadata, digest, self._ledgers.bookies, self._ledgers.config)
@@ -416,7 +426,7 @@ class LedgerRepair:
         for window in windows(seat):
             held = [each for each in seat.share(metadata.quorum, window) if each in listed]
             if held:
-                await self._throttle.pay(len(held) * mean_entry_bytes(metadata))
+                await self._limits.throttle.pay(len(held) * mean_entry_bytes(metadata))
                 copies = await verifier.read_share(target, held)
                 bad += ranges_of(each for each in held if isinstance(copies[each], CopyState))
         return bad

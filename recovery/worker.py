@@ -38,7 +38,7 @@ from rollbook.recovery.budget import ByteBudget, Throttle
 from rollbook.recovery.config import WorkerConfig
 from rollbook.recovery.core.failures import after_failure
 from rollbook.recovery.core.plan import GracePeriods
-from rollbook.recovery.ledger_repair import LedgerRepair, OpenEnd, Repair
+from rollbook.recovery.ledger_repair import LedgerRepair, OpenEnd, Repair, RepairLimits, RepairOrder
 from rollbook.recovery.metadata_outages import AWAY, follow, patiently, until_done
 from rollbook.recovery.tasks import BadCopies, DrainTasks, Failures, RateOrder
 
@@ -280,22 +280,23 @@ class Worker:
         drains = _tokens(draining)
         bad = await self._bad.read_stored(ledger_id)
         self.stats.running[ledger_id] = 0
-        repair = LedgerRepair(
-            self._ledgers,
-            self._store,
-            lock,
+        order = RepairOrder(
             in_question=mark.mark.missing if mark else (),
             draining=self._checks(draining),
             looked_at=[each for each in drain.mark.missing if each not in draining]
             if drain
             else (),
-            is_grace_over=lambda end: self._check_grace_over(ledger_id, end),
-            local_bookie=self._local_bookie,
             checks_placement=mark is not None and not mark.mark.missing,
             bad=bad[0] if bad else {},
-            budget=self._budget,
-            throttle=self.throttle,
-            entries_at_once=self._config.entries_at_once,
+        )
+        repair = LedgerRepair(
+            self._ledgers,
+            self._store,
+            lock,
+            order,
+            RepairLimits(self._budget, self.throttle, self._config.entries_at_once),
+            is_grace_over=lambda end: self._check_grace_over(ledger_id, end),
+            local_bookie=self._local_bookie,
             on_progress=self._progress_of(ledger_id),
         )
         try:
