@@ -49,7 +49,7 @@ from rollbook.logservice.offset_lookup import (
     find_offset_at,
 )
 from rollbook.logservice.owner_tails import OwnerTails
-from rollbook.logservice.reader import LogReader
+from rollbook.logservice.reader import LogReader, OwnerLookup, ReaderOptions
 from rollbook.logservice.server import LogServer
 from rollbook.logservice.stats import LogStats, largest
 from rollbook.logservice.tail_directory import TailDirectory
@@ -223,16 +223,20 @@ class LogReads:
         reader = self._readers[number] = LogReader(
             log,
             start,
+            ReaderOptions(
+                uid,
+                heartbeat_s or self._server.config.heartbeat_s,
+                skips_truncated=request.on_truncated is OnTruncated.SKIP,
+            ),
             nodes=self._nodes,
             ledgers=self._ledgers,
-            uid=uid,
-            find_owner=partial(self._server.find, log, uid),
-            find_proven=partial(self._server.find_proven, log, uid),
-            revive=partial(self._ends.revive, log),
-            tails=_TailsOf(log, self._ends.ask_tail, self._owner_tails),
+            owner=OwnerLookup(
+                partial(self._server.find, log, uid),
+                partial(self._server.find_proven, log, uid),
+                partial(self._ends.revive, log),
+                _TailsOf(log, self._ends.ask_tail, self._owner_tails),
+            ),
             clock=self._clock,
-            heartbeat_s=heartbeat_s or self._server.config.heartbeat_s,
-            skips_truncated=request.on_truncated is OnTruncated.SKIP,
         )
         try:
             yield reader

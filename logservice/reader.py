@@ -22,6 +22,7 @@ import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Final, Protocol
 
 import structlog
@@ -105,6 +106,28 @@ class TailSource(Protocol):
     def ignore(self, listener: Callable[[LogTail], None]) -> None: ...
 
 
+@dataclass(frozen=True, slots=True)
+class OwnerLookup:
+    """How a reader finds the owner of its log."""
+
+    find: Callable[[], Owner | None]  # Whether this process believes that it owns the log.
+    find_proven: Callable[[], Awaitable[Owner | None]]  # Whether it really does.
+    # Makes sure that a server owns the log: here, or else at the address that it returns; empty if
+    # it is not known.
+    revive: Callable[[], Awaitable[str]]
+    tails: TailSource  # What the owner reports, wherever it is.
+
+
+@dataclass(frozen=True, slots=True)
+class ReaderOptions:
+    """What the caller of a reader asks for."""
+
+    uid: str = ""  # Of the log that the start belongs to; empty: of the one that is found first.
+    heartbeat_s: float = HEARTBEAT_S
+    # Truncated records are reported as a gap; otherwise reading ends with them.
+    skips_truncated: bool = False
+
+
 class LogReader:
     """Reads one log: call `next()` as often as wanted, then `close()`. One caller at a time."""
 
@@ -112,36 +135,22 @@ class LogReader:
         self,
         name: LogName,
         start: Offset,
+        options: ReaderOptions,
         *,
-        uid: str = "",
         nodes: LogMetadataStore,
         ledgers: Ledgers,
-        find_owner: Callable[[], Owner | None],
-        find_proven: Callable[[], Awaitable[Owner | None]],
-        revive: Callable[[], Awaitable[str]],
-        tails: "TailSource",
+        owner: OwnerLookup,
         clock: Clock,
-        heartbeat_s: float = HEARTBEAT_S,
-        skips_truncated: bool = False,
     ) -> None:
-        """Begin at `start`. `uid`: of the log that `start` belongs to; empty: of the one that the reader
-        finds first.
-
-        `find_owner` says whether this process believes that it owns the log, `find_proven`
-        whether it really does. `revive` makes sure that a server owns it: here, or else at the
-        address that it returns; empty if it is not known. `tails`: what the owner reports,
-        wherever it is.
-
-        `skips_truncated`: truncated records are reported as a gap; otherwise reading ends with
-        it.
-        """
+        """Begin at `start`."""
         self.name: Final = name
-        self._uid = uid
+        self._uid = options.uid
         self._nodes, self._ledgers, self._clock = nodes, ledgers, clock
-        self._find_owner, self._find_proven, self._revive = find_owner, find_proven, revive
-        self._tails = tails
-        self._heartbeat_s = heartbeat_s
-        self._skips_truncated = skips_truncated
+        self._find_owner, self._find_proven = owner.find, owner.find_proven
+        self._revive = owner.revive
+        self._tails = owner.tails
+        self._heartbeat_s = options.heartbeat_s
+        self._skips_truncated = options.skips_truncated
         self._trail = Trail(start)
         self._loop = asyncio.get_running_loop()
         self._ready: deque[ReadEvent] = deque()
