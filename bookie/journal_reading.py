@@ -7,7 +7,7 @@ read together, since its meaning depends on what follows (`scan`).
 """
 
 from array import array
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from rollbook.bookie.core.record_format import (
@@ -45,59 +45,86 @@ async def read_back(
     *,
     is_blank: bool = False,
 ) -> ReadBack:
-    """Reads the file back. `is_blank`: it is known to be blank; otherwise that is checked."""
-    size, position, sequence = await file.size(), FILE_HEADER_BYTES, first_sequence
-    replayed, starts, last_synced = Replayed(), array("Q"), 0
-    is_ended, window = False, _WINDOW_BYTES
-    while not is_ended and position < size:
-        reader = RecordReader(await file.read_at(position, window), header.file_id, position)
-        run = sound_run(reader, position, sequence)
-        for record, body in run.records:
-            starts.append(record.position)
-            last_synced = record.last_synced
-            replay_record(replayed, record, body)
-        if run.records:
-            position, sequence, is_ended = run.end, run.next_sequence, run.is_ended
-            window = _WINDOW_BYTES
-        elif position + window < size and reader.may_start_at(position):
-            window *= 2  # A record may be longer than the window.
-        else:
-            break
-    replayed.flush()
+    """Reads the file back. `is_blank`: it is known to be blank; otherwise that is checked.
 
-    def unproven_at(proven: int) -> int:
-        place = max(0, proven + 1 - first_sequence)
-        return starts[place] if place < len(starts) else align(position)
-
-    if is_ended or is_blank or await is_blank_from(file, position):
-        proven = max(last_synced, durable_through)
-        if is_ended or sequence > durable_through:
-            return ReadBack(
-                replayed,
-                0,
-                align(position),
-                sequence,
-                is_ended,
-                unproven_at(proven),
-                is_blank=not starts and not is_ended,
-            )
-    rest = RecordReader(await file.read_at(position, size - position), header.file_id, position)
+    Sound records are read first. What follows them is blank, or is searched for more records.
+    """
+    size = await file.size()
+    sound = await _read_sound(file, size, header, first_sequence)
+    proven, end = max(sound.last_synced, durable_through), sound.end
+    has_all = sound.is_ended or sound.next_sequence > durable_through
+    if (sound.is_ended or is_blank or await is_blank_from(file, end)) and has_all:
+        return ReadBack(
+            sound.replayed,
+            0,
+            align(end),
+            sound.next_sequence,
+            sound.is_ended,
+            sound.unproven_at(proven),
+            is_blank=not sound.starts and not sound.is_ended,
+        )
+    rest = RecordReader(await file.read_at(end, size - end), header.file_id, end)
     found = scan(
         rest,
-        start=position,
-        first_sequence=sequence,
-        durable_through=max(last_synced, durable_through),
+        start=end,
+        first_sequence=sound.next_sequence,
+        durable_through=proven,
     )
-    replay_scan(replayed, rest, found)
+    replay_scan(sound.replayed, rest, found)
     return ReadBack(
-        replayed,
+        sound.replayed,
         len(found.rot),
         found.end,
         found.next_sequence,
         found.is_ended,
-        found.unproven_at if found.proven >= sequence else unproven_at(found.proven),
+        found.unproven_at
+        if found.proven >= sound.next_sequence
+        else sound.unproven_at(found.proven),
         is_blank=False,
     )
+
+
+@dataclass(slots=True)
+class _SoundRecords:
+    """The records from the start of a file up to the first place without one."""
+
+    first_sequence: int
+    next_sequence: int
+    end: int = FILE_HEADER_BYTES
+    is_ended: bool = False
+    last_synced: int = 0
+    replayed: Replayed = field(default_factory=Replayed)
+    starts: "array[int]" = field(default_factory=lambda: array("Q"))
+
+    def unproven_at(self, proven: int) -> int:
+        """Where the first record after sequence `proven` begins."""
+        place = max(0, proven + 1 - self.first_sequence)
+        return self.starts[place] if place < len(self.starts) else align(self.end)
+
+
+async def _read_sound(
+    file: File, size: int, header: FileHeader, first_sequence: int
+) -> _SoundRecords:
+    found = _SoundRecords(first_sequence, first_sequence)
+    window = _WINDOW_BYTES
+    while not found.is_ended and found.end < size:
+        data = await file.read_at(found.end, window)
+        reader = RecordReader(data, header.file_id, found.end)
+        run = sound_run(reader, found.end, found.next_sequence)
+        for record, body in run.records:
+            found.starts.append(record.position)
+            found.last_synced = record.last_synced
+            replay_record(found.replayed, record, body)
+        if run.records:
+            found.end, found.next_sequence = run.end, run.next_sequence
+            found.is_ended = run.is_ended
+            window = _WINDOW_BYTES
+        elif found.end + window < size and reader.may_start_at(found.end):
+            window *= 2  # A record may be longer than the window.
+        else:
+            break
+    found.replayed.flush()
+    return found
 
 
 async def first_record(file: File, header: FileHeader) -> FoundRecord | None:
