@@ -76,19 +76,10 @@ class LogPages:
         others = [row["name"] for row in rows if row["server_id"] != found["owner_id"]]
         ensembles = await self._ensembles(visit, found["segments"]) if records else {}
         where = await self._where(visit)
-        return log_screens.log(
-            visit.framed(),
-            found,
-            records,
-            asked,
-            plan,
-            ensembles,
-            others,
-            where,
-            grants,
-            self._draw(),
-            is_news=is_news,
+        view = log_screens.LogView(
+            asked, found, records, is_news, plan, ensembles, others, where, self._draw()
         )
+        return log_screens.log(visit.framed(), view, grants)
 
     async def _ensembles(
         self, visit: Visit, segments: Sequence[Facts]

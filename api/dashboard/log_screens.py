@@ -3,6 +3,7 @@
 import json
 import shlex
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import quote
 
@@ -106,25 +107,54 @@ def of_logs(server: str, http: str, namespace: str, start: str, after: str) -> O
     return OnLogs(server, http, [f"log ls --long{which}"], [("GET", query, "")])
 
 
-def log(
-    frame: PageFrame,
-    found: Facts,
-    records: Facts | None,
-    asked: Mapping[str, str],
-    plan: Facts | str | None,
-    ensembles: Mapping[int, Sequence[str]],
-    servers: Sequence[str],
-    where: tuple[str, str],
-    grants: Grants,
-    once: str,
-    *,
-    is_news: bool = False,
-) -> Screen:
-    """`asked`: name, from and format, as in the URL. `is_news`: the page has the records before these.
-    `records`: None for callers who may not read them, nor segments and cursors. `plan`: of a truncation, or
-    why there is none. `where`: the URLs of a server and of its REST.
-    """
-    name, view = found["log"], Form(asked.get("format", Form.TEXT))
+@dataclass(frozen=True, slots=True)
+class LogView:
+    """What the page of a log shows."""
+
+    asked: Mapping[str, str]  # Name, from, format and truncate, as in the URL.
+    found: Facts
+    # None for callers who may not read them, nor segments and cursors.
+    records: Facts | None
+    is_news: bool  # The page has the records before these.
+    plan: Facts | str | None  # Of a truncation, or why there is none.
+    ensembles: Mapping[int, Sequence[str]]  # The bookies of segments, by ledger.
+    servers: Sequence[str]  # Other servers, which may become its owner.
+    where: tuple[str, str]  # The URLs of a server and of its REST.
+    once: str  # Drawn for this page (DB9).
+
+
+def log(frame: PageFrame, view: LogView, grants: Grants) -> Screen:
+    found, records, asked = view.found, view.records, view.asked
+    name, form_shown = found["log"], Form(asked.get("format", Form.TEXT))
+    start, before = asked.get("from", ""), asked.get("truncate", "")
+    return Screen(
+        f"Log {name}",
+        [
+            live("facts", _log_facts(found)),
+            *(
+                [
+                    element(
+                        "p",
+                        f"Records, segments and cursors are shown to those who may read {name}.",
+                    )
+                ]
+                if records is None
+                else _content(found, records, asked, form_shown, view.ensembles)
+            ),
+            element("h2", "Settings"),
+            facts({key: text_of(value) for key, value in found["config"].items()}),
+            *_acts(frame, view, before, grants),
+        ],
+        on_logs=of_log(*view.where, name, start, before),
+        at="/logs",
+        rows=None
+        if start or records is None
+        else NewRows(records["next"], record_rows(records, form_shown) if view.is_news else ()),
+        is_live=not (start or before),
+    )
+
+
+def _log_facts(found: Facts) -> Html:
     shown: dict[str, Child] = {
         "State": badge("sealed") if found["is_sealed"] else badge("open"),
         "Head": found["head"],
@@ -139,31 +169,7 @@ def log(
         else "— (no server has needed it yet)",
         "Writer": f"{found['writer_holder'] or '—'} (epoch {found['writer_epoch']})",
     }
-    return Screen(
-        f"Log {name}",
-        [
-            live("facts", facts(shown)),
-            *(
-                [
-                    element(
-                        "p",
-                        f"Records, segments and cursors are shown to those who may read {name}.",
-                    )
-                ]
-                if records is None
-                else _content(found, records, asked, view, ensembles)
-            ),
-            element("h2", "Settings"),
-            facts({key: text_of(value) for key, value in found["config"].items()}),
-            *_acts(frame, found, asked.get("truncate", ""), plan, servers, grants, once),
-        ],
-        on_logs=of_log(*where, name, asked.get("from", ""), asked.get("truncate", "")),
-        at="/logs",
-        rows=None
-        if asked.get("from") or records is None
-        else NewRows(records["next"], record_rows(records, view) if is_news else ()),
-        is_live=not (asked.get("from") or asked.get("truncate")),
-    )
+    return facts(shown)
 
 
 def _content(
@@ -347,23 +353,15 @@ def _cursors(rows: Sequence[Facts]) -> Html:
     return table(("Cursor", "Offset", "Lag", "Protected", "Moved"), lines, "It has no cursor.")
 
 
-def _acts(
-    frame: PageFrame,
-    found: Facts,
-    before: str,
-    plan: Facts | str | None,
-    servers: Sequence[str],
-    grants: Grants,
-    once: str,
-) -> list[Child]:
-    """The acts that the viewer may do (DB8). `once`: drawn for this page (DB9)."""
-    name = found["log"]
+def _acts(frame: PageFrame, view: LogView, before: str, grants: Grants) -> list[Child]:
+    """The acts that the viewer may do (DB8)."""
+    name = view.found["log"]
     is_admin = grants.may_steer(Right.ADMIN, name)
     may_append = grants.may_steer(Right.APPEND, name)
     if not (is_admin or may_append):
         return []
-    truncation = _truncation(frame, name, before, plan) if is_admin else None
-    acts = _log_acts(frame, name, found, servers, once, is_admin=is_admin, may_append=may_append)
+    truncation = _truncation(frame, name, before, view.plan) if is_admin else None
+    acts = _log_acts(frame, view, is_admin=is_admin, may_append=may_append)
     return [element("h2", "Acts"), truncation, acts]
 
 
@@ -398,31 +396,24 @@ def _truncation(frame: PageFrame, name: str, before: str, plan: Facts | str | No
     return element("div", parts, attributes={"class": "acts"})
 
 
-def _log_acts(
-    frame: PageFrame,
-    name: str,
-    found: Facts,
-    servers: Sequence[str],
-    once: str,
-    *,
-    is_admin: bool,
-    may_append: bool,
-) -> Html:
+def _log_acts(frame: PageFrame, view: LogView, *, is_admin: bool, may_append: bool) -> Html:
+    name, is_sealed = view.found["log"], view.found["is_sealed"]
+
     def act(verb: str, button: str, says: str, *inner: Child, fields: Sequence[Field] = ()) -> Html:
         parts = [element("p", says), *inner]
         return form(frame, "/log", parts, button, {"id": name, "act": verb}, fields)
 
     acts: list[Child] = []
-    if may_append and not found["is_sealed"]:
+    if may_append and not is_sealed:
         value, key = Field("value", "Value"), Field("key", "Key, if any", more=_UNTYPED)
-        number = hidden_input("once", once)
+        number = hidden_input("once", view.once)
         acts.append(act("append", "Append", "One record, as UTF-8.", number, fields=[value, key]))
-    if is_admin and not found["is_sealed"]:
+    if is_admin and not is_sealed:
         acts.append(act("roll", "Roll", "A new segment begins, unless the last one is empty."))
         typed = Field("typed", f"Type {name}", more=_UNTYPED)
         acts.append(act("seal", "Seal", "No record is ever appended again.", fields=[typed]))
-    if is_admin and servers:
-        chosen = choice("to", "Server", {each: each for each in servers}, "")
+    if is_admin and view.servers:
+        chosen = choice("to", "Server", {each: each for each in view.servers}, "")
         says = "Another server becomes its owner; no append fails by it."
         acts.append(act("transfer", "Transfer", says, chosen))
     return element("div", acts, attributes={"class": "acts"})

@@ -229,7 +229,7 @@ def ledgers(rows: Sequence[Facts], next_after: int | None, asked: Mapping[str, s
     """`asked`: state, bookie, short and after, as in the URL."""
     filters = {name: asked.get(name, "") for name in ("state", "bookie", "short")}
     start = f" --start {int(asked['after']) + 1}" if asked.get("after") else ""
-    lines = [
+    lines: list[tuple[Child, ...]] = [
         (
             link(str(row["ledger_id"]), f"/ledgers/{row['ledger_id']}"),
             badge(row["state"]),
@@ -266,7 +266,7 @@ def ledgers(rows: Sequence[Facts], next_after: int | None, asked: Mapping[str, s
 
 
 def bad_ledgers(rows: Sequence[Facts], next_after: int | None) -> Screen:
-    lines = [
+    lines: list[tuple[Child, ...]] = [
         (
             link(str(row["ledger_id"]), f"/ledgers/{row['ledger_id']}"),
             f"{row['first_entry']}-{row['last_entry']}",
@@ -343,61 +343,15 @@ def ledger(frame: PageFrame, found: Facts, grants: Grants) -> Screen:
 
 
 def recovery(frame: PageFrame, found: Facts, grants: Grants) -> Screen:
-    shown: dict[str, Child] = {
-        "Repair": badge(found["autorecovery"]),
-        "Auditor": text_of(found["auditor"]),
-        "Steward": text_of(found["steward"]),
-        "Delay before a lost bookie is replaced": f"{found['delay_s']} s",
-        "Rate of each worker": f"{found['bytes_per_s']} bytes/s",
-        "Ledgers that lack copies": text_of(found["ledgers_marked"]),
-        "Ledgers to drain": text_of(found["ledgers_to_drain"]),
-        "Ledgers being copied": text_of(found["ledgers_locked"]),
-        "Repairs that failed": text_of(found["repairs_failed"]),
-        "Ledgers with lost entries": link(text_of(found["ledgers_unrecoverable"]), "/ledgers/bad"),
-        "Missing bookies": text_of(found["bookies_missing"]),
-    }
-    tasks: list[tuple[Child, ...]] = [
-        (
-            link(str(row["ledger_id"]), f"/ledgers/{row['ledger_id']}"),
-            *(text_of(row.get(name)) for name in _TASK_COLUMNS),
-        )
-        for row in found["tasks"]
-    ]
-    processes = [
-        tuple(text_of(row.get(name)) for name in _PART_COLUMNS) for row in found["processes"]
-    ]
     return Screen(
         "Recovery",
         [
-            live("facts", facts(shown)),
+            live("facts", _recovery_facts(found)),
             _recovery_acts(frame, found, grants),
             element("h2", "Tasks, the first hundred"),
-            live(
-                "tasks",
-                table(
-                    (
-                        "Ledger",
-                        "Task",
-                        "Bookies",
-                        "Since",
-                        "Copied by",
-                        "Attempts",
-                        "Next try",
-                        "Problem",
-                    ),
-                    tasks,
-                    "Nothing is to be copied.",
-                ),
-            ),
+            live("tasks", _tasks(found["tasks"])),
             element("h2", "Processes"),
-            live(
-                "processes",
-                table(
-                    ("Process", "Part", "State", "Restarts", "Last error"),
-                    processes,
-                    "No recovery process has reported.",
-                ),
-            ),
+            live("processes", _processes(found["processes"])),
         ],
         commands=["recovery status", "recovery ls", "recovery audit"],
         calls=[
@@ -412,8 +366,57 @@ def recovery(frame: PageFrame, found: Facts, grants: Grants) -> Screen:
     )
 
 
+def _recovery_facts(found: Facts) -> Html:
+    return facts(
+        {
+            "Repair": badge(found["autorecovery"]),
+            "Auditor": text_of(found["auditor"]),
+            "Steward": text_of(found["steward"]),
+            "Delay before a lost bookie is replaced": f"{found['delay_s']} s",
+            "Rate of each worker": f"{found['bytes_per_s']} bytes/s",
+            "Ledgers that lack copies": text_of(found["ledgers_marked"]),
+            "Ledgers to drain": text_of(found["ledgers_to_drain"]),
+            "Ledgers being copied": text_of(found["ledgers_locked"]),
+            "Repairs that failed": text_of(found["repairs_failed"]),
+            "Ledgers with lost entries": link(
+                text_of(found["ledgers_unrecoverable"]), "/ledgers/bad"
+            ),
+            "Missing bookies": text_of(found["bookies_missing"]),
+        }
+    )
+
+
+_TASK_TITLES: Final = (
+    "Ledger",
+    "Task",
+    "Bookies",
+    "Since",
+    "Copied by",
+    "Attempts",
+    "Next try",
+    "Problem",
+)
 _TASK_COLUMNS: Final = ("task", "bookies", "since", "locked_by", "attempts", "next_try", "message")
+
+
+def _tasks(rows: Sequence[Facts]) -> Html:
+    lines: list[tuple[Child, ...]] = [
+        (
+            link(str(row["ledger_id"]), f"/ledgers/{row['ledger_id']}"),
+            *(text_of(row.get(name)) for name in _TASK_COLUMNS),
+        )
+        for row in rows
+    ]
+    return table(_TASK_TITLES, lines, "Nothing is to be copied.")
+
+
+_PART_TITLES: Final = ("Process", "Part", "State", "Restarts", "Last error")
 _PART_COLUMNS: Final = ("process", "part", "state", "restarts", "last_error")
+
+
+def _processes(rows: Sequence[Facts]) -> Html:
+    lines = [tuple(text_of(row.get(name)) for name in _PART_COLUMNS) for row in rows]
+    return table(_PART_TITLES, lines, "No recovery process has reported.")
 
 
 def _recovery_acts(frame: PageFrame, found: Facts, grants: Grants) -> Child:
