@@ -80,6 +80,7 @@ class Storage:
         locks: Sequence[DiskLock],
         stats: Stats,
     ) -> None:
+        # All state of a store is made here, with what it means; there are no steps to be named.
         self.stats = stats
         # Callbacks by ledger whose LAC is awaited. They are called when the LAC was reported or
         # rose, or the ledger was deleted, and return quickly. A read right after the call may see

@@ -217,6 +217,7 @@ async def read(
     `application/json` · `application/vnd.rollbook.batch` (framed blocks, from `Log-First-Offset`) ·
     `text/event-stream` and `application/x-ndjson`, which follow the log until it is sealed.
     """
+    # The signature is long because FastAPI reads the query's parameters and their limits from it.
     kind = preferred_type(accept, _KINDS_IN, JSON)
     if kind is None:
         wanted = ", ".join(_READ_KINDS)

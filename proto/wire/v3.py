@@ -410,6 +410,7 @@ def _reply(response: pb.Response) -> Reply:
     def failure(status: int) -> Failure:
         return outer or failure_of(status)
 
+    # A table: one case for each operation, and its fields in the order of the schema.
     match response.header.operation:
         case pb.READ_ENTRY if response.HasField("readResponse"):
             read = response.readResponse

@@ -192,6 +192,7 @@ def take_adds(buffer: bytes, position: int, frame_bytes_max: int) -> tuple[Adds 
 
     Stops at everything else: other operations, adds to be refused, unusual ones, cut frames.
     """
+    # One function, because the loop runs once for each add: steps of their own would be calls.
     groups: dict[tuple[bytes, ...], _Opened] = {}
     current: tuple[bytes, ...] = ()
     current_ledger_id, high_varint, high_bits = -1, b"", 0
