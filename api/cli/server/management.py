@@ -11,7 +11,8 @@ from typing import Final
 from rollbook.api.access.audit import AuditLog
 from rollbook.api.access.authenticator import Authenticator
 from rollbook.api.access.managing import Managing
-from rollbook.api.cli.cluster.management import ClusterManagement, PagesOf, StoreWatch
+from rollbook.api.cli.cluster.management import ClusterManagement, PagesOf
+from rollbook.api.cli.cluster.store_calls import StoreWatch
 from rollbook.api.client.target import token_of_file
 from rollbook.api.dashboard.app import Dashboard
 from rollbook.api.dashboard.core.samples import Samples

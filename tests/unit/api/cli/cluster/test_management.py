@@ -9,8 +9,9 @@ from typing import Any, cast
 import pytest
 
 from rollbook.api.cli.bookie_admin_client import AdminClient
-from rollbook.api.cli.cluster.management import ClusterManagement, StoreWatch
+from rollbook.api.cli.cluster.management import ClusterManagement
 from rollbook.api.cli.cluster.operation_kinds import describe_error, kinds_of
+from rollbook.api.cli.cluster.store_calls import StoreWatch
 from rollbook.api.cli.ledger import of_log
 from rollbook.proto.cluster.cookies import CookieNodes
 from rollbook.proto.cluster.election import Election

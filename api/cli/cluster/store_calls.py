@@ -1,0 +1,98 @@
+"""Calls of HTTP management to the metadata store.
+
+Each question has a deadline, unless it reads all ledgers. While the metadata store is out of reach nothing is sent to it, and calls fail at
+once. A change that was sent and not answered has an unknown outcome, as in the shell.
+"""
+
+import asyncio
+from collections.abc import Coroutine, Iterator
+from contextlib import closing, contextmanager
+from typing import Any, Final, Never, TypeVar
+
+from rollbook.proto.errors import (
+    ConnectionLost,
+    MetadataUnavailable,
+    OutcomeUnknown,
+    RollbookError,
+    SessionExpired,
+)
+from rollbook.proto.ports import MetadataStore, SessionState
+
+T = TypeVar("T")
+
+_LOOK_S: Final = 10.0
+ACT_S: Final = 20.0  # Less than the 30 s of an HTTP exchange.
+
+
+class StoreWatch:
+    """Whether the metadata store can be reached now. `run` it in a task."""
+
+    def __init__(self, store: MetadataStore) -> None:
+        self.is_connected = True
+        self._store = store
+
+    async def run(self) -> Never:
+        async for event in self._store.session_events():
+            self.is_connected = event.state is SessionState.CONNECTED
+        raise AssertionError("they end with the store alone")
+
+
+class StoreCalls:
+    """Makes calls while the store can be reached, with deadlines and next steps for HTTP."""
+
+    def __init__(self, watch: StoreWatch) -> None:
+        self._watch = watch
+
+    def require_store(self) -> None:
+        if not self._watch.is_connected:
+            raise MetadataUnavailable(next_step="check that the metadata store runs")
+
+    async def look(self, question: Coroutine[Any, Any, T], deadline_s: float | None = _LOOK_S) -> T:
+        """Raises `MetadataUnavailable` for whatever keeps the store from answering: to ask again does no harm."""
+        # Closes a coroutine that is not awaited because the store is unavailable.
+        with closing(question):
+            self.require_store()
+            try:
+                async with asyncio.timeout(deadline_s):
+                    with steps_for_http():
+                        return await question
+            except (TimeoutError, ConnectionLost, SessionExpired) as error:
+                raise MetadataUnavailable(
+                    "the metadata store does not answer",
+                    next_step="check that the metadata store runs",
+                ) from error
+
+    async def walk(self, change: Coroutine[Any, Any, T], find_out: str) -> T:
+        """Makes a change that reads all ledgers first, without a deadline."""
+        return await self.act(change, find_out, None)
+
+    async def act(
+        self,
+        change: Coroutine[Any, Any, T],
+        find_out: str = "ask GET /api/v1/recovery what is in force",
+        deadline_s: float | None = ACT_S,
+    ) -> T:
+        """Makes a change. Raises `OutcomeUnknown`, with `find_out` as the next step, after the deadline."""
+        with closing(change):
+            self.require_store()
+            try:
+                async with asyncio.timeout(deadline_s):
+                    with steps_for_http():
+                        return await change
+            except TimeoutError as error:
+                raise OutcomeUnknown(
+                    f"nothing was heard of it for {ACT_S:g} s", next_step=find_out
+                ) from error
+            except OutcomeUnknown as error:
+                error.next_step = error.next_step or find_out
+                raise
+
+
+@contextmanager
+def steps_for_http() -> Iterator[None]:
+    """Makes errors recommend HTTP requests instead of shell commands."""
+    try:
+        yield
+    except RollbookError as error:
+        error.next_step = error.http_step or error.next_step
+        raise
