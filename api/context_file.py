@@ -91,7 +91,7 @@ def save(contexts: Contexts) -> None:
 
 
 def _text(value: str | bool) -> str:
-    """As TOML has it, which has none of JSON's pairs of surrogates."""
+    """The text in TOML, which has none of JSON's pairs of surrogates."""
     return json.dumps(value, ensure_ascii=False)
 
 

@@ -336,8 +336,8 @@ class Bookie:
         """Returns when others can see the bookie, however long an earlier session of its id takes
         to end.
 
-        Raises `NodeExists` if another process has the id and stays, and what `failed` returns if
-        that comes first.
+        Raises `NodeExists` if another process has the id and stays, and the error that
+        `failed` returns if that comes first.
         """
         if http and is_wildcard(http.host):
             http = Address(self._advertised.host, http.port)
@@ -443,7 +443,8 @@ class Bookie:
         return RegisteredMode.READ_ONLY if self.is_read_only else RegisteredMode.WRITABLE
 
     async def settle_everything(self, stamp: str) -> None:
-        """Raises like `Storage.settle_everything`, and what the metadata store raises."""
+        """Ends the doubt about everything. Raises `Superseded` if more came into doubt, `OSError`,
+        `BookieFailed`; `MetadataUnavailable`, `ConnectionLost`, `SessionExpired`."""
         # Ledgers that may have been fenced here and were not checked all have lower ids (B13).
         old_below = await LedgerIds(self._store, self.cluster.root).draw()
         await self.storage.settle_everything(stamp, old_below)

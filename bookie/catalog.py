@@ -334,7 +334,8 @@ class CatalogFiles:
     # --- Changes ------------------------------------------------------------------------------
 
     async def commit(self, changes: Sequence[bytes]) -> None:
-        """Commits all of these changes or none. Raises like `commit_latest`."""
+        """Commits all of these changes or none. Raises `OSError` if the disk is full, `BookieFailed`
+        if the outcome is unknown."""
         await self.commit_latest(lambda: changes)
 
     async def commit_latest(self, make: Callable[[], Sequence[bytes]]) -> None:

@@ -64,7 +64,8 @@ class DeletedLedgerScan:
         return absent
 
     async def still_absent(self, ids: IntArray) -> IntArray:
-        """Asks for each of these ids by itself. Raises like `absent_of`."""
+        """Asks for each of these ids by itself. Raises `Unavailable`, `OutcomeUnknown`,
+        `WrongCluster`, `NoSuchCluster`."""
         await require_cluster(self._store, self._cluster)
         absent = array("q")
         for start in range(0, len(ids), _READS_AT_ONCE):

@@ -76,7 +76,7 @@ class Reading:
     ) -> list[Buffer]:
         """Consecutive entries, at least the first one. The end of the run proves nothing.
 
-        Raises like `read`.
+        Raises `NoSuchLedger`, `NoSuchEntry`, `EntryStateUnknown`.
         """
         found = await self._read_run(ledger_id, first_entry, count_max, bytes_max)
         if not found:
@@ -95,11 +95,12 @@ class Reading:
         return found
 
     async def read_last(self, ledger_id: int) -> bytes:
-        """The entry with the highest id; none after it may have been lost (B1). Raises like `read`."""
+        """The entry with the highest id; none after it may have been lost (B1). Raises
+        `NoSuchLedger`, `NoSuchEntry`, `EntryStateUnknown`."""
         return await self._answer(lambda: self._read_last(ledger_id))
 
     async def entry_ranges(self, ledger_id: int, ranges_max: int) -> Ranges:
-        """The ranges of all entries here, ascending. Raises like `read`, except `NoSuchEntry`, and
+        """The ranges of all entries here, ascending. Raises `NoSuchLedger`, `EntryStateUnknown`, and
         `EntryTooLarge` if there are too many ranges.
         """
         return await self._answer(lambda: self._entry_ranges(ledger_id, ranges_max))

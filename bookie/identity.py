@@ -259,7 +259,7 @@ class Identity:
         """Writes stamps and cookies again, if the directories are this bookie's beyond doubt.
 
         For a cookie that was removed, and for directories that moved, were added, or lost their
-        stamp. Returns the incarnation. Raises like `establish`.
+        stamp. Returns the incarnation. Raises `WrongBookie`, `WrongCluster`, `DirectoryInUse`.
         """
         locks = await self._lock()
         try:
@@ -280,7 +280,7 @@ class Identity:
         the latest state of all.
 
         Its entries are UNKNOWN from then on, and ledgers whose fence may be lost are fenced.
-        Raises like `establish`; `DataLost`, `BadConfig` if the rest is not enough for a store.
+        Raises `WrongBookie`, `WrongCluster`, `DirectoryInUse`; `DataLost`, `BadConfig` if the rest is not enough for a store.
         """
         locks = await self._lock()
         try:

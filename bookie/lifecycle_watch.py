@@ -48,7 +48,7 @@ class LifecycleWatch:
         return f"its lifecycle is {self.state.value}: rollbook bookie undrain makes it writable"
 
     async def look(self) -> None:
-        """Reads the node. Raises what the metadata store raises when it is unavailable."""
+        """Reads the node. Raises `MetadataUnavailable`, `ConnectionLost`, `SessionExpired`."""
         before = self.state
         try:
             self.state = (await self._nodes.read(self._bookie)).lifecycle.state

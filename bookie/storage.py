@@ -393,8 +393,8 @@ class Storage:
     async def write_lac(
         self, ledger_id: int, ledger_key: bytes, last_add_confirmed: int, packet: bytes
     ) -> None:
-        """Writes the explicit LAC, durably. Raises like `fence`, and `BookieReadOnly` in more
-        cases."""
+        """Writes the explicit LAC, durably. Raises `Unauthorized`, `NoSuchLedger`,
+        `BookieFailed`, and `BookieReadOnly` as long as the bookie is."""
         ledger = self._ledger(ledger_id)
         if refusal := ledger.refusal_of_control(ledger_key):
             raise refusal(ledger_id=ledger_id)
@@ -452,7 +452,7 @@ class Storage:
     async def drop(self, *ledger_ids: int) -> None:
         """Drops all entries added before, durably; later adds are accepted (B16).
 
-        Key, fence and explicit LAC stay. Raises like `delete`, and `BookieFailed`.
+        Key, fence and explicit LAC stay. Raises `OSError` as `delete` does, and `BookieFailed`.
         """
         ledgers = list(map(self._ledger, ledger_ids))
         controls = [
@@ -504,7 +504,7 @@ class Storage:
         """The ranges of all entries here. A copier relies on it: no entry is listed that will be
         dropped.
 
-        Raises what `Reading.entry_ranges` raises.
+        Raises `NoSuchLedger`, `EntryStateUnknown`, and `EntryTooLarge` if there are too many ranges.
         """
         if drop := self._drops.get(ledger_id):
             await asyncio.shield(drop)
@@ -688,8 +688,8 @@ class Storage:
         logger.info("doubts_settled", ledger_id=ledger_id, ranges=settled)
 
     async def settle_everything(self, stamp: str, old_below: int) -> None:
-        """Ends the doubt about everything; single ledgers may still be in doubt. Raises like
-        `settle`.
+        """Ends the doubt about everything; single ledgers may still be in doubt. Raises
+        `Superseded` if more came into doubt since the caller saw it, `OSError`.
 
         Fences of ledgers that were not checked stay lost: all of them are below `old_below`
         (B13).

@@ -310,7 +310,8 @@ class BookieClient(asyncio.BufferedProtocol):
             raise self._unreachable(f"another bookie is there: {name.decode(errors='replace')!r}")
 
     async def call(self, request: Request, due: float, *, is_high_priority: bool) -> Reply:
-        """Calls the bookie until the loop's time `due`. Raises as `Bookies.call` does."""
+        """Calls the bookie until the loop's time `due`. Raises `BookieUnreachable` if
+        nothing was sent, else `ConnectionLost`, `BookieTimeout`."""
         key, frame = self._pack(request, is_high_priority)
         size = len(frame)
         room = self._rooms[is_high_priority]

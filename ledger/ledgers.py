@@ -109,8 +109,8 @@ class Ledgers:
         self._is_closed = False
 
     async def start(self) -> None:
-        """Returns when it knows the bookies. Raises what the metadata store raises. Call `close`
-        even if this is cancelled."""
+        """Returns when it knows the bookies. Raises `MetadataUnavailable`, `ConnectionLost`, `SessionExpired`.
+        Call `close` even if this is cancelled."""
         await self._watcher.start()
 
     async def close(self) -> None:
@@ -203,7 +203,7 @@ class Ledgers:
     ) -> LedgerId:
         """A new ledger without a writer: `claim` it, now or later, here or elsewhere.
 
-        Raises as `create`. If it is cancelled, or after `ConnectionLost`, there may be one that is
+        Raises `NotEnoughBookies`, `InvalidRequest`. If it is cancelled, or after `ConnectionLost`, there may be one that is
         never claimed.
         """
         unclaimed = {**custom, UNCLAIMED: b""}
@@ -259,8 +259,8 @@ class Ledgers:
         """Stops the writer permanently, finds out where the ledger ends and closes it there.
 
         All confirmed entries are in it; entries in flight may be. A closed ledger is opened as
-        it is. Raises as `open`, and `RecoveryIncomplete` if too few bookies respond; a retry
-        loses nothing. If it is cancelled, the ledger may be in recovery, its writer stopped and
+        it is. Raises `NoSuchLedger`, `Unauthorized`, `InvalidRequest`, and `RecoveryIncomplete` if
+        too few bookies respond; a retry loses nothing. If it is cancelled, the ledger may be in recovery, its writer stopped and
         its bookies fenced, or closed: do it again.
         """
         # Stale metadata does no harm here: recovery's first step is a compare-and-set.
@@ -289,8 +289,8 @@ class Ledgers:
         space later.
 
         Forced, it is deleted even if its writer could not be stopped: the writer goes on for a
-        while without effect. Raises `NoSuchLedger`, and as `open_recover`. If it is cancelled,
-        the ledger may be in recovery, its writer stopped, or gone: do it again, and
+        while without effect. Raises `NoSuchLedger`, `RecoveryIncomplete`. If it is cancelled, the
+        ledger may be in recovery, its writer stopped, or gone: do it again, and
         `NoSuchLedger` says that it was done.
         """
         ledger_id = parse_ledger_id(ledger_id)
@@ -325,8 +325,8 @@ class Ledgers:
         """Reads every copy from every bookie that should have one; repairs nothing.
 
         Of an open ledger, confirmed entries; copies of its last ones may still be in flight.
-        `on_progress` gets the number of further entries done. Raises as `open`. If it is
-        cancelled, it leaves nothing behind.
+        `on_progress` gets the number of further entries done. Raises `NoSuchLedger`,
+        `Unauthorized`, `InvalidRequest`, `EntryUnavailable`. If it is cancelled, it leaves nothing behind.
         """
         async with await self.open(ledger_id, password, digest=digest) as reader:
             key, kind = credentials(reader.metadata, password, digest)
@@ -362,8 +362,8 @@ class Ledgers:
         return await self._watcher.changed(live)
 
     async def known_bookies(self) -> tuple[BookieId, ...]:
-        """All that belong to the cluster, registered or not. Raises what the metadata store raises. If it is
-        cancelled, it leaves nothing behind.
+        """All that belong to the cluster, registered or not. Raises `MetadataUnavailable`, `ConnectionLost`, `SessionExpired`.
+        If it is cancelled, it leaves nothing behind.
         """
         return tuple(await CookieNodes(self._store, self.cluster.root).list())
 

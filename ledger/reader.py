@@ -96,7 +96,7 @@ class LedgerReader:
         return self._last_add_confirmed if last_entry is None else last_entry
 
     async def start(self) -> None:
-        """Finds out what is confirmed, as `read_last_confirmed` does, and raises the same errors. If it is
+        """Finds out what is confirmed, as `read_last_confirmed` does. Raises `EntryUnavailable`, `NoSuchLedger`. If it is
         cancelled, it leaves nothing behind.
         """
         await self.read_last_confirmed()
@@ -197,7 +197,7 @@ class LedgerReader:
     async def read_few(self, first_entry: EntryId, last_entry: EntryId) -> list[Entry]:
         """The entries of `read` in one list, all in memory and without another bound, so ask for
         few. For entries that one batch returns, where there are batches: then no task reads
-        ahead. Raises as `read` and its stream do. If it is cancelled, it leaves nothing behind.
+        ahead. Raises `NoSuchEntry`, `EntryUnavailable`, `DigestMismatch`. If it is cancelled, it leaves nothing behind.
         """
         self._require_open()
         self._require_confirmed(last_entry)

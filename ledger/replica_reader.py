@@ -88,7 +88,7 @@ class ReplicaReader:
         """Consecutive entries from `first_entry` on, at least one, as many as fit and are in one
         batch.
 
-        Raises as `read_one`, for the first entry.
+        Raises `NoSuchEntry`, `DigestMismatch`, `EntryUnavailable` about the first entry.
         """
         if count == 1 or not self.has_batches(ensemble):
             return [await self.read_one(first_entry, ensemble)]

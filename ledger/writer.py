@@ -249,7 +249,7 @@ class LedgerWriter:
     async def ready(self, entries: int = 1, payload_bytes: int = 0) -> None:
         """Returns when the window has room, at once if it has: then append before you await again.
 
-        Raises what `append` would. Cancelling it leaves nothing behind.
+        Raises `EntryTooLarge`, `LedgerClosed`, or the error that stopped the writer. Cancelling it leaves nothing behind.
         """
         has_waited = False
         while not self._has_room(entries, payload_bytes):

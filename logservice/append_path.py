@@ -87,7 +87,7 @@ class SegmentWriter:
         writer.watch(partial(on_confirmed, number), on_failed)
 
     def append(self, block: bytes) -> EntryId:
-        """Append a block. Raises as `LedgerWriter.put`."""
+        """Append a block. Raises `Overloaded`, `EntryTooLarge`, or the error that stopped the ledger's writer."""
         entry_id = self._put(block)
         length = self.length
         length.bytes += len(block)
@@ -254,7 +254,8 @@ class AppendPath:
         self._on_written(entry_id, (tell, result, None), is_barrier=type(said) is Barrier)
 
     def use(self) -> None:
-        """As `require`, and counts as use of the log, which is then not released as idle."""
+        """Check as `require` does, and count it as use of the log, which is then not released as idle. Raises
+        `OwnerChanging`, `Overloaded`."""
         self.require()
         self.used_ns = self._now_ns()
 
@@ -283,7 +284,7 @@ class AppendPath:
     async def room_for(self, entries: int, block_bytes: int) -> None:
         """Returns when there is room, at once if there is: append before the next await.
 
-        Raises as `use`.
+        Raises `OwnerChanging` unless this is the owner and accepts appends, `Overloaded`.
         """
         if len(self._settling) + len(self._barriers) >= _UNCERTAIN_MAX:
             await self.until_settled()
@@ -338,8 +339,8 @@ class AppendPath:
         await waiter
 
     async def until_settled(self) -> None:
-        """Returns when all that was decided so far is settled. Raises `OwnerChanging`, or what
-        pending appends get.
+        """Returns when all that was decided so far is settled. Raises `OwnerChanging`, or the
+        error that pending appends get: `OwnerLost`, `AppendUnsettled`.
         """
         if self.failure is not None:  # All waiters have their failure; no more are notified.
             raise self.refusal()

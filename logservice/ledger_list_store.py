@@ -67,7 +67,7 @@ class LedgerListStore:
                 again_s = min(2 * again_s, _PAUSE_S_MAX)
 
     async def look(self) -> None:
-        """Read the list once. Raises as `refresh`, and what the metadata store raises."""
+        """Read the list once. Raises `OwnerFenced`, `NoSuchLog`, `MetadataUnavailable`."""
         stored = await self._context.nodes.read(self.stored.name)
         if stored.list.uid != self.list.uid:
             raise NoSuchLog("the log was deleted and created again", log=str(stored.name))
@@ -86,7 +86,7 @@ class LedgerListStore:
         """Change the list, retrying while the store is away. `make` returns its argument if nothing has
         to change.
 
-        Raises `OwnerFenced`, `NoSuchLog`, and what `make` raises.
+        Raises `OwnerFenced`, `NoSuchLog`, and any error of `make`.
         """
 
         async def replace(stored: StoredLog) -> tuple[StoredLog, None]:
@@ -99,8 +99,8 @@ class LedgerListStore:
     ) -> T:
         """Call `work` with the list, which it changes; repeated if another writer was quicker.
 
-        `until_known`: also repeated if it is not known whether the change was made. Raises as
-        `change`, and `MetadataConflict` if every attempt met another change.
+        `until_known`: also repeated if it is not known whether the change was made. Raises
+        `OwnerFenced`, `NoSuchLog`, any error of `make`, and `MetadataConflict` if every attempt met another change.
         """
         async with self._changing:
             races = 0
@@ -127,7 +127,7 @@ class LedgerListStore:
     ) -> tuple[LedgerWriter, Segment]:
         """A new ledger at the end of the list (LS3), on `bookies_min` bookies at least.
 
-        Raises as `change`, and as the creation of a ledger does; then none is listed, unless the
+        Raises `OwnerFenced`, `NoSuchLog`, `NotEnoughBookies`; then none is listed, unless the
         store stopped responding: then it may be listed, and is never written.
         """
         async with self._changing:

@@ -256,7 +256,8 @@ class LogMetadataStore:
         """Makes the change that truncates or deletes, together with the floor of the marks as they were
         read (LL6). No mark is made in a deleted log.
 
-        Raises as `replace`, and `Guarded` if a mark prevents it.
+        Raises `MetadataConflict`, `NoSuchLog`, and `Guarded` if a mark prevents it; after `ConnectionLost` it
+        may have been made.
         """
         is_deleted = listed.state is ListedLogState.DELETED
         raised = found.marks.with_floor(OFFSET_MAX if is_deleted else listed.head)
@@ -308,7 +309,7 @@ class LogMetadataStore:
         self, name: LogName, make: Callable[[LedgerList], LedgerList], *, attempts: int = _RACES_MAX
     ) -> StoredLog:
         """Reads, changes and writes the list, repeated while other changes come between. Raises
-        what `make` raises.
+        `NoSuchLog`, `MetadataConflict` if other changes always came between, and any error of `make`.
         """
         for attempt in range(attempts):
             stored = await self.read(name)
@@ -322,7 +323,7 @@ class LogMetadataStore:
     async def change_stored(
         self, stored: StoredLog, make: Callable[[LedgerList], LedgerList]
     ) -> StoredLog:
-        """As `change`, for this very log, also if it is displaced. Raises `NoSuchLog` if it is neither."""
+        """Change this very log's list, as `change` does, also if it is displaced. Raises `NoSuchLog` if it is neither."""
         for attempt in range(_RACES_MAX):
             try:
                 return await self.replace(stored, make(stored.list))
@@ -522,7 +523,7 @@ class LogMetadataStore:
         raise MetadataConflict("its cursors are made again and again", log=str(stored.name))
 
     async def store_time_us(self) -> int:
-        """The metadata store's time. Raises what a write raises."""
+        """The metadata store's time. Raises `MetadataUnavailable`, `ConnectionLost`, `SessionExpired`."""
         return (await self._store.set(self.root, b"")).modified_ms * 1000
 
     async def read_witness(self) -> Witness | None:
@@ -534,7 +535,7 @@ class LogMetadataStore:
         """Reports that a log server is present. If another one reports at the same time, one
         report serves both.
 
-        Raises what the metadata store raises.
+        Raises `MetadataUnavailable`, `ConnectionLost`, `SessionExpired`.
         """
         path = self._witness_path
         node = await read_surely(self._store, path)

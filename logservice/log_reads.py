@@ -191,7 +191,7 @@ class LogReads:
         """The first offset to read, and the uid of its log: the log may be replaced before the first
         record is read.
 
-        Raises `LogReplaced`, `Truncated`, and what `_tail_from` does.
+        Raises `LogReplaced`, `Truncated`, and `BeyondTail`.
         """
         log = request.log
         tail = await self._ends.settled_tail(request) or await self._ends.tail_of(log)

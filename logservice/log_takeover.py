@@ -98,7 +98,8 @@ async def open_log(
     """Take the log over. `seen`: a recent copy of the list; if the list has changed since, the compare-
     and-set fails. `makes_ahead`: make a new ledger before it is known that the log can be recovered.
 
-    Raises as `Owner.open`.
+    Raises `NotOwner` if another server was quicker, `NoSuchLog`, `LogDeleted`, `RecoveryIncomplete`,
+    `NotEnoughBookies`, `MetadataUnavailable`.
     """
     laps = Laps()
     fenced_epoch = missing_in = None
@@ -148,7 +149,7 @@ class _NewLedger:
         return asyncio.get_running_loop().create_task(make_ledger(self._context, self._stored))
 
     async def take(self) -> LedgerWriter:
-        """The ledger, which belongs to the caller from then on. Raises as `Ledgers.create`."""
+        """The ledger, which belongs to the caller from then on. Raises `NotEnoughBookies`."""
         self._making = self._making or self._make()
         writer = await self._making
         self._is_taken = True

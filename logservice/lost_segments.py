@@ -37,7 +37,7 @@ class LostSegments:
         return sum(map(len, self._known.values()))
 
     async def on_sweep(self, name: LogName, listed: LedgerList) -> None:
-        """Check some segments of a log. Raises what the metadata store raises."""
+        """Check some segments of a log. Raises `MetadataUnavailable`, `ConnectionLost`."""
         ids = [segment.ledger_id for segment in listed.segments]
         known = self._known.get(name, frozenset())
         start = self._looked.get(name, 0) % max(1, len(ids))
@@ -50,7 +50,7 @@ class LostSegments:
         self._looked.pop(name, None)
 
     async def look(self, name: LogName, ids: Sequence[LedgerId]) -> frozenset[LedgerId]:
-        """The lost ones of these ledgers. Raises what the metadata store raises."""
+        """The lost ones of these ledgers. Raises `MetadataUnavailable`, `ConnectionLost`."""
         gone: set[LedgerId] = set()
         for start in range(0, len(ids), _AT_ONCE):
             part = ids[start : start + _AT_ONCE]

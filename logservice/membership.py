@@ -181,7 +181,7 @@ class ServerMembership:
         segments_lost: int | None = None,
         clock_apart_us: int | None = None,
     ) -> None:
-        """Update what others see of this server. Raises what the metadata store raises. After
+        """Update what others see of this server. Raises `MetadataUnavailable`, `ConnectionLost`, `SessionExpired`. After
         `Unavailable` nothing has changed; if the outcome is unknown, and when this is cancelled,
         others see it with the next write at the latest.
         """

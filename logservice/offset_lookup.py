@@ -34,12 +34,12 @@ NOT_OWNED: Final[Confirmed] = {}
 
 
 async def read_block(ledger: LedgerReader, entry_id: EntryId) -> Block:
-    """The block of one entry. Raises as `_read_entry`."""
+    """The block of one entry. Raises `EntryUnavailable`, `DigestMismatch`, `NoSuchEntry`."""
     return Block((await _read_entry(ledger, entry_id)).payload)
 
 
 async def _read_entry(ledger: LedgerReader, entry_id: EntryId) -> Entry:
-    """Read one entry that the caller knows to be confirmed. Raises as iterating `LedgerReader.read`."""
+    """Read one entry that the caller knows to be confirmed. Raises `EntryUnavailable`, `DigestMismatch`, `NoSuchEntry`."""
     async with ledger.read_unconfirmed(entry_id, entry_id) as entries:
         async for entry in entries:
             return entry
@@ -71,8 +71,8 @@ async def find_offset_at(
 ) -> Offset:
     """The offset of the first record that is not older; the end of the search if all are older.
 
-    So every skipped record was looked at. At least the head. Raises what opening and reading
-    ledgers raises.
+    So every skipped record was looked at. At least the head. Raises `NoSuchLedger`, and
+    `EntryUnavailable` or `DigestMismatch` if an entry cannot be read.
     """
     first = find_segment_at(listed.segments, timestamp_us)
     if first is None:
@@ -109,7 +109,8 @@ async def find_tail(listed: LedgerList, ledgers: Ledgers) -> tuple[Offset, int]:
     """Where the log ends, as far as is confirmed, and the time of its last record; 0 if that takes a search.
 
     Everything acked before the call is below it, except for the last block of a segment whose writer has not
-    reported it yet. If all are closed the list has the tail. Raises what opening and reading ledgers raises.
+    reported it yet. If all are closed the list has the tail. Raises `NoSuchLedger`,
+    `EntryUnavailable`, `DigestMismatch`.
     """
     if listed.tail is not None:
         return max(listed.tail, listed.head), 0
@@ -131,7 +132,7 @@ async def find_last_time(
     """The time of the last record, which any number of control entries may follow; 0 if none is
     left.
 
-    Raises what opening and reading ledgers raises.
+    Raises `NoSuchLedger`, `EntryUnavailable`, `DigestMismatch`.
     """
     last = from_last_settled(listed.segments)
     timestamp_us = 0
@@ -157,7 +158,8 @@ async def _last_time(ledger: LedgerReader, last_entry: EntryId) -> int:
 
 
 async def find_sizes(listed: LedgerList, ledgers: Ledgers) -> Sizes:
-    """The segments that the list does not call closed, as far as bookies report. Raises as `find_tail`."""
+    """The segments that the list does not call closed, as far as bookies report. Raises `NoSuchLedger`,
+    `EntryUnavailable`, `DigestMismatch`."""
     sizes: dict[LedgerId, Size] = {}
     async with aclosing(_followed(listed.unclosed, ledgers)) as found:
         async for ledger, last_entry in found:

@@ -90,9 +90,8 @@ class Owner:
         was read just now. `on_listed`: called when the list names this owner, though it may lose the log
         before this returns. `makes_ahead`: as `open_log`.
 
-        Raises `NotOwner` if another server was quicker, `NoSuchLog`, `LogDeleted`, an error that
-        prevents ledgers from being recovered or made, and what the metadata store raises. If it
-        is cancelled, the log may have been fenced; nothing is lost.
+        Raises `NotOwner` if another server was quicker, `NoSuchLog`, `LogDeleted`,
+        `RecoveryIncomplete`, `NotEnoughBookies`, `MetadataUnavailable`. If it is cancelled, the log may have been fenced; nothing is lost.
         """
         stalls = context.stall_detector.stalls()
         opening = await open_log(name, context, reason, seen, makes_ahead=makes_ahead)
@@ -307,10 +306,10 @@ class Owner:
         return await (self.seal() if self._memory.is_sealed else self._append_path.barrier())
 
     async def read_barrier(self) -> Offset:
-        """As `barrier`, but nothing is written (LS14): the list, read now, names this owner, and only a listed
+        """A barrier without a write (LS14): the list, read now, names this owner, and only a listed
         owner acks.
 
-        Raises `OwnerChanging` if it is the owner no more, `LogDeleted`, and what the metadata store raises.
+        Raises `OwnerChanging` if it is the owner no more, `LogDeleted`, `MetadataUnavailable`.
         """
         if not self._append_path.check_owner():
             raise self._append_path.refusal()
@@ -331,7 +330,7 @@ class Owner:
         not notified of its loss (SV6).
 
         Asks the list, or the bookies if that is away; `Unavailable` after a second if both
-        are. Raises `OwnerChanging` if it is the owner no more, and what `barrier` raises.
+        are. Raises `OwnerChanging` if it is the owner no more, `OwnerLost`, `AppendUnsettled`.
         """
         if not self._append_path.check_owner():
             raise self._append_path.refusal()
@@ -352,7 +351,7 @@ class Owner:
         self._append_path.proven_s = max(self._append_path.proven_s, began_s)
 
     async def _ask_bookies(self) -> None:
-        """As `barrier`, but it does not count as use of the log."""
+        """A `barrier` that does not count as use of the log. Raises `OwnerLost`, `AppendUnsettled`, `OwnerChanging`."""
         self._append_path.require()
         try:
             async with asyncio.timeout(_PROOF_S):
@@ -377,7 +376,7 @@ class Owner:
 
         If the same holder and `attempt` ask again it is the same epoch, as long as no other holder was
         granted one. `WAIT` waits for as long as the caller does. Raises `WriterHeld`, `LogSealed`,
-        `StaleEpoch` if that attempt's epoch was released, and what `barrier` raises.
+        `StaleEpoch` if that attempt's epoch was released, `OwnerLost`, `AppendUnsettled`, `OwnerChanging`.
         """
         grant = await self._writer_epochs.acquire(holder, mode, ttl_ms, attempt)
         self._log.info(
@@ -390,13 +389,13 @@ class Owner:
         return grant
 
     async def renew_writer(self, epoch: WriterEpoch) -> WriterGrant:
-        """Raises `StaleEpoch`, and what `barrier` raises."""
+        """Raises `StaleEpoch`, `OwnerLost`, `AppendUnsettled`, `OwnerChanging`."""
         # Without a barrier this could be the response of an owner that was replaced.
         await self.barrier()
         return self._writer_epochs.renew(epoch)
 
     async def release_writer(self, epoch: WriterEpoch) -> None:
-        """Raises `StaleEpoch`, and what `barrier` raises."""
+        """Raises `StaleEpoch`, `OwnerLost`, `AppendUnsettled`, `OwnerChanging`."""
         await self._writer_epochs.release(epoch)
 
     # --- Named producers ----------------------------------------------------------------------
@@ -405,8 +404,8 @@ class Owner:
         """The producer's next epoch, and how far it has come. Answered when all that it appended before
         is settled (LS15).
 
-        Raises `LogSealed`, `InvalidRequest`, and what `barrier` raises. If it is cancelled, the epoch may
-        have begun.
+        Raises `LogSealed`, `InvalidRequest`, `OwnerLost`, `AppendUnsettled`, `OwnerChanging`. If it is
+        cancelled, the epoch may have begun.
         """
         append_path, memory = self._append_path, self._memory
         append_path.use()
@@ -426,8 +425,8 @@ class Owner:
     async def roll(self, reason: str = DEMAND) -> SegmentId:
         """End the segment that is written, unless it has no record; returns the one that is written then.
 
-        Returns when the one before is closed and listed so. Raises what keeps it from being
-        made, `LogSealed`, and what `barrier` raises. If it is cancelled, the roll goes on.
+        Returns when the one before is closed and listed so. Raises `LogSealed`,
+        `NotEnoughBookies` if there is no ledger for it, `OwnerLost`, `AppendUnsettled`, `OwnerChanging`. If it is cancelled, the roll goes on.
         """
         append_path, segment_roll = self._append_path, self._segment_roll
         append_path.use()
@@ -523,7 +522,8 @@ class Owner:
         """Seal the log; returns the final tail. Nothing is appended after the block, if there is one.
 
         If the block or the condition is refused nothing is sealed. Again: the same answer.
-        Raises what `append` and its answer raise. If it is cancelled, the seal goes on.
+        Raises `Overloaded`, `EntryTooLarge`, the refusal of the block, `OwnerLost`, `AppendUnsettled`, `OwnerChanging`.
+        If it is cancelled, the seal goes on.
         """
         append_path, memory = self._append_path, self._memory
         await append_path.room_for(2, len(block or b""))

@@ -49,7 +49,7 @@ class OwnerTails:
         """A report of the owner after this call. `address`: of the owner, or of a server that
         knows it.
 
-        Raises what keeps this server from being answered.
+        Raises `Unavailable`, `OutcomeUnknown`, or the refusal of the server that was asked.
         """
         return await self._ask(GetTail(log), address, due)
 

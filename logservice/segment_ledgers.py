@@ -24,7 +24,7 @@ async def make_ledger(
 ) -> LedgerWriter:
     """Make a ledger, to be listed by the change of this very list, or dropped. It has fewer bookies
     than the log wants if no more are available and the log allows it (LS13), but at least
-    `bookies_min`. Raises as `Ledgers.create`.
+    `bookies_min`. Raises `NotEnoughBookies`.
     """
     config = stored.list.config
     try:

@@ -324,7 +324,8 @@ class LogServer:
 
     async def open_by_reserve(self, name: LogName) -> Owner:
         """An owner for making room on full bookies, which accept what it writes from their
-        reserve. It is not found for appends; close it. Raises as `Owner.open`.
+        reserve. It is not found for appends; close it. Raises `NotOwner` if another server was
+        quicker, `NoSuchLog`, `LogDeleted`, `RecoveryIncomplete`, `NotEnoughBookies`, `MetadataUnavailable`.
         """
         if self._context is None:
             raise OwnerChanging("this server starts", retry_after_ms=RETRY_MS)

@@ -77,7 +77,7 @@ class ServerClock:
 
     async def check(self) -> bool:
         """Compare the clock again if it was set since the last time; returns whether it did. Raises
-        what the metadata store raises.
+        `MetadataUnavailable`, `ConnectionLost`, `SessionExpired`.
         """
         now_ns = self.monotonic_ns()
         if self._was_odd:
@@ -89,8 +89,8 @@ class ServerClock:
         return is_due
 
     async def compare(self) -> None:
-        """Compare the clock now. One comparison serves all concurrent callers. Raises what the
-        metadata store raises.
+        """Compare the clock now. One comparison serves all concurrent callers. Raises
+        `MetadataUnavailable`, `ConnectionLost`, `SessionExpired`.
         """
         if self._comparing is None:
             self._comparing = asyncio.get_running_loop().create_task(self._compare())

@@ -307,7 +307,7 @@ class TailDirectory:
             self._tell()
 
     async def _read(self, log: LogName) -> None:
-        """Read one list. Raises what the metadata store raises; then the log is read again."""
+        """Read one list. Raises `MetadataUnavailable`, `ConnectionLost`, `SessionExpired`; then the log is read again."""
         is_named_here = self._server.is_suggested(log)
         if not self._covers(log) or not (is_named_here or self._server.find(log) is not None):
             self._table.drop(log)

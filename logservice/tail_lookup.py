@@ -94,7 +94,8 @@ class TailLookup:
     async def certain_tail(self, log: LogName) -> LogTail:
         """A tail above everything acknowledged before this call, by the owner or the list.
 
-        Raises `NotOwner` if the owner cannot be asked from here, and what keeps the log from being opened.
+        Raises `NotOwner` if the owner cannot be asked from here, `OwnerChanging`, `NoSuchLog`,
+        `LogDeleted`, and errors that keep a log from being opened.
         """
         owner = await self._server.find_proven(log)
         if owner is not None:
@@ -169,7 +170,8 @@ class TailLookup:
 
     async def tail_from(self, log: LogName, offset: Offset, tail: LogTail, due: float) -> LogTail:
         """Looks up the tail again, if it seemed to be below the offset. Raises `BeyondTail` if
-        it truly is, and beyond what bookies report whatever `owner_of` raises.
+        it truly is, and beyond what bookies report `NotOwner`, `OwnerChanging`,
+        `NoSuchLog`, `LogDeleted`.
         """
         if offset > tail.tail:
             tail = await self._arrival(log, offset, due)

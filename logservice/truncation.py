@@ -106,7 +106,8 @@ async def truncate_closed(
     """Truncate without an owner, on any server: `confirmed` is where a closed segment ends, and stays so.
 
     None if by the list that it would be changed from there is one, so that no owner can come between; `event` is
-    recorded with the epoch of that list's last owner. Raises as `truncate`.
+    recorded with the epoch of that list's last owner. Raises `Guarded`, `MetadataConflict`,
+    `InvalidRequest`, `LogDeleted`; after `ConnectionLost` it may have been done.
     """
     for _ in range(_RACES_MAX):
         stored = await nodes.read(name)
@@ -137,7 +138,7 @@ async def delete_discarded(
 ) -> StoredLog:
     """Delete what can be deleted now, fenced first; a ledger that cannot be stays listed as `discarded`.
 
-    Raises only what reading and writing the list raises.
+    Raises `NoSuchLog`, `MetadataConflict`, `MetadataUnavailable`, `ConnectionLost` about the list, and nothing else.
     """
     listed, gone = stored.list, list[LedgerId]()
     for start in range(0, len(listed.discarded), _AT_A_TIME):

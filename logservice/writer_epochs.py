@@ -24,7 +24,7 @@ class WriterEpochs:
     async def acquire(
         self, holder: str, mode: AcquireMode, ttl_ms: int, attempt: str = ""
     ) -> WriterGrant:
-        """As `Owner.acquire_writer`."""
+        """A new writer epoch (LS8). Raises `WriterHeld`, `LogSealed`, `StaleEpoch`, `OwnerLost`, `AppendUnsettled`, `OwnerChanging`."""
         append_path, sequencer = self._append_path, self._append_path.sequencer
         while True:
             append_path.use()
@@ -53,14 +53,14 @@ class WriterEpochs:
             return await waiter
 
     def renew(self, epoch: WriterEpoch) -> WriterGrant:
-        """As `Owner.renew_writer`, after a barrier."""
+        """Renew the lease of an epoch, after a barrier. Raises `StaleEpoch`."""
         sequencer, memory = self._append_path.sequencer, self._append_path.memory
         sequencer.check_epoch(epoch)
         sequencer.on_renewed(self._clock.monotonic_ns())
         return WriterGrant(epoch, memory.fence_offset, memory.holder, memory.ttl_ms)
 
     async def release(self, epoch: WriterEpoch) -> None:
-        """As `Owner.release_writer`."""
+        """End a writer epoch. Raises `StaleEpoch`, `OwnerLost`, `AppendUnsettled`, `OwnerChanging`."""
         append_path = self._append_path
         append_path.use()
         try:

@@ -85,8 +85,8 @@ class Departures:
     async def check(
         self, bookies: Sequence[BookieId], *, is_forced: bool = False
     ) -> dict[BookieId, int]:
-        """The number of ledgers that name each bookie, if all of them can be drained. Raises as
-        `drain`; changes nothing.
+        """The number of ledgers that name each bookie, if all of them can be drained. Raises
+        `DrainBlocked`, `LifecycleConflict`, `InvalidRequest`; changes nothing.
         """
         for bookie in bookies:
             await self._known(bookie)
@@ -134,7 +134,7 @@ class Departures:
 
     async def mark_drained(self, bookie: BookieId) -> StoredLifecycle:
         """Mark a bookie as drained after a failed drain: the rest is repaired or given up. Raises
-        as `undrain`.
+        `LifecycleConflict`, `InvalidRequest`.
         """
         found = await self._known(bookie)
         return await self._lifecycles.write(

@@ -73,11 +73,12 @@ class Restorer:
         await self._until(lambda: self.unacked_bytes <= unacked_bytes_max)
 
     async def flush(self) -> None:
-        """Returns when all that was put is durable. Raises as `put`."""
+        """Returns when all that was put is durable. Raises the bookie's errors, or `BookieTimeout`."""
         await self._until(lambda: not self._unacked)
 
     async def until_done(self, reading: asyncio.Future[Any]) -> None:
-        """Returns when `reading` is done, or all that was put is durable. Raises as `put`.
+        """Returns when `reading` is done, or all that was put is durable. Raises the bookie's errors,
+        or `BookieTimeout`.
 
         A reader may wait for memory that is only freed when earlier entries are durable.
         """

@@ -34,8 +34,8 @@ async def take_census(
     bookies: Collection[BookieId],
     on_ledger: Callable[[LedgerMetadata], None] = lambda _: None,
 ) -> ReferenceScan:
-    """Walk over all ledgers. `on_ledger` gets each one that names one of the bookies. Raises what
-    the metadata store raises.
+    """Walk over all ledgers. `on_ledger` gets each one that names one of the bookies. Raises
+    `MetadataUnavailable`, `ConnectionLost`, `SessionExpired`.
     """
     census = ReferenceScan(naming=dict.fromkeys(bookies, 0))
 

@@ -142,7 +142,7 @@ class Worker:
                 await asyncio.sleep(self._config.settle_s)  # Marks are made in large numbers.
 
     async def work_once(self) -> None:
-        """Try every task that is due now once. Raises what the metadata store raises."""
+        """Try every task that is due now once. Raises `MetadataUnavailable`, `ConnectionLost`, `SessionExpired`."""
         running: dict[asyncio.Task[None], None] = {}
         bugs: list[BaseException] = []
         has_room = asyncio.Event()

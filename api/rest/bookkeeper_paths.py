@@ -233,7 +233,7 @@ def _ledger_acts(admin: ClusterAdmin, acts: BookieActs) -> APIRouter:
         end_entry_id: Annotated[int, Query(ge=-1, le=LEDGER_ID_MAX)] = -1,
         page: _Page | None = None,
     ) -> dict[str, str]:
-        """As ASCII; any other byte is U+FFFD."""
+        """The bytes as ASCII; any other byte is U+FFFD."""
         first, last = start_entry_id, None if end_entry_id < 0 else end_entry_id
         if page is not None:
             begins = (page - 1) * _WITHOUT

@@ -160,7 +160,7 @@ class ClusterAdmin(Protocol):
     ) -> Facts: ...
 
     async def ask_pages(self, name: str, method: str, path: str, body: Facts | None) -> Any:
-        """Raises what the bookie answers, `Missing` where it has no pages."""
+        """The bookie's own answer. Raises the error that it answers with, `Missing` where it has no pages."""
 
     async def operations(self, after: str, limit: int) -> tuple[Sequence[Facts], str | None]:
         """Operations that are stored in metadata, newest first."""

@@ -259,7 +259,7 @@ class WantedRecovery(SnakeCaseModel):
 
 
 class StoredCookie(SnakeCaseModel):
-    """As BookKeeper writes it."""
+    """A cookie in BookKeeper's own form."""
 
     bookie: str = Field(examples=["bk-2"])
     text: str = Field(

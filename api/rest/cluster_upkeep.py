@@ -136,7 +136,7 @@ def cookies(admin: ClusterAdmin, acts: BookieActs, looks: Sequence[Any]) -> APIR
 
     @routes.post("/cookies/{bookie_id}:generate", responses=describe_problems(InvalidRequest))
     async def generate_cookie(bookie_id: BookieName, wanted: WantedDirectories) -> StoredCookie:
-        """As a bookie with these directories would write it. Nothing is kept."""
+        """The cookie that a bookie with these directories would write. Nothing is kept."""
         with acts.act(Duty.REMOVE, "GenerateCookie", bookie=bookie_id):
             found = await admin.generate_cookie(bookie_id, wanted.model_dump())
         return StoredCookie.model_validate(found)

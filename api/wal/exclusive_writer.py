@@ -103,7 +103,8 @@ class ExclusiveWriter:
     ) -> None:
         """Submitted records are sent; then another one may be the writer, at once.
 
-        Raises as `Writer.close` when records were not acknowledged and the caller has seen no error.
+        Raises the error that ended the writer, with the number of unacknowledged records, if the caller has not
+        seen it.
         """
         await self.leave()
         if (loss := self._writer.take_loss()) is not None:

@@ -151,8 +151,8 @@ class AddPipeline:
         return entry_id
 
     def append_all(self, payloads: Sequence[bytes]) -> range:
-        """Appends all or none; returns their ids. Raises like `append`, and `InvalidRequest` if
-        they never fit."""
+        """Appends all or none; returns their ids. Raises `Overloaded`, `EntryTooLarge`,
+        `TypeError`, and `InvalidRequest` if they never fit."""
         kept = [each if type(each) is bytes else _kept(each) for each in payloads]
         count, size = len(kept), sum(map(len, kept))
         if count > self._window_entries or (

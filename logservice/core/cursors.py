@@ -235,7 +235,7 @@ def unpack_cursor(name: CursorName, data: bytes) -> Cursor:
 
 
 def creator_of(data: bytes) -> str:
-    """The principal that created the cursor of these bytes. Raises as `unpack_cursor`."""
+    """The principal that created the cursor of these bytes. Raises `BadMetadata`, `UnsupportedVersion`."""
     return str(unpack_binary(schema.CursorNode, data).principal)
 
 

@@ -214,7 +214,8 @@ class Trail:
         self._current = None
 
     def on_memory(self, blocks: Sequence[bytes]) -> None:
-        """Take note of blocks that the owner has just confirmed. Raises as `on_entries`."""
+        """Take note of blocks that the owner has just confirmed. Raises `DataLost` if they do not
+        continue what was returned before."""
         for payload in blocks:
             base_offset, next_offset = span_of(payload)
             if base_offset != self.next_offset and (

@@ -110,7 +110,7 @@ class Sequencer:
         return max(min(wall_us, TIMESTAMP_US_MAX), self.memory.timestamp_us)
 
     def check(self, condition: Condition) -> None:
-        """Raises what `decide` raises for an unmet condition."""
+        """Raises the error of an unmet condition: `StaleEpoch`, `WriterRequired`, `OffsetMismatch`, `InvalidRequest`."""
         memory = self.memory
         if condition.writer_epoch is not None:
             self.check_epoch(condition.writer_epoch)

@@ -70,7 +70,7 @@ class InputRecord(NamedTuple):
 
 
 def record_of_json(line: bytes) -> InputRecord:
-    """As `log read -o ndjson` writes one; its offset and its time are those of another log. Raises
+    """Reads a record as `log read -o ndjson` writes it; its offset and its time are those of another log. Raises
     `InvalidRequest`."""
     try:
         fields = json.loads(line)
