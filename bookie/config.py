@@ -152,7 +152,7 @@ class StorageConfig:
         object.__setattr__(self, "ledger_dirs", ledger_dirs)
 
     def with_fitting_queue(self) -> "StorageConfig":
-        """What was accepted must fit even when no other file can be made: the queue holds twice its
+        """Accepted adds must fit even when no other file can be made: the queue holds twice its
         bound for urgent adds, and a journal file must hold the queue. Raises `BadConfig`.
         """
         fitting = self.journal_file_bytes // 2

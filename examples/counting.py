@@ -1,4 +1,4 @@
-"""What the profile `example` of compose.yaml runs: `write` appends numbers exactly once, `tail` checks them.
+"""The program of the profile `example` of compose.yaml: `write` appends numbers exactly once, `tail` checks them.
 
 The value of each record is its offset, so a lost, repeated or misplaced record is seen at once; then `tail` ends with exit code 1.
 `write` may be killed and started again at any time: it goes on where the log ends.

@@ -44,7 +44,7 @@ _FOLLOWING_BYTES_MAX: Final = 64 * 1024
 
 @dataclass(frozen=True, slots=True)
 class News:
-    """What a follower returns; without entries it shows that the follower is alive, and how far it
+    """One result of a follower; without entries it shows that the follower is alive, and how far it
     is."""
 
     entries: tuple[Entry, ...]

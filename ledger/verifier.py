@@ -79,7 +79,7 @@ class Verifier:
             verdict.on_entry(fragment, entry_id, copies)
 
     async def read_share(self, bookie: BookieId, share: Sequence[EntryId]) -> dict[EntryId, Copy]:
-        """What one bookie has of these ascending entries, all of which it should have."""
+        """Reads a bookie's copies of these ascending entries, all of which it should have."""
         found: dict[EntryId, Copy] = {}
         if self._has_batches(bookie):
             await self._read_batches(bookie, share, found)

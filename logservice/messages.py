@@ -1,4 +1,4 @@
-"""What can be asked of the log service, and what it answers: one frozen value each, but for the two
+"""The log service's requests and responses: one frozen value each, but for the two
 that stand for an append and its result inside a stream.
 
 `ServiceCore` is the service without any transport: one method for each RPC of `proto/v1`. The

@@ -1,5 +1,5 @@
-"""What a server knows to be unavailable: bookies, the metadata store (SV8). What is noticed anyway is
-kept, and checked again while a request waits.
+"""Keeps the outages that a server notices anyway, of bookies and the metadata store (SV8), and checks them
+again while a request waits.
 """
 
 import asyncio

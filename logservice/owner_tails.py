@@ -1,4 +1,4 @@
-"""What the owners of logs at other servers report of their tails, for readers here.
+"""Asks the owners of logs at other servers for their tails, for readers here.
 
 Bookies learn that a log's last entry is confirmed from the next one, or when its writer has rested for a
 while (30 s in a log server). Its owner knows at once. So a server that does not own a log asks the owner

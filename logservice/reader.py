@@ -94,7 +94,7 @@ _LOOK_S_MAX: Final = 1.0  # The time limit for finding out what a heartbeat repo
 
 
 class TailSource(Protocol):
-    """What the owner of a log reports of its tail, wherever the owner is."""
+    """Reports of a log's tail by its owner, wherever the owner is."""
 
     async def ask(self) -> LogTail | None:
         """The owner's tail, asked for after this call. None: it cannot be asked."""

@@ -1,4 +1,4 @@
-"""What this server knows of the tails of many logs, for clients that watch them (`core/log_tails.py`).
+"""The tails of many logs, as far as this server knows them, for clients that watch them (`core/log_tails.py`).
 
     owned here               its owner says when it has grown: nothing is asked, nothing is polled
     suggested by its name    its list says where it ends; where the last segment is not closed and no owner lives,

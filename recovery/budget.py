@@ -1,4 +1,4 @@
-"""What repairs of many ledgers share: bytes in memory, and bytes per second."""
+"""The limits that repairs of many ledgers share: bytes in memory, and bytes per second."""
 
 import asyncio
 import math

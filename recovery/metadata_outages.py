@@ -1,4 +1,4 @@
-"""What goes on while the metadata store is unavailable, and what is repeated afterwards."""
+"""Decides what goes on while the metadata store is unavailable, and repeats the rest afterwards."""
 
 import asyncio
 from collections.abc import Awaitable, Callable

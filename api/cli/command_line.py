@@ -1,4 +1,4 @@
-"""What was typed, before a command runs: its text is UTF-8, but for parts of records."""
+"""Checks the arguments before a command runs: their text is UTF-8, but for parts of records."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""What a client's servers report as unavailable, while it waits for them.
+"""Asks a client's servers which parts of the cluster are unavailable, while it waits for them.
 
 A call that has waited for a second has them asked, and again every other second; an error at the end of
 the wait names what they said.

@@ -419,7 +419,7 @@ def local_operation(operation: Operation) -> Facts:
 def _bookie_acts(
     admin: ClusterAdmin, managing: Managing, operations: RunningOperations
 ) -> APIRouter:
-    """What walks all ledgers is an operation: it is answered when it ends, or after a while with where to ask."""
+    """An act that walks all ledgers is an operation: it is answered when it ends, or after a while with where to ask."""
     routes = APIRouter(tags=["bookies"])
     acts = BookieActs(admin, managing, operations)
     goes_on: dict[int | str, dict[str, Any]] = {202: {"model": ClusterOperation}}

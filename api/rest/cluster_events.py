@@ -127,7 +127,7 @@ def callbacks(admin: ClusterAdmin, managing: Managing, looks: Sequence[Any]) -> 
 
     @routes.delete("/callbacks/{callback_id:part}", responses=describe_problems(Missing, *ACTS))
     async def delete_callback(callback_id: CallbackId) -> Callback:
-        """What waits for it is not sent any more. Answers with the callback that was there."""
+        """Events that wait for it are not sent any more. Answers with the callback that was there."""
         return Callback.model_validate(await acts.delete(callback_id))
 
     @routes.post("/callbacks/{callback_id:part}:test", responses=describe_problems(Missing, *ACTS))

@@ -1,4 +1,4 @@
-"""What a driver knows of the logs that it plans for: where they begin and end, and their segments."""
+"""A driver's knowledge of the logs that it plans for: where they begin and end, and their segments."""
 
 import time
 from collections.abc import Iterable, Mapping

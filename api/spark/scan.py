@@ -1,5 +1,5 @@
-"""What pipelines read: ranges of logs and files of archives, each as a piece whose records are counted and
-hashed.
+"""The reading side of pipelines: ranges of logs and files of archives, each as a piece whose records are counted
+and hashed.
 
 Workers pass the offset and value of every record to Spark, since `xxhash64` is Spark's, and after
 the records of a piece one row of facts about it. With a folder they also write the records to

@@ -224,7 +224,7 @@ class Catalog:
         self._dropped: dict[int, int] = {}  # The journal file with the DROP of each dropped ledger.
 
     def held(self, ledger_id: int) -> Iterator[LedgerInLog]:
-        """What each log holds of the ledger, newest log first."""
+        """The ledger's extents in each log, newest log first."""
         fields = self._held.get(ledger_id, ())
         for at in range(len(fields) - _HELD, -1, -_HELD):
             yield LedgerInLog(*fields[at : at + _HELD])

@@ -1,4 +1,4 @@
-"""What the journal says about ledgers besides their entries: the body of a CONTROL record.
+"""The body of a CONTROL record: facts about a ledger, other than its entries, in the journal.
 
     operation   u8 kind · i64 ledger · u8 key bytes + 1, 0 for none · key · i64 number ·
                 u32 packet bytes · packet                                      little-endian

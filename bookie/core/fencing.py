@@ -1,4 +1,4 @@
-"""What a bookie knows about a ledger besides its entries, THE fencing rule, and which adds are refused.
+"""THE fencing rule: a bookie's facts about a ledger besides its entries, and which adds are refused.
 
 A fence never goes away (B4): it is in force from its request on, so that later adds are refused,
 and it counts as answered only once it is durable. Adds of a recovery pass it. A deleted ledger
@@ -165,7 +165,7 @@ class Ledger:
 
 
 class AddLimits(NamedTuple):
-    """What a bookie refuses at present, whatever it knows of the ledger; for one stretch of adds."""
+    """The refusals of a bookie at present, whatever it knows of the ledger; for one stretch of adds."""
 
     is_read_only: bool
     takes_urgent: (

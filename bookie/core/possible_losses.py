@@ -1,4 +1,4 @@
-"""What this bookie may have lost, so that its negative answers prove nothing (B1).
+"""The doubts of this bookie: ranges that it may have lost, so that its negative answers prove nothing (B1).
 
 Doubt is kept by ledger, as ranges of entries, or about everything if the lost bytes cannot be
 assigned; entry -1 of a ledger means its explicit LAC. It only turns ABSENT into UNKNOWN: an

@@ -1,4 +1,4 @@
-"""What is replicated: a dictionary, and the commands that change it."""
+"""The replicated state: a dictionary, and the commands that change it."""
 
 import json
 from typing import Any

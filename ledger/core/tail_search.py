@@ -273,7 +273,7 @@ class TailSearch:
             self._to_plan.append(entry_id)
 
     def describe(self, ensemble: Ensemble) -> str:
-        """What the members of the write set reported about the next entry."""
+        """Describes what the members of the write set reported about the next entry."""
         sought = self._sought.get(self._next, _Sought())
         answers: list[str] = []
         for slot in self._quorum.write_slots(self._next):

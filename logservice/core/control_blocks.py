@@ -117,7 +117,7 @@ def pack_control(control: Control) -> bytes:
 
 
 def unpack_control(block: Block) -> Control | None:
-    """What a control block says; None: a kind that this release does not know. Raises `BlockCorrupt`."""
+    """Decodes a control block; None: a kind that this release does not know. Raises `BlockCorrupt`."""
     said = block.control()
     try:
         message = unpack_binary(Message, said, bytes_max=len(said))

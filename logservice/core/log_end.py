@@ -90,7 +90,7 @@ def require_within(offset: Offset, tail: LogTail) -> None:
 
 
 class TailWatch:
-    """What a client that watches a log's end is sent: each change, and the same again with each heartbeat.
+    """Decides what a client that watches a log's end is sent: each change, and the same again with each heartbeat.
 
     The time of the last record is looked for once, and again after a pause if it was not found.
     """

@@ -1,4 +1,4 @@
-"""What the service shows of a log: its list as values of the service's messages."""
+"""Views of a log: its list as values of the service's messages."""
 
 from collections.abc import Collection, Iterator
 from dataclasses import replace

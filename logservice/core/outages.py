@@ -1,4 +1,4 @@
-"""What is unavailable at present, and since when: the causes of late responses (SV8).
+"""The parts that are unavailable at present, and since when: the causes of late responses (SV8).
 
 A server adds to this what it comes across, at no cost: bookies that leave, a metadata store that
 is silent. While a request waits it also checks actively, which is fresher than the last failure.

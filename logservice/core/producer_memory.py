@@ -1,4 +1,4 @@
-"""What all logs of a server remember of their producers, within one budget.
+"""One budget for the producers that all logs of a server remember.
 
 Each log is bounded on its own, but thousands of full ones are not. When they take more than the
 server's budget, the log that takes most forgets half, the producers unused longest first, until an

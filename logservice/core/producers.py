@@ -1,4 +1,4 @@
-"""What a log remembers of its producers: a batch that is sent again is recognised, and not appended again.
+"""A log's memory of its producers: a batch that is sent again is recognised, and not appended again.
 
 A producer numbers the batches of each of its epochs from 0. The log remembers where a batch is, for the
 last 64 of each producer:

@@ -24,7 +24,7 @@ _US: Final = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class Expiry:
-    """What retention has to do for a log; an owner does it, and the log may be opened for that."""
+    """The expired part of a log; an owner removes it, and the log may be opened for that."""
 
     head: Offset
     # Whether a segment without a writer must be closed, or the last one replaced.
@@ -34,7 +34,7 @@ class Expiry:
 def find_expired(
     listed: LedgerList, now_us: int, lowest_mark: Offset | None, lived: LivedTime = NO_GAPS
 ) -> Expiry | None:
-    """What retention has to do for the log now; None: nothing."""
+    """Finds the part of the log that has expired now; None: nothing has."""
     config = listed.config
     if listed.state is ListedLogState.DELETED or not listed.segments:
         return None

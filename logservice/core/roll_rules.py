@@ -55,7 +55,7 @@ class SegmentLimits:
 
 
 class SegmentLength:
-    """What was written to one segment. `bytes`, `entries` and `has_records` are set with each entry."""
+    """Counts what was written to one segment. `bytes`, `entries` and `has_records` are set with each entry."""
 
     __slots__ = (
         "bytes",

@@ -1,4 +1,4 @@
-"""What a log server reports about itself where it is registered, as long as its session lasts.
+"""A log server's report about itself where it is registered, as long as its session lasts.
 
 JSON, `{"address": "10.0.0.5:7400", "is_draining": false, "logs_owned": 12, "logs_degraded": 0,
 "logs_unopened": 0, "segments_lost": 0, "server_id": "log-1~0badcafe", "started_us": 17…, "version": 1, "release": "0.1.0",

@@ -1,4 +1,4 @@
-"""What a new owner finds at the end of a log, and what it does with it.
+"""Decides what a new owner keeps and discards of the segments at the end of a log.
 
     list     … P ── N ── N+1       at most the last two are unclosed (LS3)
                     │     │

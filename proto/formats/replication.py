@@ -1,4 +1,4 @@
-"""What auditors and replication workers leave for each other below the ledgers root.
+"""The nodes that auditors and replication workers leave for each other below the ledgers root.
 
     underreplication/LAYOUT                                  text: type BASIC, version 1
     underreplication/ledgers/hhhh/hhhh/hhhh/hhhh/urLdddd…    text: the bookies whose copies lack

@@ -1,5 +1,5 @@
-"""What the system reports as wrong, for people: without numbers and without asyncio's words around
-it."""
+"""Describes the system's errors for people: without numbers and without asyncio's words around
+them."""
 
 import errno
 import os

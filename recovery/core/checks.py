@@ -170,7 +170,7 @@ class CopyReport:
 
 @dataclass(frozen=True, slots=True)
 class ConfirmedReport:
-    """What two looks at the copies of one ledger agree on."""
+    """The findings that two looks at the copies of one ledger agree on."""
 
     to_mark: list[BookieId]
     bad: dict[BookieId, list[EntryId]]  # The bad entries of those that are marked.
@@ -187,7 +187,7 @@ def is_judged(first: CopyReport, marked: Collection[BookieId] | None) -> bool:
 def confirmed_by(
     first: CopyReport, second: CopyReport, is_registered: Callable[[BookieId], bool]
 ) -> ConfirmedReport:
-    """What is marked after the second look: copies that both looks found short or bad (AU7), of bookies
+    """Decides what is marked after the second look: copies that both looks found short or bad (AU7), of bookies
     that are registered now (AU6).
     """
     suspects = first.to_mark

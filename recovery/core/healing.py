@@ -134,7 +134,7 @@ def judge(
     said: Mapping[EntryId, Mapping[BookieId, Copy]],
     accepted: Sequence[EntrySpan],
 ) -> WindowReport:
-    """What to report for a window. `wanted` are all its entries that the bookie should hold, `held`
+    """Decides what to report for a window. `wanted` are all its entries that the bookie should hold, `held`
     those that it holds, durably; `said` has every other member's answer about the rest.
     """
     found = WindowReport()

@@ -1,4 +1,4 @@
-"""What one ledger needs so that every entry has all its copies again (RP1).
+"""Plans the repairs of one ledger after which every entry has all its copies again (RP1).
 
 For each fragment with a known end, and each of its seats in question:
 
@@ -54,7 +54,7 @@ class Action(Enum):
 
 
 class FirstStep(Enum):
-    """What has to be done to the ledger before repairs of its closed fragments suffice."""
+    """The step that the ledger needs before repairs of its closed fragments suffice."""
 
     NOTHING = "nothing"
     RECOVER = "recover"  # The ledger is in recovery already: finish that.

@@ -1,4 +1,4 @@
-"""What an eavesdropper on this machine's interfaces reads. Only root may capture packets, and only Linux lets it do so like this."""
+"""Captures what an eavesdropper on this machine's interfaces reads. Only root may capture packets, and only Linux lets it do so like this."""
 
 import socket
 import threading

@@ -129,7 +129,7 @@ class CuttingProxy:
         self._call(lambda: self._hold(direction))
 
     def resume(self) -> None:
-        """What was held arrives now."""
+        """Lets the held bytes arrive now."""
         self._call(self._hold)
 
     def _call(self, action: Callable[[], object]) -> None:

@@ -1,4 +1,4 @@
-"""What a browser's EventSource does, for tests: it follows one URL, and comes back with the last id that it heard.
+"""Does what a browser's EventSource does, for tests: it follows one URL, and comes back with the last id that it heard.
 
 with EventSource("127.0.0.1:7480", "/v1/namespaces/default/logs/a/records") as source:
     source.wait_for(3)

@@ -51,7 +51,7 @@ class LogProcesses:
 
     @property
     def url(self) -> str:
-        """What clients connect to."""
+        """The URL that clients connect to."""
         return "log://" + ",".join(each.address for each in self.servers.values())
 
     def start_server(self, name: str, says: Path | None = None) -> RunningLogServer:

@@ -56,7 +56,7 @@ def are_forked(command: Sequence[str | Path], environment: Mapping[str, str]) ->
 
 
 class ForkedServer:
-    """What tests need of `subprocess.Popen`."""
+    """The part of `subprocess.Popen` that tests need."""
 
     def __init__(
         self, command: Sequence[str | Path], environment: Mapping[str, str], log: Path | None

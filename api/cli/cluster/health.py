@@ -1,4 +1,4 @@
-"""What `rollbook cluster health` finds: the members in the metadata, and which of them can be
+"""Finds a cluster's health for `rollbook cluster health`: the members in the metadata, and which of them can be
 reached.
 
 healthy       bookies suffice for all copies of a new log, every member can be reached, none is missing

@@ -1,4 +1,4 @@
-"""What `rollbook demo` shows: the main job, with real processes and real kills, everything
+"""Runs `rollbook demo`: the main job, with real processes and real kills, everything
 verified.
 
 Three bookies and two log servers share an embedded metadata store. A writer appends, exactly

@@ -1,4 +1,4 @@
-"""What commands do about a log's writer, its server, and what all its readers get."""
+"""The actions of commands about a log's writer, its server, and the verification of its contents."""
 
 import shlex
 import time

@@ -1,1 +1,1 @@
-"""What the dashboard computes and prints, without a server."""
+"""The dashboard's computations and pages, without a server."""

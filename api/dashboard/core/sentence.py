@@ -1,4 +1,4 @@
-"""What is wrong with a cluster, in one sentence with a link: the worst first."""
+"""Says in one sentence with a link what is wrong with a cluster, the worst first."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,4 +1,5 @@
-"""What all followers of a server share, so that they are bounded together, however many they are."""
+"""The memory and turns that all followers of a server share, so that they are bounded together, however many
+they are."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator

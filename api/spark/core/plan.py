@@ -1,4 +1,4 @@
-"""What a trigger reads, and which tasks read it: pure functions of their arguments.
+"""Plans the offsets that a trigger reads, and the tasks that read them: pure functions of their arguments.
 
 A replayed batch is planned again, perhaps by another process. The same range, segments and limits give the same
 tasks, and whatever the limits, tasks and their spans are in the order of logs and offsets: a plan that keeps rows

@@ -1,4 +1,4 @@
-"""What a store still accepts when its disk is nearly full (MS8).
+"""Decides which changes a store still accepts when its disk is nearly full (MS8).
 
 Sessions, registrations and deletions go on, and changes that take no more room than the old
 value: with these a cluster stays alive and can be emptied. Writes that grow are refused until

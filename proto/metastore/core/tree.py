@@ -1,4 +1,4 @@
-"""What the operations of a metadata store mean: the only copy of node semantics.
+"""The operations of a metadata store: the only copy of node semantics.
 
 ZooKeeper is the model. Frequent mistakes:
 
