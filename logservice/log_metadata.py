@@ -1,7 +1,7 @@
-"""The logs of a cluster in its metadata store: lists, cursors, marks.
+"""The logs of a cluster in its metadata store: lists, cursors, guards.
 
     <own root>/logs/<namespace>/<hh>/<log>   the ledger list; `hh`: which of 256 folders, by the name
-        marks                                floor and marks, from the first mark or truncation on
+        marks                                floor and guards, from the first guard or truncation on
         cursors/<name>                       one for each cursor
     <own root>/deleted-logs/<uid>            a deleted log whose name another log has; or the name that it came back
                                              under, for as long as it lives, since its ledgers bear the old one
@@ -29,17 +29,17 @@ from rollbook.logservice.core.cursors import (
     CURSOR_VERSION_BITS,
     CURSORS_MAX,
     CursorCounts,
-    TruncationMarks,
+    TruncationGuards,
     check_expected,
     committed,
     creator_of,
     one_more_in_all_logs,
     pack_counts,
     pack_cursor,
-    pack_marks,
+    pack_guards,
     unpack_counts,
     unpack_cursor,
-    unpack_marks,
+    unpack_guards,
 )
 from rollbook.logservice.core.ledger_list import LedgerList, ListedLogState, LogEvent, draw_log_uid
 from rollbook.logservice.core.lived_time import Witness
@@ -91,7 +91,7 @@ from rollbook.proto.ports import (
 LOGS: Final = "logs"
 DELETED_LOGS: Final = "deleted-logs"
 WITNESS: Final = "log-servers-witness"
-MARKS: Final = "marks"
+GUARDS: Final = "marks"
 CURSORS: Final = "cursors"
 # The folder with a node for each principal: the number of its cursors in all logs.
 CURSOR_TOTALS: Final = "cursor-totals"
@@ -114,8 +114,8 @@ class StoredLog:
 
 
 @dataclass(frozen=True, slots=True)
-class StoredMarks:
-    marks: TruncationMarks
+class StoredGuards:
+    guards: TruncationGuards
     version: int | None  # None: there is no node yet.
 
 
@@ -251,17 +251,17 @@ class LogMetadataStore:
         return await self._write(stored, stored.list, ())
 
     async def replace_guarded(
-        self, stored: StoredLog, listed: LedgerList, *, found: StoredMarks
+        self, stored: StoredLog, listed: LedgerList, *, found: StoredGuards
     ) -> StoredLog:
-        """Makes the change that truncates or deletes, together with the floor of the marks as they were
-        read (LL6). No mark is made in a deleted log.
+        """Makes the change that truncates or deletes, together with the floor of the guards as they were
+        read (LL6). No guard is made in a deleted log.
 
-        Raises `MetadataConflict`, `NoSuchLog`, and `Guarded` if a mark prevents it; after `ConnectionLost` it
+        Raises `MetadataConflict`, `NoSuchLog`, and `Guarded` if a guard prevents it; after `ConnectionLost` it
         may have been made.
         """
         is_deleted = listed.state is ListedLogState.DELETED
-        raised = found.marks.with_floor(OFFSET_MAX if is_deleted else listed.head)
-        op = self._op_of_marks(stored.name, found, raised)
+        raised = found.guards.with_floor(OFFSET_MAX if is_deleted else listed.head)
+        op = self._op_of_guards(stored.name, found, raised)
         return await self._replace(stored, listed, (op,), None)
 
     async def _replace(
@@ -301,7 +301,7 @@ class LogMetadataStore:
             if error.ids.get("op"):
                 raise MetadataConflict("the marks have changed", log=str(stored.name)) from None
             raise NoSuchLog(log=str(stored.name)) from None
-        except NodeExists:  # Another client made the first mark.
+        except NodeExists:  # Another client made the first guard.
             raise MetadataConflict("the marks have changed", log=str(stored.name)) from None
         return replace(stored, list=listed, version=stored.version + 1)
 
@@ -417,9 +417,9 @@ class LogMetadataStore:
         return found[0]
 
     async def _undelete_in_place(self, stored: StoredLog, listed: LedgerList) -> StoredLog:
-        marks = await self.read_marks(stored.name)
-        lowered = replace(marks.marks, floor=listed.head)
-        more = () if marks.version is None else (self._op_of_marks(stored.name, marks, lowered),)
+        guards = await self.read_guards(stored.name)
+        lowered = replace(guards.guards, floor=listed.head)
+        more = () if guards.version is None else (self._op_of_guards(stored.name, guards, lowered),)
         return await self._replace(stored, listed, more, None)
 
     async def _come_back(self, stored: StoredLog, listed: LedgerList, target: LogName) -> StoredLog:
@@ -498,7 +498,7 @@ class LogMetadataStore:
         return f"{self._displaced}/{uid.hex()}"
 
     async def remove(self, stored: StoredLog) -> None:
-        """Remove the node of a deleted log whose ledgers are gone, with its cursors and marks.
+        """Remove the node of a deleted log whose ledgers are gone, with its cursors and guards.
 
         Raises `MetadataConflict` if anything is left, or something has changed.
         """
@@ -581,7 +581,7 @@ class LogMetadataStore:
                 for name in await self._children(f"{place}/{folder}"):
                     yield LogName(namespace, name)
 
-    # --- Cursors and marks --------------------------------------------------------------------
+    # --- Cursors and guards -------------------------------------------------------------------
 
     async def read_cursor(self, log: LogName, name: CursorName, uid: str = "") -> Cursor:
         """Raises `NoSuchCursor`, `NoSuchLog`, `LogReplaced` if the log has another `uid`."""
@@ -614,7 +614,7 @@ class LogMetadataStore:
         """Makes or moves a cursor. `tail`: as far as the log is known to go, if it is.
 
         Raises `MetadataConflict` unless it has the version that the caller expects, `Truncated` for a
-        mark below the head, `InvalidRequest`, `NoSuchLog`, `LogDeleted`.
+        guard below the head, `InvalidRequest`, `NoSuchLog`, `LogDeleted`.
         """
         log = request.log
         for attempt in range(_RACES_MAX):
@@ -626,14 +626,14 @@ class LogMetadataStore:
             check_life(log, uid, request.uid)
             version = self._randomness.getrandbits(CURSOR_VERSION_BITS)
             cursor = committed(request, found, version, self._clock.wall_us(), tail, uid)
-            marks = await self.read_marks(log)
-            wanted = marks.marks
+            guards = await self.read_guards(log)
+            wanted = guards.guards
             if cursor.is_protected or node is None:
                 (stored or await self.read(log)).list.require_living(log)
             if cursor.is_protected:
-                wanted = wanted.with_mark(request.name, cursor.offset)
+                wanted = wanted.with_guard(request.name, cursor.offset)
             elif found is not None and found.is_protected:
-                wanted = wanted.without_mark(request.name)
+                wanted = wanted.without_guard(request.name)
             principal = request.principal if isinstance(request, CommitCursorBy) else ""
             if node is not None:
                 principal = creator_of(node.value)
@@ -645,8 +645,8 @@ class LogMetadataStore:
                     ops.append(count)
                 if principal:
                     ops.append(await self._op_of_total(principal))
-            if wanted != marks.marks:
-                ops.append(self._op_of_marks(log, marks, wanted))
+            if wanted != guards.guards:
+                ops.append(self._op_of_guards(log, guards, wanted))
             if await self._commit(log, request.name, ops, version):
                 return cursor
             await self._pause(attempt)
@@ -672,19 +672,21 @@ class LogMetadataStore:
             if principal:
                 ops.append(await self._op_of_total(principal, gone=1))
             if found.is_protected:
-                marks = await self.read_marks(log)
-                ops.append(self._op_of_marks(log, marks, marks.marks.without_mark(request.name)))
+                guards = await self.read_guards(log)
+                ops.append(
+                    self._op_of_guards(log, guards, guards.guards.without_guard(request.name))
+                )
             if await self._commit(log, request.name, ops, None):
                 return
             await self._pause(attempt)
         raise MetadataConflict("the cursor is moved again and again", cursor=request.name)
 
-    async def read_marks(self, log: LogName) -> StoredMarks:
-        """The log's marks, empty if there is no log."""
-        node = await read_surely(self._store, f"{self.path(log)}/{MARKS}")
+    async def read_guards(self, log: LogName) -> StoredGuards:
+        """The log's guards, empty if there is no log."""
+        node = await read_surely(self._store, f"{self.path(log)}/{GUARDS}")
         if node is None:
-            return StoredMarks(TruncationMarks(), None)
-        return StoredMarks(unpack_marks(node.value)[0], node.stat.version)
+            return StoredGuards(TruncationGuards(), None)
+        return StoredGuards(unpack_guards(node.value)[0], node.stat.version)
 
     async def _commit(
         self, log: LogName, name: CursorName, ops: Sequence[Op], version: int | None
@@ -771,13 +773,13 @@ class LogMetadataStore:
         path, value = self._cursor_path(log, cursor.name), pack_cursor(cursor, principal)
         return Create(path, value) if node is None else Set(path, value, node.stat.version)
 
-    def _op_of_marks(self, log: LogName, found: StoredMarks, wanted: TruncationMarks) -> Op:
-        path = f"{self.path(log)}/{MARKS}"
+    def _op_of_guards(self, log: LogName, found: StoredGuards, wanted: TruncationGuards) -> Op:
+        path = f"{self.path(log)}/{GUARDS}"
         if found.version is None:
-            return Create(path, pack_marks(wanted, self._draw_token()))
-        if wanted == found.marks:
+            return Create(path, pack_guards(wanted, self._draw_token()))
+        if wanted == found.guards:
             return Check(path, found.version)
-        return Set(path, pack_marks(wanted, self._draw_token()), found.version)
+        return Set(path, pack_guards(wanted, self._draw_token()), found.version)
 
     def _cursor_path(self, log: LogName, name: CursorName) -> str:
         return f"{self.path(log)}/{CURSORS}/{name}"

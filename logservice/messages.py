@@ -433,7 +433,9 @@ class TruncateAnswer:
     segments: tuple[SegmentId, ...]  # Segments whose ledgers are deleted.
     freed_bytes: int
     kept_bytes: int  # Bytes below the head that stay, in a segment with other records.
-    guards: tuple[CursorName, ...]  # Protected marks below `before`, which prevent the truncation.
+    guards: tuple[
+        CursorName, ...
+    ]  # Protected cursors below `before`, which prevent the truncation.
 
 
 @dataclass(frozen=True, slots=True)
@@ -540,7 +542,7 @@ class Done:
     """The response of a request that returns nothing."""
 
 
-# --- Cursors and marks ------------------------------------------------------------------------
+# --- Cursors and guards -----------------------------------------------------------------------
 
 NO_CURSOR: int = -1  # The expected version of a cursor that does not exist yet.
 

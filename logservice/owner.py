@@ -439,7 +439,7 @@ class Owner:
 
     async def refresh(self) -> None:
         """Reads the list again after another client has changed the log's configuration, or its
-        marks."""
+        guards."""
         self._append_path.use()
         try:
             await self._list_store.refresh()

@@ -243,9 +243,9 @@ class Sweeper:
             return
         now_us = self._now_us
         if find_expired(listed, now_us, None, self._lived) is None:
-            return  # Usually nothing is old enough, and reading the marks is saved.
-        lowest_mark = (await self._nodes.read_marks(name)).marks.lowest
-        expiry = find_expired(listed, now_us, lowest_mark, self._lived)
+            return  # Usually nothing is old enough, and reading the guards is saved.
+        lowest_guard = (await self._nodes.read_guards(name)).guards.lowest
+        expiry = find_expired(listed, now_us, lowest_guard, self._lived)
         if expiry is None:
             return
         if stored is not None and _frees_without_owner(listed, expiry.head):

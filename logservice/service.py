@@ -605,7 +605,7 @@ class LogService:
                 return await find_sizes(listed, self._ledgers)
         return NOT_COUNTED
 
-    # --- Cursors and marks ------------------------------------------------------------------
+    # --- Cursors and guards -----------------------------------------------------------------
 
     async def get_cursor(self, request: words.GetCursor, due: float) -> words.Cursor:
         return await in_time(due, self._nodes.read_cursor(request.log, request.name, request.uid))

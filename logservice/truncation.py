@@ -1,6 +1,6 @@
-"""Truncates a log: the list and its marks change in one step, ledgers are deleted afterwards.
+"""Truncates a log: the list and its guards change in one step, ledgers are deleted afterwards.
 
-    plan ──► [ list: new head, whole ledgers to `discarded` ] + [ marks: the floor rises ]    one step
+    plan ──► [ list: new head, whole ledgers to `discarded` ] + [ guards: the floor rises ]    one step
                   │ readers see the new head from here on
                   └─► fence and delete each discarded ledger ──► [ list: it is forgotten ]
 
@@ -63,16 +63,16 @@ async def truncate(
 ) -> tuple[StoredLog, TruncateAnswer]:
     """Make one attempt to truncate, from the list that was read; `confirmed` and `is_begun` as for `with_head`.
 
-    A plan alone names its guards. Raises `Guarded`, `MetadataConflict` if the list or a mark has
+    A plan alone names its guards. Raises `Guarded`, `MetadataConflict` if the list or a guard has
     changed, `InvalidRequest` beyond the tail, `LogDeleted`; after `ConnectionLost` it may have been done.
     """
-    marks = await nodes.read_marks(stored.name)
+    guards = await nodes.read_guards(stored.name)
     plan = plan_truncation(
         stored.list,
         before,
         confirmed=confirmed,
         is_begun=is_begun,
-        marks=marks.marks,
+        guards=guards.guards,
         written=written,
     )
     if dry_run:
@@ -80,7 +80,7 @@ async def truncate(
     if plan.listed == stored.list:
         return stored, plan.answer
     listed = plan.listed if event is None else plan.listed.with_event(event)
-    stored = await nodes.replace_guarded(stored, listed, found=marks)
+    stored = await nodes.replace_guarded(stored, listed, found=guards)
     logger.info(
         "log_truncated",
         log=str(stored.name),
@@ -194,7 +194,7 @@ async def delete_log(
     another log may have its name.
 
     `owned_by`: the caller informs that owner, or it is gone. An owner that comes between would not know, and
-    go on acking. Deleted before, it stays as it was. Raises `Guarded` if there are marks,
+    go on acking. Deleted before, it stays as it was. Raises `Guarded` if there are guards,
     `MetadataConflict` if its configuration has another etag, `OwnerChanging` if it has another owner,
     `LogReplaced` if it has another uid, `NoSuchLog`; after `ConnectionLost` it may have been done.
     """
@@ -206,10 +206,10 @@ async def delete_log(
             raise OwnerChanging("it has been opened meanwhile", log=str(name))
         check_life(name, text_of(stored.list.uid), uid)
         check_etag(name, stored.list, etag)
-        marks = await nodes.read_marks(name)
+        guards = await nodes.read_guards(name)
         try:
             return await nodes.replace_guarded(
-                stored, stored.list.with_deleted(free_at_us).with_event(event), found=marks
+                stored, stored.list.with_deleted(free_at_us).with_event(event), found=guards
             )
         except Guarded as guarded:
             raise Guarded(

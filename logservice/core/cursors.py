@@ -1,14 +1,14 @@
-"""Cursors, marks, and what a truncation must not pass.
+"""Cursors, guards, and what a truncation must not pass.
 
-A cursor is a named offset with a few bytes of its owner's. Protected it is a mark, and holds
-truncation back. Each cursor has a node; the marks of a log are also in one node together, with the
+A cursor is a named offset with a few bytes of its owner's. Protected it is a guard, and holds
+truncation back. Each cursor has a node; the guards of a log are also in one node together, with the
 floor below which none is made any more:
 
-    move a mark    the cursor and the marks, in one step; below the floor it is refused
-    truncate       the ledger list and the marks, in one step; the floor rises to the new head
+    move a guard   the cursor and the guards, in one step; below the floor it is refused
+    truncate       the ledger list and the guards, in one step; the floor rises to the new head
 
-Both change the one node of the marks from the version that was read, so the second of two
-changes sees the first (LL6): no truncation passes a mark, and no mark is made on truncated
+Both change the one node of the guards from the version that was read, so the second of two
+changes sees the first (LL6): no truncation passes a guard, and no guard is made on truncated
 records.
 """
 
@@ -38,7 +38,7 @@ from rollbook.proto.errors import (
 from rollbook.proto.formats.protobuf import as_text, pack_binary, unpack_binary
 
 BLOB_BYTES_MAX: Final = 4096
-MARKS_MAX: Final = 1000
+GUARDS_MAX: Final = 1000
 CURSOR_VERSION_BITS: Final = 53  # At most 53 bits: JSON readers take numbers for doubles.
 CURSORS_MAX: Final = 10_000  # The most cursors that a log may have.
 CURSORS_OF_PRINCIPAL_MAX: Final = 1_000  # The most cursors that a principal may have in one log.
@@ -49,29 +49,29 @@ _DELETE_SOME: Final = "delete cursors that nobody uses: rollbook cursor ls, roll
 
 
 @dataclass(frozen=True, slots=True)
-class TruncationMarks:
+class TruncationGuards:
     floor: Offset = FIRST_OFFSET
     offsets: tuple[tuple[CursorName, Offset], ...] = ()  # Sorted by name.
 
-    def with_mark(self, name: CursorName, offset: Offset) -> Self:
-        """The marks with this one set. Raises `Truncated` below the floor, `InvalidRequest` for one
-        mark too many.
+    def with_guard(self, name: CursorName, offset: Offset) -> Self:
+        """The guards with this one set. Raises `Truncated` below the floor, `InvalidRequest` for one
+        guard too many.
         """
         if offset < self.floor:
             raise Truncated("a mark protects nothing there", offset=offset, head=self.floor)
-        marks = dict(self.offsets)
-        marks[name] = offset
-        if len(marks) > MARKS_MAX:
-            raise InvalidRequest(f"a log has at most {MARKS_MAX} marks")
-        return self._with(marks)
+        guards = dict(self.offsets)
+        guards[name] = offset
+        if len(guards) > GUARDS_MAX:
+            raise InvalidRequest(f"a log has at most {GUARDS_MAX} marks")
+        return self._with(guards)
 
-    def without_mark(self, name: CursorName) -> Self:
-        marks = dict(self.offsets)
-        marks.pop(name, None)
-        return self._with(marks)
+    def without_guard(self, name: CursorName) -> Self:
+        guards = dict(self.offsets)
+        guards.pop(name, None)
+        return self._with(guards)
 
     def with_floor(self, head: Offset) -> Self:
-        """The marks with the floor raised to `head`, never lowered. Raises `Guarded` if a mark is
+        """The guards with the floor raised to `head`, never lowered. Raises `Guarded` if a guard is
         below `head`.
         """
         if names := self.below(head):
@@ -90,8 +90,8 @@ class TruncationMarks:
     def lowest(self) -> Offset | None:
         return min((offset for _, offset in self.offsets), default=None)
 
-    def _with(self, marks: Mapping[CursorName, Offset]) -> Self:
-        return replace(self, offsets=tuple(sorted(marks.items())))
+    def _with(self, guards: Mapping[CursorName, Offset]) -> Self:
+        return replace(self, offsets=tuple(sorted(guards.items())))
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,19 +260,19 @@ def unpack_counts(data: bytes) -> CursorCounts:
     return CursorCounts(tuple(sorted(pairs)))
 
 
-def pack_marks(marks: TruncationMarks, token: bytes) -> bytes:
+def pack_guards(guards: TruncationGuards, token: bytes) -> bytes:
     return pack_binary(
         schema.MarksNode(
             format_version=FORMAT_VERSION,
             token=token,
-            floor=marks.floor,
-            marks=[schema.Mark(name=name, offset=offset) for name, offset in marks.offsets],
+            floor=guards.floor,
+            marks=[schema.Mark(name=name, offset=offset) for name, offset in guards.offsets],
         )
     )
 
 
-def unpack_marks(data: bytes) -> tuple[TruncationMarks, bytes]:
-    """The marks, and the token of the write that they come from. Raises `BadMetadata`, `UnsupportedVersion`."""
+def unpack_guards(data: bytes) -> tuple[TruncationGuards, bytes]:
+    """The guards, and the token of the write that they come from. Raises `BadMetadata`, `UnsupportedVersion`."""
     message = unpack_binary(schema.MarksNode, data)
     check_version(message.format_version)
     try:
@@ -280,9 +280,9 @@ def unpack_marks(data: bytes) -> tuple[TruncationMarks, bytes]:
             parse_cursor_name(as_text(mark.name)): parse_offset(mark.offset)
             for mark in message.marks
         }
-        marks = TruncationMarks(parse_offset(message.floor), tuple(sorted(offsets.items())))
+        guards = TruncationGuards(parse_offset(message.floor), tuple(sorted(offsets.items())))
     except Invalid as error:
         raise BadMetadata(error.message) from None
-    if len(offsets) != len(message.marks) or marks.below(marks.floor):
+    if len(offsets) != len(message.marks) or guards.below(guards.floor):
         raise BadMetadata("the marks of a log contradict each other")
-    return marks, message.token
+    return guards, message.token

@@ -2,7 +2,7 @@
 
 A closed segment has expired when its youngest record is older than `retention_age_s`, or when
 the later segments alone are larger than `retention_bytes`. They expire from the front, as a
-whole, and none that a protected mark still needs. Records in the segment that is written expire
+whole, and none that a protected cursor still needs. Records in the segment that is written expire
 after it was rolled: owners roll idle segments, too.
 
 Ages count the time that servers have lived through (LT1), not what clocks were set by.
@@ -32,7 +32,7 @@ class Expiry:
 
 
 def find_expired(
-    listed: LedgerList, now_us: int, lowest_mark: Offset | None, lived: LivedTime = NO_GAPS
+    listed: LedgerList, now_us: int, lowest_guard: Offset | None, lived: LivedTime = NO_GAPS
 ) -> Expiry | None:
     """Finds the part of the log that has expired now; None: nothing has."""
     config = listed.config
@@ -46,7 +46,7 @@ def find_expired(
         age_us = lived.age_us(segment.last_timestamp_us or 0, now_us)
         if not _is_expired(segment, config, age_us, rest_bytes):
             break
-        if lowest_mark is not None and segment.next_offset > lowest_mark:
+        if lowest_guard is not None and segment.next_offset > lowest_guard:
             break
         rest_bytes -= segment.bytes or 0
         head = max(head, segment.next_offset)

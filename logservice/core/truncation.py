@@ -6,12 +6,12 @@
       deleted     deleted       kept whole: 200 records of it are hidden
 
 Readers see the new head at once and exactly; ledgers are deleted as a whole, when nothing in them
-is readable and their successor has begun (LL4). A mark below the new head forbids all of it (LL6).
+is readable and their successor has begun (LL4). A guard below the new head forbids all of it (LL6).
 """
 
 from dataclasses import dataclass
 
-from rollbook.logservice.core.cursors import TruncationMarks
+from rollbook.logservice.core.cursors import TruncationGuards
 from rollbook.logservice.core.ledger_list import NOT_COUNTED, LedgerList, Segment, Size, Sizes
 from rollbook.logservice.ids import Offset
 from rollbook.logservice.messages import TruncateAnswer
@@ -29,7 +29,7 @@ def plan_truncation(
     *,
     confirmed: Offset,
     is_begun: bool,
-    marks: TruncationMarks,
+    guards: TruncationGuards,
     written: Sizes = NOT_COUNTED,
 ) -> TruncationPlan:
     """The plan of a truncation. `confirmed` and `is_begun` as for `LedgerList.with_head`, and it raises
@@ -51,7 +51,7 @@ def plan_truncation(
                 _bytes_below(segment, segment.size(written), wanted.head)
                 for segment in wanted.segments
             ),
-            guards=marks.below(before),
+            guards=guards.below(before),
         ),
     )
 

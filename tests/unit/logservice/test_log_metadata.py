@@ -231,7 +231,7 @@ async def test_a_log_is_removed_when_its_ledgers_are_gone(nodes: LogMetadataStor
     stored = await opened(nodes, 10)
     await nodes.commit_cursor(CommitCursor(NAME, CursorName("reader"), Offset(3)))
     stored = await nodes.replace_guarded(
-        stored, stored.list.with_deleted(5), found=await nodes.read_marks(NAME)
+        stored, stored.list.with_deleted(5), found=await nodes.read_guards(NAME)
     )
     with pytest.raises(LogDeleted):
         await nodes.commit_cursor(CommitCursor(NAME, CursorName("late"), Offset(3)))
@@ -314,30 +314,30 @@ async def test_a_commit_is_made_once_though_the_reply_was_lost(
     assert await nodes.read_cursor(NAME, SNAPSHOT) == moved
     store.fates.append(fate)
     await nodes.delete_cursor(DeleteCursor(NAME, SNAPSHOT, moved.version))
-    assert (await nodes.read_marks(NAME)).marks.offsets == ()
+    assert (await nodes.read_guards(NAME)).guards.offsets == ()
 
 
 async def test_a_mark_holds_truncation_back(nodes: LogMetadataStore) -> None:
     """LL6."""
     stored = await opened(nodes, 10, 20)
     await nodes.commit_cursor(at(12, is_protected=True))
-    marks = await nodes.read_marks(NAME)
+    guards = await nodes.read_guards(NAME)
     with pytest.raises(Guarded) as refused:
         await nodes.replace_guarded(
-            stored, stored.list.with_head(Offset(13), Offset(20)), found=marks
+            stored, stored.list.with_head(Offset(13), Offset(20)), found=guards
         )
     assert refused.value.ids["marks"] == ("snapshot",)
     with pytest.raises(Guarded):
-        await nodes.replace_guarded(stored, stored.list.with_deleted(1), found=marks)
+        await nodes.replace_guarded(stored, stored.list.with_deleted(1), found=guards)
     stored = await nodes.replace_guarded(
-        stored, stored.list.with_head(Offset(12), Offset(20)), found=marks
+        stored, stored.list.with_head(Offset(12), Offset(20)), found=guards
     )
     assert await nodes.read(NAME) == stored
     with pytest.raises(Truncated):
         await nodes.commit_cursor(at(11, may_rewind=True))
     await nodes.commit_cursor(at(12, is_protected=False))
-    marks = await nodes.read_marks(NAME)
-    await nodes.replace_guarded(stored, stored.list.with_head(Offset(20), Offset(20)), found=marks)
+    guards = await nodes.read_guards(NAME)
+    await nodes.replace_guarded(stored, stored.list.with_head(Offset(20), Offset(20)), found=guards)
 
 
 async def test_a_mark_and_a_truncation_that_meet_see_each_other(
@@ -345,18 +345,18 @@ async def test_a_mark_and_a_truncation_that_meet_see_each_other(
 ) -> None:
     """LL6: whichever comes second, with or without marks before."""
     stored = await opened(nodes, 10, 20)
-    marks = await nodes.read_marks(NAME)
+    guards = await nodes.read_guards(NAME)
     await rival.commit_cursor(at(5, is_protected=True))
     with pytest.raises(MetadataConflict):
         await nodes.replace_guarded(
-            stored, stored.list.with_head(Offset(10), Offset(20)), found=marks
+            stored, stored.list.with_head(Offset(10), Offset(20)), found=guards
         )
 
     async def rival_truncates() -> None:
         stored = await rival.read(NAME)
-        marks = await rival.read_marks(NAME)
+        guards = await rival.read_guards(NAME)
         listed = stored.list.with_head(Offset(5), Offset(20))
-        await rival.replace_guarded(stored, listed, found=marks)
+        await rival.replace_guarded(stored, listed, found=guards)
 
     store.writes = 0
     store.before_write = {1: [rival_truncates]}
@@ -369,8 +369,8 @@ async def test_a_mark_and_a_truncation_that_meet_see_each_other(
 async def test_a_cursor_is_no_obstacle(nodes: LogMetadataStore) -> None:
     stored = await opened(nodes, 10)
     await nodes.commit_cursor(at(3))
-    marks = await nodes.read_marks(NAME)
-    await nodes.replace_guarded(stored, stored.list.with_head(Offset(10), Offset(10)), found=marks)
+    guards = await nodes.read_guards(NAME)
+    await nodes.replace_guarded(stored, stored.list.with_head(Offset(10), Offset(10)), found=guards)
     assert (await nodes.read_cursor(NAME, SNAPSHOT)).offset == 3
 
 
@@ -397,9 +397,9 @@ async def test_cursors_of_a_principal_are_bounded_over_all_logs(
     with pytest.raises(InvalidRequest):
         await nodes.commit_cursor(committed_by(other, "d"))
     stored = await nodes.read(other)
-    marks = await nodes.read_marks(other)
+    guards = await nodes.read_guards(other)
     await nodes.remove(
-        await nodes.replace_guarded(stored, stored.list.with_deleted(5), found=marks)
+        await nodes.replace_guarded(stored, stored.list.with_deleted(5), found=guards)
     )
     for cursor in ("c", "d"):
         await nodes.commit_cursor(committed_by(NAME, cursor))

@@ -20,7 +20,7 @@ from rollbook.logservice.ids import (
     ProducerRef,
 )
 from rollbook.logservice.log_config import DELETE_GRACE_MS_MAX, ConfigValues, LogConfig
-from rollbook.logservice.log_metadata import StoredLog, StoredMarks
+from rollbook.logservice.log_metadata import StoredGuards, StoredLog
 from rollbook.logservice.log_takeover import Opening
 from rollbook.logservice.owner import Owner
 from rollbook.logservice.owner_context import OwnerContext
@@ -298,7 +298,7 @@ def test_who_opens_a_log_that_is_truncated_without_an_owner_knows_its_head(
         scene.set_bookies(is_full=True)
         await refused(a.append(log, b"3"), AppendUnsettled)
         server, nodes = a.log_server, a.log_server.nodes
-        read_marks, begin = nodes.read_marks, Owner._begin
+        read_guards, begin = nodes.read_guards, Owner._begin
         opening: list[asyncio.Task[Owner]] = []
         is_listed, is_answered = asyncio.Event(), asyncio.Event()
 
@@ -308,15 +308,15 @@ def test_who_opens_a_log_that_is_truncated_without_an_owner_knows_its_head(
                 await is_answered.wait()
             await begin(owner, found, reason)
 
-        async def late_read_marks(name: LogName) -> StoredMarks:
+        async def late_read_guards(name: LogName) -> StoredGuards:
             if not opening:
                 scene.set_bookies(is_full=False)
                 monkeypatch.setattr(Owner, "_begin", slow_begin)
                 opening.append(asyncio.ensure_future(server.owner_of(name, a.due())))
                 await (is_listed.wait() if when == "it is listed" else opening[0])
-            return await read_marks(name)
+            return await read_guards(name)
 
-        monkeypatch.setattr(nodes, "read_marks", late_read_marks)
+        monkeypatch.setattr(nodes, "read_guards", late_read_guards)
         request = messages.Truncate(log, AtOffset(Offset(2)))
         await refused(a.ask(a.service.truncate(request, a.due(20.0))), Unavailable)
         is_answered.set()

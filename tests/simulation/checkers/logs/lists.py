@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from rollbook.logservice.core.cursors import TruncationMarks, unpack_marks
+from rollbook.logservice.core.cursors import TruncationGuards, unpack_guards
 from rollbook.logservice.core.ledger_list import (
     LEDGER_OF_LOG,
     LEDGER_OF_VERSION,
@@ -64,7 +64,7 @@ class _Log:
     name: str
     version: int = -1
     listed: LedgerList | None = None
-    marks: TruncationMarks = field(default_factory=TruncationMarks)
+    guards: TruncationGuards = field(default_factory=TruncationGuards)
     ledgers: dict[LedgerId, None] = field(default_factory=dict)  # That were ever listed.
     before: dict[LedgerId, LedgerId] = field(default_factory=dict)  # What each ledger came after.
     acked: dict[LedgerId, int] = field(default_factory=dict)  # Up to which offset, by ledger.
@@ -150,8 +150,8 @@ class ListRules:
                 _, _, name = path[len(self._own) :].partition("/")
                 if name.endswith("/marks"):
                     if row.value:
-                        marks, _ = unpack_marks(row.value)
-                        self._on_marks(self._present(name.removesuffix("/marks")), marks)
+                        guards, _ = unpack_guards(row.value)
+                        self._on_guards(self._present(name.removesuffix("/marks")), guards)
                 elif name and "/" not in name:
                     self._on_list(self._life_of(name, row), row, commit.at_s)
         for ledger_id in removed:
@@ -185,7 +185,7 @@ class ListRules:
         if listed.head < before.head:
             self._break(HEAD, f"{log.name}: {before.head} becomes {listed.head}")
         self._on_head(log.name, listed.head)
-        self._check_marks(log)
+        self._check_guards(log)
         if any(not segment.is_closed for segment in listed.segments[:-2]):
             self._break(UNCLOSED, f"{log.name}: {_told(listed)}")
         if listed.events[-1:] != before.events[-1:]:
@@ -306,14 +306,14 @@ class ListRules:
 
     # --- Marks ----------------------------------------------------------------------------------
 
-    def _on_marks(self, log: _Log, marks: TruncationMarks) -> None:
-        log.marks = marks
-        self._check_marks(log)
+    def _on_guards(self, log: _Log, guards: TruncationGuards) -> None:
+        log.guards = guards
+        self._check_guards(log)
 
-    def _check_marks(self, log: _Log) -> None:
+    def _check_guards(self, log: _Log) -> None:
         if log.listed is None or log.listed.state is ListedLogState.DELETED:
             return
-        for name, offset in log.marks.offsets:
+        for name, offset in log.guards.offsets:
             if offset < log.listed.head:
                 text = f"the head is {log.listed.head}, and {name} protects {offset}"
                 self._break(MARKS, f"{log.name}: {text}")

@@ -22,7 +22,7 @@ from rollbook.logservice import (
 from rollbook.logservice import retention as log_retention
 from rollbook.logservice.append_path import AppendPath
 from rollbook.logservice.core import ledger_list, retention, segments
-from rollbook.logservice.core.cursors import TruncationMarks
+from rollbook.logservice.core.cursors import TruncationGuards
 from rollbook.logservice.core.ledger_list import LedgerList, ListedLogState, LogEvent, Segment
 from rollbook.logservice.core.lived_time import LivedTime, Witness
 from rollbook.logservice.core.log_end import listed_end
@@ -394,11 +394,11 @@ def _forget_the_discarded(self: LedgerList, segment_id: Any) -> LedgerList:
     return replace(_with_discarded(self, segment_id), discarded=self.discarded)
 
 
-def _nothing_below(self: TruncationMarks, head: Offset) -> tuple[()]:
+def _nothing_below(self: TruncationGuards, head: Offset) -> tuple[()]:
     return ()
 
 
-def _mark_anywhere(self: TruncationMarks, name: Any, offset: Offset) -> TruncationMarks:
+def _guard_anywhere(self: TruncationGuards, name: Any, offset: Offset) -> TruncationGuards:
     return self._with({**dict(self.offsets), name: offset})
 
 
@@ -630,14 +630,14 @@ LOG_MUTANTS: Final = (
         "logs-passes-marks",
         "Truncation does not look at protected marks (LL6).",
         _BUDGET,
-        ((TruncationMarks, "below", _nothing_below),),
+        ((TruncationGuards, "below", _nothing_below),),
         drill="truncation",
     ),
     LogMutant(
         "logs-marks-what-is-gone",
         "A mark is made below the head (LL6).",
         _BUDGET,
-        ((TruncationMarks, "with_mark", _mark_anywhere),),
+        ((TruncationGuards, "with_guard", _guard_anywhere),),
         drill="truncation",
     ),
     LogMutant(

@@ -23,11 +23,11 @@ from rollbook.logservice.core.control_blocks import (
     unpack_control,
 )
 from rollbook.logservice.core.cursors import (
-    TruncationMarks,
+    TruncationGuards,
     pack_cursor,
-    pack_marks,
+    pack_guards,
     unpack_cursor,
-    unpack_marks,
+    unpack_guards,
 )
 from rollbook.logservice.core.ledger_list import LedgerList, LogEvent
 from rollbook.logservice.core.log_format import pack_log_node, unpack_log_node
@@ -139,7 +139,7 @@ def made_anew() -> dict[str, bytes]:
         "block-1-plain": PLAIN,
         "block-1-full": FULL,
         "cursor-1": pack_cursor(CURSOR),
-        "marks-1": pack_marks(MARKS, TOKEN),
+        "marks-1": pack_guards(MARKS, TOKEN),
         "memory-1": _memory().pack(),
         "memory-2": _memory("5c1c9a1e").pack(),
         **lists,
@@ -148,7 +148,7 @@ def made_anew() -> dict[str, bytes]:
 
 
 CURSOR = Cursor(CursorName("snapshot"), Offset(2**40), 2**52 + 1, b"s3://x", True, 1_700_000_000)
-MARKS = TruncationMarks(
+MARKS = TruncationGuards(
     Offset(7), ((CursorName("a"), Offset(7)), (CursorName("b.2"), Offset(2**50)))
 )
 
@@ -195,7 +195,7 @@ def test_lists_of_then_are_read(name: str) -> None:
 
 def test_cursors_and_marks_of_then_are_read() -> None:
     assert unpack_cursor(CURSOR.name, golden("cursor-1")) == CURSOR
-    assert unpack_marks(golden("marks-1")) == (MARKS, TOKEN)
+    assert unpack_guards(golden("marks-1")) == (MARKS, TOKEN)
 
 
 @pytest.mark.parametrize(("name", "attempt"), [("memory-1", ""), ("memory-2", "5c1c9a1e")])
