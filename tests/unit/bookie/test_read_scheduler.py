@@ -236,7 +236,9 @@ async def test_beside_adds_steps_are_small_and_what_came_is_heard_between_two() 
             sizes.append(await turn.come())
             began.append(turns)
             turn.spend(sizes[-1])
-        await asyncio.sleep(0.05)  # Many turns: nothing is left of what was spent.
+        last = turns
+        while turns < last + 1_000:  # Nothing is left of what was spent.
+            await asyncio.sleep(0)
         return sizes, began
 
     counting = asyncio.create_task(count())

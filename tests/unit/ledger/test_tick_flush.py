@@ -82,9 +82,9 @@ def test_an_interrupt_costs_no_step_but_the_one_that_it_hit() -> None:
         turn.write_out(partial(done.append, "written"))
         for _ in range(2):
             with pytest.raises(KeyboardInterrupt):
-                loop.run_until_complete(asyncio.sleep(0.01))
+                loop.run_until_complete(asyncio.sleep(0))
             assert not turn.is_shared
-        loop.run_until_complete(asyncio.sleep(0.01))
+        loop.run_until_complete(asyncio.sleep(0))
         loop.run_until_complete(go_on(turn))
     assert done == [
         "interrupted",

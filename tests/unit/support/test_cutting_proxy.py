@@ -16,12 +16,17 @@ HEARTBEAT = 0
 class Server(asyncio.Protocol):
     """Answers each number with itself, and remembers it."""
 
-    def __init__(self, heard: list[int]) -> None:
+    def __init__(self, heard: list[int], connections: set["Server"]) -> None:
         self._heard = heard
+        self._connections = connections
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
+        self._connections.add(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._connections.remove(self)
 
     def data_received(self, data: bytes) -> None:
         self._heard += _unpack(data)
@@ -78,16 +83,19 @@ async def proxy(
     request: pytest.FixtureRequest, heard: list[int], tmp_path: Path
 ) -> AsyncIterator[CuttingProxy]:
     loop = asyncio.get_running_loop()
+    connections: set[Server] = set()
     if request.param == "unix":
         address = str(tmp_path / "socket")
-        listening = await loop.create_unix_server(lambda: Server(heard), address)
+        listening = await loop.create_unix_server(lambda: Server(heard, connections), address)
     else:
-        listening = await loop.create_server(lambda: Server(heard), "127.0.0.1", 0)
+        listening = await loop.create_server(lambda: Server(heard, connections), "127.0.0.1", 0)
         address = f"127.0.0.1:{listening.sockets[0].getsockname()[1]}"
     with CuttingProxy(address, Dialect(_number, _number)) as proxy:
         yield proxy
     listening.close()
-    await asyncio.sleep(0.01)  # The server's side of what the proxy has left.
+    async with asyncio.timeout(DEADLINE_S):
+        while connections:  # What the proxy has left.
+            await asyncio.sleep(0.001)
 
 
 Connect = Callable[[CuttingProxy], Awaitable[Client]]

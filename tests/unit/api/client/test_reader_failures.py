@@ -252,7 +252,9 @@ async def test_a_cancelled_wait_misses_nothing(site: Site) -> None:
     reader = log.events("latest")
     assert isinstance(await reader.next(), messages.CaughtUp)
     waiting = asyncio.ensure_future(reader.next())
-    await asyncio.sleep(0.02)
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert not waiting.done()
     waiting.cancel()
     await asyncio.gather(waiting, return_exceptions=True)
     await log.append(b"x")

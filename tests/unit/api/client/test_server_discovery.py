@@ -10,7 +10,8 @@ from rollbook.api.client.config import LogClientConfig
 from rollbook.api.client.owner_cache import OwnerCache
 from rollbook.api.grpc.config import GrpcConfig
 from rollbook.api.grpc.server import GrpcServer
-from rollbook.proto.errors import InvalidRequest, Outcome, ServerUnreachable
+from rollbook.logservice.ids import LogName
+from rollbook.proto.errors import InvalidRequest, Outcome, RollbookError, ServerUnreachable
 from rollbook.proto.runtime.tls import TlsFiles
 from tests.support.certificates import Authority
 from tests.unit.api.client.conftest import LOOPBACK, Site
@@ -82,14 +83,25 @@ async def test_entering_a_client_asks_its_servers(site: Site, tmp_path: Path) ->
         await tls.close(0)
 
 
-async def test_a_server_that_is_gone_for_a_while_is_waited_for(site: Site) -> None:
+async def test_a_server_that_is_gone_for_a_while_is_waited_for(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Only who has never been answered gives up early."""
+    failures: list[RollbookError] = []
+    on_error = OwnerCache.on_error
+
+    def note(self: OwnerCache, log: LogName | None, address: str, error: RollbookError) -> bool:
+        failures.append(error)
+        return on_error(self, log, address, error)
+
+    monkeypatch.setattr(OwnerCache, "on_error", note)
     client = site.client("a", connect_s=0.01, timeout_s=60)
     log = await client.open("orders", create=True)
     address = site.doors["a"].address
     await site.stop("a")
     asking = asyncio.ensure_future(log.tail_offset())
-    await asyncio.sleep(0.3)
+    while len(failures) < 3:
+        await asyncio.sleep(0.005)
     await site.start("a", address)
     assert await asking == 0
 

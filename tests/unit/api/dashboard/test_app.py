@@ -392,8 +392,10 @@ async def test_a_bookie_that_does_not_run_is_not_blamed_for_its_pages(
 # --- Live -------------------------------------------------------------------------------------
 
 
-async def _events(browser: Browser, url: str, count: int, last: str = "") -> list[str]:
-    """The first events of a stream."""
+async def _events(
+    browser: Browser, url: str, count: int, last: str = "", begins: asyncio.Event | None = None
+) -> list[str]:
+    """The first events of a stream; `begins` is set once it is answered."""
     address = browser.client.address
     reader, writer = await asyncio.open_connection(address.host, address.port)
     cookies = "; ".join(f"{name}={value}" for name, value in browser.cookies.items())
@@ -401,6 +403,9 @@ async def _events(browser: Browser, url: str, count: int, last: str = "") -> lis
     writer.write((f"{head}last-event-id: {last}\r\n\r\n" if last else f"{head}\r\n").encode())
     found: list[str] = []
     async with asyncio.timeout(10):
+        if begins:
+            await reader.readuntil(b"\r\n\r\n")
+            begins.set()
         while len(found) < count and (line := await reader.readline()):
             if line.startswith((b"id: ", b"event: ")):
                 found.append((line + await reader.readuntil(b"\n\n")).decode())
@@ -481,8 +486,9 @@ async def test_a_stream_keeps_no_session_open(there: Site, tmp_path: Path) -> No
         await browser.sign_in("looker")
         url = _stream_of(await browser.get(HERE))
         there.now_ns += (IDLE_S - 1) * 1_000_000_000
-        streaming = asyncio.create_task(_events(browser, f"{url}0", 2))
-        await asyncio.sleep(0.2)
+        begins = asyncio.Event()
+        streaming = asyncio.create_task(_events(browser, f"{url}0", 2, begins=begins))
+        await begins.wait()
         there.now_ns += 2_000_000_000
         *_, event = await streaming
         assert event.startswith("event: signed-out")

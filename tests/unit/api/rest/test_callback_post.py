@@ -3,7 +3,7 @@
 import asyncio
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -198,6 +198,8 @@ async def receiving(handle: Handler, tls: ssl.SSLContext | None = None) -> Async
                 pass
             finally:
                 writer.transport.abort()
+                with suppress(OSError):
+                    await writer.wait_closed()
 
         tasks.append(asyncio.create_task(serve()))
 
@@ -209,7 +211,6 @@ async def receiving(handle: Handler, tls: ssl.SSLContext | None = None) -> Async
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        await asyncio.sleep(0.01)  # What was aborted is closed in the next rounds.
 
 
 def _answer(data: bytes, seen: list[bytes] | None = None) -> Handler:
@@ -220,7 +221,8 @@ def _answer(data: bytes, seen: list[bytes] | None = None) -> Handler:
             seen.extend((head, body))
         writer.write(data)
         await writer.drain()
-        await asyncio.sleep(0.05)  # TLS drops what it has when it is aborted.
+        if data:  # TLS drops what it has when it is aborted, so the client hangs up first.
+            await reader.read()
 
     return handle
 

@@ -454,8 +454,11 @@ async def test_waiting_for_a_turn_can_be_given_up(site: Site) -> None:
     mine, yours = Counter(), Counter()
     machine, standby = replica(site, mine, "a"), replica(site, yours, "b")
     async with machine, standby, machine.lead() as term:
+        asked = site.cores["a"].asked
+        asked.clear()
         waiting = asyncio.create_task(standby.lead().__aenter__())
-        await asyncio.sleep(0.05)
+        await until(lambda: any(isinstance(each, AcquireWriter) for each in asked))
+        assert not waiting.done()
         waiting.cancel()
         with pytest.raises(asyncio.CancelledError):
             await waiting

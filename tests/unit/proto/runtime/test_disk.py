@@ -86,15 +86,21 @@ async def test_cancelling_a_sync_again_waits_all_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A task that ends what it has begun is told more than once: by its caller, then by the caller's."""
-    may_end = threading.Event()
-    monkeypatch.setattr(os, "fdatasync", lambda _: may_end.wait(30))
+    has_begun, may_end = threading.Event(), threading.Event()
+
+    def fdatasync(_: int) -> None:
+        has_begun.set()
+        may_end.wait(30)
+
+    monkeypatch.setattr(os, "fdatasync", fdatasync)
     disk = SystemDisk()
     file = await disk.open(str(tmp_path / "f"), OpenMode.CREATE)
     sync = asyncio.ensure_future(file.sync())
+    assert await asyncio.to_thread(has_begun.wait, 30)
     for _ in range(3):
-        await asyncio.sleep(0.01)
         sync.cancel()
-    await asyncio.sleep(0.01)
+        for _ in range(5):
+            await asyncio.sleep(0)
     assert not sync.done()
     may_end.set()
     with pytest.raises(asyncio.CancelledError):
