@@ -434,7 +434,7 @@ class Ledgers:
     def pick_replacement(
         self, quorum: Quorum, ensemble: Ensemble, slot: int, excluded: Collection[BookieId]
     ) -> BookieId | None:
-        """Another bookie for one place of an ensemble, by racks and health; None if there is none."""
+        """Another bookie for one seat of an ensemble, by racks and health; None if there is none."""
         now_ns = self._clock.monotonic_ns()
         return self._placement.pick_replacements(
             quorum, ensemble, (slot,), self.live(), now_ns, excluded=excluded, is_urgent=True

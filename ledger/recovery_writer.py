@@ -70,7 +70,7 @@ def make_recovery_packer(
     )
 
 
-class _Slot:
+class _Seat:
     """One slot of the ensemble and its present bookie."""
 
     def __init__(self, slot: int, bookie: BookieId, now: float) -> None:
@@ -111,10 +111,10 @@ class WriteBacks:
         self._on_news = on_news
         self._loop = asyncio.get_running_loop()
         self._packer = make_recovery_packer(bookies, ledger_key, digest, config)
-        self._places = [
-            _Slot(slot, bookie, self._loop.time()) for slot, bookie in enumerate(ensemble)
+        self._seats = [
+            _Seat(slot, bookie, self._loop.time()) for slot, bookie in enumerate(ensemble)
         ]
-        self._of_channel: dict[AddChannel, _Slot] = {}
+        self._of_channel: dict[AddChannel, _Seat] = {}
         self._failed: dict[BookieId, None] = {}
         self._enough_since: float | None = None
 
@@ -133,8 +133,8 @@ class WriteBacks:
 
     def open(self) -> None:
         """Connects, before there are entries to write back: that takes a moment."""
-        for place in self._places:
-            self._open_channel(place)
+        for seat in self._seats:
+            self._open_channel(seat)
 
     def add(self, entries: list[Entry]) -> None:
         """Sends entries, in order, to all their members at once."""
@@ -144,11 +144,11 @@ class WriteBacks:
             for slot in self._copies.add(entry):
                 frames.setdefault(slot, []).append(frame)
         for slot, parts in frames.items():
-            place = self._places[slot]
-            if place.channel is None:
-                self._open_channel(place)
-            elif place.channel.is_open:
-                place.channel.write(parts, len(parts))
+            seat = self._seats[slot]
+            if seat.channel is None:
+                self._open_channel(seat)
+            elif seat.channel.is_open:
+                seat.channel.write(parts, len(parts))
 
     def look(self) -> float:
         """Gives up members that have been waited for long enough; returns when to look again."""
@@ -158,52 +158,52 @@ class WriteBacks:
         elif self._enough_since is None:
             self._enough_since = now
         next_look_s = self._deadline_s
-        for place in self._places:
-            if not self._copies.owes(place.slot):
-                place.progress_at = now
+        for seat in self._seats:
+            if not self._copies.owes(seat.slot):
+                seat.progress_at = now
                 continue
-            due = place.progress_at + self._deadline_s
+            due = seat.progress_at + self._deadline_s
             if self._enough_since is not None:
-                due = min(due, max(place.progress_at, self._enough_since) + self._patience_s)
+                due = min(due, max(seat.progress_at, self._enough_since) + self._patience_s)
             if now >= due:
-                if place.channel is not None:
-                    place.channel.complain(now - place.progress_at)
-                self._give_up(place, QuorumTimeout.code.reason)
+                if seat.channel is not None:
+                    seat.channel.complain(now - seat.progress_at)
+                self._give_up(seat, QuorumTimeout.code.reason)
             else:
                 next_look_s = min(next_look_s, due - now)
         return next_look_s
 
     def close(self) -> None:
-        for place in self._places:
-            self._close_channel(place)
+        for seat in self._seats:
+            self._close_channel(seat)
 
     # --- Called by channels -------------------------------------------------------------------
 
     def on_channel_open(self, channel: AddChannel) -> None:
-        place = self._of_channel[channel]
-        place.losses = 0
-        self._send_owed(place)
+        seat = self._of_channel[channel]
+        seat.losses = 0
+        self._send_owed(seat)
 
     def on_channel_lost(self, channel: AddChannel, error: RollbookError) -> None:
-        place = self._of_channel[channel]
-        place.losses += 1
-        if place.losses >= _LOSSES_MAX and self._copies.owes(place.slot):
-            self._give_up(place, error.code.reason)
+        seat = self._of_channel[channel]
+        seat.losses += 1
+        if seat.losses >= _LOSSES_MAX and self._copies.owes(seat.slot):
+            self._give_up(seat, error.code.reason)
             self._on_news()
 
     def on_add_replies(self, channel: AddChannel, replies: AddReplies) -> None:
-        place = self._of_channel[channel]
+        seat = self._of_channel[channel]
         if replies.error is None:
-            place.progress_at = self._loop.time()
-            self._copies.on_acks(place.slot, place.bookie, replies.entry_ids)
+            seat.progress_at = self._loop.time()
+            self._copies.on_acks(seat.slot, seat.bookie, replies.entry_ids)
         elif issubclass(replies.error, Overloaded | Throttled):
-            place.refused.update(dict.fromkeys(replies.entry_ids))
-            if place.busy_timer is None:
-                place.busy_timer = self._loop.call_later(_BUSY_PAUSE_S, self._send_refused, place)
+            seat.refused.update(dict.fromkeys(replies.entry_ids))
+            if seat.busy_timer is None:
+                seat.busy_timer = self._loop.call_later(_BUSY_PAUSE_S, self._send_refused, seat)
         elif issubclass(replies.error, Unauthorized):
             self.error = replies.error("recovery adds are refused", ledger_id=self._ledger_id)
         else:
-            self._give_up(place, replies.error.code.reason)
+            self._give_up(seat, replies.error.code.reason)
         self._on_news()
 
     # ------------------------------------------------------------------------------------------
@@ -213,46 +213,46 @@ class WriteBacks:
             entry.entry_id, self._last_add_confirmed, entry.ledger_length, entry.payload
         )
 
-    def _send_owed(self, place: _Slot) -> None:
-        place.refused.clear()
-        self._send(place, self._copies.unacked(place.slot))
+    def _send_owed(self, seat: _Seat) -> None:
+        seat.refused.clear()
+        self._send(seat, self._copies.unacked(seat.slot))
 
-    def _send_refused(self, place: _Slot) -> None:
-        place.busy_timer = None
-        refused, place.refused = place.refused, {}
-        owed = self._copies.unacked(place.slot)
-        self._send(place, [entry for entry in owed if entry.entry_id in refused])
+    def _send_refused(self, seat: _Seat) -> None:
+        seat.busy_timer = None
+        refused, seat.refused = seat.refused, {}
+        owed = self._copies.unacked(seat.slot)
+        self._send(seat, [entry for entry in owed if entry.entry_id in refused])
 
-    def _send(self, place: _Slot, entries: list[Entry]) -> None:
-        if entries and place.channel is not None and place.channel.is_open:
-            place.channel.write([self._pack(entry) for entry in entries], len(entries))
+    def _send(self, seat: _Seat, entries: list[Entry]) -> None:
+        if entries and seat.channel is not None and seat.channel.is_open:
+            seat.channel.write([self._pack(entry) for entry in entries], len(entries))
 
-    def _give_up(self, place: _Slot, reason: str) -> None:
+    def _give_up(self, seat: _Seat, reason: str) -> None:
         """Replaces the slot's bookie, if another one can take the slot."""
-        if not self._copies.owes(place.slot):
+        if not self._copies.owes(seat.slot):
             return
-        self._failed[place.bookie] = None
-        self._close_channel(place)
+        self._failed[seat.bookie] = None
+        self._close_channel(seat)
         now_ns = self._clock.monotonic_ns()
         picked = self._placement.pick_replacements(
             self._quorum,
             self._copies.ensemble,
-            [place.slot],
+            [seat.slot],
             self._bookies.live(),
             now_ns,
             excluded=[*self._failed, *self._copies.holders()],
             is_urgent=True,
         )
-        replacement = picked.get(place.slot)
+        replacement = picked.get(seat.slot)
         logger.warning(
             "recovery_bookie_given_up",
             ledger_id=self._ledger_id,
-            bookie=place.bookie,
+            bookie=seat.bookie,
             reason=reason,
             replacement=replacement,
         )
         if replacement is None:
-            self._copies.abandon(place.slot)
+            self._copies.abandon(seat.slot)
             if self._copies.is_hopeless:
                 self.error = NotEnoughBookies(
                     "recovered entries find too few bookies",
@@ -260,24 +260,24 @@ class WriteBacks:
                     failed=", ".join(self._failed),
                 )
             return
-        self._copies.replace(place.slot, replacement)
-        place.bookie = replacement
-        place.losses = 0
-        place.progress_at = self._loop.time()
-        self._open_channel(place)
+        self._copies.replace(seat.slot, replacement)
+        seat.bookie = replacement
+        seat.losses = 0
+        seat.progress_at = self._loop.time()
+        self._open_channel(seat)
 
-    def _open_channel(self, place: _Slot) -> None:
-        place.progress_at = self._loop.time()
-        place.channel = self._bookies.add_channel(
-            place.bookie, self._ledger_id, self, is_high_priority=True
+    def _open_channel(self, seat: _Seat) -> None:
+        seat.progress_at = self._loop.time()
+        seat.channel = self._bookies.add_channel(
+            seat.bookie, self._ledger_id, self, is_high_priority=True
         )
-        self._of_channel[place.channel] = place
+        self._of_channel[seat.channel] = seat
 
-    def _close_channel(self, place: _Slot) -> None:
-        if place.busy_timer is not None:
-            place.busy_timer.cancel()
-            place.busy_timer = None
-        if place.channel is not None:
-            place.channel.close()
-            del self._of_channel[place.channel]
-            place.channel = None
+    def _close_channel(self, seat: _Seat) -> None:
+        if seat.busy_timer is not None:
+            seat.busy_timer.cancel()
+            seat.busy_timer = None
+        if seat.channel is not None:
+            seat.channel.close()
+            del self._of_channel[seat.channel]
+            seat.channel = None

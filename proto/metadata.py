@@ -158,7 +158,7 @@ class LedgerMetadata:
     # --- Re-replication -----------------------------------------------------------------------
 
     def with_replacement(self, first_entry: EntryId, old: BookieId, new: BookieId) -> Self:
-        """`new` takes the place of `old` in the fragment that starts at `first_entry` (LM4).
+        """`new` takes the seat of `old` in the fragment that starts at `first_entry` (LM4).
 
         Raises `LedgerFenced` while the ledger is in recovery, which uses a frozen ensemble, and
         `MetadataConflict` if the fragment is the open one, is gone, or has changed.
@@ -191,7 +191,7 @@ class LedgerMetadata:
             raise self._changed("a later fragment exists", new[0].first_entry)
         for before, after in pairwise((last, *new)):
             assert _replaces_soundly(before.ensemble, after.ensemble), (
-                f"LM1: a bookie has two places: {before}, {after}"
+                f"LM1: a bookie has two seats: {before}, {after}"
             )
         kept = self.fragments[:-1] if new[0].first_entry == last.first_entry else self.fragments
         return (*kept, *new)

@@ -66,7 +66,7 @@ class FirstStep(Enum):
 
 @dataclass(frozen=True, slots=True)
 class SlotRepair:
-    """One place in the ensemble of one fragment, and the work to do there."""
+    """One seat in the ensemble of one fragment, and the work to do there."""
 
     fragment: Fragment
     last_entry: EntryId  # The fragment's last entry; one less than its first entry if it is empty.
