@@ -42,7 +42,9 @@ def _parser() -> argparse.ArgumentParser:
     kind = parser.add_subparsers(title="kinds", metavar="KIND", required=True)
 
     check = kind.add_parser(
-        "check", help="before a commit: format, lint, types, unit, smoke; < 2 min"
+        "check",
+        help="before each commit: format, lint, types, conventions, pure rules, some seeds of the simulator; "
+        f"{kinds.CHECK_TAKES}",
     )
     check.set_defaults(run=kinds.check)
 
@@ -56,9 +58,10 @@ def _parser() -> argparse.ArgumentParser:
     unit = kind.add_parser("unit", help="cores, codecs, conventions, and what users touch")
     unit.add_argument(
         "--of",
-        choices=("all", "cores", "doors"),
+        choices=("all", "cores", "doors", "rules", "conventions"),
         default="all",
-        help="doors: commands, clients and pages, with their processes; cores: the rest (all)",
+        help="doors: commands, clients and pages, with their processes; cores: the rest; of these, rules: "
+        "the pure cores, conventions: what the code, the docs and the settings keep to (all)",
     )
     unit.add_argument("pytest_arguments", nargs="*", help="handed to pytest, after `--`")
     unit.set_defaults(run=kinds.unit)

@@ -15,6 +15,7 @@ import pytest
 
 from rollbook.api.cli.main import rollbook
 from tests import __main__ as door
+from tests import kinds
 from tests.architecture.source import ROOT
 from tests.support import bookies, processes
 from tests.support.bookies import PATIENCE_S, RunningBookie
@@ -49,6 +50,13 @@ def test_shell_blocks_run_as_written(block: str, tmp_path: Path) -> None:
 def test_the_readme_is_short() -> None:
     assert len(README.splitlines()) <= README_LINES
     assert len(README.encode()) <= README_BYTES
+
+
+@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "Makefile"])
+def test_pages_say_how_long_the_one_command_takes(page: str) -> None:
+    text = (ROOT / page).read_text()
+    assert "make check" in text
+    assert kinds.CHECK_TAKES in " ".join(text.replace("\n#", "\n").split())
 
 
 def test_pictures_are_small() -> None:
