@@ -7,7 +7,7 @@ import asyncio
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, Protocol
 
 from rollbook import __version__
 from rollbook.api.cli.bookie.lifecycle_actions import facts_of
@@ -46,7 +46,6 @@ from rollbook.recovery.core.lifecycle import allowed_from
 from rollbook.recovery.events import ClusterEventLog
 from rollbook.recovery.process_status import PresenceNodes
 
-T = TypeVar("T")
 Facts = dict[str, Any]
 
 _TASKS_MAX: Final = 100
