@@ -44,7 +44,7 @@ from rollbook.proto.wire.messages import ListEntries
 from rollbook.recovery.budget import ByteBudget, Throttle
 from rollbook.recovery.copier import ENTRIES_AT_ONCE, Copied, Copier, listed_in
 from rollbook.recovery.core.checks import BadRanges
-from rollbook.recovery.core.failures import LostEntries
+from rollbook.recovery.core.failures import LostEntries, judge_missing
 from rollbook.recovery.core.healing import EntrySpan, ranges_of
 from rollbook.recovery.core.plan import (
     Action,
@@ -66,7 +66,6 @@ logger = structlog.get_logger()
 
 _ROUNDS_MAX: Final = 20  # Attempts against concurrent changes of the ledger.
 _TARGETS_MAX: Final = 3  # The most targets that are tried for one seat.
-_LOST_FOR_CERTAIN: Final = (CopyState.MISSING, CopyState.BAD)
 
 
 class OpenEnd(NamedTuple):
@@ -432,23 +431,12 @@ class LedgerRepair:
         return bad
 
     def _judge(self, copied: Copied) -> bool:
-        """Whether all entries were copied. Only entries that every holder denies or has damaged are lost."""
-        if not copied.missing:
-            return True
-        lost = [
-            entry_id
-            for entry_id, said in copied.missing.items()
-            if said and all(state in _LOST_FOR_CERTAIN for state in said.values())
-        ]
-        for first, last in ranges_of(lost):
-            holders = tuple(copied.missing[EntryId(first)])
-            self.found.losses.append(LostEntries(EntryId(first), EntryId(last), holders))
-        uncertain = next((each for each in copied.missing if each not in lost), None)
-        if uncertain is not None:
-            said = copied.missing[uncertain]
-            states = ", ".join(f"{bookie}: {state.value}" for bookie, state in said.items())
-            self.found.unavailable = f"entry {uncertain} cannot be read now ({states})"
-        return False
+        """Whether all entries were copied; notes what is lost or unavailable."""
+        missing = judge_missing(copied.missing)
+        self.found.losses += missing.losses
+        if missing.unavailable:
+            self.found.unavailable = missing.unavailable
+        return not copied.missing
 
     # --- Bookies ------------------------------------------------------------------------------
 

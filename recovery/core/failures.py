@@ -18,16 +18,19 @@ decides. UNKNOWN or unreachable copies are waited for, however long that lasts.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from rollbook.ledger.core.verification import CopyState
 from rollbook.proto.errors import BadMetadata, InvalidRequest, UnsupportedVersion
 from rollbook.proto.formats.bounds import check_size
 from rollbook.proto.ids import BookieId, EntryId, parse_bookie_id
+from rollbook.recovery.core.healing import ranges_of
 
 _VERSION: Final = 1
 PAUSE_S_MAX: Final = 600
+_LOST_FOR_CERTAIN: Final = (CopyState.MISSING, CopyState.BAD)
 _LOSSES_MAX: Final = 100  # The most ranges that are kept; more of them would not help a reader.
 
 
@@ -38,6 +41,36 @@ class LostEntries:
     first_entry: EntryId
     last_entry: EntryId
     holders: tuple[BookieId, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class MissingEntries:
+    """Entries that no holder returned."""
+
+    losses: tuple[LostEntries, ...]
+    unavailable: (
+        str  # One entry that may still turn up, and each holder's answer; empty: there is none.
+    )
+
+
+def judge_missing(said: Mapping[EntryId, Mapping[BookieId, CopyState]]) -> MissingEntries:
+    """What the holders' answers mean for entries that none of them returned, given in ascending order. Only
+    an entry that every holder denies or has damaged is lost.
+    """
+    lost = {
+        entry_id: None
+        for entry_id, states in said.items()
+        if states and all(state in _LOST_FOR_CERTAIN for state in states.values())
+    }
+    losses = tuple(
+        LostEntries(EntryId(first), EntryId(last), tuple(said[EntryId(first)]))
+        for first, last in ranges_of(lost)
+    )
+    uncertain = next((each for each in said if each not in lost), None)
+    if uncertain is None:
+        return MissingEntries(losses, "")
+    states = ", ".join(f"{bookie}: {state.value}" for bookie, state in said[uncertain].items())
+    return MissingEntries(losses, f"entry {uncertain} cannot be read now ({states})")
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,12 +4,14 @@ import json
 
 import pytest
 
+from rollbook.ledger.core.verification import CopyState
 from rollbook.proto.errors import BadMetadata, UnsupportedVersion
 from rollbook.proto.ids import BookieId, EntryId
 from rollbook.recovery.core.failures import (
     Failure,
     LostEntries,
     after_failure,
+    judge_missing,
     pack_failure,
     unpack_failure,
 )
@@ -117,3 +119,45 @@ def test_other_bytes_are_refused(data: bytes) -> None:
 def test_another_version_is_refused() -> None:
     with pytest.raises(UnsupportedVersion):
         unpack_failure(b'{"version": 2}')
+
+
+# --- Lost entries -------------------------------------------------------------------------------
+
+B = [BookieId(f"b{number}:3181") for number in range(3)]
+MISSING, BAD = CopyState.MISSING, CopyState.BAD
+UNKNOWN, AWAY = CopyState.UNKNOWN, CopyState.UNREACHABLE
+
+
+@pytest.mark.parametrize(
+    ("said", "lost", "uncertain"),
+    [
+        ({}, [], ""),
+        ({3: [MISSING, MISSING]}, [(3, 3)], ""),
+        ({3: [MISSING, BAD]}, [(3, 3)], ""),
+        ({3: [MISSING, UNKNOWN]}, [], "entry 3 cannot be read now (b0:3181: "),
+        ({3: [AWAY, BAD]}, [], "entry 3 cannot be read now (b0:3181: "),
+        ({3: []}, [], "entry 3 cannot be read now ()"),  # No holder was asked.
+        ({3: [BAD], 4: [BAD], 5: [AWAY], 6: [BAD]}, [(3, 4), (6, 6)], "entry 5 cannot"),
+        ({3: [AWAY], 4: [AWAY]}, [], "entry 3 cannot be read now"),  # The first one is named.
+    ],
+)
+def test_only_what_every_holder_denies_or_has_damaged_is_lost(
+    said: dict[int, list[CopyState]], lost: list[tuple[int, int]], uncertain: str
+) -> None:
+    """RP5."""
+    found = judge_missing(
+        {EntryId(entry_id): dict(zip(B, states, strict=False)) for entry_id, states in said.items()}
+    )
+    assert [(each.first_entry, each.last_entry) for each in found.losses] == lost
+    assert found.unavailable.startswith(uncertain)
+    assert bool(found.unavailable) == bool(uncertain)
+
+
+def test_a_loss_names_the_holders_and_what_is_unavailable_each_answer() -> None:
+    """RP5."""
+    found = judge_missing(
+        {EntryId(3): {B[0]: MISSING, B[1]: BAD}, EntryId(4): {B[1]: BAD, B[2]: UNKNOWN}}
+    )
+    assert found.losses == (LostEntries(EntryId(3), EntryId(3), (B[0], B[1])),)
+    expected = f"entry 4 cannot be read now ({B[1]}: {BAD.value}, {B[2]}: {UNKNOWN.value})"
+    assert found.unavailable == expected
