@@ -1,7 +1,7 @@
-"""A test is one sentence of a specification: its name is read at a glance, and it fails for one reason."""
+"""A test is one sentence of a specification: its name is read at a glance, it fails for one reason, and it takes no nap."""
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -31,6 +31,31 @@ def _long_scripts(module: Module) -> list[str]:
     ]
 
 
+def _naps(module: Module) -> list[str]:
+    """Tests that sleep on real time: not in a loop, which waits for a fact, nor in a story of a virtual loop."""
+    return [
+        test.name
+        for test in _tests(module)
+        if isinstance(test, ast.AsyncFunctionDef)
+        if any(_is_nap(node) for node in _straight_on(test.body))
+    ]
+
+
+def _straight_on(nodes: Sequence[ast.AST]) -> Iterator[ast.AST]:
+    """What a body does once: without its loops and inner functions."""
+    for node in nodes:
+        if not isinstance(node, Test | ast.Lambda | ast.While | ast.For | ast.AsyncFor):
+            yield node
+            yield from _straight_on(list(ast.iter_child_nodes(node)))
+
+
+def _is_nap(node: ast.AST) -> bool:
+    if not isinstance(node, ast.Await) or not isinstance(node.value, ast.Call):
+        return False
+    call = node.value
+    return ast.unparse(call.func) == "asyncio.sleep" and ast.unparse(call.args[0]) != "0"
+
+
 def test_names_of_tests_are_at_most_70_characters() -> None:
     found = [
         f"{module.path}: {name}" for module in modules("tests") for name in _long_names(module)
@@ -55,3 +80,20 @@ def test_a_test_of_20_asserts_is_found() -> None:
     few, many = ("    assert x\n" * count for count in (19, 20))
     code = f"def test_few():\n{few}def helper():\n{many}async def test_many():\n{many}"
     assert _long_scripts(Module(Path("test_a.py"), code)) == ["test_many"]
+
+
+def test_no_unit_test_sleeps_on_real_time() -> None:
+    found = [f"{module.path}: {name}" for module in modules("tests/unit") for name in _naps(module)]
+    assert not found, (
+        "wait for a fact; that nothing happens is shown by what had its chance by then"
+    )
+
+
+def test_a_nap_is_found_and_a_poll_is_none() -> None:
+    code = (
+        "async def test_nap():\n    with x:\n        await asyncio.sleep(0.1)\n"
+        "async def test_turn():\n    await asyncio.sleep(0)\n"
+        "async def test_poll():\n    while not x:\n        await asyncio.sleep(0.1)\n"
+        "async def test_slow_peer():\n    async def peer():\n        await asyncio.sleep(1)\n"
+    )
+    assert _naps(Module(Path("test_a.py"), code)) == ["test_nap"]
