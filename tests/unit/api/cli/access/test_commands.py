@@ -4,6 +4,7 @@ import os
 import stat
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,51 +24,67 @@ def run(*words: str) -> Result:
     return CliRunner().invoke(rollbook, words, catch_exceptions=True)
 
 
-def test_added_token_and_certificate_are_accepted(tmp_path: Path) -> None:
+@dataclass(frozen=True)
+class Access:
+    """A file with a principal that has a token, and one that has a certificate."""
+
+    path: str
+    token: str
+
+
+@pytest.fixture
+def access(tmp_path: Path) -> Access:
     path = str(tmp_path / "access.toml")
-    added = run(
-        "access",
-        "add",
-        "ingest",
-        "--file",
-        path,
-        "--append",
-        "team/*",
-        "--read",
-        "team/a",
-        "--deny",
-        "team/secret",
-        "--days",
-        "30",
-        "--streams",
-        "7",
-    )
+    grants = ("--append", "team/*", "--read", "team/a", "--deny", "team/secret")
+    limits = ("--days", "30", "--streams", "7")
+    added = run("access", "add", "ingest", "--file", path, *grants, *limits)
     assert added.exit_code == 0, added.output
-    token = added.stdout.strip()
-    with open(path) as file:
-        assert token not in file.read(), "the file keeps its digest alone"
-    assert stat.S_IMODE(os.stat(path).st_mode) == 0o600
     certificate = ("--certificate", "log-2.example.com", "--admin", "*")
     named = run("access", "add", "log-2@eu", "--file", path, *certificate)
-    assert (named.exit_code, named.stdout) == (0, "")
-    keeper = Authenticator(None, path)
-    caller = keeper.admit(f"Bearer {token}")
+    assert (named.exit_code, named.stdout) == (0, ""), "a certificate needs no token"
+    return Access(path, added.stdout.strip())
+
+
+def test_file_of_access_keeps_only_the_digest_of_a_token(access: Access) -> None:
+    assert access.token not in Path(access.path).read_text()
+
+
+def test_file_of_access_is_readable_by_its_owner_alone(access: Access) -> None:
+    assert stat.S_IMODE(os.stat(access.path).st_mode) == 0o600
+
+
+def test_added_token_admits_with_its_grants_and_quotas(access: Access) -> None:
+    caller = Authenticator(None, access.path).admit(f"Bearer {access.token}")
     assert caller.principal.name == "ingest"
     assert caller.principal.quotas.streams == 7
     assert caller.principal.grants.may(Right.APPEND, "team/b")
     assert not caller.principal.grants.may(Right.APPEND, "team/secret")
     assert caller.expires_us is not None
-    assert keeper.admit("", ["log-2.example.com"]).principal.name == "log-2@eu"
+
+
+def test_added_certificate_admits_without_a_token(access: Access) -> None:
+    caller = Authenticator(None, access.path).admit("", ["log-2.example.com"])
+    assert caller.principal.name == "log-2@eu"
+
+
+def test_token_that_differs_by_a_character_is_refused(access: Access) -> None:
     with pytest.raises(Unauthorized):
-        keeper.admit(f"Bearer {token}x")
-    rows = json.loads(run("access", "ls", "--file", path, "-o", "json").stdout)
+        Authenticator(None, access.path).admit(f"Bearer {access.token}x")
+
+
+def test_principals_are_listed_with_their_grants_and_quotas(access: Access) -> None:
+    rows = json.loads(run("access", "ls", "--file", access.path, "-o", "json").stdout)
     assert [each["name"] for each in rows] == ["ingest", "log-2@eu"]
     assert rows[0]["append"] == ["team/*"]
     assert rows[0]["tokens"] == 1
     assert (rows[0]["quotas"], rows[0]["monitor"]) == ({"streams": 7}, False)
     assert len(rows[0]["expires"]) == 1
-    assert run("access", "ls", "--file", path, "-o", "name").stdout == "ingest\nlog-2@eu\n"
-    wide = run("access", "ls", "--file", path, "-o", "wide").stdout.splitlines()
+
+
+def test_principals_are_listed_by_name_or_with_all_columns(access: Access) -> None:
+    names = run("access", "ls", "--file", access.path, "-o", "name").stdout
+    assert names == "ingest\nlog-2@eu\n"
+    wide = run("access", "ls", "--file", access.path, "-o", "wide").stdout.splitlines()
     assert "CERTIFICATES" in wide[0]
     assert "streams=7" in wide[1]
 
