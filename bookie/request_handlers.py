@@ -29,7 +29,7 @@ from rollbook.proto.ids import NO_ENTRY, EntryId, LedgerId
 from rollbook.proto.ports import Buffer
 from rollbook.proto.wire.adds import ENTRY_BYTES_SLACK
 from rollbook.proto.wire.digest import LAC_PACKET_SIZES, LEDGER_KEY_BYTES, lac_packet_at
-from rollbook.proto.wire.entry_batches import join_bodies
+from rollbook.proto.wire.entry_batches import SIZE_BYTES, join_bodies
 from rollbook.proto.wire.entry_list import ENTRY_GROUP_BYTES, EntryList
 from rollbook.proto.wire.messages import (
     AUTH_DISABLED_PLUGIN,
@@ -59,13 +59,11 @@ from rollbook.proto.wire.messages import (
     WriteLacReply,
     refusal_of,
 )
+from rollbook.proto.wire.v2_frames import BATCH_READ_REPLY_HEAD_BYTES
 
 logger = structlog.get_logger()
 
 _NO_AUTH: Final = AuthReply(AUTH_DISABLED_PLUGIN, b"")
-# Java's size of a batch: length, header and request id, and a size before each entry.
-_BATCH_HEAD_BYTES: Final = 36
-_BATCH_ENTRY_HEAD_BYTES: Final = 4
 # The most entries and bytes that end a long poll: it is answered in a turn of other work.
 _FOLLOWING_MAX: Final = 256
 _FOLLOWING_BYTES_MAX: Final = 64 * 1024
@@ -82,8 +80,8 @@ class Answers:
         self._storage = storage
         self._identity = identity
         self._turn = turn
-        # Version 3 may add a few bytes around them.
-        self._batch_bytes_max = frame_bytes_max - _BATCH_HEAD_BYTES
+        # Java's size of a batch, in both versions; version 3 may add a few bytes around the fields.
+        self._batch_bytes_max = frame_bytes_max - BATCH_READ_REPLY_HEAD_BYTES
         self._ranges_max = (frame_bytes_max - ENTRY_BYTES_SLACK) // ENTRY_GROUP_BYTES
 
     def at_once(self, request: Request, news_ms: int | None = None) -> Reply | None:
@@ -209,7 +207,7 @@ class Answers:
         """
         if batch.fence:
             await self._fence(batch.ledger_id, batch.ledger_key)
-        room = min(batch.bytes_max, self._batch_bytes_max) - _BATCH_HEAD_BYTES
+        room = min(batch.bytes_max, self._batch_bytes_max) - BATCH_READ_REPLY_HEAD_BYTES
         count = min(batch.count_max if batch.count_max > 0 else _BATCH_IDS_MAX, _BATCH_IDS_MAX)
         pieces: list[bytes] = []  # One piece for each step, so that no copy of the whole is made.
         next_entry, end, steps = batch.first_entry, batch.first_entry + count, 0
@@ -306,7 +304,7 @@ class Answers:
 
 
 def _packed_bytes(body: Buffer) -> int:
-    return _BATCH_ENTRY_HEAD_BYTES + len(body)
+    return SIZE_BYTES + len(body)
 
 
 def _is_sound(read: EntryRead) -> bool:

@@ -8,7 +8,7 @@ from typing import Final
 
 from rollbook.proto.errors import BadConfig
 from rollbook.proto.ids import BookieId, parse_bookie_id
-from rollbook.proto.wire import v2, v3
+from rollbook.proto.wire import v2_frames, v3
 from rollbook.proto.wire.frames import FRAME_BYTES_MAX
 
 _MIB: Final = 1024 * 1024
@@ -99,7 +99,7 @@ class ClientConfig:
                 raise BadConfig(f"{name} has to be above 0", settings=(name,))
         if self.explicit_lac_idle_ms < 0:
             raise BadConfig("explicit_lac_idle_ms is negative", settings=("explicit_lac_idle_ms",))
-        if self.protocol_version not in (v2.VERSION, v3.VERSION):
+        if self.protocol_version not in (v2_frames.VERSION, v3.VERSION):
             raise BadConfig(
                 f"protocol_version is {self.protocol_version}, which is not 2 or 3",
                 settings=("protocol_version",),

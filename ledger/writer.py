@@ -41,7 +41,7 @@ from rollbook.proto.errors import (
 from rollbook.proto.ids import NO_ENTRY, BookieId, EntryId, LedgerId
 from rollbook.proto.metadata import Fragment, LedgerMetadata
 from rollbook.proto.tasks import joined, stop_tasks
-from rollbook.proto.wire import v2
+from rollbook.proto.wire import v2_frames
 from rollbook.proto.wire.adds import AddPacker, AddReplies
 from rollbook.proto.wire.digest import LedgerDigest, ledger_key
 from rollbook.proto.wire.messages import WriteLac
@@ -339,7 +339,7 @@ class LedgerWriter:
 
     def _make_packer(self) -> AddPacker:
         limit = self._config.frame_bytes_max
-        if self._bookies.protocol_version == v2.VERSION:
+        if self._bookies.protocol_version == v2_frames.VERSION:
             return V2AddPacker(
                 self._key,
                 self._digest,

@@ -11,6 +11,7 @@ from rollbook.proto.wire.digest import ENTRY_HEADER_BYTES
 
 LARGE_BYTES: Final = 64 * 1024  # The size from which a copy costs more than separate handling.
 _SIZE: Final = struct.Struct(">i")
+SIZE_BYTES: Final = _SIZE.size
 
 
 def pack_bodies(bodies: Collection[Buffer]) -> Iterator[Buffer]:

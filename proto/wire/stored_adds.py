@@ -11,7 +11,6 @@ ledger when they are taken, many chunks at once: if ledgers alternate, the work 
 in each chunk costs more than all the rest.
 """
 
-import struct
 from array import array
 from collections import defaultdict, deque
 from collections.abc import Iterator, Sequence
@@ -20,11 +19,10 @@ from itertools import chain, count, islice
 from operator import itemgetter
 from typing import Final, NamedTuple, TypeAlias
 
-from rollbook.proto.wire import v2
+from rollbook.proto.wire import v2_frames
 from rollbook.proto.wire.adds import count_run
 from rollbook.proto.wire.arrays import array_of
 from rollbook.proto.wire.digest import (
-    ENTRY_HEADER_BYTES,
     ENTRY_ID_AT,
     LAC_AT,
     LEDGER_KEY_BYTES,
@@ -36,10 +34,10 @@ from rollbook.proto.wire.varint import message_pattern, unpack_varint
 
 IntArray: TypeAlias = "array[int]"
 
-_V2_ADD: Final = struct.Struct(f">II{LEDGER_KEY_BYTES}xqqq")  # Length, opcode, key, ids, LAC.
-_V2_KEY_AT: Final = LENGTH_BYTES + 4
-_V2_ENTRY_AT: Final = _V2_KEY_AT + LEDGER_KEY_BYTES
-_V2_BYTES_MIN: Final = _V2_ENTRY_AT + ENTRY_HEADER_BYTES
+_v2_ids_at: Final = v2_frames.ADD_IDS.unpack_from
+_V2_KEY_AT: Final = v2_frames.ADD_KEY_AT
+_V2_ENTRY_AT: Final = v2_frames.ADD_ENTRY_AT
+_V2_BYTES_MIN: Final = v2_frames.ADD_BYTES_MIN
 
 _match_v3: Final = message_pattern(
     rb"""
@@ -127,9 +125,9 @@ class StoredAdds:
     def _gather_v2(self, buffer: bytes, at: int, position: int) -> int:
         known_word, alike_from, last = -1, at, len(buffer) - _V2_BYTES_MIN
         while at <= last:
-            length, word, ledger_id, entry_id, lac = _V2_ADD.unpack_from(buffer, at)
+            length, word, ledger_id, entry_id, lac = _v2_ids_at(buffer, at)
             if word != known_word:
-                if v2.unpack_header(word).operation != v2.ADD:
+                if v2_frames.unpack_header(word).operation != v2_frames.ADD:
                     break
                 known_word = word
             size = LENGTH_BYTES + length

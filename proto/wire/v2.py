@@ -1,16 +1,6 @@
-"""BookKeeper's protocol version 2, message by message. Big-endian; a frame's body is
-
-    u8 version · u8 operation · u16 flags, in version 0 just u32 operation; then
-    ADD request          20 bytes key · the entry as stored, that is, i64 ledger · i64 entry · …
-    ADD reply            i32 code · i64 ledger · i64 entry
-    READ request         i64 ledger · i64 entry [· 20 bytes key, if fencing and version 2]
-    READ reply           i32 code · i64 ledger · i64 entry [· the entry as stored]
-    BATCH_READ request   i64 ledger · i64 first entry · i64 request id · i32 count · i64 bytes [· key]
-    BATCH_READ reply     i32 code · i64 ledger · i64 first entry · i64 request id · (i32 size · entry)*
-    AUTH, both ways      the AuthMessage of version 3
+"""BookKeeper's protocol version 2, message by message; `v2_frames.py` draws them.
 
 Replies carry the request's version and echo its ids, by which the client finds the request.
-Bytes after a request's last field are ignored, as in Java.
 """
 
 import struct
@@ -22,7 +12,7 @@ from rollbook.proto.ports import Buffer
 from rollbook.proto.wire import v3
 from rollbook.proto.wire.digest import ENTRY_HEADER_BYTES, LEDGER_KEY_BYTES
 from rollbook.proto.wire.entry_batches import LARGE_BYTES, pack_bodies, unpack_bodies
-from rollbook.proto.wire.frames import LENGTH_BYTES, pack_frame
+from rollbook.proto.wire.frames import LENGTH_BYTES, pack_frame, pack_length
 from rollbook.proto.wire.messages import (
     Add,
     AddReply,
@@ -40,50 +30,32 @@ from rollbook.proto.wire.messages import (
     Reply,
     Request,
 )
+from rollbook.proto.wire.v2_frames import (
+    ADD,
+    ADD_BODY,
+    ADD_ENTRY_AT,
+    AUTH,
+    BATCH_READ,
+    BATCH_READ_BODY,
+    BATCH_READ_REPLY_BODY,
+    DO_FENCING,
+    HIGH_PRIORITY,
+    READ,
+    READ_BODY,
+    READ_FRAME,
+    RECOVERY_ADD,
+    REPLY_BODY,
+    REPLY_FRAME,
+    SPARSE,
+    VERSION,
+    WORD,
+    Header,
+    pack_header,
+    unpack_header,
+)
 
-VERSION: Final = 2
-
-ADD: Final = 1
-READ: Final = 2
-AUTH: Final = 3
-BATCH_READ: Final = 7
-
-DO_FENCING: Final = 0x0001
-RECOVERY_ADD: Final = 0x0002
-HIGH_PRIORITY: Final = 0x0004
-SPARSE: Final = 0x0100  # A flag of batches; Rollbook's extension, which other servers ignore.
-
-HEADER: Final = struct.Struct(">I")
-_ADD: Final = struct.Struct(">I20sqq")
-_IDS: Final = struct.Struct(">Iqq")
-_REPLY: Final = struct.Struct(">Iiqq")
-_BATCH_READ: Final = struct.Struct(">Iqqqiq")
-_BATCH_READ_REPLY: Final = struct.Struct(">Iiqqq")
-_FRAMED_REPLY: Final = struct.Struct(">IIiqq")
-_PLAIN_READ: Final = struct.Struct(">IIqq")
-# The first word of responses, and of requests without flags.
-_PLAIN_READ_WORD: Final = VERSION << 24 | READ << 16
-
-
-class Header(NamedTuple):
-    version: int
-    operation: int
-    flags: int
-
-    @property
-    def is_supported(self) -> bool:
-        return self.version <= VERSION
-
-
-def pack_header(version: int, operation: int, flags: int = 0) -> int:
-    return version << 24 | operation << 16 | flags if version else operation
-
-
-def unpack_header(word: int) -> Header:
-    version = word >> 24
-    if version == 0:
-        return Header(0, word, 0)
-    return Header(version, word >> 16 & 0xFF, word & 0xFFFF)
+# The first word of replies, and of requests without flags.
+_PLAIN_READ_WORD: Final = pack_header(VERSION, READ)
 
 
 def code_of(error: Failure) -> int:
@@ -115,14 +87,14 @@ class V2ReplyHeader(NamedTuple):
                 return _pack_read_reply(self.version, reply)
             case AddReply(error, ledger_id, entry_id):
                 word = pack_header(self.version, ADD)
-                return pack_frame(_REPLY.pack(word, code_of(error), ledger_id, entry_id))
+                return pack_frame(REPLY_BODY.pack(word, code_of(error), ledger_id, entry_id))
             case BatchReadReply():
                 bodies = list(pack_bodies(reply.bodies))
                 return b"".join(_pack_batch_read_reply(self.version, reply, bodies))
             case PackedBatch():
                 return b"".join(self.pack_in_pieces(reply))
             case AuthReply(plugin, payload):
-                header = HEADER.pack(pack_header(VERSION, AUTH))
+                header = WORD.pack(pack_header(VERSION, AUTH))
                 return pack_frame(header + v3.pack_auth_message(plugin, payload))
             case Refusal():
                 return b""
@@ -146,8 +118,8 @@ def _pack_read_reply(version: int, reply: ReadReply) -> bytes:
 
 
 def _pack_read_reply_head(version: int, reply: ReadReply, body_bytes: int) -> bytes:
-    return _FRAMED_REPLY.pack(
-        _REPLY.size + body_bytes,
+    return REPLY_FRAME.pack(
+        REPLY_BODY.size + body_bytes,
         pack_header(version, READ),
         code_of(reply.error),
         reply.ledger_id,
@@ -158,19 +130,19 @@ def _pack_read_reply_head(version: int, reply: ReadReply, body_bytes: int) -> by
 def _pack_batch_read_reply(
     version: int, reply: BatchReadReply | PackedBatch, bodies: Sequence[Buffer]
 ) -> list[Buffer]:
-    head = _BATCH_READ_REPLY.pack(
+    head = BATCH_READ_REPLY_BODY.pack(
         pack_header(version, BATCH_READ),
         code_of(reply.error),
         reply.ledger_id,
         reply.first_entry,
         reply.request_id,
     )
-    return [HEADER.pack(len(head) + sum(map(len, bodies))) + head, *bodies]
+    return [pack_length(len(head) + sum(map(len, bodies))) + head, *bodies]
 
 
 def unpack_request(buffer: bytes, position: int, end: int) -> ReceivedRequest:
     """The request whose frame has its body at `[position:end]`."""
-    header = unpack_header(*_unpack(HEADER, buffer, position, end))
+    header = unpack_header(*_unpack(WORD, buffer, position, end))
     request = _unpack_request(header, buffer, position, end)
     return ReceivedRequest(
         request, bool(header.flags & HIGH_PRIORITY), V2ReplyHeader(header.version)
@@ -180,18 +152,20 @@ def unpack_request(buffer: bytes, position: int, end: int) -> ReceivedRequest:
 def _unpack_request(header: Header, buffer: bytes, position: int, end: int) -> Request:
     fence = bool(header.flags & DO_FENCING)
     if header.operation == READ:
-        _, ledger_id, entry_id = _unpack(_IDS, buffer, position, end)
-        key = _unpack_fence_key(header, buffer, position + _IDS.size, end)
+        _, ledger_id, entry_id = _unpack(READ_BODY, buffer, position, end)
+        key = _unpack_fence_key(header, buffer, position + READ_BODY.size, end)
         return EntryRead(ledger_id, entry_id, key, fence)
     if header.operation == ADD:
         return _unpack_add(header, buffer, position, end)
     if header.operation == BATCH_READ:
-        _, ledger_id, first, request_id, count, size = _unpack(_BATCH_READ, buffer, position, end)
-        key = _unpack_fence_key(header, buffer, position + _BATCH_READ.size, end)
+        _, ledger_id, first, request_id, count, size = _unpack(
+            BATCH_READ_BODY, buffer, position, end
+        )
+        key = _unpack_fence_key(header, buffer, position + BATCH_READ_BODY.size, end)
         is_sparse = bool(header.flags & SPARSE)
         return BatchRead(ledger_id, first, request_id, count, size, key, fence, is_sparse)
     if header.operation == AUTH and header.is_supported:  # There is no negative reply.
-        return Auth(*v3.unpack_auth_message(buffer[position + HEADER.size : end]))
+        return Auth(*v3.unpack_auth_message(buffer[position + WORD.size : end]))
     raise BadFrame(f"version 2 has no operation {header.operation}")
 
 
@@ -199,19 +173,19 @@ def take_reads(buffer: bytes, position: int) -> tuple[list[ReceivedRequest], int
     """The plain reads that are whole at `position`, and where they end."""
     calls: list[ReceivedRequest] = []
     size = len(buffer)
-    while position + _PLAIN_READ.size <= size:
-        length, word, ledger_id, entry_id = _PLAIN_READ.unpack_from(buffer, position)
-        if length != _IDS.size or word != _PLAIN_READ_WORD:
+    while position + READ_FRAME.size <= size:
+        length, word, ledger_id, entry_id = READ_FRAME.unpack_from(buffer, position)
+        if length != READ_BODY.size or word != _PLAIN_READ_WORD:
             break
         calls.append(ReceivedRequest(EntryRead(ledger_id, entry_id), False, _CURRENT))
-        position += _PLAIN_READ.size
+        position += READ_FRAME.size
     return calls, position
 
 
 def _unpack_add(header: Header, buffer: bytes, position: int, end: int) -> Add:
     """One that cannot be handled like all others; an add too short to have ids is no message."""
-    _, key, ledger_id, entry_id = _unpack(_ADD, buffer, position, end)
-    body = buffer[position + HEADER.size + LEDGER_KEY_BYTES : end]
+    _, key, ledger_id, entry_id = _unpack(ADD_BODY, buffer, position, end)
+    body = buffer[position - LENGTH_BYTES + ADD_ENTRY_AT : end]
     if len(body) < ENTRY_HEADER_BYTES:
         raise cut_short(end - position)
     return Add(ledger_id, entry_id, key, body, bool(header.flags & RECOVERY_ADD))
@@ -244,11 +218,11 @@ def pack_request(request: Request, *, is_high_priority: bool = False) -> bytes:
     match request:
         case EntryRead(ledger_id, entry_id, key, fence):
             header = pack_header(VERSION, READ, priority | _fence_flag(key, fence))
-            return pack_frame(_IDS.pack(header, ledger_id, entry_id) + (key or b""))
+            return pack_frame(READ_BODY.pack(header, ledger_id, entry_id) + (key or b""))
         case BatchRead():
             flags = priority | _fence_flag(request.ledger_key, request.fence)
             flags |= SPARSE if request.is_sparse else 0
-            body = _BATCH_READ.pack(
+            body = BATCH_READ_BODY.pack(
                 pack_header(VERSION, BATCH_READ, flags),
                 request.ledger_id,
                 request.first_entry,
@@ -259,7 +233,7 @@ def pack_request(request: Request, *, is_high_priority: bool = False) -> bytes:
             return pack_frame(body + (request.ledger_key or b""))
         case Auth(plugin, payload):
             header = pack_header(VERSION, AUTH)
-            return pack_frame(HEADER.pack(header) + v3.pack_auth_message(plugin, payload))
+            return pack_frame(WORD.pack(header) + v3.pack_auth_message(plugin, payload))
     raise InvalidRequest(
         f"{type(request).__name__} has no form in version 2",
         next_step="send it on a connection of version 3",
@@ -275,23 +249,25 @@ def _fence_flag(key: bytes | None, fence: bool) -> int:
 
 def unpack_reply(buffer: bytes, position: int, end: int) -> ReceivedReply:
     """The reply whose frame has its body at `[position:end]`."""
-    header = unpack_header(*_unpack(HEADER, buffer, position, end))
+    header = unpack_header(*_unpack(WORD, buffer, position, end))
     return ReceivedReply(None, _unpack_reply(header, buffer, position, end))
 
 
 def _unpack_reply(header: Header, buffer: bytes, position: int, end: int) -> Reply:
     if header.operation in (ADD, READ):
-        _, code, ledger_id, entry_id = _unpack(_REPLY, buffer, position, end)
+        _, code, ledger_id, entry_id = _unpack(REPLY_BODY, buffer, position, end)
         if header.operation == ADD:
             return AddReply(failure_of(code), ledger_id, entry_id)
-        body = memoryview(buffer)[position + _REPLY.size : end] if code == OK else None
+        body = memoryview(buffer)[position + REPLY_BODY.size : end] if code == OK else None
         return ReadReply(failure_of(code), ledger_id, entry_id, body)
     if header.operation == BATCH_READ:
-        _, code, ledger_id, first, request_id = _unpack(_BATCH_READ_REPLY, buffer, position, end)
-        bodies = tuple(unpack_bodies(buffer, position + _BATCH_READ_REPLY.size, end))
+        _, code, ledger_id, first, request_id = _unpack(
+            BATCH_READ_REPLY_BODY, buffer, position, end
+        )
+        bodies = tuple(unpack_bodies(buffer, position + BATCH_READ_REPLY_BODY.size, end))
         return BatchReadReply(failure_of(code), ledger_id, first, request_id, bodies)
     if header.operation == AUTH:
-        return AuthReply(*v3.unpack_auth_message(buffer[position + HEADER.size : end]))
+        return AuthReply(*v3.unpack_auth_message(buffer[position + WORD.size : end]))
     raise BadFrame(f"version 2 has no reply to operation {header.operation}")
 
 
@@ -301,14 +277,14 @@ def take_read_replies(
     """The found entries that are whole at `position`, and where they end."""
     answers: list[ReceivedReply] = []
     view, size = memoryview(buffer), len(buffer)
-    while position + _FRAMED_REPLY.size <= size:
-        length, word, code, ledger_id, entry_id = _FRAMED_REPLY.unpack_from(buffer, position)
+    while position + REPLY_FRAME.size <= size:
+        length, word, code, ledger_id, entry_id = REPLY_FRAME.unpack_from(buffer, position)
         end = position + LENGTH_BYTES + length
-        if word != _PLAIN_READ_WORD or code != OK or end > size or length < _REPLY.size:
+        if word != _PLAIN_READ_WORD or code != OK or end > size or length < REPLY_BODY.size:
             break
         if end - position > frame_bytes_max:
             break
-        body = view[position + _FRAMED_REPLY.size : end]
+        body = view[position + REPLY_FRAME.size : end]
         answers.append(ReceivedReply(None, ReadReply(None, ledger_id, entry_id, body)))
         position = end
     return answers, position
