@@ -7,7 +7,7 @@ rare as a false one of our own. Digests with a key, and none, prove nothing here
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Final, NamedTuple
 
-from rollbook.proto.wire import v2_adds, v3_adds
+from rollbook.proto.wire import v2_adds, v2_frames, v3_adds, v3_frames
 from rollbook.proto.wire.adds import Adds
 from rollbook.proto.wire.digest import (
     ENTRY_HEADER_BYTES,
@@ -17,13 +17,12 @@ from rollbook.proto.wire.digest import (
     pack_ledger_id,
 )
 from rollbook.proto.wire.frames import LENGTH_BYTES, length_at
-from rollbook.proto.wire.v2_frames import ADD_ENTRY_AT
 
 _PROVING: Final = [
     (kind, digest_function(kind, b"")) for kind in (DigestType.CRC32C, DigestType.CRC32)
 ]
 # Possible distances from a frame's start to its entry.
-_HEAD_BYTES: Final = (ADD_ENTRY_AT, *range(36, 112))
+_HEAD_BYTES: Final = (v2_frames.ADD_ENTRY_AT, *v3_frames.ADD_ENTRY_AT)
 _FRAME_BYTES_MAX: Final = 2**31  # A limit above every frame size limit that there ever was.
 
 
@@ -89,7 +88,7 @@ def _entry_at(body: bytes, at: int) -> Salvaged | None:
         frame = body[start : start + size]
         if len(frame) < size:
             continue
-        take = v2_adds.take_adds if head_bytes == ADD_ENTRY_AT else v3_adds.take_adds
+        take = v2_adds.take_adds if head_bytes == v2_frames.ADD_ENTRY_AT else v3_adds.take_adds
         adds, _ = take(frame, 0, _FRAME_BYTES_MAX)
         if adds:
             group = adds.groups[0]

@@ -19,7 +19,7 @@ from itertools import chain, count, islice
 from operator import itemgetter
 from typing import Final, NamedTuple, TypeAlias
 
-from rollbook.proto.wire import v2_frames
+from rollbook.proto.wire import v2_frames, v3_frames
 from rollbook.proto.wire.adds import count_run
 from rollbook.proto.wire.arrays import array_of
 from rollbook.proto.wire.digest import (
@@ -30,7 +30,8 @@ from rollbook.proto.wire.digest import (
 )
 from rollbook.proto.wire.frame_columns import count_same, unpack_int64s, varint_columns
 from rollbook.proto.wire.frames import LENGTH_BYTES, length_at
-from rollbook.proto.wire.varint import message_pattern, unpack_varint
+from rollbook.proto.wire.v3_frames import ADD_BODY_SIZE, ADD_KEY, key_of, varying_spans
+from rollbook.proto.wire.varint import unpack_varint
 
 IntArray: TypeAlias = "array[int]"
 
@@ -39,18 +40,7 @@ _V2_KEY_AT: Final = v2_frames.ADD_KEY_AT
 _V2_ENTRY_AT: Final = v2_frames.ADD_ENTRY_AT
 _V2_BYTES_MIN: Final = v2_frames.ADD_BYTES_MIN
 
-_match_v3: Final = message_pattern(
-    rb"""
-    \x0a . \x08\x03 \x10\x02 \x18(U)                          # header: version 3, ADD, an id;
-    (?: \xaa\x06 | \x20 [\x80-\xff]{0,3}[\x00-\x7f] \xaa\x06)  # perhaps a priority;
-    V (?: \x08 | \xa0\x06\x01 \x08)(V)                        # the add's size, perhaps its flag, ledger id,
-    \x10(V)                                                  # entry id;
-    \x1a\x14 (.{20}) \x22(V)                                  # key, how long the entry is
-    """
-).match
-_VARYING: Final = 1, 2, 3, 4  # Groups of the pattern above.
-_KEY: Final = 4
-_SIZE: Final = 5
+_match_v3: Final = v3_frames.ADD_REQUEST.match
 _IDS_AT: Final = 0, ENTRY_ID_AT, LAC_AT  # The places in an entry.
 _unpack_size: Final = lru_cache(maxsize=8192)(unpack_varint)
 
@@ -152,16 +142,20 @@ class StoredAdds:
             if at >= alike_from:
                 alike_from = at + _ALIKE_MIN * size
                 if _seems_alike(buffer, at, size):
-                    edges = [edge - at for group in _VARYING for edge in match.span(group)]
-                    shape = _v3_shape(size, match.end() - at, _unpack_size(match[_SIZE]), *edges)
+                    edges = [edge - at for span in varying_spans(match) for edge in span]
+                    shape = _v3_shape(
+                        size, match.end() - at, _unpack_size(match[ADD_BODY_SIZE]), *edges
+                    )
                     if rows := self._add_alike(buffer, at, position, shape):
                         at += rows * size
                         alike_from = at
                         continue
             ledger_id, entry_id, lac = entry_ids_and_lac_at(buffer, start := match.end())
-            self._add(ledger_id, entry_id, lac, position + start, _unpack_size(match[_SIZE]))
+            self._add(
+                ledger_id, entry_id, lac, position + start, _unpack_size(match[ADD_BODY_SIZE])
+            )
             if ledger_id not in self.ledger_keys:
-                self.ledger_keys[ledger_id] = match[_KEY]
+                self.ledger_keys[ledger_id] = key_of(match[ADD_KEY])
             at += size
         return at
 

@@ -51,6 +51,23 @@ from rollbook.proto.wire.messages import (
     WriteLacReply,
 )
 from rollbook.proto.wire.schema import bookkeeper_protocol_pb2 as pb
+from rollbook.proto.wire.v3_frames import (
+    BATCH_ENTRIES_TAG,
+    BATCH_READ_HEADER,
+    BATCH_READ_TAG,
+    BATCH_REQUEST_ID_TAG,
+    ENTRY_TAG,
+    HEADER_TAG,
+    LEDGER_TAG,
+    READ_BODY_TAG,
+    READ_FOLLOWING_TAG,
+    READ_HEADER,
+    READ_LAC_TAG,
+    READ_LAC_UPDATED_TAG,
+    READ_TAG,
+    RESPONSE_STATUS_TAG,
+    STATUS_TAG,
+)
 from rollbook.proto.wire.varint import pack_varint
 
 VERSION: Final = pb.VERSION_THREE
@@ -143,18 +160,18 @@ class V3ReplyHeader(NamedTuple):
 def _pack_read_reply(txn_id: int, reply: ReadReply) -> list[Buffer]:
     """By hand, because of the body: protobuf would copy it two times more."""
     status = pack_varint(code_of(reply.error))
-    ids = (b"\x10", pack_varint(reply.ledger_id), b"\x18", pack_varint(reply.entry_id))
-    parts: list[Buffer] = [b"\x08", status, *ids]
+    ids = (LEDGER_TAG, pack_varint(reply.ledger_id), ENTRY_TAG, pack_varint(reply.entry_id))
+    parts: list[Buffer] = [STATUS_TAG, status, *ids]
     if reply.body is not None:
-        parts += (b"\x22", pack_varint(len(reply.body)), reply.body)
+        parts += (READ_BODY_TAG, pack_varint(len(reply.body)), reply.body)
     if reply.last_add_confirmed is not None:
-        parts += (b"\x28", pack_varint(reply.last_add_confirmed))
+        parts += (READ_LAC_TAG, pack_varint(reply.last_add_confirmed))
     if reply.lac_updated_ms is not None:
-        parts += (b"\x30", pack_varint(reply.lac_updated_ms))
+        parts += (READ_LAC_UPDATED_TAG, pack_varint(reply.lac_updated_ms))
     if reply.following:
         following = b"".join(pack_bodies(reply.following))
-        parts += (b"\xca\x3e", pack_varint(len(following)), following)
-    return _pack_by_hand(b"\x01", txn_id, status, b"\xa2\x06", parts)
+        parts += (READ_FOLLOWING_TAG, pack_varint(len(following)), following)
+    return _pack_by_hand(READ_HEADER, txn_id, status, READ_TAG, parts)
 
 
 def _pack_batch_reply(
@@ -163,28 +180,29 @@ def _pack_batch_reply(
     """Like `_pack_read_reply`, for a batch."""
     status = pack_varint(code_of(reply.error))
     parts: list[Buffer] = [
-        b"\x08",
+        STATUS_TAG,
         status,
-        b"\x10",
+        LEDGER_TAG,
         pack_varint(reply.ledger_id),
-        b"\x18",
+        ENTRY_TAG,
         pack_varint(reply.first_entry),
-        b"\x20",
+        BATCH_REQUEST_ID_TAG,
         pack_varint(reply.request_id),
     ]
     if bodies:
-        parts += (b"\x2a", pack_varint(sum(map(len, bodies))), *bodies)
-    return _pack_by_hand(b"\x0c", txn_id, status, b"\xca\x3e", parts)
+        parts += (BATCH_ENTRIES_TAG, pack_varint(sum(map(len, bodies))), *bodies)
+    return _pack_by_hand(BATCH_READ_HEADER, txn_id, status, BATCH_READ_TAG, parts)
 
 
 def _pack_by_hand(
-    operation: bytes, txn_id: int, status: bytes, field: bytes, parts: list[Buffer]
+    header_start: bytes, txn_id: int, status: bytes, field: bytes, parts: list[Buffer]
 ) -> list[Buffer]:
     """The frame of a reply whose own message, under that field, is made of these parts."""
     size = sum(map(len, parts))
-    header = b"".join((b"\x08\x03\x10", operation, b"\x18", pack_varint(txn_id)))
+    header = header_start + pack_varint(txn_id)
+    header_size = pack_varint(len(header))
     head = b"".join(
-        (b"\x0a", pack_varint(len(header)), header, b"\x10", status, field, pack_varint(size))
+        (HEADER_TAG, header_size, header, RESPONSE_STATUS_TAG, status, field, pack_varint(size))
     )
     return [pack_length(len(head) + size), head, *parts]
 

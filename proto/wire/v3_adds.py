@@ -12,8 +12,6 @@ A transaction id must be unique on its connection, and no more. Drawn from one c
 connections of a client it lets one frame serve all bookies of a write set.
 """
 
-import re
-import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -53,41 +51,48 @@ from rollbook.proto.wire.frame_columns import (
 )
 from rollbook.proto.wire.frames import FRAME_BYTES_MAX, LENGTH_BYTES, length_at, pack_length
 from rollbook.proto.wire.messages import Failure
+from rollbook.proto.wire.v3_frames import (
+    ADD_BODY_TAG,
+    ADD_ENTRY,
+    ADD_ENTRY_TAG,
+    ADD_HEADER,
+    ADD_KEY_TAG,
+    ADD_LEDGER,
+    ADD_LEDGER_TAG,
+    ADD_REPLY,
+    ADD_REPLY_HEAD,
+    ADD_REQUEST,
+    ADD_SIZE,
+    ADD_TAG,
+    ADD_TAILS,
+    ADD_TXN_ID,
+    DEFERRED_SYNC,
+    ENTRY_TAG,
+    FLAG_RECOVERY,
+    HEADER_AT,
+    HEADER_SIZE_AT,
+    HEADER_TAG,
+    LEDGER_TAG,
+    OWN_SIZE_AT,
+    PRIORITY_TAG,
+    RESPONSE_STATUS_TAG,
+    STATUS_TAG,
+    TXN_ID_AT,
+    add_of_shape,
+    is_urgent,
+    key_of,
+    ledger_of,
+)
 from rollbook.proto.wire.varint import message_pattern, pack_varint, unpack_varint
 
-_match_request: Final = message_pattern(
-    rb"""
-    \x0a . \x08\x03 \x10\x02 \x18(U)                        # header: version 3, ADD, transaction id,
-    (\xaa\x06 | \x20 [\x80-\xff]{0,3}[\x00-\x7f] \xaa\x06)  # perhaps a priority;
-    (V)                                                    # how long the add is,
-    (\x08V\x10 | \xa0\x06\x01 \x08V\x10)(V)                 # perhaps its flag, ledger id, entry id,
-    (\x1a\x14 .{20} \x22)(V)                               # key, how long the entry is
-    """
-).match
-_FLAG_RECOVERY: Final = b"\xa0\x06\x01"
-_DEFERRED_SYNC: Final = b"\x28\x01"
-_TAILS: Final = (b"", _FLAG_RECOVERY, _DEFERRED_SYNC, _DEFERRED_SYNC + _FLAG_RECOVERY)
-
-_match_reply: Final = message_pattern(
-    rb"""
-    \x0a . \x08\x03 \x10\x02 \x18U (?: \x20V )?               # header
-    ( \x10V \xaa\x06 [\x00-\x7f] \x08V \x10V \x18 )(V)        # statuses, size, ledger id; entry id
-    """
-).match
-_match_reply_head: Final = message_pattern(
-    rb"\x10(V) \xaa\x06 ([\x00-\x7f]) \x08(V) \x10(V) \x18"
-).fullmatch
-
-_TXN_ID_AT: Final = 11  # The position of the txn id in the frame of a response.
+_match_request: Final = ADD_REQUEST.match
+_match_reply: Final = ADD_REPLY.match
+_match_reply_head: Final = ADD_REPLY_HEAD.fullmatch
 # The longest varint in equal requests: with ten bytes, the value may exceed 64 bits.
 _TXN_BYTES_MAX: Final = 9
-_is_short_varint: Final = re.compile(
-    rb"[\x80-\xff]{0,%d}[\x00-\x7f]" % (_TXN_BYTES_MAX - 1)
-).fullmatch
+_is_short_varint: Final = message_pattern(rb"V").fullmatch
 _REPLIES_ALIKE_MIN: Final = 8  # The number of responses from which a search for equal ones pays.
 _REPLIES_ALIKE_MAX: Final = 1024
-
-_HEADER_START: Final = b"\x08\x03\x10\x02\x18"  # Version 3, ADD, then the transaction id.
 
 # Sizes repeat, so that their varints need not be unpacked each time.
 _unpack_size: Final = lru_cache(maxsize=8192)(unpack_varint)
@@ -181,9 +186,10 @@ def _around_reply(
     txn_bytes: int, status: bytes, ledger_id: bytes, entry_bytes: int
 ) -> tuple[bytes, bytes]:
     """A reply up to its transaction id, and from there to its entry id, which ends it."""
-    ids = b"".join((b"\x08", status, b"\x10", ledger_id, b"\x18"))
-    own = b"".join((b"\x10", status, b"\xaa\x06", pack_varint(len(ids) + entry_bytes), ids))
-    header = b"\n" + pack_varint(len(_HEADER_START) + txn_bytes) + _HEADER_START
+    ids = b"".join((STATUS_TAG, status, LEDGER_TAG, ledger_id, ENTRY_TAG))
+    size = pack_varint(len(ids) + entry_bytes)
+    own = b"".join((RESPONSE_STATUS_TAG, status, ADD_TAG, size, ids))
+    header = HEADER_TAG + pack_varint(len(ADD_HEADER) + txn_bytes) + ADD_HEADER
     return pack_length(len(header) + txn_bytes + len(own) + entry_bytes) + header, own
 
 
@@ -208,8 +214,8 @@ def take_adds(buffer: bytes, position: int, frame_bytes_max: int) -> tuple[Adds 
             end > size
             or length > body_bytes_max
             or not entry_start + ENTRY_HEADER_BYTES <= entry_end <= end
-            or (add_at := match.start(4)) + _unpack_size(add_size) != end
-            or buffer[position + 5] != match.start(3) - position - 8
+            or (add_at := match.start(ADD_LEDGER)) + _unpack_size(add_size) != end
+            or buffer[position + HEADER_SIZE_AT] != match.start(ADD_SIZE) - position - OWN_SIZE_AT
         ):
             break
         ledger_id, entry_id, lac = entry_ids_and_lac_at(buffer, entry_start)
@@ -226,7 +232,7 @@ def take_adds(buffer: bytes, position: int, frame_bytes_max: int) -> tuple[Adds 
             groups[writer] = opened
             current, current_ledger_id = writer, ledger_id
             group, add_entry_id, add_lac, add_start, add_end, add_txn_id, add_varint = opened
-        places = match.span(1), match.span(5), (entry_start, entry_end)
+        places = match.span(ADD_TXN_ID), match.span(ADD_ENTRY), (entry_start, entry_end)
         step = end - position
         if position >= run_from:
             run_from = position + RUN_MIN * step
@@ -319,7 +325,7 @@ def _take_alike(buffer: bytes, model: int, position: int, lists: _Lists, places:
     """
     (txn_at, txn_end), (varint_at, varint_end), (entry_start, entry_end) = places
     size = position - model
-    like = _like(
+    like = add_of_shape(
         txn_at - model,
         varint_at - txn_at - 1,
         entry_start + ENTRY_ID_AT - varint_at - 1,
@@ -359,14 +365,6 @@ def _take_alike(buffer: bytes, model: int, position: int, lists: _Lists, places:
     return end
 
 
-@lru_cache(maxsize=4096)
-def _like(before: int, between: int, behind: int, payload_bytes: int, tail: int) -> struct.Struct:
-    """An add of a known shape: up to its transaction id, the low byte of that, up to its entry id's
-    varint, the low byte of that, up to and with the entry's ledger id, entry id, LAC, payload, tail.
-    """
-    return struct.Struct(f">{before}sB{between}sB{behind}sqq{payload_bytes}x{tail}s")
-
-
 @lru_cache(maxsize=8192)
 def _unpack_high_bits(varint: bytes) -> int:
     """The value of a varint after its first byte."""
@@ -393,7 +391,7 @@ def _open_group(writer: tuple[bytes, ...]) -> _Opened | None:
 
 def _unpack_writer_of(writer: tuple[bytes, ...]) -> tuple[WriterFields, bytes] | None:
     # An unusual tail may be as long as a frame, and is not remembered.
-    return _unpack_writer(*writer) if writer[-1] in _TAILS else None
+    return _unpack_writer(*writer) if writer[-1] in ADD_TAILS else None
 
 
 @lru_cache(WRITERS_MAX)  # Writers come again, each with every append.
@@ -401,14 +399,11 @@ def _unpack_writer(
     ledger: bytes, key: bytes, priority: bytes, tail: bytes
 ) -> tuple[WriterFields, bytes]:
     """A group's fields before its columns, and its ledger's varint. None of these bytes is long."""
-    is_recovery = tail.endswith(_FLAG_RECOVERY)
-    if ledger.startswith(_FLAG_RECOVERY):
-        is_recovery, ledger = True, ledger[len(_FLAG_RECOVERY) :]
-    ledger = ledger[1:-1]  # Without its own tag and the next one.
-    is_urgent = priority[1:-2].strip(b"\x00\x80") != b""
-    is_deferred = tail.startswith(_DEFERRED_SYNC)
-    ledger_id = LedgerId(unpack_varint(ledger))
-    return (ledger_id, key[2:-1], is_recovery, is_urgent, is_deferred), ledger
+    varint, has_flag = ledger_of(ledger)
+    is_recovery = has_flag or tail.endswith(FLAG_RECOVERY)
+    is_deferred = tail.startswith(DEFERRED_SYNC)
+    ledger_id = LedgerId(unpack_varint(varint))
+    return (ledger_id, key_of(key), is_recovery, is_urgent(priority), is_deferred), varint
 
 
 # --- A client's side --------------------------------------------------------------------------
@@ -430,10 +425,10 @@ class V3AddPacker(AddPacker):
     ) -> None:
         super().__init__(ledger_key, digest, frame_bytes_max)
         self._txn_ids = txn_ids
-        self._priority = b"\x20" + pack_varint(v3.HIGH_PRIORITY) if is_high_priority else b""
-        self._ledger = b"\x08" + pack_varint(digest.ledger_id) + b"\x10"
-        self._key = b"\x1a\x14" + ledger_key + b"\x22"
-        self._tail = _DEFERRED_SYNC * is_sync_deferred + _FLAG_RECOVERY * is_recovery
+        self._priority = PRIORITY_TAG + pack_varint(v3.HIGH_PRIORITY) if is_high_priority else b""
+        self._ledger = ADD_LEDGER_TAG + pack_varint(digest.ledger_id) + ADD_ENTRY_TAG
+        self._key = ADD_KEY_TAG + ledger_key + ADD_BODY_TAG
+        self._tail = DEFERRED_SYNC * is_sync_deferred + FLAG_RECOVERY * is_recovery
         self._overhead_bytes = digest.overhead_bytes
         self._around: dict[tuple[int, int, int], tuple[bytes, bytes, bytes]] = {}
 
@@ -482,9 +477,9 @@ class V3AddPacker(AddPacker):
         body_bytes = self._overhead_bytes + payload_bytes
         behind = self._key + pack_varint(body_bytes)
         own_bytes = len(self._ledger) + entry_bytes + len(behind) + body_bytes + len(self._tail)
-        between = b"".join((self._priority, b"\xaa\x06", pack_varint(own_bytes), self._ledger))
-        header_bytes = len(_HEADER_START) + txn_bytes + len(self._priority)
-        before = b"\n" + pack_varint(header_bytes) + _HEADER_START
+        between = b"".join((self._priority, ADD_TAG, pack_varint(own_bytes), self._ledger))
+        header_bytes = len(ADD_HEADER) + txn_bytes + len(self._priority)
+        before = HEADER_TAG + pack_varint(header_bytes) + ADD_HEADER
         frame_bytes = len(before) + txn_bytes + len(between) - len(self._ledger) + own_bytes
         if len(self._around) >= _SHAPES_MAX:
             self._around.clear()
@@ -550,7 +545,7 @@ def take_add_replies(buffer: bytes, position: int) -> tuple[list[AddReplies], in
         end = match.end()
         if (
             position + LENGTH_BYTES + length_at(buffer, position)[0] != end
-            or match.start(1) != position + 6 + buffer[position + 5]
+            or match.start(1) != position + HEADER_AT + buffer[position + HEADER_SIZE_AT]
         ):
             break
         if entry[1:] != high_varint:
@@ -604,11 +599,11 @@ def _take_replies_alike(
     only by their transaction ids and entry ids. None at all if it has a priority after its
     transaction id.
     """
-    if not _is_short_varint(buffer[position + _TXN_ID_AT : head_at]):
+    if not _is_short_varint(buffer[position + TXN_ID_AT : head_at]):
         return ()
     rows = min((len(buffer) - position) // size, _REPLIES_ALIKE_MAX)
     entry_place = size - len(entry)
-    places = range(_TXN_ID_AT, head_at - position), range(entry_place, size)
+    places = range(TXN_ID_AT, head_at - position), range(entry_place, size)
     rows = count_alike(buffer, position, size, rows, places)
     return unpack_column(buffer, position + entry_place, size, rows, len(entry))
 
@@ -620,16 +615,16 @@ def _take_replies_on(
     are. Their expected bytes are made from the first, and compared at once.
     """
     rows = min((len(buffer) - position) // size, _REPLIES_ALIKE_MAX)
-    if rows < RUN_MIN or not _is_short_varint(buffer[position + _TXN_ID_AT : head_at]):
+    if rows < RUN_MIN or not _is_short_varint(buffer[position + TXN_ID_AT : head_at]):
         return range(0)
-    txn_bytes, entry_place = head_at - position - _TXN_ID_AT, size - entry_bytes
+    txn_bytes, entry_place = head_at - position - TXN_ID_AT, size - entry_bytes
 
     def count_like(rows: int) -> int:
         rows = count_varints_on(buffer, position + entry_place, size, rows, entry_bytes, entry_id)
-        txn_columns, rows = varint_columns(buffer, position + _TXN_ID_AT, size, rows, txn_bytes)
+        txn_columns, rows = varint_columns(buffer, position + TXN_ID_AT, size, rows, txn_bytes)
         end = position + rows * size
         expected = bytearray(buffer[position : position + size] * rows)
-        for place, column in enumerate(txn_columns, _TXN_ID_AT):
+        for place, column in enumerate(txn_columns, TXN_ID_AT):
             expected[place::size] = column[:rows]
         for place in range(entry_place, size):
             expected[place::size] = buffer[position + place : end : size]

@@ -7,7 +7,7 @@ others, and whatever a peer writes in another order, go through protobuf one by 
 from typing import Final
 
 from rollbook.proto.ids import EntryId, LedgerId
-from rollbook.proto.wire import v3
+from rollbook.proto.wire import v3, v3_frames
 from rollbook.proto.wire.entry_batches import unpack_bodies
 from rollbook.proto.wire.frames import LENGTH_BYTES, length_at
 from rollbook.proto.wire.messages import (
@@ -18,33 +18,21 @@ from rollbook.proto.wire.messages import (
     ReceivedReply,
     ReceivedRequest,
 )
-from rollbook.proto.wire.varint import message_pattern, unpack_varint
+from rollbook.proto.wire.v3_frames import (
+    HEADER_AT,
+    HEADER_SIZE_AT,
+    OWN_SIZE_AT,
+    READ_TAG,
+    is_urgent,
+)
+from rollbook.proto.wire.varint import unpack_varint
 
 _READ: Final = BookieOperation.READ
 
-_match_read: Final = message_pattern(
-    rb"""
-    \x0a . \x08\x03 \x10\x01 \x18(V)                        # header: version 3, READ, transaction id,
-    (\xa2\x06 | \x20 [\x80-\xff]{0,3}[\x00-\x7f] \xa2\x06)  # perhaps a priority;
-    ([\x00-\x7f]) \x08(V) \x10(V)                           # how long the read is, ledger id, entry id
-    """
-).match
-_match_reply: Final = message_pattern(
-    rb"""
-    \x0a . \x08\x03 \x10\x01 \x18(V) \x10\x00                # header, EOK;
-    \xa2\x06(V) \x08\x00 \x10(V) \x18(V) \x22(V)             # size, EOK, ledger id, entry id, body
-    """
-).match
-_match_reply_tail: Final = message_pattern(
-    rb"(?: \x28(V) )? (?: \x30(V) )? (?: \xca\x3e(V) )?  # LAC, since when, size of what follows"
-).match
-
-_match_batch: Final = message_pattern(
-    rb"""
-    \x0a . \x08\x03 \x10\x0c \x18(V) \x10\x00                # header, EOK;
-    \xca\x3e(V) \x08\x00 \x10(V) \x18(V) \x20(V) \x2a(V)      # size, EOK, ids, size of the entries
-    """
-).match
+_match_read: Final = v3_frames.READ_REQUEST.match
+_match_reply: Final = v3_frames.READ_REPLY.match
+_match_reply_tail: Final = v3_frames.READ_REPLY_TAIL.match
+_match_batch: Final = v3_frames.BATCH_READ_REPLY.match
 
 
 def take_reads(buffer: bytes, position: int) -> tuple[list[ReceivedRequest], int]:
@@ -56,11 +44,11 @@ def take_reads(buffer: bytes, position: int) -> tuple[list[ReceivedRequest], int
         if (
             position + LENGTH_BYTES + length_at(buffer, position)[0] != end
             or match.end(3) + size[0] != end
-            or match.start(3) - 2 != position + 6 + buffer[position + 5]
+            or match.start(3) != position + OWN_SIZE_AT + buffer[position + HEADER_SIZE_AT]
         ):
             break
         read = EntryRead(LedgerId(unpack_varint(ledger_id)), EntryId(unpack_varint(entry_id)))
-        is_high_priority = priority[1:-2].strip(b"\x00\x80") != b""
+        is_high_priority = priority != READ_TAG and is_urgent(priority)
         calls.append(
             ReceivedRequest(
                 read, is_high_priority, v3.V3ReplyHeader(v3.VERSION, unpack_varint(txn_id), _READ)
@@ -85,7 +73,7 @@ def take_read_replies(
             not body_end <= end <= len(buffer)
             or end - position > frame_bytes_max
             or match.end(2) + unpack_varint(size) != end
-            or match.end(1) != position + 6 + buffer[position + 5]
+            or match.end(1) != position + HEADER_AT + buffer[position + HEADER_SIZE_AT]
             or (tail := _match_reply_tail(buffer, body_end, end)) is None
         ):
             break
@@ -118,10 +106,11 @@ def unpack_batch_reply(buffer: bytes, position: int, end: int) -> ReceivedReply 
     if (match := _match_batch(buffer, position, end)) is None:
         return None
     txn_id, size, ledger_id, first_entry, request_id, entries_size = match.groups()
+    start = position - LENGTH_BYTES
     if (
         match.end() + unpack_varint(entries_size) != end
         or match.end(2) + unpack_varint(size) != end
-        or match.end(1) != position + 2 + buffer[position + 1]
+        or match.end(1) != start + HEADER_AT + buffer[start + HEADER_SIZE_AT]
     ):
         return None
     reply = BatchReadReply(
