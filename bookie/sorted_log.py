@@ -4,7 +4,6 @@ The caller syncs the log, gives it its name durably, and then adds it to the cat
 order.
 """
 
-import struct
 from array import array
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from itertools import accumulate, chain
@@ -17,6 +16,7 @@ from rollbook.bookie.core.entry_log_format import Extent, FooterBuilder
 from rollbook.bookie.core.group_commit import RecordPacker
 from rollbook.bookie.core.journal_index import Columns, IntArray, fitting_end
 from rollbook.bookie.core.record_format import (
+    ENTRY_LENGTH,
     FILE_HEADER_BYTES,
     HEAD_BYTES,
     ID_BYTES,
@@ -30,7 +30,6 @@ from rollbook.proto.ports import Buffer, Disk, File, OpenMode, Randomness
 
 logger = structlog.get_logger()
 
-_LENGTH: Final = struct.Struct("<I")
 _RECORD_BYTES: Final = 64 * 1024
 # The disk's queue has at most this much of the log when the journal writes.
 _SYNC_BYTES: Final = 1024 * 1024
@@ -133,10 +132,10 @@ class SortedWriter:
             self._rows[self._ledger_id] = [new_ids[0], new_ids[-1]]
         new_lengths = list(map(len, entries))
         self._parts += chain.from_iterable(
-            zip(map(_LENGTH.pack, new_lengths), entries, strict=True)
+            zip(map(ENTRY_LENGTH.pack, new_lengths), entries, strict=True)
         )
-        start = self._packer.position + HEAD_BYTES + self._size + _LENGTH.size
-        starts = list(accumulate(map(_LENGTH.size.__add__, new_lengths), initial=start))
+        start = self._packer.position + HEAD_BYTES + self._size + ENTRY_LENGTH.size
+        starts = list(accumulate(map(ENTRY_LENGTH.size.__add__, new_lengths), initial=start))
         self._size += starts.pop() - start
         self._entries += len(new_lengths)
         entry_ids, positions, lengths = self._columns

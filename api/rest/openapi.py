@@ -127,7 +127,7 @@ RECORD_BODIES: Final[Json] = {
         "schema": {
             "type": "string",
             "format": "binary",
-            "description": "A block as logservice/DESIGN.md has it. One record, `paid 1`, in base64: "
+            "description": "A block as logservice/core/record_block.py draws it. One record, `paid 1`, in base64: "
             + b64encode(pack_block([b"paid 1"])).decode(),
         }
     },

@@ -10,7 +10,7 @@ ledgers, and its journal file becomes superfluous, in one step (B5).
                 i64 LAC of the packet · u16 packet bytes · packet · i64 wall ms of the deletion
     FORGET      i64 ledger              nothing is known of it any more
     LOG         u64 number · u16 directory · u64 file bytes · u64 age
-    EXTENTS     u64 log · u32 extents · the extents          behind their LOG
+    EXTENTS     u64 log · u32 extents · the extents, as in `entry_log_format.py`     after their LOG
     UNLOG       u64 number              its file may go
     REPLAY      u64 journal file · u64 first sequence in it     earlier ones are not needed
     OPENED      u64 journal file        it exists and may have records
@@ -42,7 +42,7 @@ from itertools import islice
 from operator import attrgetter
 from typing import Final, NamedTuple, TypeVar
 
-from rollbook.bookie.core.entry_log_format import Extent
+from rollbook.bookie.core.entry_log_format import EXTENT, Extent
 from rollbook.bookie.core.fencing import LedgerFacts
 from rollbook.bookie.core.journal_index import IntArray
 from rollbook.bookie.core.possible_losses import PossibleLosses
@@ -59,7 +59,6 @@ _LOG: Final = struct.Struct("<BQHQQ")
 _EXTENTS: Final = struct.Struct("<BQI")
 _REPLAY_START: Final = struct.Struct("<BQQ")
 _DOUBT: Final = struct.Struct("<Bqqq")
-_EXTENT: Final = struct.Struct("<qqqQQqII")
 _OLD: Final = struct.Struct("<Bq")
 _DROP: Final = struct.Struct("<BqQ")
 COMPACTED: Final = 10**15  # Numbers of compacted logs begin here, above those of all journal files.
@@ -155,7 +154,7 @@ def pack_log(log: EntryLogInfo, extents: Iterable[Extent]) -> Iterator[bytes]:
     yield _LOG.pack(Change.LOG, *log)
     for batch in _batches(extents, _EXTENTS_MAX):
         head = _EXTENTS.pack(Change.EXTENTS, log.number, len(batch))
-        yield head + b"".join([_EXTENT.pack(*extent) for extent in batch])
+        yield head + b"".join([EXTENT.pack(*extent) for extent in batch])
 
 
 def pack_unlog(number: int) -> bytes:
@@ -400,12 +399,12 @@ class Catalog:
     def _apply_extents(self, body: bytes, start: int) -> int:
         _, number, count = _EXTENTS.unpack_from(body, start)
         at = start + _EXTENTS.size
-        end = at + count * _EXTENT.size
+        end = at + count * EXTENT.size
         if end > len(body):
             raise ValueError("a log's extents are cut short")
         use, ledger_ids = self._use[number], self._ledgers_of[number]
         age = self.logs[number].age
-        for ledger_id, *held, _, _ in _EXTENT.iter_unpack(body[at:end]):
+        for ledger_id, *held, _, _ in EXTENT.iter_unpack(body[at:end]):
             if self.is_deleted(ledger_id) or age < self._dropped.get(ledger_id, 0):
                 continue
             self._insert(ledger_id, array("q", (number, *held)))

@@ -42,7 +42,7 @@ FILE_BYTES_MAX: Final = 2**32 - 1  # Positions are u32, which limits a file's si
 _VERSION: Final = 1
 _MAGIC: Final = b"\xb5foot"
 _PAGE: Final = struct.Struct("<qqII")
-_EXTENT: Final = struct.Struct("<qqqQQqII")
+EXTENT: Final = struct.Struct("<qqqQQqII")
 _PAGE_ROW: Final = struct.Struct("<qII")
 _RECORD_ROW_BYTES: Final = 4
 _TRAILER: Final = struct.Struct("<5sBHQIIII")
@@ -85,11 +85,11 @@ class Tables:
         self.extents = trailer.extents
         self.records = array("I")  # Positions of the records, ascending.
         self._data = data
-        self._pages_at = trailer.extents * _EXTENT.size
+        self._pages_at = trailer.extents * EXTENT.size
         records_at = self._pages_at + trailer.pages * _PAGE_ROW.size
         self.records.frombytes(data[records_at:])
         self.ledger_ids = array("q")
-        self.ledger_ids.extend(row[0] for row in _EXTENT.iter_unpack(data[: self._pages_at]))
+        self.ledger_ids.extend(row[0] for row in EXTENT.iter_unpack(data[: self._pages_at]))
         self._first_entries = array("q")
         self._first_entries.extend(
             row[0] for row in _PAGE_ROW.iter_unpack(data[self._pages_at : records_at])
@@ -114,7 +114,7 @@ class Tables:
         at = bisect_left(self.ledger_ids, ledger_id)
         if at == len(self.ledger_ids) or self.ledger_ids[at] != ledger_id:
             return None
-        return Extent(*_EXTENT.unpack_from(self._data, at * _EXTENT.size))
+        return Extent(*EXTENT.unpack_from(self._data, at * EXTENT.size))
 
     def _page(self, at: int) -> PageRow:
         return PageRow(*_PAGE_ROW.unpack_from(self._data, self._pages_at + at * _PAGE_ROW.size))
@@ -214,7 +214,7 @@ class FooterBuilder:
             self._pages - first_page,
         )
         self.extents.append(extent)
-        self._extent_rows += _EXTENT.pack(*extent)
+        self._extent_rows += EXTENT.pack(*extent)
 
     def finish(self, record_positions: Sequence[int]) -> bytes:
         record_rows = array("I", record_positions).tobytes()
@@ -255,7 +255,7 @@ class Trailer(NamedTuple):
     @property
     def table_bytes(self) -> int:
         return (
-            self.extents * _EXTENT.size
+            self.extents * EXTENT.size
             + self.pages * _PAGE_ROW.size
             + self.records * _RECORD_ROW_BYTES
         )

@@ -7,6 +7,9 @@
              crc of the rows · crc of the body · crc of the head itself
     trailer  the head once more, under another magic
     row      ledger · first entry · last entry    which ledgers the body speaks of
+    body     FRAMES: add frames, as received (`v2_frames.py`, `v3_frames.py`)
+             ENTRIES: (u32 length · entry)*, sorted by ledger and entry; entries: `digest.py`
+             CONTROL: `control_records.py`      CHANGES: `catalog.py`      IDLE, END: empty
 
 Checksums are CRC-32C, seeded with the file's random id and the position, so that neither an
 older file's bytes nor a payload that holds a journal are ever taken for a record (B2). Head and
@@ -42,6 +45,7 @@ _CRC: Final = struct.Struct("<I")
 _unpack_head: Final = struct.Struct(_HEAD.format + "I").unpack
 _ROW: Final = struct.Struct("<qqq")
 _POSITION: Final = struct.Struct("<Q")
+ENTRY_LENGTH: Final = struct.Struct("<I")  # Before each entry of an ENTRIES record.
 
 FILE_HEADER_BYTES: Final = 2 * SECTOR
 HEAD_BYTES: Final = _HEAD.size + _CRC.size
@@ -77,7 +81,7 @@ class Purpose(IntEnum):
 
 class RecordKind(IntEnum):
     FRAMES = 1  # Add frames, as they were received.
-    ENTRIES = 2  # `u32 length · entry`, sorted by ledger and entry.
+    ENTRIES = 2  # Entries by themselves, sorted by ledger and entry.
     CONTROL = 3  # Fences, explicit LACs, deletions.
     CHANGES = 4  # Changes of the catalog.
     IDLE = 5  # No contents; its purpose is its `last_synced`.

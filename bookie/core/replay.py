@@ -8,7 +8,6 @@ Entries are gathered from many records before they go to the memtable, and alway
 of another kind: so a ledger's entries keep their order.
 """
 
-import struct
 from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -22,14 +21,19 @@ from rollbook.bookie.core.control_records import (
 )
 from rollbook.bookie.core.journal_adoption import JournalShape
 from rollbook.bookie.core.journal_index import IntArray, JournalIndex
-from rollbook.bookie.core.record_format import EntryRow, FoundRecord, RecordKind, RecordReader
+from rollbook.bookie.core.record_format import (
+    ENTRY_LENGTH,
+    EntryRow,
+    FoundRecord,
+    RecordKind,
+    RecordReader,
+)
 from rollbook.bookie.core.salvage import find_entries
 from rollbook.bookie.core.torn_tail import Rot, Scan
 from rollbook.proto.errors import TornRecord
 from rollbook.proto.wire.digest import entry_ids_and_lac_at
 from rollbook.proto.wire.stored_adds import StoredAdds
 
-_LENGTH: Final = struct.Struct("<I")
 _GATHERED_MAX: Final = 128 * 1024  # Gathered adds; they take 70 bytes each until they are sorted.
 
 
@@ -101,8 +105,8 @@ def entries_of(body: bytes) -> Iterator[tuple[int, int, int, int, int]]:
     record."""
     at = 0
     while at < len(body):
-        (length,) = _LENGTH.unpack_from(body, at)
-        at += _LENGTH.size
+        (length,) = ENTRY_LENGTH.unpack_from(body, at)
+        at += ENTRY_LENGTH.size
         ledger_id, entry_id, lac = entry_ids_and_lac_at(body, at)
         yield ledger_id, entry_id, lac, at, length
         at += length

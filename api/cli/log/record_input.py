@@ -1,4 +1,7 @@
-"""Reads records from standard input and writes them to standard output: framed, or as JSON."""
+"""Reads records from standard input and writes them to standard output: framed, or as JSON.
+
+len32    (u32 length, big-endian · payload)*
+"""
 
 import asyncio
 import base64
@@ -15,6 +18,7 @@ from typing import Any, Final, NamedTuple
 from rollbook.proto.errors import EntryTooLarge, InvalidRequest
 from rollbook.proto.wire.frames import FRAME_BYTES_MAX
 
+_LENGTH: Final = struct.Struct(">I")
 _READ_BYTES: Final = 256 * 1024
 _ARRAY: Final = "write [{…}, {…}] as `log read -o json` does, or take --format ndjson"
 
@@ -46,12 +50,12 @@ class Cutter:
     def _take_counted(self) -> list[bytes]:
         entries: list[bytes] = []
         position = 0
-        while position + 4 <= len(self._rest):
-            (size,) = struct.unpack_from(">I", self._rest, position)
-            if position + 4 + size > len(self._rest):
+        while (start := position + _LENGTH.size) <= len(self._rest):
+            (size,) = _LENGTH.unpack_from(self._rest, position)
+            if start + size > len(self._rest):
                 break
-            entries.append(bytes(self._rest[position + 4 : position + 4 + size]))
-            position += 4 + size
+            entries.append(bytes(self._rest[start : start + size]))
+            position = start + size
         del self._rest[:position]
         return entries
 
@@ -210,7 +214,7 @@ def framed(payloads: Iterable[bytes], frame: str) -> bytes:
         case "nul":
             return b"".join(payload + b"\0" for payload in payloads)
         case "len32":
-            return b"".join(struct.pack(">I", len(payload)) + payload for payload in payloads)
+            return b"".join(_LENGTH.pack(len(payload)) + payload for payload in payloads)
     return b"".join(payloads)
 
 
