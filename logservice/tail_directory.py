@@ -21,8 +21,15 @@ from typing import Final
 import structlog
 
 from rollbook.ledger.ledgers import Ledgers
-from rollbook.logservice.core.ledger_list import LedgerList, ListedLogState
-from rollbook.logservice.core.log_tails import Scope, TailTable, tail_of_list
+from rollbook.logservice.core.ledger_list import LedgerList
+from rollbook.logservice.core.log_tails import (
+    ReportSource,
+    Scope,
+    TailTable,
+    owner_elsewhere,
+    source_of_report,
+    tail_of_list,
+)
 from rollbook.logservice.ids import LogName, Offset, OwnerEpoch
 from rollbook.logservice.log_metadata import LogMetadataStore
 from rollbook.logservice.messages import TailOfLog, Tails, WatchTails
@@ -323,20 +330,17 @@ class TailDirectory:
         self._tell()
 
     def _on_list(self, log: LogName, listed: LedgerList, *, is_named_here: bool) -> None:
-        owner = self._server.find(log)
-        is_owned = owner is not None and owner.owner_epoch == listed.owner_epoch
-        if listed.state is ListedLogState.DELETED or not (is_owned or is_named_here):
+        server = self._server
+        owner = server.find(log)
+        owned = None if owner is None else (owner.owner_epoch, owner.uid)
+        source = source_of_report(listed, owned, is_suggested=is_named_here)
+        if source is ReportSource.NOTHING:
             self._table.drop(log)
-        elif owner is not None and is_owned and owner.uid == tail_of_list(log, listed, "").uid:
+        elif owner is not None and source is ReportSource.OWNER:
             owner.tail_cache.on_grown = partial(self._on_grown, log)
             self._put_owned(owner)
         else:
-            elsewhere = listed.owner
-            if elsewhere is not None and (
-                elsewhere.server_id == self._server.server_id  # This server has lost it.
-                or not self._server.is_alive(elsewhere.server_id)
-            ):
-                elsewhere = None
+            elsewhere = owner_elsewhere(listed, server.server_id, server.is_alive)
             tail = tail_of_list(log, listed, "" if elsewhere is None else elsewhere.address)
             self._table.put(tail)
             if elsewhere is None and not tail.is_exact:

@@ -14,17 +14,28 @@ counts:
     exact               the owner, or a closed end
     head and tail       of one uid they never go back, even if a server says less (TW3)
 
+Which of the two reports a server has to make, if any, is said by `source_of_report`.
+
 A log is gone when no server reports it. What a departed server has reported counts until all
 others have looked for its logs (TW4): otherwise each log would be gone for a moment.
 """
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from enum import Enum, auto
 from typing import Final, Self
 
 from rollbook.logservice.core.ledger_list import LedgerList, ListedLogState
 from rollbook.logservice.core.log_lives import text_of
-from rollbook.logservice.ids import FIRST_OFFSET, LogName, parse_prefix
+from rollbook.logservice.core.ownership import IsAlive
+from rollbook.logservice.ids import (
+    FIRST_OFFSET,
+    LogName,
+    OwnerEpoch,
+    ServerId,
+    ServerInfo,
+    parse_prefix,
+)
 from rollbook.logservice.messages import TailOfLog, Tails, WatchTails
 from rollbook.proto.errors import InvalidRequest
 
@@ -54,6 +65,37 @@ class Scope:
             not namespace or (log.namespace == namespace and log.name.startswith(prefix))
             for namespace, prefix in self.prefixes
         )
+
+
+class ReportSource(Enum):
+    """What a server reports of a log."""
+
+    NOTHING = auto()  # The log is deleted, or only other servers report it.
+    OWNER = auto()  # This server owns the log and knows its tail.
+    LIST = auto()
+
+
+def source_of_report(
+    listed: LedgerList, owned: tuple[OwnerEpoch, str] | None, *, is_suggested: bool
+) -> ReportSource:
+    """`owned`: the epoch and the uid of the log as this server owns it; None: it does not.
+    `is_suggested`: the log's name suggests this server.
+    """
+    is_owned = owned is not None and owned[0] == listed.owner_epoch
+    if listed.state is ListedLogState.DELETED or not (is_owned or is_suggested):
+        return ReportSource.NOTHING
+    is_same_life = owned == (listed.owner_epoch, text_of(listed.uid))
+    return ReportSource.OWNER if is_same_life else ReportSource.LIST
+
+
+def owner_elsewhere(
+    listed: LedgerList, server_id: ServerId, is_alive: IsAlive
+) -> ServerInfo | None:
+    """The owner, if it is alive and another server: what the list says of this one, it has lost."""
+    owner = listed.owner
+    if owner is None or owner.server_id == server_id or not is_alive(owner.server_id):
+        return None
+    return owner
 
 
 def tail_of_list(log: LogName, listed: LedgerList, owner: str) -> TailOfLog:

@@ -9,8 +9,11 @@ from rollbook.logservice.core.ledger_list import LedgerList, ListedLogState
 from rollbook.logservice.core.log_tails import (
     NAMED_MAX,
     MergedTails,
+    ReportSource,
     Scope,
     TailTable,
+    owner_elsewhere,
+    source_of_report,
     tail_of_list,
 )
 from rollbook.logservice.ids import LogName, LogUid, Offset, OwnerEpoch, ServerId, ServerInfo
@@ -94,6 +97,43 @@ def test_the_list_tells_an_exact_end_only_if_the_last_segment_is_closed() -> Non
     known = tail_of_list(LOG, again, "")
     assert (known.tail, known.is_exact, known.timestamp_us) == (7, False, 9)
     assert tail_of_list(LOG, replace(closed, state=ListedLogState.SEALED), "").is_sealed
+
+
+LISTED = LedgerList(LogUid(b"u" * 16), LogConfig(), created_us=1).with_owner(
+    ServerInfo(ServerId("a~1"), A)
+)
+UID = (b"u" * 16).hex()
+
+
+@pytest.mark.parametrize(
+    ("epoch_ahead", "uid", "is_suggested", "source"),
+    [
+        (None, "", False, ReportSource.NOTHING),
+        (None, "", True, ReportSource.LIST),
+        (0, UID, False, ReportSource.OWNER),
+        (0, UID, True, ReportSource.OWNER),
+        (-1, UID, False, ReportSource.NOTHING),  # A later owner reports it.
+        (-1, UID, True, ReportSource.LIST),
+        (1, UID, True, ReportSource.LIST),  # The list is old.
+        (0, "another", True, ReportSource.LIST),  # The log was replaced.
+        (0, "another", False, ReportSource.LIST),
+    ],
+)
+def test_which_report_a_server_makes_of_a_log(
+    epoch_ahead: int | None, uid: str, is_suggested: bool, source: ReportSource
+) -> None:
+    owned = None if epoch_ahead is None else (OwnerEpoch(LISTED.owner_epoch + epoch_ahead), uid)
+    assert source_of_report(LISTED, owned, is_suggested=is_suggested) is source
+    deleted = replace(LISTED, state=ListedLogState.DELETED, free_at_us=9)
+    assert source_of_report(deleted, owned, is_suggested=is_suggested) is ReportSource.NOTHING
+
+
+def test_only_a_living_server_that_is_not_this_one_is_the_owner_elsewhere() -> None:
+    here, there = ServerId("b~1"), ServerId("a~1")
+    assert owner_elsewhere(LISTED, here, lambda _: True) == ServerInfo(there, A)
+    assert owner_elsewhere(LISTED, here, lambda _: False) is None
+    assert owner_elsewhere(LISTED, there, lambda _: True) is None, "this server has lost it"
+    assert owner_elsewhere(LISTED.with_released(), here, lambda _: True) is None
 
 
 def test_a_slow_watcher_gets_each_log_once_as_it_is_now() -> None:
