@@ -28,7 +28,7 @@ from rollbook.proto.ids import BookieId
 from rollbook.proto.ports import Clock
 from rollbook.proto.tasks import TaskGroup
 from rollbook.recovery.config import HealConfig
-from rollbook.recovery.core.failures import Failure, after_failure
+from rollbook.recovery.core.failures import Failure, after_failure, next_look_s
 from rollbook.recovery.core.plan import GracePeriods
 from rollbook.recovery.healer import Healer, Healing
 from rollbook.recovery.ledger_healer import HealingOutcome
@@ -40,6 +40,7 @@ logger = structlog.get_logger()
 _AT_ONCE: Final = 4
 _ANYTHING: Final = 1  # The size of a page of doubts that shows whether there are any.
 _LEDGERS_NAMED: Final = 5
+_LOOK_S_MIN: Final = 0.02
 
 DoubtsOf = Callable[[BookieId], BookieDoubts | None]
 """Returns the doubts of a bookie; None: they cannot be requested."""
@@ -119,12 +120,12 @@ class DoubtHealing:
         return failure is None or failure.is_due(self._now_ms())
 
     def _pause_s(self) -> float:
-        due = [each.next_try_ms for each in self._failures.values() if each.next_try_ms is not None]
-        next_s = (min(due) - self._now_ms()) / 1000 if due else self._config.look_again_s
-        longest_s = self._config.look_again_s
+        now_ms, longest_s = self._now_ms(), self._config.look_again_s
         if self._running:  # The next try is known when the running healing ends.
             longest_s = min(longest_s, 1.0)
-        return min(max(next_s, 0.02), longest_s)
+        due = [each.next_try_ms for each in self._failures.values() if each.next_try_ms is not None]
+        left_s = ((each - now_ms) / 1000 for each in due)
+        return next_look_s(left_s, shortest_s=_LOOK_S_MIN, longest_s=longest_s)
 
     async def _look_at(self, bookie: BookieId, group: TaskGroup) -> None:
         doubts = self._doubts_of(bookie)

@@ -36,7 +36,7 @@ from rollbook.proto.ports import Check, Clock, MetadataStore
 from rollbook.proto.tasks import TaskGroup
 from rollbook.recovery.budget import ByteBudget, Throttle
 from rollbook.recovery.config import WorkerConfig
-from rollbook.recovery.core.failures import after_failure
+from rollbook.recovery.core.failures import after_failure, next_look_s
 from rollbook.recovery.core.plan import GracePeriods
 from rollbook.recovery.ledger_repair import LedgerRepair, OpenEnd, Repair, RepairLimits, RepairOrder
 from rollbook.recovery.metadata_outages import AWAY, follow, patiently, until_done
@@ -230,10 +230,7 @@ class Worker:
         task = await _read(self._drains, ledger_id)
         if not failure.counts_for(_tokens(await self._draining(task))):
             return True  # A drain has begun, or is retried.
-        pause_ms = self._config.look_again_s * 1000
-        if failure.next_try_ms is not None:
-            pause_ms = min(pause_ms, failure.next_try_ms - now_ms)
-        self._put_off(ledger_id, pause_ms / 1000)
+        self._put_off(ledger_id, failure.pause_s(now_ms, self._config.look_again_s))
         return False
 
     def _put_off(self, ledger_id: LedgerId, pause_s: float) -> None:
@@ -247,10 +244,11 @@ class Worker:
             for ledger_id, due_ns in self._not_before_ns.items()
             if due_ns > now_ns
         }
-        if not self._not_before_ns:
-            return self._config.look_again_s
-        next_s = (min(self._not_before_ns.values()) - now_ns) / _NS_PER_S
-        return min(max(next_s, self._config.settle_s), self._config.look_again_s)
+        return next_look_s(
+            ((due_ns - now_ns) / _NS_PER_S for due_ns in self._not_before_ns.values()),
+            shortest_s=self._config.settle_s,
+            longest_s=self._config.look_again_s,
+        )
 
     # --- One ledger ---------------------------------------------------------------------------
 

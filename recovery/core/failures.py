@@ -18,7 +18,7 @@ decides. UNKNOWN or unreachable copies are waited for, however long that lasts.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -99,6 +99,21 @@ class Failure:
         if self.next_try_ms is None:
             return False
         return not now_ms < self.next_try_ms <= now_ms + PAUSE_S_MAX * 1000
+
+    def pause_s(self, now_ms: int, look_again_s: float) -> float:
+        """How long a ledger that is not due is put off: another worker may change its failure, so it is looked at
+        again after `look_again_s` in any case.
+        """
+        if self.next_try_ms is None:
+            return look_again_s
+        return min(look_again_s * 1000, self.next_try_ms - now_ms) / 1000
+
+
+def next_look_s(left_s: Iterable[float], *, shortest_s: float, longest_s: float) -> float:
+    """The pause until the next look at all tasks: until the first of those put off is due, `left_s` from now,
+    within these bounds. The longest pause has precedence.
+    """
+    return min(max(min(left_s, default=longest_s), shortest_s), longest_s)
 
 
 def after_failure(

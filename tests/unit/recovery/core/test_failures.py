@@ -12,6 +12,7 @@ from rollbook.recovery.core.failures import (
     LostEntries,
     after_failure,
     judge_missing,
+    next_look_s,
     pack_failure,
     unpack_failure,
 )
@@ -161,3 +162,33 @@ def test_a_loss_names_the_holders_and_what_is_unavailable_each_answer() -> None:
     assert found.losses == (LostEntries(EntryId(3), EntryId(3), (B[0], B[1])),)
     expected = f"entry 4 cannot be read now ({B[1]}: {BAD.value}, {B[2]}: {UNKNOWN.value})"
     assert found.unavailable == expected
+
+
+# --- Pauses -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("left_s", "shortest_s", "longest_s", "pause_s"),
+    [
+        ([], 0.1, 60, 60),  # Nothing is put off.
+        ([20, 5, 30], 0.1, 60, 5),
+        ([100], 0.1, 60, 60),
+        ([0.01], 0.1, 60, 0.1),
+        ([-3, 7], 0.1, 60, 0.1),  # The first is overdue.
+        ([0.01], 2, 1, 1),
+    ],
+)
+def test_the_next_look_is_when_the_first_task_is_due(
+    left_s: list[float], shortest_s: float, longest_s: float, pause_s: float
+) -> None:
+    assert next_look_s(left_s, shortest_s=shortest_s, longest_s=longest_s) == pause_s
+
+
+@pytest.mark.parametrize(
+    ("next_try_ms", "pause_s"), [(None, 60), (8_000, 7), (61_000, 60), (90_000, 60)]
+)
+def test_a_ledger_is_put_off_until_its_next_try_but_looked_at_again_before(
+    next_try_ms: int | None, pause_s: float
+) -> None:
+    """RP5."""
+    assert Failure(next_try_ms=next_try_ms).pause_s(1_000, 60.0) == pause_s
