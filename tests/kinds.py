@@ -53,7 +53,7 @@ BENCHES: Final = {
     )
 }
 _SMOKE_SEEDS: Final = {"toy": 100, "bookie": 20, "ledger": 30, "logs": 10, "cluster": 10}
-CHECK_TAKES: Final = "4 minutes on two processors"  # Six and a half of CPU time.
+CHECK_TAKES: Final = "4 minutes on two processors"  # Less than six of CPU time.
 
 
 # --- Several kinds in one go --------------------------------------------------------------------
