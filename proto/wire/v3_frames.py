@@ -93,8 +93,7 @@ ADD_REQUEST: Final = message_pattern(
     (\x1a\x14 .{20} \x22)(V)                               # key, how long the entry is
     """
 )
-ADD_TXN_ID: Final = 1  # Its groups, with the tags before and after them.
-ADD_PRIORITY: Final = 2
+ADD_TXN_ID: Final = 1  # Its groups, with the tags before and after them; 2 is the priority.
 ADD_SIZE: Final = 3
 ADD_LEDGER: Final = 4
 ADD_ENTRY: Final = 5
