@@ -5,7 +5,7 @@ A read needs no owner: any server reads the segments. Only the end of a log is a
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import aclosing, asynccontextmanager
+from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from typing import Final, TypeVar
@@ -307,9 +307,10 @@ class LogReads:
                     tail = self._ends.tail_at(owner)
                 else:
                     looking = looking or self._loop.create_task(self._ends.tail_of(request.log))
-                    await asyncio.wait([looking], timeout=watch.heartbeat_in_s(self._loop.time()))
-                    if looking.done():
-                        tail, looking = looking.result(), None
+                    with suppress(TimeoutError):
+                        async with asyncio.timeout_at(watch.heartbeat_due_s):
+                            tail = await asyncio.shield(looking)
+                            looking = None
                 await self.require_life(request.log, tail.uid, request.uid)
                 tail = watch.with_time(tail)
                 is_dating = dating is not None and not dating.done()
@@ -319,8 +320,9 @@ class LogReads:
                     yield tail
                     watch.on_sent(tail, self._loop.time())
                 if looking is None:
-                    is_owned = owner is not None
-                    await asyncio.sleep(interval_s if is_owned else max(interval_s, _LOOK_S))
+                    await asyncio.sleep(
+                        interval_s if owner is not None else max(interval_s, _LOOK_S)
+                    )
         finally:
             await stop_tasks(looking, dating)
 

@@ -107,12 +107,6 @@ class TailWatch:
         due_s = self.heartbeat_due_s
         return due_s is None or now_s >= due_s or tail != self._sent
 
-    def heartbeat_in_s(self, now_s: float) -> float | None:
-        """How long a search for the end may take before the last end is sent again; None: nothing was sent, so
-        the first end has no time limit.
-        """
-        return None if self.heartbeat_due_s is None else max(0.0, self.heartbeat_due_s - now_s)
-
     def on_sent(self, tail: LogTail, now_s: float) -> None:
         self._sent, self.heartbeat_due_s = tail, now_s + self._heartbeat_s
 

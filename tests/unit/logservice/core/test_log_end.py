@@ -114,13 +114,3 @@ def test_watcher_gets_changes_at_once_and_the_tail_with_each_heartbeat() -> None
     assert watch.is_due(tail, 12)
     assert watch.is_due(replace(tail, tail=Offset(41)), 10)
     assert watch.is_due(replace(tail, timestamp_us=77), 10), "its time was found"
-
-
-def test_a_search_for_the_end_is_waited_for_until_the_heartbeat() -> None:
-    """The first end has no time limit."""
-    watch, tail = TailWatch(heartbeat_s=2, pause_s=5), listed_end(CLOSED, Offset(40), "")
-    assert watch.heartbeat_in_s(100) is None
-    watch.on_sent(tail, 100)
-    assert [watch.heartbeat_in_s(now_s) for now_s in (100, 101.5, 102, 103)] == [2, 0.5, 0, 0]
-    watch.on_sent(tail, 103)
-    assert watch.heartbeat_in_s(103) == 2
