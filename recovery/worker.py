@@ -188,10 +188,10 @@ class Worker:
         page: list[_Task] = []
         page_size = min(self._config.ledgers_at_once, _PAGE_MAX)
         seen: set[LedgerId] = set()
-        waits: dict[LedgerId, tuple[OpenEnd, int]] = {}
+        unmet = self._grace.begun()  # Repairs begin others while this walk goes on.
         for tree in (self._drains, self._marks):
             async for ids in _batches(tree.ids()):
-                waits |= self._grace.begun(ids)
+                unmet.difference_update(ids)
                 wanted = [each for each in ids if each not in locked and each not in seen]
                 wanted = [
                     each
@@ -208,7 +208,9 @@ class Worker:
                     for task in _most_missing_first(page):
                         yield task
                     page, page_size = [], min(2 * page_size, _PAGE_MAX)
-        self._grace.keep(waits)  # A removed task has no wait when it is published again.
+        for ledger_id in unmet:
+            # The task is gone: if it is published again, the writer has the whole period again.
+            self._grace.forget(ledger_id)
         for task in _most_missing_first(page):
             yield task
 

@@ -24,7 +24,7 @@ A ledger that has a writer is closed for a repair only after its writer had a gr
 by itself, see `GracePeriods` (RP4).
 """
 
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Final, Generic, TypeVar
@@ -228,13 +228,9 @@ class GracePeriods(Generic[Key, Awaited]):
     def forget(self, key: Key) -> None:
         self._begun.pop(key, None)
 
-    def begun(self, keys: Iterable[Key]) -> dict[Key, tuple[Awaited, int]]:
-        """The periods of these, for `keep`."""
-        return {each: self._begun[each] for each in keys if each in self._begun}
-
-    def keep(self, begun: dict[Key, tuple[Awaited, int]]) -> None:
-        """Forgets all other periods."""
-        self._begun = begun
+    def begun(self) -> set[Key]:
+        """The keys whose periods have begun."""
+        return set(self._begun)
 
 
 def sources_of(

@@ -236,6 +236,20 @@ async def test_an_abandoned_ledger_is_closed_after_the_grace_period(cluster: Loc
         assert await site.marked() == []
 
 
+async def test_the_grace_periods_of_many_ledgers_run_side_by_side(cluster: LocalCluster) -> None:
+    """RP4: a walk over several pages once forgot the periods that it had begun, but for the last page's."""
+    async with site_of(cluster) as site:
+        ledger_ids = [await site.write(5, is_closed=False) for _ in range(6)]
+        await site.lose()
+        for ledger_id in ledger_ids:
+            await site.mark(ledger_id)
+        site.worker = site.make_worker(replace(CONFIG, grace_s=60, ledgers_at_once=1))
+        await site.worker.work_once()
+        site.clock.ahead_s += 61
+        await site.worker.work_once()
+        assert await site.marked() == []
+
+
 async def test_a_live_writer_moves_on_and_nobody_fences_it(cluster: LocalCluster) -> None:
     """AR28, AR29: the writer changes the ensemble; its closed fragment is repaired while it appends."""
     async with site_of(cluster) as site:
