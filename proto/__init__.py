@@ -1,1 +1,1 @@
-"""The shared ground of every package: words, values, bytes, ports. See DESIGN.md."""
+"""The shared base of every package: terms, values, formats, ports. See DESIGN.md."""

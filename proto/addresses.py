@@ -23,9 +23,9 @@ EVERY_ADDRESS: Final = "0.0.0.0"  # noqa: S104  # Refused without TLS or --insec
 def parse_address(
     text: str, what: str, *, default_host: str = "", default_port: int = -1
 ) -> Address:
-    """`what` is a setting's name, or says whose address it is. Port 0 means a free one.
+    """Parses an address. `what` is the setting's name, or describes the address. Port 0 means a free port.
 
-    Raises `BadConfig` if it is invalid, or lacks a part without a default.
+    Raises `BadConfig` if the address is invalid, or lacks a part that has no default.
     """
     match = _ADDRESS.fullmatch(text.strip())
     host = ((match["v6"] or match["host"]) if match else "") or default_host
@@ -40,7 +40,7 @@ def parse_address(
 
 
 def require_reachable(listens: Iterable[Address], advertised: Address) -> None:
-    """Raises `BadConfig`: under that name others would come to this machine, and get no answer."""
+    """Raises `BadConfig` if clients that use the advertised address could not reach this server."""
     places = [each for each in listens if not is_loopback(each.host)]
     if not places and not is_loopback(advertised.host):
         raise BadConfig(
@@ -51,7 +51,7 @@ def require_reachable(listens: Iterable[Address], advertised: Address) -> None:
 
 
 def is_wildcard(host: str) -> bool:
-    """Whether it means all addresses of this machine, to which no client can connect."""
+    """Whether the host means all addresses of this machine; no client can connect to it."""
     try:
         return ipaddress.ip_address(host).is_unspecified
     except ValueError:

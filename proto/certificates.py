@@ -1,12 +1,12 @@
-"""Which files of TLS go with which."""
+"""Checks that files of TLS are given together."""
 
 from rollbook.proto.errors import BadConfig
 
 
 def require_certificate_of(key: str | None, certificate: str | None, said_as: str) -> None:
-    """Raises `BadConfig`: a key alone would be ignored silently, and no certificate shown.
+    """Raises `BadConfig` for a key without a certificate: TLS would silently ignore it.
 
-    `said_as`: how a certificate is given here.
+    `said_as` names the setting of the certificate, for the error.
     """
     if key and not certificate:
         raise BadConfig(

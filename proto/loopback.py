@@ -1,5 +1,7 @@
-"""Hosts that only this machine can reach, and data that may go to others in the clear. It loads nothing
-heavy."""
+"""Decides which hosts only this machine can reach, and when a token may be sent without TLS.
+
+The module imports nothing heavy.
+"""
 
 import ipaddress
 
@@ -18,7 +20,7 @@ def may_show_token(host: str, *, uses_tls: bool, insecure: bool) -> bool:
     """Whether a client may send its token to this host: over TLS, within the machine, or where `insecure`
     permits it.
 
-    The one rule for every client and command. The host may come from metadata, which others
+    Every client and command uses this rule. The host may come from metadata, which others can
     write.
     """
     return uses_tls or insecure or is_loopback(host)

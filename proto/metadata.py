@@ -1,4 +1,4 @@
-"""A ledger as the metadata store knows it, and every change that it may go through.
+"""The metadata of a ledger, and every change that it may undergo.
 
 A ledger is OPEN while its writer appends, IN_RECOVERY while another client finds out where it ends,
 and then CLOSED. Its entries are in fragments: fragment `i` holds the entries from its
@@ -58,12 +58,12 @@ class LedgerMetadata:
     state: LedgerState = LedgerState.OPEN
     last_entry: EntryId | None = None  # Known exactly when CLOSED; NO_ENTRY if it stayed empty.
     length: int | None = None  # Payload bytes of all entries; known exactly when CLOSED.
-    # None: the ledger is too old to have it, and its opener has to know the type.
+    # None: the ledger is too old to record the type, and its opener has to know it.
     digest_type: DigestType | None = None
     password: bytes | None = field(default=None, repr=False)
-    custom: tuple[tuple[str, bytes], ...] = ()  # The application's own, by distinct keys.
-    created_ms: int | None = None  # None: it is as old as its node.
-    # Shows a creator whose reply was lost that the node is its own. Java's updates write 0 over it.
+    custom: tuple[tuple[str, bytes], ...] = ()  # The application's own values, with distinct keys.
+    created_ms: int | None = None  # None: the creation time of the node counts.
+    # Shows a creator whose reply was lost that it created the node. Java's updates overwrite it with 0.
     creation_token: int | None = None
     format_version: int = FORMAT_VERSION
 
@@ -88,7 +88,7 @@ class LedgerMetadata:
     def last_entry_of(self, index: int) -> EntryId | None:
         """The last entry of a fragment; None if it is still open-ended.
 
-        One less than its first entry if it is empty.
+        For an empty fragment that is one less than its first entry.
         """
         if index + 1 < len(self.fragments):
             return EntryId(self.fragments[index + 1].first_entry - 1)
@@ -102,7 +102,7 @@ class LedgerMetadata:
     # --- The writer ---------------------------------------------------------------------------
 
     def with_writer_ensemble(self, first_entry: EntryId, ensemble: Ensemble) -> Self:
-        """The open end moves to another ensemble (LM2).
+        """Moves the open end to another ensemble (LM2).
 
         Raises `LedgerFenced` unless the ledger is OPEN: a recovery has begun and may have
         counted negatives of the present ensemble, so entries on a new one could be lost.
@@ -112,8 +112,8 @@ class LedgerMetadata:
         return replace(self, fragments=self._tailed((Fragment(first_entry, ensemble),)))
 
     def with_close(self, last_entry: EntryId, length: int) -> Self:
-        """The writer's close (LM2). Closed as requested: its own close, so there is nothing to
-        do."""
+        """Closes the ledger for its writer (LM2). If the ledger is already closed exactly like
+        this, the writer has closed it, and nothing changes."""
         if self.state is LedgerState.CLOSED:
             if (self.last_entry, self.length) == (last_entry, length):
                 return self
@@ -130,9 +130,10 @@ class LedgerMetadata:
     # --- Recovery -----------------------------------------------------------------------------
 
     def with_recovery_started(self) -> Self:
-        """From here on the writer changes nothing any more (LM3).
+        """Starts recovery; the writer can no longer change the ledger (LM3).
 
-        Found in recovery: another client is at it or died at it; both may go on.
+        If the ledger is in recovery already, another client recovers it or died while it did;
+        several may go on at the same time.
         """
         if self.state is LedgerState.CLOSED:
             raise LedgerClosed(ledger_id=self.ledger_id, last_entry=self.last_entry)
@@ -141,12 +142,12 @@ class LedgerMetadata:
     def with_recovery_closed(
         self, last_entry: EntryId, length: int, new_fragments: Sequence[Fragment] = ()
     ) -> Self:
-        """Recovery's one visible change: the end, and the ensembles of written-back entries
-        (LM3).
+        """Closes the ledger for recovery, with its end and the ensembles of written-back entries
+        (LM3). Recovery makes no other visible change.
 
-        To be applied to the metadata that recovery started from and to no later version: if that
+        Apply this only to the metadata that recovery started from, not to a later version: if that
         has changed, recovered entries may be on the wrong bookies. Raises `LedgerClosed` if
-        someone was quicker, `MetadataConflict` if recovery had not started.
+        another client was quicker, `MetadataConflict` if recovery had not started.
         """
         if self.state is LedgerState.CLOSED:
             raise LedgerClosed(ledger_id=self.ledger_id, last_entry=self.last_entry)
@@ -158,7 +159,7 @@ class LedgerMetadata:
     # --- Re-replication -----------------------------------------------------------------------
 
     def with_replacement(self, first_entry: EntryId, old: BookieId, new: BookieId) -> Self:
-        """`new` takes the seat of `old` in the fragment that starts at `first_entry` (LM4).
+        """Gives `new` the seat of `old` in the fragment that starts at `first_entry` (LM4).
 
         Raises `LedgerFenced` while the ledger is in recovery, which uses a frozen ensemble, and
         `MetadataConflict` if the fragment is the open one, is gone, or has changed.
@@ -181,10 +182,10 @@ class LedgerMetadata:
     # ------------------------------------------------------------------------------------------
 
     def _tailed(self, new: Sequence[Fragment]) -> tuple[Fragment, ...]:
-        """The fragments when the ledger's end from `new[0]` on is on other ensembles (LM1).
+        """The fragments after the ledger's end, from `new[0]` on, has moved to other ensembles (LM1).
 
-        Only the last fragment is changed: it ends where the first new one starts, and is
-        replaced by it if it starts there itself, that is, if nothing in it was confirmed.
+        Only the last fragment is changed: it ends where the first new one starts. If it starts
+        there itself, nothing in it was confirmed, and the new one replaces it.
         """
         last = self.fragments[-1]
         if new[0].first_entry < last.first_entry:
@@ -197,8 +198,8 @@ class LedgerMetadata:
         return (*kept, *new)
 
     def _closed(self, last_entry: EntryId, length: int, fragments: tuple[Fragment, ...]) -> Self:
-        """A last fragment without entries stays: its bookies keep the fence as long as it names
-        them, and a writer that was cut off may still try to add there.
+        """The closed ledger. A last fragment without entries stays: its bookies keep the fence as
+        long as it names them, and a writer that was cut off may still try to add there.
         """
         if last_entry < fragments[-1].first_entry - 1:
             raise self._changed(f"it cannot end at {last_entry}", fragments[-1].first_entry)
@@ -230,7 +231,7 @@ def find_flaw(
     last_entry: EntryId | None,
     length: int | None,
 ) -> str:
-    """The flaw of these as a ledger; empty if there is none (LM1).
+    """Describes what makes these values an invalid ledger; empty if they are valid (LM1).
 
     Ensembles that name a bookie twice are read, since foreign tools may have written them; our own
     changes never make one.
@@ -258,7 +259,7 @@ def find_flaw(
 
 
 def _replaces_soundly(old: Ensemble, new: Ensemble) -> bool:
-    """A bookie that is new in one slot is in no other slot: two copies on one bookie are one copy."""
+    """Whether each bookie that is new in a slot is in no other slot: two copies on one bookie are one copy."""
     return len(old) == len(new) and all(
         before == after or new.count(after) == 1 for before, after in zip(old, new, strict=True)
     )

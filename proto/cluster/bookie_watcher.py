@@ -62,12 +62,12 @@ class LiveBookies:
         return self.writable.get(bookie_id) or self.read_only.get(bookie_id)
 
     def refuses(self, bookie_id: BookieId, ledger_id: LedgerId) -> bool:
-        """Whether it accepts no entries from the writer of this ledger, which is older than its present
-        life."""
+        """Whether the bookie refuses entries of this ledger's writer, since the ledger is older than the
+        bookie's present life."""
         return ledger_id < self._writers_from.get(bookie_id, 0)
 
     def refusing(self, ledger_id: LedgerId) -> list[BookieId]:
-        """The bookies that refuse its writer."""
+        """The bookies that refuse entries of this ledger's writer."""
         return [bookie for bookie, lowest in self._writers_from.items() if ledger_id < lowest]
 
 
@@ -85,7 +85,7 @@ class BookieWatcher:
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Returns when `current` is what the store has."""
+        """Starts the watcher; returns once `current` shows the state of the store."""
         watch = await self._store.watch(f"{self._root}/{AVAILABLE}", recursive=True)
         try:
             await self._look(None)
@@ -112,8 +112,8 @@ class BookieWatcher:
         return self._current
 
     async def look(self) -> LiveBookies:
-        """The store's present state; `current` from then on. Raises `Unavailable`, `OutcomeUnknown`,
-        `SessionExpired`."""
+        """Reads the store's present state into `current`, and returns it. Raises `Unavailable`,
+        `OutcomeUnknown`, `SessionExpired`."""
         await self._look({})
         return self._current
 
@@ -133,7 +133,7 @@ class BookieWatcher:
             await watch.close()
 
     async def _wait(self, watch: Watch) -> dict[str, None] | None:
-        """The paths of the nodes that changed; None: any may have."""
+        """Waits for a change. Returns the paths of the changed nodes; None: any node may have changed."""
         dirty: dict[str, None] = {}
         try:
             async with asyncio.timeout(self._look_again_s):
@@ -161,7 +161,7 @@ class BookieWatcher:
             await self._read_folders(dirty)
 
     async def _read_folders(self, dirty: dict[str, None] | None) -> None:
-        """The writable ones are listed before and after the others: a bookie that changes
+        """Lists the writable bookies before and after the read-only ones: a bookie that changes
         folders, in either direction, is then seen in one of them (RG1).
         """
         before = await self._list(AVAILABLE)
@@ -185,7 +185,7 @@ class BookieWatcher:
         try:
             names = await children_surely(self._store, f"{self._root}/{folder}")
         except NoSuchNode:
-            return []  # No bookie ever stood so.
+            return []  # The folder does not exist: no bookie was ever in it.
         return [bookie_id for name in names if (bookie_id := _as_bookie_id(name)) is not None]
 
     async def _read_infos(
@@ -201,19 +201,19 @@ class BookieWatcher:
             info = self._infos.get(path)
             if info is None or dirty is None or path in dirty:
                 info = await self._read_info(bookie_id, path) or self._current.find(bookie_id)
-            if info is not None:  # Otherwise it left before we knew it.
+            if info is not None:  # None: the bookie left before it was read.
                 found[bookie_id] = infos[path] = info
         return MappingProxyType(found)
 
     async def _read_info(self, bookie_id: BookieId, path: str) -> BookieServiceInfo | None:
         node = await read_surely(self._store, path, fresh=False)
         if node is None:
-            return None  # It left, or went to the other folder: another event will follow.
+            return None  # The bookie left or changed folders: another event will follow.
         try:
             return unpack_service_info(bookie_id, node.value)
         except BadMetadata as error:
             logger.warning("bookie_info_unreadable", bookie=bookie_id, reason=error.message)
-            return BookieServiceInfo()  # It lives; its address is not known.
+            return BookieServiceInfo()  # The bookie lives; its address is not known.
 
 
 class _StreamEnded(Exception):
@@ -231,4 +231,4 @@ def _as_bookie_id(name: str) -> BookieId | None:
     try:
         return parse_bookie_id(name)
     except InvalidRequest:
-        return None  # The folder of read-only ones, or a foreign node.
+        return None  # The folder of read-only bookies, or a foreign node.

@@ -1,8 +1,8 @@
-"""The cluster itself: made once, found ever after, never mistaken for another.
+"""Creates the cluster, opens it, and checks that it is not another one.
 
 <root>                         by default /ledgers; BookKeeper's, and laid out as BookKeeper does
 <root>/LAYOUT                  where ledgers lie
-<root>/INSTANCEID              who the cluster is; it came later, so old clusters have none
+<root>/INSTANCEID              the cluster's id; clusters made before BookKeeper had it lack it
 <root>/available[/readonly]    registrations of bookies
 <root>/cookies                 which bookies belong to the cluster; Java's auditor needs it
 <own root>                     our own trees, beside the root; it carries the instance id
@@ -75,7 +75,10 @@ async def initialise(
     layout: Layout = Layout.HIERARCHICAL,
     url: MetadataUrl | None = None,
 ) -> Cluster:
-    """A new cluster, made in one step; `url` is for advice. Raises `ClusterExists` if anything is there."""
+    """Creates a cluster in one transaction. Raises `ClusterExists` if the root is not empty.
+
+    `url` is used in the advice of errors only.
+    """
     cluster = Cluster(root, layout, _draw_instance_id(randomness), url)
     assert layout.takes_new_ledgers
     assert cluster.instance_id is not None
@@ -100,7 +103,7 @@ async def initialise(
 
     try:
         await transact_surely(store, ops, was_made)
-    except (NodeExists, NoSuchNode):  # Another process makes or removes one right now.
+    except (NodeExists, NoSuchNode):  # Another process creates or removes a cluster right now.
         await _refuse_what_exists(store, cluster, url)
         raise
     return cluster
@@ -113,11 +116,11 @@ async def open_cluster(
     instance_id: str | None = None,
     url: MetadataUrl | None = None,
 ) -> Cluster:
-    """The cluster at this root; for missing nodes BookKeeper's defaults hold.
+    """Opens the cluster at this root; missing nodes have BookKeeper's defaults.
 
-    `instance_id` is the caller's, from a directory of the cluster; `url` may name its layout, and
-    is for advice, without its options. Raises `NoSuchCluster`, `WrongCluster`, `BadConfig`,
-    `BadMetadata`.
+    `instance_id` is the one that the caller expects, from a directory of the cluster. `url` may
+    name the layout, and is shown in advice, without its options. Raises `NoSuchCluster`,
+    `WrongCluster`, `BadConfig`, `BadMetadata`.
     """
     # Every cluster has this folder, and it is created no later than the rest.
     if await read_surely(store, f"{root}/{paths.AVAILABLE}") is None:
@@ -140,8 +143,8 @@ async def open_cluster(
 
 
 async def require_cluster(store: MetadataStore, ours: Cluster) -> None:
-    """Checks that the store is still this cluster's, and has our own trees: a missing one was
-    removed.
+    """Checks that the store still holds this cluster and its own trees; a missing root of these
+    was removed.
 
     Raises `NoSuchCluster`, `WrongCluster`, `BadConfig`.
     """
@@ -153,9 +156,9 @@ async def require_cluster(store: MetadataStore, ours: Cluster) -> None:
 
 
 async def ensure_layout(store: MetadataStore, cluster: Cluster) -> None:
-    """Writes down the assumed defaults, as BookKeeper does: from now on they hold.
+    """Writes the assumed layout to LAYOUT if that is missing, as BookKeeper does.
 
-    Raises `BadConfig`, `BadMetadata` if another one was written since the cluster was opened.
+    Raises `BadConfig`, `BadMetadata` if another layout was written since the cluster was opened.
     """
     path = cluster.path(paths.LAYOUT)
     node = await read_surely(store, path, fresh=False)
@@ -166,11 +169,11 @@ async def ensure_layout(store: MetadataStore, cluster: Cluster) -> None:
         except NodeExists:
             node = await read_surely(store, path)
             if node is None:
-                raise  # Written down and removed.
+                raise  # LAYOUT was written and removed again.
         else:
             return
-    # Ledgers that we make would be where others do not look, and bookies would take them for
-    # deleted.
+    # Other processes would not find the ledgers that this one creates, and bookies would take
+    # them for deleted.
     if (found := _layout_in(node, cluster.root, cluster.url)) is not cluster.layout:
         raise BadConfig(
             f"another layout was written down since: {found.value}, not {cluster.layout.value}",
@@ -203,7 +206,7 @@ def _asked_by(url: MetadataUrl | None) -> Layout | None:
 
 
 def _layout_in(node: Node, root: str, url: MetadataUrl | None) -> Layout:
-    """Raises `BadMetadata`, and `BadConfig` if the URL contradicts it."""
+    """The layout in the LAYOUT node. Raises `BadMetadata`, and `BadConfig` if the URL names another."""
     asked = _asked_by(url)
     path = f"{root}/{paths.LAYOUT}"
     try:
@@ -214,7 +217,7 @@ def _layout_in(node: Node, root: str, url: MetadataUrl | None) -> Layout:
         raise BadMetadata(
             error.message,
             path=path,
-            # Elsewhere no ledger would be found then, and bookies would take them for deleted.
+            # With a wrong layout no ledger would be found, and bookies would take all for deleted.
             next_step="check the metadata URL; if it is right, and only in a cluster that was made "
             f"with the {made_with} layout: {remove}",
         ) from None
@@ -230,13 +233,13 @@ def _layout_in(node: Node, root: str, url: MetadataUrl | None) -> Layout:
 async def _require_assumable(
     store: MetadataStore, root: str, url: MetadataUrl | None, assumed: Layout
 ) -> None:
-    """If LAYOUT is missing no ledger may be elsewhere: bookies would take it for deleted.
+    """Checks, if LAYOUT is missing, that every existing ledger is found under the assumed layout.
 
-    Raises `BadConfig`.
+    Bookies would take other ledgers for deleted. Raises `BadConfig`.
     """
     is_new = True
     for layout, start in _WALKS:
-        # If the lowest one is where it is looked for, then so are all above it.
+        # If the lowest ledger is found under the assumed layout, so are all higher ones.
         lowest = await anext(LedgerWalk(store, root, layout, start), None)
         if lowest is None:
             continue
@@ -245,7 +248,7 @@ async def _require_assumable(
                 f"start a bookie with the cluster's layout in the metadata URL, zk+{layout.value}://…; "
                 "it writes LAYOUT down"
             )
-            if layout is Layout.LEGACY_HIERARCHICAL:  # Which no URL can name.
+            if layout is Layout.LEGACY_HIERARCHICAL:  # No URL can name this layout.
                 value = pack_layout(layout).decode().replace("\n", "\\n")
                 step = zookeeper_command(url, f"create {root}/{paths.LAYOUT} $'{value}'")
             raise BadConfig(
@@ -289,7 +292,7 @@ def _quoted(url: MetadataUrl | None) -> str:
 
 
 def zookeeper_command(url: MetadataUrl | None, command: str) -> str:
-    """A command for ZooKeeper, where others can write what we read: an embedded store checks its own bytes."""
+    """A `zkCli.sh` command, as advice. An embedded store needs no such advice: it checks its own bytes."""
     where = f" -server {url.place}" if url and url.backend is Backend.ZOOKEEPER else ""
     return f"zkCli.sh{where} {command}"
 
@@ -297,7 +300,7 @@ def zookeeper_command(url: MetadataUrl | None, command: str) -> str:
 async def _check_own_root(
     store: MetadataStore, cluster: Cluster, url: MetadataUrl | None = None
 ) -> bool:
-    """Whether it is there. Raises `WrongCluster` if it belongs to another cluster."""
+    """Whether the root of our own trees exists. Raises `WrongCluster` if it belongs to another cluster."""
     node = await read_surely(store, cluster.own_root)
     if node is None:
         return False
@@ -335,7 +338,7 @@ async def _refuse_inside_another(store: MetadataStore, root: str) -> None:
 async def _refuse_what_exists(
     store: MetadataStore, cluster: Cluster, url: MetadataUrl | None
 ) -> bool:
-    """Whether the root is there, empty."""
+    """Whether the root exists and is empty."""
     try:
         found = await children_surely(store, cluster.root)
     except NoSuchNode:

@@ -1,8 +1,8 @@
 """Which bookies belong to the cluster, and with which directories.
 
-`CookieNodes` are the cookies alone, as BookKeeper's tools see them. Bookies of ours go through
+`CookieNodes` handles the cookies alone, as BookKeeper's tools see them. Rollbook's bookies use
 `MemberNodes`: the cookie, and the record in our own tree. The two change in one transaction, and the
-record's random part shows whose write it was when a reply is lost (LR1).
+record's random part shows which process wrote it when a reply is lost (LR1).
 """
 
 from dataclasses import dataclass
@@ -45,10 +45,10 @@ class CookieNodes:
         return VersionedCookie(unpack_cookie(node.value), node.stat.version) if node else None
 
     async def create(self, cookie: Cookie) -> VersionedCookie:
-        """Raises `NodeExists` if the bookie has one, even an equal one: a second bookie of this
-        name.
+        """Creates a cookie. Raises `NodeExists` if the bookie has one, even an equal one: that
+        belongs to a second bookie with this id.
 
-        After a lost reply its bytes alone show whose it is.
+        After a lost reply, a cookie with our bytes counts as ours.
         """
         data = pack_cookie(cookie)
         await ensure_node(self._store, self._folder)
@@ -100,7 +100,7 @@ class Member:
 
     @property
     def record(self) -> BookieRecord | None:
-        """Raises `BadMetadata`, `UnsupportedVersion`: it is ours alone, so nothing is guessed."""
+        """The parsed record. Raises `BadMetadata`, `UnsupportedVersion`: only Rollbook writes it."""
         return unpack_bookie_record(self.record_node.value) if self.record_node else None
 
 
@@ -118,7 +118,7 @@ class MemberNodes:
         )
 
     async def write(self, found: Member, cookie: Cookie, record: BookieRecord) -> None:
-        """Both nodes, from exactly the state that was read.
+        """Writes both nodes, if they are still in exactly the state that was read.
 
         Raises `NodeExists`, `MetadataConflict` or `NoSuchNode` if they have changed.
         """

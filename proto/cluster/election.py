@@ -8,8 +8,8 @@ BookKeeper's auditor is elected in `underreplication/auditorelection`, our stewa
 
 - A vote belongs to a session, not to a process: after a lost reply it is found by its session, and a
   session never has two of ours (EL1).
-- A leader may have been replaced without knowing: every act that an old leader must not do names
-  `Vote.check` in its transaction, and is made in `Vote.session` or never (EL2).
+- A leader may have been replaced without knowing it. Every change that an old leader must not make
+  names `Vote.check` in its transaction, and is made in `Vote.session` or never (EL2).
 - An abandoned vote blocks no candidate: if a session has two, Java's retry left the older one, which
   its process does not know; a vote of no session was left by a person or a backup. They are removed (EL3).
 """
@@ -63,7 +63,7 @@ _RETRY_PAUSE_S: Final = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Vote:
-    """A cast vote. Names are never reused, so a vote that exists is still the one that was cast."""
+    """A cast vote. Names are never reused, so an existing node of this name is the vote that was cast."""
 
     path: str
     session: SessionId
@@ -94,7 +94,7 @@ class Election:
         self._candidate = candidate
 
     async def stand(self) -> Vote:
-        """Casts a vote, or finds this session's. Raises `Unavailable`, `SessionExpired`."""
+        """Casts a vote, or finds the one that this session has. Raises `Unavailable`, `SessionExpired`."""
         await ensure_path(self._store, self._folder, self._above)
         while True:
             session = self._store.session
@@ -136,8 +136,8 @@ class Election:
     async def serve(self, lead: Callable[[Vote], Coroutine[Any, Any, None]]) -> Never:
         """Runs `lead` while this candidate leads; `lead` runs until it is cancelled.
 
-        Raises the errors of `lead`, but waits while the metadata store is unavailable. However
-        it ends, the candidate stands no longer.
+        Raises the errors of `lead`, but waits while the metadata store is unavailable. Before it
+        ends in any way, it withdraws the vote.
         """
         try:
             while True:
@@ -161,7 +161,7 @@ class Election:
                     await self._remove(cast)
 
     async def leader(self) -> BookieId | None:
-        """The present leader, by its own name; None: none, or its vote is unreadable."""
+        """The present leader, as its vote names it. None: there is no leader, or its vote is unreadable."""
         for cast in await self._casts():
             node = await read_surely(self._store, cast.path)
             if node is not None:
@@ -188,7 +188,7 @@ class Election:
                 await watch.close()
 
     async def _remove_orphan(self, cast: _Cast, casts: list[_Cast]) -> bool:
-        """Whether it was one."""
+        """Removes the vote if it is an orphan. Returns whether it was one."""
         of_session = [each for each in casts if each.owner == cast.owner]
         if cast.owner != NO_SESSION and cast is of_session[-1]:
             return False

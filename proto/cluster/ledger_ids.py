@@ -1,4 +1,4 @@
-"""Ids for new ledgers, drawn from the same counters as by BookKeeper's own clients.
+"""Draws ids for new ledgers, from the same counters as BookKeeper's own clients.
 
 A counter is the number that the store gives to a sequential node; it is stored with the parent
 and never goes back, so an id is not given out twice even when the highest ledgers are deleted.
@@ -10,11 +10,11 @@ The node itself is of no use and is removed at once.
 If `idgen-long` exists the short ids are used up. When the numbers below one `HOB` are used up,
 the next one is made; all but the newest three are removed.
 
-Callers that want an id while others are being drawn get theirs together in the next draw: two
-transactions for many, not for each. If that fails, all those without one get the error at the
+Callers that ask for an id while others are being drawn share the next draw, which takes two
+transactions for all of them. If a draw fails, all callers without an id get the error at the
 same time.
 
-A drawn id is a proposal: creating the ledger's node decides.
+A drawn id is only a proposal: it is taken once the ledger's node has been created.
 
 A store that was restored from an older copy has the counters of that time. `skip` moves them past every id
 that can have been drawn since: to a new `HOB`. Ids that were drawn before the copy stay below it.
@@ -48,10 +48,10 @@ from rollbook.proto.ports import Create, CreateMode, Delete, MetadataStore
 
 _NUMBERS: Final = 2**31 - 1  # A counter's numbers below this are used; after it, it wraps.
 _HIGH: Final = re.compile(rf"{HIGH_PREFIX}([0-9]{{10}})")
-_HIGH_MAX: Final = 2**31 - 1  # Ids have 63 bits; a name beyond is a stranger's.
+_HIGH_MAX: Final = 2**31 - 1  # Ids have 63 bits; a higher name is foreign.
 _HIGH_KEPT: Final = 3
 _AT_ONCE_MAX: Final = 256
-# To be removed; as long as that fails, further ones stay until their session ends.
+# Used nodes that are still to be removed. If more wait, further ones stay until their session ends.
 _USED_MAX: Final = 16 * 1024
 # In units of 2^32 ids. No counter moves further between a copy of the store and its return; higher
 # ids were chosen by a client.
@@ -77,7 +77,7 @@ class LedgerIds:
         self._store = store
         self._short = f"{root}/{SHORT_IDS}"
         self._long = f"{root}/{LONG_IDS}"
-        self._is_long = False  # True stays so.
+        self._is_long = False  # Once True, it stays True.
         self._is_drawing = False
         self._waiting: deque[_Waiter] = deque()  # The callers whose ids are drawn next, in order.
         self._used: list[str] = []  # Nodes of drawn numbers, still to be removed.
@@ -97,10 +97,11 @@ class LedgerIds:
         return drawn
 
     async def skip(self, above: int = 0) -> LedgerId:
-        """Every later id is this one or higher, and higher than `above` and than all that this cluster's
-        counters can have given out before their store was restored from a copy (LI1).
+        """Moves the counters on, and returns the lowest id that can be drawn from now on.
 
-        Raises `InvalidRequest` if there are no such ids, `NoSuchCluster`.
+        That id is higher than `above` and than all that this cluster's counters can have given out
+        before their store was restored from a copy (LI1). Raises `InvalidRequest` if there are no
+        such ids, `NoSuchCluster`.
         """
         try:
             await ensure_node(self._store, self._long)
@@ -136,8 +137,10 @@ class LedgerIds:
         self._is_drawing = False
 
     async def _draw_for_all(self) -> LedgerId:
-        """For itself first, then for those who wait by now. All are answered in the same turn:
-        with a lock each would be woken by the previous one, a turn of the loop later.
+        """Draws an id for this caller first, then for all callers that wait by now.
+
+        All of them get their ids in the same turn of the loop: with a lock, each would be woken by
+        the previous one, a turn later.
         """
         own: _Waiter = asyncio.get_running_loop().create_future()
         together = deque([own, *self._waiting])
@@ -150,14 +153,14 @@ class LedgerIds:
                 if not waiter.done():
                     waiter.set_exception(error.copy())
             together.clear()
-        finally:  # If it is cancelled, the next one of them draws.
+        finally:  # If this caller is cancelled, the next waiting one draws.
             self._waiting.extendleft(each for each in reversed(together) if each is not own)
         drawn = own.result()
         assert drawn is not None
         return drawn
 
     async def _remove_used(self) -> None:
-        # What others add in the meantime is theirs to remove.
+        # Nodes that other callers add in the meantime are removed by those callers.
         for _ in range(0, len(self._used), _AT_ONCE_MAX):
             taken, self._used = self._used[:_AT_ONCE_MAX], self._used[_AT_ONCE_MAX:]
             left = taken
@@ -170,9 +173,11 @@ class LedgerIds:
                 del self._used[:-_USED_MAX]
 
     async def _remove_nodes(self, paths: list[str]) -> list[str]:
-        """Returns those that are left. Some may be gone, with their session, or because the
-        reply to their removal was lost; each of them would keep the others from being removed.
-        So then the existing ones are listed."""
+        """Removes nodes, and returns those that are left.
+
+        Some may be gone, with their session, or because the reply to their removal was lost. A
+        missing node makes the whole transaction fail, so the existing ones are then listed.
+        """
         for _ in range(ATTEMPTS):
             try:
                 await self._store.transaction([Delete(path) for path in paths])
@@ -197,7 +202,7 @@ class LedgerIds:
 
     async def _draw(self, count: int) -> list[LedgerId]:
         """Draws `count` ids or fewer, at least one."""
-        if not self._is_long:  # Asked each time: `skip` may have been called elsewhere.
+        if not self._is_long:  # Read each time: another process may have called `skip`.
             self._is_long = await read_surely(self._store, self._long, fresh=False) is not None
         if not self._is_long:
             numbers = await self._draw_numbers(self._short, count)
@@ -217,7 +222,7 @@ class LedgerIds:
             try:
                 numbers = await self._draw_numbers(self._high_path(high), count, is_made=True)
             except NoSuchNode:
-                continue  # Removed as one of the oldest: the list was read too long ago.
+                continue  # The counter was removed as one of the oldest after the list was read.
             if numbers:
                 return [LedgerId(high << 32 | number) for number in numbers]
             await ensure_node(self._store, self._high_path(high + 1))
@@ -252,7 +257,7 @@ class LedgerIds:
             try:
                 await delete_surely(self._store, self._high_path(high))
             except (NoSuchNode, NodeNotEmpty):
-                # Another process was quicker, or is still drawing there: the next one removes it.
+                # Another process has removed it or is still drawing from it: the next caller removes it.
                 pass
 
     def _high_path(self, high: int) -> str:

@@ -1,4 +1,4 @@
-"""Ledger metadata in its nodes: create, read, compare-and-swap, delete, list.
+"""Creates, reads, compares-and-swaps, deletes and lists the nodes with the metadata of ledgers.
 
 Parents are made and removed with the nodes below them (`sparse_nodes.py`). Each change by this
 process is logged here, so that the events of one `ledger_id` show its life: created, fragments
@@ -64,7 +64,7 @@ _ID_RACES_MAX: Final = 100  # Lost in a row to clients that pick ids themselves.
 @dataclass(frozen=True, slots=True)
 class StoredLedger:
     metadata: LedgerMetadata
-    version: int  # What a change made from this metadata must name.
+    version: int  # The version that a change made from this metadata must name.
     created_ms: int
 
 
@@ -79,7 +79,7 @@ class LedgerNodes:
         return f"{self._root}/{ledger_path(self._layout, ledger_id)}"
 
     async def create_new(self, make: Callable[[LedgerId], LedgerMetadata]) -> StoredLedger:
-        """A ledger under an id that never was in use."""
+        """Creates a ledger under an id that was never in use."""
         for _ in range(_ID_RACES_MAX):
             metadata = make(await self._ids.draw())
             try:
@@ -89,7 +89,7 @@ class LedgerNodes:
         raise MetadataConflict("every id that was drawn is taken", path=self._root)
 
     async def create(self, metadata: LedgerMetadata) -> StoredLedger:
-        """A ledger under the caller's own id. Raises `NodeExists` if that is taken."""
+        """Creates a ledger under the caller's own id. Raises `NodeExists` if that is taken."""
         assert metadata.creation_token is not None
         # Stored in the metadata: a restore would lose the node's own time.
         assert metadata.created_ms is not None
@@ -117,7 +117,7 @@ class LedgerNodes:
         return StoredLedger(metadata, 0, metadata.created_ms)
 
     async def read(self, ledger_id: LedgerId, *, fresh: bool = False) -> StoredLedger:
-        """Raises `NoSuchLedger`, but not because a replica of the store lags behind."""
+        """Reads a ledger. Raises `NoSuchLedger`, but never because a replica of the store lags."""
         path = self.path(ledger_id)
         node = await read_surely(self._store, path, fresh=fresh)
         if node is None and not fresh:
@@ -136,7 +136,8 @@ class LedgerNodes:
         return await self._store.watch(self.path(ledger_id))
 
     async def update(self, stored: StoredLedger, metadata: LedgerMetadata) -> StoredLedger:
-        """Raises `MetadataConflict` if the ledger has changed since it was read, `NoSuchLedger`."""
+        """Writes new metadata. Raises `MetadataConflict` if the ledger has changed since it was read,
+        `NoSuchLedger`."""
         ledger_id = metadata.ledger_id
         assert ledger_id == stored.metadata.ledger_id
         if metadata == stored.metadata:
@@ -177,7 +178,7 @@ class LedgerNodes:
         return StoredLedger(metadata, stored.version + 1, stored.created_ms)
 
     async def delete(self, ledger_id: LedgerId, version: int | None = ANY_VERSION) -> None:
-        """Raises `NoSuchLedger`, and `MetadataConflict` if it has another version."""
+        """Deletes a ledger. Raises `NoSuchLedger`, and `MetadataConflict` if it has another version."""
         path = self.path(ledger_id)
         try:
             await delete_surely(self._store, path, version)

@@ -49,7 +49,7 @@ class LifecycleNodes:
         return f"{self.folder}/{bookie}"
 
     async def read(self, bookie: BookieId) -> StoredLifecycle:
-        """Raises `BadMetadata`, `UnsupportedVersion`: whether a bookie leaves is not guessed."""
+        """Reads a bookie's state. Raises `BadMetadata`, `UnsupportedVersion`: the state is never guessed."""
         node = await read_surely(self._store, self.path(bookie))
         if node is None:
             return StoredLifecycle(bookie, Lifecycle(), None)
@@ -77,8 +77,9 @@ class LifecycleNodes:
         checks: Sequence[Check] = (),
         session: SessionId | None = None,
     ) -> StoredLifecycle:
-        """From exactly the state that was read, while `checks` hold; `session`: in that one or
-        never.
+        """Writes a state, if the present one is exactly the one that was read and all `checks` hold.
+
+        With `session`, the write is made in that session or never.
 
         `lifecycle` carries a token that was drawn for this write. Raises `MetadataConflict`,
         `NodeExists` or `NoSuchNode` if something has changed, `SessionExpired`.

@@ -3,8 +3,8 @@
 
 - A mark says that copies of a ledger are missing on these bookies, or, without bookies, that its copies
   are badly placed. Marking twice adds what is new (MK1).
-- Only the holder of a ledger's lock removes its mark, from the version that it read before it began,
-  in the session that holds the lock or never: what was marked meanwhile stays (MK2).
+- Only the holder of a ledger's lock removes its mark. It removes the version that it read before it
+  began, in the session that holds the lock or never, so marks added since then stay (MK2).
 - A lock belongs to the session that made it. Everything that is safe only under the lock names
   `Lock.check` in its transaction, and is made in `Lock.session` or never (MK3).
 - A node that cannot be read raises `BadMetadata`; callers log it and go on with the next (MK4).
@@ -97,7 +97,7 @@ class Lock:
 
     @property
     def check(self) -> Check:
-        """With the session it proves that the lock is held: no other client can make one in it."""
+        """An operation that succeeds in this session only while the lock is held."""
         return Check(self.path)
 
 
@@ -110,7 +110,7 @@ class Checked(Enum):
 
 
 class MarkTree:
-    """Marks below one folder, which exists."""
+    """Marks below one existing folder."""
 
     def __init__(self, store: MetadataStore, folder: str) -> None:
         self._store = store
@@ -120,7 +120,7 @@ class MarkTree:
         return f"{self.folder}/{mark_path(ledger_id)}"
 
     async def mark(self, ledger_id: LedgerId, missing: Iterable[BookieId], now_ms: int) -> bool:
-        """Whether anything was new (MK1). Raises `BadMetadata` if the mark that is there cannot be read."""
+        """Marks a ledger; returns whether anything was new (MK1). Raises `BadMetadata` for an unreadable mark."""
         path, missing = self.path(ledger_id), tuple(missing)
         new = pack_mark(
             UnderreplicatedMark(()).with_missing(missing, now_ms)
@@ -148,8 +148,8 @@ class MarkTree:
     async def mark_new(self, missing: Mapping[LedgerId, tuple[BookieId, ...]], now_ms: int) -> bool:
         """Marks ledgers none of which is marked yet, in one transaction.
 
-        False: one of them is marked, or a parent folder is missing, or the reply was lost. Then `mark` each
-        by itself.
+        Returns False if one of them is marked, a parent folder is missing, or the reply was lost.
+        The caller then calls `mark` for each.
         """
         packed = {
             each: pack_mark(UnderreplicatedMark(each, now_ms))
@@ -175,7 +175,7 @@ class MarkTree:
         ops = Create(path.rpartition("/")[0]), Create(path, new)
         try:
             await transact_surely(self._store, ops, was_made)
-        except (NodeExists, NoSuchNode):  # The folder is there, or those above it are not.
+        except (NodeExists, NoSuchNode):  # The folder exists, or its own parents are missing.
             await create_sparse(self._store, self.folder, path, new, lambda node: node.value == new)
 
     async def read(self, ledger_id: LedgerId) -> StoredMark | None:
@@ -190,7 +190,7 @@ class MarkTree:
             raise BadMetadata(error.message, path=path) from None
 
     async def unmark(self, stored: StoredMark, lock: Lock) -> bool:
-        """Whether the mark is gone; False: it was marked again, and stays (MK2).
+        """Removes a mark; returns whether it is gone. False: the ledger was marked again (MK2).
 
         Raises `SessionExpired` or `NoSuchNode` if the lock is not held any more.
         """
@@ -212,7 +212,7 @@ class MarkTree:
         except NoSuchNode as error:
             if error.ids.get("op") == 0:
                 raise
-            return True  # A client without our rule, or a person.
+            return True  # Another client removed it without the lock, or a person did.
         await remove_empty_parents(self._store, self.folder, path)
         return True
 
@@ -227,7 +227,7 @@ class MarkTree:
                 names = await self._names_in(folder)
                 pending += [(depth + 1, f"{folder}/{name}") for name in reversed(names)]
                 continue
-            leaves = [folder]  # Usually each has one mark, so that many are read at once.
+            leaves = [folder]  # Usually each has one mark: several folders are read at once.
             while pending and pending[-1][0] == _DEPTH and len(leaves) < _LEAVES_AT_ONCE:
                 leaves.append(pending.pop()[1])
             found = await asyncio.gather(*map(self._names_in, leaves), return_exceptions=True)
@@ -246,7 +246,7 @@ class MarkTree:
             return []  # The folder's last mark was removed after the folder was listed.
 
     def ledger_of(self, path: str) -> LedgerId | None:
-        """The ledger of an event of `watch`; None: it is about a folder."""
+        """The ledger whose mark is at this path of an event of `watch`; None: the path is a folder."""
         ledger_id = ledger_of_mark(path.rpartition("/")[2])
         return ledger_id if ledger_id is not None and self.path(ledger_id) == path else None
 
@@ -266,7 +266,7 @@ class Marks(MarkTree):
         self._root = root
         self._top = f"{root}/{ROOT}"
         self._held: dict[LedgerId, Lock] = {}
-        self._strays: dict[LedgerId, Lock] = {}  # The session may have them; no caller uses them.
+        self._strays: dict[LedgerId, Lock] = {}  # Locks the session may hold and no caller uses.
 
     async def prepare(self) -> None:
         """Creates the folders. Raises `BadMetadata` if marks have another format here."""
@@ -286,11 +286,11 @@ class Marks(MarkTree):
     # --- Locks --------------------------------------------------------------------------------
 
     async def take(self, ledger_id: LedgerId, holder: str) -> Lock | None:
-        """None: another user has it, perhaps in this session. Raises `SessionExpired`, `Unavailable`.
+        """Takes a ledger's lock. None: another user has it, perhaps in this session.
 
-        `holder` is for people. If it is cancelled, or after an unknown outcome, the session may
-        have the lock; it is released, or taken after all, by the next call, or by
-        `release_strays`.
+        `holder` is for people. Raises `SessionExpired`, `Unavailable`. If the call is cancelled or
+        its outcome is unknown, the session may hold the lock: the next `take` of this ledger takes
+        it after all, or `release_strays` releases it.
         """
         session = self._store.session
         if session == NO_SESSION:
@@ -324,9 +324,9 @@ class Marks(MarkTree):
         return lock
 
     async def release(self, lock: Lock) -> None:
-        """Raises `Unavailable` or `OutcomeUnknown`; a later `take` or `release_strays` tries again.
+        """Releases a lock. No work begun under it may still be running.
 
-        No work begun under the lock may still be running.
+        Raises `Unavailable` or `OutcomeUnknown`; a later `take` or `release_strays` tries again.
         """
         self._strays[lock.ledger_id] = lock
         try:
@@ -337,17 +337,19 @@ class Marks(MarkTree):
                 session=lock.session,
             )
         except (NoSuchNode, SessionExpired):
-            pass  # It went with its session.
+            pass  # The lock ended with its session.
         finally:
             self._forget(lock)
         self._strays.pop(lock.ledger_id, None)
 
     async def release_strays(self, but: LedgerId | None = None) -> None:
-        """Of locks that may still exist. While the session has one, no other process works on its
-        ledger (MK5)."""
+        """Releases locks that no caller uses and that may still exist.
+
+        While the session has such a lock, no other process works on its ledger (MK5).
+        """
         for ledger_id, lock in list(self._strays.items()):
             if ledger_id != but and ledger_id not in self._held:
-                self._held[ledger_id] = lock  # It cannot be taken before it is gone.
+                self._held[ledger_id] = lock  # A caller can take the lock only after its release.
                 await self.release(lock)
 
     def _forget(self, lock: Lock) -> None:
@@ -363,7 +365,7 @@ class Marks(MarkTree):
         return {ledger_id for name in names if (ledger_id := ledger_of_mark(name)) is not None}
 
     async def holder(self, ledger_id: LedgerId) -> str | None:
-        """The holder of its lock, by its own name; None: none."""
+        """The name that the holder of the ledger's lock gave itself; None: the ledger is not locked."""
         path = f"{self._top}/{LOCKS}/{mark_name(ledger_id)}"
         node = await read_surely(self._store, path)
         try:
@@ -377,7 +379,7 @@ class Marks(MarkTree):
         return await read_surely(self._store, self._switch) is None
 
     async def disable(self) -> None:
-        """Disables repair: nothing begins from now on. Idempotent."""
+        """Disables repair: no repair begins from now on. Idempotent."""
         await ensure_path(self._store, self._switch, self._root)
 
     async def enable(self) -> None:

@@ -1,12 +1,12 @@
 """How a bookie shows that it lives: an ephemeral node under its id, among the writable or the
 read-only ones.
 
-It is registered when it is ready to serve, since clients connect as soon as they see the node.
-To change folders it is in both for a moment: the new node is made before the old one is removed,
-so that it is not taken for dead (RG1). A node of another session belongs to an earlier process,
-whose session may still run out, or to a second one under the same id, which must not go on
-(RG2). An earlier process is known to be dead if it held the very lock that we hold now; then its
-node is removed at once.
+A bookie registers when it is ready to serve, since clients connect as soon as they see the node.
+While it changes folders it is in both: the new node is made before the old one is removed,
+so that the bookie is not taken for dead (RG1). A node of another session belongs to an earlier
+process, whose session has yet to expire, or to a second process with the same id, which must
+stop (RG2). An earlier process is known to be dead if it held the very lock that we hold now; then
+its node is removed at once.
 """
 
 import asyncio
@@ -68,7 +68,7 @@ def id_taken(
     url: MetadataUrl | None,
     next_step: str,
 ) -> NodeExists:
-    """The process that made the registration at `path`, if it says so itself."""
+    """The error for an id that is registered at `path`; it describes the other process, if the node does."""
     if node.stat.owner == NO_SESSION:
         return NodeExists(
             f"{message}: no session made the node, so it stays until somebody removes it",
@@ -95,7 +95,7 @@ class BookieRegistration:
         session_timeout_s: float,
         url: MetadataUrl | None = None,
     ) -> None:
-        """`url`: for the text of errors."""
+        """`url` is shown in the text of errors."""
         self._store = store
         self._root = root
         self._url = url
@@ -112,13 +112,13 @@ class BookieRegistration:
         self._turn = asyncio.Lock()
 
     def describe(self, info: BookieServiceInfo) -> None:
-        """Sets the info that others read from the next `register` on."""
+        """Sets the info that the next `register` publishes."""
         self._data = pack_service_info(info)
 
     async def await_others(self) -> None:
-        """Returns when no other process is registered under its id.
+        """Returns when no other process is registered under this bookie's id.
 
-        Raises `NodeExists` if one stays.
+        Raises `NodeExists` if another process stays registered.
         """
         for _ in range(ATTEMPTS):
             try:
@@ -132,8 +132,8 @@ class BookieRegistration:
     async def register(self, standing: RegisteredMode) -> None:
         """Returns when others can see the bookie in that state.
 
-        Raises `NodeExists` if another process is registered under its id and stays. If it is
-        cancelled, it leaves the bookie in the old folder, the new one, or both.
+        Raises `NodeExists` if another process is registered under its id and stays. A cancelled
+        call leaves the bookie in the old folder, the new one, or both.
         """
         async with self._turn:
             self._standing = standing
@@ -199,7 +199,7 @@ class BookieRegistration:
                 await asyncio.sleep(_RETRY_PAUSE_S)
 
     async def withdraw(self) -> None:
-        """Makes the bookie invisible, as when it shuts down."""
+        """Removes the registration, for example when the bookie shuts down."""
         async with self._turn:
             self._standing = None
             self.is_registered = False
@@ -220,7 +220,7 @@ class BookieRegistration:
                 await asyncio.sleep(_RETRY_PAUSE_S)
 
     async def _establish(self, standing: RegisteredMode) -> None:
-        """Registers from any state: with one node of this session, in the right folder."""
+        """Registers from any state. Afterwards this session has one node, in the right folder."""
         for each in RegisteredMode:
             await self._await_departure(self._path(each))
         path = self._path(standing)
@@ -260,8 +260,8 @@ class BookieRegistration:
                                 raise MetadataUnavailable(
                                     "the metadata store was closed", path=path
                                 )
-                # However long this process stood still, or the store, which then ends nothing
-                # (MS3): that was one look.
+                # This counts as one look, however long this process or the store was stopped; a
+                # stopped store ends no sessions (MS3).
                 node = await read_surely(self._store, path)
                 if node is None or self._is_ours(node):
                     return
@@ -280,7 +280,7 @@ class BookieRegistration:
         )
 
     async def _remove_dead(self, path: str) -> bool:
-        """Whether the node was left by a process that is known to be dead."""
+        """Removes the node if its process is known to be dead; returns whether it was."""
         node = await read_surely(self._store, path)
         if node is None or self._is_ours(node) or not self._holder:
             return False
@@ -298,7 +298,7 @@ class BookieRegistration:
         return node is not None and not self._is_ours(node)
 
     async def _correct(self, path: str) -> None:
-        """An earlier node of this session may have other endpoints."""
+        """Updates the node: an earlier one of this session may have other endpoints."""
         node = await read_surely(self._store, path)
         if node is not None and self._is_ours(node) and node.value != self._data:
             await set_surely(self._store, path, self._data, node.stat.version)

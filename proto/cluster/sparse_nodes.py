@@ -1,7 +1,7 @@
 """Nodes deep in a tree whose inner nodes exist only while they have children.
 
-Parents are made on demand and removed when they are empty, by every client of the cluster,
-Java's, too; a create that loses its parent to such a removal makes it again.
+Every client of the cluster, Java's too, creates parents on demand and removes empty ones. A create
+whose parent was removed in the meantime creates the parent again.
 """
 
 from typing import Final
@@ -26,7 +26,7 @@ _RACES_MAX: Final = 20
 async def create_sparse(
     store: MetadataStore, top: str, path: str, value: bytes, is_ours: IsOurs
 ) -> None:
-    """Raises `NodeExists`, and `NoSuchNode` if `top` is not there.
+    """Creates a node and its missing parents. Raises `NodeExists`, and `NoSuchNode` if `top` is missing.
 
     Most parents exist, so the node itself is tried first, then its parents from below.
     """
@@ -42,7 +42,7 @@ async def create_sparse(
 
 
 async def remove_empty_parents(store: MetadataStore, top: str, path: str) -> None:
-    """Removes empty parents of a deleted node; `top` stays. Remaining empty ones do no harm."""
+    """Removes empty parents of a deleted node; `top` stays. Empty parents that remain do no harm."""
     parent = path.rpartition("/")[0]
     while parent != top:
         try:

@@ -1,23 +1,22 @@
-"""Whose write was it when the reply was lost? This is the only place that answers that question
-(LR1).
+"""Decides whether our write was made when its reply was lost. No other module decides that (LR1).
 
-A write that ends in `ConnectionLost` may have been made. It is requested again, and the refusal
-shows:
+A write that ends in `ConnectionLost` may have been made. It is requested again, and if that is
+refused, the node shows:
 
     create   ours iff the node carries what only we can have put there: a token, or our session
     set      made iff the version is the expected one + 1 and the bytes are ours
     delete   made iff the node is gone, or lives a second life that is not ours
 
-Contents alone prove nothing: two clients may want the same. Nothing sent on an old connection
-takes effect once a new one answers, so a read is then reliable.
+Contents alone prove nothing, since two clients may write the same. Requests on an old connection
+no longer take effect once a new one answers, so a read on the new one is reliable.
 
 A write that is safe only while a lock is held names the session that holds it: it is made in
 that session or never. A request belongs to the session in which it was made, so one read before
 each attempt is enough.
 
-These functions return a definite result, including `MetadataUnavailable` for not made, or raise
-`ConnectionLost` after several attempts: the outcome is unknown, and stays so until the caller
-reads the node at a better time.
+These functions return or raise a definite result (`MetadataUnavailable`: the write was not made),
+or raise `ConnectionLost` after several attempts: the outcome is then unknown until the caller
+reads the node later.
 """
 
 import asyncio
@@ -45,7 +44,7 @@ from rollbook.proto.ports import (
 )
 
 ATTEMPTS: Final = 6  # Each of them waits for the connection as long as the store does.
-_PAUSE_S: Final = 0.02  # Doubles.
+_PAUSE_S: Final = 0.02  # The pause before the second attempt; it doubles with each further one.
 _RACES_MAX: Final = 20
 
 T = TypeVar("T")
@@ -62,11 +61,11 @@ async def create_surely(
     only_if_lost: bool = False,
     session: SessionId | None = None,
 ) -> None:
-    """Raises `NodeExists` if another process made the node, and `NoSuchNode` if it has no parent.
+    """Creates a node. Raises `NodeExists` if another process made it, `NoSuchNode` if it has no parent.
 
-    `only_if_lost`: others may write what `is_ours` checks, so it is used only after a reply was
-    lost; otherwise an existing node was made by another process. An ephemeral node is requested
-    in one session only, `session` if it is given: `SessionExpired` if that is over.
+    `only_if_lost`: other processes may write what `is_ours` checks, so `is_ours` is used only after
+    a reply was lost; otherwise another process made an existing node. An ephemeral node is created
+    in one session only, `session` if it is given. Raises `SessionExpired` if that session is over.
     """
     lost = False
     for attempt in range(ATTEMPTS):
@@ -96,8 +95,7 @@ async def create_surely(
 
 
 async def ensure_node(store: MetadataStore, path: str, value: bytes = b"") -> None:
-    """The node must exist; it does not matter who makes it. Raises `NoSuchNode` if it has no
-    parent."""
+    """Creates the node unless it exists. Raises `NoSuchNode` if it has no parent."""
     if await read_surely(store, path, fresh=False) is None:
         await create_surely(store, path, value, is_ours=lambda _: True)
 
@@ -111,7 +109,7 @@ async def ensure_path(store: MetadataStore, path: str, above: str = "") -> None:
 
 
 async def set_surely(store: MetadataStore, path: str, value: bytes, version: int) -> int:
-    """The new version. Raises `MetadataConflict` or `NoSuchNode` if it was not made.
+    """Sets a value; returns the new version. Raises `MetadataConflict` or `NoSuchNode` if that failed.
 
     After a lost reply `MetadataConflict` only shows that the node has moved on: our write may
     have been overwritten since. Evaluating the change again finds that out.
@@ -137,8 +135,9 @@ async def set_surely(store: MetadataStore, path: str, value: bytes, version: int
 
 
 async def put_surely(store: MetadataStore, path: str, value: bytes) -> None:
-    """Written whatever is there, also if it is equal: the last one wins. Raises `NoSuchNode` if it
-    has no parent, `MetadataConflict` if others write it again and again.
+    """Writes the node whatever its value is, even an equal one: the last writer wins.
+
+    Raises `NoSuchNode` if it has no parent, `MetadataConflict` if others keep writing it.
     """
     for _ in range(_RACES_MAX):
         node = await read_surely(store, path)
@@ -164,10 +163,10 @@ async def delete_surely(
     *,
     session: SessionId | None = None,
 ) -> None:
-    """Raises `NoSuchNode` if it was gone before, `MetadataConflict`, `NodeNotEmpty`.
+    """Deletes a node. Raises `NoSuchNode` if it was gone before, `MetadataConflict`, `NodeNotEmpty`.
 
-    Before a retry `is_ours` checks the present state: a session that ended may have removed the
-    node. `session`: only in that one; raises `SessionExpired` once it is over.
+    Before a retry `is_ours` checks the present node: ours may have been removed when a session
+    ended. With `session`, deletes only in that session; raises `SessionExpired` once it is over.
     """
     lost = False
     for attempt in range(ATTEMPTS):
@@ -202,10 +201,11 @@ async def transact_surely(
     *,
     session: SessionId | None = None,
 ) -> None:
-    """Raises the error of the first op that fails.
+    """Applies a transaction. Raises the error of the first op that fails.
 
-    `was_made` checks for something that no other transaction can have written. `session`: only
-    in that one; raises `SessionExpired` if it is over, and the transaction was not made in it.
+    `was_made` checks for something that no other transaction can have written. With `session`,
+    the transaction is made only in that session; raises `SessionExpired` if the session ended and
+    the transaction was not made in it.
     """
     lost = False
     for attempt in range(ATTEMPTS):
@@ -229,7 +229,7 @@ async def transact_surely(
 
 
 async def read_surely(store: MetadataStore, path: str, *, fresh: bool = True) -> Node | None:
-    """A read that outlasts a broken connection; `fresh`: it sees every write acknowledged so far."""
+    """Reads a node, again if the connection breaks. With `fresh` it sees every write acknowledged so far."""
     for attempt in range(ATTEMPTS):
         await _pause(attempt)
         try:
@@ -255,8 +255,8 @@ async def children_surely(store: MetadataStore, path: str) -> list[str]:
 def _require(store: MetadataStore, session: SessionId | None) -> None:
     if session is None:
         return
-    # Before its first session a store waits for one and then writes in that, which the caller could
-    # not name.
+    # A store without a session waits for its first one and writes in that; the caller could not
+    # have named it.
     if session == NO_SESSION or store.session != session:
         raise SessionExpired(session=session)
 
@@ -266,7 +266,7 @@ async def _look(store: MetadataStore, path: str) -> Node | None:
 
 
 async def _settle(look: Awaitable[T]) -> T:
-    """The outcome of a write whose reply was lost: unless we can check, it stays unknown."""
+    """Checks the outcome of a write whose reply was lost; if the check fails, the outcome stays unknown."""
     try:
         return await look
     except MetadataUnavailable as error:

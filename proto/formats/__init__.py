@@ -1,1 +1,1 @@
-"""The formats of nodes in the metadata store, as BookKeeper has them or our own."""
+"""The formats of nodes in the metadata store: BookKeeper's and our own."""

@@ -1,10 +1,10 @@
-"""Our own tree's record of a bookie: the incarnation that its entries were acknowledged by, and
-how often it has started.
+"""The record of a bookie in our own tree: the incarnation that acknowledged its entries, and how
+often it has started.
 
 JSON, `{"incarnation": "4e0c…", "start": 17, "starter": "9b1d…", "version": 1}`. It outlives the
-cookie, which BookKeeper's tools remove when a bookie is taken out: so an id that was used before
-is never taken for a new one. `starter` is drawn by each process that starts, and is in its
-directories, too: it shows whose write it was when two have copies of the same directories.
+cookie, which BookKeeper's tools remove together with the bookie, so an id that was used before is
+never taken for a new one. Each process that starts draws a `starter` and also writes it to its
+directories: it shows which process wrote the record when two have copies of the same directories.
 """
 
 import json

@@ -1,8 +1,9 @@
 """The cookie that ties a bookie's id to its directories and to its cluster.
 
 The same text is in a node and in the file VERSION of each of the bookie's directories: the
-layout version on a line, then the protobuf text of a CookieFormat. Version 5 is written; 4 is
-the same; 3 is three bare lines: bookie id, journal directories, ledger directories.
+layout version on a line, then the protobuf text of a CookieFormat. Rollbook writes version 5.
+Version 4 has the same form; version 3 is three bare lines: bookie id, journal directories, ledger
+directories.
 
 Journal directories are joined by `,`. Ledger and index directories are a count, then each path
 after a TAB.
@@ -21,7 +22,7 @@ from rollbook.proto.wire.schema.data_formats_pb2 import CookieFormat
 
 _VERSION: Final = 5
 _READABLE: Final = re.compile(r"[345]")
-_REMEMBERED: Final = 4  # A start finds one text in every directory and in its node.
+_REMEMBERED: Final = 4  # Parsed texts to cache: a start reads the same text from each directory.
 
 
 @dataclass(frozen=True, slots=True)

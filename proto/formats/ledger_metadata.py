@@ -4,7 +4,7 @@
 
     1  lines of text: write quorum, ensemble size, length; a line for each fragment, its first entry
        and its bookies after TABs; if closed, the last entry, TAB, `CLOSED`; in recovery the same
-       with -102 for the last entry. It knows neither ack quorum nor digest nor password.
+       with -102 for the last entry. It has neither ack quorum nor digest nor password.
     2  the protobuf text of a LedgerMetadataFormat
     3  its bytes, after their number as a varint; what follows them is ignored
 
@@ -226,7 +226,7 @@ def _checked(
     length: int | None,
     **rest: Any,
 ) -> LedgerMetadata:
-    """Refuses invalid input, which would fail the value's assertions."""
+    """Builds the metadata; refuses invalid input, which would fail the assertions of the value."""
     try:
         quorum = Quorum(*sizes)
     except InvalidRequest as error:

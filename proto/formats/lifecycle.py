@@ -1,12 +1,12 @@
-"""Our own tree's record of a bookie's life in the cluster: whether it stays, leaves, or may be
-removed.
+"""The lifecycle record of a bookie in our own tree: whether it stays, leaves, or may be removed.
 
 JSON, `{"state": "draining", "token": "4e0c…", "since_ms": 17…, "ledgers": 120, "is_forced": false,
 "reason": "", "version": 1}`. A bookie without such a node is Active. `token` is drawn for each
-write: it shows whose write it was when a reply was lost (LR1).
+write: it shows which process made the write when a reply was lost (LR1).
 
-The node is apart from the bookie's record: a start writes the record, a drain this, and neither may
-make the other's write fail. It is not below the cookie, which Java could not delete then.
+The bookie's record is a separate node: a start writes that record, a drain writes this one, and
+neither may make the other's write fail. This node is not below the cookie, since Java could not
+delete a cookie with a child.
 """
 
 import json
@@ -35,7 +35,7 @@ class Lifecycle:
     token: str = ""
     since_ms: int = 0  # When this state began; shown to people only.
     ledgers: int = 0  # Ledgers that named the bookie when the drain began.
-    is_forced: bool = False  # Begun although too few bookies remain for some ledgers.
+    is_forced: bool = False  # The drain was begun although too few bookies remain for some ledgers.
     reason: str = ""  # Why a drain failed, or why it began again by itself.
 
     def __post_init__(self) -> None:
@@ -63,7 +63,7 @@ def pack_lifecycle(lifecycle: Lifecycle) -> bytes:
 
 
 def unpack_lifecycle(data: bytes) -> Lifecycle:
-    """Raises `BadMetadata`, `UnsupportedVersion`."""
+    """Parses a record. Raises `BadMetadata`, `UnsupportedVersion`."""
     check_size(data)
     try:
         fields = json.loads(data)

@@ -8,7 +8,7 @@ The hierarchical layout uses short paths below 2^31 - 1 and long ones from there
 a ledger if its path is the one that its id gets under the cluster's layout**; everything else
 under the root is foreign and ignored.
 
-Our own trees are never there: they have a root of their own beside it (`own_root`).
+Rollbook's own trees are never under that root: they have a root of their own beside it (`own_root`).
 """
 
 import re
@@ -79,7 +79,7 @@ def ledger_of_path(layout: Layout, path: str) -> LedgerId | None:
 
 
 def splits_of(layout: Layout) -> tuple[Split, ...]:
-    """The trees to walk, that of the lower ids first."""
+    """The trees to walk; the tree of the lower ids comes first."""
     if layout is Layout.FLAT:
         return (_FLAT,)
     if layout is Layout.HIERARCHICAL:
@@ -108,7 +108,7 @@ def children_of(layout: Layout, split: Split, digits: str, names: Iterable[str])
     if split == _FLAT:
         found.sort(key=len)
         doubtful = found
-    else:  # Ids have one width: the lowest and the highest at home imply all between.
+    else:  # Ids of one width: if the lowest and the highest belong here, so do all between.
         doubtful = [*found[:1], *found[-1:]]
     if is_leaf and not all(_is_at_home(layout, split, each) for each in doubtful):
         found = [each for each in found if _is_at_home(layout, split, each)]

@@ -1,7 +1,7 @@
-"""Protobuf as text and as bytes, with hostile input turned into `BadMetadata`.
+"""Reads and writes protobuf as text and as bytes; hostile input raises `BadMetadata`.
 
 Text is written as Java writes it: one field per line in the order of field numbers, two spaces of
-indentation, enum names, anything but printable ASCII escaped. Any legal text is read.
+indentation, names of enum values, and escapes for all but printable ASCII. Any legal text is read.
 """
 
 from functools import lru_cache
@@ -52,7 +52,7 @@ def unpack_binary(kind: type[M], data: bytes, bytes_max: int = METADATA_BYTES_MA
 
 
 def as_text(value: str) -> str:
-    """A string field of a binary message: protobuf hands out `bytes` if it is not UTF-8."""
+    """Checks a string field of a binary message: protobuf returns `bytes` if it is not UTF-8."""
     if not isinstance(value, str):
         raise BadMetadata(f"{value!r:.80} is not UTF-8")
     return value
@@ -68,8 +68,9 @@ def as_bookie_id(value: str) -> BookieId:
 
 
 def _complete(message: M) -> M:
-    """An enum value that we do not know lands among the unknown fields, as if it were not there:
-    to go on without it would be to guess, and to lose it at the next write.
+    """Refuses a message with an unknown enum value, which protobuf treats as a missing field.
+
+    Without this check we would guess the value, and lose it at the next write.
     """
     known = message.DESCRIPTOR.fields_by_number
     strays = UnknownFieldSet(message)

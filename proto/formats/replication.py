@@ -1,4 +1,4 @@
-"""The nodes that auditors and replication workers leave for each other below the ledgers root.
+"""The nodes below the ledgers root that auditors and replication workers share.
 
     underreplication/LAYOUT                                  text: type BASIC, version 1
     underreplication/ledgers/hhhh/hhhh/hhhh/hhhh/urLdddd…    text: the bookies whose copies lack
@@ -65,7 +65,7 @@ class UnderreplicatedMark:
     """Bookies whose copies of a ledger are missing, in the order in which that was found."""
 
     missing: tuple[BookieId, ...]
-    marked_ms: int | None = None  # The last time.
+    marked_ms: int | None = None  # When the ledger was last marked.
 
     def with_missing(self, bookies: Iterable[BookieId], now_ms: int) -> Self:
         """Adds new bookies at the end; without any, the result equals the old mark."""
@@ -157,7 +157,7 @@ def unpack_seconds(data: bytes) -> int:
 
 
 def pack_checked_at(at_ms: int) -> bytes:
-    """The contents of any of the three CHECKED_* nodes: their messages differ in names only."""
+    """Packs the contents of any of the three CHECKED_* nodes: their messages differ in names only."""
     return pack_binary(CheckAllLedgersFormat(checkAllLedgersCTime=at_ms))
 
 

@@ -16,24 +16,24 @@ from rollbook.proto.wire.schema.data_formats_pb2 import BookieServiceInfoFormat
 
 BOOKIE_PROTOCOL: Final = "bookie-rpc"  # The endpoint that clients use; always published.
 HTTP_PROTOCOL: Final = "http"
-TLS_PROTOCOL: Final = "rollbook-tls"  # The same over TLS; BookKeeper's clients ignore it.
+TLS_PROTOCOL: Final = "rollbook-tls"  # For requests over TLS; BookKeeper ignores it.
 
-# Properties of ours. Strangers ignore them; a bookie without them gets plain BookKeeper.
+# Rollbook's properties. Other clients ignore them; a bookie without them gets plain BookKeeper.
 INCARNATION: Final = "rollbook.incarnation"  # Drawn when the bookie's directories were formatted.
 # The holder of the lock on the bookie's directories: `DiskLock.token`.
 HOLDER: Final = "rollbook.holder"
 DRAINING: Final = "rollbook.draining"  # "true": it will leave the cluster, and gives up its seats.
 DOUBTING: Final = "rollbook.doubting"  # "true": it may have lost anything, and accepts no entries.
-# Writers of ledgers with lower ids are refused: it may have forgotten their fences.
+# The bookie refuses writers of ledgers with lower ids: it may have forgotten their fences.
 WRITERS_FROM: Final = "rollbook.writers-from"
-# Names of our extensions of BookKeeper that it understands.
+# Names of Rollbook's extensions that the bookie understands.
 EXTENSIONS: Final = "rollbook.extensions"
 
-# The existing ones. Batches in version 3; in both, batches that pass over gaps. A bookie that
-# announces it also checks for doubts before it names a last entry under a fence: recovery takes
-# that as a denial of all later ones (FR3).
+# The names of extensions. `batch-read`: batches in version 3, and in both versions batches that
+# skip gaps. A bookie that announces it also checks for doubts before it returns a last entry under
+# a fence: recovery takes that entry as a denial of all later ones (FR3).
 BATCH_READ: Final = "batch-read"
-IDENTITY: Final = "identity"  # Says who it is, on any connection: addresses are reused.
+IDENTITY: Final = "identity"  # It returns its id on any connection, as addresses are reused.
 
 _PORT_MAX: Final = 65535
 
@@ -136,7 +136,7 @@ def describe_bookie(
 
 
 def pack_service_info(info: BookieServiceInfo) -> bytes:
-    assert info.endpoints  # Empty bytes would mean something else.
+    assert info.endpoints  # Empty bytes would mean a bookie older than this message.
     message = BookieServiceInfoFormat(properties=dict(info.properties))
     for endpoint in info.endpoints:
         message.endpoints.add(
