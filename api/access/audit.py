@@ -1,8 +1,8 @@
 """The audit: events that say who did what, and which callers were refused (G9).
 
-`act_done`, `act_failed`   what changes more than records: logs, marks, writers, owners, servers, bookies
-`act_begun`                it goes on in the background, and one of those two tells later how it ended
-`access_refused`           nobody known, or without the right to it, or beyond a quota
+`act_done`, `act_failed`   acts that change more than records: logs, marks, writers, owners, servers, bookies
+`act_begun`                an act that continues in the background; one of those two reports later how it ended
+`access_refused`           a caller that is unknown, lacks the right, or is beyond a quota
 
 Each names the principal, its address, the method and its object. A refused or failed act costs
 its caller nothing: it is logged at a bounded rate, per principal, and for all unknown callers
@@ -43,7 +43,7 @@ class AuditLog:
     def act(
         self, *, principal: str, only_begins: bool = False, **where: Any
     ) -> Iterator[dict[str, Any]]:
-        """Audits an act in its block, or its beginning. Fields added to the yielded dict are logged, too."""
+        """Audits an act that runs in this context, or its start. Fields added to the yielded dict are logged, too."""
         more: dict[str, Any] = {}
         try:
             yield more

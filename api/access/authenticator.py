@@ -1,4 +1,4 @@
-"""Who the caller is: looked up by its token, or otherwise by its certificate.
+"""Identifies the caller by its token, or otherwise by its certificate.
 
 Files are checked with each call, and by open streams each second, so that a new token needs no
 restart and a removed one ends its access. If a file is unusable, or may be half-written, the
@@ -86,7 +86,7 @@ class Authenticator:
 
     @classmethod
     def of(cls, token_file: str | None, access_file: str | None = None) -> "Authenticator | None":
-        """Returns None if callers are not authenticated. Raises `BadConfig`."""
+        """Makes an authenticator; None if callers are not authenticated. Raises `BadConfig`."""
         if not token_file and not access_file:
             return None
         return cls(token_file or None, access_file or None)
@@ -94,7 +94,7 @@ class Authenticator:
     def admit(
         self, authorization: str, certificate_names: Collection[str] = (), peer: str = ""
     ) -> AuthenticatedCaller:
-        """`authorization`: the value of that header; empty: it is absent. Raises `Unauthorized`."""
+        """Returns the caller. `authorization`: the value of that header; empty: it is absent. Raises `Unauthorized`."""
         self._look()
         if authorization:
             found = self._shown_by(authorization)
@@ -111,7 +111,7 @@ class Authenticator:
         )
 
     def knows(self, authorization: str) -> bool:
-        """Whether it is a valid token; if not, `admit` says why."""
+        """Whether the header has a valid token; if not, `admit` raises the reason."""
         self._look()
         found = self._shown_by(authorization)
         return found is not None and not self._is_past(found.expires_us)

@@ -1,7 +1,7 @@
 """A stream of appends with access control.
 
 Each bind is judged once. Appends under a refused bind are refused with it, and the rest of the
-stream goes on. A stream beyond its quota is read no further until it has waited its debt off. Once
+stream goes on. A stream beyond its quota is not read until its debt is paid. Once
 its principal has changed the stream ends before anything more of it is read, so that its client
 connects again; earlier appends are settled, or their outcome is unknown, as on any broken connection.
 """

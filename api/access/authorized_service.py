@@ -1,7 +1,7 @@
-"""The service core with access control: the one place that decides which caller may ask what, and how
-much.
+"""The service core with access control: the only place that decides which requests a caller may make, and
+how many.
 
-Doors call only this; the caller is `CALLER`. A call beyond its quota is refused at once
+gRPC and HTTP call only this; the caller is `CALLER`. A call beyond its quota is refused at once
 (`Throttled`, with when to come back). A stream is slowed down instead: it is read and sent no
 faster, and says so (`WaitsFor.THROTTLE`).
 """
@@ -72,11 +72,11 @@ class AuthorizedService:
         elsewhere: Elsewhere | None = None,
         server: str = "",
     ) -> Any:
-        """The answer's word. Raises `Unauthorized`, `Throttled`, and whatever the core does.
+        """Returns the response. Raises `Unauthorized`, `Throttled`, and the core's errors.
 
-        `elsewhere`: asks the owner instead, or raises again; the owner gets another name, so
-        that only this server knows who did it. `server`: the intended one, if it is another one:
-        it is asked `elsewhere` at once.
+        `elsewhere`: asks the owner instead, or raises the error again; the owner sees this server's name,
+        so only this server knows the caller. `server`: the requested server, if it is not this one; it is
+        then asked through `elsewhere` at once.
         """
         caller = CALLER.get()
         try:
@@ -231,8 +231,8 @@ class AuthorizedService:
         through: Through | None = None,
         stands: Offset | None = None,
     ) -> Events:
-        """Its events; a caller that leaves early closes it. `through`: the core to call. `stands`: the
-        position of a reader that resumes.
+        """Yields the request's events; a caller that leaves early closes the generator. `through`: the core
+        to call. `stands`: the position of a reader that resumes.
         """
         caller = CALLER.get()
         read = getattr(self._core, method.core_name)
@@ -250,7 +250,7 @@ class AuthorizedService:
         read: Read,
         stands: Offset | None,
     ) -> Events:
-        """Debts are waited off while nothing is in hand. Events are paid for before they are sent, so
+        """Waits until a debt is paid while it holds no event. Events are paid for before they are sent, so
         that leaving early gains nothing.
         """
         reads = caller.account.reads
@@ -350,7 +350,7 @@ class AuthorizedService:
 
 
 def _signed(caller: AuthenticatedCaller, word: Any) -> Any:
-    """Signs a cursor with the principal that creates it, whose quota it counts against."""
+    """Adds to a cursor the principal that creates it: the cursor counts in that principal's quota."""
     if not isinstance(word, messages.CommitCursor) or caller.authenticator is None:
         return word
     said = {each.name: getattr(word, each.name) for each in fields(word)}
@@ -358,7 +358,7 @@ def _signed(caller: AuthenticatedCaller, word: Any) -> Any:
 
 
 def _without_writes(caller: AuthenticatedCaller, word: Any) -> Any:
-    """Makes a barrier of a caller that may not append write no entry to the log."""
+    """If the caller may not append, its barrier must write no entry to the log."""
     is_barrier = (
         isinstance(word, messages.GetTail) and word.consistency is messages.Consistency.BARRIER
     )
@@ -378,7 +378,7 @@ def _require_in_force(caller: AuthenticatedCaller) -> None:
 
 
 def _bytes_of(blocks: tuple[bytes, ...]) -> int:
-    """The larger one of the stored and the unpacked size: compressing a block saves no quota."""
+    """The larger of the blocks' stored and unpacked sizes: compressing a block saves no quota."""
     return sum(map(opened_bytes_of, blocks))
 
 

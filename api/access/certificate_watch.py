@@ -1,4 +1,5 @@
-"""How long a server's certificate lasts: a metric, and a warning 30, 7 and 1 days before it is over."""
+"""Reports how long a server's certificate is valid: as a metric, and by a warning 30, 7 and 1 days before
+it expires."""
 
 import asyncio
 import time

@@ -1,4 +1,4 @@
-"""Who may manage the cluster: checked by each route and each page before anything is read or changed (MG1)."""
+"""Checks who may manage the cluster. Each route and each page calls this before it reads or changes anything (MG1)."""
 
 from contextlib import AbstractContextManager
 from typing import Any

@@ -1,4 +1,4 @@
-"""One stream of records that waits until its principal has paid for its reads, here or elsewhere.
+"""Makes one stream of records wait until its principal has paid for its earlier reads, by this stream or others.
 
 The longest waiting reader takes next, and no other one before its amount is known: until it has
 taken, or a moment has passed. A reader that has caught up usually has nothing to take, and such
@@ -37,7 +37,7 @@ class ReadThrottle:
         self._ending: asyncio.Handle | None = None
 
     def begin(self) -> bool:
-        """Whether there is anything to wait for. The heartbeat counts from now on."""
+        """Starts the heartbeat's clock; returns whether the stream must wait."""
         self.end()
         line, reads = self._account.line, self._account.reads
         if line.is_empty and not reads.wait_ns(self._now_ns()):
@@ -47,7 +47,8 @@ class ReadThrottle:
         return True
 
     async def step(self) -> bool:
-        """Whether it may take: then it must call `end` afterwards. If not, see `take_heartbeat`."""
+        """Waits for a while; returns whether the stream may take, after which it must call `end`. If not,
+        see `take_heartbeat`."""
         assert self._place is not None
         if not self._account.line.is_first(self._place):
             self._is_first.clear()
@@ -73,7 +74,7 @@ class ReadThrottle:
             self._is_behind = isinstance(event, FellBehind)
 
     def take_heartbeat(self) -> bool:
-        """Whether a message is due: until the next heartbeat, then."""
+        """Returns whether a heartbeat is due, and if so schedules the next one."""
         now = self._loop.time()
         if now < self._due:
             return False
@@ -101,5 +102,5 @@ class ReadThrottle:
 
 
 def may_pass(error: RollbookError) -> bool:
-    """Whether it may be known a heartbeat later."""
+    """Whether the reader's position may be known a heartbeat later."""
     return error.retryable and not isinstance(error, NotOwner)

@@ -1,4 +1,4 @@
-"""When a changed file may be loaded: not while it is half-written (AF1).
+"""Decides when a changed file may be loaded: not while it is half-written (AF1).
 
 A file that is replaced in place (`cp`, an editor) is empty for a moment, then half there, and
 half an access file may be one that grants without its `deny`. So a change is loaded
@@ -31,7 +31,7 @@ class ReadFile:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Why a file is not loaded yet, and when to check again (ns; None: when the file has changed)."""
+    """The reason why a file is not loaded yet, and when to check again (ns; None: when the file has changed)."""
 
     reason: str
     again_ns: int | None = None
@@ -47,8 +47,8 @@ class FileStability:
         self._since_ns = 0  # When the file was first seen in its present state.
 
     def on_seen(self, seen: ReadFile | None, now_ns: int, wall_ns: int) -> Wait | None:
-        """None: it is loaded, and in force. `seen`: None if it could not be read, or not twice
-        alike."""
+        """Returns why the file waits; None: it is loaded and in force. `seen`: None if the file could not
+        be read, or two reads differed."""
         if seen is None:
             self._changed = None
             return Wait("it cannot be read, or was being written", now_ns)

@@ -1,4 +1,4 @@
-"""Who may do what to which log: the only rule, for every door (G5).
+"""Decides what a principal may do to which log: the only such rule, for gRPC, HTTP and the dashboard (G5).
 
 A principal has a list of logs for each right, and one of logs that it may never access, whatever the
 others say:
@@ -245,7 +245,7 @@ def is_visible(grants: Grants, log: str) -> bool:
 
 
 def is_act(word: Any) -> bool:
-    """Whether it changes more than records and cursors: the audit logs it."""
+    """Whether the request changes more than records and cursors, so that the audit logs it."""
     kind = type(word)
     if kind is messages.Truncate:
         return not word.dry_run

@@ -56,7 +56,7 @@ class Principal:
 
 @dataclass(frozen=True, slots=True)
 class ProvenPrincipal:
-    """The principal of a token or a certificate, and until when that holds."""
+    """The principal of a token or a certificate, and the time when that credential expires."""
 
     principal: Principal
     expires_us: int | None = None
@@ -100,7 +100,7 @@ class Principals:
         return found if any(is_his) else None
 
     def by_certificate(self, names: Collection[str]) -> ProvenPrincipal | None:
-        """The principal of the first name that has one."""
+        """The principal of the first of these names that belongs to one."""
         return next((s for name in names if (s := self._by_certificate.get(name))), None)
 
 

@@ -1,7 +1,8 @@
-"""How much a principal may take: average rates, and streams at a time (G8).
+"""Limits what a principal may take: average rates, and concurrent streams (G8).
 
-A rate is one time: up to when everything taken is paid for. Taking is free while that is not in
-the future; an unused second is kept, and no more. A caller that takes more at once goes into
+The state of a rate is one time: the time at which everything taken so far is paid for. While that time is
+not in the future, more may be taken at once. At most one unused second is saved. A caller that takes more
+at once goes into
 debt, and waits, so that over any `t` seconds it gets at most `rate * (t + 1)` and what was in
 progress: one take, or all calls and events of streams that were admitted before the first of
 them had reported its amount.
