@@ -1,4 +1,4 @@
-"""Nothing is destroyed without a confirmation."""
+"""Asks for confirmation before a command destroys something."""
 
 import sys
 
@@ -9,8 +9,8 @@ from rollbook.proto.printable import harmless
 
 
 def ask_whether(what: str, yes: bool) -> None:
-    """`yes`: it was confirmed beforehand. Raises `NotConfirmed` if there is no terminal, or the
-    answer is no."""
+    """Asks the user. `yes`: the act was confirmed beforehand. Raises `NotConfirmed` if there is no
+    terminal, or the answer is no."""
     if yes:
         return
     if not sys.stdin.isatty():

@@ -1,4 +1,4 @@
-"""`rollbook context`: clusters by name. The file is `context_file`'s."""
+"""`rollbook context`: clusters by name. `context_file.py` reads and writes the file."""
 
 import os
 from typing import Any

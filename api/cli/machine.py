@@ -1,4 +1,4 @@
-"""A server's machine and log level. It knows no bookie: a log server starts faster so."""
+"""A server's machine and log level. It imports nothing of bookies, so that a log server starts faster."""
 
 import random
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""Where the cluster's metadata is: as `--metadata` says, otherwise by a context."""
+"""Finds the cluster's metadata: by `--metadata`, otherwise by a context."""
 
 import os
 from collections.abc import Callable

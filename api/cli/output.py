@@ -2,7 +2,7 @@
 
 People get units: sizes (`…bytes`) as `256 MiB`, durations (`…_s`) as `30d`, under a name without `_s`. JSON has the numbers.
 
-Text that others wrote is escaped here, for all commands: names, values, errors. JSON has escapes of its own.
+Text from others (names, values, errors) is escaped here for all commands. JSON has its own escapes.
 """
 
 import json

@@ -1,6 +1,6 @@
-"""How commands show what records and entries hold, and how far they are: bytes as they are or as text, and bars.
+"""How commands show the bytes of records and entries, unchanged or as text, and their progress bars.
 
-Nothing is loaded here but click: most commands of logs come by.
+This module imports only click, since most commands of logs load it.
 """
 
 import sys

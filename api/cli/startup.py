@@ -50,8 +50,8 @@ async def open_with_cluster(
 async def starting(
     start: Callable[[], AbstractAsyncContextManager[T]], startup_s: float
 ) -> AsyncIterator[T]:
-    """The result of `start` after it was entered; each attempt enters a new one, which has left nothing open if
-    it failed.
+    """Enters the context that `start` returns. Each attempt enters a new one; a failed attempt must leave
+    nothing open.
 
     A session that expires between two requests of a start ends that attempt and not the server (SU1).
     """
@@ -83,7 +83,7 @@ async def retry_while_missing(attempt: Callable[[], Awaitable[T]], startup_s: fl
 
 
 def say_ready(*lines: str) -> None:
-    """For people and scripts on standard output, and for systemd."""
+    """Reports readiness on standard output, for people and scripts, and to systemd."""
     with suppress(OSError):  # Standard output may be closed.
         for line in lines:
             click.echo(line)

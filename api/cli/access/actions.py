@@ -173,8 +173,8 @@ def _end_of_values(text: str, start: int, stop: int) -> int:
 
 @contextmanager
 def _locked(path: str) -> Iterator[None]:
-    """While another command changes a file of this folder, this one waits: otherwise one would undo the
-    other."""
+    """Locks the file's folder. Two commands that changed a file at the same time would undo each other's
+    change."""
     try:
         import fcntl
     except ImportError:  # Windows has no fcntl, and no server reads such a file there.
@@ -198,7 +198,7 @@ def _rewrite(
 ) -> None:
     """Replaces the file by one in which only these principals have changed. Raises `BadConfig`.
 
-    `tokens`: how many of each are known then; None: they are gone.
+    `tokens`: the number of tokens that each principal then has; None: it was removed.
     """
     with open(path, encoding="utf-8") as file:
         text = change(file.read())
@@ -218,7 +218,7 @@ def _rewrite(
 
 
 def _replace(path: str, section: str, text: str | None = None) -> None:
-    """With a file of the same mode and owner. `text`: replaces the present contents. Raises
+    """Replaces the file by one of the same mode and owner. `text`: replaces the present contents. Raises
     `OSError`."""
     path = os.path.realpath(path)
     there, found = "", None

@@ -419,5 +419,5 @@ class _Cost:
 
 
 def _names(logs: Sequence[Log], keep: bool) -> dict[str, Any]:
-    """Of those found afterwards; otherwise of their known number."""
+    """The names of the logs if they are kept; otherwise only their number."""
     return {"logs": [str(log.name) for log in logs] if keep else len(logs)}

@@ -64,7 +64,7 @@ class Stopwatch:
 async def flood(
     writer: Writer, burst: Sequence[bytes], clock: LoadTimer, first: int | None = None
 ) -> int:
-    """Appends bursts, record by record, as fast as possible. How many were acked, which is all.
+    """Appends bursts, record by record, as fast as possible. Returns the number of acked records, which is all of them.
 
     It checks every ack. `first`: the offset of the first record, if this is the only writer;
     then all others have to follow. Of each burst the last record is timed.

@@ -23,7 +23,7 @@ _TIMEOUT_S: Final = 5.0  # The time-out of one request: a person waits for the a
 
 
 def make_cluster(url: str, layout: str | None, *, if_missing: bool = False) -> dict[str, Any]:
-    """The facts of the new cluster, or with `if_missing` those of the existing one. Raises `ClusterExists`.
+    """Creates a cluster and returns its facts; with `if_missing` those of an existing one. Raises `ClusterExists`.
 
     An existing one with another layout than requested is refused in any case.
     """

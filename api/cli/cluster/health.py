@@ -88,7 +88,8 @@ def new_logs_with(writable: int, acks: int, ensemble: int) -> str:
 
 
 async def server_records(store: MetadataStore, own_root: str) -> list[ServerRecord]:
-    """By name. A server that was killed and started again is registered twice until its old session ends:
+    """The registered log servers by name. A server that was killed and started again is registered twice
+    until its old session ends:
     the life that was registered last counts, among those of one name and among those at one address.
     """
     folder = f"{own_root}/{FOLDER}"

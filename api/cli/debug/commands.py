@@ -1,4 +1,4 @@
-"""`rollbook debug`: what somebody who helps needs to see. What it does is in `actions.py`."""
+"""`rollbook debug`: collects diagnostics for support. Its action is in `actions.py`."""
 
 from typing import TYPE_CHECKING, Any
 

@@ -76,9 +76,9 @@ async def gather(
     known: Collection[str],
     keep: Callable[[str, bytes], None],
 ) -> dict[str, RollbookError]:
-    """Passes the pages of those who have any to `keep`, by name, as they come: no more than `_AT_ONCE`
-    pages are held. Why others of these have none, or not all of it, by name. `known`: ids of log servers
-    of the cluster that the token is for."""
+    """Passes each page to `keep` with its server's name as it arrives: at most `_AT_ONCE` pages are held.
+    Returns by name why a page is missing or incomplete. `known`: the ids of log servers of the cluster that
+    the token is for."""
     places = [each for each in places if each.url]
     free = asyncio.Semaphore(_AT_ONCE)
     missing: dict[str, RollbookError] = {

@@ -21,7 +21,7 @@ _TICK_S: Final = 0.01
 
 
 class BrokenPromise(Corrupt):
-    """It is not as it has to be."""
+    """The demo found something that Rollbook promises not to happen."""
 
 
 def require(holds: bool, promise: str, **ids: Any) -> None:

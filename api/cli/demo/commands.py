@@ -1,4 +1,4 @@
-"""`rollbook demo`: whether it keeps its promises, within seconds."""
+"""`rollbook demo`: checks within seconds that Rollbook keeps its promises."""
 
 import click
 

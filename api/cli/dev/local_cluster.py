@@ -7,8 +7,7 @@ Everything is below one directory, and is found there again:
     LOCK                     who runs it
 
 A bookie is known by its name, so it may listen on another port in each life: if its usual one is
-in use it takes a free one. Bookies that are there from before are started, too, whatever is asked
-for.
+in use it takes a free one. Bookies of earlier runs are started, too, whatever number is requested.
 """
 
 import os
@@ -97,7 +96,8 @@ async def local_cluster(
     http: str = "",
     callback_hosts: tuple[str, ...] = (),
 ) -> AsyncIterator[LocalCluster]:
-    """All of it serves. `folder` is an absolute path; `server.metadata` is ignored. `http`: where management
+    """Runs the whole cluster within the context. `folder` is an absolute path; `server.metadata` is
+    ignored. `http`: where management
     and the dashboard are served, with the certificate and the tokens of the log server. `callback_hosts`: where
     callbacks may be sent.
 
@@ -225,8 +225,8 @@ def dashboard_address(http: str, server: LogServerConfig) -> Address:
 async def _open_bookie(
     machine: RealMachine, folder: str, url: str, number: int, sizes: Sizes
 ) -> Bookie:
-    """It looks for a free port, and listens a while later: another process may have taken it in the
-    meantime."""
+    """Opens a bookie, and tries again if its port is taken: another process may take a free port before the
+    bookie listens on it."""
     settings = _bookie_settings(folder, url, number, sizes)
     try:
         return await Bookie.open(machine, await open_metadata_store(url), settings)
@@ -238,8 +238,7 @@ async def _open_bookie(
 
 
 def _explain_and_end(error: BaseException) -> None:
-    """A program that runs a whole cluster handles errors as `main` prints them, which is not used
-    here."""
+    """Prints the error like `main`, which is not used here, and ends the process."""
     if isinstance(error, RollbookError):
         explain_error(error)
     end_process(error)

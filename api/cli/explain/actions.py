@@ -64,8 +64,9 @@ def explain_log(access: LogAccess, log: str, output: str) -> None:
 
 
 class Look:
-    """Asks for each part by itself, and, if something is away, all servers for the parts that are missing:
-    within a second. An unavailable part does not keep the others from being shown. No request opens a log.
+    """Asks for each part separately. If something is unavailable, it asks all servers for the missing
+    parts, within a second. An unavailable part does not keep the others from being shown. No request opens
+    a log.
     If nothing is unavailable, missing parts are waited for.
     """
 

@@ -1,4 +1,4 @@
-"""`rollbook explain`: what is going on with a log. What it does is in `actions.py`."""
+"""`rollbook explain`: shows what is going on with a log. Its action is in `actions.py`."""
 
 from typing import TYPE_CHECKING, Any
 

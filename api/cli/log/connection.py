@@ -143,8 +143,8 @@ class LogAccess:
                 return "start one with `rollbook dev`, or say where one is: --server URL"
 
     def _other_server(self, url: str) -> str:
-        """A typed server takes precedence over every context but a typed one, too; then the context gives
-        nothing."""
+        """Returns the flags for another server. A typed server replaces every context that was not typed,
+        and then nothing of the context is used, so its values are repeated as flags."""
         flags = f"--server {url}"
         for name in _NAMED:
             is_unused = name.startswith("tls_") and url.startswith("log://")

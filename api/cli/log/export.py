@@ -1,8 +1,8 @@
-"""The actions of `rollbook log export` and `import`. Either may be ended anywhere, and is run again: it continues where
-it was.
+"""The actions of `rollbook log export` and `import`. If either is interrupted and run again, it continues
+where it stopped.
 
-An import appends each block at the offset that it expects, so nothing is there twice, whatever was lost on the way: the target has
-the records of the file and no others.
+An import appends each block at its expected offset, so no record is appended twice, whatever responses were
+lost: the target has exactly the file's records.
 """
 
 import asyncio

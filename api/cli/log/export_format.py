@@ -117,7 +117,7 @@ def read_head(file: BinaryIO) -> ExportedLog | None:
 
 
 def is_ended(file: BinaryIO) -> bool:
-    """Whether an export wrote it to its end. The position stays."""
+    """Whether an export wrote the file to its end. Does not move the file's position."""
     at, size = file.tell(), _END.size + _CRC.size
     file.seek(max(file.seek(0, os.SEEK_END) - size, 0))
     last = file.read(size)

@@ -177,8 +177,8 @@ def input_bytes() -> int:
 
 
 async def standard_input() -> AsyncIterator[bytes]:
-    """Read by a thread, since a terminal or a pipe may keep us waiting; without its buffer, whose
-    lock a waiting thread would hold when the process ends.
+    """Yields standard input, read by a thread, since reading a terminal or a pipe may block. It bypasses
+    Python's buffer, whose lock a blocked thread would hold when the process ends.
     """
     loop = asyncio.get_running_loop()
     chunks: asyncio.Queue[bytes | OSError] = asyncio.Queue(maxsize=4)

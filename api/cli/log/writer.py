@@ -1,4 +1,4 @@
-"""`rollbook log writer`: who may append to an exclusive log. What the commands do is in `log_owning`."""
+"""`rollbook log writer`: who may append to an exclusive log. The actions of the commands are in `ownership.py`."""
 
 from typing import TYPE_CHECKING, Any
 

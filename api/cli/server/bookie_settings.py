@@ -1,4 +1,4 @@
-"""A bookie's settings, and its machine: what commands about one load once they are called."""
+"""A bookie's settings and machine. Commands about a bookie import this only when they are called."""
 
 import asyncio
 import os
@@ -107,7 +107,7 @@ def http_address_of(config: BookieConfig) -> Address:
 
 
 def _advertising(config: BookieConfig) -> BookieConfig:
-    """One that binds every address is registered under its host's name, unless another one is
+    """A bookie that listens on every address is registered under its host's name, unless another name is
     given."""
     for setting in ("listen", "tls_listen"):
         text = getattr(config, setting)

@@ -155,7 +155,7 @@ class RunningLogServer:
 def log_server(
     settings: LogSettings, *, serves_store: bool, dashboard: Callable[[], str] | None = None
 ) -> AbstractAsyncContextManager[RunningLogServer]:
-    """It serves, and is registered; at the end it hands its logs over, if that is quick.
+    """Runs a registered log server within the context. At the end it hands its logs over, if that is quick.
 
     `serves_store`: if the metadata store is embedded, this process may be its owner. `dashboard`: see
     `RestServer`.

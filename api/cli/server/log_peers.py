@@ -85,8 +85,8 @@ class ShownToPeers:
         )
 
     def look(self) -> object:
-        """It changes when the result of `security` may change. A file that is empty for a moment changes nothing
-        (AF1)."""
+        """Returns a value that changes when the result of `security` may change. A file that is empty for a
+        moment changes nothing (AF1)."""
         token = b""
         if self._token is not None:
             self._token.look(time.monotonic_ns(), time.time_ns())

@@ -51,8 +51,8 @@ async def serve_rest(
     authenticator: Authenticator | None,
     dashboard: Callable[[], str] | None = None,
 ) -> str:
-    """The URL under which others find it, at that host; empty if only this machine can reach it, and the host
-    is another. The stack ends it. Raises `BadConfig`.
+    """Serves REST until the stack closes. Returns its URL at that host for others; empty if only this
+    machine can reach it and the host is another one. Raises `BadConfig`.
     """
     config = settings.server
     metrics = _metrics_of(stack, service, config)

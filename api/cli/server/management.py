@@ -55,7 +55,7 @@ async def management(
     own: OwnProcess,
     access: ProcessAccess,
 ) -> AsyncIterator[Address]:
-    """Where it listens. `metadata`: the URL, as it may be shown. `own`: the process that serves it.
+    """Serves management and yields its address. `metadata`: the URL without secrets. `own`: the process that serves it.
 
     Raises `BadConfig`.
     """
@@ -105,7 +105,7 @@ def _log_servers(stack: AsyncExitStack, admin: ClusterManagement, tls: LogTls) -
 
 
 def _sample(stack: AsyncExitStack, admin: ClusterManagement, access: ProcessAccess) -> Samples:
-    """What log servers count, sampled until the stack ends it."""
+    """Starts sampling the counters of log servers, until the stack closes."""
     sampler = Sampler(
         admin.log_servers,
         access.own_logs,

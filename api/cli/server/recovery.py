@@ -214,7 +214,8 @@ def _file_of(path: str) -> BookieFile:
 
 
 def recovery_of_bookie(file: BookieFile, settings: Settings) -> RecoverySettings:
-    """Of a recovery server in a bookie's process: its file may have the sections of one, too. Raises `BadConfig`.
+    """The settings of a recovery server in a bookie's process, whose file may have a recovery server's
+    sections. Raises `BadConfig`.
 
     If [recovery] does not say how bookies are contacted, this section does.
     """
@@ -381,8 +382,9 @@ def recovery_server(
     doubts_of: DoubtsOf = lambda _: None,
     stats: RecoveryStats | None = None,
 ) -> AbstractAsyncContextManager[RecoveryServer]:
-    """It runs within the context. `serves_store`: if the metadata store is embedded, this process may be its
-    owner. `doubts_of`: of bookies of this process; others are asked over their admin pages.
+    """Runs a recovery server within the context. `serves_store`: if the metadata store is embedded, this
+    process may be its
+    owner. `doubts_of`: the doubts of bookies in this process; other bookies are asked over their admin pages.
 
     Raises the error that ends the server or the context; a group only if both have failed.
     """

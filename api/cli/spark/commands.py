@@ -32,7 +32,7 @@ def group() -> None:
 
 
 def _work() -> Any:
-    """Without pyspark: one error that says what to install. Raises `BadConfig`."""
+    """Imports the actions. Without pyspark, raises `BadConfig`, which says what to install."""
     try:
         from rollbook.api.cli.spark import actions as spark_work
     except ImportError as error:
@@ -41,7 +41,7 @@ def _work() -> Any:
 
 
 def _to_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The servers of the other log."""
+    """Adds the options for the servers of the other log."""
     there = "Of the other log.  [default: the same servers]"
     options = (
         click.option("--to-server", metavar="URL", help=there),
