@@ -1,13 +1,14 @@
 """Which log servers this client reaches by way of another one (RY3): a pure rule.
 
-A log's owner may have an address that means nothing where the client is: its name is not resolved, no route leads to
-it, its certificate has another name. Then a server that has answered, the entry, is asked to relay calls to the owner.
+A log's owner may have an address that is useless to the client: its name is not resolved, no route leads to it, or
+its certificate has another name. Then the client asks a server that has answered, the entry, to relay calls to the
+owner.
 
-    cannot be reached    relayed at once, if there is an entry
-    refuses connections, it may have stopped: other servers are asked as ever, and take its logs over. It is relayed if it
-    or answered before   fails again after a server has named it as an owner since
-    relayed              until a direct call succeeds (`unreachable` says which servers to try), or until the entry says
-                         that it cannot reach the server either
+    cannot be reached    the server's calls are relayed at once, if there is an entry
+    refuses connections, the server may have stopped: other servers are asked as before, and take over its logs. Its
+    or answered before   calls are relayed if it fails again after another server has named it as an owner
+    relayed              calls are relayed until a direct call succeeds (`unreachable` lists the servers to try), or
+                         until the entry reports that it cannot reach the server either
 """
 
 from typing import Final
