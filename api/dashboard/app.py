@@ -1,8 +1,8 @@
 """The dashboard: pages of a cluster, rendered here, below `/dashboard`. DESIGN.md has the map.
 
 Its visitors are authenticated by a session's cookie; HTTP management accepts only tokens, so the pages
-authenticate themselves, and set the same `CALLER` for the same `Managing`. Pages call what the routes of
-management call.
+authenticate themselves, and set the same `CALLER` for the same `Managing`. Pages call the same functions as
+the routes of management.
 """
 
 import time
@@ -94,7 +94,7 @@ class Dashboard:
         await self._answers.close()
 
     def _page(self, show: ShowPage) -> Callable[[Request], Awaitable[Response]]:
-        """Serves a page with the session's notes, which it shows once."""
+        """Serves a page together with the session's notes, which are shown once."""
 
         async def serve(request: Request) -> Response:
             try:
@@ -119,15 +119,15 @@ class Dashboard:
         return serve
 
     def _followed(self, request: Request) -> str:
-        """The page as named by its stream; empty: it has none."""
+        """The page's name in its stream's URL; empty: the page has no stream."""
         path = request.url.path.removeprefix(PREFIX)
         if path not in self._pages:
             return ""
         return f"{path or '/'}?{request.url.query}" if request.url.query else path or "/"
 
     def _act(self, do: DoAct) -> Callable[[Request], Awaitable[Response]]:
-        """Does it, and redirects to a page that says how it ended. `do` returns that page and the
-        message."""
+        """Carries out a form, and redirects to a page that shows the outcome. `do` returns that page and
+        the message."""
 
         async def serve(request: Request) -> Response:
             try:

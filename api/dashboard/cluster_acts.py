@@ -1,4 +1,4 @@
-"""What the forms of bookies, ledgers, recovery and callbacks do."""
+"""Carries out the forms of bookies, ledgers, recovery and callbacks."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, Final
@@ -30,7 +30,7 @@ _STATES: Final = {
 
 
 class ClusterActs:
-    """`acts`: what does each form, by the path that it is sent to, below `PREFIX`."""
+    """`acts`: the function that carries out each form, by the form's path below `PREFIX`."""
 
     def __init__(self, sources: PageSources) -> None:
         self._admin = sources.admin

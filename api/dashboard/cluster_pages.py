@@ -17,7 +17,7 @@ from rollbook.proto.errors import InvalidRequest
 
 
 class ClusterPages:
-    """`pages`: what shows each page, by its path below `PREFIX`."""
+    """`pages`: the function that shows each page, by the page's path below `PREFIX`."""
 
     def __init__(self, sources: PageSources) -> None:
         self._admin = sources.admin

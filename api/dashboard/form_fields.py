@@ -1,4 +1,4 @@
-"""What a request to a page says: the fields of a form, and numbers and names checked."""
+"""Reads the fields of a form, and checks the numbers and names in a request to a page."""
 
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Final
@@ -11,7 +11,7 @@ from rollbook.proto.ids import LEDGER_ID_MAX
 
 _FIELDS_MAX: Final = 20
 
-# Does what a form says; returns the page to show next, and the message on it.
+# Carries out a form; returns the page to show next, and the message on it.
 DoAct = Callable[[Request, Mapping[str, str]], Awaitable[tuple[str, str]]]
 
 

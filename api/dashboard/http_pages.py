@@ -1,4 +1,4 @@
-"""Log servers' pages over HTTP, read in a thread: with a token only where it can be shown."""
+"""Reads log servers' HTTP pages in a thread. A token is sent only where that is safe."""
 
 import http.client
 import json
@@ -27,7 +27,7 @@ class _NamedHttps(http.client.HTTPConnection):
 
 
 def fetch(url: str, path: str, token: str, authorities: str, tls_name: str) -> str:
-    """`url`: of the server. `tls_name`: in its certificate; empty: its host name.
+    """`url`: the server's URL. `tls_name`: the name in its certificate; empty: its host name.
 
     Raises `OSError`, `HTTPException`, `ValueError`, `RollbookError`.
     """

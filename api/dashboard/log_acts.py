@@ -1,4 +1,4 @@
-"""What the forms of logs and log servers do, with the token of the visitor's session."""
+"""Carries out the forms of logs and log servers, with the token of the visitor's session."""
 
 import hashlib
 import json
@@ -24,7 +24,7 @@ _ACTS_ON_LOG: Final = {
 
 
 class LogActs:
-    """`acts`: what does each form, by the path that it is sent to, below `PREFIX`."""
+    """`acts`: the function that carries out each form, by the form's path below `PREFIX`."""
 
     def __init__(self, sources: PageSources) -> None:
         self._managing = sources.managing
@@ -87,7 +87,8 @@ class LogActs:
 
 
 def _once_of(drawn: str, *said: str) -> str | None:
-    """The idempotency key of a form: the same content sent again is the same append (DB9). None: no number."""
+    """The idempotency key of a form: the same content sent again is the same append (DB9). None: the form
+    has no number."""
     if not drawn:
         return None
     return hashlib.sha256(json.dumps([drawn, *said]).encode()).hexdigest()[:_ONCE_CHARACTERS]

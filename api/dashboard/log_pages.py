@@ -19,7 +19,7 @@ from rollbook.proto.errors import InvalidRequest, RollbookError
 
 
 class LogPages:
-    """`pages`: what shows each page, by its path below `PREFIX`."""
+    """`pages`: the function that shows each page, by the page's path below `PREFIX`."""
 
     def __init__(self, sources: PageSources, draw: Callable[[], str]) -> None:
         """`draw`: a new text that cannot be guessed."""
@@ -84,7 +84,7 @@ class LogPages:
     async def _ensembles(
         self, visit: Visit, segments: Sequence[Facts]
     ) -> Mapping[int, Sequence[str]]:
-        """Each segment's bookies, as far as known: those of its last fragment."""
+        """Returns each segment's bookies, as far as they are known: those of its last fragment."""
         found: dict[int, Sequence[str]] = {}
         for each in segments:
             ledger_id = each["ledger_id"]

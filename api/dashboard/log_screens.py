@@ -55,7 +55,7 @@ def logs(
     where: OnLogs,
     grants: Grants,
 ) -> Screen:
-    """`asked`: prefix and after, as in the URL."""
+    """`asked`: the values of prefix and after in the URL."""
     lines = [
         (link(row["log"], with_query("/log", name=row["log"])), row["problem"], *["—"] * 6)
         if row["problem"]
@@ -98,7 +98,7 @@ def logs(
 
 
 def of_logs(server: str, http: str, namespace: str, start: str, after: str) -> OnLogs:
-    """The logs of the namespace, empty for all, whose names begin with `start`."""
+    """The shell command and the call for the namespace's logs whose names begin with `start`. Empty namespace: all."""
     which, path = "", "/logs"
     if namespace:
         which = f" {shlex.quote(f'{namespace}/{start}')}"

@@ -1,6 +1,6 @@
-"""Logs as the pages see them: asked of log servers with the viewer's own token, so that its rights hold (DB4).
+"""The logs on the pages. Log servers are asked with the viewer's own token, so that the viewer's rights apply (DB4).
 
-One client for each token, the one that was used last at the end. Calls have a deadline.
+There is one client for each token; the most recently used client is the last. Calls have a deadline.
 """
 
 import asyncio
@@ -58,7 +58,7 @@ class LogServers:
     def __init__(
         self, addresses: Callable[[], Awaitable[Sequence[str]]], tls: LogTls = IN_THE_CLEAR
     ) -> None:
-        """`addresses` returns those of registered servers."""
+        """`addresses` returns the addresses of the registered servers."""
         self._addresses = addresses
         self._tls = tls
         self._clients: OrderedDict[str, Client] = OrderedDict()  # Clients by token.
@@ -237,7 +237,7 @@ class LogServers:
     # --- Acting -------------------------------------------------------------------------------
 
     async def create(self, token: str, name: str) -> bool:
-        """Whether it was there before."""
+        """Creates the log; returns whether it existed before."""
 
         async def make(client: "Client") -> bool:
             state: messages.LogState = await client.ask(messages.EnsureLog(LogName.parse(name)))
@@ -335,7 +335,7 @@ async def _last_segments(client: "Client", log: LogName) -> list[Facts]:
 
 
 def _row(name: LogName, state: Any) -> Facts:
-    """`state`: the log's, or why it is not known: it was deleted, or this token may not read it."""
+    """`state`: the log's state, or the error: the log was deleted, or this token may not read it."""
     if isinstance(state, BaseException):
         if not isinstance(state, Exception):
             raise state

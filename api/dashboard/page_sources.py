@@ -1,4 +1,4 @@
-"""What the pages show and the forms act on: the cluster, its logs, and this process."""
+"""The sources of the pages and the targets of the forms: the cluster, its logs, and this process."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ _NAMELESS: Final = OwnProcess("this server")
 
 
 class PageAdmin(ClusterAdmin, Protocol):
-    """More calls for pages, beside those of the routes."""
+    """The calls that pages need in addition to those of the routes."""
 
     async def log_servers(self) -> Sequence[Facts]:
         """Log servers, by name."""
@@ -26,7 +26,7 @@ class PageAdmin(ClusterAdmin, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class PageSources:
-    """What `Dashboard` is given. `own`: the process that serves the pages."""
+    """The arguments of `Dashboard`. `own`: the process that serves the pages."""
 
     admin: PageAdmin
     managing: Managing

@@ -17,7 +17,7 @@ from rollbook.proto.errors import BookieFailed, Missing, RollbookError
 
 
 class ProcessPages:
-    """`pages`: what shows each page, by its path below `PREFIX`."""
+    """`pages`: the function that shows each page, by the page's path below `PREFIX`."""
 
     def __init__(self, sources: PageSources) -> None:
         self._admin = sources.admin
@@ -91,8 +91,8 @@ class ProcessPages:
         return {str(each.get("process")) for each in found["processes"]}
 
     async def _shown(self, visit: Visit, bookie: str, page: str, read: Callable[[Any], Any]) -> Any:
-        """The contents of the bookie's own page; or why they are not known. Raises `Missing`: there is no
-        such bookie."""
+        """Returns the contents of the bookie's own page, or the reason why they are not known. Raises
+        `Missing` if there is no such bookie."""
         row = await visit.ask(f"bookie {bookie}", lambda: self._admin.bookie(bookie))
         try:
             return read(

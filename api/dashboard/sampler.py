@@ -1,7 +1,7 @@
 """Reads log servers' counters every two seconds, for the charts of the overview (DB7).
 
-Those of this process are read directly, others at their /metrics: with a token only where it can be
-shown.
+Counters of log servers in this process are read directly, those of others at their /metrics. A token is
+sent only where that is safe.
 """
 
 import asyncio

@@ -1,8 +1,8 @@
 """Answers that visitors share, so that fifty open pages cost the cluster as much as one does.
 
-Callers with the same key share an answer while it is fresh, and an answer in progress. An act of any of them
-ends both: an earlier answer may lack its effect. While the store is away the last answer is given, with its
-age (DB3).
+Callers with the same key share an answer while it is fresh, and an answer in progress. When any caller
+changes something, neither is shared any longer: an earlier answer may lack the change. While the metadata
+store is unavailable, callers get the last answer, with its age (DB3).
 """
 
 import asyncio
@@ -42,7 +42,7 @@ class SharedAnswers:
         self._asking: dict[Hashable, _Question] = {}
 
     def on_act(self) -> None:
-        """Something was changed: later callers must see it."""
+        """Notes that something was changed: later callers must see the change."""
         self._changed_ns = self._now_ns()
 
     async def ask(self, key: Hashable, ask: Callable[[], Awaitable[Any]]) -> SharedAnswer:

@@ -1,4 +1,4 @@
-"""Who visits: sessions by cookie, signing in and signing out (DB2)."""
+"""Identifies visitors by session cookies, and signs them in and out (DB2)."""
 
 from typing import Final
 
@@ -19,11 +19,11 @@ SIGN_IN: Final = f"{PREFIX}/sign-in"
 
 
 class SignedOut(Exception):
-    """The browser is not signed in, or no longer."""
+    """The browser is not signed in, or its session has ended."""
 
 
 class SignIn:
-    """Knows visitors by the cookie of their session; signs them in by a token, and out."""
+    """Identifies visitors by their session cookie. A token signs a visitor in."""
 
     def __init__(
         self, authenticator: Authenticator | None, sessions: Sessions, *, is_behind_tls: bool
@@ -78,7 +78,7 @@ class SignIn:
         return response
 
     def lead_there(self, request: Request) -> Response:
-        """Redirects to the form, which leads back to the page that was asked for."""
+        """Redirects to the sign-in form, which then leads back to the requested page."""
         if request.method != "GET":
             return redirect(SIGN_IN)
         query = f"?{request.url.query}" if request.url.query else ""

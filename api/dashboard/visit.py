@@ -1,4 +1,4 @@
-"""One request of a page: whose it is, the frame around the screen, and what the screen asks of the cluster."""
+"""One request of a page: its visitor, the frame around the screen, and the screen's requests to the cluster."""
 
 from collections.abc import Awaitable, Callable, Hashable, Sequence
 from dataclasses import replace
@@ -35,8 +35,8 @@ class Visit:
         return key, self.session.token
 
     async def ask(self, key: Hashable, ask: Callable[[], Awaitable[Any]]) -> Any:
-        """The known facts: the present ones, or, while the store is unavailable, the last ones (DB3). Raises
-        if nothing is."""
+        """Returns the present facts or, while the store is unavailable, the last known ones (DB3). Raises
+        if none are known."""
         answer = await self._answers.ask(key, ask)
         if answer.problem is not None:
             known = f"This is what was known {answer.age_s} s ago."

@@ -1,4 +1,4 @@
-"""An open page's contents, and what it lacks: a stream's events and their ids (DB5).
+"""What an open page shows, and what its stream has yet to send: the events and their ids (DB5).
 
 An id is `digest.digest…;next`: one digest for each live part as the page has it, and the offset after its
 newest record. A page that comes back with it is sent the parts that differ, and the records from that offset

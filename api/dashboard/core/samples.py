@@ -1,4 +1,5 @@
-"""The history on the overview: what /metrics said every two seconds, kept for 15 minutes as rates (DB7)."""
+"""The history on the overview: the counters of /metrics, read every two seconds and kept for 15 minutes as
+rates (DB7)."""
 
 import re
 from collections import deque

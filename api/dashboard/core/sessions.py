@@ -1,4 +1,4 @@
-"""Who has signed in to the dashboard: the rule alone. Tokens stay in this memory (DB2).
+"""The sessions of users who have signed in to the dashboard. Tokens stay in this process's memory (DB2).
 
 A session ends after 12 hours, after 30 minutes without a request, at sign-out, and when its principal has
 changed. Its id is drawn here, never taken from a request, and drawn again at sign-in. Forms carry its secret.
