@@ -1,9 +1,9 @@
 """Which pages of other origins may use this server from a browser (CORS), and the headers that tell the browser
 so.
 
-    a named origin    its pages may do what any client may: they show a token where the server asks for one
-    `*`               pages of every origin may read, where no token is asked for; they change nothing
-    any other         the browser hands its page nothing, and a request that changes something is refused
+    a named origin    its pages may do what any client may: they show a token if the server requires one
+    `*`               pages of every origin may read, if no token is required; they change nothing
+    any other         the browser hides responses from its pages, and requests that change something are refused
 
 An origin is compared as a whole. A browser asks first (a preflight: OPTIONS, without a token), and is
 answered before anything else handles the request. Responses never allow credentials: no cookie and no

@@ -1,21 +1,22 @@
-"""Answers that go on: a reader's events as server-sent events, or as lines of JSON.
+"""Responses that do not end: a reader's events as server-sent events, or as lines of JSON.
 
-    text/event-stream      id: NEXT@UID · event: KIND · data: {…} and NEXT is where `Last-Event-ID` resumes, in the
-                                                                  log that has this uid alone;
-                           id: NEXT..END@UID                      where it was asked to stop at the tail: a client that
-                                                                  comes back gets no more than it was promised
+    text/event-stream      id: NEXT@UID · event: KIND · data: {…}     `Last-Event-ID` resumes at NEXT, but only in the
+                           log that has this uid;
+                           id: NEXT..END@UID                          for a reader that stops at the tail: when its
+                           client reconnects, the range still ends at END
     application/x-ndjson   {"event": KIND, "next_offset": NEXT, …}
 
-The cost of clients that do not read them is bounded, however many they are:
+The cost of clients that do not read their events is bounded, however many clients there are:
 
-    unsent     an event tells a piece of the log, of 16 KiB or one record (`record_slices.py`), and is
-               written, `_SLICE_BYTES` at a time, when all before it has left
-    untaken    a client that reads nothing for `_PATIENCE_S` holds neither the event nor a reader. When it
-               reads again, records are read again, from the very record on
-    begun      the rest of a large record, of which it has read a part, is kept; while such rests
-               are more than `_RESTS_BYTES_MAX` in all, it is disconnected, and resumes
+    unsent     an event carries a piece of the log, of 16 KiB or one record (`record_slices.py`). It is written
+               `_SLICE_BYTES` at a time, each slice after the earlier ones have left
+    untaken    for a client that reads nothing for `_PATIENCE_S`, neither the event nor a reader is kept. When the
+               client reads again, records are read again, from the first unsent record on
+    begun      when a client has read a part of a large record, the rest is kept; while all such rests exceed
+               `_RESTS_BYTES_MAX`, the client is disconnected, and resumes later
     reading    followers that are behind read in turns, a few at a time (`owner_routing.py`)
-    showing    that a client reads anything: until then others come in before each piece of much (`fairness/new_reader_pacing.py`)
+    newcomers  until a client has shown that it reads, others are served before each piece of a large event
+               (`fairness/new_reader_pacing.py`)
 
 Connections that read nothing at all are closed (`server.py`). An error after a response has
 begun is its last event.

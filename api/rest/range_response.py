@@ -1,18 +1,18 @@
-"""A range of records as one JSON object, which is made a piece at a time, as it is read.
+"""A range of records as one JSON object, which is made piece by piece as the client reads.
 
-10,000 records are a megabyte, and JSON of them takes 20 ms: made at once it would delay all others,
-for a client that may not read any of it. So
+10,000 records are a megabyte, and encoding them as JSON takes 20 ms. Encoded at once they would delay all other
+clients, for a client that may not read any of it. Therefore:
 
-    a piece    (`record_slices.py`) is made when what is before it was let out, but for what a connection may have
-               unsent, so that one is ahead at most; and the loop goes round between any two
-    a newcomer has its pieces made in the line of new readers (`fairness/new_reader_pacing.py`)
-    counted    is what is held: the blocks, the largest body of those that are packed, and a piece of JSON
+    a piece    (`record_slices.py`) is made when all earlier ones were sent, except for what a connection may have
+               unsent, so that one piece at most is ahead; the loop runs between any two pieces
+    newcomers  pieces for a new client are made in the queue of new clients (`fairness/new_reader_pacing.py`)
+    counted    all held bytes count: the blocks, the largest body of the packed ones, and a piece of JSON
                (`fairness/response_backpressure.py`). For a refused request nothing is made
-    the first  is made before the head is sent: what is wrong there is a problem with its status. If it is
-               all, it goes with its length
-    the end    is missing where something is wrong further on: the object stays open, and the connection is
-               closed without the last chunk, so that nobody takes it for all
-    gone       clients have nothing more made for them
+    the first  piece is made before the head is sent, so that an error in it is a problem with its status. If it is
+               the only piece, the response has a length
+    the end    is left out if a later piece fails: the object stays open, and the connection is closed without the
+               last chunk, so that no client takes the part for the whole
+    gone       nothing more is made for a client that has left
 """
 
 import asyncio

@@ -1,9 +1,10 @@
-"""Records in pieces: a few at a time are made into JSON, and no more are unpacked meanwhile.
+"""Records in pieces: a few at a time are made into JSON, and only the block of these is unpacked.
 
-a piece    has `PIECE_BYTES` of values, keys and headers, and a record more at most, each of them counted as
-           `_FRAME_BYTES` besides: 256 empty ones, or a large one, whose JSON nobody can make in part
-between    two of them blocks are held as they are stored, and the body of one, unpacked, if it is packed
-wanted     is decided by a block's header: one that lies behind what is wanted is not opened
+a piece    has `PIECE_BYTES` of values, keys and headers, and at most one record more. Each record counts
+           `_FRAME_BYTES` in addition. So a piece has at most 256 empty records, or one large record, whose JSON
+           cannot be made in part
+between    two pieces, blocks are held as they are stored, and the body of one, unpacked, if it is packed
+wanted     a block's header shows whether the block has wanted records; blocks after the range are not opened
 """
 
 from bisect import bisect_left, bisect_right

@@ -4,25 +4,27 @@ uvicorn's own server is left out: it takes over the signals of the process, and 
 cannot listen. Every exchange has an owner: `close` ends the listener, the connections and the
 requests.
 
-Without the token a client gets little:
+What a client can use without a valid token is bounded:
 
-    connections    are bounded, and handshakes. A new one takes the place of one that has
-                   been idle for longest, if there is one, and is closed otherwise
-    a request      its head, its body and a deadline for both, the answer included; the bodies of all
-                   requests together
-    an answer      as fast as it is taken; large ones of all requests together (`fairness/response_backpressure.py`)
-    the loop       a number of headers, trailers, fields of a query, and small chunks of a body (`chunked_body.py`): the
-                   parser looks at each of them, and thousands hold up everybody. And a slice of what it says
-                   in a turn; of those who come in one go one begins at a time (`fairness/admission_queue.py`)
-    a path         has no escapes: no name here needs one, and `%2F` would make two names of one
-    a refusal      reaches a client that is still sending: for a moment what it sends is read and discarded
-    a stream       goes on for as long as somebody takes it; a client that reads nothing is disconnected
-    off loopback   only with TLS and a token, unless `--insecure` is given (G1)
-    on loopback    without a token, only under a loopback name: a page in a browser on this machine
-                   could otherwise speak to it through a name of its own (DNS rebinding)
-    a word         that decides is said once: of two headers or fields of one name who knows which was meant
-    pages          of other origins change nothing, unless an operator has named them: browsers send their
-                   forms anywhere (`cross_origin.py`)
+    connections    their number and their handshakes are bounded. A new connection replaces the one that has been
+                   idle for longest; if no connection is idle, the new one is closed
+    a request      its head, its body and the time until the end of its response are bounded, and so are the bodies
+                   of all requests together
+    a response     is sent as fast as its client reads; all large responses together are bounded
+                   (`fairness/response_backpressure.py`)
+    the loop       the numbers of headers, trailers, query fields and small chunks of a body (`chunked_body.py`) are
+                   bounded: the parser looks at each of them, and thousands would delay all other clients. A
+                   connection is read one slice per turn of the loop. Requests that arrive together begin one at a
+                   time (`fairness/admission_queue.py`)
+    a path         contains no escapes: no name needs one, and `%2F` would make two names of one
+    a refusal      reaches a client that is still sending: for a moment its input is read and discarded
+    a stream       continues as long as its client reads; a client that reads nothing is disconnected
+    off loopback   the server listens only with TLS and a token, unless `--insecure` is given (G1)
+    on loopback    a server without a token answers only under a loopback name: otherwise a page in a browser on this
+                   machine could reach the server under a name of the page's own (DNS rebinding)
+    duplicates     are refused: if a header or a query field occurs twice, it is unknown which value was meant
+    pages          of other origins change nothing, unless an operator has named the origin: browsers send forms to
+                   any server (`cross_origin.py`)
 """
 
 import asyncio

@@ -10,9 +10,9 @@ delete the folder, delete with it:
 
     server.py          the queue of first requests (`line`), and the wrapper around each response
     owner_routing.py   `newcomers`, `rests` and the turns: `follow` then watches the log directly
-    event_streams.py   the waits of a newcomer, and the bound of unsent records. `send_within`, a send
+    event_streams.py   the waits of new clients, and the bound of unsent records. `send_within`, a send
                        with a time-out, moves here
-    range_response.py  the waits of a newcomer, and the report of the bytes it holds
+    range_response.py  the waits of new clients, and the report of the bytes it holds
 
 `docs/notes/2026-11-27-http-under-attack.md` has the measurements without these bounds.
 """

@@ -1,11 +1,11 @@
 """A queue for work that delays others when many do it at once: one piece at a time, and then
 everything else.
 
-a piece    of all who are in line is done, and then the loop goes round for others: some times, or for a
-           moment if that takes longer. What a burst costs is the same, but a request that is served in as many
-           rounds meets one piece of it, however many came
-at once    goes on a request that finds nobody in line, and nobody just gone
-patience   ends a wait, for those who hold something meanwhile
+a piece    of work is done for one caller in the queue, and then the loop runs for others: for some rounds, or
+           for a moment if the rounds take longer. A burst costs the same in total, but a request that needs as
+           many rounds waits for only one piece, however many callers are in the queue
+at once    a request proceeds if the queue is empty and no other caller has just left it
+patience   ends the wait of a caller that holds resources while it waits
 """
 
 import asyncio

@@ -1,13 +1,14 @@
 """Paces new readers until they have shown that they read what they are sent.
 
-Much can be unread: the buffers of the systems at both ends. A client that reads nothing is sent that
-much before it is noticed, as JSON, and when twenty such clients come at once others wait for all of
-it. So
+The buffers of the systems at both ends can hold much unread data. A client that reads nothing is sent that
+much, as JSON, before this is noticed, and when twenty such clients arrive at once, others wait for all of it.
+Therefore:
 
-    a piece    at a time is what newcomers are sent, all of them together (`admission_queue.py`)
-    no more    is a newcomer a client that was sent more than can be buffered: it reads, as fast as it likes
-    again      is a follower one if it then reads nothing for a while: room was made for as much. A range ends;
-               each request for one starts as a newcomer
+    pieces     new clients are sent one piece at a time, all of them together (`admission_queue.py`)
+    readers    a client that was sent more than can be buffered is no longer new: it reads, and is sent data as fast
+               as it reads
+    again      a follower that then reads nothing for a while counts as new again, since its buffers may have been
+               emptied. A range ends instead; each request for one starts as new
 
 The total wait is less than a turn (`reader_turns.py`): no turn is over before its first event is sent.
 """

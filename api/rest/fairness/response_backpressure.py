@@ -1,9 +1,9 @@
 """Large responses to slow clients: sent in slices, with a bound of bytes for all of them together.
 
-a slice    is written when the one before it has left, so that an answer goes on for as long as somebody
-           takes it, and its connection is not idle meanwhile
-counted    is an answer from its head on, which may have to wait as well: for those before it on its connection
-in pieces  is one that says itself what it holds by now (`HOLD`), before it begins and whenever that changes
+slices     a slice is written when the one before it has left, so that a response continues for as long as its
+           client reads, and its connection is not idle in the meantime
+counted    a response counts from its head on, which may have to wait for earlier responses of the connection
+in pieces  a response made in pieces reports itself how many bytes it holds (`HOLD`), at first and at each change
 stalled    while half of the room is taken, a client that reads nothing for a moment is disconnected
 full       further requests are refused (`Overloaded`); clients that read make room within moments
 """
