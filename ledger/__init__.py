@@ -33,7 +33,7 @@ __all__ = (
     "connect",
 )
 
-# Looked up on first use: a program that needs only a rule of `core/` does not load the machine.
+# Names are imported on first use: a program that needs only a rule of `core/` does not load the rest.
 _HOMES = {
     "ClientConfig": "rollbook.ledger.config",
     "DigestType": "rollbook.proto.wire.digest",

@@ -1,16 +1,15 @@
-"""One connection to a bookie: requests out, replies in, for as long as it lasts.
+"""One connection to a bookie: it sends requests and receives replies until it breaks.
 
     calls      one request, one reply; found by transaction id, in version 2 by the reply's ids
     channels   the adds of a ledger, as bytes; their replies are handed on a batch at a time
 
-All requests of one turn of the loop leave in one write, or in one for each 32 requests: so a
-bookie works on some while others are packed, and the two do not take turns with a thousand at
-once. Once the socket is stuck, at most two chunks are in front of it, and the rest waits in the
-outbox.
+All requests of one turn of the loop are sent in one write, or in one write for each 32 requests:
+the bookie then works on the first requests while the later ones are packed. When the socket is
+stuck, at most two chunks are queued in front of it, and the rest waits in the outbox.
 
 A response is passed only to its caller (CN1), and a reply to an add only to the channel that
-wrote it (CN2). An unexpected or malformed response, or one with other ids, ends the connection:
-the peer, or our idea of it, is broken.
+wrote it (CN2). A response that is unexpected or malformed, or has other ids, ends the connection:
+the peer is broken, or we are wrong about its state.
 """
 
 import asyncio
@@ -62,7 +61,7 @@ from rollbook.proto.wire.reply_decoder import ReplyDecoder
 
 RECEIVE_BYTES: Final = 256 * 1024
 _ALONE_BYTES: Final = 64 * 1024  # Adds of this size are worth a system call of their own.
-# Requests per write: a bookie works on them while others of the same turn are packed.
+# Requests per write: a bookie works on them while later requests of the same turn are packed.
 _ASKED_TOGETHER: Final = 32
 _TICK_S: Final = 0.02  # A deadline is noticed at most this late.
 _LAST_CHANCE_S: Final = 5.0  # The last wait for any response after a caller has given up.
@@ -82,7 +81,7 @@ _ECHOED: Final[dict[type[Request], tuple[type[Reply], Callable[[object], object]
 
 
 _Key: TypeAlias = int | tuple[type, int, int]
-"""The key of a request: its transaction id, in version 2 the ids that the reply repeats."""
+"""The key of a request: its transaction id, or, in version 2, the ids that the reply repeats."""
 
 
 class _PendingRequest:
@@ -120,19 +119,19 @@ class AddSink(Protocol):
         entries twice, or entries that were never sent."""
 
     def on_channel_open(self, channel: "AddChannel") -> None:
-        """Called when the channel is connected, also again: adds without a reply have to be sent
-        again."""
+        """Called whenever the channel is connected or reconnected: adds without a reply have to be
+        sent again."""
 
     def on_channel_lost(self, channel: "AddChannel", error: RollbookError) -> None:
-        """Called after each failure: the connection was lost or could not be made. It is tried
-        again, with growing pauses, until the channel is closed."""
+        """Called whenever the connection was lost or could not be made. The channel tries to
+        reconnect, with growing pauses, until it is closed."""
 
 
 class AddChannel:
-    """The adds of one ledger to one bookie, in the words of the client's protocol version.
+    """The adds of one ledger to one bookie, in the client's protocol version.
 
-    Frames are written in order and stay so as long as the connection lasts. No other channel
-    gets their replies, not even a later one of the same ledger.
+    Frames are sent in the order in which they are written, as long as the connection lasts. No
+    other channel gets their replies, not even a later channel of the same ledger.
     """
 
     __slots__ = (
@@ -168,7 +167,7 @@ class AddChannel:
 
     @property
     def is_open(self) -> bool:
-        """Whether it is connected: after `on_channel_open`, until `on_channel_lost`."""
+        """Whether the channel is connected: from `on_channel_open` until `on_channel_lost`."""
         return self._client is not None
 
     @property
@@ -182,7 +181,7 @@ class AddChannel:
         return 0 if client is None else self.waiting_bytes + client.unsent_bytes
 
     def write(self, frames: bytes | list[bytes], count: int) -> None:
-        """Writes `count` adds while it is open, however many: the caller keeps the window."""
+        """Writes `count` adds; the channel must be open. The caller bounds their number."""
         assert self._client is not None
         self.unanswered += count
         self._client.write_adds(self, frames, count)
@@ -191,15 +190,15 @@ class AddChannel:
         """Reports that an add has waited this long for its reply, longer than the caller's
         deadline.
 
-        If the bookie was silent all the while, its connection is closed for all channels and made again;
-        then `on_channel_lost` follows.
+        If the bookie sent nothing in all that time, its connection is closed for all channels and
+        made again, and `on_channel_lost` is called.
         """
         if self._client is not None:
             self._client.complain(waited_s)
 
     def close(self) -> None:
-        """Passes no more replies on. Adds that were written are still sent, as long as the
-        connection lasts and less than 16 MiB of such adds wait already. Idempotent."""
+        """Closes the channel: it passes on no more replies. Adds that were written are still sent, as
+        long as the connection lasts and less than 16 MiB of such adds wait already. Idempotent."""
         if not self.is_closed:
             self.is_closed = True
             self._on_close(self)
@@ -235,7 +234,7 @@ class WaitingAdds:
 
 
 class BookieClient(asyncio.BufferedProtocol):
-    """One connection; when it is over, `on_lost` is called once, before its channels are."""
+    """One connection; when it is over, `on_lost` is called once, before its channels are notified."""
 
     def __init__(
         self,
@@ -272,11 +271,11 @@ class BookieClient(asyncio.BufferedProtocol):
         # Open channels by ledger, and how many replies closed channels still expect.
         self._channels: dict[LedgerId, AddChannel] = {}
         self._owed: dict[LedgerId, int] = {}
-        # `drained` waits for it: until closed channels have all their replies.
+        # `drained` waits for this future, which is done when closed channels have all their replies.
         self._draining: asyncio.Future[None] | None = None
         # Frames that wait to be sent.
         self._outbox = SendQueue()
-        # Small adds of this turn of the loop, which are sent before the outbox.
+        # Small adds of this turn of the loop; they are sent before the frames of the outbox.
         self._gathered: list[bytes] = []
         self._gathered_bytes = 0
         self._is_clogged = False
@@ -292,8 +291,8 @@ class BookieClient(asyncio.BufferedProtocol):
     def can_tell_apart(self, request: Request) -> bool:
         """Whether the response to this request cannot be confused with the response to another one.
 
-        In version 2 ids alone find a request, so two requests for the same entry go different
-        ways: the late response to a plain read must not count as the response to a fence.
+        Version 2 matches responses by ids alone, so two requests for the same entry use different
+        connections: the late response to a plain read must not count as the response to a fence.
         """
         if self.version != v2_frames.VERSION or isinstance(request, BatchRead):
             return True
@@ -333,10 +332,10 @@ class BookieClient(asyncio.BufferedProtocol):
     def start(
         self, request: Request, due: float, *, is_high_priority: bool
     ) -> asyncio.Future[Reply] | None:
-        """Like `call`, but without a task that waits: returns its future result. Cancel it to
-        drop the answer.
+        """Like `call`, but without a task that waits: returns a future of the result. Cancel the
+        future to drop the answer.
 
-        None if the call would have to wait first, or is not possible now.
+        Returns None if the call would have to wait first, or is not possible now.
         """
         if self.is_over or not self.can_tell_apart(request):
             return None
@@ -349,7 +348,7 @@ class BookieClient(asyncio.BufferedProtocol):
         )
 
     def _ask(self, key: _Key, call: _PendingRequest, room: Capacity) -> asyncio.Future[Reply]:
-        """Sends a call that has its room already."""
+        """Sends a call for which room was already taken."""
         self._waiting[key] = call
         self._outbox.put(call, room is self._rooms[True])
         self._flush_soon()
@@ -415,7 +414,7 @@ class BookieClient(asyncio.BufferedProtocol):
 
     @property
     def is_only_owed(self) -> bool:
-        """Whether it has no users any more, while adds of closed channels are in flight."""
+        """Whether the connection has no users any more, while adds of closed channels are in flight."""
         is_asked = not all(call.future.done() for call in self._waiting.values())
         return bool(self._owed) and not self._channels and not is_asked
 
@@ -442,8 +441,8 @@ class BookieClient(asyncio.BufferedProtocol):
                 channel.unanswered -= each.count
 
     def write_adds(self, channel: AddChannel, frames: bytes | list[bytes], count: int) -> None:
-        """Writes adds. Those of a writer that is alone in its turn leave at once, and so do large
-        pieces; adds of several ledgers in one turn leave together, or with each 32nd request."""
+        """Writes adds. The adds of a single writer in this turn are sent at once, and so are large
+        pieces; adds of several ledgers in one turn are sent together, or after each 32nd request."""
         data = frames if isinstance(frames, bytes) else b"".join(frames)
         is_alone = not (self._will_flush or self._turn.is_shared)
         self._flush_soon()
@@ -548,8 +547,8 @@ class BookieClient(asyncio.BufferedProtocol):
         self._timer = self._loop.call_at(when, self._look)
 
     def _look(self) -> None:
-        """Checks all deadlines. One timer serves all calls: rarely more than `calls_max` are
-        waiting."""
+        """Checks all deadlines. One timer is enough for all calls, because rarely more than `calls_max`
+        wait."""
         self._timer = None
         now = self._loop.time()
         silence_s = 0.0
@@ -681,8 +680,8 @@ def _v2_key_of_reply(reply: Reply) -> _Key:
 
 
 def _is_reply_to(request: Request, reply: Reply) -> bool:
-    """Whether the reply answers this request, by its ids and not only its number: a negative
-    carries no digest."""
+    """Whether the reply answers this request. Its ids are compared too, not only its transaction id,
+    because a negative reply has no digest that would show a mistake."""
     if isinstance(reply, Refusal):
         return True
     shape, echoed = _ECHOED[type(request)]

@@ -48,13 +48,13 @@ __all__ = ("AddChannel", "AddSink", "Bookies")
 logger = structlog.get_logger()
 
 _GOODBYE_S: Final = 5.0
-_LAST_COPIES_S: Final = 1.0  # The time at the end for adds of closed channels.
+_LAST_COPIES_S: Final = 1.0  # `close` waits this long for adds of closed channels.
 
 _FORGET_BATCHES_S: Final = 600.0
 # Writers that begin to rest in the same share of a tick report their LACs in the same turn.
 _SHARES_OF_RESTS: Final = 32
 _SHARE_OF_RESTS_S_MAX: Final = 0.032
-_BATCHES: Final = -1  # The number of a connection for batches alone: losing it has no other cost.
+_BATCHES: Final = -1  # The number of the connection for batches; its loss affects only batches.
 
 _LinkId = tuple[BookieId, int, int]  # Bookie, protocol version, and number of the connection.
 
@@ -102,7 +102,7 @@ class Bookies:
         )
 
     def live(self) -> LiveBookies:
-        """The registered bookies, as of the last news; asks nobody."""
+        """The registered bookies as last reported; sends no request."""
         return self._watcher.current
 
     def has_extension(self, bookie: BookieId, name: str) -> bool:
@@ -121,21 +121,21 @@ class Bookies:
         deadline_s: float,
         is_high_priority: bool = False,
     ) -> Reply:
-        """One request, one reply, which answers this very request.
+        """Sends one request and returns the reply to it.
 
-        Its `error` is for the caller to judge; "busy" is not retried here. The reply may be a
-        `Refusal`. A call waits here for room while too much waits for this bookie; calls of high
-        priority have room of their own, and go first.
+        The caller checks the reply's `error`; "busy" is not retried here. The reply may be a
+        `Refusal`. While too many calls to this bookie are outstanding, a new call waits for room;
+        calls of high priority have room of their own, and are sent first.
 
         Raises
-            BookieUnreachable   nothing was sent: there is no connection, or no room in time. At
-                                once while the bookie is known to be down: then its next attempt is
-                                at most `reconnect_pause_s_max` away.
+            BookieUnreachable   nothing was sent: there is no connection, or no room in time. It is
+                                raised at once while the bookie is known to be down; the next attempt
+                                to connect is then at most `reconnect_pause_s_max` away.
             ConnectionLost      it was sent, and then the connection broke.
-            BookieTimeout       it was sent, and the deadline passed. A connection on which all was
-                                silent meanwhile is given up, and all its calls raise.
+            BookieTimeout       it was sent, and the deadline passed. If the connection received
+                                nothing in that time, it is closed, and all its calls raise.
 
-        If it is cancelled, it may have been carried out or not; its reply is dropped.
+        If the call is cancelled, the bookie may have carried it out or not; its reply is dropped.
         """
         loop = asyncio.get_running_loop()
         due = loop.time() + deadline_s
@@ -153,10 +153,10 @@ class Bookies:
     def start(
         self, bookie: BookieId, request: Request, *, deadline_s: float, is_high_priority: bool
     ) -> asyncio.Future[Reply] | None:
-        """Like `call`, with the same result, but without a task that waits. Cancel it to drop
-        the answer.
+        """Like `call`, but returns a future of the same result, without a task that waits. Cancel the
+        future to drop the answer.
 
-        None if the call would have to wait before it can be sent.
+        Returns None if the call would have to wait before it can be sent.
         """
         if self._is_closed:
             return None
@@ -214,11 +214,11 @@ class Bookies:
         return link.add_channel(ledger_id, sink, is_high_priority)
 
     async def close(self) -> None:
-        """Ends every connection; calls raise, channels are lost. Nothing is left when it returns.
+        """Closes every connection: calls raise, and channels are lost. Nothing is left when it returns.
 
-        Unused connections get a second at most for adds of closed channels: the third copies of
-        last entries. Otherwise a program that ends with its writer would leave only two. If it
-        is cancelled, it ends them, too.
+        Connections that only have adds of closed channels in flight get a second at most to send
+        them: they are the third copies of last entries, and a program that ends right after its writer
+        would otherwise leave only two. If `close` is cancelled, it closes these connections, too.
         """
         self._is_closed = True
         links = list(self._links.values())
@@ -266,7 +266,7 @@ class Bookies:
         return link
 
     def _address(self, bookie: BookieId) -> Address | None:
-        """The bookie's address; None if it is not known."""
+        """The bookie's address; None if the address is not known."""
         info = self._watcher.current.find(bookie)
         if info is None:
             # An old registration has no contents: the bookie's id may be its address.
@@ -307,7 +307,7 @@ class Link:
         self._channels: dict[LedgerId, AddChannel] = {}
         self._loop = asyncio.get_running_loop()
         self._attempt: asyncio.Task[BookieClient] | None = None
-        # Fires for the next attempt to connect, for the channels.
+        # The timer of the next attempt to connect, which the channels wait for.
         self._timer: asyncio.TimerHandle | None = None
         self._failure: RollbookError | None = None  # The last failure; None while all is well.
         self._failed_address: Address | None = None
@@ -319,8 +319,8 @@ class Link:
     # --- Calls --------------------------------------------------------------------------------
 
     async def connected(self, due: float) -> BookieClient:
-        """Returns the connection. Raises `BookieUnreachable`, at once while the bookie is known to
-        be down."""
+        """Returns the connection. Raises `BookieUnreachable`, and does so at once while the bookie is
+        known to be down."""
         if self._attempt is None:
             if (failure := self._known_failure()) is not None:
                 raise failure

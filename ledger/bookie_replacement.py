@@ -1,4 +1,4 @@
-"""Replaces bookies that have failed: one change of the ensemble after the other (WR3).
+"""Replaces bookies that have failed, with one change of the ensemble at a time (WR3).
 
 The steps of a change, and the reasons for their order, are in `core/ensemble_change.py`.
 """
@@ -22,7 +22,7 @@ _PAUSE_S_MAX: Final = 1.0
 
 
 class BookieReplacement:
-    """Replaces failed bookies in a task of its own; the callbacks get the results."""
+    """Replaces failed bookies in its own task; passes the results to callbacks."""
 
     def __init__(
         self,
@@ -74,14 +74,14 @@ class BookieReplacement:
         )
 
     def freeze(self) -> None:
-        """Begins no further change; a change in progress comes to its end."""
+        """Stops further changes; a change in progress is completed."""
         self._is_frozen = True
 
     def thaw(self) -> None:
         self._is_frozen = False
 
     async def until_unchanging(self) -> None:
-        """Waits for the end of a change in progress. If this is cancelled, the change is, too."""
+        """Waits for the end of a change in progress. If this wait is cancelled, so is the change."""
         if self._change is not None:
             await asyncio.gather(self._change, return_exceptions=True)
 

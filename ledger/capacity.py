@@ -8,8 +8,8 @@ from rollbook.proto.errors import RollbookError
 
 
 class Capacity:
-    """Room for a number of calls and bytes. A call larger than all the room gets in when it is
-    alone."""
+    """Room for a number of calls and bytes. A call that is larger than the whole room is admitted
+    when no other call is outstanding."""
 
     def __init__(self, count_max: int, bytes_max: int) -> None:
         self._count_max = count_max
@@ -32,7 +32,7 @@ class Capacity:
         return True
 
     async def wait(self, size: int, due: float) -> None:
-        """Waits for the room that `take` did not give; it is taken when this returns.
+        """Waits for the room that `take` did not give; when this returns, the room is taken.
 
         Raises `TimeoutError` at the loop's time `due`, or the error passed to `fail`. If it is
         cancelled, or after an error, nothing is taken.

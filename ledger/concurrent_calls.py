@@ -1,11 +1,11 @@
-"""Several concurrent calls, whose responses are handled in the order in which they come.
+"""Several concurrent calls, whose responses are handled in the order in which they arrive.
 
 calls.ask(question, bookie, request, deadline_s)     any number of times
 await calls.news(timeout_s)                          until there is something, or time is up
 for question, answer in calls.take(): …              a reply, or the error that came instead
 
-A call that can be sent at once has no task: a recovery of a thousand ledgers asks ten thousand
-times. A call that has to wait for a connection, for room, or for a retry has one.
+A call that can be sent at once needs no task, because a recovery of a thousand ledgers makes ten
+thousand calls. A call that has to wait for a connection, for room, or for a retry has a task.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ Question = TypeVar("Question")
 Passing = tuple[type[RollbookError], ...]
 BUSY_OR_BROKEN: Final[Passing] = (ConnectionLost, Overloaded, Throttled)
 UNTIL_HEARD: Final[Passing] = (*BUSY_OR_BROKEN, BookieUnreachable)
-"""Errors to retry for bookies that must be asked even while they are being started."""
+"""Errors to retry for bookies that must be asked even while they start."""
 
 # The pause before a bookie that was busy, or hung up, is asked again; doubled each time.
 _PAUSE_S: Final = 0.02
@@ -72,7 +72,7 @@ class ConcurrentCalls(Generic[Question]):
         self._loop = asyncio.get_running_loop()
         self._replies: dict[asyncio.Future[Reply], None] = {}
         self._tasks: dict[asyncio.Task[None], None] = {}
-        # Calls without an answer; a task lives on for a moment after its answer has come.
+        # The number of calls without an answer. Tasks are not counted: they outlive their answers a little.
         self._unanswered = 0
         self._answers: deque[tuple[Question, Reply | RollbookError]] = deque()
         self._has_news = False
@@ -113,7 +113,7 @@ class ConcurrentCalls(Generic[Question]):
         if error is not None and not isinstance(error, RollbookError):
             raise error
         if self._is_closed:
-            return  # The result was there and was not taken.
+            return  # The call already has its result, which was not taken yet.
         answer = reply.result() if error is None else error
         if error_of(answer) in asked.passing and self._loop.time() + _PAUSE_S < asked.due:
             self._begin(asked, after_s=_PAUSE_S)
@@ -156,7 +156,7 @@ class ConcurrentCalls(Generic[Question]):
             raise bug
 
     def wake(self) -> None:
-        """Ends a wait for news, perhaps for news of another kind."""
+        """Ends a wait in `news`, so that the caller can handle another kind of event."""
         self._has_news = True
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)

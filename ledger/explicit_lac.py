@@ -1,13 +1,13 @@
 """The explicit LAC: readers learn that the last entry is confirmed though none follows it (WR7).
 
-An entry carries the LAC that its writer knew when it sent it, so bookies are always one
-confirmation behind. Once a writer has confirmed nothing for a moment, and no entry in flight
-would carry the news, it reports to the whole ensemble. If fewer than an ack quorum accept it,
-readers may not find it, and it is sent again, at a slower pace.
+An entry carries the LAC that its writer knew when it sent the entry, so bookies always lag one
+confirmation. Once a writer has confirmed nothing for a moment, and no entry in flight carries the
+newest LAC, it reports the LAC to the whole ensemble. If fewer than an ack quorum accept the report,
+readers may not find the LAC, and the report is repeated, at a slower pace.
 
-A log server has thousands of writers that append now and then and rest in between. So they rest by
-the ticks of one ticker; those of a share of a tick report together, without a timer of their own,
-or a task, unless one has to wait for a connection.
+A log server has thousands of writers that append now and then and rest in between. One ticker times
+the rests of all of them; writers of the same share of a tick report together. A report needs no timer
+of its own, and a task only if it has to wait for a connection.
 """
 
 import asyncio

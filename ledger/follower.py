@@ -1,11 +1,11 @@
 """Follows a ledger's writer: an entry is returned as soon as a bookie reports it as confirmed.
 
-    long polls    a bookie answers when its LAC rises, and brings the next entry along
-    metadata      tells of new ensembles, and of the end: CLOSED, and where
+    long polls    a bookie answers when its LAC rises, and includes the next entry
+    metadata      names new ensembles, and the end of a CLOSED ledger
 
-As few members are polled as together know of every entry. A member that does not answer soon is
-not relied upon: others are polled beside it, and first from then on (RD4). A reader is never
-silent: it returns entries, or news that there are none; or it raises.
+A follower polls the smallest set of members that together know of every entry. If a member does not
+answer soon, others are polled, too, and they are polled first from then on (RD4). A follower is never
+silent: it returns entries, or news that there are none, or it raises.
 """
 
 import asyncio
@@ -32,11 +32,11 @@ from rollbook.proto.wire.digest import Entry, LedgerDigest
 from rollbook.proto.wire.messages import EntryRead, ReadReply, Reply
 
 _POLL_S: Final = 1.0  # How long a bookie without news is asked to wait.
-_GRACE_S: Final = 1.0  # The additional time for its response.
+_GRACE_S: Final = 1.0  # The additional time for the response to a poll.
 _SECOND_OPINION_S: Final = 0.1
 # Pause before a member that did not wait is polled again; doubled each time.
 _PAUSE_S_MIN: Final = 0.002
-_HEARTBEAT_S: Final = 1.0  # News come at least this often, plus the time of a poll.
+_HEARTBEAT_S: Final = 1.0  # Plus the time of a poll: the longest time without news.
 _PAUSE_S_MAX: Final = 0.1
 # The most bytes of entries in a poll's response; further entries are read separately.
 _FOLLOWING_BYTES_MAX: Final = 64 * 1024
@@ -44,13 +44,13 @@ _FOLLOWING_BYTES_MAX: Final = 64 * 1024
 
 @dataclass(frozen=True, slots=True)
 class News:
-    """One result of a follower; without entries it shows that the follower is alive, and how far it
-    is."""
+    """One result of a follower. Without entries it shows that the follower is alive, and how far it
+    has read."""
 
     entries: tuple[Entry, ...]
-    last_add_confirmed: EntryId  # The LAC, as far as it is known.
+    last_add_confirmed: EntryId  # The highest known LAC.
     is_closed: bool
-    waits_for: str = ""  # The error that delays it, if it does not wait for the writer.
+    waits_for: str = ""  # The error that delays the follower; empty: it waits for the writer.
 
 
 class Follower(AsyncIterator[News]):
@@ -91,7 +91,7 @@ class Follower(AsyncIterator[News]):
         self._wake: Callable[[], None] = _nobody
 
     async def __anext__(self) -> News:
-        """The next news. If this is cancelled, no news is lost: the same comes next time."""
+        """The next news. If this is cancelled, no news is lost: the next call returns the same news."""
         try:
             news = await self._next_news()
         except RollbookError:
@@ -110,8 +110,8 @@ class Follower(AsyncIterator[News]):
             self._wake()
 
     async def aclose(self) -> None:
-        """Closes it; an iterator that waits for news ends. If this is cancelled, it is closed all
-        the same. Idempotent."""
+        """Closes the follower; an iterator that waits for news ends. If this is cancelled, the
+        follower is closed nevertheless. Idempotent."""
         self._is_over = True
         self._wake()
         if self._stream is not None:

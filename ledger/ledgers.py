@@ -1,14 +1,14 @@
 """The ledgers of one cluster, on any ports: the class for users.
 
-    create        bookies are picked and the metadata written; no bookie is asked
-    reserve       the same, for a writer that is to come; claim makes oneself that writer (LG2)
-    open          as far as is confirmed, of a ledger that may be written meanwhile
-    open_recover  its writer is stopped, its end found, the ledger closed (`recovery.py`)
-    open_tailing  goes on with the writer
-    delete        no writer of a deleted ledger goes on unaware (LG1)
+    create        picks bookies and writes the metadata; sends no request to a bookie
+    reserve       like create, but without a writer; the client that calls `claim` becomes it (LG2)
+    open          reads what is confirmed, of a ledger that may still be written
+    open_recover  stops the writer, finds the ledger's end and closes it (`recovery.py`)
+    open_tailing  follows the writer
+    delete        fences the writer first, so that none continues without noticing (LG1)
 
 A client that can read the metadata knows the passwords: they guard a ledger against mistakes,
-not against attackers. A given one has to be right.
+not against attackers. A password that is passed has to be right.
 """
 
 import asyncio
@@ -67,9 +67,9 @@ _NOTHING: Final[Mapping[str, bytes]] = {}
 
 
 class Ledgers:
-    """Owns its connections and all that it has opened; the metadata store only if it is asked to.
+    """Owns its connections and all that it has opened; it owns the metadata store only on request.
 
-    As a context manager, or `start` and `close`. Use it from one event loop only.
+    Use it as a context manager, or call `start` and `close`. Use it from one event loop only.
     """
 
     def __init__(
@@ -114,17 +114,17 @@ class Ledgers:
         await self._watcher.start()
 
     async def close(self) -> None:
-        """Ends everything it has opened, and leaves nothing behind.
+        """Closes everything it has opened, and leaves nothing behind.
 
         Ledgers that are still written stay open, for recovery to close: close their writers
-        first. Their last third copies have a second at most to arrive. Idempotent. If it is
-        cancelled, it goes on to its end first.
+        first. The third copies of last entries have a second at most to arrive. Idempotent. If
+        `close` is cancelled, it completes first.
         """
         self._is_closed = True
         await to_its_end(self._close())
 
     async def _close(self) -> None:
-        """Closes everything, whatever happens to other parts."""
+        """Closes every part, even if closing another one fails."""
         endings = [self._seat_watch.close]
         endings += [handle.stop for handle in self._handles if not handle.is_stopped]
         endings += [self.bookies.close, self._watcher.close]
@@ -170,7 +170,7 @@ class Ledgers:
         ledger_id: int | None = None,
         is_urgent: bool = False,
     ) -> LedgerWriter:
-        """A new ledger, empty and open; close its writer at the end.
+        """Creates an empty, open ledger and returns its writer, which the caller closes at the end.
 
         Each entry is on `write` of `ensemble` bookies and is confirmed when `ack` have it on
         disk. `ledger_id` is for callers that choose ids themselves; `NodeExists` if it is taken.
@@ -201,7 +201,7 @@ class Ledgers:
         custom: Mapping[str, bytes] = _NOTHING,
         ledger_id: int | None = None,
     ) -> LedgerId:
-        """A new ledger without a writer: `claim` it, now or later, here or elsewhere.
+        """Creates a ledger without a writer: this or another client may `claim` it at any time.
 
         Raises `NotEnoughBookies`, `InvalidRequest`. If it is cancelled, or after `ConnectionLost`, there may be one that is
         never claimed.
@@ -232,8 +232,8 @@ class Ledgers:
                     ledger_id=ledger_id,
                     next_step="write another ledger; each one has one writer in its life",
                 )
-            # Two claimants must write different values, or both would take the other's value for
-            # their own.
+            # Two claimants must write different values: otherwise each would mistake the other's value
+            # for its own.
             custom[CLAIMED] = b"%032x" % self._randomness.getrandbits(128)
             claimed = replace(metadata, custom=tuple(sorted(custom.items())))
             # On a conflict another client was quicker, or a bookie was replaced: try again.
@@ -258,8 +258,8 @@ class Ledgers:
     ) -> LedgerReader:
         """Stops the writer permanently, finds out where the ledger ends and closes it there.
 
-        All confirmed entries are in it; entries in flight may be. A closed ledger is opened as
-        it is. Raises `NoSuchLedger`, `Unauthorized`, `InvalidRequest`, and `RecoveryIncomplete` if
+        The closed ledger has all confirmed entries, and perhaps entries in flight. A closed ledger is
+        opened as it is. Raises `NoSuchLedger`, `Unauthorized`, `InvalidRequest`, and `RecoveryIncomplete` if
         too few bookies respond; a retry loses nothing. If it is cancelled, the ledger may be in recovery, its writer stopped and
         its bookies fenced, or closed: do it again.
         """
@@ -346,12 +346,12 @@ class Ledgers:
     # --- Bookies ------------------------------------------------------------------------------
 
     def live(self) -> LiveBookies:
-        """The registered bookies, as of the last news."""
+        """The registered bookies as last reported."""
         return self.bookies.live()
 
     def count_usable(self, *, is_urgent: bool = False) -> int:
-        """How many bookies accept new ledgers, as of the last news; some of them may be in
-        quarantine. `is_urgent`: with those that are read-only.
+        """How many bookies accept new ledgers, as last reported; some of them may be in quarantine.
+        `is_urgent`: read-only bookies count, too.
         """
         return len(self._placement.usable(self._live(is_urgent=is_urgent)))
 
@@ -362,7 +362,7 @@ class Ledgers:
         return await self._watcher.changed(live)
 
     async def known_bookies(self) -> tuple[BookieId, ...]:
-        """All that belong to the cluster, registered or not. Raises `MetadataUnavailable`, `ConnectionLost`, `SessionExpired`.
+        """All bookies of the cluster, registered or not. Raises `MetadataUnavailable`, `ConnectionLost`, `SessionExpired`.
         If it is cancelled, it leaves nothing behind.
         """
         return tuple(await CookieNodes(self._store, self.cluster.root).list())
@@ -420,7 +420,7 @@ class Ledgers:
 
     @property
     def knows_racks(self) -> bool:
-        """Whether there is a map of racks, by which places of copies are judged."""
+        """Whether this client has a map of racks."""
         return bool(self.config.racks)
 
     def lacks_racks(self, quorum: Quorum, ensemble: Ensemble) -> bool:
@@ -434,7 +434,7 @@ class Ledgers:
     def pick_replacement(
         self, quorum: Quorum, ensemble: Ensemble, slot: int, excluded: Collection[BookieId]
     ) -> BookieId | None:
-        """Another bookie for one seat of an ensemble, by racks and health; None if there is none."""
+        """Picks another bookie for one seat of an ensemble, by racks and health; None if there is none."""
         now_ns = self._clock.monotonic_ns()
         return self._placement.pick_replacements(
             quorum, ensemble, (slot,), self.live(), now_ns, excluded=excluded, is_urgent=True

@@ -1,7 +1,7 @@
-"""One ledger's metadata, as far as a reader knows it.
+"""One ledger's metadata as a reader knows it.
 
-A plain reader reads the metadata again when something fails. A follower watches for changes, and reads
-it periodically all the same.
+A plain reader reads the metadata again when something fails. A follower watches the metadata for changes,
+and also reads it periodically.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ class LedgerView:
     def __init__(self, stored: StoredLedger, nodes: LedgerNodes) -> None:
         self._stored = stored
         self._nodes = nodes
-        # The error after which there will be no more news of it.
+        # The error after which changes of the metadata are no longer reported.
         self.failure: RollbookError | None = None
         self.is_stopped = False
         self._listeners: dict[Callable[[], None], None] = {}
@@ -63,8 +63,8 @@ class LedgerView:
     # --- Following ----------------------------------------------------------------------------
 
     def listen(self, on_change: Callable[[], None]) -> None:
-        """Calls `on_change` after every change until `ignore`. Changes are watched while a caller
-        listens now and then."""
+        """Calls `on_change` after every change until `ignore` is called. The metadata is watched as
+        long as a caller listens now and then."""
         self._listeners[on_change] = None
         if self._task is None or self._task.done():
             self._task = asyncio.get_running_loop().create_task(self._follow())

@@ -1,4 +1,4 @@
-"""The open end of a ledger in its metadata: moved and closed by compare-and-set, by its only writer.
+"""Changes the open end of a ledger in its metadata: the only writer moves and closes it by compare-and-set.
 
 The decisions about the metadata that was read are in `core/ensemble_change.py`.
 """
@@ -44,7 +44,7 @@ class MetadataWriter:
     def is_stale(self) -> bool:
         """Whether the ledger was not seen OPEN for a day (WR5).
 
-        The longer of two clocks counts: one of them stands still while the machine sleeps.
+        The longer time of two clocks counts, because one of them stops while the machine sleeps.
         """
         unseen_s = max(
             (self._clock.monotonic_ns() - self._looked_ns) / 1e9,
@@ -62,10 +62,10 @@ class MetadataWriter:
         self, picks: dict[int, BookieId], next_unconfirmed: Callable[[], EntryId]
     ) -> Fragment:
         """Writes a new end of the ledger with these bookies in these slots. Waits while the store
-        is away.
+        does not respond.
 
-        Each attempt starts at what is unconfirmed by then (WR2). Raises the error that ends the
-        writer.
+        The fragment of each attempt starts at the first entry that is unconfirmed at that time (WR2).
+        Raises the error that ends the writer.
         """
         attempts: list[Fragment] = []
         while True:
@@ -90,8 +90,8 @@ class MetadataWriter:
                 return made
 
     async def close(self, last_entry: EntryId, length: int, patience_s: float) -> None:
-        """Closes the ledger. Raises `LedgerFenced`, `LedgerClosed`, or the store's error if it
-        stays away."""
+        """Closes the ledger. Raises `LedgerFenced`, `LedgerClosed`, or the store's error if the store
+        does not respond in time."""
         due = self._loop.time() + patience_s
         while True:
             changed = self.stored.metadata.with_close(last_entry, length)

@@ -1,9 +1,9 @@
-"""How a user's program opens `Ledgers`: on the real machine, by a URL.
+"""Opens `Ledgers` for a user's program, on the real machine, by a URL.
 
     async with connect("zk://zk1,zk2,zk3/ledgers") as ledgers:
         …
 
-The one module here that knows the machine; the others use ports.
+This is the only module here that uses the real machine; the others use ports.
 """
 
 import random

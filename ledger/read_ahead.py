@@ -1,11 +1,11 @@
-"""Entries in order, read ahead: a window of runs is under way or waits for the iterator.
+"""Reads entries ahead, in order: a window of runs is being read or waits for the iterator.
 
-A run is what one batch returns. Entries that do not fit are requested before anything new.
-However slowly the entries are taken, no more is held than the window, or one run if that alone
-is more (RD5). The window grows as entries are taken: read-ahead is at most a quarter of what was
-taken before, and a run half of that. So a reader that takes little, and stops, costs a server
+A run is what one batch returns. Entries that did not fit into a run are requested before later ones.
+However slowly the entries are taken, the stream holds at most the window, or one run if that is
+larger (RD5). The window grows as entries are taken: read-ahead is at most a quarter of what was
+taken before, and a run half of that. A reader that takes little and stops therefore costs a server
 little. A run has at least one entry, however large. Later entries are expected to be as large as
-the last ones: if they grow, reads in flight may return more.
+the last ones: if they are larger, reads in flight may return more than the window.
 """
 
 import asyncio
@@ -57,10 +57,11 @@ class EntryStream(AsyncIterator[Entry]):
         tasks: dict["asyncio.Task[list[Entry]]", None],
         require_open: Callable[[], None],
     ) -> None:
-        """`end_of_run(e)`: up to where a run from `e` on may go, that is, the end of its fragment.
+        """`end_of_run(e)`: the end of the fragment of entry `e`; a run from `e` on may not pass it.
 
-        Running reads are in `tasks`, of the caller that stops them at the end: a stream that is left in
-        the middle has no owner any more. `require_open` raises from then on.
+        Running reads are in `tasks`, which belongs to the caller. The caller stops them when it is
+        closed, because a stream that was left early is not closed by its user. `require_open` raises
+        once the caller is closed.
         """
         self._next_to_ask = first_entry
         self._end = last_entry + 1
@@ -151,7 +152,7 @@ class EntryStream(AsyncIterator[Entry]):
     def _on_read(self, task: "asyncio.Task[list[Entry]]") -> None:
         del self._tasks[task]
         if not task.cancelled():
-            # Marks the error as seen: it does not count if the reader never gets there.
+            # Marks the error as seen: it does not matter if the reader never gets to this entry.
             task.exception()
 
     def _learn(self, entries: list[Entry]) -> None:

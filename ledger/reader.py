@@ -1,11 +1,11 @@
 """Reads one ledger: confirmed entries, unconfirmed ones, and those being written.
 
-    read              confirmed entries, a window ahead, in batches where bookies can
-    read_unconfirmed  whatever is there; an entry that was seen this way may be gone later
+    read              confirmed entries, read ahead, in batches if the bookies support them
+    read_unconfirmed  every entry that exists; an entry that was read this way may be gone later
     tail, follow      confirmed entries as they come, up to the end of the ledger
 
-Confirmed entries are learned from enough bookies that not all can have missed one (RD1), asked
-together with the metadata: if the ensemble had changed meanwhile, they would be the wrong ones.
+To find the LAC, a reader asks enough bookies that not all can have missed a confirmed entry (RD1). It
+reads the metadata at the same time: after an ensemble change, the wrong bookies would have been asked.
 """
 
 import asyncio
@@ -81,17 +81,17 @@ class LedgerReader:
 
     @property
     def metadata(self) -> LedgerMetadata:
-        """The metadata, as of the last news."""
+        """The metadata as last read."""
         return self._view.metadata
 
     @property
     def is_closed(self) -> bool:
-        """Whether the ledger is closed, as far as is known; no entry is added to it then."""
+        """Whether the ledger is known to be closed; no entry is added to a closed ledger."""
         return self._view.metadata.is_closed
 
     @property
     def last_add_confirmed(self) -> EntryId:
-        """The LAC, as far as it is known without asking; NO_ENTRY if there is none."""
+        """The highest LAC that is known without a request; NO_ENTRY if there is none."""
         last_entry = self._view.metadata.last_entry
         return self._last_add_confirmed if last_entry is None else last_entry
 
@@ -103,8 +103,8 @@ class LedgerReader:
 
     async def close(self) -> None:
         """Closes the reader: its iterators raise `InvalidRequest` instead of ending. Idempotent. If
-        it is cancelled, the reader is closed for its users; close it again, or its read-ahead ends
-        by itself."""
+        this is cancelled, the reader is closed for its users, and its read-ahead ends by itself; a
+        second call waits for that."""
         self.is_stopped = True
         await self._view.close()
         await stop_tasks(*self._tasks)
@@ -129,8 +129,8 @@ class LedgerReader:
         """The last entry that was confirmed before this call, or a later one; NO_ENTRY if there
         was none.
 
-        Of an open ledger it may be one less, until its writer reports it: every entry carries
-        the LAC before it, and the last one is reported separately when the writer rests. Raises
+        For an open ledger the result may lack the last confirmed entry until its writer reports it: every
+        entry carries the LAC before it, and the last LAC is reported separately when the writer rests. Raises
         `EntryUnavailable` if too few bookies respond, `NoSuchLedger`. If it is cancelled, it
         leaves nothing behind.
         """
@@ -186,8 +186,8 @@ class LedgerReader:
 
         Raises `NoSuchEntry` if the last one is not known to be confirmed: `read_last_confirmed`
         asks again. Iterating raises `EntryUnavailable` if no copy is available now,
-        `DigestMismatch` if none is sound, `NoSuchEntry` if every holder says that it has none. A
-        step of it that is cancelled loses nothing: the same entries come next.
+        `DigestMismatch` if no copy is sound, `NoSuchEntry` if every holder says that it has none. If
+        a step of the iteration is cancelled, nothing is lost: the next step returns the same entries.
         """
         if last_entry is None:
             last_entry = self.last_add_confirmed
@@ -195,9 +195,9 @@ class LedgerReader:
         return self._stream(first_entry, last_entry)
 
     async def read_few(self, first_entry: EntryId, last_entry: EntryId) -> list[Entry]:
-        """The entries of `read` in one list, all in memory and without another bound, so ask for
-        few. For entries that one batch returns, where there are batches: then no task reads
-        ahead. Raises `NoSuchEntry`, `EntryUnavailable`, `DigestMismatch`. If it is cancelled, it leaves nothing behind.
+        """The entries of `read` in one list. All of them are in memory at once, so ask for few: at best
+        as many as one batch returns, because then no task reads ahead. Raises `NoSuchEntry`,
+        `EntryUnavailable`, `DigestMismatch`. If it is cancelled, it leaves nothing behind.
         """
         self._require_open()
         self._require_confirmed(last_entry)
@@ -227,10 +227,10 @@ class LedgerReader:
             raise InvalidRequest(f"there is no entry {first_entry}", ledger_id=self.ledger_id)
 
     def read_unconfirmed(self, first_entry: EntryId, last_entry: EntryId) -> EntryStream:
-        """Whatever is there, confirmed or not. Ends with `NoSuchEntry` where no bookie has an
-        entry.
+        """Reads every entry that exists, confirmed or not. Ends with `NoSuchEntry` where no bookie has
+        an entry.
 
-        An entry that is not confirmed may never be, and then recovery may drop it.
+        An unconfirmed entry may never be confirmed, and then recovery may drop it.
         """
         return self._stream(first_entry, last_entry)
 
@@ -284,13 +284,13 @@ class LedgerReader:
         """Entries from `start` on as they are confirmed; ends after the last of a closed ledger.
 
         Raises `EntryUnavailable` when no bookie has responded for `tail_silence_s_max`: it never
-        waits silently for entries that cannot come. To know in the meantime how far it is, use
-        `follow`. A wait for the next one that is cancelled loses nothing.
+        waits silently for entries that cannot come. To see its progress in the meantime, use
+        `follow`. If a wait for the next entry is cancelled, nothing is lost.
         """
         return EntryTail(self.follow(start))
 
     def follow(self, start: EntryId = FIRST_ENTRY) -> Follower:
-        """Like `tail`, with news every two seconds at least, entries or not."""
+        """Like `tail`, but yields news at least every two seconds, with or without entries."""
         return Follower(
             start,
             self.last_add_confirmed,

@@ -1,15 +1,15 @@
 """Finds the end of a ledger whose writer is gone, or unwanted, and closes it there.
 
     metadata   OPEN ──► IN_RECOVERY                    from here on the writer changes nothing (FR1)
-    bookies    fence, tell the LAC                     all of the last fragment, until covered (FR1)
-    bookies    who has the next entry?                 fencing, too; until one is absent (FR2, FR3)
-    bookies    entries found, written back             with the LAC of the beginning (FR4, FR5)
-    metadata   IN_RECOVERY ──► CLOSED at that entry    with whatever bookies were replaced (FR6)
+    bookies    fence and return the LAC                until all ack quorums are covered (FR1)
+    bookies    return the next entries, or deny them   each request fences; until one is absent (FR2, FR3)
+    bookies    store the recovered entries again       with the LAC known at the beginning (FR4, FR5)
+    metadata   IN_RECOVERY ──► CLOSED at that entry    also names the replaced bookies (FR6)
 
-The last change is made to the very metadata that recovery began with. If another client closed
-the ledger in the meantime, its end counts; if fragments changed, the answers may be about the
-wrong bookies, and recovery starts again (FR7). Two recoveries of one ledger are safe, and so is
-one that dies anywhere.
+The last change is a compare-and-set on the metadata that recovery began with. If another client
+closed the ledger in the meantime, the end that it wrote counts. If fragments changed, the answers may
+be about the wrong bookies, and recovery starts again (FR7). Two recoveries of one ledger at the same
+time are safe, and a recovery may die at any point.
 """
 
 import asyncio
@@ -67,7 +67,7 @@ _PAUSE_S: Final = 0.05
 _PAUSE_S_MAX: Final = 0.5
 _LOOKS_PER_PATIENCE: Final = 4
 _AHEAD_MAX: Final = 20_000  # The most entries to ask for at a time.
-# The same for members that have to be asked for each entry by itself.
+# The most entries to ask for at a time if members have to be asked for each entry by itself.
 _AHEAD_MAX_SINGLY: Final = 1_000
 _FENCE: Final = NO_ENTRY, 1  # A fencing request for the last entry.
 _LAC: Final = NO_ENTRY, 0  # A request for the LAC.
@@ -137,8 +137,8 @@ class LedgerRecovery:
             try:
                 return await self._nodes.update(stored, stored.metadata.with_recovery_started())
             except MetadataConflict:
-                # Its writer changed the ensemble; that takes a failed bookie, so this race is lost
-                # rarely.
+                # The writer changed the ensemble at the same time. That is rare: it takes a failed
+                # bookie.
                 stored = await self._nodes.read(stored.metadata.ledger_id, fresh=True)
         return stored
 
@@ -228,8 +228,8 @@ class _Attempt:
     async def fence(self, *, asks_lac: bool = False) -> LacSurvey:
         """Fences members until no entry can be confirmed without a fenced one (FR1).
 
-        A fence's answer has the LAC that came with the last entry. A resting writer may have
-        sent all of them a higher one since. One member is asked for it together with the fence,
+        A fence's answer has the LAC that came with the last entry. A resting writer may have sent
+        all members a higher LAC since. One member is asked for that LAC together with the fence,
         which saves writing entries again.
         """
         survey = LacSurvey(self._quorum, EntryId(self._first_entry - 1))
@@ -254,7 +254,7 @@ class _Attempt:
         return survey
 
     def _who_tells_the_lac(self) -> int:
-        """The slot of a registered member; different ledgers ask different members."""
+        """The slot of the registered member to ask for the LAC; different ledgers ask different members."""
         live, size = self._bookies.live(), self._quorum.ensemble
         first = self._ledger_id % size
         slots = (*range(first, size), *range(first))
@@ -275,7 +275,7 @@ class _Attempt:
     def _judge_fence(
         self, slot: int, answer: Reply | RollbookError
     ) -> tuple[Entry | None, str | None]:
-        """The member's last entry, if it has one, and the reason why it does not count as heard."""
+        """The member's last entry, if any, and the reason why the member does not count as heard, if any."""
         self._fences.pop(slot, None)
         error = error_of(answer)
         self._refuse_wrong_password(error)
@@ -358,8 +358,8 @@ class _Attempt:
                 raise write_backs.error
 
     def _tell_lasts(self, search: TailSearch) -> None:
-        """Passes on the last entries from fences. Members fenced over open connections answer soon:
-        no other request delays them."""
+        """Passes the last entries from fences to the search. Members that are fenced over open
+        connections answer soon, because no other request delays the answer."""
         if self._last is not None:
             search.on_fenced(self._last)
         for slot, last in self._lasts.items():
@@ -395,7 +395,7 @@ class _Attempt:
             self._stuck_at = None
 
     def _next_step_at(self, search: TailSearch, look_at: float) -> float:
-        """When to act even if there is no news."""
+        """The time at which to act even if there is no news."""
         due = look_at
         if not search.is_over:
             if self._asked_at:
@@ -407,7 +407,7 @@ class _Attempt:
         return due
 
     def _hurry(self, search: TailSearch) -> None:
-        """Asks other members if one takes long."""
+        """Asks other members if one member takes long."""
         now = self._loop.time()
         while self._asked_at:
             ask, asked_at = next(iter(self._asked_at.items()))
@@ -429,8 +429,8 @@ class _Attempt:
             search.stop_waiting()
 
     async def _ask_again(self, search: TailSearch) -> None:
-        """Asks members again whose answers proved nothing: bookies restart, and connections
-        return."""
+        """Asks the members again whose answers proved nothing: they may have restarted, or their
+        connections may be back."""
         if self._stuck_at is None:
             self._stuck_at, self._pause_s = self._loop.time(), _PAUSE_S
         if self._loop.time() + self._pause_s > self._stuck_at + self._config.read_deadline_s:
@@ -482,8 +482,8 @@ class _Attempt:
     # ------------------------------------------------------------------------------------------
 
     async def _length_at(self, last_entry: EntryId) -> int:
-        """Payload bytes of the ledger up to this entry: each entry carries the sum for all up to
-        itself."""
+        """Payload bytes of the ledger up to this entry. Each entry carries this sum for all entries up
+        to itself."""
         if last_entry == NO_ENTRY:
             return 0
         if self._last is None or self._last.entry_id != last_entry:

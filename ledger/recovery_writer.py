@@ -1,9 +1,9 @@
-"""Sends recovered entries to their bookies (`core/write_back.py` says to which, and when it is
-done).
+"""Sends recovered entries to their bookies (`core/write_back.py` picks the bookies and decides when
+the write-back is complete).
 
-They go over channels of recovery adds, which pass the fence, with high priority, and carry the
-LAC that was known when recovery began (FR4): with a growing LAC, a recovery that dies would
-leave one on a bookie that metadata does not support.
+Entries are sent as recovery adds, which pass the fence, with high priority. They carry the LAC that
+was known when recovery began (FR4). If they carried a growing LAC, a recovery that dies could leave
+a bookie with a LAC that the metadata does not support.
 """
 
 import asyncio
@@ -50,7 +50,7 @@ def make_recovery_packer(
 ) -> AddPacker:
     """Packs adds that pass a fence, for channels of adds.
 
-    Urgent adds overtake others and may use the reserve of a full disk: a caller waits for them.
+    Urgent adds overtake others and may use the reserve of a full disk, because a caller waits for them.
     """
     if bookies.protocol_version == v2_frames.VERSION:
         return V2AddPacker(
@@ -132,7 +132,7 @@ class WriteBacks:
         return self._copies.new_fragments()
 
     def open(self) -> None:
-        """Connects, before there are entries to write back: that takes a moment."""
+        """Connects before there are entries to write back, because connecting takes a moment."""
         for seat in self._seats:
             self._open_channel(seat)
 
@@ -151,7 +151,7 @@ class WriteBacks:
                 seat.channel.write(parts, len(parts))
 
     def look(self) -> float:
-        """Gives up members that have been waited for long enough; returns when to look again."""
+        """Gives up members that have not answered for too long; returns the time of the next check."""
         now = self._loop.time()
         if not self._copies.has_ack_quorums():
             self._enough_since = None

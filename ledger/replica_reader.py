@@ -1,8 +1,8 @@
-"""Entries of one ledger, from the copy that responds first.
+"""Reads entries of one ledger, from the copy that responds first.
 
-One member of the write set is asked; another one, too, when the first fails or takes longer than
-most answers did lately. Overtaken responses are dropped, and the overtaken member is asked
-later.
+One member of the write set is asked. Another one is asked, too, when the first fails or takes longer
+than most recent answers. Overtaken responses are dropped, and the overtaken member is asked after
+the others from then on.
 """
 
 import asyncio
@@ -51,7 +51,7 @@ _PAUSE_S: Final = 0.02  # The pause before all members are asked again; doubled 
 
 
 class ReplicaReader:
-    """Knows how fast the bookies respond; shared by all reads of one ledger."""
+    """Reads entries and measures how fast the bookies respond; shared by all reads of one ledger."""
 
     def __init__(
         self,
@@ -85,8 +85,8 @@ class ReplicaReader:
     async def read_run(
         self, first_entry: EntryId, count: int, bytes_max: int, ensemble: Ensemble
     ) -> list[Entry]:
-        """Consecutive entries from `first_entry` on, at least one, as many as fit and are in one
-        batch.
+        """Reads consecutive entries from `first_entry` on: at least one, and as many as fit and one
+        batch returns.
 
         Raises `NoSuchEntry`, `DigestMismatch`, `EntryUnavailable` about the first entry.
         """
@@ -159,8 +159,8 @@ class ReplicaReader:
         bytes_max: int,
         ensemble: Ensemble,
     ) -> list[Entry]:
-        """Reads from any member; if failures may pass, such as a restart, waits and asks all
-        members once more."""
+        """Reads from any member. If all fail and a failure may be temporary, such as a restart, waits
+        and asks all members once more."""
         give_up_ns = self._clock.monotonic_ns() + _PASSING_NS
         pause_s = _PAUSE_S
         while True:

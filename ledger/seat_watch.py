@@ -1,4 +1,4 @@
-"""Checks once a second whether a bookie has gone on which a writer of this client keeps a seat
+"""Checks once a second whether a bookie with a seat in a ledger of this client's writers is lost
 (`core/lost_members.py`), and lets those writers replace it, at most 500 a second.
 """
 
@@ -52,7 +52,7 @@ class SeatWatch:
             await self.look()
 
     async def look(self) -> None:
-        """Checks once. Returns when every writer that is concerned has been informed."""
+        """Checks once. Returns when every affected writer has been informed."""
         live = self._live()
         if live is self._looked_at:
             return

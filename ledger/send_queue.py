@@ -1,8 +1,8 @@
 """Frames that wait to be sent on one connection: two queues, and the rest of a frame that has
 begun.
 
-High priority goes first, before all frames that have not begun. It is taken in chunks of a
-bounded size: small frames together and large ones cut.
+Frames of high priority are sent before all other frames that have not begun. The queue hands out
+chunks of a bounded size: it joins small frames and cuts large ones.
 """
 
 from collections import deque

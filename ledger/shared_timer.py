@@ -1,9 +1,9 @@
 """Ticks for all writers of a client: those with entries in flight, and those that rest.
 
-Writers start and stop with their entries, and a timer for each costs a server of many ledgers
-more than its use. So there is one for each share of a tick, and all its writers tick together: a
-writer waits for a tick at most, the first time up to a share less, and not all of them tick at
-once.
+Writers need ticks only while they have entries in flight or rest, and a timer for each writer would
+cost a server of many ledgers too much. Instead a tick is divided into shares with one timer each, and
+all writers of a share tick together. A writer waits for at most one tick, its first wait may be up to
+a share shorter, and not all writers tick at once.
 """
 
 import asyncio
@@ -18,8 +18,8 @@ class SharedTimer:
     def __init__(
         self, tick_s: float, shares: int = _SHARES, *, share_s_max: float = math.inf
     ) -> None:
-        """A tick has at least `shares` parts, or more so that each is short: a part holds up the
-        loop."""
+        """A tick has at least `shares` parts, and more if needed to keep each part short, because a
+        part blocks the loop."""
         self._shares = max(shares, math.ceil(tick_s / share_s_max))
         self._share_s = tick_s / self._shares
         # Callbacks by the number of their share.
@@ -28,7 +28,7 @@ class SharedTimer:
         self._present: int | None = None  # The share whose callbacks are being called.
 
     def call_next(self, on_tick: Callable[[], None]) -> None:
-        """Calls `on_tick` once, a tick from now; it may be called after it is no longer wanted."""
+        """Calls `on_tick` once, a tick from now. The call cannot be cancelled."""
         loop = asyncio.get_running_loop()
         present = self._present
         if present is None:
@@ -47,8 +47,8 @@ class SharedTimer:
         self._due.clear()
 
     def _tick(self, number: int) -> None:
-        """Calls the share's callbacks. After a pause of the process missed ticks are not made up
-        for: responses that came in that time are read before the next tick."""
+        """Calls the share's callbacks. Ticks that a pause of the process has skipped are not repeated:
+        responses that arrived in that time are read before the next tick."""
         del self._timers[number]
         loop = asyncio.get_running_loop()
         self._present = max(number, int(loop.time() / self._share_s))

@@ -10,8 +10,8 @@
             for entry in reader.read():
                 print(entry.entry_id, entry.payload)
 
-A thin layer: its own thread runs the loop, and each call waits for its result. Calls may come from
-any thread. For thousands of appends a second use `append_many`, or asyncio.
+This is a thin layer: its own thread runs the loop, and each call waits for its result. Any thread may
+call it. For thousands of appends a second use `append_many`, or asyncio.
 """
 
 import asyncio
@@ -149,11 +149,11 @@ class SyncLedgerWriter(ClosedByWith):
         return EntryId(self.append_many((payload,))[0])
 
     def append_many(self, payloads: Iterable[bytes]) -> list[int]:
-        """The ids of the entries, all confirmed. Any number: they are taken from the iterable as
-        there is room for them.
+        """Appends any number of payloads; returns the ids of the entries when all are confirmed.
+        Payloads are taken from the iterable as there is room for them.
 
-        After an error some of them may have been appended; `last_add_confirmed` says which
-        certainly.
+        After an error some of them may have been appended; `last_add_confirmed` says which of them
+        certainly were.
         """
         ids: list[int] = []
         for piece in _pieces(payloads, self._piece_max, self._piece_bytes_max):

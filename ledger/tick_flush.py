@@ -1,8 +1,8 @@
-"""Work at the end of a turn of the loop, when all its requests are known: writers hand out what
-was appended in it, then each connection writes what it has gathered.
+"""Work at the end of a turn of the loop, when all requests of the turn are known: writers hand out
+what was appended in the turn, then each connection writes what it has gathered.
 
-One callback for all of them: with one for each, a lone add would cost four, of its writer and three
-connections, and one more round of the loop.
+One callback serves all of them. With one callback each, a lone add would need four (of its writer and
+three connections) and one more turn of the loop.
 """
 
 import asyncio

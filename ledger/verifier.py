@@ -1,8 +1,8 @@
 """Reads every copy of a ledger's entries from the very bookie that should have it.
 
-A reader needs one good copy; this checks all (`core/verification.py` has the verdicts). Nothing
-is mended. Windows of entries are checked in turn, on all members of an ensemble at once, in
-batches while they succeed and otherwise one by one; of an entry only the digest of its payload
+A reader needs one good copy; the verifier checks all copies (`core/verification.py` has the verdicts)
+and repairs nothing. It checks one window of entries after the other, on all members of an ensemble at
+once: in batches while these succeed, otherwise entry by entry. Only the digest of an entry's payload
 is kept.
 """
 
@@ -99,7 +99,7 @@ class Verifier:
     async def _read_batches(
         self, bookie: BookieId, share: Sequence[EntryId], found: dict[EntryId, Copy]
     ) -> None:
-        """Reads batches until one is not as it should be."""
+        """Reads batches until one of them fails or is incomplete."""
         expected = list(share)
         while expected:
             count = expected[-1] - expected[0] + 1

@@ -4,11 +4,11 @@ replaces failed bookies, `metadata_writer.py`, which writes its metadata, and `e
     append ──► Pipeline ──► one write per bookie and turn of the loop ──► bookies
     futures ◄── LAC moved ◄── Pipeline ◄── batches of acks ◄───────────────┘
 
-The appends of one turn of the loop leave in one write per bookie, or, with later ones, a little
-later while that bookie is busy (WR10); responses come in batches and are counted in batches. No
-entry has a task, a timer or a lock. While entries are in flight there are ticks, which
-`shared_timer.py` has for all writers, also for those that rest; there is one timer for each
-bookie that is busy or lags.
+The appends of one turn of the loop are sent in one write per bookie. While a bookie has unanswered
+adds they are sent a little later, together with later appends (WR10). Responses come in batches and
+are counted in batches. No entry has a task, a timer or a lock. While entries are in flight, and while
+a writer rests, `shared_timer.py` makes ticks for all writers; each bookie that is busy or lags has a
+timer of its own.
 """
 
 import asyncio
@@ -59,9 +59,9 @@ _Waiting = tuple[EntryId, "asyncio.Future[Any]", Any]
 class LedgerWriter:
     """Appends to one ledger, which it has created. Use it from one event loop only.
 
-    Once it fails it stays so: `failure` says why, `append` raises it, and pending appends raise
-    `AppendUnsettled`. No confirmed entry is lost by that. As a context manager it closes the
-    ledger at the end.
+    A writer that has failed stays failed: `failure` is the error, which `append` raises, and pending
+    appends raise `AppendUnsettled`. No confirmed entry is lost by that. As a context manager the
+    writer closes the ledger at the end.
     """
 
     def __init__(
@@ -185,9 +185,9 @@ class LedgerWriter:
         """Appends the next entry, which is sent with the others of this turn of the loop. Does not
         wait.
 
-        The future has its id once it is confirmed: on disk with an ack quorum, and all entries
-        before it, too. It need not be awaited: `flush` and `close` report failures. Cancelling
-        it cancels nothing but the news.
+        The future returns the entry's id once the entry and all entries before it are confirmed, that
+        is, on disk with an ack quorum. The future need not be awaited: `flush` and `close` report
+        failures. Cancelling it does not cancel the append.
 
         Raises, and then nothing was appended: `Overloaded` while the window is full (wait for
         `ready`), `EntryTooLarge`, `LedgerClosed` after `close`, or what stopped the writer.
@@ -218,22 +218,22 @@ class LedgerWriter:
         on_stopped: Callable[[RollbookError], None],
     ) -> None:
         """Reports the new LAC whenever it moves, and, if the writer is stopped before all `put`
-        entries are confirmed, the error that a future would raise. Called from where acks are
-        read: neither may raise, or use this writer.
+        entries are confirmed, the error that a future would raise. The callbacks are called while
+        acks are read: neither may raise, or use this writer.
         """
         self._on_lac, self._on_stopped = on_confirmed, on_stopped
 
     def watch_seats(self, on_vacant: Callable[[], None]) -> None:
-        """Calls `on_vacant` when a seat has become vacant; it may be taken again at once. Like the
+        """Calls `on_vacant` when a seat has become vacant; the seat may be taken again at once. Like the
         callbacks of `watch`, it may not raise or use this writer."""
         self._on_vacant = on_vacant
 
     def append_many(self, payloads: Sequence[bytes]) -> "asyncio.Future[range]":
-        """Like `append`, for all or none, at less cost: one future, which has the range of their
-        ids.
+        """Appends all payloads or none, at less cost than `append`: there is one future, which returns
+        the range of their ids.
 
-        All have to fit into the window at once: `InvalidRequest` if they never could. Cancelling the
-        future cancels nothing but the news.
+        All payloads have to fit into the window at once: `InvalidRequest` if they never could.
+        Cancelling the future does not cancel the appends.
         """
         if self._is_closing or self._failure is not None:
             raise self._refusal()
@@ -247,7 +247,7 @@ class LedgerWriter:
         return future
 
     async def ready(self, entries: int = 1, payload_bytes: int = 0) -> None:
-        """Returns when the window has room, at once if it has: then append before you await again.
+        """Returns when the window has room, at once if it has room now. Append before you await again.
 
         Raises `EntryTooLarge`, `LedgerClosed`, or the error that stopped the writer. Cancelling it leaves nothing behind.
         """
@@ -280,8 +280,9 @@ class LedgerWriter:
     async def force(self) -> None:
         """Returns when all that was appended before is on disk with an ack quorum.
 
-        Confirmed entries are durable already: a bookie acknowledges what it has synced. So it is
-        `flush`, under its name for ledgers with deferred syncs, cancelling included.
+        Confirmed entries are durable already, because a bookie acknowledges what it has synced.
+        Therefore this is the same as `flush`, also when it is cancelled, under the name that ledgers
+        with deferred syncs use.
         """
         await self.flush()
 
@@ -295,9 +296,9 @@ class LedgerWriter:
         `MetadataUnavailable` or `ConnectionLost` if the metadata store does not answer; the
         ledger may then still be open, for recovery to close.
 
-        If it is cancelled, it goes on to its end, which is bounded by deadlines, before it
-        raises. Again: the same outcome. If it is stopped in the meantime, it raises what `flush`
-        would.
+        If `close` is cancelled, it completes first, within its deadlines, and then raises. A second
+        call has the same outcome. If the writer is stopped in the meantime, `close` raises what
+        `flush` would.
         """
         if self._closing is None:
             self._is_closing = True
@@ -358,7 +359,7 @@ class LedgerWriter:
         return WriteLac(self.ledger_id, lac, self._key, self._digest.pack_lac(lac))
 
     def leave(self, reason: RollbookError, bookie: BookieId) -> bool:
-        """Replaces a bookie without outstanding adds, if another one can take its seat (WR11).
+        """Begins to replace a bookie without outstanding adds, if another one can take its seat (WR11).
         Returns whether it began."""
         if self._is_closing or self._is_over or bookie not in self._seating.ensemble:
             return False
@@ -731,7 +732,7 @@ class LedgerWriter:
         await asyncio.gather(*self._tasks(), return_exceptions=True)
 
     def _refusal(self) -> RollbookError:
-        """The error for a new append, made afresh each time, since errors gather tracebacks."""
+        """The error for a new append. Each append gets a new one, since errors collect tracebacks."""
         failure = self._failure
         if failure is None:
             return LedgerClosed("its writer was closed", ledger_id=self.ledger_id)
@@ -751,7 +752,7 @@ class LedgerWriter:
             except RollbookError as error:
                 if not isinstance(self._failure, Unavailable | OutcomeUnknown):
                     raise
-                loss = error  # Bookies were missing; the ledger can be closed all the same.
+                loss = error  # Bookies were missing; the ledger can be closed nevertheless.
             self._stand_ins.freeze()
             await self._await_change()
             await self._hand_over()
@@ -772,8 +773,8 @@ class LedgerWriter:
                 await self._stand_ins.until_unchanging()
 
     async def _hand_over(self) -> None:
-        """Waits a little for connections to take the last third copies, which they then deliver
-        without us.
+        """Waits a little until the connections have taken the last third copies; they deliver these
+        even after the writer has ended.
         """
         slots = range(len(self._channels))
         for _ in range(round(LAGGARD_TICKS * self._tick_s / LOOK_AGAIN_S)):

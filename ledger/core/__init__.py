@@ -1,1 +1,1 @@
-"""The rules of a ledger's client: writing, reading, recovery, placement."""
+"""The rules of the ledger client: writing, reading, recovery and placement."""

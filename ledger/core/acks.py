@@ -3,12 +3,12 @@
 An entry is confirmed once `ack` members of its write set have acknowledged it and every entry
 below it is confirmed: the LAC grows one entry at a time and never passes a hole (WR1). A bookie
 that is being replaced no longer counts: its copies stop counting before its successor is picked,
-and the successor's count from the fragment that names it (WR2).
+and the successor's copies count from the fragment that names the successor (WR2).
 
-A bookie acknowledges a writer's entries in order, as a rule. So a member's copies are one
-number, `acked_below`: it has all entries below that it should hold. Entries acknowledged out of order
-are kept apart until that number reaches them. The LAC follows from these numbers, whatever the number
-of entries between.
+A bookie usually acknowledges a writer's entries in order. Therefore one number for each member,
+`acked_below`, describes its copies: the member has all entries below this id that it should hold.
+Entries acknowledged out of order are kept apart until that number reaches them. The LAC is computed
+from these numbers, at a cost that does not depend on the number of entries between them.
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ from rollbook.proto.quorum import Quorum, Slots
 
 class AckTracker:
     """Counts acknowledgements by slot, that is, by index of the ensemble. A bookie that takes over
-    a slot has to acknowledge entries above the LAC itself."""
+    a slot has to acknowledge all entries above the LAC again."""
 
     def __init__(self, quorum: Quorum, next_entry: EntryId = FIRST_ENTRY) -> None:
         self.last_add_confirmed = EntryId(next_entry - 1)
@@ -36,8 +36,8 @@ class AckTracker:
         return self._acked_below[slot]
 
     def on_acks(self, slot: int, entry_ids: Sequence[EntryId], end: EntryId) -> bool:
-        """Takes acks of a slot; returns whether entries were confirmed. The slot was not sent `end`
-        and later entries, so acks for these do not count; repeated acks change nothing."""
+        """Takes acks of a slot; returns whether entries were confirmed. Entry `end` and later ones
+        were not sent to the slot, so acks for them do not count; repeated acks change nothing."""
         if self._withdrawn >> slot & 1:
             return False
         acked_below = self._acked_below[slot]
@@ -84,7 +84,7 @@ class AckTracker:
         self._restart(slot, EntryId(self.last_add_confirmed + 1))
 
     def admit(self, slot: int, first_entry: EntryId) -> None:
-        """The slot's new bookie has no entry from `first_entry` on and gets them all."""
+        """The slot's new bookie has no entry from `first_entry` on, and will be sent all of them."""
         assert self._withdrawn >> slot & 1, "WR2: copies count again before they stopped counting"
         self._withdrawn &= ~(1 << slot)
         self._excused &= ~(1 << slot)
@@ -95,8 +95,8 @@ class AckTracker:
         self._excused |= 1 << slot
 
     def recall(self, slot: int, first_entry: EntryId) -> EntryId:
-        """The slot gets entries again, from `first_entry` on; all below are confirmed. Returns its
-        old number: the entries from there up to `first_entry` it never gets.
+        """The slot is sent entries again, from `first_entry` on; all below are confirmed. Returns its
+        old `acked_below`: the slot is never sent the entries from there up to `first_entry`.
         """
         assert first_entry <= self.last_add_confirmed + 1, "WR2: entries are left out unconfirmed"
         self._excused &= ~(1 << slot)
@@ -114,8 +114,8 @@ class AckTracker:
         self._beyond[slot].clear()
 
     def _take_stripe(self, slot: int, entry_ids: Sequence[EntryId], end: EntryId) -> bool:
-        """Takes acks if they are just what the slot should acknowledge next; returns whether they
-        were."""
+        """Takes acks if they are exactly what the slot should acknowledge next; returns whether it
+        took them."""
         acked_below, behind = self._acked_below[slot], EntryId(entry_ids[-1] + 1)
         if not acked_below < behind <= end or self._beyond[slot]:
             return False

@@ -1,33 +1,34 @@
 """Entries in flight: from append until all their bookies have a copy.
 
-An id, the ledger's length and the place in the queue are taken in one step (WR1). Frames are
-built when one of them is sent, for all entries appended by then: that is cheaper than one by
-one, and carries the newest LAC. One frame serves all bookies. It is kept until its entry is
-confirmed and no copy is outstanding; what is in memory fits into the window. A bookie that
-reconnects or replaces another is sent again what it has not acknowledged; others are not.
+An entry gets its id, the ledger's length and its place in the queue in one step (WR1). When a frame
+is to be sent, the frames of all entries appended so far are built: that is cheaper than building
+them one by one, and they carry the newest LAC. One frame serves all bookies. It is kept until its
+entry is confirmed and no copy is outstanding; all kept frames fit into the window. A bookie that
+reconnects or replaces another is sent again what it has not acknowledged; the others are not.
 
 Time is counted in ticks, which the shell makes regularly while entries are in flight. There is
-no timer for an entry: at each tick it is noted which entries exist. A process that stood still
-for a while has not ticked, so responses that wait in its sockets are read before anything
-expires. Three deadlines hang on the ticks (WR6):
+no timer for an entry: each tick records which entries exist. A process that was stopped for a while
+has not ticked, so responses that wait in its sockets are read before anything expires. Ticks
+measure three deadlines (WR6):
 
-- A bookie has failed when an add has been without its answer for `DEADLINE_TICKS`, be it silent or
-  busy. "Busy" alone is no failure before that: the add is offered again after a pause.
-- A bookie has failed, too, when entries that are confirmed without it fill half of the window and
-  for `LAGGARD_TICKS` it did not acknowledge anything. Until then it slows the writer down.
-- For a bookie that has failed and has no successor yet nothing more is kept when such entries have
-  filled half of the window for `PATIENCE_TICKS`: the writer goes on without it.
+- A bookie has failed when an add has had no answer for `DEADLINE_TICKS`, whether the bookie is silent
+  or busy. Before that, "busy" alone is no failure: the add is sent again after a pause.
+- A bookie has also failed when entries that are confirmed without it fill half of the window and
+  it has acknowledged nothing for `LAGGARD_TICKS`. Until then it slows the writer down.
+- If a bookie has failed and has no successor yet, its entries are dropped once confirmed entries
+  without its copy have filled half of the window for `PATIENCE_TICKS`: the writer goes on without it.
 
 The writer gives up when an entry has not been confirmed for `DEADLINE_TICKS` and too few bookies are
-left to do so, or for twice as long whatever the reason: one deadline for a bookie that hangs and one
-for its successor.
+left to confirm it. For any other reason it gives up after twice that time: one deadline for a bookie
+that hangs and one for its successor.
 
-How much a connection gets at a time, and when it is checked again:
+These rules decide how much a connection is sent at a time:
 
-- Nothing while more than half of `_SEND_AHEAD_BYTES` waits for its socket; else frames up to that size.
-- Nothing yet while entries gather for a bookie that owes answers (WR10), for `_GATHER_S` at most.
-- After "busy" nothing for a pause that doubles with each further "busy", until the bookie acknowledges
-  an entry (WR8).
+- It is sent nothing while more than half of `_SEND_AHEAD_BYTES` waits for its socket; otherwise it is
+  sent frames up to that size.
+- It is sent nothing while entries gather for a bookie that owes answers (WR10), for `_GATHER_S` at most.
+- After "busy" it is sent nothing for a pause, which doubles with each further "busy" until the bookie
+  acknowledges an entry (WR8).
 """
 
 from bisect import bisect_right
@@ -57,7 +58,7 @@ PATIENCE_TICKS: Final = 2
 LOOK_AGAIN_S: Final = 0.01  # After this time, a socket that was full is checked again.
 # The most bytes that are written to a connection and not yet accepted by its socket.
 _SEND_AHEAD_BYTES: Final = 1024 * 1024
-_GATHER_S: Final = 0.002  # Larger: fewer writes, and others learn later what is confirmed.
+_GATHER_S: Final = 0.002  # Larger: fewer writes, and readers learn later what is confirmed.
 _BUSY_PAUSE_S_MIN: Final = 0.02
 _BUSY_PAUSE_S_MAX: Final = 0.64
 _CHUNK_BYTES: Final = 256 * 1024  # A chunk of this size is sent without waiting for more.
@@ -74,12 +75,12 @@ class SlotProgress:
     # All entries below this one that the slot should hold were sent on the present connection.
     sent: EntryId
     takes_entries: bool = True
-    since: int = 0  # The tick from which it had to acknowledge copies.
+    since: int = 0  # The tick since which the slot has had copies to acknowledge.
     # Entries refused as "busy"; they will be sent again.
     refused: list[EntryId] = field(default_factory=list)
-    is_paused: bool = False  # Whether it is sent nothing until its pause is over.
+    is_paused: bool = False  # Whether the slot is sent nothing until its pause is over.
     acked_seen: EntryId = FIRST_ENTRY
-    last_sign: int = 0  # The last tick at which it had acknowledged more or it said "busy".
+    last_sign: int = 0  # The last tick at which the slot had acked more or answered "busy".
 
 
 class AddPipeline:
@@ -92,9 +93,9 @@ class AddPipeline:
     ) -> None:
         self.acks = AckTracker(quorum)
         self.next_entry = FIRST_ENTRY
-        self.appended_bytes = 0  # Bytes of all frames ever appended, estimated from above.
+        self.appended_bytes = 0  # An upper estimate of the bytes of all frames ever appended.
         self.sent_lac = self.acks.last_add_confirmed  # The newest LAC that a frame carries.
-        self.handed_end = FIRST_ENTRY  # No slot was sent this entry or a later one.
+        self.handed_end = FIRST_ENTRY  # This entry and later ones were not sent to any slot yet.
         self.tick = 0
         self._quorum = quorum
         self._packer = packer
@@ -114,9 +115,9 @@ class AddPipeline:
         self._busy_pauses_s = [0.0] * quorum.ensemble  # The latest pause of each slot.
         self._joined_of = (FIRST_ENTRY, FIRST_ENTRY)
         self._joined = b""
-        # Ticks, each with the next entry at that time.
+        # Pairs of a tick and the id of the next entry at that tick.
         self._ages: deque[tuple[int, EntryId]] = deque()
-        # The first of the consecutive ticks at which half of the window was full; 0: it is not.
+        # The first tick since which half of the window has been full; 0: it is not full now.
         self._half_full_since = 0
 
     # --- Appending ----------------------------------------------------------------------------
@@ -139,7 +140,7 @@ class AddPipeline:
         kept = payload if type(payload) is bytes else _kept(payload)
         size = len(kept)
         entry_id, end = self.next_entry, self.appended_bytes + size + _AROUND_BYTES
-        # Inlines `has_room`: a call of it takes half as long as all of `append`.
+        # `has_room` is inlined, because calling it takes half as long as all of `append`.
         is_full = end > self._full_at_bytes or entry_id >= self._full_at_entry
         if is_full and not self.has_all_replies:
             raise Overloaded(_FULL, next_step=_WAIT)
@@ -151,8 +152,8 @@ class AddPipeline:
         return entry_id
 
     def append_all(self, payloads: Sequence[bytes]) -> range:
-        """Appends all or none; returns their ids. Raises `Overloaded`, `EntryTooLarge`,
-        `TypeError`, and `InvalidRequest` if they never fit."""
+        """Appends all payloads or none; returns their ids. Raises `Overloaded`, `EntryTooLarge`,
+        `TypeError`, and `InvalidRequest` if the payloads can never fit."""
         kept = [each if type(each) is bytes else _kept(each) for each in payloads]
         count, size = len(kept), sum(map(len, kept))
         if count > self._window_entries or (
@@ -257,7 +258,7 @@ class AddPipeline:
         return self._joined, count
 
     def _join(self, start: EntryId, bytes_max: int) -> None:
-        """Builds frames that no slot was sent so far once, for all slots that keep up."""
+        """Joins the frames that were sent to no slot yet, once for all slots that keep up."""
         frames = self._frames[start - self._first :]
         if self.kept_bytes > bytes_max and sum(map(len, frames)) > bytes_max:
             return
@@ -349,7 +350,7 @@ class AddPipeline:
         self._full_at_entry = self._first + self._window_entries
         for seat in self._seats:
             if seat.takes_entries and seat.sent < self._first:
-                seat.sent = self._first  # The slot does not hold the entries that it was not sent.
+                seat.sent = self._first  # The slot should not hold the skipped entries.
         if self.has_all_replies:
             self._joined = b""
         return True
@@ -372,8 +373,8 @@ class AddPipeline:
         self.acks.withdraw(slot)
 
     def admit(self, slot: int, first_entry: EntryId) -> tuple[EntryId, EntryId]:
-        """The slot's new bookie is named from `first_entry` on. Returns the range of entries that
-        it will never get."""
+        """The metadata names the slot's new bookie from `first_entry` on. Returns the range of entries
+        that it will never get."""
         start = max(first_entry, self._first)
         self._busy_pauses_s[slot] = 0.0
         self.acks.admit(slot, start)
@@ -408,9 +409,8 @@ class AddPipeline:
 
     def find_hopeless(self, standing: Slots, *, is_changing: bool) -> RollbookError | None:
         """The error with which the writer has to give up, or None. `standing`: slots whose bookies
-        have not failed.
-
-        While a change is under way, others are about to step in.
+        have not failed. `is_changing`: an ensemble change is under way, so successors are about to
+        take over.
         """
         oldest = EntryId(self.acks.last_add_confirmed + 1)
         age = self._age(oldest)
@@ -453,8 +453,8 @@ class AddPipeline:
         return self._lengths[count - 1] - self._length_before + count * _AROUND_BYTES
 
     def _is_laggard(self, seat: SlotProgress) -> bool:
-        """Whether the bookie is too slow. A busy bookie has responded, and the next move is ours:
-        it never counts before the deadline (WR8)."""
+        """Whether the bookie is too slow. A bookie that answered "busy" waits for us to send again,
+        so it is not too slow before the deadline (WR8)."""
         silent_for = self.tick - max(seat.last_sign, self._half_full_since)
         return (
             self._half_full_since > 0
@@ -470,10 +470,10 @@ class AddPipeline:
 
 
 def _kept(payload: bytes) -> bytes:
-    """A copy of the payload that cannot change; for arrays, of their bytes."""
+    """An immutable copy of the payload; for arrays, a copy of their bytes."""
     return bytes(memoryview(payload))
 
 
 def _count_that_fit(frames: Sequence[bytes], bytes_max: int) -> int:
-    """How many of the first frames fit, and at least one."""
+    """How many of the first frames fit; at least one."""
     return min(len(frames), max(1, bisect_right(list(accumulate(map(len, frames))), bytes_max)))

@@ -13,10 +13,10 @@
 - While one attempt's outcome is unknown, entries may be confirmed by bookies that stay, since they are
   in the ensemble either way. So each new attempt starts at the LAC + 1 of its own time (WR2).
 
-A failure is: a lost connection is made again at once; if that fails, or it is lost again before
+A lost connection is made again at once. If that fails, or if the connection is lost again before
 anything was acknowledged, the bookie has failed. That holds only for a bookie with outstanding
-adds: many ledgers are idle, and a restart is no reason to move them all. A bookie that responds
-with an error of its own, or not in time, has failed, too. "Read-only" takes it out of the
+adds: many ledgers are idle, and a restart is no reason to move them all. A bookie has failed, too,
+if it responds with an error of its own or does not respond in time. A read-only bookie leaves the
 ensemble without a quarantine; "busy" is no failure; "fenced" and "unauthorized" end the writer.
 """
 
@@ -58,7 +58,7 @@ def judge(refusal: type[RollbookError]) -> RefusalAction:
 @dataclass(slots=True)
 class _Down:
     error: RollbookError
-    ends_when_open: bool  # Whether a new connection ends it: only connections have failed.
+    ends_when_open: bool  # Whether a new connection ends the failure: only connections have failed.
 
 
 class OpenEnsemble:
@@ -71,7 +71,7 @@ class OpenEnsemble:
         self._leaving: Slots = 0
         self._lost: Slots = 0  # Slots that hung up and have not answered anything since.
         self._refusing: Slots = 0  # Slots that refused an add and have acknowledged none since.
-        # Members that have gone, and why; no other bookie could take their seats.
+        # Members that are gone and could not be replaced, with the reasons why they are gone.
         self._gone: dict[BookieId, str] = {}
 
     @property
@@ -128,27 +128,27 @@ class OpenEnsemble:
         return type(error)(f"{error.message} ({seen})", next_step=error.next_step, **error.ids)
 
     def on_failure(self, slot: int, error: RollbookError) -> bool:
-        """The slot's bookie fails to answer, or answers wrongly. Returns whether it was not down
-        before."""
+        """Marks the slot's bookie as down, because it did not answer or answered wrongly. Returns
+        whether it was up before."""
         is_news = slot not in self._down
         self._down[slot] = _Down(error, ends_when_open=False)
         return is_news
 
     def on_refusal(self, slot: int, error: RollbookError) -> bool:
-        """Like `on_failure`, after a refused add. It may sit again at once, but is not counted on
-        before it acknowledges something."""
+        """Like `on_failure`, after a refused add. The bookie may get its seat back at once, but the
+        seat counts as vacant until the bookie acknowledges something."""
         self._refusing |= 1 << slot
         return self.on_failure(slot, error)
 
     def on_gone(self, gone: dict[BookieId, str]) -> bool:
-        """Takes the members that have gone and that no other bookie can replace, and why. Returns
-        whether they have changed."""
+        """Takes the members that are gone and that no other bookie can replace, with the reasons.
+        Returns whether they have changed."""
         is_news = gone.keys() != self._gone.keys()
         self._gone = gone
         return is_news
 
     def on_lost(self, slot: int, error: RollbookError) -> bool:
-        """The connection was lost or could not be made. Returns whether the slot fails by that."""
+        """The connection was lost or could not be made. Returns whether the slot has failed now."""
         if slot in self._down:
             return False
         if not self._lost >> slot & 1:
@@ -163,8 +163,8 @@ class OpenEnsemble:
         self._refusing &= ~(1 << slot)
 
     def on_open(self, slot: int) -> bool:
-        """The slot has a connection again; returns whether it sits again. If it is lost again
-        before an answer, the slot fails."""
+        """The slot has a connection again; returns whether its bookie has its seat back. If the
+        connection is lost again before an answer, the slot fails."""
         down = self._down.get(slot)
         if down is None or not down.ends_when_open or self._leaving >> slot & 1:
             return False
@@ -172,11 +172,11 @@ class OpenEnsemble:
         return True
 
     def on_rested(self, slot: int) -> None:
-        """The bookie's quarantine is over and it has a connection: it sits again."""
+        """The bookie gets its seat back: its quarantine is over and it has a connection."""
         del self._down[slot]
 
     def on_leaving(self, slots: Iterable[int]) -> None:
-        """Successors for these slots are picked: their bookies cannot sit again."""
+        """Successors for these slots are picked: their old bookies cannot get the seats back."""
         self._leaving = sum(1 << slot for slot in slots)
 
     def on_moved(self, open_fragment: Fragment) -> list[int]:
@@ -209,7 +209,7 @@ class OpenEnsemble:
         return Fragment(first_entry, ensemble)
 
     def find_made(self, found: LedgerMetadata, attempts: Sequence[Fragment]) -> Fragment | None:
-        """Returns the attempt that was written, of those with unknown outcomes. Raises
+        """Returns the one of `attempts`, whose outcomes are unknown, that was written. Raises
         `LedgerFenced` (WR4)."""
         if found.state is LedgerState.OPEN and found.fragments[-1] in attempts:
             return found.fragments[-1]

@@ -1,7 +1,7 @@
-"""Checks what a bookie returned against the request: only whole, right entries count (RD3).
+"""Checks what a bookie returned against the request: only whole and correct entries count (RD3).
 
-An entry is right if its digest is, and if it names this ledger and an entry that was asked for.
-Of a batch everything up to the first flaw is accepted; the rest is requested again.
+An entry is correct if its digest is, and if it names this ledger and an entry that was requested.
+A batch is accepted up to its first flaw; the rest is requested again.
 """
 
 from collections.abc import Sequence
@@ -21,8 +21,8 @@ def unpack_batch(
     """Unpacks entries in ascending order, perhaps with gaps. Raises `DigestMismatch` if the first
     body is flawed.
 
-    Does what `LedgerDigest.unpack_entry` does, a batch at a time: half of the cost of reading is
-    here.
+    Does what `LedgerDigest.unpack_entry` does, but for a whole batch: half of the cost of reading is
+    spent here.
     """
     entries: list[Entry] = []
     ledger_id, overhead_bytes = digest.ledger_id, digest.overhead_bytes
@@ -46,9 +46,9 @@ def unpack_batch(
 
 
 def unpack_last(digest: LedgerDigest, body: Buffer) -> Entry:
-    """Unpacks the response to "your last entry", whichever that is. Raises `DigestMismatch`.
+    """Unpacks the response to a request for the bookie's last entry. Raises `DigestMismatch`.
 
-    An entry is not confirmed before it was sent: without a digest that is all that can be
+    An entry's LAC must be lower than its own id. For a ledger without digests, nothing else can be
     checked.
     """
     entry = digest.unpack_entry(body, None)

@@ -2,12 +2,12 @@
 
 A bookie that failed (no response in time, no connection, an I/O error) is in quarantine: nothing
 new is placed there while others are available, and readers ask it last. The first quarantine
-takes a minute; one that fails again soon after takes twice as long as the last, up to half an
-hour. So a hanging bookie costs all users of this object one deadline and then next to nothing. A
-caller that finds only such bookies asks them whether they respond, and releases those that do.
+takes a minute; if the bookie fails again soon after, the next one takes twice as long, up to half an
+hour. A hanging bookie therefore costs all users of this object one deadline and then next to nothing.
+A caller that finds only bookies in quarantine asks whether they respond, and releases those that do.
 
-Being slow is less than having failed: a reader that got its answer from another copy first asks that
-bookie later, until it answers again. "Busy" and "read-only" are no failures.
+A slow bookie has not failed: when another copy answered first, readers ask the slow bookie later,
+until it answers again. "Busy" and "read-only" are no failures.
 """
 
 from dataclasses import dataclass
@@ -34,8 +34,8 @@ class Health:
         self._records: dict[BookieId, _BookieRecord] = {}
 
     def on_failure(self, bookie: BookieId, now_ns: int) -> None:
-        """Begins a quarantine, unless there is one: further failures, of other ledgers or
-        reconnects, add nothing to it."""
+        """Begins a quarantine, unless the bookie is in one: further failures, of other ledgers or of
+        reconnects, do not extend it."""
         record = self._record(bookie)
         if now_ns < record.failed_until_ns:
             return
@@ -68,7 +68,7 @@ class Health:
         return record.failed_until_ns if record else -1
 
     def read_rank(self, bookie: BookieId, now_ns: int) -> int:
-        """When to ask the bookie: 0: in its turn; 1: after those with 0; 2: last."""
+        """The bookie's rank for reads: 0: asked in its turn; 1: asked after those of rank 0; 2: last."""
         record = self._records.get(bookie)
         if record is None:
             return 0

@@ -1,10 +1,10 @@
 """The LAC as an ensemble reports it, and when enough of the ensemble was heard to trust it.
 
 Every confirmed entry has `ack` copies in its write set, and a bookie that stores an entry knows
-the LAC that came with it. So the highest LAC that was reported is not too low once every
+the LAC that came with it. Therefore the highest reported LAC is not too low once every
 possible ack quorum has a member that was heard (RD1). A bookie is heard if it returns an entry
 or a LAC, or says that it has none; a bookie that may have lost something, fails, or returns a
-wrong digest proves nothing. A valid LAC counts from any bookie: none can be too high.
+wrong digest proves nothing. A valid LAC counts from any bookie, because it cannot be too high.
 """
 
 from rollbook.proto.ids import NO_ENTRY, EntryId
@@ -19,7 +19,7 @@ class LacSurvey:
         self.highest_entry = NO_ENTRY  # The highest entry of any member; it need not be confirmed.
         self._quorum = quorum
         self._unheard = (1 << quorum.ensemble) - 1
-        self._silent: dict[int, str] = {}  # What each silent slot returned that proves nothing.
+        self._silent: dict[int, str] = {}  # Why each slot that was not heard proves nothing.
 
     def on_lac(self, lac: EntryId, highest_entry: EntryId = NO_ENTRY) -> None:
         """Takes a verified LAC, which counts from any bookie, heard or not."""

@@ -1,12 +1,12 @@
-"""Which bookies a writer leaves although it has nothing to send them (WR11).
+"""Which bookies a writer gives up although it has nothing to send them (WR11).
 
 A seat on a lost bookie costs a copy of all later entries, and repair closes a ledger whose open end names a
-lost bookie after a while, because it cannot tell whether its writer lives. So a living writer gives up such
-a seat itself, before that.
+lost bookie after a while, because it cannot tell whether the writer is alive. A live writer therefore gives
+up such a seat itself, before repair closes its ledger.
 
     not registered for 15 s    lost: longer than a restart takes, so a restart moves nothing
     registered as draining     it is to lose all its seats
-    in doubt about everything  it takes no entries before it is healed, and for that open ledgers are closed
+    in doubt about everything  it takes no entries before it is healed, and healing it closes open ledgers
     formatted since            it refuses writers of ledgers that are older than its present life (the bookie's B13)
     read-only                  not missing: it keeps its seats until an add is refused
 """
@@ -44,7 +44,7 @@ class LostMembers:
 def reason_to_leave(
     bookie: BookieId, ledger_id: LedgerId, live: LiveBookies, lost: Collection[BookieId]
 ) -> str | None:
-    """The reason why the writer of a ledger gives up this seat; None: it keeps it."""
+    """The reason why the writer of a ledger gives up this seat; None: it keeps the seat."""
     if bookie in lost:
         return "it is not registered"
     info = live.find(bookie)

@@ -1,13 +1,13 @@
 """Where copies are placed: ensembles of new ledgers, and replacements for failed bookies.
 
 Only bookies that accept new entries are candidates, and only those that publish a usable
-address: behind TLS, a TLS port. Those in quarantine are used if the others do not suffice. A
-bookie is never twice in an ensemble: two copies on one bookie are one copy (WR9).
+address (a client that uses TLS needs a TLS port). Bookies in quarantine are used if the others do not
+suffice. A bookie is never twice in an ensemble: two copies on one bookie are one copy (WR9).
 
 With a map of racks, an ensemble is picked slot by slot so that any `write` slots in a row, which
-hold an entry, are in as many racks as possible. With too few racks it is picked all the same,
-and `lacks_racks` says so. A bookie that is on no map counts as a rack of its own. Chance decides
-between equals, so that many clients spread their writes.
+hold an entry, are in as many racks as possible. With too few racks an ensemble is picked anyway,
+and `lacks_racks` reports it. A bookie that is not in the map counts as a rack of its own. Equal
+candidates are picked at random, so that many clients spread their writes.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -45,7 +45,7 @@ class Placement:
         healthy, resting = self._candidates(live, now_ns, excluded=())
         if len(healthy) + len(resting) < quorum.ensemble:
             raise self._too_few(len(healthy) + len(resting), len(live.read_only), quorum)
-        # Quarantine weighs more than racks: with a dead member, entries have a copy less.
+        # Healthy bookies matter more than racks: a dead member leaves entries with a copy less.
         healthy += resting[: max(0, quorum.ensemble - len(healthy))]
         members: dict[int, BookieId] = {}
         for slot in range(quorum.ensemble):
@@ -55,7 +55,7 @@ class Placement:
     def _too_few(self, usable: int, read_only: int, quorum: Quorum) -> NotEnoughBookies:
         behind_tls, start = (" behind TLS", " with --tls-listen") if self._uses_tls else ("", "")
         others = room = ""
-        # Their disks are usually full; without this text one would look for dead bookies.
+        # Read-only bookies usually have full disks; without this text an operator would look for dead ones.
         if read_only:
             others = f", {read_only} are read-only"
             room = "make room on the disks of those that are read-only, "
@@ -120,7 +120,7 @@ class Placement:
     def _candidates(
         self, live: LiveBookies, now_ns: int, excluded: Collection[BookieId]
     ) -> tuple[list[BookieId], list[BookieId]]:
-        """Shuffled candidates; those in quarantine apart, in the order in which they leave it."""
+        """Shuffled candidates, and separately those in quarantine, in the order in which they leave it."""
         found = [bookie for bookie in self.usable(live) if bookie not in excluded]
         self._randomness.shuffle(found)
         healthy = [each for each in found if not self._health.is_quarantined(each, now_ns)]

@@ -1,14 +1,14 @@
-"""Which copy of an entry to ask for next, when to ask a second member, when to stop asking.
+"""Decides which copy of an entry to ask for next, when to ask a second member, and when to stop.
 
-A plain read asks one member of the write set; the next one when that fails, has no such entry,
-or is slower than most answers lately (RD2). The order: healthy members before slow or failed
-ones, and among equals always the same one for neighbouring entries, since it has read ahead. A
-returned entry counts only with a right digest and the right ids (RD3). When no member is left,
-all the responses together decide what the caller may do:
+A plain read asks one member of the write set. It asks the next member when the first one fails, has
+no such entry, or is slower than most recent answers (RD2). Healthy members are asked before slow or
+failed ones; among equals, neighbouring entries are asked of the same member, since it has read
+ahead. A returned entry counts only with a valid digest and the right ids (RD3). When no member is
+left, all the responses together decide which error the caller gets:
 
-    NoSuchEntry       every copy's holder said that it has none
-    DigestMismatch    nobody can be asked again with a better result, and some bytes were bad
-    EntryUnavailable  somebody could not be asked, or does not know: try again
+    NoSuchEntry       every member that should hold a copy said that it has none
+    DigestMismatch    some bytes were bad, and asking again would not help
+    EntryUnavailable  some member could not be asked, or does not know: try again
 """
 
 from collections import deque
@@ -45,7 +45,7 @@ _PASSING: Final = (BookieUnreachable, ConnectionLost, Overloaded, Throttled)
 def covering_slots(quorum: Quorum, offset: int, usable: Slots = -1) -> tuple[int, ...]:
     """A small set of members that together hold all entries of these `usable` slots.
 
-    It is the smallest if all can be used; each offset gives another choice.
+    It is the smallest such set if all members can be used; each offset selects another one.
     """
     size, write = quorum.ensemble, quorum.write
     cover: dict[int, None] = {}
@@ -70,7 +70,7 @@ def slots_in_order(
 
 
 class CopySearch:
-    """A read of one entry, or of a run that starts with it: which member to ask, and the verdict."""
+    """A read of one entry, or of a run that starts with it: picks the member to ask, and the error."""
 
     def __init__(self, slots: Sequence[int], hedge: "HedgeDelay") -> None:
         self._untried = deque(slots)
@@ -87,8 +87,8 @@ class CopySearch:
         return slot
 
     def on_success(self, slot: int, now_ns: int) -> list[int]:
-        """Takes an answer; returns the members that it has overtaken: one that was asked later had
-        less time."""
+        """Takes an answer; returns the members that it has overtaken. A member that was asked later is
+        not overtaken: it had less time."""
         overtaken = list(takewhile(lambda each: each != slot, self._asked_ns))
         for each in (slot, *overtaken):
             self._hedge.observe(now_ns - self._asked_ns[each])
@@ -99,7 +99,7 @@ class CopySearch:
 
     @property
     def may_pass(self) -> bool:
-        """Whether the failure of some member may be over in a moment."""
+        """Whether a retry may help, because some member's failure may pass in a moment."""
         return any(issubclass(error, _PASSING) for error in self._errors.values())
 
     def error(self, ledger_id: LedgerId, entry_id: EntryId, ensemble: Ensemble) -> RollbookError:
@@ -115,7 +115,7 @@ class CopySearch:
 
 
 class CoverSearch:
-    """A read of a run of striped entries: which members together return all of them."""
+    """A read of a run of striped entries: finds members that together return all of them."""
 
     def __init__(
         self,
@@ -137,7 +137,7 @@ class CoverSearch:
         self._useless: Slots = 0
 
     def next_requests(self, now_ns: int) -> list[tuple[int, range]]:
-        """The members to ask now, and for what: from the first entry on that each of them holds."""
+        """The members to ask now, each with its run, which starts at the first entry that it holds."""
         requests: list[tuple[int, range]] = []
         for slot in self._cover():
             if self._asked >> slot & 1:
@@ -158,7 +158,7 @@ class CoverSearch:
 
     @property
     def waits_for(self) -> list[int]:
-        """Members whose answer is outstanding; empty: everything available was returned."""
+        """Members whose answers are outstanding; empty if everything available was returned."""
         return [slot for slot in self._cover() if not self._answered >> slot & 1]
 
     @property
@@ -186,10 +186,10 @@ class CoverSearch:
 
 
 class HedgeDelay:
-    """How long to wait for an answer before another member is asked: longer than 95 % took lately.
+    """How long to wait before another member is asked: longer than 95 % of recent answers took.
 
-    An overtaken response counts with the time after which it was given up: so when everything is
-    slow, waits get longer, and nothing is read twice.
+    An overtaken response counts with the time after which it was given up. Therefore, when all
+    bookies are slow, waits get longer, and nothing is read twice.
     """
 
     def __init__(self, at_least_ms: float, factor: int = 1) -> None:
@@ -197,7 +197,7 @@ class HedgeDelay:
         self._at_least_ns = int(at_least_ms * factor * _NS_PER_MS)
         self._latencies: deque[int] = deque(maxlen=_LATENCIES_KEPT)
         self._since_sorted = 0
-        # First requests also wait for connections.
+        # The first delay is longer, because first requests also wait for connections.
         self.delay_ns = _UNKNOWN_FACTOR * self._at_least_ns
 
     @property

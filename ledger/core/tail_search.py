@@ -1,22 +1,22 @@
 """Finds where a ledger ends: recovery's questions to bookies, and what their answers prove.
 
-The ensemble is the last fragment's, frozen when recovery began; every question fences. From the
-entry after the LAC on, in order, each entry is
+The ensemble is that of the last fragment when recovery began; every question fences. In order, from
+the entry after the LAC on, each entry is one of these:
 
-    present     one valid copy was brought, whatever the others say (FR2)
+    present     one valid copy was returned, whatever the other members say (FR2)
     absent      at least `write - ack + 1` members of its write set said that they have none, and
-                nobody of it who can be reached is still to be heard (FR3)
-    undecided   neither, and nobody is left to ask: recovery fails, and is tried again
+                every other member was heard or cannot be reached (FR3)
+    undecided   neither, and no member is left to ask: recovery fails, and is tried again
 
-A negative is only the explicit "no such entry" or "no such ledger" for that very entry, and,
-from members whose word is reliable (`on_last`), the response to the fence: their last entry. All
-members are asked for that anyway, so usually none is asked for the next entry. What a member may
-have lost, does not answer in time, returns with a wrong digest, or leaves out of a batch proves
-nothing. The first absent entry ends the ledger.
+Only the explicit "no such entry" or "no such ledger" for the entry itself is a negative. In addition,
+members that check for possible losses (`on_last`) deny every entry above the last entry that they
+named when they were fenced. All members are asked for that anyway, so usually no member is asked for
+the next entry. An entry that a member may have lost, does not return in time, returns with a wrong
+digest, or leaves out of a batch proves nothing. The first absent entry ends the ledger.
 
-Up to the highest entry that the fence found, entries are probably there, so one member is asked
-for a run of them and others only if that is slow or fails. Beyond it, the whole write set is
-asked at once: the proof that a ledger ends takes one round trip.
+Up to the highest entry that the fence found, entries probably exist, so one member is asked
+for a run of them, and others only if that member is slow or fails. Beyond that entry, the whole write
+set is asked at once: the proof that a ledger ends takes one round trip.
 """
 
 from collections import deque
@@ -42,7 +42,7 @@ class TailProbe(NamedTuple):
 
 @dataclass(slots=True)
 class _Sought:
-    """An entry that was asked for and not found yet."""
+    """An entry that was requested and is not found yet."""
 
     pending: Slots = 0  # Members that were asked and have not responded.
     tried: Slots = 0  # Members that did not return it with a longer run.
@@ -62,7 +62,7 @@ class TailSearch:
         batch_slots: Slots,
         batch_entries_max: int,
     ) -> None:
-        """`last_known` exists without a question; `batch_slots` can be asked for runs."""
+        """`last_known` is known to exist; the members at `batch_slots` can be asked for runs."""
         self._quorum = quorum
         self._next = EntryId(last_known + 1)  # The first entry that is not decided.
         self._highest_seen = highest_seen
@@ -76,7 +76,7 @@ class TailSearch:
         self._is_end_certain = False
         # The last entry of each slot, as reported when it was fenced.
         self._lasts: dict[int, EntryId] = {}
-        # Members that will soon report their last entry, and are not asked for others.
+        # Members that will soon report their last entry, and are not asked for entries until then.
         self._expected: Slots = 0
 
     # --- Questions ----------------------------------------------------------------------------
@@ -146,8 +146,8 @@ class TailSearch:
         self._expected |= 1 << slot
 
     def on_last(self, slot: int, last: Entry | None) -> None:
-        """Takes the verified last entry of a fenced member; None: it has no entry. It must have
-        searched with the same care as for any entry: damage or doubt is no such answer."""
+        """Takes the verified last entry of a fenced member; None: it has no entry. The member must
+        have checked for damage and possible losses, as for any other entry."""
         self._lasts[slot] = last.entry_id if last is not None else NO_ENTRY
         self._expected &= ~(1 << slot)
         for entry_id, sought in self._sought.items():
@@ -167,7 +167,7 @@ class TailSearch:
             self._to_plan.extend(self._sought)
 
     def on_entries(self, ask: TailProbe, entries: Sequence[Entry]) -> None:
-        """Takes verified entries, in order and at least one; entries after them did not fit."""
+        """Takes at least one verified entry, in order; later entries of the request did not fit."""
         for entry in entries:
             entry_id = entry.entry_id
             if self._sought.pop(entry_id, None) is not None:
@@ -293,8 +293,8 @@ class _Runs:
         self._open: dict[int, list[int]] = {}  # The run of each slot that may grow.
 
     def add(self, slot: int, entry_id: EntryId, *, may_join: bool) -> None:
-        """Adds a request. An entry requested alone gets an answer; one left out of a batch gets
-        none."""
+        """Adds a request. An entry that is requested alone gets an answer of its own; an entry that a
+        batch leaves out gets none."""
         if may_join and self._batch_slots >> slot & 1:
             run = self._open.get(slot)
             if run is not None and entry_id - run[1] < self._entries_max:

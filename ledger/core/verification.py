@@ -1,13 +1,13 @@
 """The verdict on a ledger's copies after all of them were checked.
 
     good          sound bytes, the same payload as the others
-    missing       its bookie says that it has none
-    bad           its bytes are not what anybody wrote
-    different     sound, but another payload than most; two against each other: nobody knows which
-    unknown       its bookie may have lost it, or could not read it
+    missing       its bookie says that it does not have the copy
+    bad           its bytes fail the digest check
+    different     sound bytes, but not the payload of the majority; without a majority, all differ
+    unknown       its bookie may have lost the copy, or could not read it
     unreachable   its bookie did not answer
 
-An entry is lost if no copy is good and none may still turn up, in doubt if one may.
+An entry without a good copy is in doubt while a good copy may still turn up; otherwise it is lost.
 """
 
 from collections import Counter

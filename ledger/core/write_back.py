@@ -1,7 +1,7 @@
 """Recovered entries, written once more to their whole write sets before the ledger is closed.
 
-A copy that was read may be the only one, and not yet durable; so each recovered entry gets `ack`
-durable copies, and all `write` bookies are tried (FR5). A failing bookie is replaced from its
+A copy that was read may be the only one, and not yet durable. Therefore each recovered entry gets
+`ack` durable copies, and all `write` bookies are tried (FR5). A failing bookie is replaced from its
 first unacknowledged entry on, in memory only: the new ensembles are part of the closing change
 of metadata and not visible before (FR6). A recovery that dies has changed nothing that a later
 recovery depends on.
@@ -27,7 +27,7 @@ class _Copies:
 
 class WriteBack:
     def __init__(self, quorum: Quorum, first_entry: EntryId, ensemble: Ensemble) -> None:
-        """`first_entry` is the first that may come; `ensemble` holds the copies so far."""
+        """`first_entry` is the first entry that may be added; `ensemble` holds the copies so far."""
         self.entry_bytes = 0  # Bytes of the payloads that are kept.
         self._quorum = quorum
         self._ensemble = ensemble
