@@ -1,6 +1,6 @@
-"""One bookie for its operators: plain values in, plain values out.
+"""One bookie for its operators: it takes and returns plain values.
 
-`api/rest/bookie.py` shows it over HTTP; the names here are the names there.
+`api/rest/bookie.py` shows these values over HTTP, under the same names.
 """
 
 import asyncio
@@ -121,7 +121,7 @@ class Admin:
         return {name: _quantiles(each) for name, each in found.items() if each.total}
 
     def settings(self) -> View:
-        """All settings. File names are no secrets; secrets in the URL are left out."""
+        """All settings, without the secrets in the URL. File names are not secret."""
         found = asdict(self._bookie.config)
         del found["sources"]
         url = found["bookie"]["metadata"]

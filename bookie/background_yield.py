@@ -1,4 +1,4 @@
-"""Background work on the loop: in steps, with rests in which adds are answered."""
+"""Paces background work on the loop: it runs in steps, with rests in which adds are answered."""
 
 import asyncio
 from collections.abc import Callable
@@ -16,7 +16,7 @@ class Background:
     """Paces one piece of background work."""
 
     def __init__(self, clock: Clock, is_preceded: Callable[[], bool] = lambda: False) -> None:
-        """`is_preceded`: other background work goes first, up to a limit of patience."""
+        """`is_preceded`: whether other background work goes first; this work waits only up to a limit."""
         self._clock = clock
         self._is_preceded = is_preceded
         self._rests = StepPauses(clock.monotonic_ns())

@@ -1,9 +1,9 @@
-"""BookKeeper's `bk_server.conf`, read as configuration of ours.
+"""Reads BookKeeper's `bk_server.conf` as our configuration.
 
 The file is a Java properties file: lines of `key = value`, with `:` or a blank instead of `=`,
 with comments after `#` or `!`, escapes after a backslash, and a backslash at the end for
-continuation. A key means here what it means in BookKeeper; keys without a meaning here are named
-once and change nothing, since any file that BookKeeper accepts must be accepted.
+continuation. A key has the same meaning as in BookKeeper. Keys without a meaning here are reported
+once and ignored, since any file that BookKeeper accepts must be accepted.
 """
 
 import re
@@ -194,13 +194,13 @@ KEYS_OF: Final = {
 def translate(
     properties: Mapping[str, str], address_of: Callable[[str | None, bool], str]
 ) -> Translated:
-    """`address_of(interface, by_name)` is this host's, or its name, on that interface if one is named.
+    """`address_of(interface, by_name)` returns this host's address or name, on that interface if one is named.
 
     Raises `BadConfig` on an invalid value.
     """
     keys = _Keys(properties)
-    # `maxBatchReadSize` is not used: it protects a bookie's memory from batches, which are made in
-    # steps here, as large as their frame, their client's limit and the available memory allow
+    # `maxBatchReadSize` is not used: it protects a bookie's memory from batches. We make batches in
+    # steps, as large as the frame, the client's limit and the available memory allow
     # (`request_handlers.py`).
     tables = {
         "bookie": {**_place(keys, address_of), **_doors(keys)},
@@ -252,9 +252,9 @@ def _place(keys: _Keys, address_of: Callable[[str | None, bool], str]) -> dict[s
 def _metadata(keys: _Keys) -> str:
     """The metadata URI, or its parts as in older files.
 
-    The class of the ledger manager is such a part, and is ignored beside a URI. Its type is not
-    such a part: BookKeeper ignores it if there is a LAYOUT, and a URL that names one requires
-    it.
+    The class of the ledger manager is such a part, and is ignored if there is a URI. The type of the
+    ledger manager is not such a part: BookKeeper ignores the type if there is a LAYOUT, and a URL
+    that names a type requires it.
     """
     uri = keys.text("metadataServiceUri")
     servers = ",".join(keys.texts("zkServers"))

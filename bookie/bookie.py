@@ -1,12 +1,12 @@
 """A whole bookie, assembled from ports. A real process and the simulator run the same code.
 
-    open       identity · storage, replayed · server: its port answers · space: work in the background
-               · on a full disk: the start, counted when there is room
-    register   others can see it: never before its port answers (B9)
-    failed     what makes it impossible to go on: a journal that cannot be trusted, a lost id
-    close      out of sight first · its clients get their last answers · the storage
+    open       checks the identity, replays the storage, answers on its port, starts background work;
+               on a full disk the start is counted later, when there is room
+    register   lets others see the bookie, never before its port answers (B9)
+    failed     returns the error after which the bookie must stop: a poisoned journal, a lost id
+    close      unregisters first, then sends clients their last answers, then closes the storage
 
-A poisoned journal acknowledges nothing (B6), so a bookie that cannot go on needs no haste to end.
+A poisoned journal acknowledges nothing (B6), so a bookie that has failed need not stop at once.
 """
 
 import asyncio
@@ -333,8 +333,8 @@ class Bookie:
         return Address(host, self._tls_listener.address.port)
 
     async def register(self, http: Address | None = None) -> None:
-        """Returns when others can see the bookie, however long an earlier session of its id takes
-        to end.
+        """Returns when others can see the bookie. Waits until an earlier session of its id has ended,
+        without a limit.
 
         Raises `NodeExists` if another process has the id and stays, and the error that
         `failed` returns if that comes first.
@@ -415,8 +415,8 @@ class Bookie:
             self.membership.want(self._standing)
 
     async def _follow_standing(self) -> None:
-        """Registers as writable only after a calm period: each change makes clients choose bookies
-        again."""
+        """Registers as writable only after a period without changes, because each change makes clients
+        choose bookies again."""
         assert self.membership
         writable_s = 0.0
         while True:
@@ -473,7 +473,7 @@ class Bookie:
             logger.warning("metadata_session_left_to_expire", bookie=self.bookie_id)
 
     async def close(self) -> None:
-        """Takes seconds at most; no acknowledged entry depends on it."""
+        """Closes the bookie, in a few seconds at most; no acknowledged entry depends on it."""
         try:
             await self.leave()
         finally:

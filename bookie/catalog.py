@@ -1,13 +1,13 @@
-"""The catalog's two copies on disk: read, appended to, and rewritten when they have grown.
+"""Reads the catalog's two copies on disk, appends to them, and rewrites them when they have grown.
 
 A change counts once both copies have it, so one damaged copy loses nothing; it is applied to
-memory only after that. A change that only one copy has, after a crash or damage, counts as well:
-it was requested. A start copies it to the other copy, too, or writes a new generation if one is
-damaged. A torn tail is blanked in its place: on a full disk there would be no room for another
-generation.
+memory only after that. A change that only one copy has, after a crash or damage, counts as well,
+because it was requested. A start adds such a change to the other copy, or writes a new generation if
+a copy is damaged. A torn tail is overwritten with zeros where it is, because a full disk has no room
+for another generation.
 
-A new generation is written beside later changes: each of these also goes there, after the parts
-that were written before it. So only the last sync makes others wait.
+Changes continue while a new generation is written: each change is also written to the new
+generation, after the parts that are already there. Only the last sync makes changes wait.
 """
 
 import asyncio
@@ -144,7 +144,7 @@ class CatalogFiles:
         self._writing: asyncio.Task[None] | None = None
         self._failure: BaseException | None = None
         self._has_failed = asyncio.Event()
-        # Called between steps: adds go first.
+        # Called between steps, so that adds go first.
         self.give_way: Callable[[], Awaitable[None]] = _next_turn
 
     # --- Opening ------------------------------------------------------------------------------
@@ -160,7 +160,7 @@ class CatalogFiles:
     ) -> "CatalogFiles":
         """Creates the catalog of a new store.
 
-        All entries of the `doubted` ledgers are in doubt, and so are their fences: they are fenced.
+        All entries and fences of the `doubted` ledgers are in doubt, and therefore they are fenced.
         For `old_below` see B13.
         """
         files = cls(disk, directories, randomness.randbytes(ID_BYTES), randomness)
@@ -285,8 +285,8 @@ class CatalogFiles:
     # --- Scrubbing ----------------------------------------------------------------------------
 
     async def scrub(self) -> list[str]:
-        """Reads both copies again up to their present end, and returns the paths of damaged ones.
-        The catalog is then rewritten from memory: a start needs one sound copy.
+        """Reads both copies again up to their present end, and returns the paths of damaged ones. If
+        a copy is damaged, the catalog is rewritten from memory, because a start needs one sound copy.
 
         Raises `OSError` other than EIO, which is damage.
         """
@@ -440,7 +440,7 @@ class CatalogFiles:
             await file.write_at(0, [header.pack()])
 
     async def _give_up(self, new: _Generation, error: OSError) -> None:
-        """Drops the new generation: the present one still serves, and a start must not find a newer
+        """Drops the new generation: the present one is still in use, and a start must not find a newer
         one."""
         self._next = None
         await new.close()

@@ -1,15 +1,15 @@
-"""A filled journal file becomes an entry log, and the replay start moves after it.
+"""Turns a filled journal file into an entry log, and moves the replay start after it.
 
-Either it is adopted: its footer is written after its END, its name linked into a ledger
-directory; or its entries are written to a new log, sorted by ledger and entry
-(`core/journal_adoption.py` decides). In both cases the log is durable, under its name, before
-the catalog lists it; that one record also has the facts about ledgers, the ranges lost to rot,
-and the replay start (B5). Until then the log is a leftover that a start removes, from then on the
-journal file is.
+A journal file is adopted or rewritten (`core/journal_adoption.py` decides). To adopt it, a footer is
+written after its END, and its name is linked into a ledger directory. To rewrite it, its entries are
+written to a new log, sorted by ledger and entry. In both cases the log is durable, under its name,
+before the catalog lists it. The same catalog record has the facts about ledgers, the ranges lost to
+rot, and the replay start (B5). Before that record a start removes the log as a leftover; after it, a
+start removes the journal file.
 
-A failure to write pins the replay start: the files wait, new adds are refused once too many do, and it is
-tried again. If checkpoints merely do not keep up, adds wait for them. Only when the catalog cannot
-be written the bookie has to stop.
+After a failed write the replay start does not move and the checkpoint is retried. Filled files wait,
+and new adds are refused once too many files do. If checkpoints are only too slow, adds wait for them.
+The bookie has to stop only if the catalog cannot be written.
 """
 
 from bisect import bisect_right
@@ -80,7 +80,7 @@ class Checkpointer:
             for part in changes.pack_log(new.log, new.extents):
                 news.append(part)
                 await self._give_way()
-        # Settled doubts come before new ones: rot may have taken some of the same entries.
+        # Doubts are settled before new ones are added: rot may have taken some of the same entries.
         news += self._settle_doubts(file)
         doubts = [*file.doubts, *(new.doubts if new else ())]
         news += [changes.pack_doubt(*each) for each in doubts]
@@ -114,7 +114,7 @@ class Checkpointer:
         directory, may_link = await self._pick_directory(file.number)
         for each in self._config.ledger_dirs:
             if await self._disk.stat(log_path(each, file.number)):
-                # The log of an attempt that failed.
+                # Removes the log of an attempt that failed.
                 await self._disk.unlink(log_path(each, file.number))
         path = log_path(self._config.ledger_dirs[directory], file.number)
         if may_link and file.shape.is_worth_adopting(entry_bytes, file.end):
@@ -201,8 +201,8 @@ class Checkpointer:
         return lost
 
     async def _bodies(self, records: RecordFile) -> tuple[list[bytes], dict[int, None]]:
-        """The bodies of all records, and the numbers of damaged ones, whose bodies are as
-        stored."""
+        """The bodies of all records, and the numbers of the damaged records. The bodies of these are
+        returned as stored."""
         bodies: list[bytes] = []
         damaged: dict[int, None] = {}
         while len(bodies) < len(records.records):
@@ -218,7 +218,7 @@ class Checkpointer:
         return bodies, damaged
 
     async def _give_way(self, _written: int = 0, _entries: int = 0) -> None:
-        """Lets adds run; the more files wait, the shorter the rests, and the slower the adds."""
+        """Lets adds run. The more files wait, the shorter are the rests, and the slower are adds."""
         self._steps += 1
         waiting = self._waiting()
         if waiting <= _FILES_IN_A_HURRY or self._steps % _STEPS_IN_A_HURRY == 0:

@@ -1,11 +1,11 @@
 """Rewrites entry logs that hold few live entries, and removes empty ones.
 
 The live entries of several logs are copied to a new one, sorted and verified as they are read;
-the new log is durable under its name before one catalog record replaces the old ones (B5). Until
-then it is a leftover that a start removes, from then on they are. Damaged entries are in doubt
-from that same record on (B1): never dropped, never copied as if they were sound.
+the new log is durable under its name before one catalog record replaces the old ones (B5). Before
+that record a start removes the new log as a leftover; after it, a start removes the old logs. The
+same record puts damaged entries in doubt (B1): they are never dropped, and never copied as sound.
 
-It is paced, works in steps of a record, and stops between two of them when it is suspended.
+Compaction is paced, works in steps of a record, and stops between two steps when it is suspended.
 """
 
 import asyncio
@@ -53,13 +53,13 @@ _CACHE_BYTES: Final = 16 * 1024 * 1024
 _ROOM_BYTES: Final = 64 * 1024  # Disk space that must stay free beside a new log.
 _ENTRY_COST_BYTES: Final = 256  # Handling one entry costs as much as copying this many bytes.
 _LEDGERS_PER_STEP: Final = 16
-# Rests are this many times as long as steps: checkpoints want a share of the loop, too.
+# Rests are this many times as long as steps: checkpoints need a share of the loop, too.
 _RESTS: Final = 4.0
-# A patience with which it gets a thirtieth of a busy loop, about 3 MB a second.
+# With this patience compaction gets a thirtieth of a busy loop, about 3 MB a second.
 _PATIENCE: Final = 6.0
 _RESTS_IN_NEED: Final = 2.0  # Rests while space is short.
 _EAGERNESS: Final = (
-    8  # Multiplies the pace while space is short: no adds come until there is space.
+    8  # Multiplies the pace while space is short: adds are refused until there is space.
 )
 
 _ledger_of = itemgetter(0)
@@ -70,7 +70,7 @@ class CompactionStopped(Exception):
 
 
 class Unreadable(Exception):
-    """The disk cannot read a log at present, which is no proof of a loss."""
+    """The disk cannot read a log at present. This does not prove a loss."""
 
     def __init__(self, number: int, reason: BaseException) -> None:
         super().__init__(str(reason))
@@ -102,7 +102,7 @@ class Compactor:
         config: SpaceConfig,
         usage: DiskUsage,
     ) -> None:
-        # Logs with damage: they are rewritten whatever they hold.
+        # Logs with damage, which are rewritten however full they are.
         self.damaged: dict[int, None] = {}
         self._disk = disk
         self._clock = clock
@@ -148,7 +148,7 @@ class Compactor:
         )
 
     def suspend(self, *, minor: bool = True, major: bool = True) -> None:
-        """The running compaction ends within a step, and no other begins by itself."""
+        """Suspends compaction: a running one ends within a step, and no other begins by itself."""
         if minor:
             self.schedule.suspend("minor", True)
         if major:
@@ -175,7 +175,7 @@ class Compactor:
         return self.state
 
     async def run(self, *, major: bool) -> CompactionState:
-        """Compacts all logs that are worth it now, even if this kind never runs by itself.
+        """Compacts all logs that are sparse enough now, even if this kind never runs by itself.
 
         Raises `CompactionStopped`, `OSError` if the disk has no room for it, `BookieFailed`.
         """
@@ -246,14 +246,14 @@ class Compactor:
         for each in victims[1:]:
             if batch.is_full:
                 break
-            await self._give_way()  # One look at a candidate costs more the more logs there are.
+            await self._give_way()  # Checking a candidate takes longer with more logs.
             if batch.has_room_for(each, room) and not await self._hides(batch, each):
                 batch.add(each)
         return batch
 
     async def _hides(self, batch: CompactionGroup, other: Candidate) -> bool:
-        """Whether merging would hide entries of other logs; only logs that get a younger age
-        can."""
+        """Whether merging would hide entries of other logs. Only logs that get a younger age can hide
+        entries."""
         catalog, taken = self._storage.catalog, [*batch.numbers, other.number]
         together = frozenset(taken)
         oldest, age = min(batch.oldest, other.age), max(batch.age, other.age)
@@ -433,8 +433,8 @@ class _LedgerCopy:
                 raise Unreadable(log.number, error) from error
             if entries:
                 await self._writer.add(run.entry_ids[: len(entries)], entries)
-            # One by one from the first damaged record on: some of its entries may prove themselves,
-            # and later records are sound.
+            # From the first damaged record on, entries are copied one by one: some entries of that
+            # record may have a valid digest, and later records may be sound.
             for row in islice(zip(*run, strict=True), len(entries), None):
                 if not await self._copy_one(log, *row):
                     self._lost.append((row[0], row[0]))

@@ -1,4 +1,4 @@
-"""The settings of a bookie: who and where it is, its storage, how it serves."""
+"""The settings of a bookie: its identity and addresses, its storage, and its server."""
 
 from dataclasses import dataclass, replace
 
@@ -10,7 +10,7 @@ MIB = 1024 * 1024
 JOURNAL = "journal"
 LEDGERS = "ledgers"
 _QUEUED_BYTES_MAX = 64 * MIB
-_USAGE_MAX = 0.999  # A fuller disk has no room for the work that makes room.
+_USAGE_MAX = 0.999  # A fuller disk has no room for compaction, which makes room.
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +60,8 @@ class BookieConfig:
 
 @dataclass(frozen=True, slots=True)
 class StorageConfig:
-    # The journal's directory, on the fastest disk, by itself. If it is also a ledger directory,
-    # each kind gets a folder in it, which these fields then name.
+    # The journal's directory, on the fastest disk, which nothing else should use. If it is also a
+    # ledger directory, journal and ledgers get a folder each in it, which these fields then name.
     journal_dir: str
     # Directories of entry logs. The first and the last keep the catalog's two copies.
     ledger_dirs: tuple[str, ...]
@@ -136,7 +136,7 @@ class StorageConfig:
             )
 
     def _part(self, shared: str) -> None:
-        """Gives journal and ledgers one folder each if both are in the same directory."""
+        """Gives the journal and the ledgers one folder each if both use the same directory."""
         ledgers = f"{shared}/{LEDGERS}"
         ledger_dirs = tuple(ledgers if each == shared else each for each in self.ledger_dirs)
         journal = f"{shared}/{JOURNAL}"
@@ -152,8 +152,9 @@ class StorageConfig:
         object.__setattr__(self, "ledger_dirs", ledger_dirs)
 
     def with_fitting_queue(self) -> "StorageConfig":
-        """Accepted adds must fit even when no other file can be made: the queue holds twice its
-        bound for urgent adds, and a journal file must hold the queue. Raises `BadConfig`.
+        """Returns the settings with a queue that fits into a journal file. Accepted adds must fit even
+        when no other file can be made, and with urgent adds the queue may reach twice its bound.
+        Raises `BadConfig`.
         """
         fitting = self.journal_file_bytes // 2
         if self.queued_bytes_max <= fitting:

@@ -1,15 +1,14 @@
-"""One connection: chunks of requests in, replies out.
+"""One connection: it receives chunks of requests and sends replies.
 
-A chunk is parsed at once. Its adds go to the journal together and are answered together when
-they are durable; reads from memory are answered in the same pass and written together; all
-others wait in a queue for a lane. There is no task, future or log line for a frame.
+A chunk is parsed at once. Its adds are passed to the journal together and are answered together when
+they are durable. Reads from memory are answered in the same pass and written together; all other
+requests wait in a queue for a lane. There is no task, future or log line for a frame.
 
-A response stays in its pieces until the client reads it: it is passed on piece by piece, as far
-as the system accepts it, and never copied as a whole.
+A response is kept in pieces until the client reads it: it is passed on piece by piece, as fast as the
+system accepts it, and never copied as a whole.
 
-What is held for the client is counted (`core/memory_budget.py`): a connection at its limit is not
-read from, and nothing is made for it. Bytes that are no message close the connection without an
-answer.
+The memory that is held for the client is counted (`core/memory_budget.py`): a connection at its limit
+is not read from, and no answers are made for it. Invalid bytes close the connection without an answer.
 """
 
 import asyncio
@@ -77,7 +76,7 @@ class Connection(asyncio.BufferedProtocol):
         self._is_gone = False
         self._progress = PartialRequestProgress()
         self._written_bytes = 0
-        # How many of these the client had taken when its time was last extended.
+        # How many of the written bytes the client had taken when its time was last extended.
         self._taken_when_timed = 0
         self._transport: asyncio.Transport  # Set by `connection_made`.
 
@@ -240,8 +239,8 @@ class Connection(asyncio.BufferedProtocol):
                     self._send(group.pack_replies(refusal))
 
     def _on_added(self, chunks: int, failure: BookieFailed | None) -> None:
-        """Answers this many chunks: the journal keeps the order, and one sync may end many
-        waits."""
+        """Answers this many chunks, the oldest first: the journal keeps their order, and one sync may
+        make many chunks durable."""
         shared = self._shared
         error = BookieFailed if failure else None
         done = [self._adds.popleft() for _ in range(chunks)]
@@ -325,8 +324,8 @@ class Connection(asyncio.BufferedProtocol):
         return len(self._ordinary.asked) + len(self._urgent.asked)
 
     def _may_make(self, is_first: bool) -> bool:
-        """Whether another answer may be made. One at a time always may: otherwise no memory would
-        ever be released."""
+        """Whether another answer may be made. One answer at a time is always made: otherwise no memory
+        would ever be released."""
         if self._is_behind:
             return False
         return is_first or not self._shared.pool.is_exhausted
@@ -464,7 +463,7 @@ class Connection(asyncio.BufferedProtocol):
 
     @property
     def _is_behind(self) -> bool:
-        """Whether it has more to write than is reasonable; further requests then wait."""
+        """Whether too many bytes wait to be written; further requests then wait."""
         return self._is_clogged or self._out_bytes > _WRITE_BYTES
 
     def pause_writing(self) -> None:
@@ -526,7 +525,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def _pause_reading(self) -> None:
         shared = self._shared
-        # We paused, so the partial request is not late by the client's fault.
+        # We paused reading, so it is not the client's fault that the partial request is late.
         shared.unfinished.stop(self)
         if self._account.is_half_a_request:
             shared.kept_waiting.start(self, shared.clock.monotonic_ns())

@@ -1,11 +1,11 @@
-"""Which of the bookie's ledgers metadata does not name.
+"""Finds the bookie's ledgers that metadata does not name.
 
-The query goes only to the bookie's own cluster: it checks the instance id and our own trees,
-before the scan and after it. A store that is unavailable, empty or another one raises: it has
-said nothing about any ledger.
+The scan reads only the bookie's own cluster: it checks the instance id and our own trees before and
+after. If the store is unavailable, empty or of another cluster, the scan raises, because nothing is
+known about any ledger.
 
-Ids are compared while the walk over the metadata goes on, both ascending, so memory holds one of its
-directories; long stretches of which nothing is here are skipped.
+Ids are compared during the walk over the metadata, both ascending, so memory holds only one directory
+of the metadata. Long ranges of ids without a ledger of this bookie are skipped.
 """
 
 import asyncio

@@ -1,15 +1,14 @@
 """A bookie's continuous work on its space: checks its disks, deletes collected ledgers, rewrites
 sparse logs, scrubs.
 
-    disks       full -> no new entries, and space is made at once; room again -> entries again
-    garbage     ledgers that metadata no longer names go       then logs that hold nothing
-    surplus     copies of ledgers that name other bookies go
-    compaction  minor and major, when due, when space is short, when damage was found
-    scrub       round after round
+    disks       a full disk refuses new entries, and space is made at once; later entries are accepted again
+    garbage     deletes ledgers that metadata no longer names, then removes empty logs
+    surplus     drops copies of ledgers whose metadata names only other bookies
+    compaction  runs, minor or major, when due, when space is short, and when damage was found
+    scrub       runs round after round
 
-Each ledger directory has a file of zeros, the reserve. When its disk is full it is removed, so
-that the catalog, compaction, fences and recovery have room; it is made again when there is
-space.
+Each ledger directory has a file of zeros, the reserve. When the disk is full, the reserve is removed,
+so that the catalog, compaction, fences and recovery have room; it is made again when there is space.
 
 A failure of the disk or of the metadata store ends a run, not its task: the failure is logged, and the run is tried again.
 Only a catalog that could not be written ends the bookie.
@@ -124,8 +123,7 @@ class Space:
         return await first_failure(self._tasks)
 
     async def close(self) -> None:
-        """Stops the work, before the storage is closed. A running step ends first, so nothing is
-        half done."""
+        """Stops the work; called before the storage is closed. A running step is completed first."""
         for task in self._tasks:
             await stop_tasks(task)
         await self.compactor.close()

@@ -1,7 +1,7 @@
-"""One entry log: an adopted journal file or a sorted one, found by its footer.
+"""Reads one entry log, an adopted journal file or a sorted one, by its footer.
 
-A footer that cannot be trusted is no loss: the log is read once and indexed in memory, and its
-records are found as before. Raises `TornRecord` where an entry's own bytes are damaged.
+If the footer is damaged nothing is lost: the log is read once and indexed in memory, and its
+records are found as before. Reads raise `TornRecord` if an entry's own bytes are damaged.
 """
 
 from array import array
@@ -92,7 +92,7 @@ class EntryLog:
     async def read_run(
         self, ledger_id: int, entry_id: int, count_max: int, bytes_max: int
     ) -> list[Buffer]:
-        """Consecutive entries as far as one index page and the sound records go; possibly none."""
+        """Consecutive entries, up to the end of one index page or a damaged record; possibly none."""
         if self._memtable is not None:
             return []
         tables = self._tables or await self._load_tables()
@@ -310,7 +310,7 @@ class EntryLogs:
 
 
 class _Use:
-    """One use of a log, as a class: a generator would cost a reader of many entries 5 %."""
+    """One use of a log. It is a class because a generator would cost a reader of many entries 5 %."""
 
     __slots__ = ("_log", "_logs", "_number")
 

@@ -1,10 +1,10 @@
-"""Ledgers that were deleted in the metadata are deleted here; in the end they are forgotten.
+"""Deletes ledgers that were deleted in the metadata, and forgets them in the end.
 
-`core/garbage.py` says when one may be deleted, `DeletedLedgerScan` which ones metadata names. A candidate
-accepts no adds from then on, and its metadata is read once more: a new ledger under its id is in
-metadata before it is added to. Then it is fenced and deleted in the journal, and removed from
-the catalog: its entries are dead, and logs without others can be removed. Its deletion is
-remembered for `deleted_kept_s`, so that a late add does not bring it back.
+`core/garbage.py` decides when a ledger may be deleted, `DeletedLedgerScan` finds those that metadata
+does not name. A candidate accepts no more adds, and its metadata is read once more: if a new ledger
+uses the id, it is in metadata before its first add. Then the candidate is fenced and deleted in the
+journal, and removed from the catalog: its entries are dead, and logs without other entries can be
+removed. The deletion is remembered for `deleted_kept_s`, so that a late add does not bring it back.
 """
 
 import asyncio
@@ -67,7 +67,7 @@ class Garbage:
         self._is_ending = False
 
     def end(self) -> None:
-        """Called when the metadata store is closing: that it does not respond is then no
+        """Called when the metadata store is closing: from then on a missing response is no
         failure."""
         self._is_ending = True
 

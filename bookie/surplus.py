@@ -4,8 +4,8 @@
                                                                     │
                           lock ─► metadata, fresh, in the lock's session ─► DROP in the journal ─► release
 
-A ledger with doubts is not dropped: it is healed first, so that an entry that is absent afterwards was
-here.
+A ledger with doubts is not dropped before it is healed: every entry that is absent after a drop was
+stored here before.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ logger = structlog.get_logger()
 _AT_ONCE: Final = 16
 _SHOWN: Final = 10
 _READS_PER_S: Final = (
-    500  # A look at a million ledgers takes half an hour; other clients need the store, too.
+    500  # Ledgers per second: a million take half an hour. Other clients need the store, too.
 )
 
 
@@ -46,7 +46,7 @@ class SurplusState:
     ended_ms: int  # Wall time of the last look; 0 for never.
     ledgers: int  # Ledgers examined in the last look.
     # Ledgers here that metadata does not place on this bookie: they are dropped if the next look
-    # agrees.
+    # finds the same.
     surplus: int
     surplus_bytes: int  # Bytes of the surplus ledgers' entries.
     first_ledgers: tuple[int, ...]  # The first few surplus ledgers.
@@ -93,7 +93,7 @@ class Surplus:
         self._stats.gc_surplus_ledgers = lambda: len(self._copies.ledger_ids)
 
     def end(self) -> None:
-        """Called when the metadata store is closing: that it does not respond is then no
+        """Called when the metadata store is closing: from then on a missing response is no
         failure."""
         self._is_ending = True
 
@@ -150,7 +150,7 @@ class Surplus:
         await self._marks.release_strays()  # Must not wait for the next look, a day later (MK5).
 
     async def _ask_about(self, ledger_ids: Sequence[int]) -> list[int]:
-        """Reports a bug in a lane: one request got no answer, so its connection was closed."""
+        """Reads the ledgers' metadata; returns those to read again under their locks."""
         asked_ns = self._clock.monotonic_ns()
         for ledger_id in ledger_ids:
             self._copies.on_asked(ledger_id, asked_ns)

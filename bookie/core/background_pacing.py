@@ -1,18 +1,18 @@
-"""Background work goes in small, even steps, so that no request waits behind it."""
+"""Background work runs in small, even steps, so that requests do not wait for it."""
 
 from typing import Final
 
 _STEP_NS_MIN: Final = 500_000
-_STEP_NS_MAX: Final = 5_000_000  # A longer step waited for the disk.
-# In a shorter turn of the loop hardly anything was parsed, packed or answered.
+_STEP_NS_MAX: Final = 5_000_000  # A step that took longer than this waited for the disk.
+# A turn of the loop that is shorter than this parsed, packed or answered hardly anything.
 _IDLE_TURN_NS: Final = 100_000
 
 
 class StepPauses:
-    """How long work on the loop rests after a step: an add takes several turns of the loop, and must
-    not meet a step in each of them.
+    """How long background work rests after a step: an add takes several turns of the loop, and must
+    not be delayed by a step in each of them.
 
-    Short steps are put together first: no timer is finer than a millisecond.
+    Short steps are joined before a rest, because no timer is finer than a millisecond.
     """
 
     def __init__(self, now_ns: int) -> None:
@@ -32,11 +32,10 @@ class StepPauses:
 
 
 class Lull:
-    """When to go on after a rest. A step that begins while the loop is busy adds to all its
-    other work, and adds wait for both. In a lull it delays only what arrives during the step.
+    """When to go on after a rest. If a step begins while the loop is busy, adds wait for the step and
+    for the other work. In a lull a step delays only what arrives during the step.
 
-    A loop that is busy all the time is waited for only up to a limit: then the work goes on,
-    slowly.
+    If the loop is busy all the time, the work waits only up to a limit, and then goes on slowly.
     """
 
     def __init__(self, now_ns: int, patience_s: float) -> None:

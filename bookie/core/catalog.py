@@ -1,9 +1,9 @@
 """The catalog: everything durable that a store knows, except the entries and what is still in
-its journal. Little-endian.
+its journal. Integers are little-endian.
 
 It is a file of CHANGES records, written in two copies. A record is applied whole or not at all,
-so facts that belong together change together: an entry log appears, with the facts about its
-ledgers, and its journal file becomes superfluous, in one step (B5).
+so facts that belong together change together. For example, one record adds an entry log and the facts
+about its ledgers, and makes its journal file superfluous (B5).
 
     change      u8 kind · fields
     LEDGER      i64 ledger · u8 flags (1 fenced, 2 has a packet, 4 deleted) · u8 key bytes + 1 · key ·
@@ -27,11 +27,11 @@ ledgers, and its journal file becomes superfluous, in one step (B5).
 A generation begins with all facts; the older one counts until both copies of the new one are
 durable. The replay start never goes back (B5).
 
-A deleted ledger has no extents and no doubts, in whatever order the catalog learns of them: its
-entries are dead, and a log without others is *empty*. For a dropped ledger the same holds in
-logs older than the journal file with its DROP. If two logs hold the same entry, the *younger*
-one's counts. A log made of a journal file is as old as its number says; a compacted one is as
-old as its youngest source.
+A deleted ledger has no extents and no doubts, in whatever order the changes are applied: its
+entries are dead, and a log with only dead entries is *empty*. For a dropped ledger the same holds in
+logs older than the journal file with its DROP. If two logs hold the same entry, the copy in the
+*younger* log counts. The age of a log made of a journal file is that file's number; the age of a
+compacted log is that of its youngest source.
 """
 
 import struct
@@ -207,7 +207,7 @@ class Catalog:
         self.lost: dict[int, None] = {}  # Missing journal files that replay needs.
         self.scrubbed = 0
         self.old_below = 0  # Ledgers with lower ids may have been fenced here and forgotten (B13).
-        # Count of removed logs: if it has changed, a look-up of a log has to be repeated.
+        # The number of removed logs: if it has changed, a look-up of a log has to be repeated.
         self.removals = 0
         self.is_complete = False
         # A log that is being added or removed: readers see only some of its ledgers.
@@ -240,7 +240,7 @@ class Catalog:
         ]
 
     def next_extent(self, ledger_id: int, entry_id: int) -> int:
-        """The first entry of the next range after the entry; more than any id if there is none."""
+        """The first entry of the next range after the entry; a number above all ids if there is none."""
         fields = self._held.get(ledger_id, ())
         return min((first for first in fields[1::_HELD] if first > entry_id), default=2**63)
 
@@ -250,7 +250,7 @@ class Catalog:
         return self._held.keys()
 
     def held_in(self, number: int) -> Iterator[tuple[int, LedgerInLog]]:
-        """All that one log holds, ledger by ledger."""
+        """The ledgers that one log holds, each with its entries in that log."""
         for ledger_id in self._ledgers_of[number]:
             fields = self._held.get(ledger_id, ())
             for at in range(0, len(fields), _HELD):
@@ -449,9 +449,9 @@ class Catalog:
 
     def drop(self, ledger_id: int, journal: int) -> None:
         """Applies a DROP that is durable in this journal file, before the catalog has a record of
-        it.
+        the DROP.
 
-        No doubt ends with it: later entries may be lost, too.
+        A DROP ends no doubts, because later entries may be lost, too.
         """
         self._dropped[ledger_id] = journal
         kept = array("q")
@@ -482,9 +482,9 @@ class Catalog:
     # --- A new generation ---------------------------------------------------------------------
 
     def pack_all(self) -> Iterator[bytes]:
-        """Bodies of records that, applied to an empty catalog, give this one.
+        """Yields the bodies of records that, applied to an empty catalog, give this one.
 
-        Changes made between two of them must be written between these two.
+        A change made between two of these bodies must be written between them.
         """
         # Logs that come later are written as changes.
         logs = sorted(self.logs.values(), key=attrgetter("age"))

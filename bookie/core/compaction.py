@@ -1,14 +1,13 @@
-"""Which entry logs are worth rewriting, and which of them together.
+"""Which entry logs are worth rewriting, and which of them are merged.
 
-A log's fullness is the size of a sorted log of its live entries over its own size: padding and
-framing of an adopted journal are waste as well as entries of deleted ledgers, and a freshly
-compacted log is full, however small its entries. Victims are taken emptiest first, since they give
-the most space back for each byte copied (by tenths, and then by age), and several of them make one
-new log.
+A log's fullness is the size of a sorted log of its live entries divided by its own size. Padding and
+framing of an adopted journal are waste, like entries of deleted ledgers, and a freshly compacted log
+is full, however small its entries. The emptiest logs (by tenths, then by age) are rewritten first,
+since they give back the most space for each byte copied. Several of them make one new log.
 
-The new log is as old as the youngest of them (`core/catalog.py`). So logs are only merged if that
-hides nothing (B12): no entry of an older one may precede a repeat of it in a log that is in between by
-age and stays.
+The new log has the age of its youngest source (`core/catalog.py`). Therefore logs are merged only if
+that hides nothing (B12): if an entry of an older source was added again, the repeat must not be in a
+log that stays and whose age is in between.
 """
 
 from collections.abc import Callable, Collection, Iterable
@@ -60,9 +59,9 @@ def candidate(log: EntryLogInfo, use: Use) -> Candidate:
 def pick_victims(
     candidates: Iterable[Candidate], threshold: float, damaged: Collection[int] = ()
 ) -> list[Candidate]:
-    """Picks logs, emptiest first, by tenths, and the oldest first among equals: logs adjacent by
-    age can be merged without a look at ledgers. Damaged logs are always picked, empty ones never:
-    they are removed.
+    """Picks logs, emptiest first by tenths, and the oldest first among equals, because logs adjacent by
+    age can be merged without checking their ledgers. Damaged logs are always picked. Empty logs are
+    never picked, because they are removed.
     """
     found = [
         each
@@ -100,17 +99,17 @@ class CompactionGroup:
 
 
 def is_between(log: EntryLogInfo, oldest: int, age: int) -> bool:
-    """Whether the log's age is between these two. If no log is between, a merge hides nothing."""
+    """Whether the log's age is between these two ages. If no log is between, a merge hides nothing."""
     return oldest < log.age < age
 
 
 def hides_younger(
     held: Iterable[LedgerInLog], age_of: Callable[[int], int], batch: Collection[int]
 ) -> bool:
-    """Whether these logs, merged, would hide what a younger one holds of a ledger.
+    """Whether merging these logs would hide entries of a ledger that a younger log holds.
 
-    `held` is all that exists of it. The new log is as old as the youngest of the batch, whether
-    that one holds some of this ledger or not.
+    `held` has the ledger's entries in all logs. The new log has the age of the youngest log of the
+    batch, even if that one holds no entry of this ledger.
     """
     new_age = max(map(age_of, batch))
     ours, others = list[LedgerInLog](), list[LedgerInLog]()
@@ -129,7 +128,7 @@ def hides_younger(
 
 
 class CompactionKind(NamedTuple):
-    """Minor or major: which logs are rewritten, and how often. Off if either is not above zero."""
+    """Minor or major compaction: which logs it rewrites, and how often. It is off if a value is not above 0."""
 
     name: str
     threshold: float
@@ -158,7 +157,7 @@ class CompactionSchedule:
     def due(
         self, now_ns: int, *, is_short: bool = False, has_damage: bool = False
     ) -> CompactionKind | None:
-        """Which kind is due. Ahead of schedule: major while space is short, minor on damage."""
+        """Which kind is due. Ahead of schedule, major is due while space is short, minor on damage."""
         for kind in self._kinds:
             if self._is_suspended[kind.name]:
                 continue

@@ -7,8 +7,8 @@
     DELETE      number: wall time in milliseconds
     DROP        entries that were added before it are gone; key, fence and explicit LAC stay
 
-If a control record is damaged its rows name the ledgers; they then count as fenced, since a
-fence that was answered must not be forgotten (B4), and their explicit LAC is in doubt.
+If a control record is damaged, the ledgers that its rows name count as fenced, since a fence that
+was answered must not be forgotten (B4), and their explicit LACs are in doubt.
 """
 
 import struct
@@ -68,8 +68,8 @@ class Control(NamedTuple):
 
 
 def is_of_control(row: EntryRow) -> bool:
-    """Whether the row is of a control record: no entry has its id. As a possible loss it means the
-    explicit LAC."""
+    """Whether the row is of a control record: no entry has the row's id. As a possible loss, such a
+    row means the explicit LAC."""
     return row.first_entry == NO_ENTRY
 
 

@@ -23,7 +23,7 @@ class Deadlines(Generic[T]):
         self._ends_ns.pop(who, None)
 
     def postpone(self, by_ns: int) -> None:
-        """Postpones all deadlines after a pause of the process, in which nobody could meet one."""
+        """Postpones all deadlines after a pause of the process, in which no deadline could be met."""
         for who in self._ends_ns:
             self._ends_ns[who] += by_ns
 
@@ -38,6 +38,6 @@ class Deadlines(Generic[T]):
         return now_ns - (self._ends_ns[who] - self._allowed_ns)
 
     def waited_for(self, least_ns: int, now_ns: int) -> list[T]:
-        """Those that have waited at least this long, the longest first."""
+        """Returns those that have waited at least this long, the longest wait first."""
         end_ns_max = now_ns - least_ns + self._allowed_ns
         return list(takewhile(lambda who: self._ends_ns[who] <= end_ns_max, self._ends_ns))

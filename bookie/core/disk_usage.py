@@ -1,8 +1,9 @@
 """When a bookie stops accepting entries for lack of space, and when it accepts them again.
 
-A directory is full from `full` of its disk on until it is down to `low_water`, so that it does
-not flap. The bookie refuses entries while its journal's disk is full, or all ledger directories
-are: new logs go where there is room. The fuller a disk, the sooner it is checked again.
+A directory becomes full when the share `full` of its disk is used, and stays full until the share is
+down to `low_water`, so that it does not flap. The bookie refuses entries while its journal's disk is
+full, or while all ledger directories are: new logs are placed where there is room. The fuller a disk,
+the sooner it is checked again.
 """
 
 from collections.abc import Mapping, Sequence
@@ -96,8 +97,8 @@ class DiskUsage:
 
 
 def pick_directory(spaces: Sequence[DiskSpace], full: Sequence[bool], number: int) -> int:
-    """The directory of log `number`: each in turn, except those that are short of space while
-    others are not."""
+    """The directory of log `number`: directories take turns, except those that are short of space
+    while others are not."""
     open_ = [at for at in range(len(spaces)) if not full[at]] or list(range(len(spaces)))
     most = max(spaces[at].free_bytes for at in open_)
     roomy = [at for at in open_ if 2 * spaces[at].free_bytes >= most]

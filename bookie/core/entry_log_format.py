@@ -10,9 +10,9 @@
     trailer     magic · version · footer position · extents · pages · records · crc of the three
                 tables · crc of the trailer itself                the last bytes of the file
 
-Positions and lengths are of the entries' own bytes, wherever their record has them. A reader of
-an entry reads its whole record and verifies that. Pages and tables are checksummed like records
-(B2). Nothing here is the only copy: a log with a damaged footer is read once and indexed in
+Positions and lengths are those of the entries' own bytes within their record. A reader of an entry
+reads and verifies the whole record. Pages and tables are checksummed like records (B2). The footer
+has no information that the records lack: a log with a damaged footer is read once and indexed in
 memory.
 """
 
@@ -79,7 +79,7 @@ class PageRow(NamedTuple):
 
 
 class Tables:
-    """All of a footer but its pages, kept packed: a store has millions of extents."""
+    """All of a footer except its pages, kept packed because a store has millions of extents."""
 
     def __init__(self, data: bytes, trailer: "Trailer") -> None:
         self.extents = trailer.extents
@@ -164,8 +164,7 @@ def find_in_page(data: bytes, row: PageRow, entry_id: int) -> EntryLocation | No
 def run_in_page(
     data: bytes, row: PageRow, entry_id: int, count_max: int, bytes_max: int
 ) -> EntryLocations:
-    """Places of the entry and of those that follow it without a gap, in a page that has been
-    checked."""
+    """Places of the entry and of those that follow it without a gap, in a checked page."""
     columns = memoryview(data)[_PAGE.size :].cast("I")
     count, delta = row.entries, entry_id - row.first_entry
     positions, lengths = columns[count : 2 * count], columns[2 * count :]

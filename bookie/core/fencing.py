@@ -18,9 +18,9 @@ An add is refused for the first of these reasons that applies:
     Overloaded      the bookie still asks whether the ledger was deleted
     BookieReadOnly  the ledger is older than a loss of fences (B13); adds of a recovery pass
 
-A format fences what the bookie doubts, although perhaps nobody fenced it. So the writer of such a ledger stops, and its log begins
-a segment with all copies. Were the bookie read-only to it instead, the ledger would go on with a copy less where no other
-bookie can take the seat.
+A format fences the ledgers that the bookie doubts, although perhaps nobody fenced them. The writer of such a ledger then stops, and
+its log begins a segment with all copies. If the bookie were only read-only for that writer, the ledger would go on with a copy less
+when no other bookie can take the seat.
 """
 
 from dataclasses import dataclass, replace
@@ -104,7 +104,7 @@ class Ledger:
         self.received_lac: int = facts.lac_of_packet
 
     def on_facts(self, facts: LedgerFacts) -> None:
-        """These facts have become durable."""
+        """Takes facts that have become durable."""
         assert facts.is_fenced or not self.facts.is_fenced, "B4: a fence was lifted"
         self.facts = facts
 
@@ -147,8 +147,8 @@ class Ledger:
     def on_lac(self, last_add_confirmed: int) -> bool:
         """Takes the LAC of an accepted add. Returns whether it is higher than any before.
 
-        It is true whatever happens to the add: the entries that it covers were confirmed. So
-        requests that wait for it are answered at once. Decisions need the durable one.
+        The LAC is right even if the add fails, because the entries that it covers were confirmed.
+        Therefore requests that wait for it are answered at once. Decisions need the durable LAC.
         """
         if last_add_confirmed <= self.received_lac:
             return False

@@ -1,13 +1,14 @@
 """When a ledger that metadata no longer names may be deleted here.
 
-Only if (B11: nothing else is proof)
-- it was absent from two scans of the metadata that both began after it was known here, the second
-  begun at least `interval` after the first had ended, and from every scan in between and since;
-- and then for `gc_quarantine_s` more: time to notice that metadata was deleted, lost or moved by mistake;
-- and not more than a share of all ledgers are gone at once: that is how a wrong or emptied metadata
-  store looks. Then nothing is deleted until there are fewer, or an operator says so.
+A ledger is deleted only if all of this holds (B11: nothing else is proof):
+- It was absent from two scans of the metadata that both began after it was known here, the second
+  begun at least `interval` after the first had ended, and from every scan in between and since.
+- After that, `gc_quarantine_s` have passed: time to notice that metadata was deleted, lost or moved by
+  mistake.
+- No more than a share of all ledgers are gone at once, since a wrong or emptied metadata store looks
+  like that. Otherwise nothing is deleted until fewer ledgers are gone, or an operator says so.
 
-An unfinished scan proves nothing. All this is in memory: a restart starts over.
+An unfinished scan proves nothing. All this is kept in memory: a restart starts over.
 """
 
 from array import array
@@ -79,8 +80,8 @@ class Suspects:
         self._agreed_ns = array("q", [self._agreed_ns[at] for at in kept])
 
     def judge(self, now_ns: int, *, force: bool) -> GarbageDecision:
-        """Which ledgers to delete now. `force`, by an operator, passes brake and wait, not
-        the second scan."""
+        """Which ledgers to delete now. `force`, from an operator, skips the brake and the wait, but
+        not the second scan."""
         agreed = self.agreed
         is_many = agreed > max(_BRAKE_LEDGERS_MIN, self._brake_share * self.ledgers)
         if is_many and not force:

@@ -1,12 +1,12 @@
-"""Natural group commit: requests that arrive while the disk is busy go into its next write, at
-once.
+"""Natural group commit: requests that arrive while the disk is busy are all written by the next write,
+which begins at once.
 
-No timer: an add that finds the disk idle is written by itself, at the latency of the disk, and the
+There is no timer: an add that finds the disk idle is written alone, at the latency of the disk, and the
 longer a write takes, the more the next one carries. Waiting requests are cut into records of about
 `_RECORD_BYTES`, the unit that readers read and verify; a write starts on a sector of its own, so
 that durable bytes are never written again (B2).
 
-The queue's bound is in bytes. It belongs to the storage, which refuses before anything gets here.
+The storage bounds the queue, in bytes: it refuses requests before they are queued here.
 """
 
 from array import array

@@ -1,8 +1,8 @@
-"""Who a bookie is, and whether its directories and the metadata store say the same.
+"""The identity of a bookie, and whether its directories and the metadata store agree on it.
 
 A bookie that comes back without entries that it acknowledged, and answers "no such entry", makes
-others drop safe entries. So it serves only if every directory that it acknowledged into is
-present, and of its latest life (B8). That is recorded in three places:
+others drop safe entries. Therefore it serves only if every directory in which it stored acknowledged
+entries is present and of its latest life (B8). The identity is recorded in three places:
 
     VERSION          in each directory, the stamp: cookie, incarnation, start, place, state
     cookies/ID       in BookKeeper's tree: the cookie alone, in BookKeeper's format
@@ -10,17 +10,18 @@ present, and of its latest life (B8). That is recorded in three places:
 
 The incarnation is random, and drawn again whenever a bookie starts without entries. An id that
 was used before is thus distinguished from a new one even if its cookie was removed. A stamp is
-JOINING until both nodes name its incarnation; nothing is served before it is MEMBER. So a stamp
-that is JOINING, and known to neither node, was never served and may be dropped.
+JOINING until both nodes name its incarnation; nothing is served before it is MEMBER. Therefore
+directories whose stamp is JOINING and known to neither node were never served from, and the stamp may
+be dropped.
 
-Starts are counted, so that of two copies of the same directories only one goes on: a start has a
-number above all that stamps and node say, and a token, and writes both to the stamps first, then
-to the node, before anything is acknowledged. A stamp *behind* the node was copied, or restored,
-from before a later start: entries acknowledged after that may be missing. The same holds if the
-number is equal and the token is not: two copies started at once, or one after the other was
-interrupted, and this one lost. A stamp ahead of the node is of an interrupted start of its own.
-If the disk has no room for that, the bookie answers questions and promises nothing, no fence
-either, until it has.
+Starts are counted, so that of two copies of the same directories only one can continue. A start draws
+a number above those in the stamps and in the node, and a token. It writes both to the stamps first,
+then to the node, before anything is acknowledged. A stamp with a lower number than the node was
+copied or restored from a state before a later start: entries acknowledged after that may be missing.
+The same holds if the numbers are equal and the tokens differ: two copies started at the same time, or
+one after the other was interrupted, and this copy lost. A stamp with a higher number than the node is
+left from an interrupted start of the same directories. While the disk has no room to count the start,
+the bookie answers reads and promises nothing, not even a fence.
 
     5                                  a cookie, as in its node
     bookieHost: "bk-1"
@@ -61,7 +62,7 @@ _LINES: Final = re.compile(
     rb"# rollbook state (joining|formatting|member|writing-off)\n\Z"
 )
 _SUM: Final = re.compile(rb"# rollbook crc32c ([0-9a-f]{8})\n\Z")
-# Files that an empty directory may have: the file system's, and ours from before the stamp.
+# Files that an empty directory may have: the file system's own, and those we write before the stamp.
 _NOTHING: Final = frozenset(("lost+found", "lock", f"{STAMP}.new"))
 _STORED: Final = re.compile(r"[0-9]{16}\.(journal|log)(\.[a-z]+)?|catalog-[0-9]{10}\.[ab]|reserve")
 
@@ -235,7 +236,7 @@ def diagnose(found: FoundStamps, wanted: Cookie) -> Diagnosis:
 
 
 def _problems(found: FoundStamps, wanted: Cookie) -> Iterator[IdentityProblem]:
-    """Yields the most informative problems first; each names the one thing to do about it."""
+    """Yields the most informative problems first; each names the one action that repairs it."""
     strangers = [problem for problem, _ in _strangers(found, wanted)]
     if strangers:
         yield from strangers
@@ -372,7 +373,7 @@ def _directories_behind(found: FoundStamps) -> Iterator[IdentityProblem]:
 
 
 def _is_lost(each: StampedDirectory, found: FoundStamps) -> bool:
-    """Whether the directory is empty and should not be."""
+    """Whether the directory is empty although it should hold files."""
     is_new = each.place.kind == "ledger" and each.place.number >= _ledger_dirs_known(found.stamps)
     return each.condition is DirectoryCondition.EMPTY and not is_new
 
@@ -409,8 +410,8 @@ def _difference(cookie: Cookie | None, wanted: Cookie) -> str:
 
 
 def why_not_to_erase(found: FoundStamps, wanted: Cookie) -> IdentityProblem | None:
-    """Why directories must not be formatted; None if they may. They could hold another bookie's
-    entries."""
+    """Why the directories must not be formatted, because they could hold another bookie's entries;
+    None if they may be formatted."""
     for problem, directory in _strangers(found, wanted):
         if directory.condition not in (DirectoryCondition.UNSTAMPED, DirectoryCondition.DAMAGED):
             return problem
@@ -418,7 +419,8 @@ def why_not_to_erase(found: FoundStamps, wanted: Cookie) -> IdentityProblem | No
 
 
 def can_rejoin(found: FoundStamps, wanted: Cookie) -> bool:
-    """Whether all that its latest life needs is present, whatever cookie and stamps say."""
+    """Whether everything that the bookie's latest life needs is present. Cookie and stamps may differ
+    from it."""
     return (
         _are_of_one_life(found, wanted)
         and not _has_begun_write_off(found)
@@ -429,10 +431,10 @@ def can_rejoin(found: FoundStamps, wanted: Cookie) -> bool:
 
 
 def can_write_off(found: FoundStamps, wanted: Cookie) -> bool:
-    """Whether what is present is of its latest life, and would suffice if the rest is
-    permanently lost.
+    """Whether the directories that are present are of the bookie's latest life, and would suffice if
+    the rest is permanently lost.
 
-    The rest may be a directory, or what followed after a copy of it was made.
+    The rest may be a directory, or what was written after a copy of a directory was made.
     """
     return _are_of_one_life(found, wanted) and found.incarnation is not None
 
@@ -450,7 +452,7 @@ def _are_of_one_life(found: FoundStamps, wanted: Cookie) -> bool:
 def may_have_held(metadata: LedgerMetadata, bookie_id: BookieId) -> bool:
     """Whether the bookie may be asked for entries to find the ledger's end.
 
-    The end of a closed ledger is known: no negative answer counts against it.
+    The end of a closed ledger is known, so no negative answer can change it.
     """
     return metadata.state is not LedgerState.CLOSED and any(
         bookie_id in fragment.ensemble for fragment in metadata.fragments

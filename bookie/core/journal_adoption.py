@@ -1,9 +1,9 @@
 """Whether a filled journal file becomes an entry log unchanged, or is rewritten sorted.
 
-Adopting writes each byte once. Readers pay for it: reading a ledger means reading every record
-that holds some of it, whole. So it is worth it iff reading all its ledgers one by one costs at
-most `_READ_COST_MAX` times their bytes, and the file is not mostly padding and framing, as after
-hours of single small adds: an adopted file keeps that space.
+Adopting writes each byte only once, but reads cost more: to read a ledger, every record that holds
+some of its entries is read as a whole. Therefore a file is adopted only if reading all its ledgers one
+by one costs at most `_READ_COST_MAX` times their bytes. The file must also not be mostly padding and
+framing, as after hours of single small adds, because an adopted file keeps that space.
 """
 
 from dataclasses import dataclass

@@ -1,9 +1,9 @@
 """Where the entries of one journal file are, until an entry log's index says so.
 
-There is no object for an entry: a ledger's entries are columns, 16 bytes each, ascending by id, so
-that a look-up is a bisection and an index page is a slice. Ids nearly always come ascending; the few
-that do not (repeats, recovery, repair) go to a dict that is asked first: an id in it was added after
-its namesake in the columns.
+There is no object for an entry: a ledger's entries are rows of columns, 16 bytes each, ascending by id.
+A look-up is then a bisection, and an index page is a slice. Entries nearly always arrive in ascending
+order. Entries out of order (repeats, recovery, repair) are kept in a dict, which is searched first: an
+entry in it was added after the entry with the same id in the columns.
 """
 
 from array import array
@@ -62,7 +62,7 @@ def fitting_end(lengths: Sequence[int], start: int, end: int, bytes_max: int) ->
     always does."""
     if end - start < 2:
         return end
-    # Twice as many as of the first one's length: later ones may be smaller.
+    # Considers twice as many entries as would fit at the first one's length: later ones may be smaller.
     most = 2 + 2 * max(0, bytes_max) // max(1, lengths[start])
     sums = list(accumulate(lengths[start : min(end, start + most)]))
     return start + max(1, bisect_right(sums, bytes_max))

@@ -1,11 +1,11 @@
 """How far ahead of its end a journal file has been written, with zeros.
 
 The first write to a block that was only allocated changes the file system's metadata, and its
-sync commits that, too: with small writes this is up to half of a sync. So a small write to a
-fresh block also writes zeros for a whole stretch, and later writes find blocks that were written
-before. A large one does the same by itself; zeros would only be more to write.
+sync commits that change, too: for small writes this takes up to half of the sync. Therefore a small
+write to a fresh block also writes zeros to a whole stretch, and later writes find blocks that were
+written before. A large write gains nothing from zeros, which would only make it longer.
 
-Only speed depends on them: unwritten blocks read as zeros, too.
+The zeros affect only speed: unwritten blocks read as zeros, too.
 """
 
 from functools import cache
@@ -13,7 +13,7 @@ from typing import Final
 
 from rollbook.proto.ports import Buffer
 
-# Larger writes than this share of a stretch get no zeros: these cost as much as they save.
+# Writes that are larger than this share of a stretch get no zeros: zeros would cost as much as they save.
 _LARGE_SHARE: Final = 8
 
 

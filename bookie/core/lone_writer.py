@@ -1,8 +1,8 @@
 """Whether only one client adds: then its writes need not wait for others.
 
-A write that waits one turn of the loop includes what other connections bring in that turn. For a
-lone writer that turn brings nothing. If there are others, writing at once would give each of
-them a sync of its own, with the others waiting for it.
+A write that waits one turn of the loop includes the adds of other connections that arrive in that
+turn. For a lone writer nothing else arrives. If there are several writers, writing at once would give
+each of them a sync of its own, for which the others would have to wait.
 """
 
 

@@ -1,23 +1,23 @@
 """How much a bookie holds for its clients, and which connections it stops reading (B7).
 
-It holds requests that were received and not answered, partial requests, reads in progress, and
-responses that a client has not read. Every connection may hold `floor` bytes. What it holds
-beyond is lent by one shared pool, up to a limit of its own. A connection at its limit is not
-read from until there is room again.
+A bookie holds requests that were received and not answered, partial requests, reads in progress, and
+responses that a client has not read. Every connection may hold `floor` bytes. A shared pool lends a
+connection what it holds beyond that, up to a limit for each connection. A connection at its limit is
+not read from until there is room again.
 
-Partial requests may hold half of the pool, whatever else is held; when it is short, and they hold
-more, stalled ones are closed (`core/partial_request_timeout.py`).
+Partial requests may always hold half of the pool. When the pool is short and they hold more, the
+connections of stalled requests are closed (`core/partial_request_timeout.py`).
 
-Two exceptions keep this from standing still. One connection that holds only a partial request is
-favoured: it may finish, whatever the pool says, since it has nothing else to release. And one
-answer at a time is always made for a client that reads; when the pool is overdrawn by unread
-answers, a connection is closed (`is_overdrawn`).
+Two exceptions prevent a deadlock. One connection that holds only a partial request is favoured: it may
+finish, even if the pool is empty, since it has nothing else to release. In addition, one answer at a
+time is always made for a client that reads; when unread answers overdraw the pool, a connection is
+closed (`is_overdrawn`).
 
-A connection is read in chunks, whose size doubles while they come full (`ReadSize`). They stay small
-until a client has shown that it adds or reads its responses. As objects, read requests take many times
-their bytes, and a client that reads nothing leaves a chunk of them waiting.
+A connection is read in chunks, whose size doubles while chunks arrive full (`ReadSize`). Chunks stay
+small until a client has shown that it adds or reads its responses. As objects, read requests take many
+times their bytes, and a client that reads nothing would leave a large chunk of them waiting.
 
-If this file is deleted, these go with it: `core/partial_request_timeout.py`, the tests of both,
+If this file is deleted, these are deleted with it: `core/partial_request_timeout.py`, the tests of both,
 the settings `held_bytes_max`, `connection_bytes_max` and `connection_bytes_floor`, what
 `server.py` does when the pool is short, the account, the gate and the chunk size in
 `connection.py`, `Making` in `request_handlers.py`, the pool in `server_context.py`, and B7 in
@@ -102,8 +102,8 @@ class Pool:
 
 
 class Making:
-    """Memory of an answer in progress. It belongs to no account, so it does not stop a connection
-    from being read."""
+    """Memory of an answer in progress. This memory counts for no connection, so it does not keep a
+    connection from being read."""
 
     __slots__ = ("_pool", "_size")
 
@@ -114,7 +114,7 @@ class Making:
 
     @property
     def may_grow(self) -> bool:
-        """Whether the answer may grow. It stops early and leaves room to others: an add should not
+        """Whether the answer may grow. It stops growing before the pool is empty, so that adds do not
         wait for long."""
         return self._pool.is_roomy
 
@@ -163,7 +163,7 @@ class ConnectionMemory:
     def room(self) -> int:
         """Bytes that it may receive before it has to stop."""
         pool, held = self.pool, self.held
-        # Reading it in small pieces would take as long and cost much more work.
+        # Reading the rest of the request in small pieces would take as long and cost much more work.
         if pool.is_favoured(self):
             return pool.ceiling - held
         return max(pool.floor - held, min(pool.ceiling - held, pool.bytes_max - pool.lent))
@@ -263,8 +263,8 @@ class ReadSize:
         self._chunk_bytes = _CHUNK_BYTES_MIN
 
     def next_bytes(self) -> int:
-        """The most bytes of the next chunk. A small chunk is read even without room: it was
-        decided before to read from the connection."""
+        """The maximum size of the next chunk. A small chunk is read even without room, because the
+        gate has already decided to read from the connection."""
         return min(self._chunk_bytes, max(self._account.room, _CHUNK_BYTES_MIN))
 
     def on_chunk(self, size: int, *, has_calls: bool, calls_waiting: int) -> None:

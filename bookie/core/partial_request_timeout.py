@@ -1,11 +1,11 @@
-"""How long a partial request may stall, that is, bring less than 64 KiB more (B7).
+"""How long a partial request may stall, that is, receive less than 64 KiB more (B7).
 
-Its bytes take memory from others, and only time tells a slow connection from a client that will
-never finish. So stalled memory is bounded:
+Its bytes take memory from others, and only time distinguishes a slow connection from a client that
+will never finish. Therefore the time depends on the memory that the request holds:
 
     up to 1 MiB        the whole time that is allowed
-    beyond             in proportion less: none costs more than 1 MiB for that time would
-    memory is short    a second, the slowest first, until there is room again
+    beyond             proportionally less, so that size times time is at most that of 1 MiB
+    memory is short    one second, and the slowest request is closed first, until there is room again
 """
 
 from typing import Final
@@ -24,7 +24,7 @@ def patience_ns(allowed_ns: int, begun: int, *, is_short: bool) -> int:
 
 
 class PartialRequestProgress:
-    """When the time of a partial request starts again."""
+    """Decides when the time of a partial request starts again."""
 
     __slots__ = ("_begun_when_timed",)
 

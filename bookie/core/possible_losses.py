@@ -1,10 +1,10 @@
 """The doubts of this bookie: ranges that it may have lost, so that its negative answers prove nothing (B1).
 
-Doubt is kept by ledger, as ranges of entries, or about everything if the lost bytes cannot be
-assigned; entry -1 of a ledger means its explicit LAC. It only turns ABSENT into UNKNOWN: an
-entry that is found and sound is answered. It ends when the entries have been restored from other
-copies, or are given up by name. For a ledger that was settled as a whole nothing is in doubt any
-more, though everything else may be.
+Doubts are kept by ledger, as ranges of entries. If the lost bytes cannot be assigned to ledgers,
+everything is in doubt. Entry -1 of a ledger means its explicit LAC. A doubt only turns ABSENT into
+UNKNOWN: an entry that is found and sound is returned. A doubt ends when its entries have been restored
+from other copies, or are given up by name. If a ledger was settled as a whole, nothing of it is in
+doubt, even while everything else is.
 """
 
 from bisect import bisect_left, bisect_right
@@ -26,7 +26,7 @@ EVERYTHING: Final = (LossRange(NO_ENTRY, LEDGER_ID_MAX),)
 class PossibleLosses:
     def __init__(self) -> None:
         self.everything = False
-        self.news = 0  # Counts added doubts: a caller that settles some must have seen all of them.
+        self.news = 0  # Counts added doubts: a caller that settles some must have seen all others.
         # Ledgers that are settled although everything else is in doubt.
         self._settled: dict[int, None] = {}
         self._ranges: dict[

@@ -1,4 +1,4 @@
-"""Ascending ids as ranges: consecutive ids take no more room than their ends."""
+"""Ascending ids, stored as ranges: of consecutive ids only the first and the last are stored."""
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence

@@ -1,4 +1,4 @@
-"""Records: the one format of journals, entry logs and the catalog. Little-endian.
+"""Records: the one format of journals, entry logs and the catalog. Integers are little-endian.
 
     file     header · header again · record · … · END record [· footer, in entry logs]
     header   a sector: magic · version · purpose · number · store id · file id · allocated bytes · crc
@@ -13,11 +13,11 @@
 
 Checksums are CRC-32C, seeded with the file's random id and the position, so that neither an
 older file's bytes nor a payload that holds a journal are ever taken for a record (B2). Head and
-trailer are equal, and body and rows limit each other's damage: a single damaged byte costs at most
+trailer are equal, and body and rows have separate checksums: a single damaged byte costs at most
 one body, and the rows still name its ledgers.
 
-`last_synced` is the sequence that was durable when the record was made. It tells damage of durable
-data from a write that a crash cut short: `torn_tail.py`.
+`last_synced` is the sequence that was durable when the record was made. It distinguishes damage of
+durable data from a write that a crash cut short: see `torn_tail.py`.
 """
 
 import struct
@@ -187,7 +187,7 @@ def pack_record(
 
 @dataclass(slots=True)
 class FoundRecord:
-    """A record found by its head or its trailer. Its body need not be sound."""
+    """A record that was found by its head or its trailer. Its body may be damaged."""
 
     position: int
     kind: RecordKind
@@ -323,9 +323,9 @@ def bodies_in(
     """Returns the verified bodies of the records at these positions, or None for a record with a
     damaged head or body. `contents` are the file's bytes from `origin` on.
 
-    `at` and `body` in one, for reading one record after the other: the cost is per record, so
-    there is no call but those of the checksum. Bodies are copied once, before they are verified:
-    then they are in the cache.
+    Combines `at` and `body`, for reading one record after the other. The cost is per record, so only
+    the checksum functions are called. Bodies are copied once, before they are verified, so that they
+    are in the processor's cache by then.
     """
     bodies: list[bytes | None] = []
     for position in positions:

@@ -1,4 +1,4 @@
-"""The commands that repair what keeps a bookie from starting; errors and the doctor name them."""
+"""The repair commands that errors and the doctor name when a bookie cannot start."""
 
 from typing import Final
 

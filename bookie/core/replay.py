@@ -1,11 +1,11 @@
 """The result of reading a journal file again after a stop.
 
-Entries enter a memtable as when they were written, and facts about ledgers are reported in order.
-Of a damaged record, entries that prove themselves are kept, the rest of what its rows name is in
-doubt (B1); a fence in it holds (B4).
+Entries enter a memtable as when they were written, and facts about ledgers are reported in order. If a
+record is damaged, entries in it with a valid digest are kept, and all other entries that its rows name
+are in doubt (B1); ledgers that it may have fenced count as fenced (B4).
 
-Entries are gathered from many records before they go to the memtable, and always before a record
-of another kind: so a ledger's entries keep their order.
+Entries of many records are gathered before they are moved to the memtable. They are always moved
+before a record of another kind is replayed, so that a ledger's entries keep their order.
 """
 
 from array import array
@@ -50,7 +50,7 @@ class Replayed:
 
     @property
     def keys(self) -> dict[int, bytes]:
-        """The first key that was shown for each ledger."""
+        """The key of each ledger: the first one that was shown."""
         return self._gathered.ledger_keys
 
     def gather(self, record: FoundRecord, body: bytes) -> None:

@@ -1,7 +1,7 @@
-"""An entry in a damaged record may itself be sound, by its own digest.
+"""Finds entries in a damaged record that are sound by their own digests.
 
-A bookie does not know a ledger's digest type or password, but a CRC that matches by chance is as
-rare as a false one of our own. Digests with a key, and none, prove nothing here.
+A bookie does not know a ledger's digest type or password. But an entry's CRC matches by chance as
+rarely as one of our own. A digest with a key proves nothing here, and neither does a missing digest.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -51,12 +51,12 @@ class Salvaged(NamedTuple):
 def find_entries(
     body: bytes, ledger_ids: Iterable[int], keys: Mapping[int, bytes]
 ) -> list[Salvaged]:
-    """The entries of these ledgers in a damaged FRAMES body that prove themselves.
+    """The entries of these ledgers in a damaged FRAMES body that have a valid digest.
 
-    Frames are found by the ledger id before each entry, not one after the other: the length of
-    one may be damaged. So apparent frames may be part of a damaged payload, written by the
-    writer of another ledger. That writer does not know this ledger's key. Only frames with the
-    known key count, or otherwise with the one key that all of the ledger's have.
+    Frames are found by the ledger id before each entry, not one after the other, because the length of
+    a frame may be damaged. An apparent frame may therefore be part of a payload that the writer of
+    another ledger wrote. That writer does not know this ledger's key. Only frames with the known key
+    count; if no key is known, all frames of the ledger must have the same key.
     """
     places = sorted(
         at for ledger_id in ledger_ids for at in _find_all(body, pack_ledger_id(ledger_id))

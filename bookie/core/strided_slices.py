@@ -1,8 +1,7 @@
-"""Small entries from a record's body: those of equal length at even distances are cut by one
-call.
+"""Cuts small entries from a record's body: one call cuts entries of equal length at equal distances.
 
-Adds of equal size are stored like this, from every client. One by one they would cost several
-times as much as their bytes.
+Adds of equal size are stored like this, from every client. Cutting them one by one would cost several
+times as much as copying their bytes.
 """
 
 import struct
@@ -23,7 +22,8 @@ def cut_evenly(
     """Cuts the entries from number `start` on from a body that begins at `origin`; may return no
     entry.
 
-    Cuts all that fit into the body at the first two's distance, or no entry if one is elsewhere.
+    Cuts all entries that fit into the body at the distance of the first two; returns none if one of
+    them is elsewhere.
     """
     if len(positions) - start < _COUNT_MIN:
         return ()

@@ -1,14 +1,14 @@
 """When a bookie may drop its copies of a ledger that has others (B16).
 
-A bookie that was away comes back with copies that were made elsewhere in the meantime. They go
-if
-- metadata says in two looks, of which one comes an `interval` after the other, that the ledger is closed and that no
-  fragment names this bookie: a closed ledger never opens again, and only a repair can name a bookie then;
-- nothing was added here since the first of them: who repairs copies first and names afterwards;
-- the second look was made under the ledger's lock, so that no repair is under way, and so lately
-  that the session which holds the lock cannot be over. A repair relies on the bookie's list.
+A bookie that was away comes back with copies that were made elsewhere in the meantime. The copies of
+a ledger are dropped if all of this holds:
+- Two looks at the metadata, one an `interval` after the other, found that the ledger is closed and that no fragment
+  names this bookie. A closed ledger never opens again, and after that only a repair can name a bookie.
+- Nothing was added here since the first look: a repair copies first and changes the metadata afterwards.
+- The second look was made under the ledger's lock, so that no repair is under way, and so recently
+  that the session which holds the lock cannot have ended. A repair relies on the bookie's list.
 
-A failed look proves nothing. All this is in memory: a restart begins with a first look.
+A failed look proves nothing. All this is kept in memory: after a restart, the next look is a first one.
 """
 
 from collections.abc import Collection
@@ -29,7 +29,7 @@ def is_surplus(metadata: LedgerMetadata, bookie: BookieId) -> bool:
 class SurplusCopies:
     def __init__(self, interval_ns: int, session_timeout_s: float, quiet: dict[int, int]) -> None:
         """`quiet`: the storage removes a ledger from it when it accepts an add."""
-        # Looks vary in length: a slightly early one need not be repeated a day later.
+        # Looks vary in length: a look that is slightly too early need not be repeated a day later.
         self._apart_ns = interval_ns * 9 // 10
         self._certain_ns = min(int(session_timeout_s * 1e9 / 2), _CERTAIN_NS_MAX)
         self._quiet = quiet  # Ledgers that are surplus, and when each was first asked about.
@@ -40,7 +40,7 @@ class SurplusCopies:
         return self._quiet.keys()
 
     def on_asked(self, ledger_id: int, asked_ns: int) -> None:
-        """Called before the ledger's metadata is read, so that an add in the meantime counts."""
+        """Called before the ledger's metadata is read, so that an add during the read is noticed."""
         self._quiet.setdefault(ledger_id, asked_ns)
 
     def on_unanswered(self, ledger_id: int, asked_ns: int) -> None:

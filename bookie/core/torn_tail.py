@@ -3,17 +3,17 @@
 Each record says in `last_synced` which sequence was durable when it was made, and records become
 durable in order. A record that is missing or damaged is
 
-- *rot*, if it was durable: a record that can be read, or something else that is known
-  (`durable_through`), says so. What it held is in doubt (B1).
-- a *torn tail* otherwise: it was not durable, so it was never acknowledged, nor was anything after
-  it. The file ends before it.
+- *rot*, if a record that can be read, or another source (`durable_through`), says that it was durable.
+  The entries that it held are in doubt (B1).
+- a *torn tail* otherwise: it was not durable, so neither it nor anything after it was ever
+  acknowledged. The file ends before it.
 
 A start therefore does two things before it writes anything else:
 
-- It cuts the torn tail off: an END record over it in a journal (`startup.py`), zeros in the catalog
-  (`catalog.py`), which goes on in the same file.
-- It writes again and syncs all from `unproven_at` on, which may so far be in the system's memory
-  alone (`journal_reading.write_again`). Nothing is based on it before.
+- It cuts the torn tail off: it overwrites the tail with an END record in a journal (`startup.py`), and
+  with zeros in the catalog, which continues in the same file (`catalog.py`).
+- It writes everything from `unproven_at` on again and syncs it, because these bytes may so far be in the
+  system's memory alone (`journal_reading.write_again`). Nothing depends on them before that.
 """
 
 from dataclasses import dataclass
@@ -32,7 +32,7 @@ from rollbook.proto.errors import TornRecord
 
 @dataclass(frozen=True, slots=True)
 class Rot:
-    """Durable data that cannot be read: its ledgers, or None if these are lost as well."""
+    """Durable data that cannot be read, with its ledgers; None if the ledgers are not known either."""
 
     position: int
     rows: tuple[EntryRow, ...] | None
@@ -59,8 +59,8 @@ def scan(
 ) -> Scan:
     """Reads a file from the front and tells a torn tail from rot (B3).
 
-    `durable_through` is the part that is otherwise known to have been durable, all of the file if it
-    has a successor.
+    `durable_through` is the highest sequence that another source proves durable; if the file has a
+    successor, all of the file was durable.
     """
     pieces, position, is_ended = _pieces(reader, start, first_sequence)
     proven = max([durable_through, *(piece.last_synced for piece in pieces)])
