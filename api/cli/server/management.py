@@ -11,8 +11,6 @@ from typing import Final
 from rollbook.api.access.audit import AuditLog
 from rollbook.api.access.authenticator import Authenticator
 from rollbook.api.access.managing import Managing
-from rollbook.api.cli.cluster.management import ClusterManagement, PagesOf
-from rollbook.api.cli.cluster.store_calls import StoreWatch
 from rollbook.api.client.target import token_of_file
 from rollbook.api.dashboard.app import Dashboard
 from rollbook.api.dashboard.core.samples import Samples
@@ -21,6 +19,8 @@ from rollbook.api.dashboard.page_sources import PageSources
 from rollbook.api.dashboard.parts import PREFIX
 from rollbook.api.dashboard.responses import refused
 from rollbook.api.dashboard.sampler import Sampler
+from rollbook.api.management.cluster import ClusterManagement, PagesOf
+from rollbook.api.management.store_calls import StoreWatch
 from rollbook.api.rest.cluster import OPEN_PATHS, make_app
 from rollbook.api.rest.operations import RunningOperations
 from rollbook.api.rest.server import Bounds, HttpConfig, HttpServer

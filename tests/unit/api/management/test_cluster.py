@@ -9,10 +9,10 @@ from typing import Any, cast
 import pytest
 
 from rollbook.api.cli.bookie_admin_client import AdminClient
-from rollbook.api.cli.cluster.management import ClusterManagement
 from rollbook.api.cli.cluster.operation_kinds import describe_error, kinds_of
-from rollbook.api.cli.cluster.store_calls import StoreWatch
 from rollbook.api.cli.ledger import of_log
+from rollbook.api.management.cluster import ClusterManagement
+from rollbook.api.management.store_calls import StoreWatch
 from rollbook.proto.cluster.cookies import CookieNodes
 from rollbook.proto.cluster.election import Election
 from rollbook.proto.errors import (

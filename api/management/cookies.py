@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from rollbook.api.cli.cluster.store_calls import StoreCalls
+from rollbook.api.management.store_calls import StoreCalls
 from rollbook.ledger.ledgers import Ledgers
 from rollbook.proto.cluster.cookies import CookieNodes, VersionedCookie
 from rollbook.proto.cluster.uncertain_writes import read_surely

@@ -13,12 +13,7 @@ from rollbook import __version__
 from rollbook.api.cli.bookie.lifecycle_actions import facts_of
 from rollbook.api.cli.bookie_admin_client import AdminClient
 from rollbook.api.cli.cluster.actions import list_bookies
-from rollbook.api.cli.cluster.callbacks import ClusterCallbacks
-from rollbook.api.cli.cluster.cookie_management import CookieManagement
 from rollbook.api.cli.cluster.health import find_members, judge, server_records
-from rollbook.api.cli.cluster.ledger_management import LedgerManagement
-from rollbook.api.cli.cluster.operation_management import OperationManagement, bookie_ids_of
-from rollbook.api.cli.cluster.store_calls import StoreCalls, StoreWatch
 from rollbook.api.cli.recovery.status import (
     ask_for_audit,
     delay_of,
@@ -27,6 +22,11 @@ from rollbook.api.cli.recovery.status import (
     read_tasks,
     turn_switch,
 )
+from rollbook.api.management.callbacks import ClusterCallbacks
+from rollbook.api.management.cookies import CookieManagement
+from rollbook.api.management.ledgers import LedgerManagement
+from rollbook.api.management.operations import OperationManagement, bookie_ids_of
+from rollbook.api.management.store_calls import StoreCalls, StoreWatch
 from rollbook.ledger.ledgers import Ledgers
 from rollbook.proto.cluster.lifecycle_nodes import LifecycleNodes, StoredLifecycle
 from rollbook.proto.errors import (

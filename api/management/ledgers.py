@@ -5,7 +5,6 @@ from collections.abc import AsyncIterator
 from typing import Any, Final
 
 from rollbook.api.cli.cluster.actions import list_bookies
-from rollbook.api.cli.cluster.store_calls import ACT_S, StoreCalls
 from rollbook.api.cli.ledger.actions import (
     facts_as_bookkeeper,
     facts_of_ledger,
@@ -13,6 +12,7 @@ from rollbook.api.cli.ledger.actions import (
     in_pieces,
 )
 from rollbook.api.cli.ledger.of_log import HTTP_INSTEAD_OF_REMOVAL, require_no_part
+from rollbook.api.management.store_calls import ACT_S, StoreCalls
 from rollbook.ledger.ledgers import Ledgers
 from rollbook.proto.cluster.ledger_nodes import StoredLedger
 from rollbook.proto.cluster.marks import Marks

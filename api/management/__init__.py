@@ -1,0 +1,1 @@
+"""The cluster as HTTP management and the dashboard see it: cookies, ledgers, operations and callbacks."""
