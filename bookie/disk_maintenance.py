@@ -1,7 +1,7 @@
 """A bookie's continuous work on its space: checks its disks, deletes collected ledgers, rewrites
 sparse logs, scrubs.
 
-    disks       a full disk refuses new entries, and space is made at once; later entries are accepted again
+    disks       when full, refuses new entries and makes space; when there is room, accepts entries again
     garbage     deletes ledgers that metadata no longer names, then removes empty logs
     surplus     drops copies of ledgers whose metadata names only other bookies
     compaction  runs, minor or major, when due, when space is short, and when damage was found

@@ -1,8 +1,8 @@
-"""Reads: an entry, a run of them, the last one, the list; wherever they are by now.
+"""Reads an entry, a run of entries, the last entry or the list of entries, in whatever file they are.
 
-Journal files first, then entry logs, each from the newest to the oldest: so the youngest of
-several copies is found (B12). Entries move during a search. A found entry is right in any case;
-an absent or unknown one counts only if nothing moved in the meantime (B1).
+Journal files are searched first, then entry logs, each from the newest to the oldest, so that the
+youngest of several copies is found (B12). Entries may move during a search. A found entry is right in
+any case; "absent" or "unknown" counts only if nothing moved during the search (B1).
 """
 
 import asyncio
@@ -74,7 +74,8 @@ class Reading:
     async def read_run(
         self, ledger_id: int, first_entry: int, count_max: int, bytes_max: int
     ) -> list[Buffer]:
-        """Consecutive entries, at least the first one. The end of the run proves nothing.
+        """Consecutive entries, at least the first one. The end of the run does not prove that the next
+        entry is absent.
 
         Raises `NoSuchLedger`, `NoSuchEntry`, `EntryStateUnknown`.
         """

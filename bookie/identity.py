@@ -165,7 +165,7 @@ class Identity:
         """Makes a new bookie's identity, and accepts an existing one; returns its directories,
         locked.
 
-        `before_making` may raise, and nothing was made then: an id is for ever. Raises
+        `before_making` may raise before anything is made, because an id is permanent. Raises
         `WrongBookie` or `WrongCluster`, with the one next step, and `DirectoryInUse`.
         """
         # Checked before a directory is made at a mount point without its disk.
@@ -204,11 +204,11 @@ class Identity:
         self.incarnation = incarnation
 
     async def begin(self) -> bool:
-        """Counts this start, so that no other copy of the directories can pass for them: now they
-        may change (B8).
+        """Counts this start, so that no other copy of the directories can be mistaken for them; after
+        that the directories may change (B8).
 
-        False: the disk has no room to count the start. Until it is counted, the bookie must
-        promise nothing. Raises `WrongBookie` if another copy of them was first.
+        Returns False if the disk has no room to count the start. Until the start is counted, the bookie
+        must promise nothing. Raises `WrongBookie` if another copy of the directories was first.
         """
         found, member = await self._look()
         diagnosis = diagnose(found, self.cookie)
@@ -258,8 +258,8 @@ class Identity:
     async def rejoin(self) -> str:
         """Writes stamps and cookies again, if the directories are this bookie's beyond doubt.
 
-        For a cookie that was removed, and for directories that moved, were added, or lost their
-        stamp. Returns the incarnation. Raises `WrongBookie`, `WrongCluster`, `DirectoryInUse`.
+        Use it after a cookie was removed, or directories were moved, were added, or lost their stamp.
+        Returns the incarnation. Raises `WrongBookie`, `WrongCluster`, `DirectoryInUse`.
         """
         locks = await self._lock()
         try:
@@ -276,10 +276,10 @@ class Identity:
         return incarnation
 
     async def write_off(self, clock: Clock, on_progress: OnProgress = lambda _: None) -> Formatted:
-        """Goes on without something that was lost: a directory, a journal file, an entry log, or
-        the latest state of all.
+        """Lets the bookie continue without something that was lost: a directory, a journal file, an
+        entry log, or the latest state of all of them.
 
-        Its entries are UNKNOWN from then on, and ledgers whose fence may be lost are fenced.
+        The lost entries are UNKNOWN from then on, and ledgers whose fence may be lost are fenced.
         Raises `WrongBookie`, `WrongCluster`, `DirectoryInUse`; `DataLost`, `BadConfig` if the rest is not enough for a store.
         """
         locks = await self._lock()
@@ -290,7 +290,7 @@ class Identity:
             incarnation = found.stamps[0].incarnation
             old_below = await self._draw_ledger_id()
             ledgers, doubted = await self._ledgers_in_doubt(old_below, on_progress)
-            # This counts as a start: otherwise another copy might go on as if nothing had happened.
+            # This counts as a start: otherwise another copy of the directories could be started.
             record = self._draw_record(incarnation, found.next_start)
             await self._stamp_all(record, MembershipState.WRITING_OFF)
         except BaseException:
@@ -411,7 +411,7 @@ class Identity:
     # --- Cluster ------------------------------------------------------------------------------
 
     async def _require_gone(self, patience_s: float) -> None:
-        """Waits until no process is registered under the id, not even a dead one's last session."""
+        """Waits until no session is registered under the id, not even the last one of a dead process."""
         looks_left = int(patience_s / _LOOK_AGAIN_S)
         while taken := await self._registration():
             if not looks_left:
@@ -443,8 +443,8 @@ class Identity:
     ) -> tuple[int, list[int]]:
         """How many ledgers exist, and which of them an earlier life may have held or fenced.
 
-        They are listed twice, and the cluster is checked to be ours before and after: a ledger
-        that is not listed would be answered with ABSENT. Raises `WrongCluster`, `NoSuchCluster`.
+        Ledgers are listed twice, and the cluster is checked to be ours before and after, because the
+        bookie would answer ABSENT for a ledger that is not listed. Raises `WrongCluster`, `NoSuchCluster`.
         """
         nodes = LedgerNodes(self._store, self._cluster.root, self._cluster.layout)
         doubted: list[int] = []

@@ -1,8 +1,8 @@
-"""A bookie's files, read and never changed: what `rollbook bookie` shows of a store.
+"""Reads a bookie's files without changing them, for `rollbook bookie`.
 
-Files are read as a start reads them, with the same readers; nothing is cut, completed or
-removed, whatever is found (B10). While the bookie runs its files may be read, too, and are a
-momentary picture: entry logs never change, the journal grows.
+Files are read as a start reads them, with the same readers, but nothing is ever cut, completed or
+removed (B10). The files of a running bookie may be read, too, as they are at that moment: entry logs
+never change, the journal grows.
 """
 
 from bisect import bisect_right
@@ -63,7 +63,7 @@ from rollbook.proto.wire.digest import pack_entry_ids
 _ALL_DURABLE: Final = 2**62
 _NEEDED: Final = ("needed", "spare", "missing")
 _FIRST_BYTES: Final = 64 * 1024
-_LOOKS: Final = 3  # Attempts: a store in use may replace its catalog meanwhile.
+_LOOKS: Final = 3  # Attempts to read the catalog, which a running bookie may replace meanwhile.
 _MAKE_ONE: Final = "name the directories of a bookie, as `rollbook bookie init` was given them"
 
 
@@ -127,7 +127,7 @@ class StoreFiles:
         raise BadConfig("there is no store here", path=config.ledger_dirs[0], next_step=_MAKE_ONE)
 
     async def lock(self) -> list[DiskLock]:
-        """Keeps a bookie from starting, for as long as it must not change anything.
+        """Locks the directories, so that no bookie starts and changes them.
 
         Raises `DirectoryInUse` if one is running. Only existing files are locked.
         """
@@ -182,7 +182,7 @@ class StoreFiles:
             yield view["path"].rpartition("/")[2], replay(reader, found)
 
     async def ledgers(self) -> LedgerViews:
-        """The ledgers of the store, for which it reads all of the journal."""
+        """The ledgers of the store; this reads the whole journal."""
         files: list[tuple[str, JournalIndex]] = []
         facts: dict[int, LedgerFacts] = {}
         async for name, replayed in self.replayed():
@@ -385,8 +385,8 @@ class StoreFiles:
             state.findings.append(Finding(path, at, error.message, ()))
 
     async def _durable_through(self, later: list[View]) -> int:
-        """The last sequence known to be durable: a file is durable as a whole before another one
-        gets records."""
+        """The last sequence known to be durable: the whole file is durable before the next file gets
+        records."""
         for view in later:
             if view["bytes"] is None:
                 continue
@@ -498,7 +498,7 @@ def _wrong_entries(
     sound: list[tuple[int, int]],
     starts: list[int],
 ) -> Iterator[tuple[int, str]]:
-    """Yields entries that a log's index leads to and that are not there."""
+    """Yields entries that a log's index names and that are not at their places."""
     for entry_id, position, length in zip(*unpack_page(page, row), strict=True):
         at = bisect_right(starts, position) - 1
         if at < 0 or position + length > sound[at][1]:

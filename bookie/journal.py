@@ -1,13 +1,13 @@
 """The journal: accepted requests are appended here, and answered when they are durable.
 
-One task writes. While it waits for the disk, the next write gathers (natural group commit). A
-lone writer's adds wait for no others: on a quick disk its write is made in the same step. A file
-is made whole: created, preallocated, synced, and named in the catalog before it gets a record;
-it ends with an END record before its successor gets one (B3). When it ends its memtable ends
-with it, and both go to the checkpoint.
+One task writes. While it waits for the disk, requests gather for the next write (natural group
+commit). The adds of a lone writer wait for no others: on a quick disk they are written in the same
+step. A file is created, preallocated, synced, and named in the catalog before it gets a record, and
+it ends with an END record before its successor gets a record (B3). When a file ends, its memtable
+ends, too, and both are passed to the checkpoint.
 
-A failed write or sync leaves the file's contents unknown. It is never tried again: the journal is
-poisoned, everything that waits fails, and the bookie has to stop (B6).
+A failed write or sync leaves the file's contents unknown. It is never retried: the journal is
+poisoned, all waiting requests fail, and the bookie has to stop (B6).
 """
 
 import asyncio
@@ -101,7 +101,7 @@ class Journal:
         self.active: JournalFile  # Set by `open`.
         self._zeros: ZerosAhead  # The zeros ahead in the active file.
         self.queued_bytes = 0
-        # No other file can be made: the rest of this one is for fences and recovery.
+        # Whether no other file can be made: the rest of this one is for fences and recovery.
         self.is_full = False
         self.failure: BaseException | None = None
         self._until_it_may_fill = until_it_may_fill
@@ -137,8 +137,8 @@ class Journal:
         self.active = self._begin(spare or await self._create_first(number), next_sequence)
 
     async def _create_first(self, number: int) -> RecordFile:
-        """Creates the first file; on a full disk a smaller one, in space that the start has
-        released: fences must go on (B4)."""
+        """Creates the first file. On a full disk it is smaller, in space that the start has released,
+        because fences must still be possible (B4)."""
         size = self._config.journal_file_bytes
         while True:
             try:
@@ -154,9 +154,10 @@ class Journal:
     def append(
         self, item: Frames | Control, *, is_sync_deferred: bool = False
     ) -> asyncio.Future[None]:
-        """Done when the item is durable, or, with `is_sync_deferred`, when the system has it.
+        """The future is done when the item is durable, or, with `is_sync_deferred`, when the system
+        has it.
 
-        Fails with `BookieFailed`: then the outcome is unknown. Cancelling it changes nothing.
+        It fails with `BookieFailed` if the outcome is unknown. Cancelling it changes nothing.
         """
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._enqueue(item, is_sync_deferred, size_of(item), set_when_done(done))
@@ -169,8 +170,8 @@ class Journal:
         """Like `append`, with a callback. The caller calls `go_on` in the same step, and the write
         begins then.
 
-        `on_done` is called in the step in which it is done, and never within this call. It must
-        not read: durable entries are found when the step ends."""
+        `on_done` is called in the step in which the item becomes durable, and never within this call.
+        It must not read, because durable entries are found only when the step ends."""
         self._solo.on_adds(on_done)
         self._enqueue(item, is_sync_deferred, size_of(item), on_done)
 
@@ -196,7 +197,7 @@ class Journal:
         return not self.is_full or end <= allocated
 
     def sync(self) -> asyncio.Future[None]:
-        """Done when everything that was appended before this call is durable."""
+        """The future is done when everything that was appended before this call is durable."""
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._enqueue(None, False, 0, set_when_done(done))
         self._wake()
@@ -242,7 +243,7 @@ class Journal:
                 await spare.file.close()
 
     def close(self) -> None:
-        """Lets `run` write what waits, or arrives in the meantime, and end."""
+        """Lets `run` write all requests that wait or still arrive, and end."""
         self._is_closing = True
         self._wake()
 
@@ -427,7 +428,7 @@ class Journal:
         return JournalFile(path, records, packer)
 
     async def _prepare(self, number: int) -> RecordFile:
-        """Makes the next file; while the disk is full it tries again and again."""
+        """Makes the next file; while the disk is full it retries."""
         while True:
             try:
                 spare = await self._create(number, self._config.journal_file_bytes)
@@ -474,10 +475,10 @@ class Journal:
 
 
 def _tell(batch: Sequence[PendingWrite], cause: BaseException | None = None) -> None:
-    """Calls each callback once, however many of the items are its own.
+    """Calls each callback once, even if it has several of the items.
 
-    Raises the error of one of them after the last: otherwise others would wait for ever, and so
-    would a stopping bookie.
+    If a callback raises, its error is raised after the last callback was called: otherwise other
+    callers would wait for ever, and so would a bookie that stops.
     """
     counts: dict[OnDone, int] = {}
     for waiting in batch:

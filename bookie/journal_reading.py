@@ -1,9 +1,9 @@
-"""A journal file read back after a stop, a window at a time.
+"""Reads a journal file back after a stop, a window at a time.
 
-Nearly all of a file are consecutive sound records, and then nothing; they are replayed as they
-come, in windows that stay in the processor's cache: a file read whole costs more in fresh pages
-of memory than in bytes. Only from the first place that is neither sound nor blank is the rest
-read together, since its meaning depends on what follows (`scan`).
+Nearly every file consists of consecutive sound records, followed by blank space. The records are
+replayed in order, in windows that stay in the processor's cache; reading the file as a whole would
+cost more for fresh pages of memory than for its bytes. At the first place that is neither sound nor
+blank, the rest of the file is read as a whole, since its meaning depends on what follows (`scan`).
 """
 
 from array import array
@@ -152,11 +152,11 @@ async def is_blank_from(file: File, start: int) -> bool:
 
 
 async def write_again(file: File, start: int, end: int) -> None:
-    """Makes durable what was read there and may not be (B3): every byte is written again, then synced.
+    """Makes these bytes durable, which may not be so yet (B3): writes all of them again, then syncs.
 
-    A process that died, unlike a machine, leaves unsynced data: it can be read, and lost later.
-    A sync alone would do if there was none before. But after a failed one the system takes the
-    pages for clean, and another sync skips them.
+    If only the process died, not the machine, unsynced data can be read now and be lost later. A sync
+    alone would suffice if no sync had failed before. But after a failed sync the system considers the
+    pages clean, and another sync skips them.
     """
     # The header may be unsynced as well.
     start = 0 if start <= FILE_HEADER_BYTES else start

@@ -1,6 +1,6 @@
-"""Ledgers as operators see them: plain values, for the admin pages and for `rollbook bookie`.
+"""Views of ledgers for operators, as plain values, for the admin pages and for `rollbook bookie`.
 
-A ledger's entries here are in several places; a copy that was added twice is counted twice.
+A ledger's entries may be in several files of this bookie; an entry that was added twice is counted twice.
 """
 
 import asyncio
@@ -112,7 +112,7 @@ class LedgerViews:
         return self._catalog.facts.get(ledger_id) or LedgerFacts()
 
     def known_ids(self) -> Iterator[int]:
-        """Yields ids in no order, some more than once, each part as it is when its turn comes."""
+        """Yields ids in no order, some of them more than once. Ledgers may change during the iteration."""
         yield from list(self._catalog.facts)
         yield from list(self._catalog.held_ledgers)
         yield from list(self._newer)

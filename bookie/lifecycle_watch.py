@@ -1,8 +1,8 @@
 """Whether this bookie should leave the cluster, by its lifecycle node (`proto/formats/lifecycle.py`).
 
-It is asked before the bookie registers, so that a start in the midst of a drain is never writable,
-and followed from then on (B15). An unreadable node counts as leaving: writes to a drained bookie may
-be lost, while writers of one that is not drained have other bookies.
+The node is read before the bookie registers, so that a bookie that starts during a drain is never
+writable, and followed from then on (B15). An unreadable node counts as leaving: writes to a drained
+bookie may be lost, while the writers of any other bookie can use another one.
 """
 
 import asyncio

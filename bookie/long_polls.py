@@ -1,8 +1,7 @@
-"""Reads that wait for news: parked until the ledger's LAC rises, the ledger is deleted, or time
-is up.
+"""Parks reads that wait for news, until the ledger's LAC rises, the ledger is deleted, or time is up.
 
-A parked poll is an object and a timer, no task. Whatever ends the wait, the read is then answered
-like one that did not have to wait.
+A parked poll is an object and a timer, not a task. After the wait, for whatever reason it ended, the
+read is answered like a read that did not have to wait.
 """
 
 import asyncio
@@ -20,7 +19,7 @@ Resume = Callable[["Parked", int | None, bool], None]
 """Called once, with the wall time in milliseconds of the news, or None without news, and whether
 the read should be answered at once.
 
-It never raises: other requests and adds wait behind it."""
+It never raises, because other requests and adds wait for its return."""
 
 _ANSWERED_FIRST: Final = 4  # Polls answered before the add with the news is written.
 
@@ -92,7 +91,7 @@ class LongPolls:
             self._storage.lac_watchers.pop(parked.ledger_id, None)
 
     def close(self) -> None:
-        """Ends every wait as at its time limit."""
+        """Ends every wait as if its time were up."""
         self._is_closing = True
         for parked in [each for others in self._of_ledger.values() for each in others]:
             self._end(parked, None)
@@ -110,8 +109,8 @@ class LongPolls:
                 self._woken.append((parked, news_ms))
 
     def tell_first(self) -> None:
-        """Answers some polls before the adds with their news are written: for a lone reader that
-        sync would be most of the wait."""
+        """Answers some polls before the adds with their news are written: for a lone reader, the sync
+        of these adds would be most of the wait."""
         for _ in range(min(len(self._woken), _ANSWERED_FIRST)):
             parked, news_ms = self._woken.popleft()
             parked.wake(news_ms, at_once=True)
@@ -122,8 +121,8 @@ class LongPolls:
             parked.wake(news_ms)
 
     def _has_news(self, ledger_id: int, previous_lac: int, piggyback: bool) -> bool:
-        """Whether a poll's wait ends. A poll that wants the entry is answered as soon as the entry
-        is known to be confirmed, any other when the add that says so is durable."""
+        """Whether a poll's wait ends. A poll that wants the entry is answered as soon as the entry is
+        known to be confirmed; any other poll is answered when the add with the LAC is durable."""
         storage = self._storage
         if storage.last_add_confirmed(ledger_id) > previous_lac:
             return True

@@ -1,8 +1,7 @@
-"""Calls that have to wait for the disk: a bounded number at a time, connections in turn.
+"""Runs calls that have to wait for the disk: a bounded number at a time, with connections taking turns.
 
-There is no task for a connection and none for a call: a lane starts tasks while there is work,
-up to its bound. Urgent calls have a lane of their own, so that a recovery does not wait behind
-other reads.
+Neither connections nor calls have tasks: a lane starts tasks while there is work, up to its bound.
+Urgent calls have a lane of their own, so that a recovery does not wait for other reads.
 """
 
 import asyncio
@@ -27,13 +26,13 @@ _ANSWER_BYTES: Final = 768  # The size that a small answer counts as: it takes t
 class LoopBudget:
     """The bytes made for readers since the loop last checked its sockets.
 
-    Answers from memory never yield the loop by themselves; when a turn is over, the rest waits for
-    the next one, so that everything else runs in between. So do the steps of a long answer: each of
-    those in the making has a step in turn.
+    Answers from memory never yield the loop by themselves. When the bytes of a turn are used up, further
+    answers wait for the next turn, so that everything else runs in between. The steps of long answers
+    wait in the same way, and long answers in progress take turns.
 
-    Adds go first, since they wait for several turns each. While adds are about, steps are small,
-    and each is followed by a turn without one, in which new requests are read; these are written
-    before the next step. So an add meets one step, and not one in each of its turns.
+    Adds go first, since each add waits for several turns. While adds arrive, steps are small, and each
+    step is followed by a turn without a step, in which new requests are read; their adds are written
+    before the next step. Therefore an add is delayed by one step, and not by one in each of its turns.
     """
 
     def __init__(self, clock: Clock, adds_wait: Callable[[], bool]) -> None:
@@ -106,9 +105,9 @@ class LoopBudget:
 
 
 class StepQueue:
-    """Connections with more to write than one turn allows, in the order in which they came.
+    """Connections with more to write than one turn allows, in the order in which they joined.
 
-    To others that wait for a turn, they count as one, however many they are.
+    All of them together count as one waiter for a turn.
     """
 
     def __init__(self, turn: LoopBudget) -> None:

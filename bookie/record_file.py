@@ -1,7 +1,8 @@
-"""One open file of records, for reading: whole records, verified, through the cache.
+"""One open file of records, from which whole, verified records are read through the cache.
 
-A sequential reader also gets a stretch of the following records, and the disk learns what comes
-next, so that it works while answers are sent. Others wait for what one reader fetches.
+For a sequential reader a stretch of the following records is read, too, and the next stretches are
+requested from the disk, so that it works while answers are sent. If several readers need the same
+record, one reads it and the others wait.
 """
 
 import asyncio
@@ -103,8 +104,8 @@ class RecordFile:
         return body[start : start + place.length]
 
     async def read_run(self, positions: Sequence[int], lengths: Sequence[int]) -> list[Buffer]:
-        """The entries at these positions, up to the first damaged record. Keeping one may keep its
-        record."""
+        """The entries at these positions, up to the first damaged record. An entry that is kept may
+        keep its whole record in memory."""
         found: list[Buffer] = []
         source: Buffer
         self._readers += 1

@@ -1,8 +1,8 @@
-"""How the cluster sees this bookie: among the writable or the read-only ones, as long as it serves.
+"""Keeps this bookie registered as writable or as read-only while it serves.
 
-The bookie says what is wanted. This loop registers it accordingly, and again after a lost
-session, an outage of the store or a pause. Only one thing ends it: another process under the
-same id.
+The bookie sets the wanted mode. This loop registers the bookie in that mode, and registers it again
+after a lost session, an outage of the store or a pause. The loop fails only if another process uses
+the same id.
 """
 
 import asyncio

@@ -1,10 +1,10 @@
 """The responses of a bookie to each request except adds.
 
-    at once   from memory, while the chunk that brought the request is being worked through
-    in time   whatever may have to wait for the disk
+    at_once   answers from memory, while the chunk with the request is being processed
+    in_time   answers requests that may have to wait for the disk
 
-Both give a reply in any case: errors of the storage become the reply that names them. A fence is
-durable before any reply (B4); for entries in doubt the only reply is that they are (B1).
+Both always return a reply: an error of the storage becomes a reply that names it. A fence is
+durable before any reply (B4); for entries in doubt the only reply is that they are in doubt (B1).
 """
 
 import asyncio
@@ -201,9 +201,9 @@ class Answers:
         await self._storage.fence(ledger_id, ledger_key)
 
     async def _batch_read(self, batch: BatchRead, making: Making) -> Reply:
-        """Counts bytes as Java does, so that no client gets more than it made room for.
+        """Reads a batch. Counts bytes as Java does, so that no client gets more than it has room for.
 
-        If memory is short the batch is short, and the client asks again for the rest.
+        If memory is short, the batch is short, and the client requests the rest again.
         """
         if batch.fence:
             await self._fence(batch.ledger_id, batch.ledger_key)

@@ -1,10 +1,10 @@
-"""Everything in entry logs is read again and verified, round after round.
+"""Reads and verifies everything in entry logs, round after round.
 
-Damage is put in doubt, durably (B1, B12): its readers get UNKNOWN whatever happens to the log
-and its index; and the compactor gets the log, and moves what is sound. The progress of a round
-is in the catalog, so a restart goes on roughly where it was.
+Damaged entries are put in doubt, durably (B1, B12): their readers get UNKNOWN even if the log or its
+index changes later. The compactor is given the log and moves its sound entries. The progress of a
+round is in the catalog, so a restart continues roughly where the last process stopped.
 
-The cache is not used: what is verified was read from the disk, and pushes nothing out.
+The cache is not used, so that all verified bytes come from the disk and nothing is evicted.
 """
 
 import asyncio

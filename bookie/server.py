@@ -1,8 +1,8 @@
 """Serves BookKeeper's protocols, versions 2 and 3, on any number of ports.
 
-Everything runs on the caller's event loop: connections are protocols, disk work runs in two
-lanes of tasks, and one timer checks clients that make us wait. Once the storage has failed
-nothing is acknowledged any more and every connection is closed.
+Everything runs on the caller's event loop: connections are protocols, requests that need the disk
+run in two lanes of tasks, and one timer checks for clients that are late. Once the storage has
+failed, nothing is acknowledged any more and every connection is closed.
 """
 
 import asyncio
@@ -29,8 +29,8 @@ logger = structlog.get_logger()
 _LOOK_S: Final = 0.5  # Deadlines are noticed at most this late.
 # Deadlines are postponed after such a pause of the whole process.
 _STANDSTILL_NS: Final = 200_000_000
-# Clients that have read nothing for this long are closed first when memory is short. It is noticed
-# late: the kernel accepts more only when a good part of its buffer is read, hundreds of KiB.
+# When memory is short, clients that have read nothing for this long are closed first. Reading is noticed
+# late: the kernel accepts more only when a good part of its buffer, hundreds of KiB, has been read.
 _SLOW_NS: Final = 5_000_000_000
 
 

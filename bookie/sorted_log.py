@@ -1,7 +1,6 @@
-"""Entries, sorted by ledger and entry, become an entry log: records, END, footer.
+"""Writes entries, sorted by ledger and entry, to an entry log: records, END, footer.
 
-The caller syncs the log, gives it its name durably, and then adds it to the catalog: in this
-order.
+The caller first syncs the log, then gives it its name durably, and then adds it to the catalog.
 """
 
 from array import array
@@ -44,7 +43,7 @@ Pause: TypeAlias = Callable[[int, int], Awaitable[None]]
 
 
 class _Appender:
-    """Writes piece after piece, and syncs now and then."""
+    """Writes one piece after the other, and syncs after each `_SYNC_BYTES`."""
 
     def __init__(self, file: File, position: int) -> None:
         self._file = file

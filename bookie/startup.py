@@ -1,13 +1,12 @@
-"""From the files on the disks to a store that can go on: the catalog, then the journal.
+"""Opens a store from the files on the disks: first the catalog, then the journal.
 
 The catalog says which files must exist: entry logs by name and size, journal files from the replay start
-to the last one opened. A missing or shortened one was removed after it was durable; the store
-then refuses to open, naming it, unless the loss is accepted: its entries are in doubt from then
-on (B1). Files that the catalog does not know were never needed, or no longer are, and are
-removed.
+to the last one opened. A file that is missing or shortened was removed or cut after it was durable. The store
+then refuses to open, and names the file, unless the loss is accepted: then its entries are in doubt
+(B1). Files that the catalog does not know were never needed, or are no longer needed, and are removed.
 
-The journal's contents go to memory again. A file without an END gets one before anything else is
-written, so that its torn tail stays cut (B3). Dying in here and starting again is harmless.
+The journal's contents are read into memory again. A file without an END gets one before anything else
+is written, so that its torn tail stays cut (B3). A start that dies can simply be repeated.
 """
 
 from collections.abc import Iterable
@@ -167,7 +166,7 @@ def why_lost(log: EntryLogInfo, stat: FileStat | None) -> str | None:
 
 
 def is_newer_log(catalog: Catalog, number: int) -> bool:
-    """Whether a log is unknown to the catalog and was made of a journal file that is, too: then the
+    """Whether the catalog knows neither this log nor the journal file of which it was made: then the
     catalog is stale.
     """
     return number not in catalog.logs and catalog.opened < number < COMPACTED

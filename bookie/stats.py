@@ -1,8 +1,8 @@
 """The counts of one bookie since it started: the table of its metrics.
 
-Each component counts its work here, once for a chunk, a write or a batch and never for an entry.
-Values that exist anyway (a queue's bytes, the disk's space) are not counted but read, by a
-function that their owner puts here. Names get `rollbook_bookie_` in front.
+Each component counts its work here, once per chunk, write or batch, never per entry. Values that exist
+anyway (a queue's bytes, the disk's space) are not counted: a scrape reads them by a function that their
+owner puts here. Names get the prefix `rollbook_bookie_`.
 """
 
 from dataclasses import dataclass

@@ -80,7 +80,7 @@ class Storage:
         locks: Sequence[DiskLock],
         stats: Stats,
     ) -> None:
-        # All state of a store is made here, with what it means; there are no steps to be named.
+        # This long method has no parts to be named: it makes all state of a store and explains it.
         self.stats = stats
         # Callbacks by ledger whose LAC is awaited. They are called when the LAC was reported or
         # rose, or the ledger was deleted, and return quickly. A read right after the call may see
@@ -90,7 +90,7 @@ class Storage:
         # its ledger.
         self.quiet: dict[int, int] = {}
         self.refuses_adds = False  # Whether all adds are refused, except urgent ones.
-        # While False, no request is accepted that would have to be kept, not even a fence (B8).
+        # While False, no request is accepted that would have to be durable, not even a fence (B8).
         self.may_promise = True
         self._disk = disk
         self._config = config
@@ -426,16 +426,15 @@ class Storage:
         return ledger.received_lac if ledger else NO_ENTRY
 
     def expect_deletion(self, ledger_ids: Iterable[int], *, is_wanted: bool) -> None:
-        """Refuses adds that can be refused, so that what is found out about these ledgers stays
-        true."""
+        """Refuses adds to these ledgers that can be refused, so that the result of a check of their
+        metadata stays true."""
         for ledger_id in ledger_ids:
             self._ledger(ledger_id).is_suspect = is_wanted
 
     async def delete(self, *ledger_ids: int) -> None:
         """Deletes the ledgers' entries, durably; late adds are refused from the call on.
 
-        Raises `OSError`, and has done nothing, if the rest of the journal is for fences and
-        recovery.
+        Raises `OSError` and does nothing if the rest of the journal is for fences and recovery.
         """
         wall_ms = self._clock.wall_us() // 1000
         ledgers = list(map(self._ledger, ledger_ids))
@@ -488,7 +487,7 @@ class Storage:
 
     @property
     def is_about_to_write(self) -> bool:
-        """Whether adds will be written in the next turn of the loop: readers wait only for that."""
+        """Whether adds will be written in the next turn of the loop. Readers wait only for such adds."""
         return self._journal.is_about_to_write
 
     async def force(self) -> None:
@@ -674,8 +673,8 @@ class Storage:
     async def settle(self, stamp: str, ledger_id: int, ranges: Iterable[tuple[int, int]]) -> None:
         """Ends doubts about entries that are here again or will never be needed, durably.
 
-        `stamp` is from when the caller saw the doubts. Raises `Superseded` if more came into
-        doubt since: it may be about the very same entries. `OSError`.
+        `stamp` is that of the doubts that the caller saw. Raises `Superseded` if more came into doubt
+        since, because the new doubts may be about the same entries. Also raises `OSError`.
         """
         await self._until_replay_is_saved()
         settled = list(ranges)
@@ -761,8 +760,8 @@ class Storage:
         """Whether entries are refused: space is short, checkpoints fail, fences may have been lost,
         an operator wants it, or the bookie may not promise anything.
 
-        Once everything is in doubt it is not known which ledgers were fenced (B4): writers go
-        elsewhere, and recovery gets its answers as before.
+        While everything is in doubt it is not known which ledgers were fenced (B4): writers use other
+        bookies, and recovery gets its answers as before.
         """
         is_stuck = self._checkpoints_fail and not self._may_fill
         return (
