@@ -142,8 +142,8 @@ class ClientAppendStream:
             pass  # The call had already ended.
 
     async def _server_listens(self) -> bool:
-        """Once it says so. Before that nothing is sent: if a write meets the end of a stream,
-        gRPC reports that instead of the server's error.
+        """Waits until the server says that it accepts appends. Before that nothing is sent: if a write
+        meets the end of a stream, gRPC reports that instead of the server's error.
         """
         try:
             async with asyncio.timeout(_GREETING_S):
@@ -162,7 +162,8 @@ class ClientAppendStream:
         return False
 
     def _next_message(self) -> bytes:
-        """In a message, binds precede appends: it ends before a bind whose ref its appends use."""
+        """Builds the next message. In a message, binds precede appends, so it ends before a bind whose ref
+        its appends use."""
         message = log_pb2.AppendStreamRequest()
         size, used = 0, set[int]()
         while self._queue:

@@ -151,7 +151,8 @@ class Channels:
         return (("authorization", f"Bearer {self._security.token}"), *self._shows)
 
     def to(self, address: str, *, waits: bool = False) -> Any:
-        """`waits`: for calls that may wait for any time. Raises `ClientClosed`, `InvalidRequest`."""
+        """Returns the channel to a server. `waits`: for calls that may wait for any time. Raises
+        `ClientClosed`, `InvalidRequest`."""
         self._require_open()
         return self._to(self.routes.entry_to(address) or address, waits=waits)
 
@@ -185,8 +186,8 @@ class Channels:
         return self._what_to_show(address)
 
     def require_own_loop(self) -> None:
-        """In another one, or another process, responses would never arrive. Raises `ClientClosed`,
-        `InvalidRequest`."""
+        """Requires the event loop and the process of the first call: in others, responses would never
+        arrive. Raises `ClientClosed`, `InvalidRequest`."""
         require_own_process()
         loop = asyncio.get_running_loop()
         if self._loop is None:

@@ -80,7 +80,8 @@ def connect(
         async with rollbook.aio.connect("log://127.0.0.1:7400") as client:
             log = await client.open("orders", create=True)
 
-    It connects to no server. `async with` does, as `Client.check`, and raises what that raises. Raises `BadConfig`.
+    The call itself connects to no server. `async with` connects like `Client.check`, and raises the same
+    errors. Raises `BadConfig`.
     """
     if token and token_file:
         raise BadConfig("both token and token_file are given", next_step="leave one of them out")
@@ -103,7 +104,7 @@ def connect(
 
 
 class Client(BelongsToProcess):
-    """Belongs to the loop on which it was made, and to its process: not to one forked from it.
+    """A client belongs to the loop on which it was made, and to its process, not to a process forked from that.
 
     Cancelling a call that changes something does not undo the change; cancelling a read leaves nothing
     behind.
@@ -139,8 +140,8 @@ class Client(BelongsToProcess):
     async def ask(
         self, word: Any, *, timeout_s: float | None = None, server: str | None = None
     ) -> Any:
-        """Any word of `rollbook.logservice.messages` with a single response. What the other
-        methods use.
+        """Sends any request of `rollbook.logservice.messages` that has a single response. The other methods
+        use this.
 
         If it is cancelled, a change may have been made or not.
         """
@@ -201,7 +202,8 @@ class Client(BelongsToProcess):
     # --- Logs ---------------------------------------------------------------------------------
 
     async def open(self, name: str | LogName, create: LogConfig | bool = False) -> Log:
-        """`create`: creates it unless it exists; with a `LogConfig` it must have that one.
+        """Opens a log. `create`: creates it unless it exists; with a `LogConfig`, an existing log must have
+        that config.
 
         Raises `NoSuchLog`, `LogExists`. If it is cancelled, it may have been created or not.
         """
@@ -232,7 +234,7 @@ class Client(BelongsToProcess):
         return addresses
 
     async def logs(self, namespace: str = "", prefix: str = "") -> AsyncIterator[LogName]:
-        """Names, in their order: all, those of one namespace, or those that begin with `prefix`.
+        """Yields names of logs in order: all names, those of one namespace, or those that begin with `prefix`.
 
         `"shop"` is the namespace, `"shop/ord*"` and `"ord*"` (in `default`) are prefixes, `"*"` is all of them.
         Raises `InvalidRequest`.
@@ -279,10 +281,11 @@ class Client(BelongsToProcess):
     async def delete(
         self, name: str | LogName, *, etag: str = "", grace_s: float | None = None, uid: str = ""
     ) -> messages.DeleteLogAnswer:
-        """It disappears at once; its ledgers are deleted after a time of grace.
+        """Deletes a log. It disappears at once; its ledgers are deleted after a time of grace.
 
-        `etag`: only if its configuration still has this one. `uid`: only this log, and not another one
-        that was created under its name since. Raises `NoSuchLog`, `LogReplaced`. If it is cancelled, it
+        `etag`: deletes the log only if its configuration still has this etag. `uid`: deletes only the log
+        with this uid, and not one that was created under its name since. Raises `NoSuchLog`, `LogReplaced`.
+        If it is cancelled, it
         may be deleted or not.
         """
         grace_ms = None if grace_s is None else milliseconds_of(grace_s, "grace_s")
@@ -306,8 +309,8 @@ class Client(BelongsToProcess):
     ) -> LogName:
         """Brings a deleted log back, with its records, and returns its name.
 
-        `uid`: which one, if several were deleted under the name. `to`: another name, if that one
-        is taken. Its cursors are back, too, unless another log had its name. Raises `NoSuchLog`,
+        `uid`: selects one log if several were deleted under the name. `to`: a new name, if the old one is
+        taken. Its cursors are restored, too, unless another log had its name. Raises `NoSuchLog`,
         `LogExists`, `LogDeleted` if its records are gone. If it is cancelled, it may be back or
         not.
         """

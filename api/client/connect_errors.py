@@ -1,4 +1,4 @@
-"""Why a log server could not be reached, by gRPC's own words: there is nothing else."""
+"""Finds out why a log server could not be reached from the text of gRPC's error, which is the only source."""
 
 import re
 from enum import Enum

@@ -47,9 +47,9 @@ class Cursor:
         version: int | None = None,
         may_rewind: bool = False,
     ) -> messages.Cursor:
-        """Moves it, or creates it. `version`: only if it still has this one; -1: only if it does
-        not exist. `protect`, `blob`: as they were, unless given. `may_rewind`: to before where
-        it is, too.
+        """Moves the cursor, or creates it. `version`: moves it only if it still has this version; -1: only
+        if it does not exist. `protect` and `blob` stay as they were, unless given. `may_rewind`: the cursor
+        may also move back.
 
         Raises `MetadataConflict`, `CursorAhead`. If it is cancelled, it may have moved or not: `get` shows
         which, by its version.
@@ -77,7 +77,7 @@ class Cursor:
         return await self.commit(offset, blob=blob, protect=True, version=version)
 
     async def delete(self, *, version: int | None = None) -> None:
-        """It no longer prevents truncation. `version` as of `commit`.
+        """Deletes the cursor, which then no longer prevents truncation. `version`: as in `commit`.
 
         Raises `NoSuchCursor`, `MetadataConflict`. If it is cancelled, it may still exist or not.
         """

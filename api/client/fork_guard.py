@@ -1,13 +1,14 @@
-"""A process that was forked from one with a used client.
+"""Detects a process that was forked from one that had used a client.
 
 gRPC does not survive there: its threads are gone, and their locks stay locked, so that a call hangs or
 ends the process. Using a client there raises at once. (`multiprocessing` forks by default on Linux up
 to Python 3.13.)
 
-That the clients were closed before the fork changes nothing: gRPC's threads end when the last of its channels is freed, and a closed
-client, or a cycle of garbage, may still hold one. Of children that were forked after `close` and connected themselves, 8 of
-8 crashed or hung while the parent held the closed client, and 0 of 11 after it had dropped it and collected garbage
-(grpcio 1.85, Linux). Nothing here can tell the two apart cheaply.
+Closing the clients before the fork does not help: gRPC's threads end when the last of its channels is
+freed, and a closed
+client, or a cycle of garbage, may still hold one. Children were forked after `close` and then connected:
+while the parent still held the closed client, 8 of 8 crashed or hung; after the parent had dropped it and
+collected garbage, 0 of 11 did (grpcio 1.85, Linux). The two cases cannot be distinguished cheaply here.
 """
 
 import os

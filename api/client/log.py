@@ -92,7 +92,8 @@ class Log(BelongsToProcess):
         must_be_empty: bool = False,
         timeout_s: float | None = None,
     ) -> messages.AppendAck:
-        """Durable when it returns; retried without duplicates until the timeout.
+        """Appends a record. It is durable when this returns; the append is retried without duplicates until
+        the timeout.
 
         `key` and the values of `headers` are bytes, or text, which is encoded as UTF-8. `event_time` has a time
         zone; `event_time_us` is the same as microseconds since 1970. `idempotency_key`: a record with a key that
@@ -130,7 +131,7 @@ class Log(BelongsToProcess):
         must_be_empty: bool = False,
         timeout_s: float | None = None,
     ) -> messages.AppendAck:
-        """One atomic batch: all of them or none. Otherwise like `append`, also if it is
+        """Appends one atomic batch: all of its records or none. Otherwise like `append`, also if it is
         cancelled.
 
         `event_times` are datetimes, or microseconds since 1970. `idempotency_key` is that of the whole batch.
@@ -165,7 +166,8 @@ class Log(BelongsToProcess):
         must_be_empty: bool = False,
         timeout_s: float | None = None,
     ) -> messages.AppendAck:
-        """A batch that was framed before, by `rollbook.pack_block` or by the writer of another log (`Block.data`).
+        """Appends a batch that was framed before, by `rollbook.pack_block` or by the writer of another log
+        (`Block.data`).
 
         Its records stay as they are, byte for byte; the server checks sizes, layout and checksum.
         `producer` replaces its own; without one it keeps its own, if any. Otherwise like `append_many`,
@@ -350,8 +352,8 @@ class Log(BelongsToProcess):
     async def tail_offset(
         self, consistency: messages.Consistency | str = messages.Consistency.COMMITTED
     ) -> Offset:
-        """The next offset to be given out. `"barrier"`: above every append that was acked
-        before."""
+        """The offset of the next record to be appended. `"barrier"`: it is above every append that was
+        acked before the call."""
         return (await self.state_of_tail(consistency)).tail
 
     async def head_offset(self) -> Offset:
@@ -393,11 +395,11 @@ class Log(BelongsToProcess):
     async def truncate(
         self, before: Start, *, plan: bool = False, force_roll: bool = False
     ) -> messages.TruncateAnswer:
-        """Earlier records become unreadable. `plan`: only returns what would be done.
+        """Makes earlier records unreadable. `plan`: only returns what would be done.
 
-        `force_roll`: of the segment that is written, too, so that its space is freed. Raises
-        `Guarded` where a protected mark is in the way. If it is cancelled, it may have been done
-        or not: `head_offset` tells.
+        `force_roll`: also rolls the open segment, so that its space is freed. Raises `Guarded` if a
+        protected mark is in the way. If it is cancelled, it may have been done or not: `head_offset` shows
+        which.
         """
         answer: messages.TruncateAnswer = await self._client.ask(
             messages.Truncate(self.name, position_of(before), plan, force_roll, self.uid)
@@ -424,7 +426,7 @@ class Log(BelongsToProcess):
         timeout_s: float | None = None,
         attempt: str = "",
     ) -> messages.WriterGrant:
-        """The next writer epoch: give it to appends as `epoch`. Older ones are fenced.
+        """Acquires the next writer epoch, which appends pass as `epoch`. Older epochs are fenced.
 
         `mode`, if the log has a holder: `"fail"` with `WriterHeld`, `"wait"` until the holder
         releases it or its lease is over, `"steal"` it. An error with an unknown outcome may have
@@ -452,8 +454,8 @@ class Log(BelongsToProcess):
         return grant
 
     async def release_writer(self, epoch: int) -> None:
-        """The next one need not wait or steal. Raises `StaleEpoch`. If it is cancelled, it may be
-        held or not."""
+        """Releases the writer epoch, so that the next writer need not wait or steal. Raises `StaleEpoch`.
+        If it is cancelled, the epoch may still be held or not."""
         await self._client.ask(
             messages.ReleaseWriter(self.name, parse_writer_epoch(epoch), self.uid)
         )
@@ -486,8 +488,8 @@ class Log(BelongsToProcess):
     async def update(self, *, etag: str = "", **changes: Any) -> messages.LogState:
         """`update(retention_age_s=3600)`: fields of `LogConfig`, which are changed together.
 
-        `etag`: only if its configuration still has this one, otherwise `MetadataConflict`. If it is
-        cancelled, it may have been changed or not: `state` tells.
+        `etag`: changes the configuration only if it still has this etag, otherwise raises
+        `MetadataConflict`. If it is cancelled, it may have been changed or not: `state` shows which.
         """
         known = {field.name for field in fields(LogConfig)}
         if unknown := sorted(set(changes) - known):
@@ -502,8 +504,8 @@ class Log(BelongsToProcess):
         return answer
 
     async def roll(self) -> SegmentId:
-        """A new segment begins, unless the written one is empty. If it is cancelled, it may
-        begin or not."""
+        """Begins a new segment, unless the open one is empty. If it is cancelled, the segment may begin or
+        not."""
         answer: messages.RollLogAnswer = await self._client.ask(
             messages.RollLog(self.name, self.uid)
         )

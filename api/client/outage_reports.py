@@ -1,7 +1,7 @@
 """Asks a client's servers which parts of the cluster are unavailable, while it waits for them.
 
-A call that has waited for a second has them asked, and again every other second; an error at the end of
-the wait names what they said.
+When a call has waited for a second, the servers are asked, and again every other second. An error at the
+end of the wait contains their answers.
 """
 
 import asyncio

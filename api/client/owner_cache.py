@@ -1,7 +1,7 @@
-"""Which server to ask: what is known of owners, and which servers to try otherwise.
+"""Selects the server to ask: a log's owner if it is known, and otherwise one of the servers to try.
 
-An owner is known by the epoch since which it owns its log: news of an older epoch are no news. It is
-forgotten when it cannot be reached, not when some time has passed.
+An owner is stored with its epoch of ownership, and reports of an older epoch are ignored. An owner is
+forgotten when it cannot be reached, not after some time.
 """
 
 from collections.abc import Iterable
@@ -93,7 +93,7 @@ class OwnerCache:
         )
 
     def on_error(self, log: LogName | None, address: str, error: RollbookError) -> bool:
-        """Whether the server to ask is known, so that there is no reason to wait."""
+        """Notes a failed call. Returns whether the server to ask next is known, so that a retry need not wait."""
         if isinstance(error, NotOwner) and log is not None:
             owner, epoch = error.ids.get("owner"), error.ids.get("owner_epoch", 0)
             self.routes.on_named(str(owner))

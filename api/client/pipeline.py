@@ -5,12 +5,12 @@
 - The first batch to a server goes alone; once it is acked as many follow as the window holds.
 - When the log has forgotten the producer, what is in flight is numbered as a new epoch (`producer.py`), unless
   a batch's outcome is unknown.
-- A batch that fails for now makes everything in flight go again, from it on. When that leaves a batch in
-  doubt, and when the writer ends instead, is decided in `core/retry_rules.py`.
-- A batch that fails permanently, or whose deadline passes, is the end of the writer: what came after it
-  is refused, too, so that no record is appended whose predecessor was not.
+- After a batch's passing failure, that batch and everything in flight after it are sent again.
+`core/retry_rules.py` decides when that leaves a batch in doubt, and when the writer ends instead.
+- A batch that fails permanently, or whose deadline passes, ends the writer: later records are refused, too,
+so that no record is appended whose predecessor was not.
 
-There are no tasks here; whatever happens is a result, a timer, or a call.
+The pipeline has no tasks: it acts on results, timers and calls.
 """
 
 import asyncio

@@ -5,7 +5,7 @@ used later. Then it refuses every other number than 0, and the producer begins i
 
     every earlier batch was acknowledged    what comes next has number 0 of the next epoch: nothing is
                                             appended twice, and nothing was refused by mistake
-    an attempt may have been appended       nobody can tell any more whether it was: the caller hears that
+    an attempt may have been appended       it can no longer be known whether it was: the caller learns that
                                             its outcome is unknown, and what comes after it is a new epoch
 
 To a log that has forgotten the producer a batch 0 that is repeated is new, and would be appended twice. So

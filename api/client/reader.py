@@ -1,9 +1,9 @@
-"""Reading: the events of a log from a position on, across servers that come and go.
+"""Reads the events of a log from a position on, also when its servers change.
 
 - It resumes at the very next offset, wherever and whenever a stream broke, and up to the end that it was
   given when it began.
 - Offsets are dense: what comes has to begin where the last ended, unless a gap event came before.
-- It never waits quietly. Servers report their position at least every heartbeat. One that misses
+- A reader never waits without a bound. Servers report their position at least every heartbeat. One that misses
   two is replaced by another; after `silences_max` heartbeats without any response, or with a lag
   that does not shrink, it raises `ReaderStalled` and says what it waits for.
 """
@@ -355,7 +355,7 @@ def _in_batches(blocks: Sequence[bytes], start: Offset, end: Offset) -> Iterator
 async def batches_of(
     reader: EventReader, on_skipped: Callable[[messages.Gap], None] | None = None
 ) -> AsyncGenerator[RecordBatch]:
-    """Only the records. Raises `DataLost` at records of which no copy can be read.
+    """Yields only the records of the events. Raises `DataLost` at records of which no copy can be read.
 
     `on_skipped` is called for records that were truncated; by default a warning is logged.
     """
@@ -425,8 +425,8 @@ class Tail:
         return record
 
     async def aclose(self) -> None:
-        """The server is asked to send no more. A loop or a poll in another task ends. Idempotent. At once,
-        cancelled or not."""
+        """Closes the stream at once, even if this call is cancelled, so that the server sends no more. A
+        loop or a poll in another task ends. Idempotent."""
         ahead, self._ahead = self._ahead, None
         if ahead is not None:
             ahead.cancel()

@@ -1,6 +1,6 @@
 """Where a writer's records gather until they are sent: full batches, and one that is being filled.
 
-It knows no loop and no thread: callers that share it between threads lock around each call.
+It uses no event loop and no locks: callers that share it between threads lock around each call.
 """
 
 from collections import deque
@@ -116,7 +116,7 @@ class RecordAccumulator:
         headers: TextHeaders | None,
         event_time_us: int | None,
     ) -> int:
-        """Its index in `newest`; 0: that is a new one.
+        """Adds a record and returns its index in `newest`; 0: `newest` is a new batch.
 
         Raises `EntryTooLarge`, and `Overloaded` if the window is full.
         """

@@ -1,8 +1,8 @@
-"""Keeps a client acquainted with the servers that there are.
+"""Refreshes the client's list of servers.
 
 A client with one configured address must learn others before that server is gone. So it requests
-the list as soon as a server answers, and again from time to time, since servers come and go;
-after a failure soon. The last known list is kept as long as there is no newer one.
+the list as soon as a server answers, and again at intervals, since servers join and leave; after a failure
+it retries soon. The last known list is kept until there is a newer one.
 """
 
 import asyncio

@@ -126,8 +126,8 @@ class Appender:
         condition: Condition | None,
         timeout_s: float | None,
     ) -> AppendAck:
-        """Under a number of the caller's: no other one is tried. If it is cancelled, it may have been
-        appended or not."""
+        """Appends a batch under the caller's number, and tries no other number. If it is cancelled, the
+        batch may have been appended or not."""
         return await self.append_framed(
             records.pack(ref, self._codec), ref.seq, condition, timeout_s
         )

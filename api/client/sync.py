@@ -116,8 +116,8 @@ _making = threading.Lock()
 
 
 def _shared_thread() -> LoopThread:
-    """One for all clients of the process, and for as long as it lives: gRPC's poller, of which
-    there is one in a process, calls a loop that it has once seen, closed or not.
+    """Returns the one thread that all clients of the process share until it ends. A process has one gRPC
+    poller, which calls every loop that it has ever seen, even a closed one.
     """
     with _making:
         if not _threads:

@@ -48,9 +48,9 @@ class SyncSubmission:
         return self._batch.offset_of(self._index)
 
     def add_done_callback(self, callback: Callable[["SyncSubmission"], None]) -> None:
-        """Called on the client's thread, which it must not block; at once, if it is done.
+        """`callback` is called on the client's thread, which it must not block; at once if the record is settled.
 
-        Its errors are logged, as futures do it: no caller would see them.
+        Errors of `callback` are logged, as futures do, since no caller would see them.
         """
         is_called = threading.Lock()  # The first caller that acquires it calls the function.
 
@@ -132,7 +132,7 @@ class SyncWriter(BelongsToProcess):
         event_time: datetime | None = None,
         event_time_us: int | None = None,
     ) -> SyncSubmission:
-        """On its way without any flush, once there is room; its `result()` is its offset.
+        """Submits a record as soon as there is room. It is sent without any flush, and its `result()` is its offset.
 
         Raises `EntryTooLarge`, and the error that ended the writer.
         """

@@ -102,8 +102,8 @@ class TailsWatch:
         return self.known
 
     async def next(self, timeout_s: float | None = None) -> messages.Tails | None:
-        """The changes since the last call, or everything at first: once for each log. None: nothing has in that
-        time.
+        """Returns the changes since the last call, or everything at first, with each log once. None:
+        nothing has changed in that time.
 
         Raises the error that ended the watch. If it is cancelled, no news is lost: ask again.
         """

@@ -1,4 +1,4 @@
-"""A program's cluster, and its credentials there: as it says, or as the shell would choose.
+"""A program's cluster and its credentials: those that the program names, or those that the shell would use.
 
 connect("log://…")      that one, with what `connect` is given, and nothing from the environment
 connect()               ROLLBOOK_SERVER with ROLLBOOK_TOKEN_FILE; else the context ROLLBOOK_CONTEXT, or the

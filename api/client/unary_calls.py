@@ -1,6 +1,6 @@
-"""One request, one response: sent to the right server, and again where that does no harm.
+"""Sends one request to the right server for one response, and retries it if that does no harm.
 
-Every change that can be asked for may be repeated: made twice it is as if it had been made once. A
+Every change that can be requested is idempotent. A
 refusal after an attempt with an unknown outcome therefore proves nothing, and is raised as unknown.
 Acquiring a log has a named attempt, so that a retry is not refused because of the first request.
 """

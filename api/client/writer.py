@@ -88,10 +88,10 @@ class Writer(BelongsToProcess):
         return self._resumed.last_offset
 
     async def begin(self) -> None:
-        """Asks the log how far the producer has come; older writers of its name are fenced.
+        """Asks the log how many records the producer has appended, and fences older writers of its name.
         Idempotent.
 
-        Raises `LogSealed`. If it is cancelled, they may be fenced.
+        Raises `LogSealed`. If it is cancelled, older writers may be fenced.
         """
         if self._begins is None:
             return
@@ -117,7 +117,7 @@ class Writer(BelongsToProcess):
         event_time: datetime | None = None,
         event_time_us: int | None = None,
     ) -> Submission:
-        """It is sent without any flush; awaiting it returns its offset.
+        """Submits a record. It is sent without any flush; awaiting the submission returns the record's offset.
 
         Raises `Overloaded` if there is no room, `EntryTooLarge`, and the error that ended the
         writer.

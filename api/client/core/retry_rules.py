@@ -8,8 +8,8 @@ outcome known; only an acknowledgement does.
     ------------------------------------------------  ----------------------------------------------------------
     the log has forgotten an unnamed producer, and    numbers all batches as a new epoch and sends them: nothing
     no batch's outcome is unknown                     is appended twice
-    it says that a retry cannot help                  ends; the error is the result of the oldest batch, and the
-                                                      log has none of the later ones
+    it says that a retry cannot help                  ends; the error is the result of the oldest batch, and
+    the log has none of the later ones
     it may be retried, and the oldest batch is        ends; outcomes of what was sent stay unknown
     unknown for longer than the log remembers it
     it may be retried                                 sends all batches again, from the oldest on
