@@ -2,9 +2,9 @@
 
 import os
 
-# What gRPC reads once, when it is loaded. Otherwise it writes to a program's standard error
-# whatever a peer does;
+# gRPC reads these settings once, when it is loaded. Without the first, it reports what peers do on a
+# program's standard error.
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
-# and a thread of its own reads each socket, to wake the one that wakes the loop: a third of the CPU
-# time of a small message, and of its latency. A version without these settings ignores them.
+# Without the second, a thread of gRPC reads each socket and wakes the thread that wakes the loop, which
+# takes a third of a small message's CPU time and latency. A version without these settings ignores them.
 os.environ.setdefault("GRPC_EXPERIMENTS", "-event_engine_client,-event_engine_listener")

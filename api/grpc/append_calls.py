@@ -36,8 +36,8 @@ async def serve_append_stream(
     stream = core.open_append_stream(relayed)
     sides: list[asyncio.Future[None]] = []
     try:
-        # It is let in: now the client may send. Sooner, a refusal would leave appends in flight in
-        # doubt.
+        # The call is accepted, so the client may send. If it sent earlier, a refusal would leave its
+        # appends in doubt.
         await context.send_initial_metadata(((LISTENS_KEY, "1"),))
         line = _AppendCall(stream, context)
         sides += (asyncio.ensure_future(side) for side in (line.listen(), line.answer()))
@@ -48,7 +48,7 @@ async def serve_append_stream(
             side.cancel()
         try:
             await asyncio.gather(*sides, return_exceptions=True)
-        finally:  # The client leaves while the server stops: then the call is cancelled twice.
+        finally:  # If the client leaves while the server stops, the call is cancelled twice.
             await stream.close()
 
 
@@ -86,7 +86,7 @@ class _AppendCall:
 
 
 async def _in_turns(appends: list[StreamAppend]) -> AsyncIterator[list[StreamAppend]]:
-    """All of them at once, unless they unpack to much: then other work runs in between (LB3).
+    """Yields all appends at once, unless they unpack to many bytes: then other work runs in between (LB3).
 
     A message of a few hundred KiB can hold blocks that unpack to gigabytes, and each is unpacked to be checked.
     """

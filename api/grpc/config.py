@@ -1,4 +1,4 @@
-"""Where gRPC is served, and to whom."""
+"""The settings of a gRPC server: its address and its access control."""
 
 from dataclasses import dataclass
 from typing import Final

@@ -173,8 +173,8 @@ def _watch(core: AuthorizedService, method: Method, relay: Relay | None) -> Hand
 
 
 async def _tell(context: Context, packed: bytes) -> None:
-    """gRPC accepts no more than the peer's window has room for; a client that reads nothing is
-    disconnected. A status would wait behind the unread messages.
+    """Sends a message. gRPC accepts no more than the peer's window has room for, so a client that reads
+    nothing is disconnected. A status would have to wait until the unread messages are read.
     """
     try:
         async with asyncio.timeout(_TAKING_S):

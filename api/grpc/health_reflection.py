@@ -1,6 +1,6 @@
-"""Health and reflection.
+"""gRPC's health and reflection services.
 
-Whether a server serves is open to all. Calls that last as long as their caller likes
+Every caller may ask whether the server serves. Calls that last as long as their caller likes
 (`Health.Watch`, reflection) hold one of the shared calls: they are for known callers, and count
 among their streams.
 """

@@ -65,7 +65,7 @@ _TEXT_MAX: Final = 200
 
 
 def is_relayed(metadata: Metadata) -> bool:
-    """Whether another server has relayed the call, or says so."""
+    """Whether the call claims to have been relayed by another server."""
     return any(key == RELAYED_KEY for key, _ in metadata or ())
 
 
@@ -222,8 +222,8 @@ class RelayedAppends:
         await stop_tasks(*self._tasks)
 
     async def _until_it_breaks(self, side: Awaitable[None]) -> None:
-        """Once it is open it is not known what the owner has received: the outcome of everything in flight is
-        unknown (RY3)."""
+        """When an open stream breaks, it is not known what the owner has received: the outcome of
+        everything in flight is unknown (RY3)."""
         try:
             await side
         except InvalidRequest as error:
@@ -257,7 +257,7 @@ class RelayedAppends:
 
 
 async def _read(call: Any) -> bytes:
-    """Raises how the stream ended."""
+    """Reads a message; raises the error with which the stream ended."""
     try:
         data = await call.read()
     except asyncio.CancelledError:

@@ -100,6 +100,6 @@ class RelayMemory:
                 self.hung_up_on += 1
                 relayed.task.cancel()
                 self.release(relayed)
-                return  # One is enough for another one.
+                return  # Disconnecting one reader makes enough room for another one.
             if not relayed.is_held and relayed.since + _IDLE_S <= now:
                 self.release(relayed)

@@ -1,4 +1,4 @@
-"""gRPC on the loop of the server that it belongs to.
+"""gRPC on the event loop of its log server, within bounds.
 
 off loopback   only with TLS and tokens or names, unless `--insecure` is given (G1)
 callers        are authenticated before anything they send is read; all may ask whether it serves
@@ -55,7 +55,7 @@ _OPTIONS: Final = (
     ("grpc.max_metadata_size", 16 * 1024),
     ("grpc.max_concurrent_streams", CALLS_OF_ONE_MAX),  # Further ones wait at the client.
     ("grpc.http.overload_protection", 0),  # Otherwise ended calls count for a while, too.
-    # What gRPC holds back for us; by default it disconnects calls beyond a thousand, without a
+    # The number of calls that gRPC queues for us; by default it ends calls beyond a thousand, without a
     # message.
     ("grpc.server.max_pending_requests", _PENDING_MAX),
     ("grpc.server.max_pending_requests_hard_limit", _PENDING_MAX),

@@ -1,12 +1,12 @@
-"""Errors as gRPC reports them, both ways.
+"""Converts errors to gRPC statuses, and back.
 
 A call that fails has the status of `proto/errors.py` and these trailers:
 
     grpc-status-details-bin       StatusDetails (google.rpc.Status) with one ErrorDetail
     log-owner, log-owner-epoch    of NOT_OWNER, for programs that read no details
 
-The client raises the error that the server raised, with its ids; of a reason that it does not
-know the outcome is left. No trailer is ever longer than `_DETAIL_BYTES_MAX`: the rest is left
+The client raises the error that the server raised, with its ids; if it does not know the reason, it keeps
+at least the outcome. No trailer is ever longer than `_DETAIL_BYTES_MAX`: the rest is left
 out, since a peer refuses headers that are too long as a whole.
 """
 

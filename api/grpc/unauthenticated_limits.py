@@ -1,9 +1,9 @@
 """gRPC's limits for unauthenticated callers: they hold none of the shared calls open (G8).
 
 gRPC waits for a message before it calls us, and a message may never come. So a caller without a
-known token is refused by the preceding metadata. A certificate is known only once the call is
-there: it is served as if messages were to follow each other, and the caller is checked before
-the first. Health, which is open to all, has its own limit.
+known token is refused by the preceding metadata. A certificate is known only once the call has arrived:
+such a call is handled like a stream of requests, and the caller is checked before the first message.
+Health, which is open to all, has its own limit.
 """
 
 import asyncio
@@ -65,8 +65,8 @@ class Strangers(grpc.aio.ServerInterceptor):
         )
 
     def _after_a_look(self, serve: Callable[[Any, Any], Awaitable[Any]]) -> Any:
-        """The handler checks again: when the message comes, which may be days later, a known caller
-        may no longer be one.
+        """Wraps a handler, so that it checks the caller again when the message arrives: that may be days
+        later, and the caller's access may have ended.
         """
 
         async def look_and_serve(requests: AsyncIterator[Any], context: Any) -> Any:
@@ -85,7 +85,7 @@ class Strangers(grpc.aio.ServerInterceptor):
             admitted(self._authenticator, context)
         except RollbookError as error:
             await refuse(context, error)
-        await refuse(context, Unauthorized("come in again"))  # Known since a moment ago.
+        await refuse(context, Unauthorized("come in again"))  # The caller has just become known.
 
     async def _answer_check(self, questions: AsyncIterator[Any], context: Any) -> Any:
         if self._checks >= _CHECKS_MAX:
