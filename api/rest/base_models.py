@@ -1,4 +1,4 @@
-"""The two shapes of the values that our HTTP pages show and take. Both accept no unknown field."""
+"""The two base models for the values of our HTTP pages. Both refuse unknown fields."""
 
 from pydantic import BaseModel, ConfigDict
 from pydantic.alias_generators import to_camel

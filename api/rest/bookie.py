@@ -1,8 +1,8 @@
-"""A bookie's admin pages: what it is doing, and the few operations that it offers.
+"""A bookie's admin pages: its state, and the few operations that it offers.
 
 Paths of BookKeeper's admin server have the same names here, in camelCase, but always return
 JSON, with problems where that one has texts, and with an operation to query where that one
-starts something and forgets it. What it does not have is in snake_case.
+starts something and forgets it. Names that BookKeeper's server does not have are in snake_case.
 
 The bookie is handed in as a `BookieAdmin`; nothing is decided here. Every operation goes to the
 audit: who requested it, what it was, and how it ended.
@@ -93,7 +93,7 @@ class BookieAdmin(Protocol):
         """Why the bookie does not serve; None if it does."""
 
     async def set_read_only(self, wanted: bool) -> None:
-        """Raises `RollbookError` if it cannot be had."""
+        """Sets or clears the read-only state. Raises `RollbookError` if that is impossible."""
 
     async def space(self) -> Sequence[Facts]: ...
 

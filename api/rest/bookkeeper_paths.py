@@ -1,4 +1,4 @@
-"""BookKeeper's own paths for a whole cluster, with its names and statuses: scripts that asked a Java bookie go on.
+"""BookKeeper's own paths for a whole cluster, with its names and statuses: scripts for a Java bookie keep working.
 
 What differs from BookKeeper 4.18, and why (`tests/interop/test_http.py` asks a Java bookie the same):
 

@@ -407,7 +407,8 @@ def _operations(admin: ClusterAdmin, operations: RunningOperations) -> APIRouter
 
 
 def local_operation(operation: Operation) -> Facts:
-    """One that is in the memory of this server alone: it answers the request that it was begun by."""
+    """The facts of an operation that only this server's memory has. They are the response to the request
+    that began it."""
     facts = operation.describe()
     unknown = {"about": {}, "principal": "", "done": 0, "total": None, "eta_s": None}
     return facts | unknown | {"created_ms": facts["started_ms"], "cancel_asked": False}
@@ -419,7 +420,8 @@ def local_operation(operation: Operation) -> Facts:
 def _bookie_acts(
     admin: ClusterAdmin, managing: Managing, operations: RunningOperations
 ) -> APIRouter:
-    """An act that walks all ledgers is an operation: it is answered when it ends, or after a while with where to ask."""
+    """Adds the acts on bookies. An act that reads all ledgers is an operation: the response comes when it
+    ends, or after a while with the path at which to query it."""
     routes = APIRouter(tags=["bookies"])
     acts = BookieActs(admin, managing, operations)
     goes_on: dict[int | str, dict[str, Any]] = {202: {"model": ClusterOperation}}

@@ -1,4 +1,4 @@
-"""Routes of a cluster's management for what happened in it, and for callbacks that are sent it."""
+"""Routes of a cluster's management for its events, and for the callbacks that get them."""
 
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Protocol

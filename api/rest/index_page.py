@@ -1,4 +1,5 @@
-"""The response to `/` and `/v1` of a log server: what it is, and where to go on. Browsers get a page, programs JSON."""
+"""The response to `/` and `/v1` of a log server: it names the server and links to its other pages. Browsers
+get a page, programs JSON."""
 
 from collections.abc import Callable
 from html import escape

@@ -1,4 +1,5 @@
-"""Routes of logs as such: configuration, verbs, writer epochs, cursors, what is inside, the cluster."""
+"""Routes of logs except their records: configuration, verbs, writer epochs, cursors, segments and journal,
+the cluster."""
 
 import asyncio
 from collections.abc import Sequence
@@ -136,7 +137,7 @@ async def _states_of(
             found.append(to_json(state))
         elif not isinstance(state, RollbookError):
             raise state
-        # A caller that lists logs wants to know of the others, too.
+        # One log's error must not hide the other logs of the list.
         elif not isinstance(state, Missing):
             found.append({"log": str(log), "error": problem_of(state)})
     return found

@@ -47,8 +47,8 @@ class Operation:
 
 
 class RunningOperations:
-    """Each has an id to ask after. The last hundred are remembered; those that only look are forgotten first,
-    and none is forgotten while it runs.
+    """Each operation has an id by which it can be queried. The last hundred are remembered. Operations that
+    only look are forgotten first, and no operation is forgotten while it runs.
     """
 
     def __init__(self) -> None:
@@ -90,8 +90,8 @@ class RunningOperations:
         *,
         is_look: bool = False,
     ) -> Operation:
-        """Started or joined, and waited for that long: it may still be running. Raises the error that it
-        ended with."""
+        """Starts or joins an operation and waits for it for that long; it may still be running afterwards.
+        Raises the error with which it ended."""
         operation = self.start(kind, work, is_look=is_look)
         _, task = self._running[kind]
         await asyncio.wait([task], timeout=patience_s)

@@ -2,8 +2,8 @@
 
 A request for a log of another server is answered by that one: the client is redirected to the
 owner (307, `Location`), or the server asks the owner over gRPC, if the request has `Log-Forward:
-auto` or the owner has no HTTP. If neither is possible it is a 503 for now, `Log-Forward: never`
-included.
+auto` or the owner has no HTTP. If neither is possible, also because of `Log-Forward: never`, the response
+is a retryable 503.
 """
 
 import asyncio
@@ -81,9 +81,9 @@ class OwnerRouting:
     async def ask(
         self, word: Any, asking: Asking, *, more_ms: int = 0, due: float | None = None
     ) -> Any:
-        """The answer's word, within its time and `more_ms`. Raises `RollbookError`.
+        """Returns the response, within the request's time and `more_ms`. Raises `RollbookError`.
 
-        `due`: when that time is over, for a request that needs more than one word.
+        `due`: the end of that time, for an HTTP request that needs more than one call.
         """
         method, word = BY_REQUEST[type(word)], asking.of(word)
         if due is None:

@@ -1,4 +1,4 @@
-"""An unknown word is refused and not skipped: it may have been a condition, misspelt.
+"""Refuses unknown parameters instead of ignoring them: one may be a misspelt condition.
 
 query      every field
 headers    `Log-*` and `Producer-*`. All others are those of HTTP, and of proxies in between

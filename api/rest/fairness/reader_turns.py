@@ -27,9 +27,10 @@ Stand = Callable[[Position], Awaitable[Progress]]
 class ReaderTurns:
     """Followers that are behind read in turns. A turn holds some runs of records in memory, sent and read ahead.
 
-    First come, first served; a waiting follower has no reader, hence nothing in memory, and gets
-    with each heartbeat its position (RL3). A turn begins when there is something to read, for a
-    follower that waits for it: one that is being sent something keeps its place. It ends when enough
+    Turns are given in order of arrival. A waiting follower has no reader, hence nothing in memory, and gets
+    its position with each heartbeat (RL3). A turn begins when there is something to read, and only for a
+    follower that waits for it: one that is being sent something keeps its place in the queue. It ends when
+    enough
     is sent, when it has taken long, or when nothing is needed at once: a follower that waits for a
     bookie, or for its quota, delays no other.
     """
@@ -91,8 +92,9 @@ class ReaderTurns:
 async def _in_turns(
     turn: "_ReaderTurn", read: Read, asked: ReadStream, stand: Stand, stands: Offset | None
 ) -> Events:
-    """A follower that has caught up needs no turn: the next records are in no memory yet. Once it has
-    its position, a failed open is retried, as long as its position is known at least.
+    """Yields events in turns. A follower that has caught up needs no turn: its next records are not in
+    memory yet. After the follower has its position, a failed open is retried for as long as that position
+    can be found out.
     """
     heartbeat_s, misses = asked.heartbeat_ms / 1000, 0
     is_behind = True
