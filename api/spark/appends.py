@@ -1,4 +1,4 @@
-"""Appends a batch to a log exactly once, by what the log itself has of it.
+"""Appends a batch to a log exactly once: it first finds out which part of the batch the log has.
 
 A cursor of the query records the last batch that is in the log as a whole. A process that commits for the
 first time reads the headers of the blocks after it: those that bear this query's producer and this batch's

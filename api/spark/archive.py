@@ -1,4 +1,4 @@
-"""The folder of an archive: how files come into it, and how manifests make them count.
+"""The folder of an archive: how files are written to it, and how manifests make them count.
 
     PATH/_archive.json                                     its id
     PATH/_lock                                             one export at a time
@@ -126,11 +126,10 @@ class Archive:
             yield
 
     def complete(self) -> list[Manifest]:
-        """Unfinished steps: those whose files were all written count, and the files of others are
-        deleted (SA4).
+        """Completes unfinished steps whose files were all written, and deletes the files of others (SA4).
 
-        So are those of a step whose records another export has archived first, from a machine without this
-        lock.
+        It also deletes the files of a step whose records another export, on a machine without this lock,
+        has archived first.
         """
         found = []
         with unwritable():
@@ -161,8 +160,8 @@ class Archive:
                     os.unlink(self._at(target))
 
     def publish(self, manifest: Manifest, moves: Mapping[str, str]) -> None:
-        """`moves`: from where each file is, to where the manifest says. It counts when this
-        returns.
+        """Publishes a manifest, which counts when this returns. `moves`: the present path of each file, and
+        its path in the manifest.
 
         Raises `ArchiveHeld`, `ArchiveUnwritable`.
         """

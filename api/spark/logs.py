@@ -112,7 +112,7 @@ class Logs:
 
 
 def require_some(selection: Selection, known: Iterable[str]) -> None:
-    """Each one of named logs. Raises `NoSuchLog`."""
+    """Requires that each named log exists. Raises `NoSuchLog`."""
     there = dict.fromkeys(known)
     missing = [name for name in selection.names if name not in there]
     if missing:

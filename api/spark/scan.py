@@ -348,10 +348,10 @@ def written(
 
 
 def _span_rows(channel: ServerChannel, number: int, span: Span) -> Iterator["pa.RecordBatch"]:
-    """Its defect is a fact, too, so that all other pieces are checked.
+    """Yields a range's rows and facts. A defect is a fact, too, so that all other pieces are checked.
 
-    `lost`: which of its records are damaged or gone. `unread`: why it could not be read to its end, which
-    proves nothing about its records.
+    `lost`: the records that are damaged or gone. `unread`: why the range could not be read to its end,
+    which proves nothing about its records.
     """
     sequence, batches = _Sequence(span.start), Batches(_HASHED)
     faults: list[str] = []

@@ -1,4 +1,4 @@
-"""The data source `rollbook`: what Spark makes of a name and options."""
+"""The data source `rollbook`, which Spark creates from its name and options."""
 
 import os
 from collections.abc import Mapping
@@ -23,7 +23,7 @@ from rollbook.proto.errors import BadConfig
 
 
 class RollbookSource(DataSource):
-    """Spark makes one at each `load()`, and pickles it: nothing of it is open.
+    """Spark makes a source at each `load()`, and pickles it, so the source holds no open connection.
 
     The ends of a batch read are found in `schema()`, so that a DataFrame stays what it was at `load()` (SK4).
     """

@@ -121,7 +121,7 @@ def unsigned(xor: int) -> int:
 
 
 def manifest_of(log: str, uid: str, first: int, end: int, files: Iterable[ArchiveFile]) -> Manifest:
-    """Of files that hold exactly these records: no hole, no record twice (SA1). Raises
+    """The manifest of files that hold exactly these records: no hole, no record twice (SA1). Raises
     `ArchiveDamaged`.
 
     Spark may run a task a second time, and both files may be reported. They hold the same records, and one is taken.

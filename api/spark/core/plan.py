@@ -53,11 +53,10 @@ Task = tuple[Span, ...]
 
 
 def divide(limit: int, backlogs: Mapping[str, int], turn: int = 0) -> dict[str, int]:
-    """How much of `limit` each log gets: the same for all, and what some do not need is shared by
-    the others.
+    """Divides `limit` evenly among the logs; what some do not need is shared by the others.
 
-    Below one for each log they take turns: `turn` grows by what was granted, so that every log has its
-    turn.
+    If the limit is below one for each log, logs take turns: `turn` grows by the granted number, so that
+    every log has its turn.
     """
     names = sorted(name for name, backlog in backlogs.items() if backlog > 0)
     granted = dict.fromkeys(names, 0)

@@ -1,5 +1,5 @@
-"""Whether logs, archives and mirrors hold what they should: every record once, in order, with the bytes that
-were written.
+"""Checks that logs, archives and mirrors hold what they should: every record once, in order, with the bytes
+that were written.
 
 a log by itself       dense, in order, times that do not go back, by segment
 an archive            each file as it was written (size, CRC-32C), as its manifest says (count, xor), and no hole between them
@@ -143,10 +143,10 @@ class ArchiveAudit:
         self._plan_ranges(log, chain, tail)
 
     def _plan_ranges(self, log: str, chain: Chain | None, tail: TailPoint) -> None:
-        """By file where the archive has the same records, by segment where it has not.
+        """Plans a log's ranges: by file where the archive has the same records, otherwise by segment.
 
-        Of a file across the head or the tail of the log the rest is read by itself: a manifest has no hash of a
-        part.
+        If a file extends beyond the log's head or tail, the part in the log is read by itself: a manifest
+        has no hash of a part.
         """
         both = chain.files_in(tail.head, tail.tail) if chain else ()
         row = self._report.logs[log]
