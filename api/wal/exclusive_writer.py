@@ -40,7 +40,7 @@ logger = logging.getLogger("rollbook.wal")  # Every program has it; structlog is
 
 LEASE_S: Final = 1.0
 _RENEWALS: Final = 3  # Renewals during one lease.
-_FAILURES_LOGGED: Final = 3  # Fewer are any change of the log's owner.
+_FAILURES_LOGGED: Final = 3  # Every change of the log's owner causes fewer failures than that.
 
 
 def is_passing(error: RollbookError) -> bool:
@@ -142,7 +142,7 @@ class ExclusiveWriter:
             except RollbookError as error:
                 was_released = isinstance(
                     error, StaleEpoch
-                )  # Before it learnt that it was granted.
+                )  # The grant was released before its response arrived.
                 is_in_order = was_released or isinstance(error, WriterHeld)
                 if self._mode is not AcquireMode.WAIT or not (is_in_order or is_passing(error)):
                     raise

@@ -82,8 +82,8 @@ class StateMachine:
         lease_s: float = LEASE_S,
         snapshot_every: int = SNAPSHOT_EVERY,
     ) -> None:
-        """`holder`: the leader's name for others, perhaps an address. `lease_s`: for this long a dead
-        leader is not replaced. `snapshot_every`: this many records are replayed at most.
+        """`holder`: the leader's name for others, perhaps an address. `lease_s`: seconds for which a dead
+        leader is not replaced. `snapshot_every`: a restart replays about this many records at most.
         """
         self.name = LogName.parse(name)
         self.holder = holder
@@ -161,7 +161,7 @@ class StateMachine:
         return query()
 
     async def barrier(self) -> None:
-        """Returns when everything is applied that was acked before. Raises the error that
+        """Returns when every command acknowledged before this call is applied. Raises the error that
         stopped the replica, and `ReaderStalled`.
         """
         tail = await self._barrier.tail()
@@ -211,7 +211,7 @@ class StateMachine:
     def _ask(self, question: Callable[..., T], *arguments: bytes) -> T:
         try:
             return question(*arguments)
-        except Exception as error:  # It is not ours; its remains are not known.
+        except Exception as error:  # The state's own code failed, perhaps midway through a change.
             failure = InvalidRequest(
                 f"the state raised {type(error).__name__}: {error}", offset=self.applied
             )
@@ -270,8 +270,7 @@ class StateMachine:
             self._fail(error)
 
     async def replay(self, end: Offset | None, on_applied: OnApplied | None = None) -> None:
-        """Applies confirmed records, up to `end`, or until the log is sealed. However long it
-        takes.
+        """Applies confirmed records, up to `end`, or until the log is sealed. It has no time limit.
 
         A caller that wants each record gets `Truncated` if only a snapshot is left of some.
         """
@@ -302,8 +301,8 @@ class StateMachine:
     # --- Snapshots ----------------------------------------------------------------------------
 
     async def _open(self, name: str, beside: str) -> Log:
-        """Made with the server's default number of copies, like the log for the snapshots: the server knows
-        how many bookies there are. Both at once cannot be asked for.
+        """Opens or creates the log, or the log for its snapshots. Both have the server's default number of
+        copies, since the server knows how many bookies there are. One request cannot create both.
         """
         try:
             return await self._client.open(name)

@@ -1,6 +1,6 @@
-"""One request for many readers: where the log ends now.
+"""Asks for the log's present end, with one request for many readers.
 
-An answer is good for all callers that asked before the request was sent. So one request is in flight at a time,
+A response is valid for all callers that asked before the request was sent. So one request is in flight at a time,
 and all later callers share the next one.
 """
 

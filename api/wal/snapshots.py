@@ -65,5 +65,5 @@ class Snapshots:
 async def _truncate(log: Log, before: Offset) -> None:
     try:
         await log.truncate(before)
-    except Guarded:  # A protected cursor of another writer; next time, perhaps.
+    except Guarded:  # Another writer's protected cursor prevents it; the next snapshot tries again.
         pass

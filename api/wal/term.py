@@ -83,10 +83,10 @@ class Term:
         return self
 
     async def propose(self, command: bytes) -> Any:
-        """The result of `apply`, when it is durable. If it is cancelled, it may be applied or
-        not.
+        """Proposes a command; returns the result of `apply` once the command is durable. If it is
+        cancelled, the command may be applied or not.
 
-        An error's `outcome` says whether it is, or ever will be.
+        An error's `outcome` says whether the command is applied, or ever will be.
         """
         self._check()
         await self._writer.ready()

@@ -1,4 +1,4 @@
-"""Which records are in a state, and which one comes next.
+"""Tracks which records are in a state, and checks which one comes next.
 
 A state is what its commands make of it: each record of the log, once, in the order of the log
 (WK1). Only a record that readers see, or that was acked, is a record of the log. Its writers
@@ -20,7 +20,7 @@ class Replica:
         self.applied, self.epoch = applied, epoch
 
     def on_block(self, base: Offset, end: Offset, epoch: WriterEpoch) -> int:
-        """How many records at its front are in the state already.
+        """Returns how many records at the front of the block are in the state already.
 
         Raises `BadFrame` for a block that cannot be the next one.
         """

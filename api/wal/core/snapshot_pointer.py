@@ -46,7 +46,7 @@ class SnapshotPointer:
 
     @classmethod
     def unpack(cls, blob: bytes) -> Self:
-        """Raises `DigestMismatch`: of something that we did not write nothing is known."""
+        """Raises `DigestMismatch`: a blob that we did not write cannot be interpreted."""
         try:
             fields = json.loads(blob)
             token = str(fields.pop("token"))

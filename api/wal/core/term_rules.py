@@ -7,7 +7,7 @@
 - It serves when all that was written under older epochs is in the state: what lies below the fence (WK3).
 - A proposal is applied when it is acked, and not before; it is the very next
   record of the log, since no other writer has this epoch. Anything else is the end of the term.
-- Over, it takes and applies nothing any more, whatever comes; all waiting calls fail (WK4).
+- A term that is over takes and applies nothing more; all waiting calls fail (WK4).
 - A fenced leader need not say "unknown". Of the waiting proposals, a front part is in the log, in
   its order, and no other record has this epoch; nothing is placed after the next writer's fence.
   So a replay up to there shows for each whether it was appended, with its result, or never will
