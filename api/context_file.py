@@ -74,7 +74,7 @@ def load() -> Contexts:
 
 
 def save(contexts: Contexts) -> None:
-    """Whole or not at all."""
+    """Writes the file completely or not at all."""
     folder = os.path.dirname(path())
     os.makedirs(folder, mode=0o700, exist_ok=True)
     lines = [f"current = {_text(contexts.current)}"]

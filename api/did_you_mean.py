@@ -1,10 +1,10 @@
-"""An unknown word is perhaps a known one, misspelt."""
+"""Suggests the known word that an unknown one may be a misspelling of."""
 
 from collections.abc import Iterable
 from difflib import get_close_matches
 from typing import Final
 
-SHOWN: Final = 80  # How much of an unknown word an error repeats.
+SHOWN: Final = 80  # Characters of an unknown word that an error repeats.
 
 
 def did_you_mean(word: str, known: Iterable[str], otherwise: str) -> str:

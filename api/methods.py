@@ -1,6 +1,6 @@
-"""Every method of `rollbook.v1`: its service, the word it is asked with, the word it answers with.
+"""Every method of `rollbook.v1`: its service, its request and its response.
 
-The door and the client are made from this table. A method is called like its request, and the service
+The gRPC handlers and the client are made from this table. A method is called like its request, and the service
 core's method like both: `GetTail` is asked with a `GetTail` and served by `get_tail`.
 """
 
@@ -54,7 +54,7 @@ def late(method: Method) -> QuorumTimeout:
 
 
 def waits(word: Any) -> bool:
-    """Whether it may last as long as it likes: waiting for records, or for a release of the log."""
+    """Whether the call may last for any time: it waits for records, or for a release of the log."""
     match word:
         case messages.Read(wait_ms=wait_ms) | messages.GetTail(wait_ms=wait_ms):
             return wait_ms > 0
