@@ -1,13 +1,13 @@
-"""Sees that bookies are lost, and marks their ledgers, while it is elected.
+"""Detects lost bookies and marks their ledgers, while its process is the elected auditor.
 
     registrations, cookies ──► Losses ──► lost bookies ──► index ──► marks, the fewest copies first
     delay, switch, orders  ──►               ▲
                            ──► Schedule ─────┴──► Checks ──► marks of copies that are short, bad or badly placed
 
-`core/audit.py` and `core/checks.py` have the rules. An auditor may publish anything again: one that dies
-half-way, or two of them, do no harm (AU4). What one pass missed is found later: a ledger that names a lost
-bookie after the pass is marked as soon as the index learns of it, and each sweep of the index is followed
-by a pass.
+`core/audit.py` and `core/checks.py` have the rules. Publishing the same mark twice is harmless, so an
+auditor that dies half-way does no harm, and neither do two auditors (AU4). A later look finds what one pass
+missed: a ledger that names a lost bookie after the pass is marked as soon as the index learns of it, and a
+pass follows each sweep of the index.
 
 The leader is elected as BookKeeper's auditors do it (`proto/cluster/election.py`).
 """
@@ -41,10 +41,10 @@ from rollbook.recovery.tasks import AuditOrders, CheckTimes
 
 logger = structlog.get_logger()
 
-_MARKS_TOGETHER: Final = 32  # The most marks that are made in one transaction.
+_MARKS_TOGETHER: Final = 32  # The most marks that one transaction makes.
 
-# The most ledgers that are found to name a lost bookie after a pass; beyond this, all are passed
-# again.
+# The most ledgers that are collected after a pass because they name a lost bookie. If there are
+# more, another pass handles all ledgers.
 _LATE_MAX: Final = 10_000
 
 
@@ -57,7 +57,7 @@ class AuditState:
     delay_s: int = 0
     missing: list[BookieId] = field(default_factory=list)
     lost: list[BookieId] = field(default_factory=list)
-    marked: int = 0  # Marks made since this process leads.
+    marked: int = 0  # Marks made since this process became the leader.
     to_mark: int = 0
     passes: int = 0  # Completed passes.
     unreadable: int = 0  # Ledgers and marks that cannot be read.
@@ -76,7 +76,9 @@ class Auditor:
         config: AuditConfig,
         checks: Checks | None = None,
     ) -> None:
-        """`watcher` was started; `index` is kept by its owner. Without `checks` it only looks for lost bookies."""
+        """Audit with a started `watcher`, and with an `index` that its owner updates. Without `checks` it
+        only looks for lost bookies.
+        """
         self._store = store
         self._clock = clock
         self._watcher = watcher
@@ -94,7 +96,7 @@ class Auditor:
         self._losses = Losses(self._config.lost_bookie_delay_s)
         self._has_members = False
         self._is_enabled: bool | None = None
-        self._delay: tuple[int, int] | None = None  # The delay that was read, and its version.
+        self._delay: tuple[int, int] | None = None  # The delay as last read, and its version.
         self._passed: set[BookieId] = set()  # Lost bookies whose ledgers were all marked.
         self._late: dict[LedgerId, None] = {}
         self._bad_marks: set[LedgerId] = set()
@@ -205,7 +207,7 @@ class Auditor:
         self._has_news.set()
 
     async def _follow_sweeps(self) -> None:
-        """Mark what each sweep finds by another pass."""
+        """Make another pass after each sweep, which marks what the sweep found."""
         sweeps = self._index.sweeps
         while True:
             sweeps = await self._index.swept(sweeps)
@@ -228,7 +230,9 @@ class Auditor:
         await self._schedule.run({CheckKind.BOOKIES: self._check_bookies, **works})
 
     async def _check_bookies(self, state: CheckState) -> None:
-        """The check of bookies: reads all metadata again, then marks every ledger that names a lost bookie."""
+        """Run the check of bookies: read all metadata again, then mark every ledger that names a lost
+        bookie.
+        """
         marked, sweeps = self.state.marked, self._index.sweeps
         self._index.request_sweep()
         await self._index.swept(sweeps)
@@ -251,7 +255,7 @@ class Auditor:
     # --- Marking ------------------------------------------------------------------------------
 
     async def _audit(self) -> None:
-        """Looks for lost bookies once, and passes over ledgers that are not marked yet."""
+        """Look for lost bookies once, and mark ledgers that are not marked yet."""
         self._has_news.clear()
         if not self._has_members or not self._is_enabled or self._delay is None:
             self._tell()
@@ -277,7 +281,7 @@ class Auditor:
         async for ledger_id, row in self._index.naming(lost):
             backlog.add(ledger_id, good_copies(row, self._losses.missing))
         logger.info("audit_started", lost=sorted(lost), ledgers=len(backlog))
-        self._passed |= lost  # From here on, ledgers that name them are found late.
+        self._passed |= lost  # Ledgers that name them later are found after the pass.
         try:
             is_complete = await self._mark_all(backlog, lost)
         except BaseException:
@@ -290,8 +294,8 @@ class Auditor:
         logger.info("audit_completed", lost=sorted(lost), ledgers=len(backlog))
 
     async def _mark_all(self, ids: Backlog | list[LedgerId], lost: frozenset[BookieId]) -> bool:
-        """Mark these ledgers. False: re-replication was switched off, or the brake went on, before all
-        were marked.
+        """Mark these ledgers. Returns False if re-replication was switched off, or the brake went on,
+        before all were marked.
         """
         remaining = iter(ids)
         self.state.to_mark = len(ids)
@@ -318,7 +322,7 @@ class Auditor:
         return not is_stopped
 
     async def _mark_chunk(self, ids: Sequence[LedgerId], lost: frozenset[BookieId]) -> bool:
-        """Mark all in one transaction if none is marked yet, otherwise one by one. False: marking
+        """Mark all in one transaction if none is marked yet, otherwise one by one. Returns False if marking
         has to stop.
         """
         if not self._may_mark:
@@ -334,8 +338,8 @@ class Auditor:
         return True
 
     def _gone_from(self, ledger_id: LedgerId, lost: frozenset[BookieId]) -> tuple[BookieId, ...]:
-        """The lost bookies that the ledger names. Empty: it was deleted, or does not name them any
-        more, or they are back.
+        """The lost bookies that the ledger names. It is empty if the ledger was deleted, if it no longer
+        names them, or if they are back.
         """
         missing = self._losses.missing
         row = self._index.row(ledger_id) or ()

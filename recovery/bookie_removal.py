@@ -1,9 +1,8 @@
-"""A person's decisions about bookies that leave: drain, undrain, mark as drained, check whether one may go,
-remove.
+"""A person's decisions about bookies that leave: drain, undrain, mark as drained, check for removal, remove.
 
-All of it is metadata: the bookie follows its lifecycle (`bookie/lifecycle_watch.py`), the steward
-carries drains out (`steward.py`), and any of them may be down. Each answer about ledgers comes
-from a whole fresh walk (`reference_scan.py`).
+All decisions are written to metadata: the bookie follows its lifecycle (`bookie/lifecycle_watch.py`), and
+the steward carries drains out (`steward.py`). The bookie and the steward may be down. Each answer about
+ledgers comes from a complete fresh walk (`reference_scan.py`).
 """
 
 from collections.abc import Collection, Sequence
@@ -37,7 +36,7 @@ _LEDGERS_NAMED: Final = 20
 
 @dataclass(frozen=True, slots=True)
 class RemovalCheck:
-    """Whether bookies may be removed, all of them together."""
+    """The answer to whether bookies may be removed, all of them together."""
 
     bookies: tuple[BookieId, ...]
     states: dict[BookieId, LifecycleState]
@@ -67,7 +66,7 @@ class Departures:
     async def drain(
         self, bookies: Sequence[BookieId], *, is_forced: bool = False
     ) -> list[StoredLifecycle]:
-        """Begin to drain bookies, all or none; one whose drain failed tries again.
+        """Begin to drain all of these bookies, or none of them. A bookie whose drain failed is drained again.
 
         Raises `DrainBlocked` with the ledgers for which no other bookie could take a seat (LC3),
         `LifecycleConflict`, `InvalidRequest` for a bookie that the cluster does not know.
@@ -85,8 +84,8 @@ class Departures:
     async def check(
         self, bookies: Sequence[BookieId], *, is_forced: bool = False
     ) -> dict[BookieId, int]:
-        """The number of ledgers that name each bookie, if all of them can be drained. Raises
-        `DrainBlocked`, `LifecycleConflict`, `InvalidRequest`; changes nothing.
+        """Return the number of ledgers that name each bookie, if all of them can be drained. Changes
+        nothing. Raises `DrainBlocked`, `LifecycleConflict`, `InvalidRequest`.
         """
         for bookie in bookies:
             await self._known(bookie)
@@ -124,7 +123,7 @@ class Departures:
         return drain(found.lifecycle, token, now_ms, ledgers=ledgers, is_forced=is_forced)
 
     async def undrain(self, bookie: BookieId) -> StoredLifecycle:
-        """Make a bookie Active again; what was copied stays copied. Raises `LifecycleConflict`,
+        """Make a bookie Active again. Copies that were made are kept. Raises `LifecycleConflict`,
         `InvalidRequest`.
         """
         found = await self._known(bookie)
@@ -133,8 +132,8 @@ class Departures:
         )
 
     async def mark_drained(self, bookie: BookieId) -> StoredLifecycle:
-        """Mark a bookie as drained after a failed drain: the rest is repaired or given up. Raises
-        `LifecycleConflict`, `InvalidRequest`.
+        """Mark a bookie as drained after a failed drain: a person has repaired its other ledgers, or gives
+        them up. Raises `LifecycleConflict`, `InvalidRequest`.
         """
         found = await self._known(bookie)
         return await self._lifecycles.write(
@@ -145,8 +144,8 @@ class Departures:
         return {bookie: await self._lifecycles.read(bookie) for bookie in bookies}
 
     async def judge(self, bookies: Sequence[BookieId]) -> RemovalCheck:
-        """Whether all of them may be removed together, by the present metadata (RM1). Unregistered
-        bookies count as gone.
+        """Return whether all of these bookies may be removed together, by the present metadata (RM1).
+        Unregistered bookies count as removed, too.
         """
         stored = [await self._known(bookie) for bookie in bookies]
         live = await self._live()
@@ -170,11 +169,12 @@ class Departures:
     async def remove(
         self, bookies: Sequence[BookieId], *, ledgers_given_up: int | None = None
     ) -> RemovalCheck:
-        """Removes their cookies and lifecycles, unless ledgers still name them.
+        """Remove the cookies and lifecycles of these bookies, unless ledgers still name them.
 
         `ledgers_given_up`: the number of ledgers that would fall below their ack quorum, as the caller was
-        shown it; then they go all the same. Raises `InvalidRequest` while one of them runs, since it would be
-        Active again without its lifecycle; `NotConfirmed`.
+        shown it. If the number is right, the bookies are removed although ledgers name them. Raises
+        `NotConfirmed`, and `InvalidRequest` while one of the bookies runs, since without its lifecycle it
+        would be Active again.
         """
         verdict = await self.judge(bookies)
         if verdict.running:
@@ -242,7 +242,9 @@ class Departures:
     # ------------------------------------------------------------------------------------------
 
     async def require_named(self, bookies: Sequence[BookieId]) -> None:
-        """Check that each bookie has a cookie, or that a ledger names it, or may. Raises `InvalidRequest`."""
+        """Check that each bookie has a cookie, or is named by a ledger or by unreadable metadata. Raises
+        `InvalidRequest`.
+        """
         without = [each for each in bookies if (await self._members.read(each)).cookie_node is None]
         if not without:
             return

@@ -1,4 +1,4 @@
-"""The limits that repairs of many ledgers share: bytes in memory, and bytes per second."""
+"""The limits that the repairs of many ledgers share: bytes in memory, and bytes per second."""
 
 import asyncio
 import math
@@ -11,8 +11,8 @@ _NS_PER_S: Final = 1_000_000_000
 
 
 class ByteBudget:
-    """A bound of bytes in memory. First come, first served; a request larger than the whole budget
-    is admitted alone.
+    """A limit on bytes in memory. Requests are admitted in order; a request larger than the whole budget is
+    admitted alone.
     """
 
     def __init__(self, bytes_max: int) -> None:
@@ -22,7 +22,7 @@ class ByteBudget:
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
 
     async def take(self, size: int) -> None:
-        """Wait for these bytes. If it is cancelled, nothing is taken."""
+        """Wait until the budget admits these bytes. A cancelled call takes nothing."""
         if not self._waiting and self._admits(size):
             self.used += size
             return
@@ -32,7 +32,7 @@ class ByteBudget:
             await turn
         except asyncio.CancelledError:
             if turn.done() and not turn.cancelled():
-                self.give(size)  # The cancelled wait was already admitted.
+                self.give(size)  # The cancelled call had already been admitted.
             else:
                 self._waiting.remove((size, turn))
                 self._admit()
@@ -55,8 +55,8 @@ class ByteBudget:
 
 
 class Throttle:
-    """Holds all copying together to a rate in bytes per second, which can be changed at any time; 0
-    is unlimited.
+    """Limits all copying together to a rate in bytes per second. The rate can be changed at any time; 0 is
+    unlimited.
     """
 
     def __init__(self, bytes_per_s: float) -> None:
@@ -73,7 +73,7 @@ class Throttle:
         self._pace.bytes_per_s = rate or math.inf
 
     async def pay(self, size: int) -> None:
-        """Returns when the rate admits this many bytes more."""
+        """Block until the rate limit admits this many bytes."""
         now_ns = int(asyncio.get_running_loop().time() * _NS_PER_S)
         if wait_s := self._pace.spend(size, now_ns):
             await asyncio.sleep(wait_s)

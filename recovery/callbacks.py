@@ -3,14 +3,15 @@
 <own root>/callbacks/<id>              one callback, JSON, with its secret
 <own root>/callback-queues/<id>        the last attempts, JSON
 <own root>/callback-queues/<id>/<n>    an event that waits for it, JSON; `t…`: a test that somebody asked for
-<own root>/callback-cursor             up to where events were queued
+<own root>/callback-cursor             the last event that was queued
 
     events.py ──► derive(cursor) ──► one transaction: the events queued, the cursor moved
                                              │
                               a request for each that is due ──► one transaction: what was delivered leaves, attempts
 
-Events are queued together with the cursor that covers them, so the next sender finds what is still to be sent
-(CL1). Each write names the vote of the operations' runner, and is made in its session or never (CL5).
+Events are queued in the transaction that moves the cursor past them, so the next sender finds what is still
+to be sent (CL1). Each write names the vote of the operations' runner, and is made only in its session
+(CL5).
 """
 
 import asyncio
@@ -81,14 +82,14 @@ from rollbook.recovery.metadata_outages import patiently
 logger = structlog.get_logger()
 
 Post = Callable[[str, Mapping[str, str], bytes], Awaitable[DeliveryAnswer]]
-"""Sends one request to a URL within its time, and never raises."""
+"""Sends one request to a URL within a time limit, and never raises."""
 
 Rows = list[dict[str, Any]]
 
 CALLBACKS: Final = "callbacks"
 QUEUES: Final = "callback-queues"
 CURSOR: Final = "callback-cursor"
-_TEST: Final = "t"  # The prefix of the names of tests.
+_TEST: Final = "t"  # The prefix of the names of test events.
 _NUMBER_BITS: Final = 20
 _THINGS_AT_ONCE: Final = 16  # The most callbacks whose events are queued in one transaction.
 _DELETES_AT_ONCE: Final = 64
@@ -100,12 +101,12 @@ _UNREADABLE: Final = (BadMetadata, UnsupportedVersion)
 
 
 Seen = Mapping[str, Sequence[ObservedState]]
-"""The states that this process saw: `ClusterEventLog.tracks`."""
+"""The states that this process has seen: `ClusterEventLog.tracks`."""
 
 
 def cursor_at(tracks: Seen, now_ms: int) -> EventCursor:
-    """A first cursor, for which the present state counts as sent. Its numbers are above all that
-    were given before.
+    """A first cursor, for which the present state counts as sent. Its event numbers are above all earlier
+    ones.
     """
     fingerprints = {subject: states[-1].fingerprint for subject, states in tracks.items()}
     return EventCursor(fingerprints, now_ms << _NUMBER_BITS)
@@ -154,8 +155,8 @@ class CallbackNodes:
         return unpack_callback(node.value)
 
     async def create(self, callback: RegisteredCallback, tracks: Seen) -> None:
-        """Create a callback, which is sent what happens after `tracks`. Raises `Overloaded` if there
-        are as many as can be.
+        """Create a callback. It is sent the events after `tracks`. Raises `Overloaded` if the limit of
+        callbacks is reached.
         """
         await self.prepare()
         data = pack_callback(callback)
@@ -175,7 +176,8 @@ class CallbackNodes:
                 Create(self.path(callback.id), data),
                 Create(self.queue(callback.id)),
             ]
-            if not names:  # Without a callback the cursor is not moved, so it is moved now.
+            # The sender does not move the cursor without a callback, so it is moved here.
+            if not names:
                 ops.append(await self._begun_cursor(cursor_at(tracks, callback.created_ms)))
             try:
                 await transact_surely(self._store, ops, was_made)
@@ -192,8 +194,8 @@ class CallbackNodes:
         return Create(self.cursor, data) if version is None else Set(self.cursor, data, version)
 
     async def read_cursor(self) -> tuple[EventCursor | None, int | None]:
-        """The cursor and its version. Version None: there is no cursor. Cursor None with a version:
-        it is unreadable.
+        """The cursor and its version. Both are None if there is no cursor; the cursor alone is None if it
+        is unreadable.
         """
         node = await read_surely(self._store, self.cursor)
         if node is None:
@@ -205,8 +207,8 @@ class CallbackNodes:
             return None, node.stat.version
 
     async def delete(self, callback_id: str) -> RegisteredCallback:
-        """Delete a callback: nothing is sent to it from now on; the sender removes its queue later.
-        Raises `Missing`.
+        """Delete a callback. From now on nothing is sent to it; the sender removes its queue later. Raises
+        `Missing`.
         """
         callback = await self.read(callback_id)
         try:
@@ -216,7 +218,9 @@ class CallbackNodes:
         return callback
 
     async def rows(self, callback_id: str) -> tuple[Rows, int]:
-        """The callback's last attempts, the oldest first, and how many events wait. Raises `Missing`."""
+        """The callback's last attempts, the oldest first, and the number of queued events. Raises
+        `Missing`.
+        """
         await self.read(callback_id)
         node = await read_surely(self._store, self.queue(callback_id), fresh=False)
         if node is None:
@@ -246,7 +250,8 @@ class _Receiver:
         self.queue = CallbackQueue(randomness)
         self.rows: list[dict[str, Any]] = []
         self.attempts: dict[str, asyncio.Task[None]] = {}
-        self.done: list[str] = []  # Names that left the queue, and are still in the metadata.
+        # Names that left the queue in memory, and are still in the metadata.
+        self.done: list[str] = []
         self.has_new_rows = False
 
     def add_row(self, row: dict[str, Any]) -> None:
@@ -255,7 +260,7 @@ class _Receiver:
 
 
 class CallbackSender:
-    """Queues events and sends them, as long as its process leads."""
+    """Queues events and sends them, while its process leads."""
 
     def __init__(
         self,
@@ -280,7 +285,7 @@ class CallbackSender:
         self._news = asyncio.Event()
 
     async def lead(self, vote: Vote) -> None:
-        """Sends until cancelled. A failure here does not end the operations that run beside it."""
+        """Send until cancelled. A failure here does not end the operations that run in the same process."""
         while True:
             try:
                 await patiently("callbacks", lambda: self._serve(vote))
@@ -379,8 +384,8 @@ class CallbackSender:
     # --- Reading ------------------------------------------------------------------------------
 
     async def _read_callbacks(self, vote: Vote) -> None:
-        """Read callbacks and queues, queues first: a queue is made together with its callback, so
-        one without is an orphan.
+        """Read callbacks and queues. Queues are read first: a queue is made together with its callback, so
+        a queue without a callback is an orphan.
         """
         self._has_config_changed = False
         try:
@@ -455,7 +460,7 @@ class CallbackSender:
     async def _queue_events(self, vote: Vote) -> None:
         seen = self._events.tracks
         if seen is None or not self._receivers:
-            self._cursor_version = None  # The cursor is moved when the first callback is made.
+            self._cursor_version = None  # The cursor is moved when the first callback is created.
             return
         try:
             if self._cursor_version is None:
@@ -466,7 +471,7 @@ class CallbackSender:
         except MetadataConflict:
             self._cursor_version = None
             self._news.set()
-        # A callback was deleted in the meantime, or this process leads no longer.
+        # A callback was deleted concurrently, or this process is no longer the leader.
         except (NoSuchNode, NodeExists):
             self._cursor_version, self._has_config_changed = None, True
             self._news.set()
@@ -559,5 +564,5 @@ class CallbackSender:
 
 
 async def _no_doubt() -> bool:
-    """Whether a write was made, where its outcome may stay unknown: the caller checks again."""
+    """Return whether a write was made, if its outcome may stay unknown: the caller checks again."""
     return False

@@ -1,15 +1,15 @@
-"""Checks of all ledgers, made by the elected auditor: when, how fast, and what happens with the
+"""Checks of all ledgers, made by the elected auditor: their schedule, their pace, and what is done with the
 results.
 
     Schedule ── is it due, or asked for? ── Checks ── every ledger, at a pace ──► marks, bad copies
         ▲                                                                              │
         └── the time of completion, in metadata ◄── all ledgers were judged ◄──────────┘
 
-`core/checks.py` has the rules. Each kind of check runs by itself, so that a long one delays no other.
-A ledger with a bookie that does not answer, or is not registered and not marked as lost, is checked
-again, after 5 s, doubling to 10 min; the check is completed once no such ledger is left (AU5). A copy
-that seems short or bad is checked twice, the second time with fresh metadata: a writer's last copies may
-still be on their way (AU7).
+`core/checks.py` has the rules. Each kind of check runs in its own task, so a long check does not delay the
+others. A ledger is checked again, after 5 s, doubling to 10 min, if one of its bookies does not respond, or
+is neither registered nor marked as lost. The check is completed when no such ledger is left (AU5). A copy
+that seems short or bad is checked twice, the second time with fresh metadata, since a writer's last copies
+may still be on their way (AU7).
 """
 
 import asyncio
@@ -70,15 +70,17 @@ SECOND_LOOK_S: Final = 2.0
 _AT_ONCE: Final = 16  # The most ledgers that one check looks at concurrently.
 _PAUSE_S_MIN: Final = 5.0
 _PAUSE_S_MAX: Final = 600.0
-_SILENT_S: Final = 60.0  # The pause after a bookie did not answer, before it is asked again.
+_SILENT_S: Final = 60.0  # The pause before a bookie that did not respond is asked again.
 
 Gate = Callable[[], Awaitable[None]]
-"""Returns once marks may be made: re-replication is switched on, and there is no brake."""
+"""Returns once marks may be made: re-replication is switched on, and the brake is off."""
 
 
 @dataclass(slots=True)
 class CheckState:
-    """The state of one check, for `status`; the counts are those of the running or the last one."""
+    """The state of one check, for `status`. The counts are those of the running check, or else of the last
+    one.
+    """
 
     is_running: bool = False
     completed_ms: int | None = None
@@ -90,7 +92,7 @@ class CheckState:
     unreadable: int = 0  # Ledgers whose metadata or mark cannot be read.
     # Badly placed ledgers, for which no bookie of another rack is available.
     without_target: int = 0
-    differing: int = 0  # Ledgers with valid copies that differ, without a majority.
+    differing: int = 0  # Ledgers whose valid copies differ, without a majority.
 
 
 Work = Callable[[CheckState], Awaitable[None]]
@@ -126,7 +128,7 @@ class CheckSchedule:
         self._has_news = asyncio.Event()
 
     async def run(self, works: Mapping[CheckKind, Work]) -> Never:
-        """Makes checks until cancelled; a check without work is never completed."""
+        """Make checks until cancelled. A check without an entry in `works` is never completed."""
         async with TaskGroup() as group:
             for kind, work in works.items():
                 group.create_task(patiently(f"check of {kind.value}", self._turn(kind, work)))
@@ -226,7 +228,7 @@ class Checks:
     async def _look_at_all(
         self, state: CheckState, gate: Gate, look: Callable[[LedgerId], Awaitable[bool]]
     ) -> None:
-        """Call `look` for every ledger, at a pace; it returns whether the ledger was judged."""
+        """Call `look` for every ledger, at a limited pace. `look` returns whether the ledger was judged."""
         undecided = array("q")
         pace, pause_s = Throttle(self._config.check_ledgers_per_s_max), _PAUSE_S_MIN
 
@@ -248,7 +250,9 @@ class Checks:
         state.undecided = 0
 
     async def _walk(self) -> AsyncIterator[LedgerId]:
-        """The ids of all ledgers; after an outage of the metadata store the walk continues where it was."""
+        """The ids of all ledgers. After an outage of the metadata store the walk continues where it
+        stopped.
+        """
         start = LedgerId(0)
         while True:
             try:
@@ -263,7 +267,7 @@ class Checks:
     async def _read(
         self, ledger_id: LedgerId, state: CheckState, *, fresh: bool = False
     ) -> LedgerMetadata | None:
-        """The ledger's metadata; None: the ledger was deleted, or its metadata is unreadable."""
+        """The ledger's metadata, or None if the ledger was deleted or its metadata is unreadable."""
         try:
             return (await self._nodes.read(ledger_id, fresh=fresh)).metadata
         except NoSuchLedger:
@@ -324,8 +328,9 @@ class Checks:
         gate: Gate,
         judge: Callable[[LedgerMetadata], Awaitable[CopyReport]],
     ) -> bool:
-        """Whether every member responded each time, or is marked as lost. Marks copies that are
-        short or bad both times (AU7)."""
+        """Return whether every member responded each time, or is marked as lost. Marks copies that are
+        short or bad both times (AU7).
+        """
         metadata = await self._read(ledger_id, state)
         if metadata is None:
             return True
@@ -364,7 +369,7 @@ class Checks:
     async def _read_marked(
         self, ledger_id: LedgerId, state: CheckState
     ) -> Collection[BookieId] | None:
-        """The bookies that the ledger is marked for; None if its mark is unreadable."""
+        """The bookies that the ledger is marked for, or None if its mark is unreadable."""
         try:
             stored = await self._marks.read(ledger_id)
         except BadMetadata:
@@ -399,8 +404,8 @@ class Checks:
         return found
 
     def _can_list(self, bookie: BookieId) -> bool:
-        """Whether the bookie lists its entries. BookKeeper's bookies do not respond where their
-        storage has no lists; their bytes are read all the same.
+        """Return whether the bookie lists its entries. BookKeeper's bookies do not respond if their storage
+        has no entry lists; their bytes are still read.
         """
         return self._ledgers.bookies.has_extension(bookie, BATCH_READ)
 
@@ -433,7 +438,7 @@ class Checks:
         try:
             password, kind = credentials(metadata, None, None)
         except InvalidRequest:
-            return found  # A ledger so old that it does not say how its entries are protected.
+            return found  # The ledger is too old to say how its entries are protected.
         digest = LedgerDigest(kind, password, metadata.ledger_id)
         verifier = Verifier(metadata, digest, self._ledgers.bookies, self._ledgers.config)
         fragments: dict[EntryId, list[SlotRepair]] = {}

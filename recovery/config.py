@@ -13,21 +13,22 @@ class HealConfig:
     # Bytes per second that are read from other bookies and written. Larger: bookies are whole
     # sooner, users wait longer. Smaller: the reverse.
     bytes_per_s_max: int = 64 * _MIB
-    # Ledgers that are healed at a time, each with its own window in memory. Larger: healing is
+    # Ledgers that are healed at a time. Each has its own window in memory. Larger: healing is
     # quicker. Smaller: less memory.
     ledgers_at_once: int = 4
-    # Bytes after which progress is recorded; a later run continues there. Larger: fewer requests,
-    # more memory. Smaller: less is repeated after an interruption.
+    # Bytes after which progress is recorded. A later run continues at the last record. Larger:
+    # fewer requests, more memory. Smaller: less is repeated after an interruption.
     window_bytes: int = 32 * _MIB
     # Seconds between two queries of a bookie's possible losses by the steward. Longer: bookies are
     # asked less often. Shorter: healing begins sooner.
     look_again_s: float = 30.0
     # Seconds that the steward gives writers to leave a bookie that may have lost anything, before
-    # their ledgers are closed. Longer: writers that are slow go on. Shorter: the bookie serves
-    # again sooner.
+    # their ledgers are closed. Longer: slow writers are not interrupted. Shorter: the bookie
+    # serves again sooner.
     grace_s: float = 30.0
-    # Seconds before the steward repeats an incomplete healing; doubled with each one, up to ten
-    # minutes. Longer: fewer vain attempts. Shorter: it is complete sooner.
+    # Seconds before the steward repeats an incomplete healing. The pause is doubled with each
+    # attempt, up to ten minutes. Longer: fewer attempts in vain. Shorter: the healing is complete
+    # sooner.
     retry_pause_s: float = 5.0
 
     def __post_init__(self) -> None:
@@ -39,15 +40,15 @@ class HealConfig:
 class WorkerConfig:
     """Re-replication of ledgers that are marked or drained."""
 
-    # Bytes per second that a worker copies, of all ledgers together, unless a rate is set in the
+    # Bytes per second that a worker copies, for all ledgers together, unless a rate is set in the
     # cluster. Larger: copies are whole sooner, users wait longer. Smaller: the reverse. 0:
     # unlimited.
     bytes_per_s_max: int = 64 * _MIB
-    # Bytes of entries that are being copied. Larger: more ledgers are repaired at a time. Smaller:
-    # less memory.
+    # Bytes of entries that are in memory while they are copied. Larger: more ledgers are repaired
+    # at a time. Smaller: less memory.
     bytes_in_memory_max: int = 64 * _MIB
-    # Ledgers that are repaired at a time, within that memory. Larger: many small ledgers are whole
-    # sooner. Smaller: less load on the metadata store.
+    # Ledgers that are repaired at a time, within `bytes_in_memory_max`. Larger: many small ledgers
+    # are whole sooner. Smaller: less load on the metadata store.
     ledgers_at_once: int = 32
     # Entries of one ledger in one request. Larger: fewer round trips. Smaller: less memory.
     entries_at_once: int = 10_000
@@ -58,14 +59,15 @@ class WorkerConfig:
     # Seconds between two checks of all tasks without an event. Longer: less load on the metadata
     # store. Shorter: a lost event delays a repair less.
     look_again_s: float = 60.0
-    # Seconds before a failed repair is repeated; doubled with each failure, up to ten minutes.
-    # Longer: fewer vain attempts. Shorter: it is repaired sooner once that is possible.
+    # Seconds before a failed repair is repeated. The pause is doubled with each failure, up to ten
+    # minutes. Longer: fewer attempts in vain. Shorter: the ledger is repaired sooner once that is
+    # possible.
     retry_pause_s: float = 5.0
     # Seconds before a ledger that another worker has locked is checked again. Longer: less load on
-    # the metadata store. Shorter: it is taken sooner if that worker dies.
+    # the metadata store. Shorter: the ledger is taken sooner if that worker dies.
     locked_pause_s: float = 5.0
-    # Seconds between a new mark and the look at all marks, since marks come in large numbers.
-    # Longer: more of them are handled together. Shorter: a single one is handled sooner.
+    # Seconds between a new mark and the look at all marks, since marks are made in large numbers.
+    # Longer: more of them are handled together. Shorter: a single mark is handled sooner.
     settle_s: float = 0.1
 
     def __post_init__(self) -> None:
@@ -82,7 +84,7 @@ class AuditConfig:
     # load on the metadata store. Shorter: a mark that was missed is made sooner. 0: never.
     bookie_check_s: int = 24 * 3600
     # Seconds after which a marked ledger that is still short of copies is reported. Longer: fewer
-    # reports. Shorter: a repair that does not get on is noticed sooner. 0: never.
+    # reports. Shorter: a repair without progress is noticed sooner. 0: never.
     overdue_s: int = 0
     # Seconds between two checks that copies are in different racks, where racks are known. Longer:
     # less load on the metadata store. Shorter: bad placement is found sooner. 0: never.
@@ -90,20 +92,20 @@ class AuditConfig:
     # Seconds between two checks that each bookie lists the entries of closed ledgers that it should
     # have. Longer: less load on bookies. Shorter: missing copies are found sooner. 0: never.
     copies_check_s: int = 24 * 3600
-    # Seconds between two checks that read the first and last entry of each copy, and a share of the
-    # others. Longer: less is read. Shorter: damage is found sooner. 0: never.
+    # Seconds between two checks that read the first and last entry of each copy, and a share of
+    # the other entries. Longer: less is read. Shorter: damage is found sooner. 0: never.
     ledgers_check_s: int = 7 * 24 * 3600
     # Percent of entries that the check of ledgers reads besides the first and last of each copy.
     # Larger: damage is found sooner. Smaller: less is read.
     ledgers_check_percent: float = 1.0
-    # Ledgers per second that each check looks at. Larger: it is complete sooner. Smaller: less load
-    # on the metadata store and the bookies.
+    # Ledgers per second that each check looks at. Larger: the check is complete sooner. Smaller:
+    # less load on the metadata store and the bookies.
     check_ledgers_per_s_max: int = 200
-    # Bytes per second that the check of ledgers reads. Larger: it is complete sooner. Smaller:
-    # users wait less.
+    # Bytes per second that the check of ledgers reads. Larger: the check is complete sooner.
+    # Smaller: users wait less.
     check_bytes_per_s_max: int = 16 * _MIB
-    # Marks that are being written at a time. Larger: the ledgers of a lost bookie are marked
-    # sooner. Smaller: less load on the metadata store.
+    # Marks that are written concurrently. Larger: the ledgers of a lost bookie are marked sooner.
+    # Smaller: less load on the metadata store.
     marks_at_once: int = 128
 
     def __post_init__(self) -> None:
@@ -128,8 +130,8 @@ class AuditConfig:
 
 @dataclass(frozen=True)
 class StewardConfig:
-    # Ledgers of drains that wait to be copied; more are published as these are done. Larger: many
-    # workers are kept busy. Smaller: fewer nodes in the metadata store.
+    # Ledgers of drains that are published as tasks at a time; more are published as these are
+    # done. Larger: many workers are kept busy. Smaller: fewer nodes in the metadata store.
     tasks_max: int = 10_000
     # Seconds between two looks at state that no event reports. Longer: less load on the metadata
     # store. Shorter: a drain ends sooner.

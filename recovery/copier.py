@@ -1,4 +1,4 @@
-"""Copies entries of one closed run of a ledger from the bookies that have them to one that lacks them.
+"""Copies entries of one closed run of a ledger from bookies that have them to a bookie that lacks them.
 
     entry ids ──► chunks of about 1 MiB ──► read, a few chunks ahead ──► written in order, acknowledged when durable
                                              one source per chunk,        (`entry_restorer.py`)
@@ -50,7 +50,7 @@ _SINGLES_MAX: Final = 64  # The most single entries that are requested from one 
 _ENTRY_OVERHEAD_BYTES: Final = 64
 
 Sources = Callable[[EntryId], Sequence[BookieId]]
-"""Bookies that may have an entry, in the order in which they are asked."""
+"""The bookies that may have an entry, in the order in which they are asked."""
 
 
 @dataclass(slots=True)
@@ -103,13 +103,13 @@ class Copier:
         is_urgent: bool = False,
         on_progress: Callable[[int], None] = lambda _: None,
     ) -> Copied:
-        """Copy these entries, in ascending order, to the target. Those reported as copied are durable
-        there; `on_progress` gets bytes.
+        """Copy these entries, in ascending order, to the target. Entries that are reported as copied are
+        durable there. `on_progress` gets the number of bytes.
 
-        Raises the target's errors. If it is cancelled, any of them may be on the target.
+        Raises the target's errors. After a cancelled call, any of the entries may be on the target.
         """
         copied = Copied()
-        owed = 0  # Bytes of the budget for entries in flight.
+        owed = 0  # Bytes taken from the budget for entries in flight.
 
         def return_budget() -> None:
             nonlocal owed
@@ -176,8 +176,8 @@ class Copier:
     async def _find(
         self, entry_ids: list[EntryId], sources: Sources
     ) -> tuple[dict[EntryId, Entry], dict[EntryId, dict[BookieId, CopyState]]]:
-        """The entries, and why some are missing: each source is asked for what the earlier ones did
-        not return.
+        """Return the entries, and why some are missing. Each source is asked for the entries that the
+        earlier sources did not return.
         """
         found: dict[EntryId, Entry] = {}
         said: dict[EntryId, dict[BookieId, CopyState]] = {}
@@ -204,7 +204,7 @@ class Copier:
     async def _read_share(
         self, source: BookieId, entry_ids: list[EntryId]
     ) -> tuple[list[Entry], dict[EntryId, CopyState]]:
-        """One bookie's entries among these, and why the others are missing."""
+        """The entries that one bookie returns, and why the others are missing."""
         entries: list[Entry] = []
         states: dict[EntryId, CopyState] = {}
         rest: list[EntryId] = []
@@ -285,8 +285,8 @@ class Copier:
 
 
 def listed_in(reply: Reply, ledger_id: LedgerId) -> EntryList:
-    """A bookie's entries, by its response to `ListEntries`; none if it cannot list them: existing ones
-    may be written again.
+    """A bookie's entries, by its response to `ListEntries`. The list is empty if the bookie cannot list
+    them: then existing entries may be written again.
 
     Raises the error that prevents an answer.
     """

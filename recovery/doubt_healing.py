@@ -1,4 +1,4 @@
-"""Heals bookies in doubt automatically: their doubts are read, and `Healer` brings the entries back.
+"""Heals bookies in doubt automatically: reads their doubts, and lets `Healer` bring the entries back.
 
     registered bookies ──► one page of doubts each, now and then ──► a healing for each that has any ──► again, later
 
@@ -9,7 +9,8 @@
   since: such a bookie says so in its registration, and writers that are alive leave it in the meantime.
 - What has no copy anywhere is reported once, and waits for a person: `rollbook recovery heal --accept-loss` (DH4).
 
-Doubts are a bookie's own. They are asked for over its admin pages, so a bookie without them is not healed by itself.
+The doubts are kept by the bookie and read over its admin pages, so a bookie without admin pages is not
+healed automatically.
 """
 
 import asyncio
@@ -48,7 +49,7 @@ DoubtsOf = Callable[[BookieId], BookieDoubts | None]
 
 @dataclass(slots=True)
 class DoubtState:
-    """The state of one bookie that is in doubt, for `status`."""
+    """The state of one bookie in doubt, for `status`."""
 
     is_running: bool = False
     doubts_everything: bool = False
@@ -79,8 +80,8 @@ class DoubtHealing:
         self._doubts_of = doubts_of
         self._config = config
         self._failures: dict[BookieId, Failure] = {}
-        # The grace period of each bookie in doubt. It begins again if the oldest ledger changes
-        # whose writer the bookie admits: the bookie was formatted.
+        # The grace period of each bookie in doubt. It begins again if the oldest ledger whose
+        # writer the bookie admits is a different one: then the bookie was formatted.
         self._grace: GracePeriods[BookieId, int] = GracePeriods(config.grace_s)
         self._running: dict[BookieId, asyncio.Task[None]] = {}
 
@@ -106,8 +107,8 @@ class DoubtHealing:
                 await self._watcher.changed(live)
 
     def _forget_others(self, registered: list[BookieId]) -> None:
-        """Forget bookies that are not registered. One that comes back may be a different one; a
-        running healing finds that out by itself.
+        """Forget bookies that are not registered. A bookie that comes back may be a different one; a
+        running healing detects that by itself.
         """
         kept = {*registered, *self._running}
         for bookie in [each for each in self.states if each not in kept]:
@@ -121,7 +122,7 @@ class DoubtHealing:
 
     def _pause_s(self) -> float:
         now_ms, longest_s = self._now_ms(), self._config.look_again_s
-        if self._running:  # The next try is known when the running healing ends.
+        if self._running:  # When the running healing ends, the time of the next attempt is known.
             longest_s = min(longest_s, 1.0)
         due = [each.next_try_ms for each in self._failures.values() if each.next_try_ms is not None]
         left_s = ((each - now_ms) / 1000 for each in due)
@@ -147,7 +148,9 @@ class DoubtHealing:
         task.add_done_callback(lambda _: self._running.pop(bookie, None))
 
     def _count_grace(self, bookie: BookieId) -> bool:
-        """Whether writers had the grace period, counted from the first doubt, to leave the bookie."""
+        """Return whether writers have had the grace period to leave the bookie, counted from the first
+        doubt.
+        """
         info = self._watcher.current.find(bookie)
         writers_from = info.writers_from if info else 0
         return self._grace.left_s(bookie, writers_from, self._clock.monotonic_ns()) <= 0
@@ -217,5 +220,5 @@ class DoubtHealing:
             logger.warning("bookie_not_healed", bookie=bookie, code=code, reason=message)
 
     def _now_ms(self) -> int:
-        """The monotonic clock in milliseconds: these times are used only here."""
+        """The monotonic clock in milliseconds. These times are used in this file only."""
         return self._clock.monotonic_ns() // 1_000_000

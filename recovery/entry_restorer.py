@@ -1,11 +1,11 @@
-"""Writes entries of one ledger to one bookie, byte for byte as another one has them.
+"""Writes entries of one ledger to one bookie, byte for byte as another bookie has them.
 
-They are adds of a recovery: these pass a fence, and a bookie that may have lost everything accepts them,
-though no others. Each is durable there before it counts (HL2).
+The entries are sent as adds of a recovery. Such adds pass a fence, and a bookie that may have lost
+everything accepts no others. Each entry counts only when it is durable there (HL2).
 
-Urgent ones are for a bookie that gets its own entries back while others wait for its answers: they overtake
-users and may use the reserve of a full disk. Copies for a new member of an ensemble are not urgent: users
-come first, and a bookie without room refuses them.
+Urgent entries are for a bookie that gets its own entries back while clients wait for its answers: they are
+handled before users' requests and may use the reserve of a full disk. Copies for a new member of an
+ensemble are not urgent: users' requests come first, and a bookie without room refuses the copies.
 """
 
 import asyncio
@@ -21,8 +21,8 @@ from rollbook.proto.wire.adds import AddReplies
 from rollbook.proto.wire.digest import Entry, LedgerDigest
 
 _BUSY_PAUSE_S: Final = 0.05
-_BUSY_S_MAX: Final = 60.0  # How long a bookie that is busy with other requests is retried.
-_LOSSES_MAX: Final = 3  # How often in a row the connection may be lost.
+_BUSY_S_MAX: Final = 60.0  # For this long, a request to a busy bookie is retried.
+_LOSSES_MAX: Final = 3  # The most connections that may be lost in a row.
 
 
 class Restorer:
@@ -37,8 +37,8 @@ class Restorer:
         is_urgent: bool = True,
         on_durable: Callable[[], None] = lambda: None,
     ) -> None:
-        """Write to one bookie. `on_durable` is called when `unacked_bytes` has become less."""
-        self.unacked_bytes = 0  # Bytes of frames that were put and are not known to be durable.
+        """Write to one bookie. `on_durable` is called each time `unacked_bytes` has become smaller."""
+        self.unacked_bytes = 0  # Bytes of frames that were sent and are not known to be durable.
         self._bookie = bookie
         self._packer = make_recovery_packer(
             bookies, ledger_key, digest, config, is_urgent=is_urgent
@@ -57,9 +57,9 @@ class Restorer:
         )
 
     async def put(self, entries: Sequence[Entry], unacked_bytes_max: int) -> None:
-        """Send entries, and return when at most this much of all that was put is not durable yet.
+        """Send entries. Returns when at most this many of all bytes sent are not durable yet.
 
-        Raises the bookie's errors, or `BookieTimeout`. If it is cancelled, any of them may be
+        Raises the bookie's errors, or `BookieTimeout`. After a cancelled call, any of the entries may be
         durable.
         """
         frames = []
@@ -73,14 +73,14 @@ class Restorer:
         await self._until(lambda: self.unacked_bytes <= unacked_bytes_max)
 
     async def flush(self) -> None:
-        """Returns when all that was put is durable. Raises the bookie's errors, or `BookieTimeout`."""
+        """Return when everything sent is durable. Raises the bookie's errors, or `BookieTimeout`."""
         await self._until(lambda: not self._unacked)
 
     async def until_done(self, reading: asyncio.Future[Any]) -> None:
-        """Returns when `reading` is done, or all that was put is durable. Raises the bookie's errors,
-        or `BookieTimeout`.
+        """Return when `reading` is done, or everything sent is durable. Raises the bookie's errors, or
+        `BookieTimeout`.
 
-        A reader may wait for memory that is only freed when earlier entries are durable.
+        The reader may wait for memory that is freed only when earlier entries are durable.
         """
         reading.add_done_callback(lambda _: self._news.set())
         await self._until(lambda: reading.done() or not self._unacked)

@@ -1,9 +1,9 @@
 """Makes the copies of lost bookies elsewhere by hand, without an auditor (AR36 to AR40).
 
-Every ledger that names one of the bookies is repaired under its lock, like a worker does it, so it may run
-beside workers, and may be stopped and run again: its progress is in metadata. A ledger whose open end
-names a lost bookie is first left to its writer for the grace period; then it is closed, unless open
-ledgers should be skipped (RP4).
+Every ledger that names one of the bookies is repaired under its lock, as a worker does it. The evacuation
+may run beside workers, and may be stopped and run again: its progress is in metadata. If the open end of a
+ledger names a lost bookie, its writer first has the grace period to replace the bookie; then the ledger is
+closed, unless open ledgers should be skipped (RP4).
 """
 
 import asyncio
@@ -32,7 +32,7 @@ class LedgerProblem:
 class Evacuated:
     """The result for the ledgers that named the bookies."""
 
-    ledgers: int = 0  # Ledgers that name one of the bookies, or did.
+    ledgers: int = 0  # Ledgers that name one of the bookies, or named one.
     repaired: int = 0
     skipped_open: int = 0
     entries: int = 0
@@ -49,7 +49,7 @@ class Evacuated:
 class EvacuationOrder:
     bookies: Sequence[BookieId]
     targets: Sequence[BookieId] = ()  # Preferred targets.
-    ledger_id: LedgerId | None = None  # Only this ledger; None: all ledgers.
+    ledger_id: LedgerId | None = None  # Repair only this ledger; None: all ledgers.
     skips_open: bool = False
     is_rehearsal: bool = False
 
@@ -77,8 +77,8 @@ class Evacuation:
 
     async def run(self, on_progress: Callable[[int, int], None] = lambda *_: None) -> Evacuated:
         """Repair all ledgers. `on_progress` gets the number of ledgers done, and of all. Raises the
-        metadata store's errors; a failure for one ledger is in the result. If it is cancelled, run
-        it again.
+        metadata store's errors; a failure for one ledger is in the result. After a cancelled call, run it
+        again.
         """
         ids = [ledger_id async for ledger_id in self._naming()]
         self.found.ledgers = len(ids)
@@ -124,7 +124,7 @@ class Evacuation:
     async def _repair_all(
         self, ids: Sequence[LedgerId], *, is_grace_over: bool, on_done: Callable[[], None]
     ) -> list[LedgerId]:
-        """Repair these ledgers; returns those whose writers are still waited for."""
+        """Repair these ledgers. Returns those whose writers still have time to replace a lost bookie."""
         remaining, waiting = iter(ids), list[LedgerId]()
 
         async def work() -> None:
@@ -141,7 +141,9 @@ class Evacuation:
         return waiting
 
     async def _repair(self, ledger_id: LedgerId, *, is_grace_over: bool) -> bool:
-        """Repair one ledger. Whether it is done, with or without success; False: its writer is waited for."""
+        """Repair one ledger. Returns True when it is done, with or without success, and False while its
+        writer still has time.
+        """
         try:
             lock = await self._marks.take(ledger_id, self._name)
             if lock is None:
@@ -168,7 +170,7 @@ class Evacuation:
             finally:
                 await self._marks.release(lock)
         except NoSuchLedger:
-            self.found.repaired += 1  # A ledger that was deleted in the meantime needs no repair.
+            self.found.repaired += 1  # The ledger was deleted concurrently and needs no repair.
             return True
         except RollbookError as error:
             self._fail(ledger_id, error.message or str(error))

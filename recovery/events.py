@@ -3,9 +3,9 @@
 
     watch of each folder ──► paths that changed ──► their nodes are read ──► `tracks`: the states of each thing
 
-Every recovery server does this for itself, so any of them can be asked. Changes that a watch may have missed
-are read again after RESYNC, and everything every two minutes. Of ledgers, the first thousand of each kind are
-looked at.
+Every recovery server does this by itself, so any of them can answer. After RESYNC, changes that a watch may
+have missed are read again, and every two minutes everything is. Of the ledgers of each kind, only the first
+thousand are looked at.
 """
 
 import asyncio
@@ -57,7 +57,7 @@ LogOf = Callable[[LedgerId], Awaitable[str | None]]
 LEDGERS_MAX: Final = 1_000
 _LOOK_AGAIN_S: Final = 120.0
 _OVERDUE_LOOK_S: Final = 30.0
-# The pause before changed nodes are read, since they change in large numbers.
+# The pause before changed nodes are read, since many nodes change together.
 _GATHER_S: Final = 0.05
 _READS_AT_ONCE: Final = 32
 _UNREADABLE: Final = (BadMetadata, UnsupportedVersion, InvalidRequest)
@@ -76,7 +76,7 @@ class _WatchedFolder:
         self.paths = paths
         self.sight_of = sight_of
         self.sights: dict[str, Sight] = {}
-        self.changed: dict[str, None] | None = None  # Paths that may have changed; None: all.
+        self.changed: dict[str, None] | None = None  # Paths that may have changed. None: all paths.
 
     def on_event(self, path: str) -> None:
         if self.changed is not None:
@@ -84,7 +84,7 @@ class _WatchedFolder:
 
 
 class ClusterEventLog:
-    """`run` it; all other methods may be called at any time."""
+    """The events that this process has seen. `run` it; all other methods may be called at any time."""
 
     def __init__(
         self,
@@ -95,7 +95,9 @@ class ClusterEventLog:
         *,
         overdue_s: int = 0,
     ) -> None:
-        """Watch the cluster. `log_of`: the log that a ledger is a segment of. `overdue_s`: 0 is never."""
+        """Watch the cluster. `log_of` returns the log that a ledger is a segment of. `overdue_s` of 0: no
+        ledger is reported as overdue.
+        """
         self._store = store
         self._cluster = cluster
         self._clock = clock
@@ -125,7 +127,7 @@ class ClusterEventLog:
         self._with_log: dict[str, tuple[Sight, Sight]] = {}
         self._news = asyncio.Event()
         self._changed = asyncio.Event()
-        self._known: dict[str, str] | None = None  # None: not everything was read yet.
+        self._known: dict[str, str] | None = None  # None until everything was read once.
         self._memory = EventMemory()
         self._tracks = Tracks()
         self._looks = self._wanted_looks = 0
@@ -135,29 +137,29 @@ class ClusterEventLog:
     async def page(
         self, wanted: EventFilter, after: str, limit: int
     ) -> tuple[list[Event], str | None] | None:
-        """A page of events, the newest first. `after`: the last event of the previous page; None:
-        this process does not know it.
+        """A page of events, the newest first. `after` is the last event of the previous page. Returns None
+        if this process does not know that event.
         """
         return self._memory.page(wanted, after, limit)
 
     @property
     def tracks(self) -> Mapping[str, Sequence[ObservedState]] | None:
-        """The states that were seen, by subject. None: not everything was read yet."""
+        """The states that were seen, by subject, or None until everything was read once."""
         return None if self._known is None else self._tracks.states
 
     async def known(self) -> Mapping[str, Sequence[ObservedState]]:
-        """`tracks`, after waiting until everything was read."""
+        """Return `tracks`, after waiting until everything was read once."""
         while (tracks := self.tracks) is None:
             await self.changed()
         return tracks
 
     async def changed(self) -> None:
-        """Returns at the next change of a thing."""
+        """Return at the next change of an observed thing."""
         changed = self._changed
         await changed.wait()
 
     async def refresh(self) -> None:
-        """Returns when everything has been read again, as it was at the call or later."""
+        """Return when everything has been read again, as it was at the call or later."""
         self._wanted_looks += 1
         wanted = self._wanted_looks
         self._look_at_all()
@@ -173,7 +175,7 @@ class ClusterEventLog:
     # --- Updates ------------------------------------------------------------------------------
 
     async def run(self) -> Never:
-        """Watches until cancelled; waits while the metadata store is unavailable."""
+        """Watch until cancelled; wait while the metadata store is unavailable."""
         while True:
             await until_done("events", self._follow)
 
@@ -183,7 +185,7 @@ class ClusterEventLog:
             for part in self._parts:
                 watch = await self._store.watch(part.folder, recursive=True)
                 stack.push_async_callback(watch.close)
-                part.changed = None  # Without a watch so far, every node may have changed.
+                part.changed = None  # There was no watch before, so every node may have changed.
                 watches.append(watch)
 
             async def listen(index: int) -> None:
@@ -266,7 +268,7 @@ class ClusterEventLog:
             return part.sights.get(path)
 
     async def _publish(self, looks: int) -> None:
-        """Publish the states that were read. `looks`: the calls of `refresh` that this answers."""
+        """Publish the states that were read. `looks`: the number of `refresh` calls that this answers."""
         seen = await self._with_logs({each.subject: each for each in self._merged()})
         now_ms = self._clock.wall_us() // 1000
         is_new = self._tracks.on_look(seen, now_ms)
@@ -282,8 +284,8 @@ class ClusterEventLog:
         changed.set()
 
     def _merged(self) -> list[Sight]:
-        """The sights of all things. While a bookie changes folders, the younger of its two
-        registrations counts; of all votes, the leading one.
+        """The sights of all things. While a bookie changes folders, the later of its two registrations
+        counts. Of all votes, only the leading one counts.
         """
         registrations, *others = self._parts
         by_bookie: dict[str, Sight] = {}
@@ -302,7 +304,7 @@ class ClusterEventLog:
         return self._bad_copies, self._lost_entries
 
     async def _with_logs(self, seen: dict[str, Sight]) -> dict[str, Sight]:
-        """The sights of ledgers with their logs; each log is asked for once."""
+        """The sights of ledgers with the logs of these ledgers. Each log is looked up once."""
         known, self._with_log = self._with_log, {}
         for subject, each in seen.items():
             if each.ledger_id is None:

@@ -1,9 +1,9 @@
 """Makes one bookie whole again: entries that it answers UNKNOWN for are restored from other copies, or
-are known not to be needed. Then the doubt is settled, and the bookie answers by itself.
+found to be unneeded. Then the doubt is settled, and the bookie answers by itself.
 
-Ledgers that it doubts are healed one by one (`ledger_healer.py`). If it doubts everything, so is
-every ledger of the cluster that names it; each is fenced there again, closed ones, too; and when
-all of them are whole, the doubt about everything is settled (HL3).
+Ledgers that the bookie doubts are healed one by one (`ledger_healer.py`). If it doubts everything, every
+ledger of the cluster that names it is healed. Each of these is fenced there again, including closed ones.
+When all of them are whole, the doubt about everything is settled (HL3).
 
 Progress is recorded as cleared doubts, so an interrupted run can be restarted (HL4). Settling names
 the stamp of the doubts that were seen: a later doubt may be about the very entry that was restored,
@@ -48,9 +48,10 @@ class Healing:
 
     bookie: BookieId
     ledgers: Counter[HealingOutcome] = field(default_factory=Counter)
-    entries: int = 0  # Entries that were restored, or would be.
+    entries: int = 0  # Entries that were restored; in a rehearsal, entries that would be.
     entry_bytes: int = 0
-    closed: int = 0  # Ledgers that recovery closed for the healing, or would have to.
+    # Ledgers that recovery closed for the healing; in a rehearsal, ledgers that it would close.
+    closed: int = 0
     # Ledgers that wait, have losses, or have entries that were given up.
     remarkable: list[LedgerHealing] = field(default_factory=list)
     doubts_everything: bool = False  # The bookie still doubts everything.
@@ -69,7 +70,9 @@ class Healing:
 
 
 class Healer:
-    """Heals one bookie; run it once. Several at a time do no harm, and neither does one that dies."""
+    """Heals one bookie. Run it once. Several healers at a time do no harm, and neither does a healer that
+    dies.
+    """
 
     def __init__(
         self,

@@ -1,17 +1,16 @@
-"""Which ledgers name a bookie, kept up to date by a watch instead of by scans.
+"""Finds the ledgers that name a bookie, in an index that a watch keeps up to date instead of scans.
 
     watch below the ledgers root ──► ids are noted ──► their metadata is read ──► rows, counts
     one walk at the start        ──►
 
-The reader of the watch does nothing but note ids: a watch holds a bounded number of events, and then
-only RESYNC. After RESYNC all ids are walked again; those that are new, were noted, were not closed
-when they were read, or are gone from the walk are read again, and a sweep over all others becomes
-due: without the watch Java may have moved a closed ledger. A sweep is paced, and due every day in
-any case.
+The reader of the watch only notes ids, since a watch holds a bounded number of events and then reports
+RESYNC. After RESYNC all ids are walked again. Ids are read again if they are new, were noted, were not
+closed when they were read, or are missing from the walk. A sweep over all other ids becomes due, since Java
+may have moved a closed ledger while there was no watch. A sweep is paced. It is also due every day.
 
-The index may name too much, never too little, as far as it has read (RI1); it shows what it has
-not read (`catch_up`, `sweeps`). No final decision uses the index: `safe-to-remove` and the end of
-a drain walk the ledgers themselves (RI2).
+The index may name too many ledgers, but never too few, as far as it has read (RI1); it shows what it has
+not read (`catch_up`, `sweeps`). No final decision uses the index: `safe-to-remove` and the end of a drain
+walk the ledgers themselves (RI2).
 """
 
 import asyncio
@@ -44,8 +43,9 @@ logger = structlog.get_logger()
 
 SWEEP_S: Final = 24 * 3600.0
 READS_PER_S: Final = 1000  # The reads per second of a sweep.
-_CHUNK: Final = 64  # Ledgers that are read at once.
-_SHARED_MAX: Final = 200_000  # The most rows that are kept for sharing.
+_CHUNK: Final = 64  # Ledgers that are read together.
+# The most rows that are kept so that ledgers with equal rows share one.
+_SHARED_MAX: Final = 200_000
 _SCAN: Final = 10_000  # Ledgers handled in one step of the loop.
 _RETRY_PAUSE_S: Final = 0.5
 
@@ -74,7 +74,7 @@ class LedgerIndex:
         self._shared: dict[IndexRow, IndexRow] = {}
         self._unclosed: set[int] = set()
         self._counts: Counter[BookieId] = Counter()
-        self._noted: dict[int, int] = {}  # Id -> the number of its note, the oldest first.
+        self._noted: dict[int, int] = {}  # Id -> the number of its note, the oldest note first.
         self._notes = 0
         self._must_walk = True
         self._has_news = asyncio.Event()
@@ -109,8 +109,8 @@ class LedgerIndex:
         return self._rows.get(ledger_id)
 
     async def naming(self, bookies: Iterable[BookieId]) -> AsyncIterator[tuple[LedgerId, IndexRow]]:
-        """Ledgers that name one of them, in no order. Other work runs in between, so a ledger
-        that changes meanwhile comes once, as it was or as it is.
+        """Ledgers that name one of the bookies, in no order. Other tasks run in between: a ledger that
+        changes during the call is returned once, in its old or its new state.
         """
         wanted = frozenset(bookies)
         ids = array("q", self._rows)
@@ -122,18 +122,18 @@ class LedgerIndex:
             await asyncio.sleep(0)
 
     def on_change(self, call: OnChange) -> Callable[[], None]:
-        """`call` gets each ledger that is new or changed; returns a function that ends that."""
+        """Call `call` for each ledger that is new or changed. Returns a function that ends the calls."""
         self._on_change.append(call)
         return lambda: self._on_change.remove(call)
 
     async def catch_up(self) -> None:
-        """Returns when all that was noted before the call has been read, and no walk is owed."""
+        """Return when all ids noted before the call have been read, and no walk is due."""
         notes = self._notes
         while self._must_walk or (self._noted and next(iter(self._noted.values())) <= notes):
             await self._progress.wait()
 
     async def swept(self, sweeps: int) -> int:
-        """Returns the number of completed sweeps once it is larger than this."""
+        """Return the number of completed sweeps as soon as it is larger than `sweeps`."""
         while self.sweeps <= sweeps:
             await self._progress.wait()
         return self.sweeps
@@ -146,14 +146,15 @@ class LedgerIndex:
     # --- Updates ------------------------------------------------------------------------------
 
     async def run(self) -> Never:
-        """Updates the index until cancelled. While the metadata store is unavailable it waits, and
-        the index falls behind.
+        """Update the index until cancelled. While the metadata store is unavailable this waits, and the
+        index becomes stale.
         """
         while True:
             try:
                 watch = await self._store.watch(self._cluster.root, recursive=True)
                 try:
-                    self._must_walk = True  # Without a watch so far, any ledger may have changed.
+                    # There was no watch before, so any ledger may have changed.
+                    self._must_walk = True
                     async with TaskGroup() as group:
                         group.create_task(self._listen(watch))
                         group.create_task(self._keep())
@@ -203,7 +204,9 @@ class LedgerIndex:
                 await self._has_news.wait()
 
     async def _walk(self) -> None:
-        """Walk over all ids and read them on the way, so that a first walk does not keep a million notes."""
+        """Walk over all ids and read them during the walk, so that a first walk does not keep a million
+        notes.
+        """
         self._must_walk = False  # A later gap of the watch sets it again.
         try:
             known = array("q", sorted(self._rows))
@@ -260,13 +263,15 @@ class LedgerIndex:
             self._sweep_due_ns = 0
             raise
         if not is_complete:
-            return  # The walk that is owed makes a sweep due again.
+            return  # A walk is due, and makes a sweep due again.
         self.sweeps += 1
         logger.info("ledger_index_swept", ledgers=len(self))
         self._tell_progress()
 
     async def _sweep_all(self) -> bool:
-        """Read all ledgers once, at a pace. False: a walk became due before all were read."""
+        """Read all ledgers once, at a limited pace. Returns False if a walk became due before all were
+        read.
+        """
         ids = array("q", self._rows)
         for start in range(0, len(ids), _CHUNK):
             if self._must_walk:
@@ -288,7 +293,9 @@ class LedgerIndex:
         self._progress = asyncio.Event()
 
     async def _read(self, ids: Sequence[int]) -> None:
-        """Read these ids. Each is read by one task at a time, so an older answer never replaces a newer one."""
+        """Read these ids. Each id is read by one task at a time, so an older answer never replaces a newer
+        one.
+        """
         reads = (self._read_one(LedgerId(each)) for each in ids)
         for result in await asyncio.gather(*reads, return_exceptions=True):
             if result is not None:

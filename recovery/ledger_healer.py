@@ -4,8 +4,8 @@
     not closed                     closed by recovery first: its writer stops, its end is known
     closed                         window by window: read elsewhere, written back, settled
 
-Entries that the bookie lists are not written again: if one is damaged the bookie says UNKNOWN by
-itself. If it doubts those very entries they are read from it first.
+Entries that the bookie lists are not written again: if one is damaged, the bookie itself answers UNKNOWN
+for it. If it doubts entries that it lists, they are read from it first.
 """
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -73,17 +73,18 @@ class LedgerHealing:
 
     ledger_id: LedgerId
     outcome: HealingOutcome = HealingOutcome.HEALED
-    has_been_closed: bool = False  # Whether the ledger was closed for the healing, or would be.
-    entries: int = 0  # Entries that were restored, or would be.
+    # The ledger was closed for the healing, or would be in a rehearsal.
+    has_been_closed: bool = False
+    entries: int = 0  # Entries that were restored, or would be in a rehearsal.
     entry_bytes: int = 0
     waiting: list[EntrySpan] = field(default_factory=list)
     lost: list[EntrySpan] = field(default_factory=list)
     given_up: list[EntrySpan] = field(default_factory=list)
-    reason: str = ""  # Why the healing waits.
+    reason: str = ""  # The reason why the healing waits.
     next_step: str = ""
 
     def begin(self) -> None:
-        """Reset the result for another attempt. Work of a failed attempt stays counted."""
+        """Reset the result for another attempt. The counts of failed attempts are kept."""
         self.outcome, self.reason, self.next_step = HealingOutcome.HEALED, "", ""
         self.waiting, self.lost = [], []
 
@@ -94,8 +95,8 @@ class Task:
 
     ledger_id: LedgerId
     doubted: tuple[EntrySpan, ...]  # Entries in doubt, named by the bookie.
-    is_wholly_doubted: bool  # Whether the bookie doubts the ledger because it doubts everything.
-    includes_all: bool  # Whether to heal all entries, in doubt or not.
+    is_wholly_doubted: bool  # True: the bookie doubts the ledger because it doubts everything.
+    includes_all: bool  # True: heal all entries, in doubt or not.
     accepted: Sequence[EntrySpan]  # Entries that may be given up.
 
     @property
@@ -105,16 +106,17 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Writers:
-    """The acts of a healing on a ledger that may have a writer."""
+    """How a healing treats a ledger that may have a writer."""
 
-    are_spared: bool = False  # Whether ledgers that are OPEN are usually not closed.
-    # Whether to close an OPEN ledger all the same if its open end names a bookie to be left.
+    are_spared: bool = False  # True: OPEN ledgers are usually not closed.
+    # True: an OPEN ledger is closed all the same if its open end names a bookie that writers
+    # should have left.
     are_to_have_left: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class _Means:
-    """How entries of one ledger are read and copied."""
+    """The means to read and copy entries of one ledger."""
 
     copier: Copier
     verifier: Verifier
@@ -122,7 +124,7 @@ class _Means:
 
 @dataclass(frozen=True, slots=True)
 class HealingLimits:
-    """What one healing may use, over all its ledgers."""
+    """The limits of one healing, over all its ledgers."""
 
     budget: ByteBudget
     throttle: Throttle
@@ -145,7 +147,7 @@ class LedgerHealer:
         is_rehearsal: bool,
         writers: Writers = Writers(),
     ) -> None:
-        """Heal one ledger. `settle` reports ranges that the bookie need not doubt any more."""
+        """Heal one ledger. `settle` reports ranges that the bookie need not doubt any longer."""
         self.found = found
         self._ledgers = ledgers
         self._bookies = ledgers.bookies
@@ -155,10 +157,11 @@ class LedgerHealer:
         self._limits = limits
         self._is_rehearsal = is_rehearsal
         self._writers = writers
-        self._not_needed: list[EntrySpan] = []  # Ranges that are not needed, still to be reported.
+        # Ranges that are not needed, and were not reported yet.
+        self._not_needed: list[EntrySpan] = []
 
     async def heal(self) -> None:
-        """Heal the ledger. Raises the error that prevents it now: a retry loses nothing."""
+        """Heal the ledger. Raises the error that prevents it now; a retry loses nothing."""
         self.found.begin()
         try:
             stored = await self._find()
@@ -179,7 +182,7 @@ class LedgerHealer:
             self.found.outcome = HealingOutcome.PLANNED
 
     async def _find(self) -> StoredLedger | None:
-        """The ledger; None if it is certainly gone: a store of another cluster proves nothing (HL5)."""
+        """The ledger, or None if it is certainly deleted: a store of another cluster proves nothing (HL5)."""
         for _ in range(2):
             await self._ledgers.require_cluster()
             try:
@@ -232,7 +235,9 @@ class LedgerHealer:
         await self._require_unmoved(metadata)
 
     def _may_close(self, metadata: LedgerMetadata) -> bool:
-        """Whether the ledger may be closed: in recovery it has lost its writer."""
+        """Return whether the ledger may be closed. A ledger in recovery has no writer any longer, so it
+        may.
+        """
         if metadata.state is not LedgerState.OPEN:
             return True
         if not self._writers.are_to_have_left:
@@ -241,8 +246,8 @@ class LedgerHealer:
         return self._task.is_wholly_doubted or is_refused
 
     async def _require_unmoved(self, metadata: LedgerMetadata) -> None:
-        """Raises `NoSuchLedger`, or `MetadataConflict` if copies were moved: the bookies that were
-        asked are no longer the members.
+        """Check that the ledger's members are still the bookies that were asked. Raises `NoSuchLedger`, or
+        `MetadataConflict` if copies were moved.
         """
         found = await self._ledgers.metadata(metadata.ledger_id, fresh=True)
         if found.metadata.fragments[: len(metadata.fragments)] != metadata.fragments:
@@ -251,7 +256,9 @@ class LedgerHealer:
     # --- The end of the ledger ----------------------------------------------------------------
 
     async def _without_closing(self, metadata: LedgerMetadata) -> LedgerMetadata | None:
-        """Metadata to settle by without stopping the writer, if all doubts are about confirmed entries."""
+        """Metadata that allows to settle the doubts without stopping the writer, if all are about confirmed
+        entries; otherwise None.
+        """
         task, last = self._task, EntryId(ENTRY_ID_MAX - 1)
         if task.is_wholly_doubted or as_if_closed(metadata, last, task.doubted) is None:
             return None
@@ -259,7 +266,7 @@ class LedgerHealer:
             return as_if_closed(reader.metadata, reader.last_add_confirmed, task.doubted)
 
     async def _close(self, metadata: LedgerMetadata) -> LedgerMetadata:
-        """Close the ledger by recovery. An accepted loss counts only where recovery fails without it."""
+        """Close the ledger by recovery. An accepted loss is used only if recovery fails without it."""
         ledger_id = metadata.ledger_id
         try:
             return await self._recover(ledger_id)
@@ -289,8 +296,8 @@ class LedgerHealer:
             return reader.metadata
 
     async def _fence(self, key: bytes) -> None:
-        """Fence the ledger on the bookie: one that lost everything may have lost its fences, too.
-        Those of closed ledgers stop writers that do not know of the close yet (HL3).
+        """Fence the ledger on the bookie: if it lost everything, it may have lost its fences, too. The
+        fence of a closed ledger stops a writer that does not know of the close yet (HL3).
         """
         request = EntryRead(self._task.ledger_id, NO_ENTRY, key, fence=True)
         error = error_of(await self._call(request))
@@ -298,8 +305,8 @@ class LedgerHealer:
             raise error("it cannot be fenced there", ledger_id=self._task.ledger_id)
 
     async def _call(self, request: EntryRead | ListEntries) -> Reply:
-        """Send a request to the bookie, again after a broken connection, which may be to the bookie
-        before its last start. Sending it twice does no harm here.
+        """Send a request to the bookie. If the connection breaks, it may have been made before the bookie's
+        last start, so the request is sent again. Sending these requests twice does no harm.
         """
         try:
             return await self._call_once(request)
@@ -348,7 +355,7 @@ class LedgerHealer:
         listed: EntryList,
         means: "_Means",
     ) -> bool:
-        """Heal a window; returns whether it makes sense to go on: False if no member responded."""
+        """Heal a window. Returns False if no member responded, so that going on makes no sense."""
         wanted = expected(metadata.quorum, fragment, self._bookie, window)
         held = dict.fromkeys(each for each in wanted if each in listed)
         if doubtful := [each for each in held if covers(self._task.doubted, each)]:
@@ -380,8 +387,8 @@ class LedgerHealer:
         held: dict[EntryId, None],
         copier: Copier,
     ) -> Mapping[EntryId, Mapping[BookieId, CopyState]]:
-        """Restore missing entries and add them to `held`; returns the others' answers for entries
-        that none returned. Raises if this bookie does not accept them.
+        """Restore missing entries and add them to `held`. For entries that no bookie returned, returns the
+        answers. Raises if this bookie does not accept the entries.
         """
 
         def others(entry_id: EntryId) -> list[BookieId]:
@@ -395,12 +402,14 @@ class LedgerHealer:
         return copied.missing
 
     async def _list(self) -> EntryList:
-        """The bookie's entries; none if it cannot list them: existing ones may then be written again."""
+        """The bookie's entries. The list is empty if it cannot list them: then existing entries may be
+        written again.
+        """
         reply = await self._call(ListEntries(self._task.ledger_id))
         return listed_in(reply, self._task.ledger_id)
 
     async def _settle(self, ranges: Sequence[EntrySpan]) -> None:
-        """Report these ranges, as far as the bookie doubts them by name."""
+        """Report these ranges, as far as the bookie doubts these entries by name."""
         settled = intersection(self._task.doubted, [*ranges, *self._not_needed])
         self._not_needed = []
         if settled and not self._is_rehearsal:

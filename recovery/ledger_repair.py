@@ -1,4 +1,4 @@
-"""Repairs one ledger under its lock: copies missing entries, then puts the bookies that got the copies in
+"""Repairs one ledger under its lock: copies missing entries, then names the bookies that got the copies in
 metadata.
 
     read the metadata ─► core/plan.py ─► first step: finish a recovery, move an unclaimed seat, wait for the writer
@@ -69,7 +69,7 @@ _TARGETS_MAX: Final = 3  # The most targets that are tried for one seat.
 
 
 class OpenEnd(NamedTuple):
-    """A fragment that is written to, and its members that are in question."""
+    """The fragment that the writer appends to, and its members that the writer should replace."""
 
     first_entry: EntryId
     bookies: tuple[BookieId, ...]
@@ -83,11 +83,13 @@ class Repair:
     entries: int = 0
     entry_bytes: int = 0
     seats: int = 0  # Seats that were restored or moved.
-    was_closed: bool = False  # Whether the ledger was closed for the repair.
-    # The open end that the writer has to leave in its grace period; waiting is no failure.
+    was_closed: bool = False  # True: the ledger was closed for the repair.
+    # The open end whose bookies the writer has to leave in its grace period. Waiting is not a
+    # failure.
     awaited: OpenEnd | None = None
     losses: list[LostEntries] = field(default_factory=list)
-    unavailable: str = ""  # Entries that are unavailable now, and each holder's answer.
+    # Entries that are unavailable now, and the answer of each bookie that should have them.
+    unavailable: str = ""
 
     @property
     def is_complete(self) -> bool:
@@ -96,23 +98,23 @@ class Repair:
 
 @dataclass(frozen=True, slots=True)
 class RepairOrder:
-    """What is wrong with a ledger, and where its copies are to go."""
+    """What is wrong with a ledger, and where its copies should be made."""
 
     in_question: Collection[BookieId] = ()
-    # Bookies to leave, each with the condition for losing its seat.
+    # Bookies that should lose their seats, each with the condition for that.
     draining: Mapping[BookieId, Check | None] = field(default_factory=dict)
-    # These get back what they lack, and keep their seats, also while they are away.
+    # Bookies that get back what they lack. They keep their seats even while they are away.
     looked_at: Collection[BookieId] = ()
-    # Used before any other, if they accept entries and are not members already.
+    # Bookies that are used before any other, if they accept entries and are not members already.
     targets: Sequence[BookieId] = ()
-    checks_placement: bool = False  # Fragments whose copies share a rack are repaired, too.
+    checks_placement: bool = False  # True: fragments whose copies share a rack are repaired, too.
     # Entries that are written again although their bookie lists them.
     bad: BadRanges = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class RepairLimits:
-    """What the repairs of one process may use together."""
+    """The limits that the repairs of one process share."""
 
     budget: ByteBudget
     throttle: Throttle
@@ -132,7 +134,9 @@ class LedgerRepair:
         local_bookie: BookieId | None = None,
         on_progress: Callable[[int], None] = lambda _: None,
     ) -> None:
-        """Repair one ledger. `local_bookie`: used before others, after the targets of the order."""
+        """Repair one ledger. `local_bookie` is used before other bookies, but after the targets of the
+        order.
+        """
         self.found = Repair(lock.ledger_id)
         self._ledgers = ledgers
         self._store = store
@@ -154,10 +158,10 @@ class LedgerRepair:
         self._on_progress = on_progress
 
     async def run(self) -> Repair:
-        """Returns when nothing is short, or when the rest is unavailable: see `Repair`.
+        """Return when nothing is short, or when the rest is unavailable: see `Repair`.
 
-        Raises the error that stops it: a retry loses nothing. `NoSuchLedger` if it was deleted. If it
-        is cancelled, there may be copies that no metadata names.
+        Raises the error that stops the repair; a retry loses nothing. Raises `NoSuchLedger` if the ledger
+        was deleted. After a cancelled call, there may be copies that no metadata names.
         """
         for _ in range(_ROUNDS_MAX):
             stored = await self._nodes.read(self._lock.ledger_id, fresh=True)
@@ -168,7 +172,7 @@ class LedgerRepair:
                 if not self._is_grace_over(open_end):
                     self.found.awaited = open_end
             if self.found.awaited is not None:
-                pass  # Closed fragments can be repaired while the writer is waited for.
+                pass  # Closed fragments can be repaired while the writer has its grace period.
             elif plan.first_step in (FirstStep.RECOVER, FirstStep.AWAIT_WRITER):
                 await self._close()
                 continue
@@ -204,14 +208,14 @@ class LedgerRepair:
         return BookiePresence.READ_ONLY if bookie in live.read_only else BookiePresence.LOST
 
     async def _close(self) -> None:
-        """Close the ledger: its writer is dead, or a recovery has begun (RP4)."""
+        """Close the ledger, because its writer is dead or a recovery has begun (RP4)."""
         async with await self._ledgers.open_recover(self._lock.ledger_id):
             self.found.was_closed = True
         logger.info("ledger_closed_for_repair", ledger_id=self._lock.ledger_id)
 
     async def _move_seats(self, stored: StoredLedger, plan: RepairPlan) -> None:
-        """Move seats of a ledger without a writer, and so without entries: a later claim is made by
-        compare-and-swap.
+        """Move seats of a ledger that has no writer, and therefore no entries. A concurrent claim is safe:
+        it is made by compare-and-swap.
         """
         ensemble = list(stored.metadata.fragments[-1].ensemble)
         for slot in plan.open_seats:
@@ -221,14 +225,14 @@ class LedgerRepair:
         try:
             await self._nodes.swap(stored, moved, [self._lock.check], self._lock.session)
         except MetadataConflict:
-            return  # A writer has just claimed the ledger.
+            return  # A writer has claimed the ledger just now.
         self.found.seats += len(plan.open_seats)
 
     # --- Seats --------------------------------------------------------------------------------
 
     async def _repair_seats(self, metadata: LedgerMetadata, plan: RepairPlan) -> bool:
-        """Repair all seats; returns whether the ledger must be planned again: unless the rest is
-        whole where it is, or unavailable.
+        """Repair all seats. Returns whether the ledger must be planned again, which is not so if the rest
+        is whole where it is, or unavailable.
         """
         outcomes = {await self._repair_seat(metadata, seat) for seat in plan.seats}
         return SeatOutcome.CHANGED in outcomes
@@ -256,10 +260,11 @@ class LedgerRepair:
         return RestoreResult.COMPLETE
 
     async def _spread(self, metadata: LedgerMetadata) -> bool:
-        """Moves one seat of one closed fragment to another rack; False: none can be spread further, or was
-        copied.
+        """Move one seat of one closed fragment to another rack. Returns False if no fragment can be spread
+        further, or none was copied.
 
-        Raises `NotEnoughBookies` if all of a fragment is in one rack, and no bookie of another rack can take a seat.
+        Raises `NotEnoughBookies` if all copies of a fragment are in one rack, and no bookie of another rack
+        can take a seat.
         """
         quorum = metadata.quorum
         for index, fragment in enumerate(metadata.fragments):
@@ -267,7 +272,7 @@ class LedgerRepair:
             if last_entry is None or not self._ledgers.lacks_racks(quorum, fragment.ensemble):
                 continue
             found = pick_for_racks(self._ledgers, quorum, fragment.ensemble, self._draining)
-            if found is None:  # A bookie that has just come back is in quarantine (AU10).
+            if found is None:  # A bookie that has just come back may be in quarantine (AU10).
                 await self._ledgers.pardon_bookies()
                 found = pick_for_racks(self._ledgers, quorum, fragment.ensemble, self._draining)
             if found is None:
@@ -313,9 +318,9 @@ class LedgerRepair:
     async def _swap(
         self, seat: SlotRepair, target: BookieId, checks: Sequence[Check], *, may_be_present: bool
     ) -> None:
-        """Swap the bookie of a seat for the target, or leave it to the next plan.
+        """Swap the bookie of a seat for the target. If that is not possible now, the next plan decides.
 
-        Writers change the same node: the swap is repeated on their version, as long as it still applies.
+        Writers change the same node: the swap is repeated on each new version while the seat still needs it.
         """
         if is_leaving := self._draining.get(seat.bookie):
             checks = [*checks, is_leaving]
@@ -354,8 +359,8 @@ class LedgerRepair:
     def _on_unchecked(
         self, seat: SlotRepair, checks: Sequence[Check], error: RollbookError
     ) -> None:
-        """Take note of a failed check: the target has changed since the copy (RP3), or the bookie
-        does not drain any more (RP2).
+        """Handle a failed check: the target has changed since the copy (RP3), or the bookie no longer
+        drains (RP2).
         """
         if error.ids.get("op") == len(checks) and self._draining.get(seat.bookie) is checks[-1]:
             del self._draining[seat.bookie]
@@ -414,13 +419,13 @@ class LedgerRepair:
         listed: EntryList,
         verifier: Verifier,
     ) -> list[EntrySpan]:
-        """The entries of the share that a new holder lists, but does not return as they were written.
+        """Return the entries of the share that a new member lists, but does not return as they were written.
 
-        It may have them from an earlier time in the ledger, and no check of bytes looks at bookies without
-        a seat: so they are read before they count as copies (RP1).
+        The bookie may have them from an earlier seat in the ledger, and checks of bytes skip bookies
+        without a seat. The entries are therefore read before they count as copies (RP1).
         """
         bad: list[EntrySpan] = []
-        if not listed.packed:  # As a rule: it never had a seat.
+        if not listed.packed:  # The list is usually empty, since the bookie never had a seat.
             return bad
         for window in windows(seat):
             held = [each for each in seat.share(metadata.quorum, window) if each in listed]
@@ -431,7 +436,7 @@ class LedgerRepair:
         return bad
 
     def _judge(self, copied: Copied) -> bool:
-        """Whether all entries were copied; notes what is lost or unavailable."""
+        """Return whether all entries were copied. Records what is lost or unavailable."""
         missing = judge_missing(copied.missing)
         self.found.losses += missing.losses
         if missing.unavailable:
@@ -462,7 +467,7 @@ class LedgerRepair:
         return picked
 
     async def _checks_of(self, target: BookieId) -> list[Check]:
-        """Checks that the target has not changed (RP3)."""
+        """The checks that the target has not changed (RP3)."""
         cluster, member = self._ledgers.cluster, await self._members.read(target)
         nodes = (
             (cluster.path(COOKIES), member.cookie_node),
@@ -475,7 +480,7 @@ class LedgerRepair:
         ]
 
     async def _is_registered(self, bookie: BookieId) -> bool:
-        """Whether the bookie is registered in the store at this moment."""
+        """Return whether the bookie is registered in the store at this moment."""
         root = self._ledgers.cluster.root
         for folder in (AVAILABLE, READ_ONLY):
             if await read_surely(self._store, f"{root}/{folder}/{bookie}") is not None:
@@ -483,7 +488,7 @@ class LedgerRepair:
         return False
 
     async def _list(self, bookie: BookieId) -> EntryList:
-        """The bookie's entries; none if it cannot list them: then all are written."""
+        """The bookie's entries. The list is empty if it cannot list them: then all entries are written."""
         reply = await self._ledgers.bookies.call(
             bookie,
             ListEntries(self._lock.ledger_id),
@@ -500,11 +505,12 @@ def _open_end(metadata: LedgerMetadata, plan: RepairPlan) -> OpenEnd:
 def pick_for_racks(
     ledgers: Ledgers, quorum: Quorum, ensemble: Ensemble, excluded: Collection[BookieId] = ()
 ) -> tuple[int, BookieId] | None:
-    """A seat and a new bookie for it, so that most entries have copies in several racks; None: no swap is
-    a gain.
+    """Pick a seat and a new bookie for it, so that more entries have copies in several racks. Returns None
+    if no swap is a gain.
 
-    Each swap leaves fewer write sets in one rack, so a ledger is swapped as often as it has members at most. Three
-    members of two racks with two copies of each entry always have one such write set.
+    Each swap leaves fewer write sets in one rack, so the number of swaps of a ledger is at most its number
+    of members. Three members in two racks, with two copies of each entry, always have one write set in one
+    rack.
     """
     least, best = ledgers.sets_in_one_rack(quorum, ensemble), None
     for slot in range(len(ensemble)):

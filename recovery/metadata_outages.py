@@ -1,4 +1,4 @@
-"""Decides what goes on while the metadata store is unavailable, and repeats the rest afterwards."""
+"""Decides what continues while the metadata store is unavailable, and repeats the rest afterwards."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -17,20 +17,20 @@ from rollbook.proto.ports import Watch
 logger = structlog.get_logger()
 
 RETRY_PAUSE_S: Final = 0.5
-LOOK_AGAIN_S: Final = 60.0  # No decision rests on a watch alone.
+LOOK_AGAIN_S: Final = 60.0  # A watch may miss events, so no decision depends on a watch alone.
 T = TypeVar("T")
 
 AWAY: Final = (Unavailable, OutcomeUnknown, SessionExpired)
 
 
 async def patiently(part: str, work: Callable[[], Awaitable[object]]) -> Never:
-    """Repeats `work` until cancelled, with a pause after it could not reach the store."""
+    """Repeat `work` until cancelled. After an outage of the store, pause first."""
     while True:
         await until_done(part, work)
 
 
 async def until_done(part: str, work: Callable[[], Awaitable[T]]) -> T:
-    """Repeats `work` until it ends without an outage of the store, and returns its result."""
+    """Repeat `work` until it ends without an outage of the store. Returns its result."""
     while True:
         try:
             return await work()
@@ -42,7 +42,7 @@ async def until_done(part: str, work: Callable[[], Awaitable[T]]) -> T:
 async def follow(
     part: str, watch: Callable[[], Awaitable[Watch]], look: Callable[[], Awaitable[None]]
 ) -> Never:
-    """Looks at once, after each event, and regularly without one."""
+    """Look once at the start, after each event, and regularly without an event."""
 
     async def once() -> None:
         stream = await watch()

@@ -3,8 +3,8 @@
     <own root>/operations ──watch──► round ──► a task for each that is due, 8 at once
                                                   └──► work (handed in) ──► Done, Failed, Cancelled
 
-Work may be stopped anywhere and run again: its progress is in metadata. Each write names the vote, so a runner
-that was replaced without knowing ends no operation (OP4).
+An operation's work may be stopped anywhere and run again: its progress is in metadata. Each write names the
+vote, so a runner that was replaced and does not know it ends no operation (OP4).
 """
 
 import asyncio
@@ -44,7 +44,7 @@ _FORGET_MS: Final = 3_600_000
 
 
 class OperationProgress:
-    """The facts that work gets from its operation, and reports to it."""
+    """The facts that an operation's work gets from the runner, and reports to it."""
 
     def __init__(self, operation: LastingOperation, keep: Callable[[Facts], Awaitable[None]]):
         self.about = operation.about
@@ -56,7 +56,7 @@ class OperationProgress:
         self.done, self.total = done, total
 
     async def note(self, notes: Facts) -> None:
-        """Store notes before this returns: after a restart, `notes` has them."""
+        """Store notes durably. After a restart, `notes` has them."""
         await self._keep(notes)
         self.notes = notes
 
@@ -107,7 +107,7 @@ class OperationRunner:
             await watch.close()
 
     async def _next(self, watch: Watch) -> None:
-        """Wait until something changed, or a place is free, or it is time to look in any case."""
+        """Wait until something has changed, an operation can be started, or the next regular look is due."""
 
         async def hear() -> None:
             try:
@@ -183,7 +183,7 @@ class OperationRunner:
             if operation.id not in self._to_cancel or task is None:
                 raise
             if task.uncancel():
-                raise  # A second cancellation: this process leads no longer.
+                raise  # A second cancellation means that this process is no longer the leader.
         except RollbookError as error:
             problem = self._describe(error)
             self._tell_end(await end(lambda each: each.failed(self._now_ms(), problem)))
@@ -206,7 +206,7 @@ class OperationRunner:
         run: OperationProgress,
         change: Callable[[Callable[[LastingOperation], LastingOperation]], Awaitable[Any]],
     ) -> Facts:
-        """Call the work, again after an outage of the metadata store."""
+        """Call the work. Call it again after an outage of the metadata store."""
 
         async def tell() -> None:
             while True:

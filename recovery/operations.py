@@ -1,4 +1,4 @@
-"""Operations that last, in metadata (`core/operations.py` has their rules).
+"""Stores lasting operations in metadata (`core/operations.py` has their rules).
 
 <own root>/operations/<id>      one operation, JSON
 <own root>/operation-runner     where processes that run them are elected
@@ -66,7 +66,7 @@ class OperationNodes:
     async def create(self, operation: LastingOperation, now_ms: int) -> LastingOperation:
         """Create an operation; returns the existing one if it is the same request (OP2).
 
-        Raises `DuplicateDiffers`, and `Overloaded` if as many as are kept have not ended.
+        Raises `DuplicateDiffers`, or `Overloaded` if the limit of operations that have not ended is reached.
         """
         await self.prepare()
         if (known := await self._known(operation)) is not None:
@@ -97,7 +97,7 @@ class OperationNodes:
         return found.operation
 
     async def forget(self, now_ms: int, kept: int = KEPT_MAX) -> int:
-        """Remove operations that need not be kept (OP3); returns how many are left."""
+        """Remove operations that need not be kept (OP3). Returns how many are left."""
         found = await self.list()
         gone = to_forget((each.operation for each in found), now_ms, kept)
         for operation_id in gone:
@@ -152,8 +152,8 @@ class OperationNodes:
         checks: Sequence[Check] = (),
         session: SessionId | None = None,
     ) -> LastingOperation:
-        """Change an operation from the state that is read, while `checks` hold; `session`: in that one or
-        never.
+        """Apply `step` to an operation as it is read, while `checks` hold. With `session`, the write is
+        made in that session or not at all.
 
         Raises the errors of `step`, `Missing`, `MetadataConflict` if a check does not hold.
         """

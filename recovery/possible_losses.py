@@ -1,6 +1,7 @@
 """Reads a bookie's doubts, and settles them there.
 
-Over HTTP on a real machine (`rollbook.api.cli.recovery.actions`); the simulator passes the bookie in directly.
+On a real machine this goes over HTTP (`rollbook.api.cli.recovery.actions`); the simulator passes the bookie
+in directly.
 """
 
 from dataclasses import dataclass
@@ -19,17 +20,17 @@ class DoubtsPage:
     stamp: str
     everything: bool
     ledgers: dict[int, tuple[EntrySpan, ...]]
-    next_after: int | None  # None: this is the last page.
+    next_after: int | None  # None means that this is the last page.
 
 
 class BookieDoubts(Protocol):
     async def page(self, after: int, limit: int) -> DoubtsPage:
-        """Doubts about ledgers with an id above `after`."""
+        """Return doubts about ledgers with an id above `after`."""
 
     async def settle(self, stamp: str, ledger_id: LedgerId, ranges: list[EntrySpan]) -> None:
-        """Settle ranges of one ledger, durably. Raises `Superseded` if the stamp is not the latest."""
+        """Settle ranges of one ledger durably. Raises `Superseded` if the stamp is not the latest."""
 
     async def settle_everything(self, stamp: str) -> None:
-        """Settle the doubt about everything; doubts about single ledgers stay. Raises `Superseded`
-        if the bookie was restarted.
+        """Settle the doubt about everything. Doubts about single ledgers are kept. Raises `Superseded` if
+        the bookie was restarted.
         """

@@ -1,9 +1,9 @@
-"""A recovery process's own report, for `rollbook recovery status`: an ephemeral node for each.
+"""Each recovery process reports its status in an ephemeral node, for `rollbook recovery status`.
 
     <own root>/recovery/<session>   JSON: version, name, release, started_ms, parts, audit, drains, worker
 
-`parts` has the state of each part of the process, how often it began again, and after which error. Nothing is
-decided by these nodes.
+`parts` has the state of each part of the process, how often it was restarted, and after which error. No
+decision uses these nodes.
 """
 
 import json
@@ -43,7 +43,7 @@ def pack_presence(presence: ProcessStatus) -> bytes:
 
 
 def unpack_presence(node_name: str, data: bytes) -> ProcessStatus:
-    """The report in a node's bytes, for people: an unreadable one is left out."""
+    """The report in the bytes of a node, for people. An unreadable field is left out."""
     try:
         fields = json.loads(data)
         known = {key: fields[key] for key in ProcessStatus.__slots__ if key in fields}
@@ -63,7 +63,9 @@ class PresenceNodes:
         await ensure_node(self._store, self._folder)
 
     async def write(self, presence: ProcessStatus) -> None:
-        """Write this process's report to the node of its session: two processes of one name have one each."""
+        """Write this process's report to the node of its session, so that two processes with one name have
+        a node each.
+        """
         session = self._store.session
         path, data = f"{self._folder}/{session:016x}", pack_presence(presence)
         node = await read_surely(self._store, path)
@@ -90,7 +92,7 @@ class PresenceNodes:
         return sorted(found, key=lambda each: each.name)
 
     async def drains(self) -> dict[str, int]:
-        """How many ledgers still name each bookie that drains, as the steward counted last."""
+        """The number of ledgers that still name each draining bookie, as the steward counted last."""
         for each in await self.list():
             if drains := each.drains.get("drains"):
                 return {bookie: ledgers for bookie, (_, ledgers) in drains.items()}
@@ -98,5 +100,5 @@ class PresenceNodes:
 
 
 def _is_ours(_: Node) -> bool:
-    """Whether the node is this process's: always, since its name is this session's."""
+    """Return True: the node is always this process's, since it is named for this session."""
     return True

@@ -1,9 +1,8 @@
-"""A whole fresh walk: which ledgers name these bookies, by the metadata itself and not by an
-index.
+"""Finds the ledgers that name some bookies by a complete fresh walk over the metadata, without an index.
 
-Ledgers that exist during the whole walk are all seen (`LedgerWalk`), each as it was at some time in
-between. So a walk that begins after a bookie stopped accepting entries, and finds no ledger that
-names it, has seen all except those that a client creates with an earlier choice of ensemble (LC4).
+The walk sees all ledgers that exist during the whole walk (`LedgerWalk`), each as it was at some time in
+between. A walk that begins after a bookie stopped accepting entries may find no ledger that names it. Then
+only a client with an earlier choice of ensemble can still create one (LC4).
 """
 
 import asyncio
@@ -22,7 +21,7 @@ _AT_ONCE: Final = 64
 @dataclass(slots=True)
 class ReferenceScan:
     ledgers: int = 0  # Examined ledgers.
-    # The number of ledgers that name each bookie, also if it is 0.
+    # The number of ledgers that name each bookie, including 0.
     naming: dict[BookieId, int] = field(default_factory=dict)
     examples: dict[BookieId, LedgerId] = field(default_factory=dict)
     # Ledgers with unreadable metadata, which may name any bookie.

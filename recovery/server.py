@@ -1,13 +1,11 @@
-"""A recovery server: it stands as auditor and as steward, and works on marked
-ledgers.
+"""A recovery server: it is a candidate for auditor and steward, and repairs marked ledgers.
 
     index ◄── auditor (elected)
           ◄── steward (elected apart)      worker      presence      operations (elected apart)
-      each is a part: one that fails begins again, after a pause that doubles up to a minute
+      each is a part: a part that fails is restarted, after a pause that doubles up to a minute
 
-All parts use one metadata session, whose end also ends its votes and locks. They share one `Marks`,
-which knows the locks of the session. The work of the parts is recorded by `process_status.py`, for
-`status`.
+All parts use one metadata session, whose end also ends its votes and locks. They share one `Marks`, which
+knows the locks of the session. `process_status.py` records the work of the parts, for `status`.
 """
 
 import asyncio
@@ -59,7 +57,7 @@ class RecoveryConfig:
     worker: WorkerConfig = field(default_factory=WorkerConfig)
     steward: StewardConfig = field(default_factory=StewardConfig)
     heal: HealConfig = field(default_factory=HealConfig)
-    runs_auditor: bool = True  # Whether the process stands as auditor and as steward.
+    runs_auditor: bool = True  # True: the process is a candidate for auditor and steward.
     runs_worker: bool = True
 
 
@@ -74,11 +72,12 @@ class PartState:
 
 @dataclass(frozen=True, slots=True)
 class ProcessIdentity:
-    """Which process this is, for people and for its locks."""
+    """The identity of this process, for people and for its locks."""
 
-    name: BookieId  # In votes and locks.
+    name: BookieId  # The name that is written in votes and locks.
     release: str = ""
-    local_bookie: BookieId | None = None  # The bookie beside it, which copies go to first.
+    # The bookie in the same process, which is the first target of copies.
+    local_bookie: BookieId | None = None
 
 
 def _describe_as_text(error: RollbookError) -> Mapping[str, Any]:
@@ -87,19 +86,22 @@ def _describe_as_text(error: RollbookError) -> Mapping[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class RecoveryPorts:
-    """What the process provides besides its ledgers. Without a port, nothing that needs it runs."""
+    """The functions that the process provides besides its ledgers. What needs a missing port does not run."""
 
-    doubts_of: DoubtsOf | None = None  # How a bookie is asked for its possible losses.
-    operations: Mapping[str, OperationKind] = field(default_factory=dict)  # What people may start.
-    # How the errors of operations are stored.
+    doubts_of: DoubtsOf | None = None  # Reads a bookie's possible losses.
+    # The operations that people may start.
+    operations: Mapping[str, OperationKind] = field(default_factory=dict)
+    # Turns an error of an operation into its stored form.
     describe: Callable[[RollbookError], Mapping[str, Any]] = _describe_as_text
-    # The log that a ledger with this custom metadata was made for.
+    # Returns the log that a ledger with this custom metadata was made for.
     log_of: Callable[[Mapping[str, bytes]], str | None] = lambda _: None
-    post: Post | None = None  # How callbacks are sent.
+    post: Post | None = None  # Sends callbacks.
 
 
 class RecoveryServer:
-    """`run` it in a task of its own; when cancelled, it gives up its votes and locks."""
+    """The parts of a recovery process. `run` it in its own task; when cancelled, it gives up its votes and
+    locks.
+    """
 
     def __init__(
         self,
@@ -193,7 +195,7 @@ class RecoveryServer:
         self._works["worker"] = self.worker.run
 
     def _add_operations(self) -> None:
-        """Events, operations and callbacks; the leader of operations sends the callbacks."""
+        """Add events, operations and callbacks. The leader of operations sends the callbacks."""
         store, cluster, clock = self._store, self._cluster, self._clock
         self._works["events"] = self.events.run
         runner = OperationRunner(
@@ -212,7 +214,7 @@ class RecoveryServer:
 
     @property
     def kinds(self) -> list[str]:
-        """Its state, for people."""
+        """The state of the process, for people."""
         return [kind for kind in ("auditor", "worker") if kind in self._works]
 
     async def run(self) -> None:

@@ -1,6 +1,6 @@
-"""Empties bookies that will leave, and has bookies checked that may have lost ledgers without knowing
-it, while it is elected. It has an election of its own: BookKeeper's auditor may be Java's, which knows
-of neither.
+"""While elected, empties bookies that should leave, and has bookies checked that may have lost ledgers
+without knowing it. The steward is elected apart from BookKeeper's auditor, which may be Java's and knows of
+neither task.
 
     lifecycles ──► core/drains.py ──► tasks (tasks.py) ──► workers copy, the index hears of it
                         │
@@ -69,11 +69,12 @@ _PAUSE_S: Final = 0.1
 
 @dataclass(slots=True)
 class StewardState:
-    """The steward's part of `status`: for each draining bookie the step, and how many ledgers name
-    it."""
+    """The steward's part of `status`: for each draining bookie, its step and the number of ledgers that
+    name it.
+    """
 
     drains: dict[BookieId, tuple[str, int]] = field(default_factory=dict)
-    # Bookies with the number of their ledgers to be checked.
+    # Bookies whose ledgers must be checked, each with their number.
     suspects: dict[BookieId, int] = field(default_factory=dict)
     tasks: int = 0
     # Bookies that are being healed.
@@ -99,8 +100,8 @@ class Steward:
         config: StewardConfig,
         doubts: DoubtHealing | None = None,
     ) -> None:
-        """`watcher` was started; `index` is kept by its owner; `marks` has the locks of this session. Without
-        `doubts` no bookie in doubt is healed.
+        """Use a started `watcher`, an `index` that its owner updates, and `marks` with the locks of this
+        session. Without `doubts`, no bookie in doubt is healed.
         """
         self._store = store
         self._root = cluster.root
@@ -249,7 +250,9 @@ class Steward:
         self._failing = failures
 
     def _is_for_people(self, ledger_id: LedgerId, failure: Failure) -> bool:
-        """Whether the failure needs a person: entries are lost, or it explains why a drain has failed."""
+        """Return whether the failure needs a person, because entries are lost or it explains why a drain
+        failed.
+        """
         row = self._index.row(ledger_id) or ()
         return failure.is_unrecoverable or not self._failed.isdisjoint(row)
 
@@ -260,7 +263,9 @@ class Steward:
         return False
 
     async def _forget_failure(self, ledger_id: LedgerId) -> None:
-        """Remove a failure that counts no longer (RP7). Under the lock: only its holder writes failures."""
+        """Remove a failure that no longer counts (RP7). This needs the lock, since only its holder writes
+        failures.
+        """
         lock = await self._marks.take(ledger_id, "steward")
         if lock is None:
             return
@@ -312,8 +317,8 @@ class Steward:
 
     @property
     def _room(self) -> int:
-        """The number of tasks that may be published: ledgers that wait for another try must not
-        keep others from their first.
+        """The number of tasks that may be published. Ledgers that wait for a retry must not delay the first
+        attempt of others.
         """
         waiting = sum(ledger_id in self._tasks for ledger_id in self._failing)
         return max(self._config.tasks_max - len(self._tasks) + waiting, 0)
@@ -374,8 +379,8 @@ class Steward:
                 await self._change(vote, stored, finish(stored.lifecycle, *self._draw()))
 
     async def _is_writable(self, bookie: BookieId) -> bool:
-        """Whether the bookie is registered as writable, by the store itself: the watcher may not
-        know yet. One in both folders is changing over.
+        """Return whether the bookie is registered as writable. This asks the store, since the watcher may
+        not know yet. A bookie in both folders is just changing its state.
         """
         folder = f"{self._root}/{AVAILABLE}"
         return await read_surely(self._store, f"{folder}/{bookie}") is not None
@@ -406,7 +411,7 @@ class Steward:
                 stored, lifecycle, checks=[vote.check], session=vote.session
             )
         except (MetadataConflict, NodeExists, NoSuchNode):
-            # A person changed it, or another steward leads: the next round or the election shows
+            # A person changed it, or another steward leads. The next round, or the election, shows
             # which.
             logger.info("lifecycle_not_changed", bookie=stored.bookie)
             return
@@ -423,7 +428,7 @@ class Steward:
         return f"{self._randomness.getrandbits(128):032x}", self._clock.wall_us() // 1000
 
     async def _remove_tasks(self) -> None:
-        """Remove tasks without a bookie that drains or is checked (LC5)."""
+        """Remove tasks that name no bookie that drains or is checked (LC5)."""
         wanted = self._draining.union(self._suspects)
         for ledger_id, bookies in list(self._tasks.items()):
             if not wanted.isdisjoint(bookies):
@@ -448,11 +453,10 @@ class Steward:
             try:
                 record = (await self._members.read(bookie)).record
             except (BadMetadata, UnsupportedVersion):
-                # An unreadable cookie is left to a person, who gets advice from the `bookie`
-                # commands.
+                # A person has to handle an unreadable cookie; the `bookie` commands give advice.
                 continue
             if record is None:
-                continue  # A bookie of the Java implementation, which has no record.
+                continue  # The bookie is a Java one, which has no such record.
             suspect = self._suspects.get(bookie)
             if suspect is not None and suspect.incarnation == record.incarnation:
                 continue

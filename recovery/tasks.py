@@ -1,14 +1,14 @@
-"""Work in our own tree: ledgers of bookies that drain or may not be whole, failures of repairs,
-and a person's requests to the auditor.
+"""Repair tasks and failures in our own tree: ledgers of bookies that drain or may not be whole, failures of
+repairs, and a person's requests to the auditor.
 
     <own root>/drain/hhhh/hhhh/hhhh/hhhh/urLdddd…      a mark: those of its bookies
     <own root>/failures/hhhh/hhhh/hhhh/hhhh/urLdddd…   `core/failures.py`
     <own root>/bad/hhhh/hhhh/hhhh/hhhh/urLdddd…        `core/checks.py`: entries that a check found to be bad
 
-Drain tasks have the form of BookKeeper's marks. A worker handles a drain task like a mark, under the
-same lock (`Marks.take`). Of the bookies that it names, a draining one is replaced, though it is
-registered; any other is checked: entries missing from its list are restored there. The steward
-publishes the tasks, a bounded number at a time.
+Drain tasks have the form of BookKeeper's marks. A worker handles a drain task like a mark, under the same
+lock (`Marks.take`). Of the bookies that the task names, a draining one is replaced although it is
+registered. Any other is checked: entries missing from its list are restored there. The steward publishes a
+bounded number of tasks at a time.
 """
 
 import json
@@ -88,7 +88,7 @@ class _Notes(Generic[T]):
         await ensure_node(self._store, self._tree.folder)
 
     async def read(self, ledger_id: LedgerId) -> T | None:
-        """Raises `BadMetadata`, `UnsupportedVersion`."""
+        """Return the ledger's value, if it has a node. Raises `BadMetadata`, `UnsupportedVersion`."""
         node = await read_surely(self._store, self._tree.path(ledger_id))
         return self._unpack(node.value) if node else None
 
@@ -115,7 +115,7 @@ class _Notes(Generic[T]):
             await set_surely(self._store, path, data, node.stat.version)
 
     async def clear(self, ledger_id: LedgerId, version: int | None = ANY_VERSION) -> None:
-        """Remove the ledger's node. With a version: unless it was written since."""
+        """Remove the ledger's node. With a version, only if the node was not written since."""
         path = self._tree.path(ledger_id)
         try:
             await delete_surely(self._store, path, version)
@@ -135,9 +135,11 @@ class Failures(_Notes[Failure]):
 
 
 class BadCopies(_Notes[dict[BookieId, tuple[EntrySpan, ...]]]):
-    """Entries that a check found to be bad, of ledgers that are marked: entry lists show them as present.
+    """Bad entries that a check found in marked ledgers. They are kept here because entry lists show them as
+    present.
 
-    The auditor adds to them before it marks; a worker that wrote them again removes the version that it read.
+    The auditor adds to them before it marks. A worker that wrote the entries again removes the version that
+    it read.
     """
 
     def __init__(self, store: MetadataStore, cluster: Cluster) -> None:
@@ -156,8 +158,8 @@ class BadCopies(_Notes[dict[BookieId, tuple[EntrySpan, ...]]]):
     async def read_stored(
         self, ledger_id: LedgerId
     ) -> tuple[dict[BookieId, tuple[EntrySpan, ...]], int] | None:
-        """The bad ranges, and the version. An unreadable node names no range: the next check finds
-        the copies again.
+        """The bad ranges, and the version of the node. An unreadable node counts as empty: the next check
+        finds the bad copies again.
         """
         node = await read_surely(self._store, self._tree.path(ledger_id))
         if node is None:
@@ -171,8 +173,8 @@ class BadCopies(_Notes[dict[BookieId, tuple[EntrySpan, ...]]]):
 
 @dataclass(frozen=True, slots=True)
 class AuditOrder:
-    approved: frozenset[BookieId] = frozenset()  # Bookies that may be lost all at once.
-    checks_asked_ms: int | None = None  # When all checks were requested last.
+    approved: frozenset[BookieId] = frozenset()  # Bookies that may be lost all together.
+    checks_asked_ms: int | None = None  # When a person last requested all checks.
 
 
 class AuditOrders:
@@ -189,7 +191,9 @@ class AuditOrders:
     async def ask_for_checks(
         self, now_ms: int, token: str, *, approved: Collection[BookieId] | None = None
     ) -> None:
-        """Request all kinds of checks. `approved`: bookies whose loss is approved, in place of earlier ones."""
+        """Request all kinds of checks. `approved`: bookies whose loss is approved; it replaces earlier
+        approvals.
+        """
         order = replace(await self.read(), checks_asked_ms=now_ms)
         if approved is not None:
             order = replace(order, approved=frozenset(approved))
@@ -204,7 +208,7 @@ class AuditOrders:
         await put_surely(self._store, self.path, data)
 
     async def read(self) -> AuditOrder:
-        """The present request; an unreadable one is ignored."""
+        """The present request. An unreadable one is ignored."""
         node = await read_surely(self._store, self.path)
         if node is None:
             return AuditOrder()
@@ -222,7 +226,7 @@ class AuditOrders:
 
 
 class RateOrder:
-    """The rate of each worker, set by a person; all of them follow it while they run.
+    """The copy rate that a person has set for each worker. Running workers follow it.
 
     <own root>/rate    bytes a second in ASCII digits; 0 is unlimited
     """
@@ -237,7 +241,7 @@ class RateOrder:
         await put_surely(self._store, self.path, str(bytes_per_s).encode("ascii"))
 
     async def read(self) -> int | None:
-        """The rate; None: not set, or unreadable."""
+        """The rate, or None if it is not set or unreadable."""
         node = await read_surely(self._store, self.path)
         if node is None:
             return None
@@ -251,7 +255,7 @@ class RateOrder:
 
 
 class CheckTimes:
-    """When each check was last completed: in BookKeeper's nodes, if it has one.
+    """The time when each check was last completed, in BookKeeper's node if it has one for this check.
 
     <own root>/checked/bookies    JSON `{"completed_ms": 17…, "version": 1}`
     """
@@ -263,7 +267,7 @@ class CheckTimes:
         self._folder = f"{cluster.own_root}/{CHECKED}"
 
     async def completed_ms(self, kind: CheckKind) -> int | None:
-        """When the check was last completed; None: never, or unreadable."""
+        """When the check was last completed, or None: never, or the time is unreadable."""
         if (check := _BOOKKEEPERS.get(kind)) is not None:
             return await self._marks.checked_at_ms(check)
         node = await read_surely(self._store, f"{self._folder}/{kind.value}")

@@ -8,7 +8,7 @@ A failed repair is retried after 5 s, doubling to 10 min; one that cannot succee
 waits for a person (RP5). A mark is removed only in the version read under the lock, after a fresh look at
 the ledger found every seat whole (RP6).
 
-While the switch is off (`Marks.is_enabled`), nothing new begins.
+While re-replication is switched off (`Marks.is_enabled`), no repair begins.
 """
 
 import asyncio
@@ -66,7 +66,7 @@ class WorkerStats:
 @dataclass(frozen=True, slots=True)
 class _Task:
     ledger_id: LedgerId
-    missing: int  # Bookies that are named as missing or draining.
+    missing: int  # The number of bookies that are named as missing or draining.
 
 
 class Worker:
@@ -83,10 +83,10 @@ class Worker:
         local_bookie: BookieId | None = None,
         marks: Marks | None = None,
     ) -> None:
-        """Work with these locks and this store. `name` is written into locks, for people. Targets are the
-        local bookie first, if there is one.
+        """Work with these locks and this store. `name` is written into locks, for people. If there is a
+        local bookie, it is the first target.
 
-        `marks` knows the locks of this session; other users of locks in the process use it, too.
+        `marks` knows the locks of this session. Other users of locks in the process use the same object.
         """
         self.stats = WorkerStats()
         self.throttle = Throttle(config.bytes_per_s_max)
@@ -103,14 +103,14 @@ class Worker:
         self._lifecycles = LifecycleNodes(store, ledgers.cluster)
         self._bad = BadCopies(store, ledgers.cluster)
         self._rate = RateOrder(store, ledgers.cluster)
-        # When each ledger that is not due yet becomes due.
+        # The time at which each postponed ledger becomes due.
         self._not_before_ns: dict[LedgerId, int] = {}
         self._grace: GracePeriods[LedgerId, OpenEnd] = GracePeriods(config.grace_s)
         self._reported: dict[LedgerId, None] = {}  # Unrecoverable ledgers that were reported.
         self._news = asyncio.Event()
 
     async def run(self) -> Never:
-        """Works until cancelled, or until a bug ends it: repairs that are under way are given up then."""
+        """Work until cancelled, or until a bug ends it. Repairs in progress are then abandoned."""
         await until_done("worker", self._prepare)
 
         async def hear() -> None:
@@ -142,7 +142,9 @@ class Worker:
                 await asyncio.sleep(self._config.settle_s)  # Marks are made in large numbers.
 
     async def work_once(self) -> None:
-        """Try every task that is due now once. Raises `MetadataUnavailable`, `ConnectionLost`, `SessionExpired`."""
+        """Try once every task that is due now. Raises `MetadataUnavailable`, `ConnectionLost`,
+        `SessionExpired`.
+        """
         running: dict[asyncio.Task[None], None] = {}
         bugs: list[BaseException] = []
         has_room = asyncio.Event()
@@ -188,7 +190,7 @@ class Worker:
         page: list[_Task] = []
         page_size = min(self._config.ledgers_at_once, _PAGE_MAX)
         seen: set[LedgerId] = set()
-        unmet = self._grace.begun()  # Repairs begin others while this walk goes on.
+        unmet = self._grace.begun()  # Repairs may begin other grace periods during this walk.
         for tree in (self._drains, self._marks):
             async for ids in _batches(tree.ids()):
                 unmet.difference_update(ids)
@@ -200,7 +202,7 @@ class Worker:
                 ]
                 for stored in await _read_all(tree, wanted):
                     if not stored.mark.missing and not self._ledgers.knows_racks:
-                        # A mark without bookies is about racks: another worker may know them.
+                        # A mark without bookies is about racks. Another worker may know the racks.
                         continue
                     seen.add(stored.ledger_id)
                     page.append(_Task(stored.ledger_id, len(stored.mark.missing)))
@@ -209,7 +211,8 @@ class Worker:
                         yield task
                     page, page_size = [], min(2 * page_size, _PAGE_MAX)
         for ledger_id in unmet:
-            # The task is gone: if it is published again, the writer has the whole period again.
+            # The task was removed. If it is published again, the writer has a full grace period
+            # again.
             self._grace.forget(ledger_id)
         for task in _most_missing_first(page):
             yield task
@@ -218,8 +221,8 @@ class Worker:
         return self._not_before_ns.get(ledger_id, 0) <= self._clock.monotonic_ns()
 
     async def _check_due(self, ledger_id: LedgerId) -> bool:
-        """Whether to try the ledger now, by its recorded failure, which may be another worker's. Puts the ledger off
-        if not.
+        """Return whether to try the ledger now, by its recorded failure, which another worker may have
+        written. Postpones the ledger if not.
         """
         try:
             failure = await self._failures.read(ledger_id)
@@ -239,7 +242,7 @@ class Worker:
         self._not_before_ns[ledger_id] = self._clock.monotonic_ns() + int(pause_s * _NS_PER_S)
 
     def _pause_s(self) -> float:
-        """The time until the next task is due, or until all are looked at in any case."""
+        """The time until the next task is due, or until the next regular look at all tasks."""
         now_ns = self._clock.monotonic_ns()
         self._not_before_ns = {
             ledger_id: due_ns
@@ -275,7 +278,7 @@ class Worker:
         mark = await _read(self._marks, ledger_id)
         drain = await _read(self._drains, ledger_id)
         if mark is None and drain is None:
-            return  # Another worker has done it.
+            return  # Another worker has repaired it.
         draining = await self._draining(drain)
         drains = _tokens(draining)
         bad = await self._bad.read_stored(ledger_id)
@@ -304,7 +307,7 @@ class Worker:
         except NoSuchLedger:
             found = Repair(ledger_id)  # A deleted ledger lacks no copies.
         except (SessionExpired, NoSuchNode):
-            raise  # The lock is gone; another worker may have it.
+            raise  # The lock is lost; another worker may have it.
         except RollbookError as error:
             message = error.message or str(error)
             await self._fail(ledger_id, repair.found, error.code.reason, message, drains)
@@ -325,7 +328,7 @@ class Worker:
             await self._fail(ledger_id, found, "ENTRY_UNAVAILABLE", found.unavailable, drains)
 
     async def _draining(self, task: StoredMark | None) -> dict[BookieId, StoredLifecycle]:
-        """The draining ones of the task's bookies, each with its lifecycle."""
+        """The bookies of the task that are draining, each with its lifecycle."""
         draining: dict[BookieId, StoredLifecycle] = {}
         for bookie in task.mark.missing if task else ():
             try:
@@ -338,7 +341,7 @@ class Worker:
         return draining
 
     def _checks(self, draining: Mapping[BookieId, StoredLifecycle]) -> dict[BookieId, Check | None]:
-        """Checks that each still drains as before, when its seat is swapped."""
+        """Checks, made when a seat is swapped, that its bookie still drains as before."""
         return {
             bookie: Check(self._lifecycles.path(bookie), found.version)
             for bookie, found in draining.items()
@@ -422,7 +425,9 @@ class Worker:
     # --- The grace period ---------------------------------------------------------------------
 
     def _check_grace_over(self, ledger_id: LedgerId, end: OpenEnd) -> bool:
-        """Whether the writer had its grace period to leave this open end. The first call begins the period."""
+        """Return whether the writer has had its grace period to leave this open end. The first call begins
+        the period.
+        """
         return self._grace_left_s(ledger_id, end) <= 0
 
     def _grace_left_s(self, ledger_id: LedgerId, end: OpenEnd) -> float:
@@ -439,7 +444,7 @@ def _tokens(draining: Mapping[BookieId, StoredLifecycle]) -> tuple[str, ...]:
 
 
 async def _read(tree: MarkTree, ledger_id: LedgerId) -> StoredMark | None:
-    """The ledger's mark; None if there is none. An unreadable mark is reported and passed over."""
+    """The ledger's mark, or None. An unreadable mark is reported and skipped."""
     try:
         return await tree.read(ledger_id)
     except BadMetadata as error:
@@ -448,7 +453,7 @@ async def _read(tree: MarkTree, ledger_id: LedgerId) -> StoredMark | None:
 
 
 async def _read_all(tree: MarkTree, ledger_ids: Sequence[LedgerId]) -> list[StoredMark]:
-    """The marks of those ledgers that are marked, in the same order."""
+    """The marks of those of these ledgers that are marked, in the same order."""
     reads = (_read(tree, each) for each in ledger_ids)
     marks = []
     for found in await asyncio.gather(*reads, return_exceptions=True):

@@ -1,1 +1,1 @@
-"""The rules of repair: what is lost, short, due, planned."""
+"""The rules of repair: which copies are lost or short, what is due, and how it is repaired."""

@@ -1,17 +1,18 @@
-"""Which bookies are lost, when their ledgers are marked, and in which order.
+"""Rules for which bookies are lost, and when and in which order their ledgers are marked.
 
 A bookie is *missing* while a cookie or a ledger names it and it is not registered. It is *lost*
-once this auditor has seen it missing for the whole delay (AU1). The delay holds for any number
-of bookies; one that comes back within it costs nothing. A requested audit does not wait for it.
+once this auditor has seen it missing for the whole delay (AU1). The delay is the same for any number of
+bookies, and a bookie that comes back within it causes no copies. A requested audit does not wait for the
+delay.
 
-**Absence must be observed** (AU1). It is counted from look to look, within one session. Time in
-which the auditor did not look, because it slept or could not reach the metadata store, counts for
-little: one interval between two looks counts for at most a quarter of the delay. In another
-session the counting starts over, since it is not known which bookies came and left in between.
+**Absence must be observed** (AU1). It is counted from look to look, within one session. Time in which the
+auditor did not look, because it slept or could not reach the metadata store, counts only in part: one
+interval between two looks counts for at most a quarter of the delay. In another session the count starts
+over, since bookies may have come and left in between.
 
-**The brake** (AU2). If more than half of all bookies that hold ledgers or serve are missing at once,
-the network or the metadata store is probably broken: nothing is marked until enough of them are back,
-or a person approves the loss of these bookies.
+**The brake** (AU2). If more than half of all bookies that serve or hold ledgers are missing at once, the
+network or the metadata store is probably broken. Then nothing is marked until enough bookies are back, or a
+person approves the loss of these bookies.
 
 **Order** (AU3). Ledgers whose worst entry has the fewest good copies come first.
 """
@@ -25,7 +26,8 @@ from rollbook.proto.ports import NO_SESSION, SessionId
 
 # The fewest looks in a delay, so that an interval counts for at most a quarter of it.
 _LOOKS_MIN: Final = 4
-_LOOKS: Final = 10  # The looks in a delay; a longer delay has one for each `_LOOK_AGAIN_NS`.
+# The number of looks in a delay. A longer delay has one look for each `_LOOK_AGAIN_NS`.
+_LOOKS: Final = 10
 _LOOK_AGAIN_NS: Final = 10 * 10**9
 
 
@@ -35,7 +37,8 @@ class Losses:
         self._absent_ns: dict[BookieId, int] = {}  # How long each missing bookie was seen missing.
         self._session: SessionId = NO_SESSION
         self._looked_ns = 0
-        self._asked: set[BookieId] = set()  # Bookies missing when a person asked for an audit.
+        # Bookies that were missing when a person requested an audit.
+        self._asked: set[BookieId] = set()
         self._approved: frozenset[BookieId] = frozenset()
         self._named: frozenset[BookieId] = frozenset()
         self._population = 0
@@ -51,8 +54,8 @@ class Losses:
         session: SessionId,
         now_ns: int,
     ) -> None:
-        """Take note of one look: bookies `known` by a cookie, `named` by a ledger, and `registered`
-        at that time, all in that session.
+        """Take note of one look: bookies that were `known` by a cookie, `named` by a ledger, or
+        `registered` at that time. All were seen in that session.
         """
         missing = (set(known) | set(named)) - set(registered)
         before = self._absent_ns if session == self._session else {}
@@ -70,7 +73,7 @@ class Losses:
         return min(interval_ns, self._delay_ns // _LOOKS_MIN)
 
     def on_asked(self) -> None:
-        """Take note that a person asks for an audit now."""
+        """Take note that a person requests an audit now."""
         self._asked.update(self._absent_ns)
 
     def on_approved(self, bookies: Collection[BookieId]) -> None:
@@ -84,7 +87,7 @@ class Losses:
 
     @property
     def is_braked(self) -> bool:
-        """Whether the brake is on (AU2). A bookie that no ledger names any more was handled before,
+        """Return whether the brake is on (AU2). A missing bookie that no ledger names was handled before,
         and is not counted.
         """
         gone = self._named.intersection(self._absent_ns)
@@ -101,7 +104,7 @@ class Losses:
         )
 
     def next_look_ns(self) -> int | None:
-        """The longest time from the latest look to the next one; None: no bookie is about to be lost."""
+        """The longest time from the latest look to the next one, or None if no bookie is about to be lost."""
         left_ns = [
             self._delay_ns - absent_ns
             for absent_ns in self._absent_ns.values()
@@ -112,7 +115,7 @@ class Losses:
 
 
 class Backlog:
-    """Ledgers to be marked, those with the fewest good copies first (AU3); 8 bytes for each."""
+    """Ledgers to be marked, those with the fewest good copies first (AU3). Each takes 8 bytes."""
 
     def __init__(self) -> None:
         self._by_copies: dict[int, array[int]] = {}
@@ -129,8 +132,8 @@ class Backlog:
 
 
 def is_check_due(completed_ms: int | None, now_ms: int, interval_ms: int) -> bool:
-    """Whether a check is due; with an interval of 0 never. A completion in the future was written
-    by a clock that was wrong.
+    """Return whether a check is due. With an interval of 0 it never is. A completion time in the future
+    came from a wrong clock.
     """
     if interval_ms == 0:
         return False

@@ -1,11 +1,11 @@
-"""Callbacks: which events each one is sent, in which order, and when a delivery is retried.
+"""Rules for callbacks: which events each one is sent, in which order, and when a delivery is retried.
 
     events ──► a queue for each callback ──► lanes, one for each bookie ──► attempts
                                               an event is sent when it is the first one in all of its lanes
 
-- An event stays in the queue until its receiver has answered 2xx, or for a day (CL1).
-- Of the events that name one bookie none is sent before an earlier one is out of the queue (CL2).
-- After a failure the next attempt waits for 1 s, doubling to an hour, a fifth more or less (CL3).
+- An event stays in the queue until its receiver has answered 2xx, or for at most a day (CL1).
+- An event that names a bookie is sent only when earlier events that name it have left the queue (CL2).
+- The pause after a failure is 1 s, doubling to an hour, plus or minus a fifth (CL3).
 - Each request carries an HMAC-SHA-256 over its time and its body (CL4).
 """
 
@@ -26,7 +26,7 @@ from rollbook.recovery.core.event_derivation import Event, EventKind, unpack_eve
 
 CALLBACKS_MAX: Final = 16
 QUEUED_MAX: Final = 10_000  # The most events that wait for one callback.
-ROWS_MAX: Final = 100  # The attempts that are kept to be shown.
+ROWS_MAX: Final = 100  # The number of attempts that are kept for display.
 AT_ONCE: Final = 4  # Concurrent requests to one callback.
 GIVEN_UP_MS: Final = 86_400_000
 PAUSE_S_MAX: Final = 3_600.0
@@ -43,8 +43,8 @@ class RegisteredCallback:
     id: str
     url: str
     secret: str
-    kinds: tuple[EventKind, ...] = ()  # Empty: all kinds.
-    bookie: str | None = None  # Only events that name this bookie are sent.
+    kinds: tuple[EventKind, ...] = ()  # The event kinds that are sent. Empty: all kinds.
+    bookie: str | None = None  # If set, only events that name this bookie are sent.
     principal: str = ""  # The principal that registered the callback.
     created_ms: int = 0
 
@@ -89,8 +89,8 @@ class PendingDelivery:
 
     @property
     def lanes(self) -> tuple[str, ...]:
-        """The lanes of an event: its bookies. Events without a bookie share a lane; a test waits for
-        no other event.
+        """The lanes of an event: its bookies. Events without a bookie share one lane. A test has a lane of
+        its own, so it waits for no other event.
         """
         if self.event.kind is EventKind.TEST:
             return (f"test {self.name}",)
@@ -105,7 +105,7 @@ class DeliveryOutcome(Enum):
 
 @dataclass(frozen=True, slots=True)
 class DeliveryAnswer:
-    """The result of one request. `status` None: no response."""
+    """The result of one request. `status` is None if there was no response."""
 
     status: int | None = None
     problem: str | None = None
@@ -124,7 +124,9 @@ class _Entry:
 
 
 class CallbackQueue:
-    """The queue of one callback: decides what is sent when. The owner of the queue sends, and stores it."""
+    """The queue of one callback: decides what is sent when. Its owner sends the requests and stores the
+    queue.
+    """
 
     def __init__(self, randomness: Random) -> None:
         self._randomness = randomness
@@ -144,7 +146,7 @@ class CallbackQueue:
         return len(self._entries) >= QUEUED_MAX
 
     def add(self, pending: PendingDelivery) -> None:
-        """Add an event, in the order in which events were queued."""
+        """Add an event. Calls follow the order in which events were queued."""
         assert pending.name not in self._entries, "CL1: an event is queued twice"
         self._entries[pending.name] = _Entry(pending)
         for lane in pending.lanes:
@@ -167,7 +169,7 @@ class CallbackQueue:
         return found
 
     def wait_ns(self, now_ns: int) -> int | None:
-        """The time until a request is due; None: none will be by itself."""
+        """The time until a request is due, or None if no request becomes due by itself."""
         if self._sent == AT_ONCE:
             return None
         heads = (self._first_of(lane, names) for lane, names in self._lanes.items())
@@ -175,8 +177,8 @@ class CallbackQueue:
         return max(min(due) - now_ns, 0) if due else None
 
     def _first_of(self, lane: str, names: deque[str]) -> _Entry | None:
-        """The lane's first event, if that is the first one in all of its lanes (CL2); it is found
-        in one of its lanes only.
+        """The lane's first event, if it is the first event in all of its lanes (CL2). Such an event is
+        returned for one of its lanes only.
         """
         entry = self._entries[names[0]]
         lanes = entry.pending.lanes
@@ -194,7 +196,8 @@ class CallbackQueue:
         self._sent -= 1
         if answer.is_good:
             self._remove(entry)
-            for other in self._unreached:  # The receiver responds again, so retries are due now.
+            # The receiver responds again, so retries of these are due now.
+            for other in self._unreached:
                 self._entries[other].due_ns = now_ns
             self._unreached.clear()
             return DeliveryOutcome.DELIVERED
@@ -217,7 +220,7 @@ class CallbackQueue:
 
 
 def pause_s(attempts: int, randomness: Random) -> float:
-    """The pause after failed attempts, with a random part (CL3)."""
+    """The pause after this number of failed attempts, with a random part (CL3)."""
     base: float = min(_PAUSE_S * 2 ** min(attempts - 1, 20), PAUSE_S_MAX)
     return min(base * randomness.uniform(1 - _JITTER, 1 + _JITTER), PAUSE_S_MAX)
 
@@ -248,7 +251,9 @@ def attempt_row(
 
 @dataclass(frozen=True, slots=True)
 class EventCursor:
-    """How far events were queued: the fingerprints of `core/event_derivation.py`, and the number of the next event."""
+    """The position up to which events were queued: the fingerprints of `core/event_derivation.py`, and the
+    number of the next event.
+    """
 
     fingerprints: Mapping[str, str]
     next_number: int = 1
@@ -258,13 +263,13 @@ class EventCursor:
 
 
 def name_of(number: int) -> str:
-    """The name of a waiting event's node; names have the order of numbers."""
+    """The name of a queued event's node. Names sort in the order of their numbers."""
     return f"{number:016x}"
 
 
 def pack_callback(callback: RegisteredCallback) -> bytes:
-    """The JSON of a callback. A URL may have secrets, too, so its field has a name of those that
-    are never shown.
+    """The JSON of a callback. A URL may have secrets, too, so its field has one of the names that are never
+    shown.
     """
     fields = {
         "version": _VERSION,
@@ -280,7 +285,7 @@ def pack_callback(callback: RegisteredCallback) -> bytes:
 
 
 def unpack_callback(data: bytes) -> RegisteredCallback:
-    """Raises `BadMetadata`, `UnsupportedVersion`."""
+    """The callback in these bytes. Raises `BadMetadata`, `UnsupportedVersion`."""
     fields = _unpacked(data, "a callback")
     try:
         callback = RegisteredCallback(
@@ -293,7 +298,7 @@ def unpack_callback(data: bytes) -> RegisteredCallback:
             fields["created_ms"],
         )
     except (ValueError, KeyError, TypeError):
-        # The cause is left out, since the bytes have a secret.
+        # The cause is left out, since the bytes contain a secret.
         raise BadMetadata("not a callback") from None
     texts = callback.id, callback.url, callback.secret, callback.principal
     is_right = all(isinstance(each, str) for each in texts) and type(callback.created_ms) is int
@@ -308,7 +313,7 @@ def pack_pending(pending: PendingDelivery) -> bytes:
 
 
 def unpack_pending(name: str, data: bytes) -> PendingDelivery:
-    """Raises `BadMetadata`, `UnsupportedVersion`."""
+    """The event in these bytes. Raises `BadMetadata`, `UnsupportedVersion`."""
     fields = _unpacked(data, "an event that waits")
     event, queued_ms = fields.get("event"), fields.get("queued_ms")
     if not isinstance(event, dict) or type(queued_ms) is not int:
@@ -322,7 +327,7 @@ def pack_rows(rows: Sequence[Mapping[str, Any]]) -> bytes:
 
 
 def unpack_rows(data: bytes) -> list[dict[str, Any]]:
-    """The stored attempts, for people: unreadable ones are left out."""
+    """The stored attempts, for people. Unreadable ones are left out."""
     try:
         rows = _unpacked(data, "deliveries")["rows"] if data else []
     except (BadMetadata, UnsupportedVersion, KeyError):
@@ -340,7 +345,7 @@ def pack_cursor(cursor: EventCursor) -> bytes:
 
 
 def unpack_cursor(data: bytes) -> EventCursor:
-    """Raises `BadMetadata`, `UnsupportedVersion`."""
+    """The cursor in these bytes. Raises `BadMetadata`, `UnsupportedVersion`."""
     check_size(data)
     try:
         inflater = zlib.decompressobj()

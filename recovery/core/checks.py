@@ -1,5 +1,4 @@
-"""Which checks there are, when one is due, and what the answers of bookies mean for their
-copies.
+"""Rules of checks: their kinds, when one is due, and what the answers of bookies mean for their copies.
 
 | check     | looks at                                                                  | default | BookKeeper's node          |
 |---|---|---|---|
@@ -12,9 +11,9 @@ A copy is *short* if its bookie lists less than it should hold, or denies an ent
 fail their digest, or differ from those of more members of the write set. A bookie that is not registered is
 not judged: it becomes lost after the delay (AU1, AU6).
 
-A ledger whose copies seem short or bad is looked at twice, since a writer's last copies may still be on their
-way. Only what both looks found is marked, see `confirmed_by` (AU7). A look does not judge the ledger if a bookie
-did not respond, or is away and has no mark: the ledger is checked again (AU5).
+A ledger whose copies seem short or bad is looked at twice, since a writer's last copies may still be on
+their way. Only what both looks found is marked, see `confirmed_by` (AU7). If a bookie did not respond, or
+is away and has no mark, the look does not judge the ledger, and the ledger is checked again (AU5).
 """
 
 import json
@@ -34,7 +33,7 @@ from rollbook.recovery.core.healing import EntrySpan, covers, ranges_of
 from rollbook.recovery.core.plan import Action, SlotRepair
 
 _VERSION: Final = 1
-# Bounds the bad ranges of one bookie; further ones are found once these are repaired.
+# The most bad ranges of one bookie. Further ones are found once these are repaired.
 _BAD_RANGES_MAX: Final = 1000
 
 
@@ -50,10 +49,11 @@ class CheckKind(Enum):
 
 @dataclass(slots=True)
 class Requests:
-    """A person's request: each check is made once for each request (AU8).
+    """A person's requests: each check is made once for each request (AU8).
 
-    A request is known by the time that it bears. One from before this auditor led was served if the check was
-    completed after it, by the clocks of two machines; so a request that comes while it leads always counts.
+    A request is identified by its time. A request from before this auditor led counts as served if the
+    check was completed after it, although the two times come from the clocks of two machines. A request
+    that arrives while this auditor leads always counts.
     """
 
     _first_ms: int | None = None
@@ -84,7 +84,7 @@ class Requests:
         return asked_ms != self._first_ms or completed_ms is None or completed_ms < asked_ms
 
     def stamp(self, kind: CheckKind) -> tuple[int | None, int]:
-        """The requests so far; `on_served` takes this value when a check that began now is completed."""
+        """The requests so far. When a check that begins now is completed, `on_served` takes this value."""
         return self._asked_ms, self._extra.get(kind, 0)
 
     def on_served(self, kind: CheckKind, stamp: tuple[int | None, int]) -> None:
@@ -95,7 +95,7 @@ class Requests:
 
 
 def closed_seats(metadata: LedgerMetadata) -> Iterator[SlotRepair]:
-    """Seats of closed fragments, whose whole share is known. A ledger in recovery is not judged (LM3)."""
+    """Seats of closed fragments, whose whole share is known. A ledger in recovery has none (LM3)."""
     if metadata.state is LedgerState.IN_RECOVERY:
         return
     for index, fragment in enumerate(metadata.fragments):
@@ -108,8 +108,8 @@ def closed_seats(metadata: LedgerMetadata) -> Iterator[SlotRepair]:
 def pick_sample(
     quorum: Quorum, seat: SlotRepair, percent: float, start: float
 ) -> list[list[EntryId]]:
-    """Runs of the seat's share to be read: its first and last entry, and one run of this percentage
-    in between. The run's place is the given fraction of the possible ones.
+    """Pick the runs of the seat's share to read: its first and last entry, and one run of this percentage
+    in between. The fraction selects one of the possible places of that run.
     """
     count = seat.last_entry - seat.first_entry + 1
     size = min(ceil(count * percent / 100), count)
@@ -131,7 +131,7 @@ class CopyReport:
 
     short: dict[BookieId, None] = field(default_factory=dict)
     bad: dict[BookieId, list[EntryId]] = field(default_factory=dict)
-    # Bookies that doubt their own copies.
+    # Bookies that doubt their copies themselves.
     unknown: dict[BookieId, None] = field(default_factory=dict)
     # Registered bookies that do not respond.
     silent: dict[BookieId, None] = field(default_factory=dict)
@@ -139,7 +139,7 @@ class CopyReport:
     away: dict[BookieId, None] = field(default_factory=dict)
     differing: list[EntryId] = field(
         default_factory=list
-    )  # Valid copies, of which it is not known which is right.
+    )  # Entries whose valid copies differ, if it is unknown which one is right.
 
     @property
     def to_mark(self) -> list[BookieId]:
@@ -174,12 +174,13 @@ class ConfirmedReport:
 
     to_mark: list[BookieId]
     bad: dict[BookieId, list[EntryId]]  # The bad entries of those that are marked.
-    is_judged: bool  # Whether each bookie that the first look found short or bad was judged again.
+    is_judged: bool  # True: each bookie that the first look found short or bad was judged again.
 
 
 def is_judged(first: CopyReport, marked: Collection[BookieId] | None) -> bool:
-    """Whether the first look judged every member. Those that are away count as judged if the ledger is
-    marked for them: its repair looks at their copies. None: the mark is unreadable, which workers report.
+    """Return whether the first look judged every member. A member that is away counts as judged if the
+    ledger is marked for it, since the repair checks its copies. `marked` is None if the mark is unreadable,
+    which workers report.
     """
     return not first.silent and (marked is None or first.away.keys() <= set(marked))
 
@@ -187,8 +188,8 @@ def is_judged(first: CopyReport, marked: Collection[BookieId] | None) -> bool:
 def confirmed_by(
     first: CopyReport, second: CopyReport, is_registered: Callable[[BookieId], bool]
 ) -> ConfirmedReport:
-    """Decides what is marked after the second look: copies that both looks found short or bad (AU7), of bookies
-    that are registered now (AU6).
+    """Decide what is marked after the second look: copies that both looks found short or bad (AU7), on
+    bookies that are registered now (AU6).
     """
     suspects = first.to_mark
     present = {each for each in suspects if is_registered(each)}
@@ -204,8 +205,8 @@ def confirmed_by(
 
 
 BadRanges = Mapping[BookieId, tuple[EntrySpan, ...]]
-"""Bad entries of each bookie. A mark has no room for entries, and an entry list shows such a copy
-as present.
+"""Bad entries of each bookie. They are kept apart because a mark has no room for entries, and an entry list
+shows such a copy as present.
 """
 
 
@@ -230,7 +231,7 @@ def pack_bad(bad: BadRanges) -> bytes:
 
 
 def unpack_bad(data: bytes) -> dict[BookieId, tuple[EntrySpan, ...]]:
-    """Raises `BadMetadata`, `UnsupportedVersion`."""
+    """The bad ranges in these bytes. Raises `BadMetadata`, `UnsupportedVersion`."""
     check_size(data)
     try:
         fields = json.loads(data)

@@ -1,9 +1,8 @@
-"""Many bookies are drained, a few at a time: which is next, and when the operation is over
-(OP5).
+"""Rules for draining many bookies, a few at a time: which is next, and when the operation is over (OP5).
 
-A bookie that was begun and is Active again was cancelled by a person, and is not begun a second time. The
-version of its lifecycle when it was begun distinguishes the two, after a restart, too: each change makes it
-grow.
+If a bookie is Active again after its drain began, a person cancelled the drain, and it is not begun again.
+The version of its lifecycle from before the drain shows, after a restart, too, that the drain had begun:
+each change increases the version.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,10 +17,12 @@ NO_NODE: Final = -1  # The version of a bookie that was always Active.
 
 @dataclass(frozen=True, slots=True)
 class DrainNotes:
-    """The facts that an operation needs about its drains after a restart."""
+    """The facts about its drains that an operation needs after a restart."""
 
-    began: Mapping[str, int] = field(default_factory=dict)  # The version before each drain.
-    ended: Mapping[str, str] = field(default_factory=dict)  # "drained", or why the bookie is not.
+    # The version of each lifecycle before its drain.
+    began: Mapping[str, int] = field(default_factory=dict)
+    # "drained", or the reason why the bookie is not drained.
+    ended: Mapping[str, str] = field(default_factory=dict)
     # The number of ledgers that named each bookie when the operation began.
     ledgers: Mapping[str, int] = field(default_factory=dict)
 
@@ -35,7 +36,7 @@ class DrainNotes:
 
 @dataclass(frozen=True, slots=True)
 class DrainStep:
-    ended: Mapping[BookieId, str]  # Drains that ended since the notes were made.
+    ended: Mapping[BookieId, str]  # Drains that ended since the notes were written.
     to_begin: Sequence[BookieId]
     is_over: bool
 
@@ -47,8 +48,8 @@ CALLED_OFF: Final = "its drain was called off"
 def next_drains(
     seen: Mapping[BookieId, tuple[LifecycleState, int]], notes: DrainNotes, at_most: int
 ) -> DrainStep:
-    """The next step. `seen`: the state of each bookie and the version of its node, in the order of
-    the drain.
+    """The next step. `seen` has the state of each bookie and the version of its node, in the order of the
+    drain.
     """
     ended: dict[BookieId, str] = {}
     waiting: list[BookieId] = []

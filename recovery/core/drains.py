@@ -1,11 +1,11 @@
-"""How a drain continues, from what is known about its bookie.
+"""Rules for the next step of a drain, from what is known about its bookie.
 
-    WAIT      the bookie is registered as writable: it has not obeyed yet, and clients may pick it
+    WAIT      the bookie is registered as writable: it is not read-only yet, and clients may pick it
     COPY      ledgers name it: they are published as tasks, a bounded number at a time
-    VERIFY    none does, by the index: a whole fresh walk decides
-    FAIL      what is left cannot be copied by retrying: a person decides
+    VERIFY    no ledger names it, by the index: a complete fresh walk decides
+    FAIL      retries cannot copy the remaining ledgers: a person decides
 
-A drain does not fail while anything can still be copied: so as little as possible is left.
+A drain does not fail while anything can still be copied, so that as little as possible is left.
 """
 
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from typing import Final
 from rollbook.proto.errors import NotEnoughBookies
 from rollbook.recovery.core.failures import Failure
 
-# Retries in a row with pauses that add up to ten minutes, in which a bookie may come back.
+# The pauses of this many retries in a row add up to ten minutes, in which a bookie may come back.
 ATTEMPTS_WITHOUT_TARGET: Final = 8
 _NO_TARGET: Final = NotEnoughBookies.code.reason
 
@@ -31,7 +31,7 @@ class Step(Enum):
 class DrainFacts:
     is_writable: bool
     named: int  # Ledgers that name the bookie, by the index.
-    stuck: int  # Named ledgers whose failure is final.
+    stuck: int  # Ledgers that name the bookie and whose failure is final.
 
 
 def next_step(facts: DrainFacts) -> Step:
@@ -44,14 +44,14 @@ def next_step(facts: DrainFacts) -> Step:
 
 
 def is_final(failure: Failure) -> bool:
-    """Whether a retry can hardly help: no copy is left, or there is no bookie to copy to."""
+    """Return whether a retry can hardly help, because no copy is left or no bookie can take one."""
     if failure.is_unrecoverable:
         return True
     return failure.code == _NO_TARGET and failure.in_a_row >= ATTEMPTS_WITHOUT_TARGET
 
 
 def is_stuck(failure: Failure, token: str) -> bool:
-    """Whether it keeps the drain with this token from ending. A failure of an older drain does not count: a
-    person may have started bookies, or restored copies, before the retry (RP7).
+    """Return whether the failure keeps the drain with this token from ending. A failure of an older drain
+    does not count: before the retry, a person may have started bookies or restored copies (RP7).
     """
     return is_final(failure) and failure.counts_for([token])

@@ -1,13 +1,13 @@
-"""Events of a cluster: made from its present metadata, and what was known of it before.
+"""Derives the events of a cluster from its present metadata and from what was known before.
 
     sights (nodes as they are now) ──► tracks (states that were seen) ──┐
     fingerprints (what is known of each thing)                        ──┴─► derive ──► events, fingerprints after them
 
-Each observed thing has a subject, and each of its states a fingerprint. A new fingerprint is an event, and so is
-the disappearance of a bookie's registration, a lifecycle or a pause. An event's id is its node,
-the node's life (the transaction that made it) and its state: its version, or how it ended. So all
-servers give it the same id (EV1). Fingerprints are small and can be kept: a process that reads them
-continues exactly where they were written (EV2).
+Each observed thing has a subject, and each of its states a fingerprint. A new fingerprint is an event, and
+so is the disappearance of a bookie's registration, a lifecycle or a pause. An event's id consists of its
+node, the node's life (the transaction that made it) and its state, which is the node's version or how it
+ended. All servers therefore give an event the same id (EV1). Fingerprints are small and can be stored: a
+process that reads them continues exactly where they were written (EV2).
 """
 
 import json
@@ -25,7 +25,8 @@ BOOKIES_MAX: Final = 20  # The most bookies that one event names.
 
 
 class EventKind(StrEnum):
-    LIFECYCLE = "lifecycle"  # A bookie begins to drain, is drained, fails to, is active again, or was removed.
+    # A bookie begins to drain, is drained, fails to drain, is active again, or was removed.
+    LIFECYCLE = "lifecycle"
     BOOKIE_LOST = "bookie-lost"  # The bookie is no longer registered.
     BOOKIE_BACK = "bookie-back"
     BAD_LEDGER = "bad-ledger"  # A check found bad copies, or a repair found entries without a copy.
@@ -35,11 +36,11 @@ class EventKind(StrEnum):
     AUDITOR = "auditor"  # Another process leads as auditor.
     OPERATION_STARTED = "operation-started"
     OPERATION_ENDED = "operation-ended"
-    TEST = "test"  # A test on request, without a node.
+    TEST = "test"  # A test event that a person requested; it has no node.
 
 
 class Thing(Enum):
-    """The kind of thing that was observed. Its value begins the subjects of its kind."""
+    """The kind of an observed thing. The subjects of this kind begin with its value."""
 
     REGISTRATION = "bookie"
     LIFECYCLE = "lifecycle"
@@ -79,9 +80,9 @@ class Sight:
     node: str
     life: int  # The transaction that made the node.
     version: int
-    at_ms: int  # When the node was written last.
+    at_ms: int  # The time of the node's last write.
     state: str = ""  # The lifecycle or operation state, or the session of a registration.
-    since_ms: int = 0  # When that state began.
+    since_ms: int = 0  # The time when that state began.
     bookies: tuple[str, ...] = ()
     ledger_id: int | None = None
     log: str | None = None
@@ -90,7 +91,7 @@ class Sight:
     subject: str = field(init=False)
 
     def __post_init__(self) -> None:
-        """Compute the subject, which is read at each look."""
+        """Compute the subject once, since it is read at each look."""
         object.__setattr__(self, "subject", f"{self.thing.value}/{self.name}")
 
     @property
@@ -113,7 +114,7 @@ class Sight:
 
 @dataclass(frozen=True, slots=True)
 class ObservedState:
-    """The state of one thing at one time. Without a sight the thing was gone."""
+    """The state of one thing at one time. The sight is None if the thing was gone."""
 
     fingerprint: str
     sight: Sight | None
@@ -121,8 +122,8 @@ class ObservedState:
 
 
 class Tracks:
-    """The states that this process has seen, the oldest first for each thing: each thing's last
-    one, and before these the last ones of all things together.
+    """The states that this process has seen, for each thing the oldest first. The last state of each thing
+    is kept; of the earlier states of all things, only the latest are.
     """
 
     def __init__(self, earlier_max: int = KEPT_MAX) -> None:
@@ -133,8 +134,8 @@ class Tracks:
         self._earlier_max = earlier_max
 
     def on_look(self, sights: Mapping[str, Sight], now_ms: int) -> bool:
-        """Take note of the present things. `sights`: all of them, by subject. Returns whether
-        something is new.
+        """Take note of the present things: `sights` has all of them, by subject. Returns whether anything
+        has changed.
         """
         is_new = False
         for subject, sight in sights.items():
@@ -156,7 +157,7 @@ class Tracks:
         return is_new
 
     def _add(self, subject: str, state: ObservedState) -> None:
-        known = self.states.pop(subject, ())  # The thing's latest change is last in the order.
+        known = self.states.pop(subject, ())  # The thing changed last, so it is last in the order.
         self.states[subject] = (*known, state)
         if known:
             self._earlier.append(subject)
@@ -179,9 +180,9 @@ def derive(
     now_ms: int,
     things_max: int | None = None,
 ) -> tuple[list[Event], dict[str, str]]:
-    """The events since `fingerprints`, in order, and the fingerprints after them. A state that passed between two
-    looks of other processes is new, too, if this process saw it. `things_max`: at most this number
-    of things, those that changed first.
+    """The events since `fingerprints`, in order, and the fingerprints after them. A state that other
+    processes missed between two looks is an event, too, if this process saw it. `things_max` limits the
+    number of things; those that changed first are taken.
     """
     found: list[tuple[int, str, list[Event], str | None]] = []
     for subject, states in tracks.items():
@@ -208,7 +209,7 @@ def derive(
     ]:
         at_ms = 0
         for number, event in enumerate(events):
-            # The states of one thing keep their order although clocks differ.
+            # The states of one thing stay in order although the clocks of writers differ.
             at_ms = max(at_ms, event.at_ms)
             ordered.append((at_ms, subject, number, event))
         if fingerprint_after is None:
@@ -219,7 +220,9 @@ def derive(
 
 
 def _bounded(fingerprints: dict[str, str]) -> dict[str, str]:
-    """Drop the oldest fingerprints of things that are gone. Others stay: they show that this was an event already."""
+    """Drop the oldest fingerprints of things that are gone. The others show that an event was made already,
+    so they are kept.
+    """
     gone = [
         subject for subject, fingerprint in fingerprints.items() if fingerprint.startswith(_GONE)
     ]
@@ -229,7 +232,9 @@ def _bounded(fingerprints: dict[str, str]) -> dict[str, str]:
 
 
 def first_fingerprints(tracks: Mapping[str, Sequence[ObservedState]]) -> dict[str, str]:
-    """The fingerprints of a server that has just started: registered bookies are no news, everything else is (EV3)."""
+    """The fingerprints of a server that has just started: registered bookies make no events, everything
+    else does (EV3).
+    """
     return {
         subject: states[-1].fingerprint
         for subject, states in tracks.items()
@@ -242,7 +247,7 @@ def _thing_of(subject: str) -> str:
 
 
 def _ends(subject: str) -> bool:
-    """Whether the disappearance of such a thing is an event."""
+    """Return whether the disappearance of such a thing is an event."""
     ends = (Thing.REGISTRATION.value, Thing.LIFECYCLE.value, Thing.SWITCH.value)
     return _thing_of(subject) in ends
 
@@ -383,7 +388,7 @@ def _event(
 
 
 def unpack_event(fields: Mapping[str, Any]) -> Event:
-    """The event of these JSON fields. Raises `BadMetadata`."""
+    """The event in these JSON fields. Raises `BadMetadata`."""
     try:
         kind, names = EventKind(fields["kind"]), fields["bookies"]
         event = Event(
@@ -411,7 +416,7 @@ def unpack_event(fields: Mapping[str, Any]) -> Event:
 
 @dataclass(frozen=True, slots=True)
 class EventFilter:
-    """Which events a reader wants."""
+    """Selects the events that a reader wants."""
 
     kind: EventKind | None = None
     bookie: str | None = None
@@ -451,8 +456,8 @@ class EventMemory:
     def page(
         self, wanted: EventFilter, after: str, limit: int
     ) -> tuple[list[Event], str | None] | None:
-        """The events before `after`, which is an event's id, and the `after` of the next page.
-        None: `after` is not known.
+        """The events before `after`, which is an event's id, and the `after` of the next page. Returns None
+        if `after` is not known.
         """
         number = self._numbers.get(after, -1) if after else self._next
         if number < 0:

@@ -5,16 +5,17 @@ JSON, `{"attempts": 3, "in_a_row": 2, "code": "BOOKIE_UNREACHABLE", "message": "
 node of its own for each ledger (`recovery/tasks.py`). It is in our own tree, since a mark has no room for
 it, and removed when the repair succeeds.
 
-`attempts` counts all of them and sets the pause; `in_a_row` counts the latest ones that ended with this
-same code, so that one refusal after three other errors is not taken for four refusals.
+`attempts` counts all attempts and sets the pause. `in_a_row` counts only the latest attempts that ended
+with this `code`, so that one refusal after three other errors does not count as four refusals.
 
-`drains` are the tokens of the lifecycles of its bookies that were draining at that attempt. A drain that
-begins, or is retried, has a new token: then attempts are counted from one again, and the next one is due at
-once (RP7). No clock is needed for that, so the clocks of a worker and of an operator may differ.
+`drains` has the tokens of the lifecycles of those bookies of the ledger that were draining at that attempt.
+A drain that begins, or is retried, has a new token: then attempts are counted from one again, and the next
+one is due at once (RP7). No clock is needed for that, so the clocks of a worker and of an operator may
+differ.
 
-A ledger is *unrecoverable* if every holder of some of its entries said ABSENT or returned bad
-bytes: then `losses` names those entries and holders. That state has no next try: a person
-decides. UNKNOWN or unreachable copies are waited for, however long that lasts.
+A ledger is *unrecoverable* if every holder of some of its entries answered ABSENT or returned bad bytes:
+then `losses` names those entries and holders. Such a ledger is not retried: a person decides. If copies are
+UNKNOWN or unreachable, the repair waits for them without a limit.
 """
 
 import json
@@ -31,7 +32,8 @@ from rollbook.recovery.core.healing import ranges_of
 _VERSION: Final = 1
 PAUSE_S_MAX: Final = 600
 _LOST_FOR_CERTAIN: Final = (CopyState.MISSING, CopyState.BAD)
-_LOSSES_MAX: Final = 100  # The most ranges that are kept; more of them would not help a reader.
+# The most ranges that are kept, since a longer list would not help a reader.
+_LOSSES_MAX: Final = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +56,8 @@ class MissingEntries:
 
 
 def judge_missing(said: Mapping[EntryId, Mapping[BookieId, CopyState]]) -> MissingEntries:
-    """What the holders' answers mean for entries that none of them returned, given in ascending order. Only
-    an entry that every holder denies or has damaged is lost.
+    """Judge entries that no holder returned, by the holders' answers. The entries are in ascending order.
+    An entry is lost only if every holder answers ABSENT or returns bad bytes.
     """
     lost = {
         entry_id: None
@@ -79,30 +81,31 @@ class Failure:
     code: str = ""  # The code of the latest error.
     message: str = ""
     failed_ms: int = 0
-    next_try_ms: int | None = 0  # None: no retry by itself; a person decides.
+    # The time of the next retry. None: it is not retried; a person decides.
+    next_try_ms: int | None = 0
     losses: tuple[LostEntries, ...] = ()
     drains: tuple[str, ...] = ()  # Tokens of the drains at the time of the latest attempt.
-    in_a_row: int = 0  # The latest attempts that failed with `code`.
+    in_a_row: int = 0  # The number of latest attempts in a row that failed with `code`.
 
     @property
     def is_unrecoverable(self) -> bool:
         return bool(self.losses)
 
     def counts_for(self, drains: Sequence[str]) -> bool:
-        """Whether the failure counts for these drains: none of them began later (RP7)."""
+        """Return whether the failure counts for these drains: none of them began later (RP7)."""
         return all(token in self.drains for token in drains)
 
     def is_due(self, now_ms: int) -> bool:
-        """Whether the next try is due. Clocks differ and jump: a next try farther away than any
-        pause is due.
+        """Return whether the next attempt is due. Clocks differ and jump, so an attempt that is farther
+        away than any pause is due, too.
         """
         if self.next_try_ms is None:
             return False
         return not now_ms < self.next_try_ms <= now_ms + PAUSE_S_MAX * 1000
 
     def pause_s(self, now_ms: int, look_again_s: float) -> float:
-        """How long a ledger that is not due is put off: another worker may change its failure, so it is looked at
-        again after `look_again_s` in any case.
+        """How long to postpone a ledger that is not due. Another worker may change its failure, so the
+        pause is at most `look_again_s`.
         """
         if self.next_try_ms is None:
             return look_again_s
@@ -110,8 +113,8 @@ class Failure:
 
 
 def next_look_s(left_s: Iterable[float], *, shortest_s: float, longest_s: float) -> float:
-    """The pause until the next look at all tasks: until the first of those put off is due, `left_s` from now,
-    within these bounds. The longest pause has precedence.
+    """The pause until the next look at all tasks: the shortest time in `left_s`, after which a postponed
+    task is due, within these bounds. If the bounds contradict each other, `longest_s` counts.
     """
     return min(max(min(left_s, default=longest_s), shortest_s), longest_s)
 
@@ -126,8 +129,8 @@ def after_failure(
     drains: Sequence[str] = (),
     first_pause_s: float = 5.0,
 ) -> Failure:
-    """The record after another failed attempt. The pause doubles up to 10 min. `drains` of this
-    attempt: attempts before one of them began do not count (RP7).
+    """The record after another failed attempt. The pause doubles up to 10 min. If one of `drains` began
+    after an earlier attempt, that attempt does not count (RP7).
     """
     earlier = before if before and before.counts_for(drains) else Failure()
     attempts = earlier.attempts + 1
@@ -158,7 +161,7 @@ def pack_failure(failure: Failure) -> bytes:
 
 
 def unpack_failure(data: bytes) -> Failure:
-    """Raises `BadMetadata`, `UnsupportedVersion`."""
+    """The failure in these bytes. Raises `BadMetadata`, `UnsupportedVersion`."""
     check_size(data)
     try:
         fields = json.loads(data)
@@ -166,7 +169,7 @@ def unpack_failure(data: bytes) -> Failure:
         if version != _VERSION:
             raise UnsupportedVersion(f"a failure of version {version!r:.20}")
         drains = tuple(fields.get("drains", ()))  # Older versions wrote no `drains`.
-        in_a_row = fields.get("in_a_row", fields["attempts"])  # Nor `in_a_row`.
+        in_a_row = fields.get("in_a_row", fields["attempts"])  # Older versions wrote no `in_a_row`.
         texts = fields["code"], fields["message"], *drains
         numbers = [fields["attempts"], in_a_row, fields["failed_ms"], fields["next_try_ms"]]
         losses = tuple(

@@ -1,20 +1,20 @@
-"""Which entries of a closed ledger a bookie must get back, and which it may deny again.
+"""Rules for which entries of a closed ledger a bookie must get back, and which it may deny again.
 
 A bookie that may have lost entries answers UNKNOWN for them, and each such answer delays every client
-that counts answers. Doubt about an entry may go in three ways only (HL1):
+that counts answers. Doubt about an entry may end in three ways only (HL1):
 
     brought back   it is there again, verified and durable
-    not needed     nobody will ever count on that bookie's answer: the entry is beyond the end of a
+    not needed     no client will ever use that bookie's answer: the entry is beyond the end of a
                    closed ledger, in a fragment or at a place of its write set that does not name it,
                    or the explicit LAC of a ledger that is closed
-    given up       somebody has named it, knowing that it may be lost
+    given up       a person has named it, knowing that it may be lost
 
-While a ledger is not closed, the entries of its open fragment have no such places: recovery has to close it first, unless
-all doubts are about confirmed entries (`as_if_closed`). If it cannot because of this very doubt,
-the doubt about the open fragment can be given up by name, and nothing else of that ledger
-(`rest_to_give_up`).
+While a ledger is not closed, the entries of its open fragment have no such places: recovery has to close
+the ledger first, unless all doubts are about confirmed entries (`as_if_closed`). If recovery cannot close
+it because of this very doubt, a person can give up the doubt about the open fragment by name, and nothing
+else of that ledger (`rest_to_give_up`).
 
-An entry is lost if no other member of its write set has a sound copy and none may still turn up.
+An entry is lost if no other member of its write set has a sound copy, and no copy may still turn up.
 """
 
 from bisect import bisect_right
@@ -33,7 +33,7 @@ _FIRST_ENTRY: Final = attrgetter("first_entry")
 
 
 class EntrySpan(NamedTuple):
-    """Entries, both ends included; entry -1 is the explicit LAC."""
+    """A range of entries, both ends included. Entry -1 is the explicit LAC."""
 
     first_entry: int
     last_entry: int
@@ -43,7 +43,7 @@ WHOLE: Final = EntrySpan(NO_ENTRY, ENTRY_ID_MAX)
 
 
 class DoubtfulFragment(NamedTuple):
-    """Entries in doubt that are all in one fragment, or none of which the bookie should hold."""
+    """A range of entries in doubt that are all in one fragment, or none of which the bookie should hold."""
 
     first_entry: int
     last_entry: int
@@ -53,8 +53,8 @@ class DoubtfulFragment(NamedTuple):
 def as_if_closed(
     metadata: LedgerMetadata, lac: EntryId, doubted: Sequence[EntrySpan]
 ) -> LedgerMetadata | None:
-    """Metadata by which the doubts of an open ledger are settled without closing it, if all are
-    about confirmed entries. Not so its explicit LAC, which readers use as long as it is open.
+    """Metadata by which the doubts of an open ledger are settled without closing it, if all are about
+    confirmed entries. A doubt about its explicit LAC is not: readers use the LAC while the ledger is open.
     """
     if metadata.state is not LedgerState.OPEN or not doubted:
         return None
@@ -64,8 +64,8 @@ def as_if_closed(
 
 
 def before_open_end(metadata: LedgerMetadata, bookie: BookieId) -> LedgerMetadata | None:
-    """Metadata of a ledger as if it ended before its open fragment, for a writer that has left the
-    bookie: answers about later entries do not count.
+    """Metadata of a ledger as if it ended before its open fragment. It is used if the writer has left the
+    bookie, since the bookie's answers about later entries do not count.
     """
     if metadata.state is not LedgerState.OPEN or bookie in metadata.fragments[-1].ensemble:
         return None
@@ -78,7 +78,7 @@ def before_open_end(metadata: LedgerMetadata, bookie: BookieId) -> LedgerMetadat
 def stretches(
     metadata: LedgerMetadata, bookie: BookieId, doubted: Iterable[EntrySpan]
 ) -> Iterator[DoubtfulFragment]:
-    """All doubts in order, split by what will happen to them."""
+    """All doubts in order, split by what must be done with them."""
     assert metadata.is_closed
     for first, last in doubted:
         while first <= last:
@@ -90,7 +90,7 @@ def stretches(
 def _piece(
     metadata: LedgerMetadata, bookie: BookieId, first_entry: int
 ) -> tuple[Fragment | None, int]:
-    """The fragment at this entry if the bookie should hold some of it, and where the fragment ends."""
+    """The fragment at this entry if the bookie should hold some of it, and the end of that fragment."""
     assert metadata.last_entry is not None
     if first_entry <= NO_ENTRY:
         return None, NO_ENTRY
@@ -117,14 +117,12 @@ def expected(
 class WindowReport:
     """The findings for the entries of one window."""
 
-    settled: list[EntrySpan] = field(default_factory=list)  # Ranges that are no longer in doubt.
+    settled: list[EntrySpan] = field(default_factory=list)  # Ranges whose doubt can be settled.
     # Entries without a copy anywhere: they stay in doubt.
     lost: list[EntryId] = field(default_factory=list)
     # Entries that stay in doubt for now, with each member's answer.
     waiting: dict[EntryId, str] = field(default_factory=dict)
-    given_up: list[EntryId] = field(
-        default_factory=list
-    )  # Entries whose loss an operator accepted.
+    given_up: list[EntryId] = field(default_factory=list)  # Entries whose loss a person accepted.
 
 
 def judge(
@@ -134,8 +132,8 @@ def judge(
     said: Mapping[EntryId, Mapping[BookieId, Copy]],
     accepted: Sequence[EntrySpan],
 ) -> WindowReport:
-    """Decides what to report for a window. `wanted` are all its entries that the bookie should hold, `held`
-    those that it holds, durably; `said` has every other member's answer about the rest.
+    """Decide what to report for a window. `wanted` has all entries of the window that the bookie should
+    hold, `held` those that it holds durably; `said` has every other member's answer about the rest.
     """
     found = WindowReport()
     first = window.start
@@ -169,9 +167,9 @@ def _describe(copies: Mapping[BookieId, Copy]) -> str:
 def rest_to_give_up(
     metadata: LedgerMetadata, doubted: Sequence[EntrySpan], accepted: Sequence[EntrySpan]
 ) -> list[EntrySpan]:
-    """The ranges that recovery may take as absent, for a ledger that cannot be closed.
+    """The ranges that recovery may count as absent, for a ledger that cannot be closed.
 
-    Entries of earlier fragments were confirmed; they are found or lost one by one, later.
+    Entries of earlier fragments were confirmed. Each of them is later restored, or found to be lost.
     """
     assert not metadata.is_closed
     rest = EntrySpan(metadata.fragments[-1].first_entry, ENTRY_ID_MAX)
@@ -186,7 +184,7 @@ def covers(ranges: Sequence[EntrySpan], entry_id: int) -> bool:
 
 
 def intersection(some: Iterable[EntrySpan], others: Sequence[EntrySpan]) -> list[EntrySpan]:
-    """The common ranges; ascending, if both arguments are."""
+    """The common ranges. They are ascending if both arguments are."""
     return [
         EntrySpan(max(a.first_entry, b.first_entry), min(a.last_entry, b.last_entry))
         for a in some
@@ -196,7 +194,7 @@ def intersection(some: Iterable[EntrySpan], others: Sequence[EntrySpan]) -> list
 
 
 def ranges_of(entry_ids: Iterable[int], gap: int = 1) -> list[EntrySpan]:
-    """Ranges of ascending ids; ids that are at most `gap` apart are in one range."""
+    """Ranges of ascending ids. Ids that are at most `gap` apart share a range."""
     found: list[EntrySpan] = []
     for each in entry_ids:
         if found and each <= found[-1].last_entry + gap:

@@ -2,7 +2,7 @@
 
     (ensemble size, write quorum, members of the first ensemble…, members of the next one…)
 
-The index shares equal rows, and an ensemble that a ledger has twice is kept once.
+The index shares equal rows, and a row names each distinct ensemble of a ledger once.
 """
 
 from collections.abc import Collection, Iterator
@@ -26,8 +26,8 @@ def members_of(row: IndexRow) -> frozenset[BookieId]:
 
 
 def good_copies(row: IndexRow, missing: Collection[BookieId]) -> int:
-    """The good copies of the entry with the fewest, if the missing bookies have no entry and all
-    others have all of theirs.
+    """The number of good copies of the entry that has the fewest, if missing bookies hold no entry and all
+    others hold all of theirs.
     """
     ensemble, write = cast("tuple[int, int]", row[:_HEAD])
     return min(

@@ -9,10 +9,9 @@
          │                 (steward)  ▼                                  │
          └────────────────────── DrainingFailed ─────────────────────────┘
 
-A bookie that is not Active is read-only. Only Active begins to drain; DrainingFailed changes by
-hand only (LC1). Each change is a value of its own with the token that its writer drew, written
-from the version that was read; the steward's name its vote, so an old steward changes nothing
-(LC2).
+A bookie that is not Active is read-only. Only an Active bookie begins to drain; DrainingFailed changes by
+hand only (LC1). Each change is written from the version that was read, with a token that its writer drew.
+The steward's changes also name its vote, so an old steward changes nothing (LC2).
 """
 
 from collections.abc import Collection
@@ -35,8 +34,8 @@ REASON_CHARS_MAX: Final = 500
 def drain(
     found: Lifecycle, token: str, now_ms: int, *, ledgers: int, is_forced: bool = False
 ) -> Lifecycle:
-    """Begin a drain. `ledgers`: how many name the bookie now, for showing progress. Raises
-    `LifecycleConflict`.
+    """Begin a drain. `ledgers` is the number of ledgers that name the bookie now, for showing progress.
+    Raises `LifecycleConflict`.
     """
     _require(found, "drain", _ACTIVE)
     return Lifecycle(_DRAINING, token, now_ms, ledgers, is_forced)
@@ -49,7 +48,9 @@ def retry(found: Lifecycle, token: str, now_ms: int, *, ledgers: int) -> Lifecyc
 
 
 def cancel(found: Lifecycle, token: str, now_ms: int) -> Lifecycle:
-    """End a drain: the bookie is Active, and copies that were made stay. Raises `LifecycleConflict`."""
+    """End a drain: the bookie is Active again, and copies that were made are kept. Raises
+    `LifecycleConflict`.
+    """
     _require(found, "undrain", _DRAINING, _DRAINED, _FAILED)
     return Lifecycle(_ACTIVE, token, now_ms)
 
@@ -76,15 +77,15 @@ def fail(found: Lifecycle, token: str, now_ms: int, reason: str) -> Lifecycle:
 
 
 def revert(found: Lifecycle, token: str, now_ms: int, reason: str) -> Lifecycle:
-    """Back to Draining: a ledger names the bookie after all, since a client picked it before the
-    drain began.
+    """Make a Drained bookie Draining again: a ledger names it after all, since a client picked it before
+    the drain began.
     """
     _require(found, "drain again", _DRAINED)
     return _next(found, _DRAINING, token, now_ms, reason)
 
 
 def allowed_from(state: LifecycleState) -> tuple[LifecycleState, ...]:
-    """The states that a person may ask for. Draining again is a retry."""
+    """The states from which a person may request this one. Draining again is a retry."""
     return _ALLOWED[state]
 
 
@@ -120,10 +121,10 @@ def _require(found: Lifecycle, verb: str, *states: LifecycleState) -> None:
 def has_room(
     metadata: LedgerMetadata, leaving: Collection[BookieId], targets: Collection[BookieId]
 ) -> bool:
-    """Whether each fragment's leaving members can be replaced by distinct targets; unless forced, a
-    drain is refused at once if this fails for a ledger (LC3).
+    """Return whether distinct targets can replace each fragment's leaving members. If this fails for a
+    ledger, a drain is refused at once, unless it is forced (LC3).
 
-    `targets`: bookies that accept entries and stay.
+    `targets`: bookies that accept entries and do not leave.
     """
     for fragment in metadata.fragments:
         members = set(fragment.ensemble)

@@ -2,11 +2,11 @@
 
     Queued ──► Running ──► Done            the work ended; `result`
        │          ├──────► Failed          the work was refused or gave up; `problem`
-       └──────────┴──────► Cancelled       a caller asked for that, and its work has stopped
+       └──────────┴──────► Cancelled       a caller requested that, and its work has stopped
 
-- Each operation ends once: what has ended changes no more (OP1).
-- A caller's Idempotency-Key makes the id, so a request that is repeated finds its own operation. Another request under
-  the same key is refused (OP2).
+- Each operation ends once: an ended operation does not change (OP1).
+- A caller's Idempotency-Key makes the id, so a repeated request finds its own operation. Another request
+under the same key is refused (OP2).
 - What has ended is kept for 7 days, and 1,000 operations at most are kept; one that has not ended is never removed (OP3).
 
 One node each, JSON: the fields of `LastingOperation` and `version`.
@@ -51,7 +51,7 @@ class OperationStatus(Enum):
 class LastingOperation:
     id: str
     kind: str
-    about: Mapping[str, Any]  # The caller's request, as JSON.
+    about: Mapping[str, Any]  # The request as JSON.
     principal: str
     created_ms: int
     state: OperationStatus = OperationStatus.QUEUED
@@ -60,14 +60,16 @@ class LastingOperation:
     done: int = 0
     total: int | None = None  # None: the total is not known yet.
     is_cancel_asked: bool = False
-    notes: Mapping[str, Any] | None = None  # What the work must know after a restart.
+    notes: Mapping[str, Any] | None = None  # The facts that the work needs after a restart.
     result: Mapping[str, Any] | None = None
     problem: Mapping[str, Any] | None = None  # The error as RFC 9457 describes it.
 
     # --- Steps --------------------------------------------------------------------------------
 
     def begun(self, now_ms: int) -> "LastingOperation":
-        """The operation as running: by the process that runs it now; one that was started before continues."""
+        """The operation as running in the process that runs it now. An operation that was started before
+        continues.
+        """
         self._require_open()
         return replace(self, state=OperationStatus.RUNNING, started_ms=self.started_ms or now_ms)
 
@@ -80,8 +82,8 @@ class LastingOperation:
         return replace(self, notes=notes)
 
     def cancel_asked(self, now_ms: int) -> "LastingOperation":
-        """The operation with a request to cancel it. One that has not begun ends here; a running
-        one is stopped by its runner.
+        """The operation with a request to cancel it. If it has not begun, it ends here; a running operation
+        is stopped by its runner.
         """
         self._require_open()
         asked = replace(self, is_cancel_asked=True)
@@ -99,7 +101,9 @@ class LastingOperation:
         return replace(self._ended(OperationStatus.FAILED, now_ms), problem=_bounded(problem))
 
     def _ended(self, state: OperationStatus, now_ms: int) -> "LastingOperation":
-        """The operation with its final state. Raises `OperationEnded` if it has one already (OP1)."""
+        """The operation with its final state. Raises `OperationEnded` if it has a final state already
+        (OP1).
+        """
         self._require_open()
         return replace(self, state=state, ended_ms=now_ms, notes=None)
 
@@ -115,7 +119,7 @@ class LastingOperation:
     # --- Questions ----------------------------------------------------------------------------
 
     def eta_s(self, now_ms: int) -> int | None:
-        """The remaining seconds at the present pace; None: not known."""
+        """The remaining seconds at the present pace, or None if unknown."""
         if self.state is not OperationStatus.RUNNING or not self.done or not self.total:
             return None
         spent_ms = max(now_ms - (self.started_ms or now_ms), 0)
@@ -132,7 +136,7 @@ class LastingOperation:
 
 
 def id_of_key(principal: str, key: str) -> str:
-    """The operation's id for an Idempotency-Key. Keys of different principals never meet."""
+    """The operation's id for an Idempotency-Key. Equal keys of different principals make different ids."""
     scoped = f"{len(principal)} {principal} {key}".encode("utf-8", "surrogatepass")
     return sha256(scoped).hexdigest()[:_ID_DIGITS]
 
@@ -160,7 +164,7 @@ def pack_operation(operation: LastingOperation) -> bytes:
 
 
 def unpack_operation(data: bytes) -> LastingOperation:
-    """Raises `BadMetadata`, `UnsupportedVersion`."""
+    """The operation in these bytes. Raises `BadMetadata`, `UnsupportedVersion`."""
     check_size(data)
     try:
         fields = json.loads(data)
@@ -197,7 +201,7 @@ def _canonical(about: Mapping[str, Any]) -> str:
 
 
 def _bounded(outcome: Mapping[str, Any]) -> dict[str, Any]:
-    """The outcome without its long lists: a node has a size that every metadata store accepts."""
+    """The outcome without its long lists, so that the node is small enough for every metadata store."""
     if len(_canonical(outcome)) <= OUTCOME_BYTES_MAX:
         return dict(outcome)
     short = {name: each for name, each in outcome.items() if not isinstance(each, list | dict)}

@@ -5,13 +5,14 @@ For each fragment with a known end, and each of its seats in question:
     the bookie is registered and stays   RESTORE  what its entry list lacks is brought back to it
     it is lost, or it is draining        REPLACE  another bookie gets the seat's share, then the seat
 
-An open fragment is never touched (LM4): its writer gives up lost seats itself, or is dead and the ledger has to be
-closed first. A ledger in recovery is recovered first; a ledger that was reserved and has no writer yet only changes
-its seat, since it has no entries.
+An open fragment is never changed (LM4): its writer replaces lost bookies itself, or is dead and the ledger
+has to be closed first. A ledger in recovery is recovered first. A ledger that was reserved and has no
+writer yet has no entries, so only its seats change.
 
-A bookie that is in question and is merely read-only is not lost: it is restored like any other.
+A bookie that is in question and merely read-only is not lost: its entries are restored as for any other
+bookie.
 
-When a seat's turn comes, `seat_step` says what to do with it, from what has been found out until then:
+When a seat is repaired, `seat_step` returns its next step, from what is known by then:
 
     RESTORE   all copied                          WHOLE
               some entries are unavailable        STUCK
@@ -54,10 +55,10 @@ class Action(Enum):
 
 
 class FirstStep(Enum):
-    """The step that the ledger needs before repairs of its closed fragments suffice."""
+    """The step that a ledger needs first, if repairs of its closed fragments do not suffice."""
 
     NOTHING = "nothing"
-    RECOVER = "recover"  # The ledger is in recovery already: finish that.
+    RECOVER = "recover"  # The ledger is in recovery already. Recovery has to be completed.
     # The open end names a bookie in question: close the ledger if its writer does not leave the
     # bookie.
     AWAIT_WRITER = "await the writer"
@@ -96,7 +97,7 @@ class RepairPlan:
 
 
 class RestoreResult(Enum):
-    """The result of copying to a seat's own bookie what it lacks."""
+    """The result of restoring on a seat's own bookie what it lacks."""
 
     COMPLETE = "complete"
     INCOMPLETE = "incomplete"  # Some entries are unavailable.
@@ -133,8 +134,8 @@ def seat_step(
     restored: RestoreResult | None = None,
     is_registered: bool | None = None,
 ) -> SeatStep | SeatOutcome:
-    """The next step for a seat, or how its repair ends. `restored`: None before an attempt.
-    `is_registered`: None before it is looked up.
+    """The next step for a seat, or how its repair ends. `restored` is None before an attempt.
+    `is_registered` is None before it is looked up.
     """
     if action is Action.RESTORE:
         return SeatStep.RESTORE if restored is None else _AFTER_RESTORE[restored]
@@ -154,9 +155,9 @@ def plan_repair(
     is_unclaimed: bool = False,
     looked_at: Collection[BookieId] = (),
 ) -> RepairPlan:
-    """The plan of one ledger. `in_question` are bookies marked as missing copies; `draining` lose
-    their seats though they are present; `looked_at` may lack copies and keep their seats. So do all
-    others, lost or not: their repair is not due yet (RP2).
+    """The plan of one ledger. `in_question` are bookies marked as missing copies. `draining` bookies lose
+    their seats although they are present. `looked_at` bookies may lack copies and keep their seats. All
+    others keep their seats, too, lost or not, since their repair is not due yet (RP2).
     """
     seats: list[SlotRepair] = []
     open_seats: tuple[int, ...] = ()
@@ -210,8 +211,9 @@ def _first_step(
 class GracePeriods(Generic[Key, Awaited]):
     """How long writers have had to leave a bookie (RP4).
 
-    A period begins with the first look that finds something to wait for, by the clock of this process: marks
-    carry the time of another machine's clock. It begins again if a look finds something else to wait for.
+    A period begins with the first look that finds something to wait for, by the clock of this process,
+    since marks have the time of another machine. It begins again if a look finds something else to wait
+    for.
     """
 
     def __init__(self, grace_s: float) -> None:
@@ -219,7 +221,9 @@ class GracePeriods(Generic[Key, Awaited]):
         self._begun: dict[Key, tuple[Awaited, int]] = {}
 
     def left_s(self, key: Key, awaited: Awaited, now_ns: int) -> float:
-        """The rest of the period, which this call begins if necessary; 0 or less: it is over."""
+        """The rest of the period in seconds. This call begins the period if necessary. At 0 or less, the
+        period is over.
+        """
         begun = self._begun.get(key)
         if begun is None or begun[0] != awaited:
             begun = self._begun[key] = awaited, now_ns
@@ -241,9 +245,9 @@ def sources_of(
 ) -> list[BookieId]:
     """Bookies that may have a copy of the entry, in the order in which they are asked.
 
-    One present member is asked before all others, the same one for a whole fragment, so that it reads
-    in order. A bookie that gives up its seat is a source like any other as long as it is present.
-    Lost ones come last: they may be back.
+    One present member is asked before all others. It is the same member for a whole fragment, so that it
+    reads in order. A bookie that loses its seat is a source like any other while it is present. Lost
+    bookies come last, since they may be back.
     """
     slots = [slot for slot in quorum.write_slots(entry_id) if slot != seat.slot]
     if seat.action is Action.REPLACE:
@@ -261,8 +265,9 @@ def sources_of(
 def lacking(
     quorum: Quorum, seat: SlotRepair, listed: EntryList, bad: Sequence[EntrySpan] = ()
 ) -> Iterator[EntryId]:
-    """The entries of the seat's share that its bookie does not list, or has in bad bytes;
-    ascending."""
+    """The entries of the seat's share that its bookie does not list, or holds with bad bytes. They are
+    ascending.
+    """
     for window in windows(seat):
         yield from lacking_in(window, quorum, seat, listed, bad)
 
@@ -290,6 +295,8 @@ def lacking_in(
 
 
 def _lists_all(listed: EntryList, window: range) -> bool:
-    """Whether all of the window is listed, by a quick test of a run without holes; False may be wrong."""
+    """Return whether all of the window is listed, by a quick test of a run without holes. A False may be
+    wrong.
+    """
     group = listed.group_at(EntryId(window.start))
     return group is not None and not group.period and window.stop - 1 <= group.last_entry

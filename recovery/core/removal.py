@@ -1,8 +1,8 @@
-"""The effects on ledgers if these bookies were removed (RM1).
+"""Rules for what happens to ledgers if these bookies are removed (RM1).
 
-A bookie may go without harm iff no ledger names it. Otherwise it counts how many copies of each entry would be
-left on registered bookies: an entry with fewer than the ack quorum may be lost by one more failure, and one
-without any is lost.
+A bookie can be removed without harm iff no ledger names it. If some ledger does, this counts how many
+copies of each entry would be left on registered bookies. One more failure may lose an entry with fewer
+copies than the ack quorum. An entry without any copy is lost.
 """
 
 from collections.abc import Collection
@@ -36,8 +36,8 @@ class Damage:
 def fewest_copies(
     metadata: LedgerMetadata, leaving: Collection[BookieId], registered: Collection[BookieId]
 ) -> int:
-    """The fewest copies of any entry, on bookies that stay and are registered. Empty fragments
-    count like others: they may be open.
+    """The fewest copies of any entry, on bookies that are registered and are not removed. Empty fragments
+    are counted, too, since they may be open.
     """
     quorum = metadata.quorum
     return min(
