@@ -1,4 +1,5 @@
-"""The owner's hot path: what is appended to a log, in which order, and when appends are acknowledged.
+"""The owner's hot path: which blocks are appended to a log, in which order, and when appends are
+acknowledged.
 
     append ──► Sequencer: place, or refusal ──► stamped ──► the ledger that is written
                   │                                              │ confirmed, in order
@@ -7,10 +8,10 @@
                                                                  ▲
                        roll: N is closed, N+1 counts ────────────┘
 
-Decisions are made at once and in the order of the calls; whatever is answered waits until all that it
-rests on is settled (LS4). A refusal that would be wrong if another server owned the log by now ("the
-tail is 17") waits for a barrier, too. No append has a task or a future, and what is confirmed comes in
-batches: appends are acknowledged in the turn in which the bookies' acknowledgements are read.
+Decisions are made at once and in the order of the calls. Each answer waits until everything that it depends
+on is settled (LS4). A refusal that would be wrong if another server owned the log by now ("the tail is 17")
+waits for a barrier, too. No append has a task or a future, and blocks are confirmed in batches: appends are
+acknowledged in the turn in which the bookies' acknowledgements are read.
 """
 
 import asyncio
@@ -46,24 +47,24 @@ from rollbook.proto.errors import (
 from rollbook.proto.ids import FIRST_ENTRY, EntryId, LedgerId
 
 _UNCERTAIN_MAX: Final = 20_000  # Pending appends and barriers; the ledgers accept fewer appends.
-_AGAIN_S: Final = 0.01  # A barrier that found no room tries again after this pause.
+_AGAIN_S: Final = 0.01  # The pause before a barrier that found no room is tried again.
 
 Loss = type[OutcomeUnknown]
-"""The fate of pending appends."""
+"""The type of error that pending appends get."""
 
 Tell = Callable[[Any], None]
-"""A waiter's callback: called once, with its result or a `RollbookError`; it must not raise."""
+"""A waiter's callback. It is called once, with the result or a `RollbookError`, and must not raise."""
 
 _Kept = tuple[Offset, Offset, bytes]
 _Item = tuple[Tell | None, object, _Kept | None]
 """The waiter's callback, its result, and a block for readers."""
 
 _TAIL: Final = object()  # The result is the tail at the moment at which the item is settled.
-_BARRIER: Final = object()  # No caller waits: it is the entry that was written for barriers.
+_BARRIER: Final = object()  # An item without a caller: the entry that was written for barriers.
 
 
 class SegmentWriter:
-    """The ledger of one segment, as its log's owner writes it."""
+    """The ledger of one segment, written by its log's owner."""
 
     def __init__(
         self,
@@ -79,7 +80,7 @@ class SegmentWriter:
         self.writer: Final = writer
         self.segment_id: Final = segment_id
         self.ledger_id: Final[LedgerId] = writer.ledger_id
-        self.number: Final = number  # Counts this owner's ledgers, from 0.
+        self.number: Final = number  # The number of this ledger among the owner's, from 0.
         self.base_offset: Final = base_offset
         self.length: Final = SegmentLength(limits)
         self.began_s: Final = asyncio.get_running_loop().time()
@@ -96,7 +97,7 @@ class SegmentWriter:
 
     @property
     def is_begun(self) -> bool:
-        """Whether the first entry, which has the log's memory, is confirmed (LS5)."""
+        """Return whether the first entry, which stores the log's state, is confirmed (LS5)."""
         return self.writer.last_add_confirmed >= FIRST_ENTRY
 
     def reason_to_roll(self, now_s: float) -> str | None:
@@ -104,12 +105,12 @@ class SegmentWriter:
 
     @property
     def oldest_s(self) -> float:
-        """The time of the loop at which the segment reaches its maximum age."""
+        """The loop time at which the segment reaches its maximum age."""
         return self.began_s + self.length.limits.age_s
 
 
 class AppendPath:
-    """`failure` is None as long as this server believes that it owns the log."""
+    """The appends of one owner. `failure` is None while this server believes that it owns the log."""
 
     def __init__(
         self,
@@ -162,8 +163,8 @@ class AppendPath:
     def append(
         self, block: bytes, info: BlockInfo, condition: Condition | None, tell: Tell
     ) -> bool:
-        """Decide an append at once; returns False if it is refused. Accepted or refused, `tell` gets the
-        result when all that it depends on is settled: the ack, the refusal, or `OwnerLost` or
+        """Decide an append at once; returns False if it is refused. In both cases `tell` gets the result
+        when everything that it depends on is settled: the ack, the refusal, or `OwnerLost` or
         `AppendUnsettled` (the block may be in the log). `tell` may be called before this returns.
 
         Raises `Overloaded`, and `OwnerChanging` if this is no longer the owner: nothing was
@@ -219,8 +220,8 @@ class AppendPath:
         return True
 
     def keep_short(self) -> None:
-        """Called after each entry, also one without records, once the log's state includes it: ends
-        a segment that is full, and writes a snapshot if one is due.
+        """End the segment if it is full, and write a snapshot if one is due. Call this after each entry,
+        also one without records, once the log's state includes it.
         """
         assert self.writing is not None
         length = self.writing.length
@@ -234,10 +235,10 @@ class AppendPath:
                 self.say(self.memory.snapshot())
 
     def say(self, said: Control, tell: Tell | None = None, result: object = None) -> None:
-        """Writes a control block. `tell` gets `result` when it is settled. The caller updates the
+        """Write a control block. `tell` gets `result` when the block is settled. The caller updates the
         log's state, and then calls `keep_short`.
 
-        Raises `Overloaded`, `EntryTooLarge`, `OwnerChanging`; then nothing has happened.
+        Raises `Overloaded`, `EntryTooLarge`, `OwnerChanging`; then nothing was written.
         """
         writing, memory = self.writing, self.memory
         assert writing is not None
@@ -254,8 +255,9 @@ class AppendPath:
         self._on_written(entry_id, (tell, result, None), is_barrier=type(said) is Barrier)
 
     def use(self) -> None:
-        """Check as `require` does, and count it as use of the log, which is then not released as idle. Raises
-        `OwnerChanging`, `Overloaded`."""
+        """Check as `require` does, and count this as use of the log, so that the log is not released as
+        idle. Raises `OwnerChanging`, `Overloaded`.
+        """
         self.require()
         self.used_ns = self._now_ns()
 
@@ -282,7 +284,7 @@ class AppendPath:
                 self._settling.on_answered((tell, result, None))
 
     async def room_for(self, entries: int, block_bytes: int) -> None:
-        """Returns when there is room, at once if there is: append before the next await.
+        """Return when there is room. The caller must append before its next await.
 
         Raises `OwnerChanging` unless this is the owner and accepts appends, `Overloaded`.
         """
@@ -292,14 +294,14 @@ class AppendPath:
         while (writing := self.writing) is not None:
             with suppress(RollbookError):  # An append after this raises the same error.
                 await writing.writer.ready(entries, block_bytes)
-            self.use()  # The log may have been given up in the meantime.
+            self.use()  # The log may have been given up during the wait.
             if writing is self.writing:
                 return
 
     # --- Segments -----------------------------------------------------------------------------
 
     def take(self, writer: LedgerWriter, segment_id: SegmentId, limits: SegmentLimits) -> None:
-        """Write blocks into this ledger from now on; of the earlier ledgers only the last may be unclosed."""
+        """Write blocks into this ledger from now on. Of the earlier ledgers only the last may be unclosed."""
         self.writing = SegmentWriter(
             writer,
             segment_id,
@@ -333,16 +335,17 @@ class AppendPath:
             self.answer(tell, refusal)
 
     async def refused(self, refusal: RollbookError) -> None:
-        """Raises the refusal when it is certain, that is when this server is known to be the owner still."""
+        """Raise the refusal when it is certain, that is when this server is known to be still the owner."""
         waiter = self._new_future()
         self.refuse(resolver_of(waiter), refusal)
         await waiter
 
     async def until_settled(self) -> None:
-        """Returns when all that was decided so far is settled. Raises `OwnerChanging`, or the
-        error that pending appends get: `OwnerLost`, `AppendUnsettled`.
+        """Return when all earlier decisions are settled. Raises `OwnerChanging`, or the error that pending
+        appends get: `OwnerLost`, `AppendUnsettled`.
         """
-        if self.failure is not None:  # All waiters have their failure; no more are notified.
+        # All waiters have got their failure; new ones would not be notified.
+        if self.failure is not None:
             raise self.refusal()
         waiter = self._new_future()
         self.answer(resolver_of(waiter), None)
@@ -365,7 +368,7 @@ class AppendPath:
             self._turn = self._loop.call_soon(self._on_turn)
 
     def _on_turn(self) -> None:
-        """Writes an entry for waiting barriers, unless an append of this turn of the loop serves them."""
+        """Write an entry for waiting barriers, unless an append of this turn of the loop serves them."""
         self._turn = None
         if self._barriers.needs_entry:
             try:
@@ -379,7 +382,8 @@ class AppendPath:
     # --- Settling -----------------------------------------------------------------------------
 
     def check_owner(self) -> bool:
-        """Whether this process still owns the log. Call it before confirming or answering an append (LS9).
+        """Return whether this process still owns the log. Call it before confirming or answering an append
+        (LS9).
 
         If the process stood still for longer than its lease, this ends the owner.
         """
@@ -393,7 +397,7 @@ class AppendPath:
             self._settle(self._settling.on_confirmed(number, last_entry))
 
     def _settle(self, items: Collection[_Item]) -> None:
-        """Readers get the blocks before callers get their acks, so that a client finds what it appended."""
+        """Give blocks to readers before callers get their acks, so that a client finds what it appended."""
         self.tail_cache.add([kept for _, _, kept in items if kept is not None])
         for item in items:
             self._tell(item)
@@ -432,19 +436,19 @@ class AppendPath:
             self._turn.cancel()
 
     def refusal(self) -> OwnerChanging:
-        """The error for requests that come now; a new object each time, since it gathers a traceback."""
+        """The error for new requests. It is a new object each time, since it gathers a traceback."""
         if self.failure is None:
             return OwnerChanging("it is being handed over", log=str(self._name))
         return OwnerChanging(self.failure.message, **self.failure.ids)
 
     def loss(self) -> OwnerLost:
-        """The error for appends that were under way: they may have been done, or be done by the next owner."""
+        """The error for pending appends: they may be in the log, or the next owner may add them."""
         failure = self.refusal()
         return OwnerLost(failure.message, **failure.ids)
 
 
 def _nobody() -> None:
-    """The callback before anybody listens."""
+    """The callback before another one is set."""
 
 
 def resolver_of(waiter: "asyncio.Future[Any]") -> Tell:

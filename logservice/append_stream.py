@@ -1,9 +1,9 @@
-"""One client's stream of appends to many logs: decided in the order in which they come, log by log.
+"""One client's stream of appends to many logs. Appends to one log are decided in the order in which they
+arrive.
 
-An append for a log that is owned here is handed to its owner in the turn in which it comes,
-without a task. An append that cannot be decided at once (the log has to be opened first, or its
-owner has no room) waits in a queue, and so do all later ones for the same log: one task for each
-queue (SV5).
+An append to a log that is owned here is given to its owner in the turn in which it arrives, without a task.
+An append that cannot be decided at once, because the log must be opened first or its owner has no room,
+waits in a queue. All later appends to the same log wait there, too. Each queue has one task (SV5).
 
     submit ──► owner.submit ──► settled ─┐
         │                                ├──► results, as they come
@@ -71,9 +71,10 @@ class _BoundLog:
         self.log = bind.log
         self.uid = bind.uid
         self.is_ordered = bind.is_ordered
-        self.owner: Owner | None = None  # The owner as last found; it may have lost the log since.
+        self.owner: Owner | None = None  # The owner as last found. It may have lost the log since.
         self.pending: deque[_Pending] = deque()  # Appends without an answer, in order.
-        self.waiting: deque[_Pending] = deque()  # The end of `pending`: appends without a decision.
+        # The last part of `pending`: appends without a decision.
+        self.waiting: deque[_Pending] = deque()
         self.task: asyncio.Task[None] | None = None
         # The first refused append, after which an ordered log accepts no other.
         self.failed_number: int | None = None
@@ -91,7 +92,7 @@ class ServerAppendStream:
         self._loop = asyncio.get_running_loop()
         self._lines: dict[int, _BoundLog] = {}
         self._tasks: dict[asyncio.Task[None], None] = {}
-        self._bytes = 0  # Bytes of appends in flight or with a result that was not yet taken.
+        self._bytes = 0  # Bytes of appends in flight, or with a result that was not yet taken.
         self._results: list[AppendResult] = []
         self._freed = 0  # Bytes that are freed when the waiting results are taken.
         self._news: asyncio.Future[None] | None = None
@@ -156,7 +157,7 @@ class ServerAppendStream:
     # --- Deciding ---------------------------------------------------------------------------
 
     def _try(self, pending: _Pending) -> bool:
-        """Whether the append was decided now: given its place, or refused."""
+        """Return whether the append was decided now: accepted or refused."""
         append, line = pending.append, pending.line
         if line.failed_number is not None:
             pending.settle(EarlierFailed(failed_number=line.failed_number))
@@ -187,7 +188,7 @@ class ServerAppendStream:
         return True
 
     async def _work_off(self, line: _BoundLog) -> None:
-        """Decides the waiting appends in order, while the log is opened or has no room."""
+        """Decide the waiting appends in order, while the log is opened or has no room."""
         while line.waiting:
             pending = line.waiting[0]
             try:
@@ -206,7 +207,7 @@ class ServerAppendStream:
     # --- Results ----------------------------------------------------------------------------
 
     def _on_settled(self, pending: _Pending, answer: AppendAck | RollbookError) -> None:
-        """Hands over results in order: a result waits for those of earlier appends to the log."""
+        """Hand over results in order. A result waits for those of earlier appends to the log."""
         size, now_s = len(pending.append.block), self._loop.time()
         self._stats.on_answered(answer, size, pending, now_s)
         waiting = pending.line.pending

@@ -1,6 +1,6 @@
-"""Settings of a log server. Defaults suit one with some gigabytes of memory.
+"""Settings of a log server. The defaults suit a server with some gigabytes of memory.
 
-They come from `[log_server]` and `[log_service]` of a file, `ROLLBOOK_LOG_SERVER_*` and
+The settings are read from `[log_server]` and `[log_service]` of a file, `ROLLBOOK_LOG_SERVER_*` and
 `ROLLBOOK_LOG_SERVICE_*`, and flags; see `proto/runtime/config.py`.
 """
 

@@ -1,9 +1,10 @@
-"""How far cursors are behind, for operators of readers: for the logs that are owned here, and for
-ownerless ones that this server looks after. So one server reports those of each log, also when the log
-is idle.
+"""Computes how far cursors are behind, for operators of readers. A server does this for the logs that it
+owns, and for ownerless logs that it looks after. One server therefore reports the cursors of each log, also
+when the log is idle.
 
-Cursors are in the metadata store, one read for each. So a request for the lags gets what is known, and a
-background task updates it, of each log the first `_READ_MAX` cursors by name (the others are counted):
+Cursors are in the metadata store, and each takes one read. A request for the lags therefore gets the known
+values, and a background task updates them. Of each log it reads the first `_READ_MAX` cursors by name; the
+others are counted:
 
 owned     by `look`: at most twice a minute, as many logs as that has time for, beginning with those that were
           not looked at for longest
@@ -28,11 +29,11 @@ from rollbook.proto.errors import Missing, RollbookError
 from rollbook.proto.tasks import stop_tasks
 
 _INTERVAL_S: Final = 30.0
-# After this long without a request, idle logs are not read any more.
+# Idle logs are not read if there was no request for this long.
 _WATCHED_S: Final = 600.0
 # The most cursors that are read for each log, so that one log does not displace the others.
 _READ_MAX: Final = 1000
-_PASSED_MAX: Final = 10_000  # The most idle logs in the queue; a log beyond it keeps its last lags.
+_PASSED_MAX: Final = 10_000  # The most idle logs in the queue. A log beyond it keeps its last lags.
 # The most idle logs with lags that are kept, largest lags first. More than are reported, so that
 # searches for them are seldom needed.
 _IDLE_MAX: Final = 2 * LAGS_MAX
@@ -47,7 +48,7 @@ class HasTail(Protocol):
 
 
 class OwnedLogs(Protocol):
-    """The parts of a log server that are used here."""
+    """The parts of a log server that this file uses."""
 
     @property
     def owned_logs(self) -> Sequence[LogName]: ...
@@ -60,12 +61,13 @@ class Nodes(Protocol):
 
 
 class CursorLags:
-    """`close` it at the end."""
+    """The lags of cursors. `close` it at the end."""
 
     def __init__(self, nodes: Nodes, owners: OwnedLogs) -> None:
         self._nodes, self._owners = nodes, owners
         self._loop = asyncio.get_running_loop()
-        self._cursors: dict[LogName, _Cursors] = {}  # Owned logs, the one read longest ago first.
+        # The cursors of owned logs. The log that was read longest ago is first.
+        self._cursors: dict[LogName, _Cursors] = {}
         # For each ownerless log, the cursors with lags at the last read.
         self._idle: dict[LogName, _TailAndCursors] = {}
         # For each log, the number of cursors that are not read: owned logs, then idle ones.
@@ -81,18 +83,18 @@ class CursorLags:
         self._is_closed = False
 
     def look(self) -> None:
-        """Begins an update of the owned logs' lags, if it is due."""
+        """Begin an update of the owned logs' lags, if it is due."""
         self._watched_until_s = self._loop.time() + _WATCHED_S
         if self._loop.time() >= self._look_again_s and self._may_begin(self._looking):
             self._look_again_s = self._loop.time() + _INTERVAL_S
             self._looking = self._loop.create_task(self._look())
 
     def on_sweep(self) -> None:
-        """A sweep begins, whether or not the previous one ended."""
+        """Take note that a sweep begins, whether or not the previous one ended."""
         self._not_passed = dict.fromkeys((*self._idle, *self._beyond_idle))
 
     def on_idle(self, log: LogName, listed: LedgerList) -> None:
-        """Queue an idle log, which nobody owns. A failed read keeps its last lags."""
+        """Queue an idle log, which has no owner. A failed read keeps its last lags."""
         if self._loop.time() >= self._watched_until_s:
             return
         self._not_passed.pop(log, None)
@@ -102,24 +104,24 @@ class CursorLags:
             self._reading = self._loop.create_task(self._read_passed())
 
     def on_unknown(self, log: LogName) -> None:
-        """Keep the lags of a log that may be idle or not."""
+        """Keep the lags of a log that may or may not be idle."""
         self._not_passed.pop(log, None)
 
     def on_swept(self) -> None:
-        """Forget idle logs that the complete sweep did not reach: they are owned elsewhere, gone,
-        or looked after elsewhere.
+        """Forget idle logs that the complete sweep did not reach: they were deleted, or another server owns
+        them or looks after them.
         """
         for log in self._not_passed:
             self._idle.pop(log, None)
             self._beyond_idle.pop(log, None)
 
     async def close(self) -> None:
-        """Idempotent."""
+        """Stop the background task. Idempotent."""
         self._is_closed = True
         await stop_tasks(self._looking, self._reading)
 
     def lags(self) -> Mapping[str, float]:
-        """The largest lags in records, by log:cursor."""
+        """The largest lags in records, by `log:cursor`."""
         ends = [
             (log, owner.tail, cursors)
             for log, cursors in self._cursors.items()
@@ -145,7 +147,7 @@ class CursorLags:
         with suppress(RollbookError, TimeoutError):
             async with asyncio.timeout_at(self._look_again_s):
                 for log in self._in_turn():
-                    # The log is last from now on, so that a failing one does not delay others next
+                    # The log is last from now on, so that a failing log does not delay others next
                     # time.
                     self._cursors[log] = self._cursors.pop(log, ())
                     self._cursors[log] = await self._cursors_of(log, self._beyond)
@@ -173,7 +175,7 @@ class CursorLags:
         return [*(log for log in owned if log not in self._cursors), *self._cursors]
 
     async def _cursors_of(self, log: LogName, beyond: dict[LogName, int]) -> _Cursors:
-        """The log's first cursors; `beyond` gets the number of further ones."""
+        """The log's first cursors. `beyond` gets the number of further ones."""
         try:
             found, more = await self._nodes.first_cursors(log, _READ_MAX)
         except Missing:

@@ -1,4 +1,4 @@
-"""The words of the log service that do not exist further down: names, offsets, epochs, positions.
+"""The values of the log service that lower layers do not have: names, offsets, epochs, positions.
 
 An **offset** is the dense position of a record in its log, from 0; starts are inclusive, ends
 exclusive. A **segment** is one ledger as a part of a log. The **owner epoch** counts the servers
@@ -35,7 +35,7 @@ WriterEpoch = NewType("WriterEpoch", int)  # 0: the log has had no exclusive wri
 SegmentId = NewType("SegmentId", int)  # Counts the segments of a log's life, from 0; never reused.
 LogUid = NewType(
     "LogUid", bytes
-)  # Drawn for each log: one created later under its name has another.
+)  # Drawn for each log. A log that is created later under the same name has another uid.
 ServerId = NewType("ServerId", str)  # The id of one life of one log server.
 CursorName = NewType("CursorName", str)
 
@@ -49,7 +49,8 @@ OFFSET_MAX: Final = Offset(INT64_MAX)
 PRODUCER_ID_BYTES_MAX: Final = 64
 ONCE: Final = b"once:"  # Before an idempotency key: no producer has such an id.
 PRODUCER_EPOCH_MAX: Final = 2**32 - 1
-# Logs assign the epochs from this one on: seconds since 1970, or one more than the last one.
+# Logs assign epochs from this one on: an epoch is the seconds since 1970, or one more than the
+# previous epoch.
 NAMED_EPOCH_MIN: Final = 2**30
 PRODUCER_SEQ_MAX: Final = INT64_MAX
 LOG_UID_BYTES: Final = 16
@@ -63,7 +64,7 @@ _UID: Final = re.compile(rf"[0-9a-f]{{{2 * LOG_UID_BYTES}}}", re.ASCII)
 
 
 def parse_name(text: str, what: str) -> str:
-    """Checks names that users choose; used everywhere. Raises `InvalidRequest`."""
+    """Check a name that a user chose. Raises `InvalidRequest`."""
     if not _NAME.fullmatch(text):
         raise InvalidRequest(
             f"{what} {text[:80]!r} is not 1 to {NAME_BYTES_MAX} characters of `a-z 0-9 . _ -`, "
@@ -77,7 +78,7 @@ def parse_cursor_name(text: str) -> CursorName:
 
 
 def parse_uid(text: str) -> str:
-    """Checks a log's uid, in the form that servers return. Raises `InvalidRequest`."""
+    """Check a log's uid, in the form that servers return. Raises `InvalidRequest`."""
     if not _UID.fullmatch(text):
         raise InvalidRequest(
             f"{text[:80]!r} is not a log's uid", next_step="write its 32 hexadecimal digits"
@@ -94,7 +95,7 @@ def parse_writer_epoch(value: SupportsIndex) -> WriterEpoch:
 
 
 def _parse_number(value: SupportsIndex, what: str) -> int:
-    """The value as an int, also if it is of another library's integer type. Raises `InvalidRequest`."""
+    """The value as an int. It may be of another library's integer type. Raises `InvalidRequest`."""
     try:
         number = index(value)
     except TypeError:
@@ -115,7 +116,7 @@ class LogName:
 
     @classmethod
     def parse(cls, text: "str | Self") -> Self:
-        """The name in `ns/log`, or `log` for `default/log`; a name that is parsed stays as it is."""
+        """The name in `ns/log`, or `log` for `default/log`. A parsed name is returned unchanged."""
         if isinstance(text, cls):
             return text
         if not isinstance(text, str):
@@ -128,9 +129,8 @@ class LogName:
 
 
 def parse_prefix(text: str) -> tuple[str, str]:
-    """A prefix of log names: a namespace, and how names in it begin. `ns/pre`, `ns/`, or `pre` for
-    `default/pre`; two empty strings for an empty one, which every name begins with. Raises
-    `InvalidRequest`.
+    """The namespace and the name prefix in `ns/pre`, in `ns/`, or in `pre` for `default/pre`. An empty text
+    makes two empty strings, which match every name. Raises `InvalidRequest`.
     """
     if not text:
         return "", ""
@@ -145,7 +145,7 @@ def parse_prefix(text: str) -> tuple[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class ProducerRef:
-    """The producer of a batch, and the batch's number: a log recognises a repeated one by them.
+    """The producer of a batch, and the batch's number. A log recognises a repeated batch by them.
 
     An id has 1 to 64 bytes.
     """
@@ -249,7 +249,7 @@ _AGE_PART: Final = re.compile(r"([0-9]+)(ms|[wdhms])", re.ASCII)
 
 
 def parse_position(text: str) -> Position:
-    """Raises `InvalidRequest`."""
+    """The position in this text. Raises `InvalidRequest`."""
     kind, colon, rest = text.partition(":")
     if colon and kind == "ts":
         return AtTime(_parse_time_us(rest))
@@ -295,8 +295,8 @@ def _parse_time_us(text: str) -> int:
 
 
 def time_us_of(time: datetime) -> int:
-    """The microseconds since 1970 of a time with its zone. Outside 1970 … 9999 there is no record:
-    the nearest time means the same.
+    """The microseconds since 1970 of a time with its zone. There is no record outside 1970 to 9999, so such
+    a time becomes the nearest one inside.
     """
     since = (time - _EPOCH) // timedelta(microseconds=1)
     return min(max(since, 0), TIMESTAMP_US_MAX)

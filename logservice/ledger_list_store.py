@@ -1,8 +1,8 @@
-"""The ledger list of a log in the hands of its owner: every change is a compare-and-set.
+"""The ledger list of a log, as its owner changes it: every change is a compare-and-set.
 
-Other servers change the list, too: its configuration, what is discarded. A writer that finds it
-changed reads it again, checks that the list still names it as owner, and repeats its change. One
-owner makes one change at a time.
+Other servers change the list, too: its configuration, or what is discarded. A writer that finds the list
+changed reads it again, checks that it still names this owner, and repeats its change. An owner makes one
+change at a time.
 """
 
 import asyncio
@@ -45,7 +45,9 @@ class LedgerListStore:
         log: structlog.typing.FilteringBoundLogger,
         on_configured: Callable[[LogConfig], None],
     ) -> None:
-        """`on_configured` gets every new configuration, however it was found (SV7)."""
+        """Use the list as `stored`. `on_configured` gets every new configuration, from whichever read or
+        write (SV7).
+        """
         self.stored = stored  # The list as it was last written or read.
         self.owner_epoch = stored.list.owner_epoch
         self._on_configured = on_configured
@@ -57,7 +59,7 @@ class LedgerListStore:
         return self.stored.list
 
     async def refresh(self) -> None:
-        """Read the list again, retrying while the store is away. Raises `OwnerFenced`, `NoSuchLog`."""
+        """Read the list again, retrying while the store is unavailable. Raises `OwnerFenced`, `NoSuchLog`."""
         again_s = _PAUSE_S_MIN
         while True:
             try:
@@ -75,7 +77,7 @@ class LedgerListStore:
         self._keep(stored)
 
     def _keep(self, stored: StoredLog) -> None:
-        # An older version is ignored: a later write or read was processed first.
+        # An older version is ignored, since a later write or read was processed first.
         if stored.version > self.stored.version:
             config = self.list.config
             self.stored = stored
@@ -83,8 +85,8 @@ class LedgerListStore:
                 self._on_configured(self.list.config)
 
     async def change(self, make: Change) -> None:
-        """Change the list, retrying while the store is away. `make` returns its argument if nothing has
-        to change.
+        """Change the list, retrying while the store is unavailable. `make` returns its argument if no
+        change is needed.
 
         Raises `OwnerFenced`, `NoSuchLog`, and any error of `make`.
         """
@@ -97,9 +99,10 @@ class LedgerListStore:
     async def attempt(
         self, work: Callable[[StoredLog], Awaitable[tuple[StoredLog, T]]], *, until_known: bool
     ) -> T:
-        """Call `work` with the list, which it changes; repeated if another writer was quicker.
+        """Call `work` with the list, which `work` changes. The call is repeated if another writer was
+        quicker.
 
-        `until_known`: also repeated if it is not known whether the change was made. Raises
+        With `until_known` it is also repeated if it is not known whether the change was made. Raises
         `OwnerFenced`, `NoSuchLog`, any error of `make`, and `MetadataConflict` if every attempt met another change.
         """
         async with self._changing:
@@ -125,10 +128,10 @@ class LedgerListStore:
         *,
         bookies_min: int = 0,
     ) -> tuple[LedgerWriter, Segment]:
-        """A new ledger at the end of the list (LS3), on `bookies_min` bookies at least.
+        """Make a ledger and add it to the end of the list (LS3), on at least `bookies_min` bookies.
 
-        Raises `OwnerFenced`, `NoSuchLog`, `NotEnoughBookies`; then none is listed, unless the
-        store stopped responding: then it may be listed, and is never written.
+        Raises `OwnerFenced`, `NoSuchLog`, `NotEnoughBookies`; then no ledger is listed. If the store
+        stopped responding, a ledger may be listed, and is never written.
         """
         async with self._changing:
             races = 0
@@ -159,9 +162,10 @@ class LedgerListStore:
                 races = await self._after(MetadataConflict("somebody was quicker"), races)
 
     async def _after(self, error: RollbookError, races: int) -> int:
-        """A pause before the next attempt: another writer may be quicker again and again.
+        """Pause before the next attempt, and return the new number of races. Another writer may be quicker
+        several times in a row.
 
-        A change that the list itself forbids fails. An unavailable store is no race.
+        A change that the list itself forbids fails. An unavailable store does not count as a race.
         """
         if not isinstance(error, MetadataConflict):
             return 0

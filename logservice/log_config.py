@@ -1,4 +1,4 @@
-"""The settings of a log, chosen when it is created, and changed afterwards.
+"""The settings of a log. They are chosen when it is created, and may be changed later.
 
 Clients import this module: it loads nothing heavy.
 """
@@ -14,7 +14,8 @@ from rollbook.proto.quorum import Quorum
 KIB: Final = 1024
 MIB: Final = 1024 * KIB
 DEFAULT_QUORUM: Final = Quorum(ensemble=3, write=3, ack=2)
-BATCH_BYTES_CEILING: Final = 5 * MIB - 64 * KIB  # A batch is one entry: 5 MiB with all its frames.
+# A batch is one entry, which has at most 5 MiB with all its frames.
+BATCH_BYTES_CEILING: Final = 5 * MIB - 64 * KIB
 BATCH_RECORDS_CEILING: Final = 100_000
 _SECONDS_MAX: Final = 100 * 365 * 86_400
 DELETE_GRACE_MS_MAX: Final = _SECONDS_MAX * 1000

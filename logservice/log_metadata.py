@@ -1,4 +1,4 @@
-"""The logs of a cluster in its metadata store: lists, cursors, guards.
+"""Stores the logs of a cluster in its metadata store: lists, cursors, guards.
 
     <own root>/logs/<namespace>/<hh>/<log>   the ledger list; `hh`: which of 256 folders, by the name
         marks                                floor and guards, from the first guard or truncation on
@@ -7,15 +7,15 @@
                                              under, for as long as it lives, since its ledgers bear the old one
     <own root>/log-servers-witness           `Witness`: which time log servers have lived through
 
-A namespace is there from its first log on. Folders keep the children of a node few, so
-that a million logs can be listed by stores that answer a listing in one packet.
+A namespace exists from its first log on. Folders limit the children of a node, so that stores that answer a
+listing in one packet can list a million logs.
 
-Each write carries a token drawn for it, so that the writer finds out after a lost reply whether
-it was made (LL7). A list that was overwritten since may be older than the present one; then the
-loser gets `MetadataConflict`, and sees from the list what happened to its step.
+Each write carries a token drawn for it. After a lost response, the writer reads the token to find out
+whether its write was made (LL7). If the list was overwritten since, the token may be gone: then the writer
+gets `MetadataConflict`, and sees from the list what happened.
 
-The version of a list is that of its node. A ledger is listed only by the change from the very version
-that its metadata names (LL8): `replace` asks for it when a ledger is new.
+The version of a list is that of its node. A ledger is listed only by the change from the very version that
+its metadata names (LL8): `replace` requires that version when a ledger is new.
 """
 
 import asyncio
@@ -96,8 +96,8 @@ CURSORS: Final = "cursors"
 # The folder with a node for each principal: the number of its cursors in all logs.
 CURSOR_TOTALS: Final = "cursor-totals"
 _FOLDERS: Final = 256
-# Folders whose names are read together. More: lists are quicker, and hold the store up for longer
-# at a time.
+# The number of folders whose names are read together. Larger: lists are quicker, but block the
+# store for longer at a time.
 _FOLDERS_AT_ONCE: Final = 32
 # The levels of a list's path below the root: nothing, namespace, folder, log.
 _LIST_DEPTH: Final = 4
@@ -153,10 +153,11 @@ class LogMetadataStore:
         *,
         before_displaced: Callable[[StoredLog], Awaitable[None]] | None = None,
     ) -> tuple[StoredLog, bool]:
-        """The log, and whether this call made it. A deleted log gives its name to the new one (LL10).
+        """Return the log, and whether this call made it. If a deleted log has the name, the new log gets it
+        (LL10).
 
-        With `config` None any existing log is accepted. Of `config` the `fields` count; a new log
-        has `default` for the rest. `before_displaced`: called before a deleted log loses its
+        With `config` None any existing log is accepted. Only the `fields` of `config` count; a new log has
+        the values of `default` for the rest. `before_displaced` is called before a deleted log loses its
         name. Raises `LogExists` if the log has another configuration, `BadConfig`,
         `InvalidRequest` for an unknown field.
         """
@@ -207,7 +208,9 @@ class LogMetadataStore:
         )
 
     async def read(self, name: LogName, *, fresh: bool = True) -> StoredLog:
-        """The log's list. `fresh`: not as a replica of the store may remember it. Raises `NoSuchLog`."""
+        """The log's list. With `fresh`, it is not read from a stale replica of the store. Raises
+        `NoSuchLog`.
+        """
         node = await read_surely(self._store, self.path(name), fresh=fresh)
         if node is None:
             raise NoSuchLog(log=str(name))
@@ -220,15 +223,17 @@ class LogMetadataStore:
         return stored
 
     async def watch(self, name: LogName) -> Watch:
-        """Reports every change of the list from now on."""
+        """Return a watch that reports every later change of the list."""
         return await self._store.watch(self.path(name))
 
     async def watch_all(self) -> Watch:
-        """Reports every change of any list, and of nodes below them: `log_of` says which log an event is about."""
+        """Return a watch that reports every later change of any list, and of nodes below it. `log_of`
+        returns the log of an event.
+        """
         return await self._store.watch(self.root, recursive=True)
 
     def log_of(self, path: str) -> LogName | None:
-        """The log whose list is at this node. None: it is no list's node."""
+        """The log whose list is at this node, or None if this is not the node of a list."""
         parts = path.removeprefix(self.root).split("/")
         if len(parts) != _LIST_DEPTH:
             return None
@@ -239,25 +244,27 @@ class LogMetadataStore:
     async def replace(
         self, stored: StoredLog, listed: LedgerList, *, made_for: int | None = None
     ) -> StoredLog:
-        """Changes `stored` to `listed`, if the list has not changed since it was read.
+        """Change `stored` to `listed`, if the list has not changed since it was read.
 
-        `made_for` is what the metadata of a new ledger names (LL8). Raises `MetadataConflict`,
-        `NoSuchLog`; after `ConnectionLost` it may have been made.
+        `made_for` is the version that the metadata of a new ledger names (LL8). Raises `MetadataConflict`,
+        `NoSuchLog`. After `ConnectionLost` the change may have been made.
         """
         return await self._replace(stored, listed, (), made_for)
 
     async def bump(self, stored: StoredLog) -> StoredLog:
-        """A new version of the same list: a ledger made for an older one can be listed no more."""
+        """Give the list a new version without a change, so that a ledger made for an older version cannot
+        be listed any longer.
+        """
         return await self._write(stored, stored.list, ())
 
     async def replace_guarded(
         self, stored: StoredLog, listed: LedgerList, *, found: StoredGuards
     ) -> StoredLog:
-        """Makes the change that truncates or deletes, together with the floor of the guards as they were
-        read (LL6). No guard is made in a deleted log.
+        """Make a change that truncates or deletes, together with the floor of the guards as they were read
+        (LL6). No guard can be made in a deleted log.
 
-        Raises `MetadataConflict`, `NoSuchLog`, and `Guarded` if a guard prevents it; after `ConnectionLost` it
-        may have been made.
+        Raises `MetadataConflict`, `NoSuchLog`, and `Guarded` if a guard prevents the change. After
+        `ConnectionLost` the change may have been made.
         """
         is_deleted = listed.state is ListedLogState.DELETED
         raised = found.guards.with_floor(OFFSET_MAX if is_deleted else listed.head)
@@ -308,8 +315,8 @@ class LogMetadataStore:
     async def change(
         self, name: LogName, make: Callable[[LedgerList], LedgerList], *, attempts: int = _RACES_MAX
     ) -> StoredLog:
-        """Reads, changes and writes the list, repeated while other changes come between. Raises
-        `NoSuchLog`, `MetadataConflict` if other changes always came between, and any error of `make`.
+        """Read, change and write the list. This is repeated if another change was made in between. Raises
+        `NoSuchLog`, `MetadataConflict` if every attempt met another change, and any error of `make`.
         """
         for attempt in range(attempts):
             stored = await self.read(name)
@@ -323,7 +330,9 @@ class LogMetadataStore:
     async def change_stored(
         self, stored: StoredLog, make: Callable[[LedgerList], LedgerList]
     ) -> StoredLog:
-        """Change this very log's list, as `change` does, also if it is displaced. Raises `NoSuchLog` if it is neither."""
+        """Change the list of this very log, as `change` does, even if the log is displaced. Raises
+        `NoSuchLog` if it is gone.
+        """
         for attempt in range(_RACES_MAX):
             try:
                 return await self.replace(stored, make(stored.list))
@@ -342,12 +351,14 @@ class LogMetadataStore:
     # --- Deleted logs -------------------------------------------------------------------------
 
     async def displaced(self) -> list[LogUid]:
-        """The uids of deleted logs whose names others have, and of those that came back under another name."""
+        """The uids of deleted logs whose names other logs have, and of logs that came back under another
+        name.
+        """
         names = await self._children(self._displaced)
         return [LogUid(bytes.fromhex(name)) for name in names]
 
     async def read_displaced(self, uid: LogUid) -> StoredLog | None:
-        """The log, deleted or back under another name; None: no displaced log has this uid."""
+        """The log that is deleted or back under another name, or None if no displaced log has this uid."""
         node = await read_surely(self._store, self._displaced_path(uid))
         if node is None:
             return None
@@ -363,9 +374,10 @@ class LogMetadataStore:
     async def undelete(
         self, name: LogName, uid: str, to: LogName | None, event: LogEvent
     ) -> StoredLog:
-        """Bring a log back that was deleted as `name`, under `to` or that name again.
+        """Bring back a log that was deleted as `name`, under the name `to`, or else under its old name.
 
-        `uid`: empty if one log alone was deleted under the name. Raises `NoSuchLog`, `LogExists` if the name is taken,
+        `uid` may be empty if only one log was deleted under the name. Raises `NoSuchLog`, `LogExists` if
+        the name is taken,
         `LogDeleted` if its records are gone already, `InvalidRequest`.
         """
         for attempt in range(_RACES_MAX):
@@ -455,11 +467,11 @@ class LogMetadataStore:
     async def _displace(
         self, stored: StoredLog, listed: LedgerList, more: Sequence[Op]
     ) -> StoredLog:
-        """Give the name of the deleted log `stored` to `listed`. The deleted log is kept by its uid,
+        """Give the name of the deleted log `stored` to `listed`. The deleted log is kept under its uid,
         without cursors (LL10).
 
-        The node stays, so that its version goes on: no ledger that was made for the old log can be listed in the new
-        one (LL8). Raises `MetadataConflict`, `NoSuchLog`.
+        The node is kept, so that its version continues: no ledger that was made for the old log can be
+        listed in the new one (LL8). Raises `MetadataConflict`, `NoSuchLog`.
         """
         assert stored.list.state is ListedLogState.DELETED
         path, own = self.path(stored.name), self._displaced_path(stored.list.uid)
@@ -527,13 +539,13 @@ class LogMetadataStore:
         return (await self._store.set(self.root, b"")).modified_ms * 1000
 
     async def read_witness(self) -> Witness | None:
-        """The time in which servers were present. None: no server has reported yet."""
+        """The time in which servers were present, or None if no server has reported yet."""
         node = await read_surely(self._store, self._witness_path)
         return None if node is None else Witness.unpack(node.value)
 
     async def beat(self, now_us: int) -> None:
-        """Reports that a log server is present. If another one reports at the same time, one
-        report serves both.
+        """Report that a log server is present. If another one reports at the same time, one report is
+        enough for both.
 
         Raises `MetadataUnavailable`, `ConnectionLost`, `SessionExpired`.
         """
@@ -560,7 +572,7 @@ class LogMetadataStore:
     async def names(
         self, namespace: str, prefix: str = "", start_after: str = "", limit: int | None = None
     ) -> list[LogName]:
-        """Names in order, with those of deleted logs as long as they keep their ledgers."""
+        """Names in order. Deleted logs are included while they keep their ledgers."""
         parse_name(namespace, "the namespace")
         place = f"{self.root}/{namespace}"
         found: list[str] = []
@@ -584,7 +596,7 @@ class LogMetadataStore:
     # --- Cursors and guards -------------------------------------------------------------------
 
     async def read_cursor(self, log: LogName, name: CursorName, uid: str = "") -> Cursor:
-        """Raises `NoSuchCursor`, `NoSuchLog`, `LogReplaced` if the log has another `uid`."""
+        """The cursor. Raises `NoSuchCursor`, `NoSuchLog`, `LogReplaced` if the log has another `uid`."""
         cursor, _ = await self._find_cursor(log, name)
         if cursor is None or (uid and not cursor.uid):
             check_life(log, text_of((await self.read(log)).list.uid), uid)
@@ -597,8 +609,8 @@ class LogMetadataStore:
     async def first_cursors(
         self, log: LogName, at_most: int, start_after: str = "", uid: str = ""
     ) -> tuple[list[Cursor], int]:
-        """Cursors by name, and how many more there are. Raises `NoSuchLog`, `LogReplaced` if the
-        log has another `uid`.
+        """The first cursors by name, and the number of further ones. Raises `NoSuchLog`, `LogReplaced` if
+        the log has another `uid`.
         """
         check_life(log, text_of((await self.read(log)).list.uid), uid)
         found: list[Cursor] = []
@@ -611,7 +623,7 @@ class LogMetadataStore:
         return found, len(names) - len(names[:at_most])
 
     async def commit_cursor(self, request: CommitCursor, tail: Offset | None = None) -> Cursor:
-        """Makes or moves a cursor. `tail`: as far as the log is known to go, if it is.
+        """Make or move a cursor. `tail`: the tail of the log, if it is known.
 
         Raises `MetadataConflict` unless it has the version that the caller expects, `Truncated` for a
         guard below the head, `InvalidRequest`, `NoSuchLog`, `LogDeleted`.
@@ -638,7 +650,7 @@ class LogMetadataStore:
             if node is not None:
                 principal = creator_of(node.value)
             ops: list[Op] = [self._op_of_cursor(cursor, log, node, principal)]
-            # A new cursor: the log must not have been replaced since.
+            # For a new cursor, the log must not have been replaced since it was read.
             if node is None and stored is not None:
                 ops.append(Check(self.path(log), stored.version))
                 if (count := await self._op_of_counts(log, principal)) is not None:
@@ -653,7 +665,9 @@ class LogMetadataStore:
         raise MetadataConflict("the cursor is moved again and again", cursor=request.name)
 
     async def delete_cursor(self, request: DeleteCursor) -> None:
-        """Deletes a cursor. Raises `NoSuchCursor`, `NoSuchLog`, `MetadataConflict` as `commit_cursor`."""
+        """Delete a cursor. Raises `NoSuchCursor`, `NoSuchLog`, and `MetadataConflict` as `commit_cursor`
+        does.
+        """
         log, path = request.log, self._cursor_path(request.log, request.name)
         for attempt in range(_RACES_MAX):
             found, node = await self._find_cursor(log, request.name)
@@ -691,8 +705,8 @@ class LogMetadataStore:
     async def _commit(
         self, log: LogName, name: CursorName, ops: Sequence[Op], version: int | None
     ) -> bool:
-        """Whether the change was made; if not, something else has changed, and the caller evaluates
-        it again.
+        """Return whether the change was made. If not, something else has changed, and the caller decides
+        again.
         """
         path = self._cursor_path(log, name)
 
@@ -721,8 +735,8 @@ class LogMetadataStore:
     async def _op_of_counts(
         self, log: LogName, principal: str, *, is_gone: bool = False
     ) -> Op | None:
-        """The write that counts one cursor more, or one less. None if there is no folder yet.
-        Raises `InvalidRequest` (CB1).
+        """The write that adds or subtracts one cursor in the count of the log. None if there is no folder
+        yet. Raises `InvalidRequest` (CB1).
         """
         path = f"{self.path(log)}/{CURSORS}"
         node = await read_surely(self._store, path)
@@ -735,9 +749,7 @@ class LogMetadataStore:
         return Set(path, pack_counts(change(principal), self._draw_token()), node.stat.version)
 
     async def _op_of_total(self, principal: str, gone: int = 0) -> Op:
-        """The write that counts one cursor more, or one less, in the principal's total. Raises
-        `InvalidRequest` (CB1).
-        """
+        """The write that adds or subtracts cursors in the principal's total. Raises `InvalidRequest` (CB1)."""
         path = f"{self._totals}/{principal}"
         node = await read_surely(self._store, path)
         total = 0 if node is None else unpack_counts(node.value).total
@@ -746,7 +758,8 @@ class LogMetadataStore:
         return Create(path, value) if node is None else Set(path, value, node.stat.version)
 
     async def _uncount(self, log: LogName) -> None:
-        """Subtracts the cursors of a removed log from its principals' totals: once, however often it is tried.
+        """Subtract the cursors of a removed log from its principals' totals. Repeated calls subtract them
+        only once.
 
         Raises `MetadataConflict`.
         """

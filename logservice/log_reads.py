@@ -1,6 +1,7 @@
-"""Reads a log, follows it, and finds out where it ends.
+"""Reads a log, follows it, and finds its tail.
 
-A read needs no owner: any server reads the segments. Only the end of a log is asked of its owner, see `TailLookup`.
+A read needs no owner: any server reads the segments. Only the tail of a log is requested from its owner,
+see `TailLookup`.
 """
 
 import asyncio
@@ -66,7 +67,7 @@ from rollbook.proto.tasks import stop_tasks
 
 T = TypeVar("T")
 
-_LOOK_S: Final = 1.0  # How often a server that does not own a log looks for its tail.
+_LOOK_S: Final = 1.0  # The interval in which a server that does not own a log looks for its tail.
 
 
 class LogReads:
@@ -87,7 +88,7 @@ class LogReads:
         self._clock = clock
         self._nodes, self._ledgers = server.nodes, server.ledgers
         self._loop = asyncio.get_running_loop()
-        self._readers: dict[int, LogReader] = {}  # Readers by number.
+        self._readers: dict[int, LogReader] = {}  # The open readers by number.
         self._readers_ever = 0
         self._tails = TailDirectory(server, server.nodes, server.ledgers)
         stats.readers = lambda: len(self._readers)
@@ -161,7 +162,7 @@ class LogReads:
                     yield event
                 if isinstance(event, Sealed | Moving):
                     return
-                del event  # Frees the event's memory: the next one may take some time.
+                del event  # Free the event's memory now, since the next event may take some time.
             yield Stopped(position)
 
     async def _stop_at(
@@ -188,8 +189,8 @@ class LogReads:
     async def _start_of(
         self, request: words.Read | words.ReadStream, due: float
     ) -> tuple[Offset, str]:
-        """The first offset to read, and the uid of its log: the log may be replaced before the first
-        record is read.
+        """Return the first offset to read, and the uid of its log, since the log may be replaced before the
+        first record is read.
 
         Raises `LogReplaced`, `Truncated`, and `BeyondTail`.
         """
@@ -212,7 +213,9 @@ class LogReads:
         uid: str,
         heartbeat_s: float | None = None,
     ) -> AsyncIterator[LogReader]:
-        """A reader, closed at the end. `uid`: of the log in which `start` was found."""
+        """Provide a reader, which is closed at the end. `uid` is that of the log in which `start` was
+        found.
+        """
         log = request.log
         if len(self._readers) >= self._server.config.readers_max:
             raise Overloaded(
@@ -249,7 +252,9 @@ class LogReads:
         self._stats.sent_bytes += sum(map(len, records.blocks))
 
     def _reader_lags(self) -> Mapping[str, float]:
-        """The largest lags by log: readers come and go, and a returning one must get the same name."""
+        """The largest lags by log. They have no reader names, since readers come and go, and a returning
+        one must get the same name.
+        """
         lags: dict[str, int] = {}
         for each in self._readers.values():
             log = str(each.name)
@@ -280,8 +285,8 @@ class LogReads:
         return await self._ends.dated(request.log, self._ends.tail_at(owner), due)
 
     async def _read_barrier(self, request: words.GetTail, due: float) -> LogTail:
-        """The tail by a read barrier: an ownerless log that ends with a closed segment is answered
-        by the list, any other by its owner (LS14).
+        """The tail by a read barrier. If an ownerless log ends with a closed segment, the list has the
+        tail; otherwise the owner answers (LS14).
         """
         listed = (await in_time(due, self._nodes.read_living(request.log))).list
         check_life(request.log, text_of(listed.uid), request.uid)
@@ -292,8 +297,8 @@ class LogReads:
         return self._ends.tail_at(owner)
 
     async def watch_tail(self, request: words.WatchTail) -> AsyncIterator[LogTail]:
-        """Sends what is known at once, and the tail's time when that was found. While it takes long to find out
-        anything, the last one is sent again with each heartbeat.
+        """Send the known tail at once, and its time when that is found. While a new answer takes long, the
+        last tail is sent again with each heartbeat.
         """
         interval_s = max(request.interval_ms, 10) / 1000
         heartbeat_s = max(request.heartbeat_ms / 1000, interval_s)
@@ -371,7 +376,9 @@ class LogReads:
         return await in_time(due, find_offset_at(listed, timestamp_us, self._ledgers, confirmed))
 
     async def require_life(self, log: LogName, uid: str, wanted: str) -> None:
-        """`uid`: of the log that was asked. `wanted` may be empty. Raises `LogReplaced`, `OwnerChanging`."""
+        """Check the `uid` of the log that was asked. `wanted` may be empty. Raises `LogReplaced`,
+        `OwnerChanging`.
+        """
         if wanted and wanted != uid:
             await self._server.refuse_other_life(log, wanted)
 
@@ -398,7 +405,7 @@ class _TailsOf:
 
 
 async def in_time(due: float, work: Awaitable[T]) -> T:
-    """The result of `work`, if that is in time. After a time-out a running call goes on or not: the
+    """The result of `work`, if it arrives by `due`. After a time-out the call may continue or not, so the
     outcome is unknown.
     """
     try:

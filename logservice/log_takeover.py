@@ -1,4 +1,4 @@
-"""How a server becomes the owner of a log.
+"""Makes a server the owner of a log.
 
     read the list ──┬► fence and recover what may be unclosed, the last two ledgers at most
          ▲          │      │
@@ -10,8 +10,8 @@
                            │
                       first entries of the new ledger, confirmed: nobody has fenced us      owner.py
 
-Only the end of the last ledger is read: back to the newest snapshot. A sealed log is opened
-without a ledger: all that is left is to answer retries.
+Only the end of the last ledger is read, back to the newest snapshot. A sealed log is opened without a
+ledger, since its owner only has to answer retries.
 """
 
 import asyncio
@@ -47,12 +47,13 @@ from rollbook.proto.ids import FIRST_ENTRY, NO_ENTRY, EntryId, LedgerId
 
 logger = structlog.get_logger()
 
-_REPLAY_BYTES: Final = 1024 * 1024  # How much is read first; more if no snapshot is in it.
+# The bytes that are read first. If no snapshot is in them, more are read.
+_REPLAY_BYTES: Final = 1024 * 1024
 _REPLAY_ENTRIES: Final = 64
 
 
 class Laps:
-    """How long each step of an opening took, for its one log event."""
+    """The time that each step of an opening took. One log event reports all of them."""
 
     def __init__(self) -> None:
         self.ms: Final[dict[str, float]] = {}
@@ -68,7 +69,7 @@ class Laps:
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """The state that an owner starts with."""
+    """The state with which an owner starts."""
 
     stored: StoredLog  # The list, which names this server as the owner.
     memory: LogMemory
@@ -95,8 +96,9 @@ async def open_log(
     *,
     makes_ahead: bool = True,
 ) -> Opening:
-    """Take the log over. `seen`: a recent copy of the list; if the list has changed since, the compare-
-    and-set fails. `makes_ahead`: make a new ledger before it is known that the log can be recovered.
+    """Take the log over. `seen` is a recent copy of the list; if the list has changed since, the
+    compare-and-set fails. With `makes_ahead`, a new ledger is made before it is known that the log can be
+    recovered.
 
     Raises `NotOwner` if another server was quicker, `NoSuchLog`, `LogDeleted`, `RecoveryIncomplete`,
     `NotEnoughBookies`, `MetadataUnavailable`.
@@ -135,9 +137,8 @@ async def open_log(
 
 
 class _NewLedger:
-    """A ledger that is made for this version of the list. That takes as many round trips as fencing
-    the old ones, so both run at the same time, unless an earlier attempt was in vain; an unused
-    ledger is deleted.
+    """A ledger that is made for this version of the list. Making it takes as many round trips as fencing
+    the old ones, so both run concurrently, unless an earlier attempt failed. An unused ledger is deleted.
     """
 
     def __init__(self, context: OwnerContext, stored: StoredLog, *, makes_ahead: bool) -> None:
@@ -149,7 +150,7 @@ class _NewLedger:
         return asyncio.get_running_loop().create_task(make_ledger(self._context, self._stored))
 
     async def take(self) -> LedgerWriter:
-        """The ledger, which belongs to the caller from then on. Raises `NotEnoughBookies`."""
+        """Return the ledger, which then belongs to the caller. Raises `NotEnoughBookies`."""
         self._making = self._making or self._make()
         writer = await self._making
         self._is_taken = True
@@ -198,7 +199,9 @@ async def _take_over(
     reason: str,
     laps: Laps,
 ) -> Opening | None:
-    """List the new ledger and owner. None if the list has changed: then nothing was done."""
+    """List the new ledger and the new owner. Returns None if the list has changed, since then nothing was
+    written.
+    """
     settled = _settled(stored.list, found).with_owner(context.server)
     server_id, now_us = context.server.server_id, context.clock.wall_us()
     tail = found.memory.tail
@@ -279,7 +282,7 @@ async def _find_end(context: OwnerContext, listed: LedgerList, laps: Laps) -> _F
 async def _end_all(
     context: OwnerContext, segments: Sequence[Segment], readers: dict[LedgerId, LedgerReader]
 ) -> list[Ended]:
-    """Ledgers that were fenced and recovered, at the same time. Raises after all have been tried."""
+    """Fence and recover these ledgers concurrently. Raises after all have been tried."""
 
     async def end(segment: Segment) -> Ended:
         reader = await context.ledgers.open_recover(segment.ledger_id)
@@ -311,7 +314,9 @@ async def _first_of(reader: LedgerReader) -> Follows:
 
 
 async def _replay(reader: LedgerReader, listed: LedgerList, last_entry: EntryId) -> LogMemory:
-    """The log's state after its blocks, from the newest snapshot on. The first entry has one."""
+    """The log's state after its blocks, from the newest snapshot on. The first entry of a ledger has a
+    snapshot.
+    """
     length = reader.metadata.length or 0
     entry_bytes = length // (last_entry + 1) + 1
     size = max(1, min(_REPLAY_ENTRIES, _REPLAY_BYTES // entry_bytes))

@@ -1,9 +1,9 @@
-"""Segments that logs list and whose ledgers are gone: another program deleted them.
+"""Finds segments that logs list although their ledgers are missing, since another program deleted them.
 
-A log does not read its old segments by itself, and readers are served from memory as long as it has the records. So each
-sweep looks at some segments of each log that it passes, in turn, and a request that lists segments looks at those.
-A segment counts as lost if the metadata store has no such ledger while the log's list still has the segment (LO1): a
-truncation takes a segment off the list first.
+A log does not read its old segments by itself, and readers are served from memory if it has the records.
+Each sweep therefore looks at some segments of each log that it passes, in turn. A request that lists
+segments looks at those segments. A segment counts as lost if the metadata store has no such ledger while
+the log's list still has the segment (LO1): a truncation removes a segment from the list first.
 """
 
 import asyncio
@@ -50,7 +50,7 @@ class LostSegments:
         self._looked.pop(name, None)
 
     async def look(self, name: LogName, ids: Sequence[LedgerId]) -> frozenset[LedgerId]:
-        """The lost ones of these ledgers. Raises `MetadataUnavailable`, `ConnectionLost`."""
+        """Return which of these ledgers are lost. Raises `MetadataUnavailable`, `ConnectionLost`."""
         gone: set[LedgerId] = set()
         for start in range(0, len(ids), _AT_ONCE):
             part = ids[start : start + _AT_ONCE]

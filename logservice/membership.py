@@ -1,9 +1,9 @@
-"""Which log servers live, this one among them: an ephemeral node for each, on a session of its own.
+"""Registers this log server, and observes the others: an ephemeral node for each, in a session of its own.
 
-That session is short, 3 s by default: other servers use it to suggest who should own a log. It
-proves nothing, and a server that gets a refused connection does not wait for it to run out. When
-it is over, others may own this server's logs already. A server that learns this opens its logs
-again before it confirms anything.
+The session is short, 3 s by default: other servers use it to suggest owners of logs. It proves nothing, and
+a server whose connection is refused does not wait for the session to expire. After it has expired, others
+may own this server's logs already. A server that learns this opens its logs again before it confirms
+anything.
 
     <own root>/log-servers/<server id>    `core/server_record.py`
 """
@@ -60,7 +60,7 @@ _RETRY_PAUSE_S: Final = 0.2
 @dataclass(frozen=True, slots=True)
 class _Life:
     record: ServerRecord
-    registered_txn: int  # Grows from one registration to the next.
+    registered_txn: int  # Increases from one registration to the next.
 
 
 class ServerMembership:
@@ -72,17 +72,18 @@ class ServerMembership:
         on_session_lost: Callable[[], None],
         on_store: Callable[[bool], None],
     ) -> None:
-        """`store` has a session that is the lease. `on_store` is called when the store stops or begins to
-        respond."""
+        """Use `store`, whose session is the lease. `on_store` is called when the store stops or begins to
+        respond.
+        """
         self._on_store = on_store
-        self.generation = 0  # Counts changes of the servers that can be suggested.
+        self.generation = 0  # The number of changes of the servers that can be suggested.
         self._store = store
         self._own_root = own_root
         self._folder = f"{own_root}/{FOLDER}"
         self._on_session_lost = on_session_lost
         self._record: ServerRecord | None = None  # The record that other servers should see.
         self._published: ServerRecord | None = (
-            None  # The record that others see, if that is certain.
+            None  # The record that others see, if that is known for certain.
         )
         # The record that was written last, as far as is known.
         self._maybe_seen: ServerRecord | None = None
@@ -95,7 +96,7 @@ class ServerMembership:
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self, record: ServerRecord) -> None:
-        """Returns when others can see this server, and this server can see them."""
+        """Register this server. Returns when other servers can see it, and it can see them."""
         self._record = record
         await ensure_path(self._store, self._folder, above=self._own_root)
         await self._enter()
@@ -104,7 +105,7 @@ class ServerMembership:
         self._tasks = [loop.create_task(self._watch()), loop.create_task(self._hear_session())]
 
     async def close(self) -> None:
-        """Removes this server from the others' view. Idempotent."""
+        """Remove this server from the others' view. Idempotent."""
         record, self._record = self._record, None
         await stop_tasks(*self._tasks)
         self._tasks.clear()
@@ -120,7 +121,7 @@ class ServerMembership:
     # --- Who lives --------------------------------------------------------------------------
 
     def is_alive(self, server_id: ServerId) -> bool:
-        """Whether this life of a server is the present one, as far as is known; an earlier one may
+        """Return whether this life of a server is its present one, as far as is known. An earlier life may
         still be registered.
         """
         record = self._servers.get(server_name(server_id))
@@ -141,12 +142,12 @@ class ServerMembership:
         return [self._servers[name] for name in sorted(self._servers)]
 
     def takes_logs(self, record: ServerRecord) -> bool:
-        """Whether the server may be suggested."""
+        """Return whether the server may be suggested."""
         return record.name in self._suggestions.names
 
     @property
     def clock_published_us(self) -> int | None:
-        """The clock difference that other servers see of this one."""
+        """The difference of this server's clock that other servers see."""
         return self._record.clock_apart_us if self._record is not None else None
 
     @property
@@ -161,7 +162,7 @@ class ServerMembership:
         return self._suggestions
 
     async def changed(self, generation: int, wait_s: float) -> None:
-        """Returns when the suggestions have changed, or after `wait_s`."""
+        """Return when the suggestions have changed, or after `wait_s`."""
         if self.generation == generation:
             try:
                 async with asyncio.timeout(wait_s):
@@ -218,7 +219,7 @@ class ServerMembership:
                 self._on_lives({**self._lives, record.info.server_id: changed})
 
     async def _enter(self) -> None:
-        """Make this session's only node have the present record."""
+        """Make sure that the present record is in the only node of this session."""
         async with self._turn:
             self._published = None
             while (record := self._record) is not None:
@@ -231,7 +232,7 @@ class ServerMembership:
                     node = await read_surely(self._store, path)
                     if node is None:
                         continue
-                    if not self._is_ours(node):  # A node of this server's previous session.
+                    if not self._is_ours(node):  # The node is from this server's previous session.
                         await delete_surely(self._store, path, node.stat.version)
                         continue
                     if node.value != data:
@@ -292,7 +293,7 @@ class ServerMembership:
                 await asyncio.sleep(_RETRY_PAUSE_S)
 
     async def _look(self, dirty: str | None) -> None:
-        """Reads the records of new servers and the one that changed; None: all of them."""
+        """Read the records of new servers, and the changed record `dirty`; None: all records."""
         try:
             names = await children_surely(self._store, self._folder)
         except NoSuchNode:
@@ -318,7 +319,9 @@ class ServerMembership:
             return None
 
     def _on_lives(self, lives: dict[ServerId, "_Life"]) -> None:
-        """Apply the registered lives. Of two lives of one name the one that was registered last counts."""
+        """Apply the registered lives. Of two lives of one name, only the one that was registered last
+        counts.
+        """
         self._lives = lives
         in_order = sorted(lives.values(), key=lambda each: each.registered_txn)
         self._servers = servers = {each.record.name: each.record for each in in_order}

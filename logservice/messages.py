@@ -11,8 +11,8 @@ int, str, bytes, bool, and tuples of them. Some of them have a meaning for doors
     head                 of `Truncated`: the first offset that is kept
     tail                 of `BeyondTail`, `LogSealed`, `OffsetMismatch`: the offset after the last
 
-`due` is the time of the event loop by which the response has to be there; the service gives up
-then, and starts nothing that cannot be done by then.
+`due` is the time of the event loop by which the response must be ready. The service gives up then, and
+starts nothing that cannot be done by then.
 
 Clients import this module: it loads nothing heavy.
 """
@@ -107,8 +107,8 @@ class AppendResult:
 
 
 class AppendStream(Protocol):
-    """Many logs, any number of appends in flight; for each ref they are decided in the order in which
-    they come.
+    """A stream of appends to many logs, with any number in flight. The appends of each ref are decided in
+    the order in which they arrive.
     """
 
     def submit(self, binds: Sequence[Bind], appends: Sequence[StreamAppend]) -> None:
@@ -119,21 +119,24 @@ class AppendStream(Protocol):
         """
 
     async def ready(self) -> None:
-        """Waits while more is in flight than a stream may have; ask before `submit`."""
+        """Wait while more is in flight than a stream may have. Call this before `submit`."""
 
     async def results(self) -> Sequence[AppendResult]:
-        """Waits for a result, and returns all that are ready. One caller waits at a time; a
-        cancelled one takes none."""
+        """Wait for a result, and return all that are ready. Only one caller may wait at a time; a cancelled
+        call takes no result.
+        """
 
     async def close(self) -> None:
-        """The client is gone. Submitted appends go on, and their results are dropped."""
+        """End the stream after its client has gone. Submitted appends continue, and their results are
+        dropped.
+        """
 
 
 class CoreStream(AppendStream, Protocol):
     """An append stream as the service opens it. The access layer settles some appends itself."""
 
     def tell(self, results: Sequence[AppendResult]) -> None:
-        """Add results of appends that were refused before they came to this stream."""
+        """Add results of appends that were refused before they reached this stream."""
 
 
 # --- Reading ----------------------------------------------------------------------------------

@@ -1,10 +1,10 @@
-"""From times and words to offsets, and from offsets to entries: searches in ledgers by their blocks.
+"""Finds offsets by time or position, and entries by offset, by searching the blocks of ledgers.
 
-Base offsets and timestamps never go back from entry to entry of a log, control entries included;
-so either is found by bisection, with one read of a single entry for each step.
+Base offsets and timestamps never decrease from entry to entry of a log, control entries included. Both are
+therefore found by bisection, with one read of a single entry for each step.
 
-Bookies learn that the last entry is confirmed from the next one, or a moment later. So the owner
-reports how far each of its ledgers is confirmed, and a search covers that: every acked record is
+Bookies learn that the last entry is confirmed from the next entry, or a moment later. The owner therefore
+reports how far each of its ledgers is confirmed, and a search includes that, so every acked record is
 found.
 """
 
@@ -49,10 +49,11 @@ async def _read_entry(ledger: LedgerReader, entry_id: EntryId) -> Entry:
 async def find_entry(
     ledger: LedgerReader, is_there: Callable[[Block], bool], last_entry: EntryId | None = None
 ) -> EntryId:
-    """The first confirmed entry for which `is_there` is true; the one after the last if it never is.
+    """The first confirmed entry for which `is_there` is true, or the entry after the last one if there is
+    none.
 
-    Once it is true it has to stay so from entry to entry. `last_entry`: the last confirmed one, if
-    more is known than bookies report.
+    After the first such entry, `is_there` must be true for all later ones. `last_entry` is the last
+    confirmed entry, if more is known than bookies report.
     """
     if last_entry is None:
         last_entry = ledger.last_add_confirmed
@@ -69,10 +70,10 @@ async def find_entry(
 async def find_offset_at(
     listed: LedgerList, timestamp_us: int, ledgers: Ledgers, confirmed: Confirmed = NOT_OWNED
 ) -> Offset:
-    """The offset of the first record that is not older; the end of the search if all are older.
+    """The offset of the first record that is not older, or the end of the search if all are older.
 
-    So every skipped record was looked at. At least the head. Raises `NoSuchLedger`, and
-    `EntryUnavailable` or `DigestMismatch` if an entry cannot be read.
+    Every skipped record was therefore looked at. The result is at least the head. Raises `NoSuchLedger`,
+    and `EntryUnavailable` or `DigestMismatch` if an entry cannot be read.
     """
     first = find_segment_at(listed.segments, timestamp_us)
     if first is None:
@@ -92,8 +93,8 @@ async def find_offset_at(
 async def _first_record(
     ledger: LedgerReader, timestamp_us: int, last_entry: EntryId
 ) -> Offset | None:
-    """The offset of the first record of that time or later, which any number of control entries may
-    precede: their base offset is that of the next record. None: there is no such record.
+    """The offset of the first record of that time or later, or None if there is none. Any number of control
+    entries may come first: their base offset is that of the next record.
     """
     entry_id = await find_entry(
         ledger, lambda block: block.timestamp_us >= timestamp_us, last_entry
@@ -106,10 +107,10 @@ async def _first_record(
 
 
 async def find_tail(listed: LedgerList, ledgers: Ledgers) -> tuple[Offset, int]:
-    """Where the log ends, as far as is confirmed, and the time of its last record; 0 if that takes a search.
+    """The confirmed end of the log, and the time of its last record, or 0 if that takes a search.
 
-    Everything acked before the call is below it, except for the last block of a segment whose writer has not
-    reported it yet. If all are closed the list has the tail. Raises `NoSuchLedger`,
+    Everything acked before the call is below it, except for the last block of a segment whose writer has
+    not reported it yet. If all segments are closed, the list has the tail. Raises `NoSuchLedger`,
     `EntryUnavailable`, `DigestMismatch`.
     """
     if listed.tail is not None:
@@ -129,8 +130,7 @@ async def find_tail(listed: LedgerList, ledgers: Ledgers) -> tuple[Offset, int]:
 async def find_last_time(
     listed: LedgerList, ledgers: Ledgers, confirmed: Confirmed = NOT_OWNED
 ) -> int:
-    """The time of the last record, which any number of control entries may follow; 0 if none is
-    left.
+    """The time of the last record, which any number of control entries may follow, or 0 if no record is left.
 
     Raises `NoSuchLedger`, `EntryUnavailable`, `DigestMismatch`.
     """
@@ -158,8 +158,9 @@ async def _last_time(ledger: LedgerReader, last_entry: EntryId) -> int:
 
 
 async def find_sizes(listed: LedgerList, ledgers: Ledgers) -> Sizes:
-    """The segments that the list does not call closed, as far as bookies report. Raises `NoSuchLedger`,
-    `EntryUnavailable`, `DigestMismatch`."""
+    """The sizes of the segments that the list does not call closed, as far as bookies report. Raises
+    `NoSuchLedger`, `EntryUnavailable`, `DigestMismatch`.
+    """
     sizes: dict[LedgerId, Size] = {}
     async with aclosing(_followed(listed.unclosed, ledgers)) as found:
         async for ledger, last_entry in found:

@@ -1,11 +1,10 @@
-"""Ledgers that were made for a log and never listed: their makers died, or lost the compare-and-swap.
+"""Deletes ledgers that were made for a log and never listed: their makers died, or lost the compare-and-swap.
 
 A ledger is listed only by the change from the very version of the list that its metadata names
 (LL8). So a ledger that is neither listed nor discarded, and was made for an older version than
 the present one, will never be listed, and is deleted. If the list still has that version, its
 maker may be about to list it: the list is bumped first, and then the maker is too late (OR1).
-Age alone is never a reason; young ledgers are only left for the next time, so that no server is
-disturbed.
+Age alone is never a reason. Young ledgers are only left for the next walk, so that no server is disturbed.
 
 Data of other applications in the cluster has no such metadata and is ignored.
 """
@@ -49,7 +48,7 @@ _RACES_MAX: Final = 20
 
 @dataclass(frozen=True, slots=True)
 class Belonging:
-    """The facts about its log in a ledger's metadata."""
+    """The facts about its log that a ledger's metadata has."""
 
     name: LogName
     uid: LogUid
@@ -60,11 +59,11 @@ class Belonging:
 class OrphanReport:
     ledgers: int = 0  # Ledgers of logs.
     deleted: int = 0
-    left: int = 0  # Orphans that could not be deleted now, or are doubtful.
+    left: int = 0  # Orphans that could not be deleted now, or may not be orphans.
 
 
 def belonging_of(custom: Mapping[str, bytes]) -> Belonging | None:
-    """The log that a ledger belongs to; None: the ledger is of no log."""
+    """The log that a ledger belongs to, or None if it belongs to no log."""
     try:
         uid = bytes.fromhex(custom[LEDGER_OF_LOG].decode("ascii"))
         made_for = int(custom[LEDGER_OF_VERSION].decode("ascii"))
@@ -75,13 +74,13 @@ def belonging_of(custom: Mapping[str, bytes]) -> Belonging | None:
 
 
 class OrphanRepair:
-    """One walk over all ledgers of the cluster. If walking fails, the error is raised, and the walk
-    is incomplete.
+    """One walk over all ledgers of the cluster. If the walk fails, the error is raised, and the walk is
+    incomplete.
     """
 
     def __init__(self, ledgers: Ledgers, nodes: LogMetadataStore, now_ms: int) -> None:
         self._ledgers, self._nodes, self._now_ms = ledgers, nodes, now_ms
-        # The list of each log when it was first needed.
+        # The list of each log, as it was when it was first needed.
         self._lists: dict[LogName, LedgerList | None] = {}
         self.report: Final = OrphanReport()
 
@@ -107,7 +106,7 @@ class OrphanRepair:
         return self.report
 
     async def _find_listed(self, ledger_id: LedgerId, belonging: Belonging) -> bool:
-        """Whether the log's cached list has the ledger. Reads the list first if it is not cached.
+        """Return whether the log's cached list has the ledger. Reads the list first if it is not cached.
 
         The cached list may be old, so absence is checked again with a fresh one.
         """
@@ -123,7 +122,7 @@ class OrphanRepair:
         return listed is not None and listed.uid == belonging.uid and _has(listed, ledger_id)
 
     async def _read(self, belonging: Belonging) -> StoredLog | None:
-        """The log, wherever its list is now (LL10). None: it is gone."""
+        """The log, at any place that its list may have moved to (LL10), or None if it is gone."""
         for _ in range(_RACES_MAX):
             with suppress(NoSuchLog):
                 stored = await self._nodes.read(belonging.name)
@@ -139,8 +138,8 @@ class OrphanRepair:
         raise MetadataConflict("it comes and goes again and again", log=str(belonging.name))
 
     async def _never_will_be_listed(self, ledger_id: LedgerId, belonging: Belonging) -> bool:
-        """Whether the ledger can never be listed any more (OR1); bumps the list if its maker could
-        still be about to list it.
+        """Return whether the ledger can never be listed any longer (OR1). Bumps the list if the ledger's
+        maker may still be about to list it.
         """
         for _ in range(_RACES_MAX):
             stored = await self._read(belonging)

@@ -1,5 +1,5 @@
-"""Keeps the outages that a server notices anyway, of bookies and the metadata store (SV8), and checks them
-again while a request waits.
+"""Remembers the outages of bookies and the metadata store that a server notices anyway (SV8), and checks
+them again while a request waits.
 """
 
 import asyncio
@@ -14,7 +14,7 @@ from rollbook.proto.errors import OwnerChanging, QuorumTimeout, RollbookError
 from rollbook.proto.ports import Clock
 from rollbook.proto.tasks import stop_tasks
 
-_LOOK_S: Final = 0.5  # How long a bookie or the metadata store has to respond.
+_LOOK_S: Final = 0.5  # The time limit for a response of a bookie or the metadata store.
 _FRESH_S: Final = 1.0  # A result of this age or less serves all waiting requests.
 _BOOKIES_MAX: Final = 64  # The most bookies that are asked at a time.
 
@@ -60,8 +60,8 @@ class OutageWatch:
         return self.known
 
     def explained(self, error: RollbookError) -> RollbookError:
-        """The error with the cause of its wait, as far as that is known. Only where the error says
-        nothing but that something took too long.
+        """The error with the cause of its wait, as far as it is known. Only an error that just says that
+        something took too long is changed.
         """
         outage = self.known
         if not isinstance(error, QuorumTimeout | OwnerChanging) or not outage.obstacles:

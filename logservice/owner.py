@@ -1,4 +1,4 @@
-"""One log, as long as this server owns it.
+"""One log, while this server owns it.
 
     Owner ──► AppendPath         what is appended, when it is acknowledged     append_path.py
           ──► SegmentRoll        from one segment to the next                  segment_roll.py
@@ -6,8 +6,8 @@
           ──► LedgerListStore    the ledger list, by compare-and-set           ledger_list_store.py
     open_log                     how a server becomes the owner                log_takeover.py
 
-Once it has failed it stays so: `failure` says why, `until_lost` reports it, and pending appends get
-`OwnerLost` (another server owns the log, or may) or `AppendUnsettled` (bookies were missing).
+After a failure the owner stays failed: `failure` has the reason, `until_lost` reports it, and pending
+appends get `OwnerLost` (another server owns the log, or may) or `AppendUnsettled` (bookies were missing).
 """
 
 import asyncio
@@ -60,16 +60,16 @@ from rollbook.proto.tasks import joined, to_its_end
 
 logger = structlog.get_logger()
 
-_HAND_OVER_S: Final = 15.0  # After this time a log is left for its next owner to recover.
+_HAND_OVER_S: Final = 15.0  # After this time, a log is left to be recovered by its next owner.
 # How long the list, and then the bookies, may take to show whether this is still the owner.
 _PROOF_S: Final = 0.5
 
 
 class PendingAppend(NamedTuple):
-    """An append that is decided."""
+    """An append that was accepted or refused."""
 
     answer: "asyncio.Future[AppendAck]"
-    is_refused: bool  # The refusal is known already, though it is certain only later.
+    is_refused: bool  # True: the append is refused, although that becomes certain only later.
 
 
 class Owner:
@@ -86,12 +86,13 @@ class Owner:
         on_listed: Callable[[], None] | None = None,
         makes_ahead: bool = True,
     ) -> Self:
-        """Fences the earlier owner, settles what it left, and takes over. `seen`: the log's list, if it
-        was read just now. `on_listed`: called when the list names this owner, though it may lose the log
-        before this returns. `makes_ahead`: as `open_log`.
+        """Fence the earlier owner, settle its last appends, and take over. `seen` is the log's list, if it
+        was read just now. `on_listed` is called when the list names this owner, which may still lose the
+        log before this returns. For `makes_ahead` see `open_log`.
 
-        Raises `NotOwner` if another server was quicker, `NoSuchLog`, `LogDeleted`,
-        `RecoveryIncomplete`, `NotEnoughBookies`, `MetadataUnavailable`. If it is cancelled, the log may have been fenced; nothing is lost.
+        Raises `NotOwner` if another server was quicker, `NoSuchLog`, `LogDeleted`, `RecoveryIncomplete`,
+        `NotEnoughBookies`, `MetadataUnavailable`. After a cancelled call, the log may have been fenced;
+        nothing is lost.
         """
         stalls = context.stall_detector.stalls()
         opening = await open_log(name, context, reason, seen, makes_ahead=makes_ahead)
@@ -129,7 +130,8 @@ class Owner:
             stalls=stalls,
             on_lost=self._end,
         )
-        self.submit: Final = self._append_path.append  # The hot path does not pass this file.
+        # Callers reach the hot path without a call into this file.
+        self.submit: Final = self._append_path.append
         self._segment_roll = SegmentRoll(
             context,
             self._append_path,
@@ -169,7 +171,7 @@ class Owner:
 
     @property
     def failure(self) -> RollbookError | None:
-        """Why this is no longer the owner."""
+        """The reason why this is no longer the owner, or None."""
         return self._append_path.failure
 
     @property
@@ -179,7 +181,7 @@ class Owner:
 
     @property
     def stored(self) -> StoredLog:
-        """`list`, as it is in the metadata store."""
+        """The list with its version in the metadata store."""
         return self._list_store.stored
 
     @property
@@ -192,13 +194,13 @@ class Owner:
 
     @property
     def tail(self) -> Offset:
-        """The confirmed end of the log: everything below it stays."""
+        """The confirmed end of the log. Everything below it is durable."""
         return self._append_path.tail_cache.tail
 
     @property
     def confirmed(self) -> Mapping[LedgerId, EntryId]:
-        """The last confirmed entry of each ledger that it writes; entries after a roll count when
-        that is settled.
+        """The last confirmed entry of each ledger that this owner writes. Entries after a roll are included
+        when the roll is settled.
         """
         return self._segment_roll.confirmed
 
@@ -209,12 +211,12 @@ class Owner:
 
     @property
     def written(self) -> Sizes:
-        """The sizes of the segments that the list does not call closed, confirmed or not."""
+        """The sizes of the segments that the list does not call closed, including unconfirmed entries."""
         return self._segment_roll.written
 
     @property
     def record_us(self) -> int:
-        """When the newest record came, confirmed or not; 0 if the previous owner appended it."""
+        """The time of the newest record, confirmed or not, or 0 if the previous owner appended it."""
         return self._memory.record_us
 
     def on_dated(self, record_us: int) -> None:
@@ -235,7 +237,9 @@ class Owner:
 
     @property
     def is_proven(self) -> bool:
-        """Whether this was the owner less than a lease ago, so that no request is needed to prove it."""
+        """Return whether this was the owner less than a lease ago, so that no request is needed to prove
+        it.
+        """
         proven_until_s = self._append_path.proven_s + self._context.stall_detector.lease_s
         return self._append_path.check_owner() and self._loop.time() < proven_until_s
 
@@ -246,7 +250,7 @@ class Owner:
 
     @property
     def roll_due_us(self) -> int:
-        """When the segment that is written ends for its age; 0 as long as it has no record."""
+        """The time at which the written segment ends because of its age, or 0 if it has no record."""
         writing = self._append_path.writing
         if writing is None or not writing.length.has_records or self._memory.is_sealed:
             return 0
@@ -255,7 +259,7 @@ class Owner:
 
     @property
     def degraded_to(self) -> int:
-        """The bookies of the segment that is written, if they are fewer than the log wants; else 0."""
+        """The number of bookies of the written segment, if they are fewer than the log wants; otherwise 0."""
         return self._segment_roll.degraded_to
 
     @property
@@ -273,8 +277,8 @@ class Owner:
         return self._append_path.tail_cache
 
     def tail_from(self, offset: Offset) -> Subscription | None:
-        """A reader's position in the tail cache. None if the offset is no longer in memory, or not
-        there yet.
+        """A reader's position in the tail cache, or None if the offset is no longer in memory, or not
+        appended yet.
         """
         cache = self._append_path.tail_cache
         return Subscription(cache, offset) if cache.start <= offset <= cache.tail else None
@@ -284,16 +288,16 @@ class Owner:
     def append(
         self, block: bytes, info: BlockInfo, condition: Condition | None = None
     ) -> PendingAppend:
-        """`submit`, and a future that has its ack or raises its failure. Cancelling the future does
-        not cancel the append.
+        """Call `submit`, and return a future for its ack or its failure. Cancelling the future does not
+        cancel the append.
         """
         answer: asyncio.Future[AppendAck] = self._loop.create_future()
         is_taken = self.submit(block, info, condition, resolver_of(answer))
         return PendingAppend(answer, not is_taken)
 
     async def ready(self, block_bytes: int = 0) -> None:
-        """Returns when there is room for such a block, at once if there is: then append before
-        the next await. Raises `OwnerChanging`.
+        """Return when there is room for such a block. The caller must append before its next await. Raises
+        `OwnerChanging`.
         """
         await self._append_path.room_for(1, block_bytes)
 
@@ -306,10 +310,10 @@ class Owner:
         return await (self.seal() if self._memory.is_sealed else self._append_path.barrier())
 
     async def read_barrier(self) -> Offset:
-        """A barrier without a write (LS14): the list, read now, names this owner, and only a listed
-        owner acks.
+        """A barrier without a write (LS14): the list, read now, names this owner, and only a listed owner
+        sends acks.
 
-        Raises `OwnerChanging` if it is the owner no more, `LogDeleted`, `MetadataUnavailable`.
+        Raises `OwnerChanging` if this is no longer the owner, `LogDeleted`, `MetadataUnavailable`.
         """
         if not self._append_path.check_owner():
             raise self._append_path.refusal()
@@ -326,11 +330,11 @@ class Owner:
             raise self._on_disowned(error) from error
 
     async def prove(self) -> None:
-        """Checks that this is still the owner, or was a lease ago: an owner without anything to confirm is
-        not notified of its loss (SV6).
+        """Check that this is still the owner, or was a lease ago. This is needed because an owner that has
+        nothing to confirm is not notified of its loss (SV6).
 
-        Asks the list, or the bookies if that is away; `Unavailable` after a second if both
-        are. Raises `OwnerChanging` if it is the owner no more, `OwnerLost`, `AppendUnsettled`.
+        Asks the list, or the bookies if the list is unavailable. Raises `Unavailable` after a second if
+        both are, `OwnerChanging` if this is no longer the owner, `OwnerLost`, `AppendUnsettled`.
         """
         if not self._append_path.check_owner():
             raise self._append_path.refusal()
@@ -372,10 +376,11 @@ class Owner:
     async def acquire_writer(
         self, holder: str, mode: AcquireMode, ttl_ms: int = 0, attempt: str = ""
     ) -> WriterGrant:
-        """A new writer epoch. Answered when all appends of older epochs are settled (LS8).
+        """Grant a new writer epoch. Returns when all appends of older epochs are settled (LS8).
 
-        If the same holder and `attempt` ask again it is the same epoch, as long as no other holder was
-        granted one. `WAIT` waits for as long as the caller does. Raises `WriterHeld`, `LogSealed`,
+        If the same holder repeats a request with the same `attempt`, it gets the same epoch, as long as no
+        other holder was granted one. `WAIT` waits for as long as the caller does. Raises `WriterHeld`,
+        `LogSealed`,
         `StaleEpoch` if that attempt's epoch was released, `OwnerLost`, `AppendUnsettled`, `OwnerChanging`.
         """
         grant = await self._writer_epochs.acquire(holder, mode, ttl_ms, attempt)
@@ -389,20 +394,20 @@ class Owner:
         return grant
 
     async def renew_writer(self, epoch: WriterEpoch) -> WriterGrant:
-        """Raises `StaleEpoch`, `OwnerLost`, `AppendUnsettled`, `OwnerChanging`."""
+        """Extend the epoch. Raises `StaleEpoch`, `OwnerLost`, `AppendUnsettled`, `OwnerChanging`."""
         # Without a barrier this could be the response of an owner that was replaced.
         await self.barrier()
         return self._writer_epochs.renew(epoch)
 
     async def release_writer(self, epoch: WriterEpoch) -> None:
-        """Raises `StaleEpoch`, `OwnerLost`, `AppendUnsettled`, `OwnerChanging`."""
+        """End the epoch. Raises `StaleEpoch`, `OwnerLost`, `AppendUnsettled`, `OwnerChanging`."""
         await self._writer_epochs.release(epoch)
 
     # --- Named producers ----------------------------------------------------------------------
 
     async def begin_producer(self, producer_id: bytes) -> ProducerProgress:
-        """The producer's next epoch, and how far it has come. Answered when all that it appended before
-        is settled (LS15).
+        """Begin the producer's next epoch, and return its progress. Returns when all its earlier appends
+        are settled (LS15).
 
         Raises `LogSealed`, `InvalidRequest`, `OwnerLost`, `AppendUnsettled`, `OwnerChanging`. If it is
         cancelled, the epoch may have begun.
@@ -423,10 +428,11 @@ class Owner:
     # --- Segments -----------------------------------------------------------------------------
 
     async def roll(self, reason: str = DEMAND) -> SegmentId:
-        """End the segment that is written, unless it has no record; returns the one that is written then.
+        """End the written segment, unless it has no record. Returns the segment that is written afterwards.
 
-        Returns when the one before is closed and listed so. Raises `LogSealed`,
-        `NotEnoughBookies` if there is no ledger for it, `OwnerLost`, `AppendUnsettled`, `OwnerChanging`. If it is cancelled, the roll goes on.
+        Returns when the earlier segment is closed and listed as closed. Raises `LogSealed`,
+        `NotEnoughBookies` if no ledger can be made, `OwnerLost`, `AppendUnsettled`, `OwnerChanging`. After
+        a cancelled call, the roll continues.
         """
         append_path, segment_roll = self._append_path, self._segment_roll
         append_path.use()
@@ -438,8 +444,7 @@ class Owner:
         return await joined(segment_roll.start(reason), append_path.loss)
 
     async def refresh(self) -> None:
-        """Reads the list again after another client has changed the log's configuration, or its
-        guards."""
+        """Read the list again after another client has changed the log's configuration or guards."""
         self._append_path.use()
         try:
             await self._list_store.refresh()
@@ -461,10 +466,10 @@ class Owner:
         force_roll: bool = False,
         reason: str = TRUNCATION,
     ) -> TruncateAnswer:
-        """Makes `before` the head of the log; whole ledgers are deleted afterwards.
+        """Make `before` the head of the log. Whole ledgers are deleted afterwards.
 
-        `force_roll` ends the segment that is written if it holds records below `before`. Raises
-        `Guarded`, `InvalidRequest` beyond the tail, and after `ConnectionLost` it may have been done.
+        `force_roll` ends the written segment if it holds records below `before`. Raises `Guarded`, and
+        `InvalidRequest` beyond the tail. After `ConnectionLost` the truncation may have been made.
         """
         self._append_path.use()
         writing = self._append_path.writing
@@ -497,8 +502,7 @@ class Owner:
         return answer
 
     def _tidy(self) -> None:
-        """Deletes the ledgers that have left the list, in the background; failures are retried
-        later."""
+        """Delete the ledgers that have left the list, in the background. Failures are retried later."""
         if self.list.discarded and self._tidying is None and self.failure is None:
             self._tidying = self._loop.create_task(self._delete_discarded())
             self._tidying.add_done_callback(self._on_tidied)
@@ -519,11 +523,11 @@ class Owner:
         info: BlockInfo | None = None,
         condition: Condition | None = None,
     ) -> Offset:
-        """Seal the log; returns the final tail. Nothing is appended after the block, if there is one.
+        """Seal the log and return the final tail. Nothing is appended after the block, if there is one.
 
-        If the block or the condition is refused nothing is sealed. Again: the same answer.
-        Raises `Overloaded`, `EntryTooLarge`, the refusal of the block, `OwnerLost`, `AppendUnsettled`, `OwnerChanging`.
-        If it is cancelled, the seal goes on.
+        If the block or the condition is refused, nothing is sealed. A repeated call returns the same
+        answer. Raises `Overloaded`, `EntryTooLarge`, the refusal of the block, `OwnerLost`,
+        `AppendUnsettled`, `OwnerChanging`. After a cancelled call, the seal continues.
         """
         append_path, memory = self._append_path, self._memory
         await append_path.room_for(2, len(block or b""))
@@ -543,7 +547,7 @@ class Owner:
         while not memory.is_sealed:
             try:
                 append_path.say(SealBlock())
-            except Overloaded:  # A snapshot took the room.
+            except Overloaded:  # A snapshot was written into the last room.
                 await self._room_to_seal(is_appended)
             else:
                 memory.is_sealed = True
@@ -594,11 +598,10 @@ class Owner:
     # --- The end ------------------------------------------------------------------------------
 
     async def close(self, reason: str) -> None:
-        """Hands the log over: accepts no more appends, settles pending ones, closes the ledger.
+        """Hand the log over: accept no more appends, settle pending ones, close the ledger.
 
-        The next owner has nothing to recover, and little to replay. A failure to do so raises
-        nothing: then the next owner does it. If it is cancelled, it goes on to its end, within
-        15 s, before it raises.
+        The next owner has nothing to recover, and little to replay. A failure to do so is not raised, since
+        the next owner can recover. A cancelled call completes the hand-over, within 15 s, before it raises.
         """
         if self._closing is None:
             self._closing = self._loop.create_task(self._close(reason))
@@ -633,8 +636,8 @@ class Owner:
         await self._segment_roll.change(lambda listed: listed.with_released().with_event(event))
 
     def lose(self, reason: str) -> None:
-        """End the ownership at once: nothing is confirmed any more, and pending appends get no response
-        from here.
+        """End the ownership at once. Nothing is confirmed any longer, and pending appends get no response
+        from this owner.
 
         Wait for `ended` then. The log can be opened again, here or elsewhere.
         """

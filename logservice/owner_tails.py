@@ -1,9 +1,9 @@
-"""Asks the owners of logs at other servers for their tails, for readers here.
+"""Asks the owners of logs, at other servers, for their tails, for readers at this server.
 
-Bookies learn that a log's last entry is confirmed from the next one, or when its writer has rested for a
-while (30 s in a log server). Its owner knows at once. So a server that does not own a log asks the owner
-before it reports that nothing follows (RL6), and while readers here follow the log, one question for all of
-them waits at the owner until the log has grown.
+Bookies learn that a log's last entry is confirmed from the next entry, or when its writer has been idle for
+a while (30 s in a log server). Its owner knows at once. A server that does not own a log therefore asks the
+owner before it reports that nothing follows (RL6). While readers here follow the log, one request for all
+of them waits at the owner until the log has grown.
 """
 
 import asyncio
@@ -29,8 +29,8 @@ with, or that prevents a response."""
 
 Listener = Callable[[LogTail], None]
 
-_HOPS_MAX: Final = 3  # A log may be handed over while its owner is asked.
-_WAIT_MS: Final = 5000  # How long a request waits at the owner for the log to grow.
+_HOPS_MAX: Final = 3  # The most redirects, since a log may be handed over while its owner is asked.
+_WAIT_MS: Final = 5000  # For this long, a request waits at the owner for the log to grow.
 _GRACE_S: Final = 1.0  # The additional time for the response.
 # The pause between two requests. Longer: fewer calls, and later news of a busy log.
 _INTERVAL_S: Final = 0.01
@@ -40,14 +40,14 @@ _PAUSE_S_MAX: Final = 1.0  # The pauses double up to this.
 
 class OwnerTails:
     def __init__(self, server: LogServer, ask_peer: AskPeer | None) -> None:
-        """`ask_peer`: None if there is no way to ask other servers."""
+        """Use `ask_peer` to ask other servers. It is None if they cannot be asked."""
         self._server, self._ask_peer = server, ask_peer
         self._loop = asyncio.get_running_loop()
         self._watches: dict[LogName, _Watch] = {}
 
     async def ask(self, log: LogName, address: str, due: float) -> LogTail:
-        """A report of the owner after this call. `address`: of the owner, or of a server that
-        knows it.
+        """Return a report that the owner made after this call. `address` is that of the owner, or of a
+        server that knows the owner.
 
         Raises `Unavailable`, `OutcomeUnknown`, or the refusal of the server that was asked.
         """
@@ -73,8 +73,8 @@ class OwnerTails:
     # --- While readers follow a log -----------------------------------------------------------
 
     def listen(self, log: LogName, listener: Listener) -> None:
-        """Call the listener with the owner's tail whenever that has grown, until `ignore`. Without
-        an owner it is not called.
+        """Call the listener with the owner's tail whenever it has grown, until `ignore`. Without an owner
+        the listener is not called.
         """
         if self._ask_peer is None:
             return
@@ -84,7 +84,7 @@ class OwnerTails:
         watch.listeners[listener] = None
 
     def ignore(self, log: LogName, listener: Listener) -> None:
-        """Idempotent."""
+        """Stop calling the listener. Idempotent."""
         watch = self._watches.get(log)
         if watch is not None:
             watch.listeners.pop(listener, None)
@@ -114,7 +114,7 @@ class _Watch:
 
     @property
     def is_over(self) -> bool:
-        """Whether the watch has ended, and calls no listener any more."""
+        """Return whether the watch has ended, and calls no listener any more."""
         return self._task.done()
 
     def stop(self) -> None:
@@ -133,7 +133,7 @@ class _Watch:
                 pause_s = min(2 * pause_s, _PAUSE_S_MAX)
                 continue
             except RollbookError:
-                # The log is gone, or this server may not ask: readers find out by themselves.
+                # The log is gone, or this server may not ask. Readers detect that by themselves.
                 return
             if tail.is_sealed:
                 self._tell(tail)

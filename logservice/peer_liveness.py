@@ -1,4 +1,4 @@
-"""Whether another server is dead: connections to its reported address are refused.
+"""Finds out whether another server is dead: connections to its reported address are refused.
 
     dead      all attempts of half a second were refused: its machine says that nothing listens there
     alive     it answered; or nothing was heard, which proves nothing: then its session decides
@@ -28,7 +28,7 @@ _FRESH_NS: Final = 100_000_000  # The age up to which a result serves further ca
 class _Peer:
     def __init__(self) -> None:
         self.refusals = Refusals()
-        self.answered = False  # Whether the last attempt was answered.
+        self.answered = False  # True: the last attempt was answered.
         self.asked_ns = 0  # When the last series of attempts ended.
         self.series: asyncio.Task[None] | None = None
 
@@ -39,14 +39,14 @@ class PeerLiveness:
         self._peers: dict[str, _Peer] = {}
 
     async def check_dead(self, address: str) -> bool:
-        """Whether the server refuses connections. Takes about half a second if nothing recent is known.
+        """Return whether the server refuses connections. Takes about half a second if nothing recent is known.
 
         If this is cancelled, the attempts continue for other callers.
         """
         return (await self._asked(address)).refusals.is_dead
 
     async def check_answering(self, address: str) -> bool:
-        """Whether the server accepts connections. A server that is not known to be dead may still not answer."""
+        """Return whether the server accepts connections. A server that is not known to be dead may still not answer."""
         return (await self._asked(address)).answered
 
     async def _asked(self, address: str) -> _Peer:

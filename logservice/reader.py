@@ -4,9 +4,9 @@
     anywhere else,   from the ledgers, segment by segment (`core/segments.py`); the one that is
     and further back written is followed, so that what is appended comes within milliseconds
 
-The owner knows before the bookies what is confirmed. At the owner a reader uses that. Elsewhere the owner is
-asked before a reader reports that it has caught up, and then watched (`owner_tails.py`, RL6). What it reports
-is decided in `core/reader_progress.py`.
+The owner knows before the bookies what is confirmed. A reader at the owner uses that. A reader elsewhere
+asks the owner before it reports that it has caught up, and then watches it (`owner_tails.py`, RL6).
+`core/reader_progress.py` decides what it reports.
 
 A reader switches between the two by itself. It survives all faults: a ledger that is gone, or a
 segment that does not follow, makes it read the list again; a bookie or metadata store that does
@@ -14,8 +14,8 @@ not respond makes it wait and retry. When it has no other event for a heartbeat,
 position and what it waits for (RL3). It ends only with the log: sealed and read to its end,
 deleted, truncated above its position, or records without a copy left.
 
-It reads on request: for a reader that does not ask, one run of entries and what a ledger reader reads ahead
-are kept, and dropped after a moment (RL4).
+It reads only on request. If the reader gets no request for a moment, it drops what it had read ahead: one
+run of entries, and the data of its ledger reader (RL4).
 """
 
 import asyncio
@@ -82,49 +82,55 @@ from rollbook.proto.tasks import stop_tasks, to_its_end
 logger = structlog.get_logger()
 
 HEARTBEAT_S: Final = 5.0
-_IDLE_S: Final = 1.0  # Reading ahead stops when a reader did not ask for this long.
-_LOOK_AGAIN_S: Final = 2.0  # Reads the list again in case its change was not reported.
+_IDLE_S: Final = 1.0  # Reading ahead stops if there was no request for this long.
+# The interval for reading the list again, in case its change was not reported.
+_LOOK_AGAIN_S: Final = 2.0
 _PAUSE_S_MIN: Final = 0.02  # The first pause before a retry.
 _PAUSE_S_MAX: Final = 1.0  # The pauses double up to this.
 # Bytes of one event, unless a single block is larger: two full batches of our writer. With one, or
 # with three, a reader has records of 1 KiB from memory at 1.2 to 1.4 GB/s, and with two at 1.7.
 _BYTES_MAX: Final = 512 * 1024
-_LOST_AFTER: Final = 4  # Records are lost after all holders of an entry have denied it this often.
+# Records count as lost after all holders of an entry have denied it this often.
+_LOST_AFTER: Final = 4
 _LOOK_S_MAX: Final = 1.0  # The time limit for finding out what a heartbeat reports.
 
 
 class TailSource(Protocol):
-    """Reports of a log's tail by its owner, wherever the owner is."""
+    """Reports of a log's tail by its owner, at this server or another one."""
 
     async def ask(self) -> LogTail | None:
-        """The owner's tail, asked for after this call. None: it cannot be asked."""
+        """Ask the owner for its tail after this call. Returns None if the owner cannot be asked."""
 
     def listen(self, listener: Callable[[LogTail], None]) -> None:
-        """Calls it whenever the owner, at another server, reports that the log has grown, until
-        `ignore`."""
+        """Call the listener whenever the owner, at another server, reports that the log has grown, until
+        `ignore`.
+        """
 
     def ignore(self, listener: Callable[[LogTail], None]) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
 class OwnerLookup:
-    """How a reader finds the owner of its log."""
+    """The functions by which a reader finds the owner of its log."""
 
-    find: Callable[[], Owner | None]  # Whether this process believes that it owns the log.
-    find_proven: Callable[[], Awaitable[Owner | None]]  # Whether it really does.
-    # Makes sure that a server owns the log: here, or else at the address that it returns; empty if
-    # it is not known.
+    # Returns the owner if this process believes that it owns the log.
+    find: Callable[[], Owner | None]
+    # Returns the owner after checking that it still is.
+    find_proven: Callable[[], Awaitable[Owner | None]]
+    # Makes sure that a server owns the log. Returns the address of the owner if that is another
+    # server; empty if it is not known.
     revive: Callable[[], Awaitable[str]]
-    tails: TailSource  # What the owner reports, wherever it is.
+    tails: TailSource  # The reports of the owner, at this server or another one.
 
 
 @dataclass(frozen=True, slots=True)
 class ReaderOptions:
-    """What the caller of a reader asks for."""
+    """The options that the caller of a reader chooses."""
 
-    uid: str = ""  # Of the log that the start belongs to; empty: of the one that is found first.
+    # The uid of the log that the start belongs to. Empty: the log that is found first.
+    uid: str = ""
     heartbeat_s: float = HEARTBEAT_S
-    # Truncated records are reported as a gap; otherwise reading ends with them.
+    # True: truncated records are reported as a gap. False: reading ends with them.
     skips_truncated: bool = False
 
 
@@ -160,7 +166,7 @@ class LogReader:
         self._resting: asyncio.Task[None] | None = None
         self._idle: asyncio.TimerHandle | None = None
         self._memory: Subscription | None = None
-        self._memory_epoch = NO_OWNER_YET  # The owner epoch whose memory it read last.
+        self._memory_epoch = NO_OWNER_YET  # The owner epoch whose memory this reader read last.
         self._ledger: LedgerReader | None = None
         self._follower: Follower | None = None
         self._progress = ReaderProgress(start)
@@ -176,11 +182,11 @@ class LogReader:
         return self._progress.lag(self._trail.next_offset, owner_tail)
 
     async def next(self, due: float | None = None) -> ReadEvent:
-        """The next event; `Progress` when it is due, by default after a heartbeat, and there is no other.
-        After the last event, that event again.
+        """Return the next event. If there is no other event, it is a `Progress` at `due`, by default after
+        a heartbeat. After the last event, every call returns the last event again.
 
-        Raises `Truncated`, `NoSuchLog`, `LogDeleted`, `LogReplaced`, `DataLost`, and raises it
-        again. If it is cancelled, nothing is lost: the same event comes next time.
+        Raises `Truncated`, `NoSuchLog`, `LogDeleted`, `LogReplaced`, `DataLost`; later calls raise the same
+        error again. A cancelled call loses nothing: the next call returns the same event.
         """
         await self._stop_resting()
         if due is None:
@@ -198,23 +204,23 @@ class LogReader:
                 is_over = not await self._take_from_ledgers(due)
             if is_over and not self._ready:
                 heartbeat = await self._make_heartbeat()
-                # A running step may have read records in the meantime, and where a log has ended
-                # its reader is not at rest: it would seem to have everything (RL6).
+                # A running step may have read records in the meantime. At the end of a log the
+                # reader is not at rest, since it would seem to have everything (RL6).
                 if not self._ready and self._end is None:
                     return heartbeat
         self._idle = self._loop.call_later(_IDLE_S, self._rest)
         return self._ready.popleft()
 
     def _move(self, address: str) -> None:
-        """Ends with `Moving`, after all that was returned (RL5). A running step is stopped: it could
-        read records that would never be returned.
+        """End with `Moving`, after all records that were returned (RL5). A running step is stopped, since
+        it could read records that would never be returned.
         """
         if self._step is not None:
             self._step.cancel()
         self._end = Moving(address, self._trail.next_offset)
 
     async def close(self) -> None:
-        """Idempotent."""
+        """Close the reader. Idempotent."""
         await self._stop_resting()
         await stop_tasks(self._step)
         await self._leave_ledger()
@@ -234,10 +240,10 @@ class LogReader:
         return True
 
     async def _take_from_memory(self, memory: Subscription, due: float) -> bool:
-        """Whether blocks or an end were found in memory before `due`."""
+        """Return whether blocks or an end were found in memory before `due`."""
         owner = self._find_owner()
         if owner is not None and self._trail.next_offset < owner.head:
-            self._memory = None  # The offset is truncated, whatever the memory has.
+            self._memory = None  # The offset is truncated, even if the memory still has it.
             return True
         if self._end_if_sealed():
             return True
@@ -246,7 +252,7 @@ class LogReader:
         except LogSealed:
             self._end = Sealed(self._trail.next_offset)
             return True
-        except RollbookError as error:  # The owner has ended: ledgers have the rest.
+        except RollbookError as error:  # The owner has ended. The rest is read from ledgers.
             logger.debug("reader_lost_owner", log=str(self.name), reason=error.code.reason)
             self._memory = None
             return True
@@ -276,13 +282,13 @@ class LogReader:
     # --- From the ledgers -------------------------------------------------------------------
 
     async def _take_from_ledgers(self, due: float) -> bool:
-        """Whether a step was made before `due`. A step that was not stopped goes on."""
+        """Return whether a step was made before `due`. A step that is not stopped continues."""
         if self._step is None:
             self._step = self._loop.create_task(self._make_step())
         if not await _ends_by(self._step, due):
             return False
         step, self._step = self._step, None
-        step.result()  # Raises any error that is not one of the log: a bug.
+        step.result()  # An error here is a bug, since errors of the log are handled in the step.
         return True
 
     async def _make_step(self) -> None:
@@ -360,7 +366,7 @@ class LogReader:
             return
         start = self._trail.next_offset
         blocks = self._trail.on_entries([entry.payload for entry in news.entries])
-        if blocks is None:  # The ledger is no part of the log: the list shows it soon.
+        if blocks is None:  # The ledger is not part of the log, as the list will show soon.
             await self._leave_ledger()
             return
         self._losses = 0
@@ -374,8 +380,8 @@ class LogReader:
             self._progress.on_replica_awaited()
 
     async def _on_end_of_news(self) -> None:
-        """Asks the owner after everything that bookies know was read: they learn that the last
-        block is confirmed from the next one (RL6).
+        """Ask the owner after everything that bookies know was read. Bookies learn that the last block is
+        confirmed only from the next one (RL6).
         """
         self._progress.on_all_read()
         if self._find_owner() is not None:
@@ -426,7 +432,7 @@ class LogReader:
             await to_its_end(_left(follower, ledger))
 
     async def _list_changed(self, known: StoredLog) -> None:
-        """Returns when the list has probably changed, or after a while."""
+        """Return when the list has probably changed, or after a while."""
         watch = await self._nodes.watch(self.name)
         try:
             if (await self._nodes.read(self.name)).version == known.version:
@@ -493,8 +499,8 @@ class LogReader:
         return self._find_owner()
 
     async def _look_around(self) -> bool:
-        """Find out whether the log still exists, how far it goes, and whether its owner reports so.
-        If the owner cannot be asked: where to go on. A failure changes nothing.
+        """Find out whether the log still exists, how far it goes, and whether its owner reports that. If
+        the owner cannot be asked, find out where to continue. A failure changes nothing.
         """
         with suppress(RollbookError, TimeoutError):
             async with asyncio.timeout(_LOOK_S_MAX):
@@ -520,7 +526,7 @@ class LogReader:
     # --- Resting ----------------------------------------------------------------------------
 
     def _rest(self) -> None:
-        """Stop reading ahead, since nobody asks for records at present."""
+        """Stop reading ahead, since there are no requests for records at present."""
         self._resting = self._loop.create_task(self._drop_what_is_ahead())
 
     async def _drop_what_is_ahead(self) -> None:
@@ -544,7 +550,9 @@ async def _left(follower: Follower | None, ledger: LedgerReader) -> None:
 
 
 async def _ends_by(task: "asyncio.Task[None]", due: float | None) -> bool:
-    """Whether the task has ended by `due`, with any result. If this is cancelled, or late, the task goes on."""
+    """Return whether the task has ended by `due`, with any result. If this call is cancelled, or the task
+    is late, the task continues.
+    """
     if not task.done():
         ended = asyncio.get_running_loop().create_future()
 

@@ -1,4 +1,4 @@
-"""Looks after logs without requests: deletes what has expired and what was left behind.
+"""Looks after logs without requests: deletes expired records and abandoned ledgers.
 
 Each server looks after the logs that it owns, and after ownerless ones that would be suggested
 to it: a living server that a list names as the owner may have lost the log. For each in turn:
@@ -11,9 +11,9 @@ to it: a living server that a list names as the owner may have lost the log. For
                              idle log is opened for that, and let go of like any idle one
     ledgers never listed     are found by a walk over all ledgers, rarely, by one server of all
 
-Time is the server's own, but nothing expires while that differs from the metadata store's by
-minutes: a server whose clock is wrong must not empty its logs (RT1). Only time in which servers
-were present counts (LT1), so nothing expires before they have reported.
+Time is the server's own, but nothing expires while it differs from the metadata store's by minutes: a
+server whose clock is wrong must not empty its logs (RT1). Only time in which servers were present counts
+(LT1), so nothing expires before they have reported.
 """
 
 import asyncio
@@ -60,7 +60,7 @@ class OwnedLog(Protocol):
 
 
 class LogKeeper(Protocol):
-    """The parts of a log server that are used here."""
+    """The parts of a log server that this file uses."""
 
     @property
     def owned_logs(self) -> Sequence[LogName]: ...
@@ -106,7 +106,8 @@ class Sweeper:
         self._lost = lost
         self._clock, self._randomness = clock, randomness
         self._interval_s, self._orphans_interval_s = sweep_interval_s, orphans_interval_s
-        self._now_us = 0  # When the sweep began: a clock may be set after it was compared.
+        # The time when the sweep began, since a clock may be set after it was compared.
+        self._now_us = 0
         self._lived: LivedTime = NO_GAPS  # The lived time when the sweep began.
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -119,8 +120,7 @@ class Sweeper:
         await stop_tasks(*tasks)
 
     async def sweep(self) -> None:
-        """Visits every log that this server looks after, once. A log that fails is left for the
-        next time."""
+        """Visit every log that this server looks after, once. A log that fails is left for the next sweep."""
         self._now_us = self._clock.wall_us()
         if not await self._clock_is_right():
             return
@@ -172,7 +172,7 @@ class Sweeper:
                 )
 
     async def _clock_is_right(self) -> bool:
-        """Whether this server's clock agrees with the metadata store's, so that records may expire (RT1)."""
+        """Return whether this server's clock agrees with the metadata store's, so that records may expire (RT1)."""
         apart_us = self._clock.wall_us() - await self._nodes.store_time_us()
         if abs(apart_us) <= _CLOCKS_APART_US_MAX:
             return True
@@ -243,7 +243,7 @@ class Sweeper:
             return
         now_us = self._now_us
         if find_expired(listed, now_us, None, self._lived) is None:
-            return  # Usually nothing is old enough, and reading the guards is saved.
+            return  # Usually nothing is old enough, so the guards need not be read.
         lowest_guard = (await self._nodes.read_guards(name)).guards.lowest
         expiry = find_expired(listed, now_us, lowest_guard, self._lived)
         if expiry is None:

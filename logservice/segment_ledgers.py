@@ -1,7 +1,7 @@
-"""The ledgers of segments: how one is made for a log, and dropped if it is not listed.
+"""Makes the ledgers of segments, and drops a ledger that is not listed.
 
-A ledger is made for one version of the list and says so. Only the compare-and-set from that very
-version lists it; if that fails it never will be listed, and goes (LS3).
+The metadata of a ledger names the version of the list that it was made for. Only the compare-and-set from
+that very version lists it. If that fails, the ledger is never listed, and is deleted (LS3).
 """
 
 from contextlib import suppress

@@ -1,4 +1,5 @@
-"""From one segment of a log to the next: listed, written, closed, in that order (LS1, LS2, LS3).
+"""Changes from one segment of a log to the next. A segment is listed, written and closed, in that order
+(LS1, LS2, LS3).
 
     N ──────────────── written ──────────────┐ last add confirmed, CLOSED
                                              │      │
@@ -6,8 +7,8 @@
                      │                       │      │
     N+1              └─ Follows(N, 41), then all that is appended ── acked from here on
 
-A roll that cannot list N+1 is put off, and N is written on. A roll that cannot close N at the
-entry that N+1 names ends the owner: it may not claim to know the log any more.
+A roll that cannot list N+1 is postponed, and N is written further. A roll that cannot close N at the entry
+that N+1 names ends the owner, since it no longer knows the end of the log.
 """
 
 import asyncio
@@ -109,8 +110,8 @@ class SegmentRoll:
             self._widening = self._loop.create_task(self._widen())
 
     async def _widen(self) -> None:
-        """Begins a new segment as soon as enough bookies take new ledgers (LS16). Many logs are degraded at the
-        same time; chance and a limit keep them from rolling at the same time.
+        """Begin a new segment as soon as enough bookies take new ledgers (LS16). Many logs are degraded at
+        the same time. A random pause and a limit keep them from rolling together.
         """
         context = self._context
         while True:
@@ -228,8 +229,8 @@ class SegmentRoll:
         return segment.segment_id
 
     def has_begun(self, listed: LedgerList) -> bool:
-        """Whether the first segment that this list does not call closed has begun: earlier ones may
-        be truncated (LS5).
+        """Return whether the first segment that this list does not call closed has begun. Then earlier
+        segments may be truncated (LS5).
         """
         unclosed = [each.segment_id for each in listed.unclosed[:1]]
         return not unclosed or any(
@@ -243,8 +244,8 @@ class SegmentRoll:
 
     @property
     def last_confirmed(self) -> tuple[LedgerId, EntryId] | None:
-        """The ledger in which the log is confirmed to its tail, and the last such entry: nothing in
-        a second ledger counts before the first one is closed (LS1).
+        """The ledger that has the confirmed tail of the log, and its last confirmed entry. Entries of a
+        second ledger count only when the first one is closed (LS1).
         """
         for each in self._unclosed:
             if not each.writer.metadata.is_closed:
@@ -313,7 +314,7 @@ class SegmentRoll:
         await self.change(with_closed)
 
     async def change(self, make: Callable[[LedgerList], LedgerList]) -> None:
-        """Change the list as its owner. Raises `OwnerChanging` if it is the owner no more."""
+        """Change the list as its owner. Raises `OwnerChanging` if this is no longer the owner."""
         try:
             await self._list_store.change(make)
         except (Superseded, Missing) as error:

@@ -1,11 +1,11 @@
-"""Which logs this server owns, and what happens to requests for others.
+"""Decides which logs this server owns, and how it treats requests for others.
 
 `core/ownership.py` says who may take a log. A request for a log that is being opened or handed over here
 waits for that. A log that is handed over is closed first and its list names no owner, so the next owner has
 nothing to recover, and no append fails: each is requested again there (SV3).
 
-When the session that shows others that this server lives is over, its owners are dropped with
-whatever they have not confirmed; logs are opened again on request (SV4).
+When the session that shows others that this server lives has ended, its owners are dropped with everything
+that they have not confirmed. Logs are opened again on request (SV4).
 """
 
 import asyncio
@@ -74,12 +74,12 @@ _LOST_MAX: Final = 100_000
 
 @dataclass(frozen=True, slots=True)
 class _Grounds:
-    """Why this server opens a log."""
+    """The reason why this server opens a log."""
 
     reason: str
     seen: StoredLog | None = None  # The list that names or allows this server.
-    detect_s: float = 0.0  # How long it took to find the grounds.
-    is_rude: bool = False  # Other servers still believe the owner to be alive.
+    detect_s: float = 0.0  # Seconds that it took to find out that this server may open the log.
+    is_rude: bool = False  # True: other servers still believe that the owner is alive.
 
 
 class LogServer:
@@ -146,8 +146,8 @@ class LogServer:
         self._is_closed = False
 
     async def start(self, address: str, http: str = "") -> None:
-        """Call it when the address accepts connections: other servers send clients there from now
-        on. `http`: the URL of the REST interface.
+        """Start serving. Call this when the address accepts connections, since other servers send clients
+        there from now on. `http` is the URL of the REST interface.
         """
         info, clock = ServerInfo(self.server_id, address), self.clock
         self._stall_detector.start()
@@ -181,9 +181,9 @@ class LogServer:
         logger.info("log_server_started", server=self.server_id, address=address)
 
     async def close(self, within_s: float = 10.0) -> None:
-        """Hands over the owned logs; one that takes too long is dropped, and recovered by its next owner.
+        """Hand over the owned logs. A log that takes too long is dropped, and its next owner recovers it.
 
-        Idempotent. If it is cancelled, it comes to its end first.
+        Idempotent. A cancelled call completes first.
         """
         await to_its_end(self._close(asyncio.get_running_loop().time() + within_s))
 
@@ -237,7 +237,7 @@ class LogServer:
         return self.membership.is_alive(server_id)
 
     def is_suggested(self, name: LogName) -> bool:
-        """Whether the log's name alone suggests this server."""
+        """Return whether the log's name alone suggests this server."""
         suggested = self.membership.suggestions.server_for(name)
         return suggested is not None and suggested == server_name(self.server_id)
 
@@ -265,8 +265,8 @@ class LogServer:
         return self.find(name)
 
     async def find_proven(self, name: LogName, uid: str = "") -> Owner | None:
-        """`find` for readers: never an owner that was replaced long ago without noticing (SV6).
-        If that cannot be checked in time, the owner as far as is known.
+        """Find the owner as `find` does, for readers: it never returns an owner that was replaced long ago
+        without noticing (SV6). If that cannot be checked in time, it returns the owner as far as is known.
         """
         owner = self.find(name, uid)
         if owner is None:
@@ -278,8 +278,8 @@ class LogServer:
     async def owner_of(
         self, name: LogName, due: float, *, uid: str = "", heeds_preference: bool = True
     ) -> Owner:
-        """The owner here, opened if this server should have the log, by its name alone if no preference
-        is heeded.
+        """The owner here. It is opened if this server should have the log; if no preference is heeded, the
+        name alone decides.
 
         Raises `NotOwner` with whom to ask, `OwnerChanging`, `NoSuchLog`, `LogDeleted`,
         `LogReplaced` if the log has another `uid`, and errors that keep a log from being opened;
@@ -291,7 +291,7 @@ class LogServer:
         return owner
 
     async def refuse_other_life(self, name: LogName, uid: str) -> NoReturn:
-        """Raises `LogReplaced` if the log that has the name has another uid than the caller expects.
+        """Raise `LogReplaced` if the log that has the name has another uid than the caller expects.
 
         Otherwise what this server knew was about a log that was deleted elsewhere:
         `OwnerChanging`. Raises `NoSuchLog`, `LogDeleted`.
@@ -364,7 +364,7 @@ class LogServer:
             raise
 
     async def _why_ours(self, name: LogName, heeds_preference: bool) -> "_Grounds":
-        """The grounds for opening the log here; otherwise raises with the server to ask."""
+        """The grounds for opening the log here. If there are none, raises with the server to ask."""
         asked_s = asyncio.get_running_loop().time()
         grounds = await self._grounds(name, heeds_preference)
         return replace(grounds, detect_s=asyncio.get_running_loop().time() - asked_s)
@@ -414,7 +414,7 @@ class LogServer:
         return None if suggested is None else self.membership.find(suggested)
 
     async def whom_to_ask(self, name: LogName) -> tuple[LedgerList, ServerInfo | None, bool]:
-        """The log's list; the owner or the server that should become it; whether that one is the
+        """The log's list, the owner or the server that should become it, and whether that server is the
         owner already.
         """
         listed = (await self._read(name)).list
@@ -424,9 +424,9 @@ class LogServer:
         return listed, suggested.info if suggested is not None else None, False
 
     def is_nobodys(self, name: LogName, listed: LedgerList) -> bool:
-        """Whether no owner would use this list after it has been changed. A server that opens it
-        in the meantime sees the change. As far as this server can tell, which knows no others
-        while it starts.
+        """Return whether no owner would use this list after it has been changed. A server that opens the
+        log in the meantime sees the change. This is as far as this server can tell: while it starts, it
+        knows no other servers.
         """
         if self._context is None or self.find(name) is not None or name in self._closings:
             return False
@@ -585,9 +585,7 @@ class LogServer:
                 logger.info("log_not_disowned", log=str(name), reason=error.code.reason)
 
     async def transfer(self, name: LogName, to: ServerRecord) -> None:
-        """Releases a log that it owns, for that server to open on request, and to be suggested
-        from now on.
-        """
+        """Release an owned log so that the server `to` opens it on request, and is suggested from now on."""
         await self.let_go(name, f"{_HAND_OVER} {to.name}", preferred=to.name)
 
     async def _let_go(self, names: list[LogName], reason: str) -> None:
@@ -605,8 +603,8 @@ class LogServer:
             await stop_tasks(*tasks)
 
     async def let_go(self, name: LogName, reason: str, preferred: str | None = None) -> None:
-        """Close the log so that the next owner has nothing to recover. If this is cancelled, the
-        hand-over goes on.
+        """Close the log so that the next owner has nothing to recover. After a cancelled call, the
+        hand-over continues.
         """
         closing = self._closings.get(name)
         if closing is None:
@@ -635,8 +633,8 @@ class LogServer:
             self.on_owner_changed(name)
 
     async def _balance(self) -> None:
-        """Releases logs that others should have, once no server has come or gone for a while,
-        and unused ones.
+        """Release unused logs, and logs that other servers should have once no server has come or gone for
+        a while.
         """
         loop, look_s = asyncio.get_running_loop(), min(self.config.rebalance_after_s, _LOOK_S)
         changed_at = loop.time()
@@ -687,7 +685,7 @@ class LogServer:
                 logger.info("clock_not_compared", reason=error.code.reason)
 
     async def _on_clock_compared(self) -> None:
-        """Releases all logs if this clock is not trusted (CK1)."""
+        """Release all logs if this clock is not trusted (CK1)."""
         await self._tell_clock()
         if not self.clock.is_odd:
             await self.nodes.beat(self.clock.wall_us())
@@ -729,6 +727,6 @@ def nobody_listens(_: LogName) -> None:
 
 
 def _look_at(work: "asyncio.Task[Any]") -> None:
-    """Marks the task's exception as retrieved: tasks that wait for it get it, and perhaps no task does."""
+    """Mark the task's exception as retrieved. Tasks that wait for it get it, but there may be none."""
     if not work.cancelled():
         work.exception()

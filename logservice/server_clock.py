@@ -1,4 +1,4 @@
-"""The clock that a log server's owners use; `core/clocks.py` has its rules.
+"""The clock that a log server's owners use. `core/clocks.py` has its rules.
 
 It is a `Clock`: its monotonic time is the machine's, its wall time is the server's own (CK2).
 """
@@ -23,7 +23,7 @@ _AGAIN_NS: Final = 1_000_000_000
 # The longest round trip of a comparison; a slower response says little about the time.
 _SLOW_NS: Final = 60 * 1_000_000_000
 _RETRY_MS: Final = 1000
-_OURS: Final = ""  # The key of this server, among the others that have names.
+_OURS: Final = ""  # The key of this server. Other servers have their names as keys.
 
 
 class ServerClock:
@@ -44,17 +44,19 @@ class ServerClock:
         self._was_odd = False
 
     def wall_us(self) -> int:
-        """The wall clock's time at the last comparison, and what has passed since."""
+        """The wall clock's time at the last comparison, plus the time that has passed since."""
         return self._time.time_us(self.monotonic_ns())
 
     @property
     def apart_us(self) -> int | None:
-        """How far the wall clock is ahead of the metadata store's. None: not compared yet."""
+        """The microseconds by which the wall clock is ahead of the metadata store's, or None before the
+        first comparison.
+        """
         return self._time.apart_us
 
     @property
     def is_odd(self) -> bool:
-        """Whether the clock disagrees with most others (CK1)."""
+        """Return whether the clock disagrees with most others (CK1)."""
         ours = self._time.apart_us
         return ours is not None and _OURS in odd_clocks({**self._others(), _OURS: ours})
 
@@ -106,7 +108,7 @@ class ServerClock:
         now_ns = self.monotonic_ns()
         if now_ns - began_ns > _SLOW_NS and self._time.apart_us is not None:
             return
-        # The store's time is taken for that half way through the round trip.
+        # The store's time is assumed to be the one half way through the round trip.
         store_us += (now_ns - began_ns) // 2000
         self._time.on_compared(self._clock.wall_us(), store_us, now_ns)
         self._compared_ns = now_ns

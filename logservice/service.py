@@ -1,7 +1,7 @@
-"""The log service without any transport: one method for each thing that can be asked (`messages.py`).
+"""The log service without any transport. It has one method for each request (`messages.py`).
 
-Appends, seals, truncations and writer epochs are decided by a log's owner; another server raises
-`NotOwner`, with whom to ask. Everything else is answered by any server.
+A log's owner decides appends, seals, truncations and writer epochs; another server raises `NotOwner`, with
+the server to ask. Any server answers everything else.
 """
 
 import asyncio
@@ -89,14 +89,14 @@ _DETAIL_S: Final = 1.0  # A response omits details that bookies do not report wi
 _LOST_LOOK_S: Final = 0.5
 _NAMES_MAX: Final = 10_000
 _CURSORS_IN_PAGE: Final = 1000  # A page of cursors of up to 4 KiB each fits into a gRPC message.
-_READS_MAX: Final = 64  # Reads that run at a time.
+_READS_MAX: Final = 64  # The most reads that run concurrently.
 _DRAINING: Final = words.ServerState.DRAINING
 _SERVING: Final = words.ServerState.SERVING
 
 
 class LogService:
     def __init__(self, server: LogServer, clock: Clock, ask_peer: AskPeer | None = None) -> None:
-        """Serve the logs of `server`. `ask_peer`: None if there is no way to ask other servers. Then a reader
+        """Serve the logs of `server`. `ask_peer` is None if other servers cannot be asked. Then a reader
         here may lack the last block of a log that is owned elsewhere, and reports so.
         """
         self.server = server
@@ -201,8 +201,8 @@ class LogService:
     # --- Truncation -------------------------------------------------------------------------
 
     async def truncate(self, request: words.Truncate, due: float) -> words.TruncateAnswer:
-        """Truncate at the log's owner; closed segments also without an owner, since there may be
-        none while bookies are full.
+        """Truncate at the log's owner. Closed segments can also be truncated without an owner, since there
+        may be none while bookies are full.
         """
         try:
             owner = await self.server.owner_of(request.log, due, uid=request.uid)
@@ -233,12 +233,12 @@ class LogService:
         )
 
     def _bookies_are_full(self, owner: Owner) -> bool:
-        """Whether no available bookie can take the ledger that a roll makes."""
+        """Return whether no available bookie can take the ledger that a roll makes."""
         wanted = owner.config.quorum.ack
         return self._ledgers.count_usable() < wanted <= self._ledgers.count_usable(is_urgent=True)
 
     async def _keeps_what_is_truncated(self, request: words.Truncate) -> bool:
-        """Whether a segment below the head stays, since none after it has begun (LL4)."""
+        """Return whether a segment below the head stays, since none after it has begun (LL4)."""
         listed = (await self._nodes.read_living(request.log)).list
         first = listed.segments[0].next_offset if listed.segments else None
         return not request.dry_run and first is not None and first <= listed.head
@@ -246,9 +246,9 @@ class LogService:
     async def _truncate_by_reserve(
         self, request: words.Truncate, due: float
     ) -> words.TruncateAnswer | None:
-        """Ends the open segment, which becomes dispensable only by its successor's first entry (LL4): bookies
-        take that entry, and the recovery of the old ledger, from their reserve. None if it is not for this
-        server to do, if it would change something for a plan, or if the bookies do not take even that.
+        """End the open segment, which can be removed only after its successor's first entry (LL4). Bookies
+        take that entry, and the recovery of the old ledger, from their reserve. Returns None if this server
+        should not do it, if a plan would change something, or if the bookies do not take even that.
         """
         stored = await self._nodes.read_living(request.log)
         if request.dry_run or not self.server.is_nobodys(request.log, stored.list):
@@ -273,8 +273,8 @@ class LogService:
     async def _truncate_closed(
         self, request: words.Truncate, due: float
     ) -> words.TruncateAnswer | None:
-        """Truncate without an owner. None if that takes an owner, or if there is one, which would
-        go on reporting an older head.
+        """Truncate without an owner. Returns None if that needs an owner, or if there is one, which would
+        continue to report an older head.
         """
         listed = (await self._nodes.read_living(request.log)).list
         check_life(request.log, text_of(listed.uid), request.uid)
@@ -324,7 +324,9 @@ class LogService:
         return await in_time(due, self._state_of(stored, due))
 
     async def update_log(self, request: words.UpdateLog, due: float) -> words.LogState:
-        """Change the configuration: at the owner, which then uses it at once; otherwise anywhere (SV7)."""
+        """Change the configuration at the owner, which then uses it at once. Without an owner, change it
+        here (SV7).
+        """
 
         def with_config(listed: LedgerList) -> LedgerList:
             self._require_no_other_owner(listed)
