@@ -61,7 +61,7 @@ class RollbookError(Exception):
         return self
 
     def copy(self) -> Self:
-        """The same for another caller: each gathers a traceback of its own."""
+        """A copy for another caller, since each caller adds its own traceback."""
         copy = type(self)()
         vars(copy).update(vars(self), ids=dict(self.ids))
         copy.args, copy.__cause__ = self.args, self.__cause__
@@ -600,7 +600,7 @@ class BadConfig(Invalid):
     @classmethod
     @contextmanager
     def about(cls, *settings: str) -> Iterator[None]:
-        """Refusals within are due to these settings."""
+        """A `BadConfig` raised in this context is about these settings."""
         try:
             yield
         except (InvalidRequest, cls) as error:
@@ -675,7 +675,7 @@ OK: Final = 0  # The success code in both of BookKeeper's protocols.
 
 
 def every_error() -> Iterator[type[RollbookError]]:
-    """The table, read out: the root, the families, the classes, in order of definition."""
+    """All rows of the table: the root, the families, the classes, in order of definition."""
     pending: list[type[RollbookError]] = [RollbookError]
     while pending:
         error = pending.pop(0)
@@ -684,21 +684,21 @@ def every_error() -> Iterator[type[RollbookError]]:
 
 
 def retry_after_ms(error: RollbookError) -> int:
-    """How long a retry is of no use; 0: not known."""
+    """How long a caller should wait before a retry; 0: not known."""
     found = error.ids.get("retry_after_ms")
     return min(max(found, 0), 2**31) if isinstance(found, int) else 0
 
 
-# A family and its plainest class may share a reason; hearing it back means the class.
+# A family and one of its classes may share a reason; a received reason means the class.
 _BY_REASON: Final = {error.code.reason: error for error in every_error()}
 
 
 def error_of_reason(reason: str) -> type[RollbookError]:
-    """A reason nobody has heard of proves nothing: the outcome is unknown."""
+    """The error of a reason. An unknown reason proves nothing: the outcome is unknown."""
     return _BY_REASON.get(reason, RollbookError)
 
 
-# Several classes may share one code; received, it means the first of these.
+# Several classes may share one code; a received code means the first of these.
 _HEARD: Final = (
     NoSuchLedger,
     NoSuchEntry,
@@ -720,7 +720,7 @@ _BY_V3: Final[dict[int, type[RollbookError]]] = {
 
 
 def error_of_v2(code: int) -> type[RollbookError]:
-    """A code nobody has heard of proves nothing: the outcome is unknown."""
+    """The error of a V2 code. An unknown code proves nothing: the outcome is unknown."""
     return _BY_V2.get(code, BookieFailed)
 
 

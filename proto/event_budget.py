@@ -1,4 +1,4 @@
-"""How many events of one kind may be logged: enough to follow a story, not enough to flood a log."""
+"""Limits how many events of one kind are logged: enough to follow an incident, too few to flood a log."""
 
 from typing import Final
 

@@ -11,10 +11,10 @@ class Pace:
     def __init__(self, bytes_per_s: float) -> None:
         assert bytes_per_s > 0
         self.bytes_per_s = bytes_per_s  # Can be changed at any time.
-        self._free_ns = 0  # When everything that was spent has been earned.
+        self._free_ns = 0  # When the rate has covered everything spent so far.
 
     def spend(self, size: int, now_ns: int) -> float:
-        """The seconds to wait before going on."""
+        """Counts `size` bytes; returns the seconds to wait before the next work."""
         cost_ns = int(size / self.bytes_per_s * 1e9)
         self._free_ns = max(self._free_ns, now_ns - int(_AHEAD_S * 1e9)) + cost_ns
         return max(0, self._free_ns - now_ns) / 1e9

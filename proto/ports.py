@@ -1,9 +1,9 @@
-"""How shells see the machine. `proto/runtime` implements these ports on a real one, the simulator
-(`tests/simulation/kernel`) on an invented one; nothing above them touches a clock, a socket, a file,
-a thread or a random number in any other way.
+"""The ports through which shells use the machine. `proto/runtime` implements them on a real machine,
+the simulator (`tests/simulation/kernel`) on a simulated one; no code above them uses a clock, a
+socket, a file, a thread or a random number in any other way.
 
-Time passes through the event loop: `asyncio.sleep`, `asyncio.timeout` and `loop.call_later` are
-right everywhere, since the simulator's loop runs on virtual time.
+Code may use `asyncio.sleep`, `asyncio.timeout` and `loop.call_later` everywhere, since the
+simulator's event loop runs on virtual time.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from typing import Protocol, Self, TypeVar
 T = TypeVar("T")
 
 Randomness = random.Random
-"""Chance, handed in: `random.SystemRandom()` in production, seeded in tests and simulations."""
+"""A source of random numbers: `random.SystemRandom()` in production, seeded in tests and simulations."""
 
 Buffer = bytes | bytearray | memoryview
 
@@ -27,12 +27,12 @@ class Clock(Protocol):
         """A time that never goes back; the only clock that deadlines and intervals may use."""
 
     def wall_us(self) -> int:
-        """Microseconds since 1970; may jump. For timestamps that people read, never for safety."""
+        """Microseconds since 1970; may jump. Use it for timestamps that people read, never for safety."""
 
     def let_others_run(self) -> None:
         """Lets other processes that wait for this processor run first, as long as they are quick.
 
-        For a caller that has just woken one of them and has less urgent work left.
+        Call it after waking such a process, if the work that is left is less urgent.
         """
 
 
@@ -70,12 +70,12 @@ class Transport(Protocol):
     """Streams of bytes. Both sides are `asyncio.Protocol` or `asyncio.BufferedProtocol`."""
 
     async def listen(self, factory: ProtocolFactory, address: Address) -> Listener:
-        """Raises `BadConfig` if the address cannot be had."""
+        """Listens at the address. Raises `BadConfig` if it cannot be used."""
 
     async def connect(
         self, factory: ProtocolFactory, address: Address, timeout_s: float
     ) -> tuple[asyncio.Transport, asyncio.BaseProtocol]:
-        """Raises `Unavailable` without a response in time."""
+        """Connects to the address. Raises `Unavailable` if there is no response in time."""
 
 
 # --- Disk -------------------------------------------------------------------------------------
@@ -114,14 +114,16 @@ class File(Protocol):
         """Reads bytes; fewer than requested only at the end of the file."""
 
     async def read_with(self, position: int, length: int, use: Callable[[Buffer], T]) -> T:
-        """`read_at`, and the result of `use` on it at once: its argument may be a view of memory
-        that the next reader gets when it returns. So it keeps only copies.
+        """Like `read_at`, but returns the result of `use` on the bytes.
+
+        They may be a view of memory that the next reader gets once `use` returns, so `use` may
+        keep only copies.
         """
 
     def prefetch(self, position: int, length: int) -> None:
-        """A hint, which may be ignored: the machine may read it while the caller does other things.
+        """Announces a `read_at` of this range or a part of it.
 
-        Announces a `read_at` of this or a part of it.
+        The machine may read it while the caller does other work, or ignore the hint.
         """
 
     async def write_at(self, position: int, buffers: Sequence[Buffer]) -> None:
@@ -131,7 +133,7 @@ class File(Protocol):
         """Makes contents and size durable. The name needs `sync_directory`."""
 
     async def write_and_sync(self, position: int, buffers: Sequence[Buffer]) -> None:
-        """`write_at` then `sync` in one hop: the journal's hot path."""
+        """`write_at` and then `sync`, in one hop to a thread: the journal's hot path."""
 
     def is_quick(self, size: int) -> bool:
         """Whether writing `size` bytes and syncing them would delay no other work: nothing is queued
@@ -263,7 +265,7 @@ class Check:
 
 Op = Create | Set | Delete | Check
 OpResult = str | NodeStat | None
-"""Of a Create: the path that was made; of a Set: the new stat; of a Delete or Check: None."""
+"""The result of one operation. Create: the path that was made; Set: the new stat; Delete, Check: None."""
 
 
 class WatchEventKind(Enum):
@@ -343,21 +345,21 @@ class MetadataStore(Protocol):
     async def create(
         self, path: str, value: bytes = b"", mode: CreateMode = CreateMode.PERSISTENT
     ) -> str:
-        """The path that was made. Raises `NoSuchNode` (parent), `NodeExists`, `InvalidRequest`."""
+        """Creates a node; returns its path. Raises `NoSuchNode` (parent), `NodeExists`, `InvalidRequest`."""
 
     async def set(self, path: str, value: bytes, version: int | None = ANY_VERSION) -> NodeStat: ...
 
     async def delete(self, path: str, version: int | None = ANY_VERSION) -> None: ...
 
     async def transaction(self, ops: Sequence[Op]) -> list[OpResult]:
-        """All or nothing, in one commit.
+        """Applies all operations or none, in one commit.
 
-        A refusal raises the error that the first failing op would have raised alone, with
-        `op=INDEX` in its `ids`.
+        If the store refuses them, raises the error that the first failing op would have raised
+        alone, with `op=INDEX` in its `ids`.
         """
 
     async def watch(self, path: str, *, recursive: bool = False) -> Watch:
-        """Events of one node and its children's creation and deletion, or of a whole subtree.
+        """Watches one node and its children's creation and deletion, or a whole subtree.
 
         The node need not exist. `recursive` gives CREATED, CHANGED and DELETED of the node and of
         everything below it.

@@ -1,8 +1,8 @@
-"""Text that others wrote, made safe for a terminal or a log."""
+"""Makes text from other parties safe for a terminal or a log."""
 
 
 def harmless(text: str, keeps: str = "") -> str:
-    """The text, with an escape such as `\\x1b` for each character that is not printable. `keeps`: those that may stay.
+    """The text, with an escape such as `\\x1b` for each character that is not printable. `keeps`: kept characters.
 
     Holders, descriptions, labels and messages of servers may contain terminal commands.
     """

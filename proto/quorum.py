@@ -64,10 +64,10 @@ class Quorum:
         return (negatives & self.write_mask(entry_id)).bit_count() >= self.absence
 
     def is_covered(self, unheard: Slots) -> bool:
-        """Every possible ack quorum has a member that was heard (Q3).
+        """Whether every possible ack quorum has a member that answered (Q3).
 
-        `unheard` are the members whose answer is missing or proves nothing. If some write set
-        had `ack` of them, an entry could be confirmed by those alone.
+        `unheard` are the members whose answer is missing or proves nothing. If a write set had
+        `ack` such members, they alone could have confirmed an entry.
         """
         return all(
             (unheard & mask).bit_count() < self.ack

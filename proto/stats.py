@@ -1,7 +1,7 @@
-"""Counters without a library: what a component did and how long it took.
+"""Counters of what a component did and how long it took, without a library.
 
-A component has a dataclass of such fields, passed to its parts, and adds to them a chunk at a
-time:
+A component has a dataclass of such fields, passes it to its parts, and adds to the fields once for
+each chunk:
 
     @dataclass
     class Stats:
@@ -99,7 +99,7 @@ def counter(name: str, help_text: str) -> Any:
 
 
 def counters(name: str, help_text: str, label: str) -> Any:
-    """Counters by the label's value; values must be few, and none from outside."""
+    """Counters by the label's value. There must be few values, and none may come from a client."""
     assert name.endswith("_total"), name
     return _field(Metric(name, MetricKind.COUNTER, help_text, label), dict)
 

@@ -1,5 +1,5 @@
-"""Groups of tasks that end together, always in the same order; work that is not interrupted; which
-of several is the first to end, or to fail.
+"""Helpers for tasks: groups that end together, always in the same order; work that is not
+interrupted; waiting for the first of several tasks to end, or to fail.
 """
 
 import asyncio
@@ -43,7 +43,7 @@ async def stop_tasks(*tasks: "asyncio.Future[Any] | None") -> None:
 
 
 async def first_of(*works: Coroutine[Any, Any, T]) -> T:
-    """The result of the one that ends first; the others are cancelled, and have ended, too."""
+    """The result of the one that ends first; the others are cancelled, and end before this returns."""
     loop = asyncio.get_running_loop()
     tasks = [loop.create_task(work) for work in works]
     is_over = asyncio.Event()

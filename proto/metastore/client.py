@@ -68,7 +68,7 @@ logger = structlog.get_logger()
 
 SESSION_TIMEOUT_S: Final = 10.0
 OPERATION_TIMEOUT_S: Final = 10.0
-CLOSE_TIMEOUT_S: Final = 1.0  # An owner that died is followed sooner than that.
+CLOSE_TIMEOUT_S: Final = 1.0  # A dead owner is replaced sooner than that.
 CALLS_MAX: Final = 10_000
 _OPENING_PARTS: Final = 10  # Steps into which the time of an opening is divided.
 PAUSE_S_MIN: Final = 0.01  # Between attempts to connect; doubles, with jitter.
@@ -93,7 +93,7 @@ class Connector(Protocol):
     """Finds the service."""
 
     async def connect(self, receiver: Receiver, timeout_s: float) -> ServiceChannel:
-        """Raises `Unavailable` with the reason that waiting callers get."""
+        """Connects to the service. Raises `Unavailable` with the reason that waiting callers get."""
 
     def why_silent(self) -> str:
         """Why a service that accepted the connection does not respond."""
@@ -120,7 +120,7 @@ class StoreClient:
         self._session: SessionId = NO_SESSION
         self._states = SessionWatchers()
         self._heard_commit = 0
-        self._calls: dict[int, _PendingQuestion] = {}  # Without a response; those not sent yet:
+        self._calls: dict[int, _PendingQuestion] = {}  # Calls without a response, by request id.
         self._unsent: dict[int, _PendingQuestion] = {}
         self._watches: dict[int, _RunningWatch] = {}
         self._timer: asyncio.TimerHandle | None = None  # The timer of the call that is due first.
@@ -135,7 +135,7 @@ class StoreClient:
         self._closing: asyncio.Task[None] | None = None
 
     async def open(self, timeout_s: float | None = None) -> Self:
-        """Returns when there is a session; or raises the obstacle, closed again."""
+        """Returns when there is a session. If that fails, closes the client and raises the reason."""
         self._runner = asyncio.get_running_loop().create_task(self._run())
         self._limit_opening(timeout_s or self._operation_timeout_s)
         try:
@@ -146,8 +146,8 @@ class StoreClient:
         return self
 
     def _limit_opening(self, timeout_s: float, parts: int = _OPENING_PARTS) -> None:
-        """Each part begins where the previous one ends: while this process stands still one of them
-        passes."""
+        """Limits the time of opening, in parts that begin one after the other: while this process is
+        stopped, only one of them passes."""
         step_s = timeout_s / _OPENING_PARTS
         loop = asyncio.get_running_loop()
         loop.call_later(step_s, self._on_opening_waits, timeout_s, parts - 1)
@@ -157,7 +157,7 @@ class StoreClient:
             return
         if parts_left:
             self._limit_opening(timeout_s, parts_left)
-        elif self._connecting:  # Perhaps it reads a large file; an attempt under way is waited for.
+        elif self._connecting:  # The owner may be reading a large file: wait on.
             self._limit_opening(timeout_s)
         else:
             self._opened.set_exception(self._unreachable())
@@ -191,7 +191,7 @@ class StoreClient:
         try:
             return (await self.transaction((op,)))[0]
         except RollbookError as error:
-            error.ids.pop("op", None)  # There is only one.
+            error.ids.pop("op", None)  # The transaction has only one operation.
             raise
 
     async def transaction(self, ops: Sequence[Op]) -> list[OpResult]:
@@ -206,7 +206,7 @@ class StoreClient:
         try:
             await self._call(StartWatch(watch_id, path, recursive, since=None))
         except BaseException:
-            self._stop_watch(watch_id)  # It may have been started there.
+            self._stop_watch(watch_id)  # The service may have started the watch.
             raise
         return stream
 
@@ -229,7 +229,7 @@ class StoreClient:
                 async with asyncio.timeout(min(CLOSE_TIMEOUT_S, self._operation_timeout_s)):
                     await self._ask(EndSession())
         except (RollbookError, TimeoutError):
-            pass  # The service ends it when its time is up.
+            pass  # The service ends the session when its time-out is over.
         finally:
             await self._end()
 
@@ -289,7 +289,7 @@ class StoreClient:
             return
         asks = []
         for request_id, call in self._unsent.items():
-            if call.answer.done():  # The caller already knows that it was not sent.
+            if call.answer.done():  # The caller has already been notified that it was not sent.
                 continue
             asks.append(Ask(request_id, call.question))
             if isinstance(call.question, StartWatch):
@@ -357,7 +357,7 @@ class StoreClient:
     async def _run(self) -> None:
         try:
             await self._keep_connected()
-        except Exception as error:  # The end of the task: its error would be seen nowhere else.
+        except Exception as error:  # The task ends here; its error would be seen nowhere else.
             self._trouble, self._advice = str(error), ""
             if not self._opened.done():
                 self._opened.set_exception(error)
@@ -379,7 +379,7 @@ class StoreClient:
             except Unavailable as error:
                 self._trouble, self._advice = error.message, error.next_step
             except RollbookError as error:
-                # Before it is open, an error that will not pass is raised.
+                # While the client opens, a permanent error is raised.
                 if not self._opened.done():
                     raise
                 self._trouble, self._advice = error.message, error.next_step
@@ -451,7 +451,7 @@ class StoreClient:
             call.answer.set_result(result)
 
     def _on_welcome(self, line: "_Link", welcome: Welcome) -> None:
-        if welcome.store != self._store:  # Other numbers: nothing received before counts here.
+        if welcome.store != self._store:  # Numbers of another store do not count.
             for watch in self._watches.values():
                 watch.since = None if watch.since is None else 0
         self._store, self._session = welcome.store, welcome.session
@@ -522,5 +522,5 @@ class _RunningWatch:
     path: str
     recursive: bool
     stream: WatchStream
-    running: bool = False  # On the present connection: it receives everything.
-    since: int | None = None  # Otherwise: the last number it received, if it was ever running.
+    running: bool = False  # Whether the watch runs on the present connection.
+    since: int | None = None  # If not running: the last number received, if it ever ran.

@@ -1,11 +1,10 @@
-"""A metadata store in memory: all that the other stores promise, except to outlive its process.
+"""A metadata store in memory: it behaves like the other stores, but ends with its process.
 
     service = MemoryService(clock, randomness)
     store = await service.connect()
 
 Each `connect` makes a client with a session of its own. Messages take one turn of the event loop
-each way, and a client can be cut off between any two of them: `service.line(store)` is the
-scissors.
+each way, and `service.line(store)` can cut off a client between any two of them.
 """
 
 import asyncio
@@ -117,7 +116,7 @@ class MemoryLine:
 
     def take_loss(self, message: FromClient) -> _LostMessage | None:
         if not isinstance(message, Ask) or isinstance(message.question, Sync):
-            return None  # A heartbeat, perhaps: its response has no waiter.
+            return None  # The message may be a heartbeat, whose response nobody awaits.
         loss, self._next_loss = self._next_loss, None
         return loss
 

@@ -21,7 +21,7 @@ _TICK_S: Final = TICK_NS / 1e9
 
 
 class Host:
-    """The service's shell: receives, ticks, stores batches, and sends; the service decides."""
+    """The shell of the service: it receives, ticks, stores batches and sends; the service decides."""
 
     def __init__(self, kept: Kept, clock: Clock, keep: Keep | None = None) -> None:
         """Without `keep`, every batch counts as durable."""
@@ -82,7 +82,7 @@ class Host:
         self._go_on()
 
     def _go_on(self) -> None:
-        """Group commit: while one batch is being stored, the next one collects."""
+        """Commits in groups: while one batch is being stored, the next one is collected."""
         if self._keep is None:
             if (batch := self.service.take_batch()) is not None:
                 self.service.on_durable(batch)

@@ -96,7 +96,7 @@ class SessionWatchers:
 
     def __init__(self) -> None:
         self.now = SessionEvent(SessionState.SUSPENDED, NO_SESSION)
-        self._streams: list[weakref.ref[SessionStream]] = []  # Dropping one ends it.
+        self._streams: list[weakref.ref[SessionStream]] = []  # A dropped stream ends.
         self._ended = False
 
     def become(self, state: SessionState, session: SessionId) -> None:

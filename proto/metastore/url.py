@@ -1,4 +1,4 @@
-"""Where the metadata is, as one URL.
+"""The URL of a metadata store.
 
     zk://host1,host2:2181/ledgers?…      a ZooKeeper ensemble; 2181 is the default port
     zk+LAYOUT://host1:2181;host2/ledgers  BookKeeper's spelling; LAYOUT is hierarchical,
@@ -126,7 +126,7 @@ def shown_url(text: str) -> str:
 
 
 def _without_login(address: str) -> str:
-    """A path of SQLite has no login, and may have an `@`."""
+    """The address without user and password. A path of SQLite has neither, and may have an `@`."""
     return address if address.startswith("sqlite:") else _LOGIN.sub(r"\1…@", address)
 
 

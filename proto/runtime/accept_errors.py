@@ -1,5 +1,5 @@
-"""Keeps a server accepting when the system has no more files for connections, and logs that now and
-then.
+"""Keeps a server accepting when the system has no more files for connections, and logs that
+regularly.
 
 asyncio tries again every second, and logs a traceback for each connection that its listeners would have
 accepted in one go: hundreds of thousands of lines within seconds.
@@ -16,7 +16,7 @@ from rollbook.proto.runtime.system_errors import describe_error
 
 logger = structlog.get_logger()
 
-_TELL_S: Final = 10.0  # Between two events, at least.
+_TELL_S: Final = 10.0  # The least time between two log events.
 _SHORT_OF: Final = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM))
 
 

@@ -1,8 +1,8 @@
-"""When a certificate is over, read from its DER.
+"""Reads from a certificate's DER when it expires.
 
     Certificate ── TBSCertificate ── [0] version? · serial · algorithm · issuer · Validity ── from, until
 
-Python's own library has that only for a peer's, after a handshake.
+Python's own library reports this only for the certificate of a peer, after a handshake.
 """
 
 import ssl

@@ -1,8 +1,8 @@
 """The clock of the machine.
 
-A process that yields the processor for a moment gets it back when the others yield. On a machine
-where all processors are busy that takes up to milliseconds, so it is not tried again for a
-while, twice as long each time it is slow again.
+A process that yields the processor gets it back when the other processes yield. On a machine
+where all processors are busy that takes up to milliseconds. After such a slow yield the clock
+skips a number of yields, and twice that number after each further slow one.
 """
 
 import os
@@ -10,14 +10,14 @@ import time
 from typing import Final
 
 _MOMENT_NS: Final = 200_000
-_TIMES_KEPT: Final = 100  # After a slow yield, the loop is kept this many times,
-_TIMES_KEPT_MAX: Final = 12_800  # doubled with each further slow one, up to this many.
+_TIMES_KEPT: Final = 100  # Yields that are skipped after the first slow one.
+_TIMES_KEPT_MAX: Final = 12_800  # The most yields that are skipped after a slow one.
 
 
 class SystemClock:
     def __init__(self) -> None:
-        self._times_kept = 0  # How often it is kept from now on,
-        self._times_next = _TIMES_KEPT  # and how often after the next slow hand-over.
+        self._times_kept = 0  # Yields that are still to be skipped.
+        self._times_next = _TIMES_KEPT  # Yields to skip after the next slow one.
 
     def monotonic_ns(self) -> int:
         return time.monotonic_ns()

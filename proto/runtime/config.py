@@ -128,7 +128,7 @@ class _FoundValues:
         self._kinds = typing.get_type_hints(shape)
 
     def take_file(self, file: Mapping[str, Any], place: str, said_by: Mapping[str, str]) -> None:
-        """`place`: the file, for errors. `said_by`: who said values that are not in that place."""
+        """Takes values of the file `place`. `said_by` names the origins of values from elsewhere."""
         if place:
             self.said_by = {name: f"[{self._section}] {name}{place}" for name in file}
         self.said_by |= {name: source for name, source in said_by.items() if name in file}
@@ -218,7 +218,7 @@ def _flag_of(variable: str) -> str:
 
 @contextmanager
 def telling_who_said(said_by: Mapping[str, str]) -> Iterator[None]:
-    """A `BadConfig` about settings also says where their values come from."""
+    """Adds to a `BadConfig` about settings where their values come from."""
     try:
         yield
     except BadConfig as error:
@@ -243,7 +243,7 @@ def _read(path: str) -> bytes:
 
 
 def _typed(value: Any, kind: Any, where: str) -> Any:
-    """A value of the file; TOML has types of its own, so only the shape is checked."""
+    """Checks a value of the file. TOML values have types, so only the shape is checked."""
     for option in _options(kind):
         if option is float and type(value) is int:
             return float(value)
@@ -256,7 +256,7 @@ def _typed(value: Any, kind: Any, where: str) -> Any:
 
 
 def _parsed(text: str, kind: Any, where: str) -> Any:
-    """A value of the environment; lists are separated by commas."""
+    """Parses a value of the environment; commas separate the elements of lists."""
     for option in _options(kind):
         if option is str:
             return text

@@ -7,9 +7,9 @@ MiB) run on the disk's own threads, so that the loop goes on; changes of one fil
 effect in the order of the calls, since each waits for the file's previous one. Reads wait for
 nothing, and `close` for them.
 
-If the device is quick, a small `write_and_sync` waits for it on the spot: the way to a thread
-and back costs as much as the sync itself. Not while other work runs there, and not until a slow
-sync is forgotten. `is_quick` says so beforehand, to callers that need no task then.
+If the device is quick, a small `write_and_sync` blocks the loop until it is done, since the way
+to a thread and back costs as much as the sync itself. It does not do so while other work runs on
+the device, or soon after a slow sync. Callers ask `is_quick` first, and then need no task.
 """
 
 import asyncio
@@ -56,7 +56,7 @@ _FLAGS: Final = {
 
 
 class _Device:
-    """Where to wait for it."""
+    """Waits for the device, in a thread or on the loop."""
 
     def __init__(self, written_kept_bytes: int) -> None:
         self.readers = Threads("disk-read", _READ_THREADS)
@@ -108,7 +108,7 @@ class SystemFile:
         self._device = device
         self._written = device.written.of(descriptor)
         self._turn = asyncio.Lock()  # Fair: first come, first served.
-        self._written_s = -_CALM_S  # When it was, last.
+        self._written_s = -_CALM_S  # When the file was last written.
         self._is_foreseen = False  # A reader announces its next reads.
         self._reads = 0
         self._reads_ended = asyncio.Event()
@@ -214,7 +214,7 @@ class SystemFile:
             try:
                 reserve(descriptor, position, length)
             except OSError:
-                os.ftruncate(descriptor, size)  # Otherwise it keeps what it found: all there was.
+                os.ftruncate(descriptor, size)  # Otherwise the file keeps what was reserved.
                 raise
 
         async with self._turn:
@@ -257,7 +257,9 @@ class SystemFile:
 
 
 class SystemLock:
-    """A file's, and its directory's: the file alone may be removed, and another one locked in its place."""
+    """A lock on a file and on its directory. A lock on the file alone would not be enough: the file may
+    be removed, and a new one locked in its place.
+    """
 
     def __init__(self, path: str) -> None:
         self._descriptors: list[int] = []
@@ -306,8 +308,8 @@ def _is_at(path: str, descriptor: int) -> bool:
 
 
 def _token_of(descriptor: int) -> str:
-    """A file lock exists in one kernel, from its boot on: a copy of the file is another lock,
-    and so is the file itself on another machine.
+    """The token of a lock. A file lock exists in one kernel, from its boot on: a copy of the file
+    has another token, and so has the same file on another machine.
     """
     try:
         with open(_BOOT_ID, "rb") as file:
@@ -376,7 +378,7 @@ def _is_small(size: int) -> bool:
 
 
 def _write_fully(descriptor: int, position: int, buffers: Sequence[Buffer]) -> int:
-    """Returns where it ends."""
+    """Writes all buffers; returns where the last one ends."""
     for start in range(0, len(buffers), _BUFFERS_PER_WRITE):
         batch = buffers[start : start + _BUFFERS_PER_WRITE]
         expected = sum(map(len, batch))

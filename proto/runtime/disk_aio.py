@@ -1,8 +1,8 @@
 """Reads past the page cache by the system itself, with Linux's `io_submit`.
 
-A thread would have to be woken for each of them, and to take the interpreter from the loop,
-twice; this takes the loop one system call, and another one to collect all that have ended. It
-wakes the loop only if a caller waits there.
+A thread would have to be woken for each read, and to take the interpreter from the loop twice.
+Here the loop needs one system call for each read, and one to collect all reads that have ended.
+The kernel wakes the loop only if a caller waits there.
 
 The kernel owns a buffer until its read has ended, even if the caller gave up: only then is it used again.
 """
@@ -23,7 +23,7 @@ from typing import Final, NamedTuple, Self
 from rollbook.proto.ports import Buffer
 from rollbook.proto.runtime.system_calls import call
 
-_READS_MAX: Final = 64  # Running, or ended and not taken.
+_READS_MAX: Final = 64  # Reads that run, or have ended and were not collected.
 _REFUSALS_MAX: Final = 16  # In a row: the device accepts no such reads without waiting,
 _REST_S: Final = 60.0  # for so long at least. Some never do: they accept fewer at a time.
 # Numbers of the system calls in `_Calls`, by machine.
@@ -147,7 +147,7 @@ class KernelReads:
     """All reads of one disk, each of at most `bytes_max` bytes."""
 
     def __init__(self, calls: "_Calls", context: int, bytes_max: int) -> None:
-        self.free: list[_Buffer] = []  # Used last, last.
+        self.free: list[_Buffer] = []  # The buffer that was used last is the last one.
         self._calls = calls
         self._context = context
         self._bytes_max = bytes_max
@@ -157,7 +157,7 @@ class KernelReads:
         self._rests_until_s = 0.0
         self._ended = (_Event * _READS_MAX)()
         self._events = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._listener: asyncio.AbstractEventLoop | None = None  # While somebody waits.
+        self._listener: asyncio.AbstractEventLoop | None = None  # Set while a caller waits.
 
     @classmethod
     def begin(cls, bytes_max: int) -> Self | None:
@@ -223,7 +223,7 @@ class KernelReads:
             listener.remove_reader(self._events)
 
     def close(self) -> None:
-        """Returns when everything that was asked for is done."""
+        """Returns when all requested reads have ended."""
         while self._under_way:
             self.look(wait=True)
         self._stop_listening()

@@ -1,7 +1,7 @@
-"""How a file is read: from the page cache if that has it, otherwise in a thread; large reads past that
-cache.
+"""Reads files: from the page cache if that has the data, otherwise in a thread, and large reads past
+that cache.
 
-Large read-ahead is done by the system itself where it can (`disk_aio.py`), otherwise in a thread, too.
+The system itself does large read-ahead where it can (`disk_aio.py`); elsewhere a thread does.
 
 A sequential reader announces what comes next (`File.prefetch`), so that it is being read, or
 here, when it is requested. Read-ahead is returned once, and not at all if the file has changed
@@ -26,7 +26,7 @@ _RANDOM: Final[int | None] = getattr(os, "POSIX_FADV_RANDOM", None)
 _WILL_NEED: Final[int | None] = getattr(os, "POSIX_FADV_WILLNEED", None)
 _DIRECT: Final[int | None] = getattr(os, "O_DIRECT", None)
 _DIRECT_BYTES_MIN: Final = 128 * 1024
-_DIRECT_BYTES_MAX: Final = 1024 * 1024  # More at a time is rare.
+_DIRECT_BYTES_MAX: Final = 1024 * 1024  # The largest direct read; larger ones are rare.
 _BLOCK: Final = 4096  # Positions and sizes of direct reads are multiples of it, on any device.
 # The buffer of each thread, and of each read ahead.
 _BUFFER_BYTES: Final = _DIRECT_BYTES_MAX + 2 * _BLOCK
@@ -133,8 +133,8 @@ class Direct:
         return reads.start(self._descriptor, start, size) if self._descriptor >= 0 else None
 
     def read(self, position: int, length: int) -> bytes:
-        """In a thread. Nothing, or less than requested, if that is impossible; the ordinary way raises
-        the reason."""
+        """Reads in a thread. Returns nothing, or less than requested, if that is impossible; an ordinary
+        read then raises the reason."""
         start, size = _blocks_of(position, length)
         buffer: mmap.mmap | None = getattr(_of_thread, "buffer", None)
         if buffer is None:  # mmap returns an address that is aligned for direct reads.
@@ -232,7 +232,7 @@ class _CachedRange:
 
 class Taken(NamedTuple):
     contents: Buffer
-    let_go: Callable[[], None]  # They belong to another file then.
+    let_go: Callable[[], None]  # Releases the bytes: their memory may then get another file's.
 
 
 class Ahead:
@@ -256,8 +256,8 @@ class Ahead:
         direct: Direct | None,
         read: Callable[[], bytes],
     ) -> None:
-        """Past the page cache if that is given. Not if there is too much read-ahead that others may
-        still want."""
+        """Starts read-ahead, past the page cache if `direct` is given. Does nothing if other readers may
+        still want too much of the read-ahead in memory."""
         if self.has(file, position) or not self._make_room(file, length):
             return
         by_kernel = self._start_by_kernel(direct, position, length) if direct else None
@@ -273,7 +273,7 @@ class Ahead:
         return direct.start(self._kernel, position, length) if self._kernel else None
 
     def _make_room(self, file: object, length: int) -> bool:
-        """Makes room; half of it is for files without read-ahead so far."""
+        """Makes room for read-ahead; half of the room is reserved for files that have none so far."""
         has_some = any(stretch.file is file for stretch in self._stretches.values())
         bytes_max = _AHEAD_BYTES_MAX // 2 if has_some else _AHEAD_BYTES_MAX
         while self._bytes + length > bytes_max:
@@ -325,7 +325,7 @@ class Ahead:
             self._bytes -= stretch.length
 
     def close(self) -> None:
-        """Returns when everything that was asked for is done."""
+        """Returns when all requested reads have ended."""
         self._threads.close()
         if self._kernel:
             self._kernel.close()

@@ -17,15 +17,17 @@ class Job:
 
     def __init__(self, work: Callable[[], object]) -> None:
         self.has_ended = False
-        self.took_s = 0.0  # Without the way to the thread and back.
+        self.took_s = 0.0  # Seconds the work took, without the way to the thread and back.
         self._work = work
         self._loop = asyncio.get_running_loop()
         self._waiter: asyncio.Future[None] | None = None
         self._error: BaseException | None = None
 
     async def wait(self) -> None:
-        """To the end, however often it is cancelled: the descriptor must outlive the system call. One at a
-        time."""
+        """Waits to the end, however often it is cancelled: the descriptor must outlive the system call.
+
+        Only one caller may wait at a time.
+        """
         cancelled: asyncio.CancelledError | None = None
         while not self.has_ended:
             self._waiter = self._loop.create_future()
@@ -83,7 +85,7 @@ class Threads:
         return job.took_s
 
     def close(self) -> None:
-        """Returns when everything that was asked for is done."""
+        """Returns when all requested work is done."""
         for _ in self._threads:
             self._jobs.put(None)
         for thread in self._threads:

@@ -21,7 +21,7 @@ def sync_data(descriptor: int) -> None:
         try:
             fcntl.fcntl(descriptor, _FULL_SYNC)
         except OSError:
-            pass  # A file system that cannot, such as one on a network.
+            pass  # Some file systems lack it, such as those on a network.
         else:
             return
     os.fsync(descriptor)

@@ -1,4 +1,4 @@
-"""How often Python looks for cycles of garbage in a server.
+"""Sets how often Python's garbage collector runs in a server.
 
 The collector runs after 700 new objects, and over all objects again and again as their number
 grows: a chunk of adds to many ledgers makes thousands that live for a millisecond, and a bookie
@@ -17,7 +17,7 @@ _ROUNDS: Final = 40  # Collections of new objects before the surviving ones are 
 
 
 def calm_collector() -> None:
-    """To be called when a server is ready: existing objects will stay."""
+    """Call this when a server is ready: the objects that exist then are kept, and not scanned again."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(_NEW_OBJECTS, _ROUNDS, _ROUNDS)

@@ -51,9 +51,10 @@ def configure_logs(
 
 
 def log_as_a_library() -> None:
-    """Unless the program has configured structlog: events go to Python's own `logging`, under
-    the names of their modules, so that the program decides what it wants to see. By default that
-    is warnings, on standard error.
+    """Sends events to Python's own `logging`, unless the program has configured structlog.
+
+    Loggers are named after their modules, so that the program decides which events it shows. By
+    default these are warnings, on standard error.
     """
     if structlog.is_configured():
         return
@@ -111,8 +112,8 @@ class _Lenient:
 def _escape(
     _logger: Any, _method: str, event: structlog.typing.EventDict
 ) -> structlog.typing.EventDict:
-    """For a terminal: holders and messages of others may contain commands for it. A traceback
-    keeps its lines."""
+    """Escapes an event for a terminal, since names and messages of other parties may contain terminal
+    commands. A traceback keeps its lines."""
     for name, value in event.items():
         if isinstance(value, str):
             event[name] = harmless(value, keeps="\n\t" if name in _OF_LINES else "")

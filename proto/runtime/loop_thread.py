@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 class ClosedByWith:
-    """A face of something that lives on a `LoopThread`: closed by `with`, or by hand."""
+    """A wrapper of an object that runs on a `LoopThread`. `with` or `close` closes it."""
 
     def close(self) -> None:
         raise NotImplementedError
@@ -68,7 +68,7 @@ class LoopThread:
             asyncio.run_coroutine_threadsafe(make(), self._loop)
 
     def soon(self, callback: Callable[[], None]) -> None:
-        """The cheapest way to have something done there. Raises `ClientClosed`."""
+        """Calls `callback` on the loop, in the cheapest way. Raises `ClientClosed`."""
         if not self.is_alive:
             raise self._over()
         self._loop.call_soon_threadsafe(callback)

@@ -1,8 +1,8 @@
-"""The C library's treatment of large freed blocks of a process's memory.
+"""Sets whether the C library keeps large freed blocks of memory.
 
-By default glibc returns them to the system, and the next one of that size is fresh pages again:
-touching these costs eight times as much as copying into memory in use. Every answer of a
-megabyte paid for it several times, a fifth of all that reading costs a bookie.
+By default glibc returns them to the system, and the next block of that size gets fresh pages:
+touching these costs eight times as much as copying into memory in use. A response of a megabyte
+paid this cost several times: a fifth of a bookie's total cost of reading.
 """
 
 from functools import cache
@@ -18,7 +18,7 @@ _LESSON_BYTES: Final = 4 * 1024 * 1024
 
 def keep_freed_memory() -> None:
     """Makes this process keep freed memory; without glibc it does nothing."""
-    import ctypes  # Clients have no use for it, and would wait for it as they start.
+    import ctypes  # Clients do not need it, and importing it would delay their start.
 
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:

@@ -1,8 +1,8 @@
-"""Prometheus' text: the counts of `rollbook.proto.stats`, and what the process uses.
+"""Metrics as Prometheus' text: the counts of `rollbook.proto.stats`, and the process's resources.
 
-Nothing is registered anywhere, and nothing is copied before a request: a scrape reads the
-counters where they are. The text is written here and not by the client library, which makes an
-object of each line: a bookie has three hundred, and its loop has other work.
+Metrics are not registered or copied: a scrape reads the counters where they are. This module and
+not Prometheus' client library writes the text, since the library makes an object of each line: a
+bookie has three hundred lines, and its loop has other work.
 """
 
 import asyncio
@@ -32,11 +32,11 @@ class Metrics:
         self._version = ""
 
     def add(self, part: str, stats: object) -> None:
-        """A dataclass of `rollbook.proto.stats`; its names are prefixed with `part`."""
+        """Adds a dataclass of `rollbook.proto.stats`; its names are prefixed with `part`."""
         self._parts.append((f"{NAMESPACE}_{part}_", stats))
 
     def add_process(self, version: str) -> None:
-        """The release, memory, processor time, open files, collections of garbage."""
+        """Adds the release, memory, processor time, open files and garbage collections."""
         self._version = version
         ProcessCollector(registry=self._process)
         GCCollector(registry=self._process)

@@ -22,9 +22,9 @@ _KEEPALIVE: Final = (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 3), ("TCP_KEEPCNT",
 # The unsent bytes in the system for a peer that does not read. By default it is megabytes for each
 # connection: 100 slow readers were 250 MiB that were not counted.
 _UNSENT_BYTES_MAX: Final = 512 * 1024
-_BACKLOG: Final = 1024  # Connections that the system keeps for us,
-ACCEPTED_AT_ONCE: Final = 16  # and how many are accepted in one go: a tenth of a millisecond each.
-_HANDSHAKES_MAX: Final = 256  # Under TLS, at a time.
+_BACKLOG: Final = 1024  # Connections that wait in the system to be accepted.
+ACCEPTED_AT_ONCE: Final = 16  # Connections accepted in one go: a tenth of a millisecond each.
+_HANDSHAKES_MAX: Final = 256  # TLS handshakes at a time.
 _SIOCGIFCONF: Final = (
     0x8912  # The Linux request for the addresses of all interfaces: `struct ifreq`, each with
 )
@@ -79,8 +79,8 @@ class SocketTransport:
             raise cannot_listen(address, error) from error
         widen_backlog(server, _BACKLOG)
         for listening in server.sockets:
-            _keep_alive(listening)  # Accepted connections inherit that,
-            _limit_unsent(listening)  # and that.
+            _keep_alive(listening)  # Accepted connections inherit these options.
+            _limit_unsent(listening)  # Accepted connections inherit this limit.
         host, port = server.sockets[0].getsockname()[:2]
         return SocketListener(server, Address(host, port))
 
@@ -145,8 +145,9 @@ def _advice(error: OSError) -> str:
 
 
 def address_of_this_host(interface: str | None = None, by_name: bool = False) -> str:
-    """Its IPv4 address there, or the canonical name of that address: as BookKeeper finds a bookie's
-    id.
+    """The IPv4 address of this host at that interface, or the canonical name of the address.
+
+    BookKeeper finds a bookie's id in the same way.
 
     Raises `BadConfig`.
     """
@@ -172,7 +173,7 @@ def name_of_this_host() -> str:
 
 
 def _is_of_this_host(family: int, place: tuple[Any, ...]) -> bool:
-    """Whether the address is this machine's: no other machine's can be bound."""
+    """Whether the address belongs to this machine: only such an address can be bound."""
     with socket.socket(family, socket.SOCK_DGRAM) as trial:
         try:
             trial.bind(place)
@@ -192,7 +193,7 @@ def _own_address() -> str:
 
 
 def _canonical_name(address: str) -> str:
-    """A name counts only if it resolves back to the address, as in Java."""
+    """The name of the address, if that name resolves back to the address, as in Java."""
     try:
         name, _ = socket.getnameinfo((address, 0), socket.NI_NAMEREQD)
         if address in socket.gethostbyname_ex(name)[2]:
@@ -207,7 +208,7 @@ def _canonical_name(address: str) -> str:
 
 
 def _address_of_interface(name: str) -> str:
-    """The last of several, with those of its aliases (`eth0:1`): the one that Java finds first."""
+    """The last address of the interface and its aliases (`eth0:1`): the one that Java finds first."""
     import fcntl  # Windows has none.
 
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:

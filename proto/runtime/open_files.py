@@ -7,7 +7,7 @@ _DOORS_MAX: Final = 0.8  # Connections' share of all files. The server itself op
 
 
 def allow_open_files(wanted: int) -> int:
-    """Asks for as many as that; returns how many it may have.
+    """Asks the system for `wanted` open files; returns how many the process may have.
 
     By default it is a thousand, and may be raised: programs that use `select` cannot handle larger
     numbers.
@@ -21,8 +21,8 @@ def allow_open_files(wanted: int) -> int:
 
 
 def door_of(part: float, most: int) -> int:
-    """How many connections a door with this share may have, so that no crowd at one of them leaves the
-    others, or the server itself, without files.
+    """How many connections a listener with this share may have, so that too many at one listener do not
+    leave the others, or the server itself, without files.
     """
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:

@@ -1,9 +1,9 @@
-"""How much of the written data the system keeps in its memory.
+"""Limits how much of the written data the system keeps in its page cache.
 
-Readers of recent data find it there, and all of it would stay until memory is short. But each
-new page of memory is expensive: on a virtual machine the host has to find it, which takes
-several times as long as writing to it. So only the newest data stays, and older data releases
-its pages for new writes.
+Readers of recent data find it there. By default all of it stays until memory is short. But each
+new page of memory is expensive: on a virtual machine the host has to find it, which takes several
+times as long as writing to it. Therefore only the newest data stays; the pages of older data are
+released for new writes.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ class WrittenLately:
     """Bounds the page cache that written bytes of all files of a disk take."""
 
     def __init__(self, bytes_max: int) -> None:
-        """`bytes_max`: 0: the system decides."""
+        """`bytes_max` is the limit; with 0 the system decides."""
         self._bytes_max = bytes_max if _NOT_NEEDED is not None else 0
         self._bytes = 0
         self._stretches: deque[_PageRange] = deque()  # Oldest first.
@@ -70,7 +70,7 @@ class WrittenFile:
     def on_written(self, position: int, end: int) -> None:
         if end <= self._end:
             return
-        if position > self._end + _STRETCH_BYTES:  # The bytes between were written elsewhere.
+        if position > self._end + _STRETCH_BYTES:  # The gap was not written through this object.
             self._start = position - position % mmap.PAGESIZE
         self._end = end
         if end - self._start >= _STRETCH_BYTES:

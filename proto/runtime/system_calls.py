@@ -5,13 +5,13 @@ import sys
 from collections.abc import Callable
 from typing import Final
 
-_CACHESTAT: Final = 451  # Everywhere; of Linux 6.5.
+_CACHESTAT: Final = 451  # The call's number on all machines; Linux has it since 6.5.
 
 
 def _find_call() -> Callable[..., int] | None:
-    """`call(number, up to five numbers or addresses)`; below zero if that failed.
+    """Finds `call(number, up to five numbers or addresses)`, which returns a number below zero if it fails.
 
-    It keeps the interpreter, so it is for calls that do not wait.
+    It does not release the interpreter, so use it only for calls that do not block.
     """
     if sys.platform != "linux" or sys.maxsize < 2**32:
         return None

@@ -1,4 +1,4 @@
-"""Certificates: who we are, and which peers we trust.
+"""TLS: our own certificate, and which peers are trusted.
 
 A server uses TLS 1.3 and later, unless its clients include BookKeeper's: among them are older
 ones, which use 1.2 (`TLS_OF_BOOKIES`). A client of ours accepts what such a server has.
@@ -60,8 +60,8 @@ def client_context(
 
 
 def trusting_context(authorities: str | None = None) -> ssl.SSLContext:
-    """Of a client that trusts the authorities of a file; without one, those of the machine. Raises
-    `OSError`.
+    """The context of a client that trusts the authorities of a file, or without one those of the
+    machine. Raises `OSError`.
 
     Python 3.13 began to refuse authorities without a key usage, which `openssl req -x509` makes. gRPC and `client_context`
     accept them, and a certificate that one part of a cluster accepts has to be good for all parts.
@@ -79,7 +79,7 @@ class ClientTls:
     """
 
     def __init__(self, authorities: str, *, certificate: str = "", key: str = "") -> None:
-        """Raises `BadConfig` if the files are no good."""
+        """Raises `BadConfig` if the files cannot be used."""
         self._authorities, self._certificate, self._key = authorities, certificate, key
         self._paths = tuple(dict.fromkeys(filter(None, (authorities, certificate, key))))
         self._seen = self._look()

@@ -1,7 +1,7 @@
 """TLS for a server that bounds its concurrent handshakes, and closes connections beyond that bound.
 
-asyncio's own servers know nothing of a connection before its handshake is over: a client that connects and
-sends nothing costs a file that is not counted. Other parts would then lack files.
+asyncio's own servers do not report a connection before its handshake is over: a client that connects and
+sends nothing uses a file that is not counted, and other parts of the server could run out of files.
 """
 
 import asyncio
@@ -11,8 +11,8 @@ from typing import Any, Final, cast
 
 from rollbook.proto.ports import ProtocolFactory
 
-_HANDSHAKE_S_MAX: Final = 10.0  # A slower peer is disconnected,
-_SHUTDOWN_S_MAX: Final = 5.0  # and one that does not say goodbye is not waited for.
+_HANDSHAKE_S_MAX: Final = 10.0  # A peer with a slower handshake is disconnected.
+_SHUTDOWN_S_MAX: Final = 5.0  # How long to wait for the peer's end of a TLS session.
 _READ_BYTES_MAX: Final = 256 * 1024  # asyncio's own value.
 
 
@@ -68,11 +68,11 @@ class Handshakes:
 
 
 class _Tls(SSLProtocol):
-    """Also counts what the socket has not accepted as unsent. asyncio's forgets what it has encrypted, so a
-    peer that reads nothing seems to read everything.
+    """Also counts bytes that the socket has not accepted as unsent. asyncio's class does not count bytes
+    that it has encrypted, so a peer that reads nothing seems to read everything.
     """
 
-    _transport: asyncio.Transport | None  # None: gone.
+    _transport: asyncio.Transport | None  # None: the connection is closed.
 
     def __init__(self, read_bytes_max: int, *arguments: Any, **more: Any) -> None:
         self.max_size = read_bytes_max  # type: ignore[misc]  # Set on each instance, not on the class.

@@ -1,9 +1,9 @@
-"""Adds, a chunk at a time: what a bookie receives, and the answers to it.
+"""Adds, a chunk at a time: what a bookie receives, and its replies.
 
-A stretch of add frames is journaled as received (W3), so nothing is copied out of it: its
-entries are described by columns, in groups of adds that agree in everything except the entry. A
-group is judged as one: one look-up of its ledger, one compare of its key. There is no object for
-an entry. For consecutive entries of one size, three numbers replace a column.
+Consecutive add frames are journaled as received (W3), so nothing is copied out of them: columns
+describe their entries, in groups of adds that agree in everything except the entry. A group is
+checked once: one look-up of its ledger, one comparison of its key. There is no object for an
+entry. For consecutive entries of one size, three numbers replace a column.
 """
 
 from abc import ABC, abstractmethod
@@ -24,7 +24,7 @@ _PACKED_ALIKE_MIN: Final = 16  # The number of adds from which packing them toge
 WRITERS_MAX: Final = 16_384  # The ledgers whose constant part of adds is remembered.
 RUN_MIN: Final = 32  # The number of adds from which columns are cheaper.
 RUN_MAX: Final = 4096  # More than fit into a chunk, unless they are empty.
-_FEW: Final = 128  # Adds that are checked before all others are.
+_FEW: Final = 128  # The number of adds that are compared first, before all others.
 
 WriterFields = tuple[LedgerId, bytes, bool, bool, bool]
 """An `AddGroup`'s fields before its columns."""
@@ -43,8 +43,8 @@ def count_run(count_like: Callable[[int], int], rows: int) -> int:
     """How many of `rows` frames are like the first, if `count_like` says how many of the first few
     are.
 
-    A few are checked first, and the others if all of these are alike: a hostile writer could
-    otherwise have all that follow compared again for each of them.
+    A few frames are compared first, and the others only if all of these are alike: a hostile writer
+    could otherwise cause all later frames to be compared again for each frame.
     """
     few = min(_FEW, rows)
     found = count_like(few)
@@ -54,7 +54,7 @@ def count_run(count_like: Callable[[int], int], rows: int) -> int:
 def run_at(
     buffer: bytes, entry_start: int, entry_end: int, size: int, rows: int, entry_id: int
 ) -> AddColumns:
-    """Of `rows` adds of `size` bytes, which are known to be alike; the first has its entry there."""
+    """The columns of `rows` adds of `size` bytes, known to be alike; the first one's entry is at `entry_start`."""
     by = rows * size
     return AddColumns(
         cast(Sequence[EntryId], range(entry_id, entry_id + rows)),
@@ -80,7 +80,7 @@ class AddGroup(ABC):
 
     @property
     def last_add_confirmed(self) -> EntryId:
-        """The highest that any of the entries names."""
+        """The highest LAC that any of the entries names."""
         return max(self.lacs)
 
     @abstractmethod
@@ -108,7 +108,7 @@ class Adds:
     def frames_of(self, groups: Sequence[AddGroup]) -> bytes:
         """The frames of these groups alone, in the order in which they came.
 
-        For a stretch with a refused add, which must not reach the journal.
+        It is used if one of the adds is refused, since that must not reach the journal.
         """
         kept: list[bytes] = []
         position = self.start
@@ -136,7 +136,7 @@ has more bytes around it than in its add."""
 class AddPacker(ABC):
     """Builds the adds of one writer to one ledger, each once for all bookies.
 
-    Adds of a recovery also go to ledgers that are fenced.
+    Bookies accept adds of a recovery also for ledgers that are fenced.
     """
 
     def __init__(self, ledger_key: bytes, digest: LedgerDigest, frame_bytes_max: int) -> None:

@@ -1,4 +1,4 @@
-"""Arrays of numbers at one distance, made at once: the columns of a memtable, of adds that look alike."""
+"""Makes arrays of equidistant numbers at once: the columns of a memtable, and of adds that look alike."""
 
 import sys
 from array import array
@@ -8,8 +8,8 @@ from typing import Final, Literal
 
 from rollbook.proto.wire.adds import RUN_MAX
 
-_COUNT_MIN: Final = 32  # From this many on it pays,
-_COUNT_MAX: Final = RUN_MAX  # and for this many the numbers are prepared.
+_COUNT_MIN: Final = 32  # The number of values from which this is cheaper than a loop.
+_COUNT_MAX: Final = RUN_MAX  # The most values for which large numbers are prepared.
 _IS_LITTLE: Final = sys.byteorder == "little"
 
 

@@ -3,9 +3,9 @@
     entry:       0 i64 ledger id · 8 i64 entry id · 16 i64 LAC · 24 i64 length · 32 digest · payload
     LAC packet:  0 i64 ledger id · 8 i64 LAC · 16 digest
 
-Before each field is its position in bytes. The LAC is the one its writer knew when it sent the
-entry, -1 for none; the length counts the payload bytes of the ledger up to and including this
-entry. The digest covers everything but itself:
+Before each field is its position in bytes. The LAC is the one that the writer knew when it sent
+the entry, -1 for none; the length counts the payload bytes of the ledger up to and including this
+entry. The digest covers all bytes but its own:
 
     CRC32C  4 bytes      CRC32  8 bytes, zero-extended      HMAC  20 bytes, SHA-1      DUMMY  none
 
@@ -146,11 +146,12 @@ class LedgerDigest:
         return header + self.digest(header, payload)
 
     def unpack_entry(self, body: Buffer, entry_id: EntryId | None) -> Entry:
-        """Verified: `DigestMismatch` unless these are the very bytes that were packed for it (W4).
+        """Verifies and unpacks an entry. Raises `DigestMismatch` unless these are exactly the bytes
+        that were packed for it (W4).
 
-        `entry_id` None accepts any entry of the ledger, as for the answer to "your last one". Of
-        a large entry the payload is the only copy that is made; a small one is copied whole
-        first, since slices of views cost more than its bytes.
+        `entry_id` None accepts any entry of the ledger, as in the reply to a read of the last
+        entry. Of a large entry only the payload is copied; a small one is copied whole first,
+        since slicing a view costs more than copying these bytes.
         """
         if len(body) < _SMALL:
             body = bytes(body)

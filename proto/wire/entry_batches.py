@@ -27,7 +27,7 @@ def join_bodies(bodies: Sequence[Buffer]) -> bytes:
 
 
 def unpack_bodies(data: bytes, position: int, end: int) -> Iterator[memoryview]:
-    """Yields entries, none without a whole header: a view is fifty times the size of such an entry."""
+    """Yields entries. Refuses entries shorter than a header, since a view takes fifty times their size."""
     view = memoryview(data)
     while position < end:
         if end - position < _SIZE.size:

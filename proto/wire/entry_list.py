@@ -39,7 +39,7 @@ class EntryGroup(NamedTuple):
         return EntryId(self.last_start + self.size - 1)
 
     @property
-    def runs(self) -> int:  # Not `len(starts)`, which would end at 2^63.
+    def runs(self) -> int:  # `len(starts)` would fail from 2^63 on.
         return 1 + (self.last_start - self.first_start) // (self.period or 1)
 
     @property
@@ -85,7 +85,7 @@ class EntryList:
 
     @classmethod
     def of_ranges(cls, ranges: Iterable[tuple[int, int]]) -> Self:
-        """First and last of each; they ascend and do not touch."""
+        """Makes a list of ranges, each its first and last entry; they ascend and do not touch."""
         groups = bytearray()
         for first, last in ranges:
             for start in range(first, last + 1, _SIZE_MAX):
@@ -105,7 +105,7 @@ class EntryList:
         return group is not None and group.holds(entry_id)
 
     def group_at(self, entry_id: EntryId) -> EntryGroup | None:
-        """The last one that begins there or before; no other one can hold the entry."""
+        """The last group that begins at this entry or before; no other group can hold the entry."""
         at = bisect_right(range(len(self.packed) // _GROUP.size), entry_id, key=self._first_start)
         return self._group(at - 1) if at > 0 else None
 

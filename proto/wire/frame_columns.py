@@ -1,9 +1,9 @@
-"""Frames that look alike, compared together and read by columns, instead of one by one.
+"""Compares frames that look alike together, and reads them by columns, instead of one by one.
 
-The bytes at one place in all of them are one slice of the buffer, and comparing that with the
-expected bytes costs next to nothing for each of them. Whether frames without a payload all agree
-with the first one is decided by one large number: their differences, under a mask that leaves
-out their varints except for the bits that give the lengths of these.
+The bytes at one place in all frames are one slice of the buffer, and comparing that slice with the
+expected bytes costs almost nothing for each frame. Frames without a payload are compared with the
+first one by one large number: their differences, under a mask that leaves out their varints except
+for the bits that give the lengths of these.
 """
 
 import struct
@@ -17,7 +17,7 @@ from typing import Final
 
 from rollbook.proto.wire.varint import unpack_varint
 
-_ROWS: Final = 32  # Compared at once. Larger numbers cost more for each of their bytes.
+_ROWS: Final = 32  # Frames compared at once. More frames: larger numbers, which cost more per byte.
 
 
 def count_alike(
@@ -26,8 +26,8 @@ def count_alike(
     """How many frames of `size`, from the one at `position` on and at most `rows`, are like that
     one.
 
-    Alike in everything except the varints, which are at these places of a frame, and in the
-    lengths of those. All the rows are within the buffer.
+    Frames are alike if they agree in everything except the values of the varints at these places;
+    the lengths of the varints must agree. All the rows are within the buffer.
     """
     model = buffer[position : position + size]
     for first in range(0, rows, _ROWS):
@@ -88,7 +88,7 @@ _int64_at: Final = struct.Struct(">q").unpack_from
 
 
 def count_same(buffer: bytes, position: int, size: int, rows: int, places: Iterable[int]) -> int:
-    """How many of them agree with the first at all of these places."""
+    """How many of the frames agree with the first one at all of these places."""
     end = position + rows * size
     for place in places:
         column = buffer[position + place : end : size]
@@ -99,7 +99,7 @@ def count_same(buffer: bytes, position: int, size: int, rows: int, places: Itera
 
 
 def unpack_int64s(buffer: bytes, position: int, size: int, rows: int) -> "array[int]":
-    """The big-endian numbers at the beginning of each."""
+    """The big-endian numbers at the beginning of each frame."""
     end = position + rows * size
     numbers = bytearray(_INT64_BYTES * rows)
     for place in range(_INT64_BYTES):
@@ -115,7 +115,7 @@ def count_int64s_on(buffer: bytes, position: int, size: int, rows: int) -> int:
     (first,) = _int64_at(buffer, position)
     rows = min(rows, _INT64_MAX - first + 1)
     expected = pack_int64s_on(first, rows)
-    for place in reversed(range(_INT64_BYTES)):  # What differs first.
+    for place in reversed(range(_INT64_BYTES)):  # Low bytes differ first.
         column = buffer[position + place : position + rows * size : size]
         if column != expected[place][:rows]:
             rows = _alike(column, expected[place])
@@ -125,7 +125,7 @@ def count_int64s_on(buffer: bytes, position: int, size: int, rows: int) -> int:
 def pack_int64s_on(first: int, rows: int) -> list[bytes]:
     """Consecutive big-endian numbers from `first`, byte by byte."""
     changed = first ^ first + rows - 1
-    moving = -(-changed.bit_length() // 8)  # Low ones: usually one or two of them.
+    moving = -(-changed.bit_length() // 8)  # The low bytes that change: usually one or two.
     still = first.to_bytes(_INT64_BYTES, "big")[: _INT64_BYTES - moving]
     columns = [still[place : place + 1] * rows for place in range(len(still))]
     columns += [_digits(first, rows, 8 * place, _BYTES) for place in reversed(range(moving))]
@@ -135,7 +135,7 @@ def pack_int64s_on(first: int, rows: int) -> list[bytes]:
 def count_varints_on(
     buffer: bytes, position: int, size: int, rows: int, length: int, first: int
 ) -> int:
-    """How many begin with a varint of this length that is `first`, and one more with each."""
+    """How many frames begin with consecutive varints of this length, from `first` on."""
     rows = min(rows, (1 << 7 * length) - first)
     for place in range(length):
         column = buffer[position + place : position + rows * size : size]
@@ -187,5 +187,5 @@ def varint_columns(
 
 
 def _alike(column: bytes, expected: bytes) -> int:
-    """Up to where they agree, which is before the end."""
+    """How many bytes at the beginning of both are equal."""
     return next(compress(count(), map(ne, column, expected)), min(len(column), len(expected)))

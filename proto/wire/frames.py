@@ -37,7 +37,7 @@ class FrameBuffer:
 
     def __init__(self, frame_bytes_max: int = FRAME_BYTES_MAX) -> None:
         self.frame_bytes_max = frame_bytes_max
-        # A bytearray and no list of pieces: a peer that sends byte by byte costs no more memory.
+        # A list of pieces would cost more memory if a peer sends byte by byte.
         self._held = bytearray()
         self._needed = 0
 
@@ -69,7 +69,7 @@ class FrameBuffer:
         return position + size if position + size <= len(buffer) else -1
 
     def keep(self, buffer: bytes, position: int) -> None:
-        """From `position` on it is the beginning of one frame, and its length has been checked."""
+        """Keeps the bytes from `position` on: the beginning of one frame, whose length has been checked."""
         if position == len(buffer):  # Also while `join` returns nothing: kept bytes stay.
             return
         self._held += memoryview(buffer)[position:]
@@ -78,7 +78,7 @@ class FrameBuffer:
             self._needed += length_at(buffer, position)[0]
 
     def drop(self) -> None:
-        """Drops the kept bytes; nothing follows."""
+        """Drops the kept bytes; no more bytes will arrive."""
         self._held = bytearray()
 
 

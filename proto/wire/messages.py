@@ -1,7 +1,7 @@
 """The messages between clients and bookies, whichever protocol carries them.
 
-Adds and their replies travel a chunk at a time (`rollbook.proto.wire.adds`); the single ones
-here are for unusual forms that the hot path does not know. The error of a reply is a class of
+Adds and their replies are handled a chunk at a time (`rollbook.proto.wire.adds`); the single adds
+here are for unusual forms that the hot path does not handle. The error of a reply is a class of
 `rollbook.proto.errors`, None for success; its code on the wire is for the protocol's module.
 Version 2 has only Read, BatchRead and Auth, BookKeeper's version 3 has no BatchRead.
 """
@@ -45,7 +45,7 @@ class BookieOperation(IntEnum):
 
 
 class EntryRead(NamedTuple):
-    """A tuple, because there are tens of thousands of reads.
+    """A read of one entry. It is a tuple, because there are tens of thousands of reads.
 
     `entry_id` NO_ENTRY asks for the entry with the highest id. `previous_lac` makes it a long
     poll: it waits up to `timeout_ms` until the ledger's LAC is above, and with `piggyback`
@@ -75,7 +75,7 @@ class Add:
 
 @dataclass(frozen=True, slots=True)
 class BatchRead:
-    """Consecutive entries; fewer than asked for is always a legal answer.
+    """A read of consecutive entries; a bookie may always return fewer than requested.
 
     `is_sparse` skips missing entries, as where a bookie holds every other entry: then `count_max`
     counts ids. It is an extension; a bookie that does not know it stops at the first gap.
@@ -287,7 +287,7 @@ def refusal_of(request: Request, error: type[RollbookError]) -> Reply:
             return Refusal(error)
 
 
-# --- With their envelopes -----------------------------------------------------------------------
+# --- Messages as received -----------------------------------------------------------------------
 
 
 class ReplyHeader(Protocol):
@@ -295,24 +295,24 @@ class ReplyHeader(Protocol):
 
     @property
     def is_supported(self) -> bool:
-        """If not, the one answer is UnsupportedVersion."""
+        """Whether the version is supported; otherwise the only reply is UnsupportedVersion."""
 
     def pack(self, reply: Reply) -> bytes:
-        """A frame; empty where the protocol has no words: the connection is then closed."""
+        """The reply's frame; empty if the protocol cannot express it: the connection is then closed."""
 
     def pack_in_pieces(self, reply: Reply) -> list[Buffer]:
         """Like `pack`, in pieces: large bodies are not copied."""
 
 
 class ReceivedRequest(NamedTuple):
-    """A request as a bookie receives it. A tuple for the same reason as Read."""
+    """A request as a bookie receives it. It is a tuple, because there are tens of thousands of reads."""
 
     request: Request
     is_high_priority: bool
     origin: ReplyHeader
 
     def answer(self, reply: Reply) -> bytes:
-        """The frame to send. Empty where the protocol has no words: close the connection then."""
+        """The frame to send; empty if the protocol cannot express the reply: then close the connection."""
         return self.origin.pack(reply)
 
     def answer_in_pieces(self, reply: Reply) -> list[Buffer]:
@@ -326,7 +326,7 @@ class ReceivedRequest(NamedTuple):
 class ReceivedReply(NamedTuple):
     """A reply as a client receives it.
 
-    `txn_id` finds the request; in version 2, where it is None, the reply's ids do.
+    `txn_id` identifies the request. In version 2 it is None, and the reply's ids identify the request.
     """
 
     txn_id: int | None

@@ -1,4 +1,4 @@
-"""The decoder of what a client receives on one connection: bytes to replies, adds' replies in columns."""
+"""Decodes the bytes that a client receives on one connection to replies; replies to adds are columns."""
 
 from rollbook.proto.wire import v2, v2_adds, v3, v3_adds, v3_reads
 from rollbook.proto.wire.adds import AddReplies
@@ -46,7 +46,7 @@ class ReplyDecoder:
 
 
 def _unpack(buffer: bytes, position: int, end: int) -> AddReplies | ReceivedReply:
-    """One frame in an unusual form; its body is `[position:end]`."""
+    """Unpacks one frame in an unusual form; its body is `[position:end]`."""
     if buffer[position] == V3_FIRST_BYTE:
         batch = v3_reads.unpack_batch_reply(buffer, position, end)
         answer = batch or v3.unpack_reply(buffer[position:end])

@@ -1,5 +1,4 @@
-"""The decoder of what a bookie receives on one connection: bytes to adds and calls, in the order in which they
-came.
+"""Decodes the bytes that a bookie receives on one connection to adds and calls, in the order of arrival.
 
 The protocols may alternate from frame to frame. Order is kept, because a fence cuts off the adds
 after it and none before it. The result does not depend on how the bytes were cut (W2).
@@ -17,7 +16,7 @@ from rollbook.proto.wire.messages import Add, ReceivedRequest, Unknown
 
 
 class Refused(NamedTuple):
-    """A request that the protocol itself forbids: all that is left to do is to send the reply."""
+    """A request that the protocol itself forbids: the bookie only has to send the reply."""
 
     reply: bytes
 
@@ -33,7 +32,7 @@ class RequestDecoder:
 
     @property
     def begun_bytes(self) -> int:
-        """Of an incomplete request."""
+        """The number of received bytes of an incomplete request."""
         return self._frames.held_bytes
 
     def feed(self, chunk: bytes) -> list[Heard]:
@@ -65,12 +64,12 @@ class RequestDecoder:
         return heard
 
     def drop(self) -> None:
-        """Nothing follows: drops an incomplete request."""
+        """Drops an incomplete request; no more bytes will arrive."""
         self._frames.drop()
 
 
 def _unpack(buffer: bytes, position: int, end: int) -> Heard:
-    """One frame in an unusual form; its body is `[position:end]`."""
+    """Unpacks one frame in an unusual form; its body is `[position:end]`."""
     if buffer[position] == V3_FIRST_BYTE:
         call = v3.unpack_request(buffer[position:end])
     else:
@@ -93,7 +92,8 @@ def _unpack(buffer: bytes, position: int, end: int) -> Heard:
 
 
 def _is_sound(add: Add) -> bool:
-    """A bookie stores under the ids in the entry and answers with those beside it."""
+    """Whether the ids in the entry equal those beside it: a bookie stores under the first, and replies
+    with the second."""
     return (
         len(add.ledger_key) == LEDGER_KEY_BYTES
         and len(add.body) >= ENTRY_HEADER_BYTES

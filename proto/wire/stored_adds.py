@@ -1,14 +1,13 @@
-"""Adds read back from where they were stored as received: which ledgers' entries they hold, and
-where.
+"""Reads adds that were stored as received: which ledgers' entries they hold, and where.
 
-They were validated when they came, and the journal vouches for their bytes. So only the bytes
-that give an entry's place are read, and nothing is kept that only an answer needs.
+The adds were validated on arrival, and the journal has checked their bytes. Therefore only the
+bytes that give an entry's place are read, and fields that only a reply needs are dropped.
 
-Consecutive adds of one size are read by columns, of whichever ledgers: in version 2 they only
-need equal size and opcode; in version 3 everything that gives the entry's place, that is tags,
-sizes, and the length of each varint. The result has a row for each entry. They are sorted by
-ledger when they are taken, many chunks at once: if ledgers alternate, the work for each of them
-in each chunk costs more than all the rest.
+Consecutive adds of one size are read by columns, also those of different ledgers. In version 2
+they need only equal size and opcode; in version 3 they must agree in everything that gives the
+entry's place: tags, sizes, and the length of each varint. The result has a row for each entry. Rows
+of many chunks are sorted by ledger together, when they are taken: if ledgers alternate, the work
+for each ledger in each chunk would cost more than all the rest.
 """
 
 from array import array
@@ -48,10 +47,10 @@ _ALIKE_MIN: Final = 16  # The number of adds from which columns are cheaper.
 
 
 class StoredEntries(NamedTuple):
-    """Of one ledger, in the order in which they were added."""
+    """The entries of one ledger, in the order in which they were added."""
 
     ledger_id: int
-    last_add_confirmed: int  # The highest that any of them names.
+    last_add_confirmed: int  # The highest LAC that any of them names.
     entry_ids: IntArray
     starts: IntArray
     lengths: IntArray
@@ -70,7 +69,7 @@ class _Shape(NamedTuple):
 
 class StoredAdds:
     def __init__(self) -> None:
-        self.ledger_keys: dict[int, bytes] = {}  # The first that each ledger was shown.
+        self.ledger_keys: dict[int, bytes] = {}  # The first key that was sent for each ledger.
         self._rows: defaultdict[int, list[int]] = defaultdict(list)  # Row numbers by ledger.
         self._entry_ids: IntArray = array("q")
         self._lacs: IntArray = array("q")
@@ -78,13 +77,13 @@ class StoredAdds:
         self._lengths: IntArray = array("I")
 
     def __len__(self) -> int:
-        """How many were gathered and not taken."""
+        """How many entries were gathered and not taken."""
         return len(self._entry_ids)
 
     def gather(self, buffer: bytes, position: int) -> int:
-        """From whole adds, of which the first byte has that position; returns where they end.
+        """Gathers the entries of whole adds in `buffer`, whose first byte is stored at `position`.
 
-        That is after the last one, unless there is another frame.
+        Returns where the adds end in `buffer`: after the last one, or at the first frame that is no add.
         """
         at = 0
         while at < len(buffer):
@@ -97,7 +96,7 @@ class StoredAdds:
         return at
 
     def take(self) -> Iterator[StoredEntries]:
-        """The gathered ones, ledger by ledger. Its cost does not grow with the number of known
+        """Takes the gathered entries, ledger by ledger. The cost does not grow with the number of known
         ledgers."""
         by_ledger, self._rows = self._rows, defaultdict(list)
         order = [*chain.from_iterable(by_ledger.values())]
@@ -167,8 +166,8 @@ class StoredAdds:
         self._lengths.append(length)
 
     def _add_alike(self, buffer: bytes, at: int, position: int, shape: _Shape) -> int:
-        """The add at that place and the following ones of its shape: how many. None at all if they
-        are too few."""
+        """Adds the entries of the add at that place and of the following ones of its shape; returns how
+        many. Adds none if they are too few."""
         found = _count_alike(buffer, at, shape)
         if found < _ALIKE_MIN:
             return 0
@@ -218,7 +217,7 @@ def _v2_shape(size: int) -> _Shape:
 
 @lru_cache(maxsize=4096)
 def _v3_shape(size: int, entry_at: int, entry_bytes: int, *edges: int) -> _Shape:
-    """The edges are where transaction id, ledger id, entry id and key begin and end."""
+    """The shape of version 3. `edges`: where transaction id, ledger id, entry id and key begin and end."""
     starts, ends = edges[::2], edges[1::2]
     fixed = chain.from_iterable(map(range, (0, *ends), (*starts, entry_at)))
     *varints, key = map(range, starts, ends)
@@ -226,7 +225,7 @@ def _v3_shape(size: int, entry_at: int, entry_bytes: int, *edges: int) -> _Shape
 
 
 def _in_order(column: IntArray, order: Sequence[int]) -> IntArray:
-    """Its field in these rows."""
+    """The values of the column in these rows."""
     if len(order) < 2 or column == column[:1] * len(order):
         return column[:]
     return array(column.typecode, itemgetter(*order)(column))

@@ -183,7 +183,7 @@ def take_reads(buffer: bytes, position: int) -> tuple[list[ReceivedRequest], int
 
 
 def _unpack_add(header: Header, buffer: bytes, position: int, end: int) -> Add:
-    """One that cannot be handled like all others; an add too short to have ids is no message."""
+    """Unpacks an add that the fast path did not take; an add too short to have ids is no message."""
     _, key, ledger_id, entry_id = _unpack(ADD_BODY, buffer, position, end)
     body = buffer[position - LENGTH_BYTES + ADD_ENTRY_AT : end]
     if len(body) < ENTRY_HEADER_BYTES:
@@ -202,7 +202,7 @@ def cut_short(size: int) -> BadFrame:
 
 
 def _unpack_fence_key(header: Header, buffer: bytes, position: int, end: int) -> bytes | None:
-    """Versions 0 and 1 never carry one, so they cannot fence: without a key it is refused."""
+    """The key of a fencing read. Versions 0 and 1 carry none and cannot fence: a read without a key is refused."""
     if header.version != VERSION or not header.flags & DO_FENCING:
         return None
     if position + LEDGER_KEY_BYTES > end:
@@ -241,7 +241,7 @@ def pack_request(request: Request, *, is_high_priority: bool = False) -> bytes:
 
 
 def _fence_flag(key: bytes | None, fence: bool) -> int:
-    """The flag and the key come together: to readers the flag means that the key follows."""
+    """The flag of a fencing read, which is sent only with a key: the flag means that the key follows."""
     assert fence == (key is not None)
     assert key is None or len(key) == LEDGER_KEY_BYTES
     return DO_FENCING if fence else 0

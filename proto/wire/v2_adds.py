@@ -1,7 +1,7 @@
 """Adds and their replies in version 2, a chunk at a time; `v2_frames.py` draws them.
 
 The 32 bytes of a request up to and including the entry's ledger id do not change while one writer
-writes one ledger, nor do the 20 bytes of a reply before the entry id: they are compared as one.
+writes one ledger, nor do the 20 bytes of a reply before the entry id: both are compared as a whole.
 Many consecutive adds of one size with consecutive ids are compared, and read, by columns.
 """
 
@@ -69,7 +69,7 @@ class _V2AddGroup(AddGroup):
                 column.extend(more)
 
     def lists(self) -> list[list[int]]:
-        """Its columns, to be added to."""
+        """The group's columns, as lists that can grow."""
         if not isinstance(self.entry_ids, list):
             self.entry_ids, self.lacs = [*self.entry_ids], [*self.lacs]
             self.starts, self.ends = [*self.starts], [*self.ends]
@@ -92,7 +92,7 @@ class _V2AddGroup(AddGroup):
 def take_adds(buffer: bytes, position: int, frame_bytes_max: int) -> tuple[Adds | None, int]:
     """The adds that are whole at `position`, and where they end.
 
-    Stops at whatever is not plainly an add: other operations, adds to be refused, cut frames.
+    Stops at everything but a plain add: other operations, adds to be refused, incomplete frames.
     """
     groups: dict[bytes, _V2AddGroup] = {}
     current, has_lists = b"", False
@@ -118,7 +118,7 @@ def take_adds(buffer: bytes, position: int, frame_bytes_max: int) -> tuple[Adds 
                 continue
         start = position + ADD_ENTRY_AT
         if not has_lists:
-            if not group.entry_ids:  # Usually all that it gets, if there are many writers.
+            if not group.entry_ids:  # With many writers, a group usually has only one entry.
                 group.entry_ids, group.lacs = [entry_id], [lac]
                 group.starts, group.ends = [start], [end]
                 position = end

@@ -18,8 +18,8 @@ Before each field is its position in the frame; fields in brackets may be absent
 
 Bytes after a request's last field are ignored, as in Java.
 
-The layouts of adds also divide a frame in other ways: its bytes that are equal in all adds of one
-writer to one ledger, or in all replies about them, are one field that is compared as a whole.
+Some layouts of adds divide a frame differently: the bytes that are equal in all adds of one writer
+to one ledger, or in all replies to them, are one field that is compared as a whole.
 """
 
 import struct
@@ -54,7 +54,7 @@ BATCH_READ_REPLY_HEAD_BYTES: Final = LENGTH_BYTES + BATCH_READ_REPLY_BODY.size
 
 READ_FRAME: Final = struct.Struct(">IIqq")  # Length, word, ids.
 REPLY_FRAME: Final = struct.Struct(">IIiqq")  # Length, word, code, ids.
-REPLY_HEAD: Final = struct.Struct(">IIiq")  # The same up to the entry id.
+REPLY_HEAD: Final = struct.Struct(">IIiq")  # A reply up to the entry id.
 REPLY_BY_LEDGER: Final = struct.Struct(f">{REPLY_HEAD.size}sq")  # Those bytes as one, entry id.
 
 ADD_KEY_AT: Final = LENGTH_BYTES + WORD.size

@@ -1,7 +1,7 @@
 """BookKeeper's protocol version 3: protobuf. The one module that sees the generated code.
 
 A frame's body is a Request or a Response (`schema/bookkeeper_protocol.proto`). A header's
-operation determines the field of its particulars. A reply has its status twice, in the Response
+operation determines which field has its data. A reply has its status twice, in the Response
 and in the operation's own message, which is present on errors, too; the exceptions are `Refusal`
 and a refused StartTls. A client uses the outer status unless it is EOK, otherwise the inner one.
 
@@ -89,7 +89,7 @@ def failure_of(status: int) -> Failure:
 
 
 def is_status(number: int) -> bool:
-    """Protobuf drops an unknown value, and with it the message, whose status is required."""
+    """Whether the status is known. Protobuf drops an unknown value and then the message, which requires one."""
     return number in _STATUSES
 
 
@@ -158,7 +158,7 @@ class V3ReplyHeader(NamedTuple):
 
 
 def _pack_read_reply(txn_id: int, reply: ReadReply) -> list[Buffer]:
-    """By hand, because of the body: protobuf would copy it two times more."""
+    """Packs a read's reply without protobuf, which would copy the body twice more."""
     status = pack_varint(code_of(reply.error))
     ids = (LEDGER_TAG, pack_varint(reply.ledger_id), ENTRY_TAG, pack_varint(reply.entry_id))
     parts: list[Buffer] = [STATUS_TAG, status, *ids]
@@ -339,7 +339,7 @@ def _batch_read(batch: pb.BatchReadRequest) -> BatchRead:
 
 
 def pack_request(txn_id: int, request: Request, *, is_high_priority: bool = False) -> bytes:
-    """A frame. No two requests that wait for an answer on one connection may share a `txn_id`."""
+    """Packs a frame. Requests that wait for a reply on one connection must have different `txn_id`s."""
     operation, own = _request_message(request)
     header = _header(txn_id, operation, HIGH_PRIORITY if is_high_priority else None)
     return pack_frame(pb.Request(header=header, **own).SerializeToString())

@@ -1,15 +1,15 @@
 """Adds and their replies in version 3, a chunk at a time.
 
-Peers write adds in one of two orders, Java before 4.18 by field number, since then with the flag
-first. Both are matched by one regular expression, and then every length is checked against the
-others. A writer's adds of one size look all the same, except for three numbers in fixed places:
-the adds after one of them are compared with it instead, which proves as much at half the cost.
-Many consecutive ones are compared, and read, by columns, at a tenth of the cost; so are replies.
-An add that looks different in any way, in the order of its fields or with unknown fields, is
-left to protobuf and comes back here packed in the usual way. So what is stored has a known form.
+Peers write adds in one of two orders: Java before 4.18 by field number, since then with the flag
+first. One regular expression matches both, and then every length is checked against the others.
+A writer's adds of one size differ only in their payloads and in three numbers at fixed places:
+adds after a matched one are only compared with it, which proves as much at half the cost. Many
+consecutive adds are compared and read by columns, at a tenth of the cost; so are replies. An add
+in any other form, such as another order of fields or with unknown fields, is decoded by protobuf
+and packed here again in the usual form. Therefore stored adds always have a known form.
 
-A transaction id must be unique on its connection, and no more. Drawn from one counter for all
-connections of a client it lets one frame serve all bookies of a write set.
+A transaction id must be unique only on its connection. A client draws the ids for all its
+connections from one counter, so that all bookies of a write set can get the same frame.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -107,8 +107,8 @@ class _Lists(NamedTuple):
     lacs: list[EntryId]
     starts: list[int]
     ends: list[int]
-    txn_ids: list[bytes]  # As varints, since they are only echoed;
-    entry_varints: list[bytes]  # these, too.
+    txn_ids: list[bytes]  # Kept as varints, since they are only echoed.
+    entry_varints: list[bytes]  # Kept as varints, since they are only echoed.
 
 
 class _V3AddColumns(NamedTuple):
@@ -126,7 +126,7 @@ class _V3AddColumns(NamedTuple):
 @dataclass(slots=True)
 class _V3AddGroup(AddGroup):
     ledger_varint: bytes = b""
-    run: _V3AddColumns | None = None  # All that it has, if so; otherwise
+    run: _V3AddColumns | None = None  # All adds of the group, or None: `lists` has them.
     lists: _Lists = field(default_factory=lambda: _Lists([], [], [], [], [], []))
 
     def add(self, run: _V3AddColumns) -> None:
@@ -137,13 +137,13 @@ class _V3AddGroup(AddGroup):
             run.add_to(self.lists)
 
     def loosen(self) -> None:
-        """A frame comes that is no part of the run."""
+        """Converts the run to lists, before a frame that is no part of the run is added."""
         if self.run is not None:
             self.run.add_to(self.lists)
             self.run = None
 
     def finish(self) -> Self:
-        """Nothing more comes."""
+        """Ends the group: no more adds follow."""
         columns = self.run.columns if self.run else self.lists[:4]
         self.entry_ids, self.lacs, self.starts, self.ends = columns
         return self
@@ -308,7 +308,7 @@ def _fixed_places(
     entry_start: int,
     entry_end: int,
 ) -> Sequence[int]:
-    """The places where adds of one shape do not differ. Of the entry that is its ledger id."""
+    """The places where adds of one shape do not differ. In the entry, only its ledger id is such a place."""
     return (
         *range(txn_at),
         *range(txn_end, varint_at),
@@ -320,8 +320,8 @@ def _fixed_places(
 def _take_alike(buffer: bytes, model: int, position: int, lists: _Lists, places: _Places) -> int:
     """The frames after the add at `model` that are like it; returns where they end.
 
-    Alike in everything but the low bits of the transaction id and the entry id, the ids in the
-    entry, and the payload. So everything found out about that one holds for them.
+    They agree in everything but the low bits of the transaction id and the entry id, the ids in the
+    entry, and the payload. All that was checked for the model therefore holds for them, too.
     """
     (txn_at, txn_end), (varint_at, varint_end), (entry_start, entry_end) = places
     size = position - model
@@ -394,7 +394,7 @@ def _unpack_writer_of(writer: tuple[bytes, ...]) -> tuple[WriterFields, bytes] |
     return _unpack_writer(*writer) if writer[-1] in ADD_TAILS else None
 
 
-@lru_cache(WRITERS_MAX)  # Writers come again, each with every append.
+@lru_cache(WRITERS_MAX)  # The same writers recur with every append.
 def _unpack_writer(
     ledger: bytes, key: bytes, priority: bytes, tail: bytes
 ) -> tuple[WriterFields, bytes]:
@@ -410,7 +410,7 @@ def _unpack_writer(
 
 
 class V3AddPacker(AddPacker):
-    """`txn_ids` counts for all requests of this client, on whatever connection."""
+    """Packs adds in version 3. `txn_ids` counts the requests of this client on all connections."""
 
     def __init__(
         self,
@@ -499,7 +499,7 @@ class _Heard:
         # The bytes that a head leaves to the entry id, -1 if it is bad.
         self.entry_bytes = entry_bytes
         self._entry_ids: list[int] = []
-        self._run: range | None = None  # All of them, if so.
+        self._run: range | None = None  # All entry ids, if they are consecutive.
 
     @classmethod
     def of(cls, head: bytes, known: AddReplies | None) -> Self:
@@ -568,7 +568,7 @@ def take_add_replies(buffer: bytes, position: int) -> tuple[list[AddReplies], in
             replies[head], current, add_entry_id = heard, head, None
         if len(entry) != heard.entry_bytes:
             break
-        # Remember the next one, too: ledgers that take turns come again.
+        # Remember this head, too: it recurs if ledgers alternate.
         if buffer.startswith(head, head_at + size) and buffer.startswith(
             head, head_at + _REPLIES_ALIKE_MIN * size
         ):
@@ -611,8 +611,8 @@ def _take_replies_alike(
 def _take_replies_on(
     buffer: bytes, position: int, size: int, head_at: int, entry_id: int, entry_bytes: int
 ) -> range:
-    """The same for consecutive entries, which is the answer to a chunk of adds; empty if too few
-    are. Their expected bytes are made from the first, and compared at once.
+    """The entry ids of such replies if they are consecutive, as after a chunk of adds; empty if too
+    few are. Their expected bytes are made from the first reply, and compared at once.
     """
     rows = min((len(buffer) - position) // size, _REPLIES_ALIKE_MAX)
     if rows < RUN_MIN or not _is_short_varint(buffer[position + TXN_ID_AT : head_at]):

@@ -75,14 +75,14 @@ BATCH_ENTRIES_TAG: Final = b"\x2a"
 HEADER_SIZE_AT: Final = LENGTH_BYTES + len(HEADER_TAG)
 HEADER_AT: Final = HEADER_SIZE_AT + 1
 TXN_ID_AT: Final = HEADER_AT + len(ADD_HEADER)
-# Plus the header's size: the position of the size of a request's READ or ADD.
+# This plus the header's size is the position of the size of a request's READ or ADD.
 OWN_SIZE_AT: Final = HEADER_AT + len(ADD_TAG)
 # The possible positions of the entry in an ADD request: at least with varints of one byte and no
 # optional field, at most with the longest varints, a priority and a flag before the entry.
 ADD_ENTRY_AT: Final = range(43, 93)
 
 # --- Patterns of a frame's body ---------------------------------------------------------------
-# They bind the order and the tags; their users compare the sizes with one another.
+# The patterns fix the order and the tags; their users compare the sizes with one another.
 
 ADD_REQUEST: Final = message_pattern(
     rb"""
@@ -152,7 +152,7 @@ def ledger_of(ledger: bytes) -> tuple[bytes, bool]:
 
 
 def varying_spans(add: re.Match[bytes]) -> tuple[tuple[int, int], ...]:
-    """Of a match of `ADD_REQUEST`: where transaction id, ledger id, entry id and key are."""
+    """Where transaction id, ledger id, entry id and key are in a match of `ADD_REQUEST`."""
     ledger_varint, _ = ledger_of(add[ADD_LEDGER])
     ledger_end = add.end(ADD_LEDGER) - len(ADD_ENTRY_TAG)
     key_start, key_end = add.span(ADD_KEY)
@@ -168,7 +168,8 @@ def varying_spans(add: re.Match[bytes]) -> tuple[tuple[int, int], ...]:
 def add_of_shape(
     before: int, between: int, behind: int, payload_bytes: int, tail: int
 ) -> struct.Struct:
-    """An add of a known shape: up to its transaction id, the low byte of that, up to its entry id's
-    varint, the low byte of that, up to and with the entry's ledger id, entry id, LAC, payload, tail.
+    """The struct of an add of a known shape. Its fields: the bytes up to the transaction id, the low
+    byte of that, the bytes up to the varint of the entry id, the low byte of that, the bytes up to
+    and with the entry's ledger id, entry id, LAC, payload, tail.
     """
     return struct.Struct(f">{before}sB{between}sB{behind}sqq{payload_bytes}x{tail}s")

@@ -1,7 +1,7 @@
-"""Reads and their replies in version 3, a run at a time, if they are in usual dress.
+"""Reads and their replies in version 3, a run at a time, if they are in the usual form.
 
-That is: plain reads, without a key or a flag, and entries that were found, in batches, too. All
-others, and whatever a peer writes in another order, go through protobuf one by one.
+The usual form is a plain read, without a key or a flag, and a reply with a found entry or a batch.
+All others, and messages with fields in another order, are decoded by protobuf one by one.
 """
 
 from typing import Final

@@ -1,7 +1,7 @@
-"""Protobuf's varints: seven bits a byte, low bits first, bit 7 says that more follow.
+"""Protobuf's varints: seven bits a byte, low bits first; bit 7 is set if more bytes follow.
 
-An int64 travels as its 64-bit two's complement: -1 takes ten bytes. Messages that come by the
-hundred thousand are matched by regular expressions and packed by hand.
+An int64 is encoded as its 64-bit two's complement: -1 takes ten bytes. Frequent messages are matched
+by regular expressions and packed without protobuf.
 """
 
 import re
@@ -23,7 +23,7 @@ _BITS_64: Final = 2**64 - 1
 
 
 def pack_varint(value: int) -> bytes:
-    """Of an int64 or uint64. Two or three bytes without a loop: entry ids come by the million."""
+    """Packs an int64 or uint64. Two or three bytes need no loop, since entry ids are packed very often."""
     if value < 0:
         value &= _BITS_64
     if value < 0x80:
@@ -36,7 +36,7 @@ def pack_varint(value: int) -> bytes:
 
 
 def unpack_varint(data: bytes) -> int:
-    """Of exactly what V matches."""
+    """Unpacks exactly the bytes that V matches."""
     match len(data):
         case 1:
             return data[0]

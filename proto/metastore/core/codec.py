@@ -1,7 +1,7 @@
 """The messages of a metadata service as bytes, for its Unix socket.
 
 A frame (`proto/wire/frames.py`) holds `u32 head length`, a JSON list that describes it, and its
-values, one after the other; the list has their lengths. Of the client:
+values, one after the other; the list has their lengths. The client sends:
 
     ["hello", PROTOCOL, store, session, timeout ms]
     ["get" | "children", request, path]
@@ -11,7 +11,7 @@ values, one after the other; the list has their lengths. Of the client:
     ["unwatch", request, watch]
     ["sync" | "end", request]
 
-Of the service, `stat` being the seven numbers of a NodeStat:
+The service sends (`stat` is the seven numbers of a NodeStat):
 
     ["welcome", store, session, timeout ms, commit]
     ["expired", session]

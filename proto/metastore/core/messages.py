@@ -7,9 +7,9 @@
                                       <-   Answer(request id, result or refusal)
                                       <-   WatchNotice(watch, event), whenever something happens
 
-Commits are numbered. Every message of the service has a number: all events up to there that
-concern the client have been sent before. A client that comes back starts its watches again from
-the last number it received, and gets RESYNC if the store has moved on.
+Commits are numbered, and every message of the service has such a number: all events up to this
+commit that concern the client have been sent before. A client that reconnects starts its watches
+again from the last number it received, and gets RESYNC if the store has changed since.
 """
 
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ from rollbook.proto.ports import Node, Op, OpResult, SessionId, WatchEvent
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    store: str  # The id of the store that the session was opened with; anything without one.
+    store: str  # The id of the store that opened the session; any value without a session.
     session: SessionId  # NO_SESSION: open one.
     timeout_ms: int
 
@@ -89,7 +89,7 @@ class Expired:
 
 
 Result = Node | list[str] | list[OpResult] | None
-"""Of Get, Children, Transact, and everything else."""
+"""The results of Get, Children, Transact, and all other questions."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
-"""The valid requests to a metadata store: paths and sizes are checked here, before any store.
+"""Checks requests to a metadata store: their paths and sizes, before any store gets them.
 
 A path is `/` or a row of `/name`; a name is 1 to 255 visible ASCII characters other than `/`,
-and neither `.` nor `..`. ZooKeeper accepts more than that; nothing it would refuse passes here.
+and neither `.` nor `..`. ZooKeeper accepts further names; a request that it would refuse never passes.
 The name of a sequential node is checked before it gets its digits.
 
 A request weighs the bytes of its paths and values and `OP_BYTES` for each operation. The limit

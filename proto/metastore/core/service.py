@@ -1,8 +1,7 @@
-"""A metadata service: requests in, responses and events out, and batches to make durable in
-between.
+"""A metadata service: takes requests, and returns responses, events and batches to make durable.
 
 Transactions are applied in memory at once and made durable in batches. Nothing that depends on a
-transaction is sent before that is durable (MS1): no result, no read, no event, no refusal. It is
+transaction is sent before it is durable (MS1): no result, no read, no event, no refusal. It is
 enough that every message waits for the newest transaction applied when it was made; so all
 pending messages are in one queue.
 
@@ -58,7 +57,7 @@ class CommitGroup:
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """A store as it was found: the sum of its batches."""
+    """The contents of a store when it is opened: the sum of its batches."""
 
     store: str  # The store's random id, which never changes.
     last_txn: int = 0
@@ -103,7 +102,7 @@ class MetadataService:
     def on_message(self, connection: ConnectionId, message: FromClient, now_ms: int) -> None:
         known = self._connections.get(connection)
         if known is None:
-            return  # It was disconnected; the rest of its messages is not read.
+            return  # The client was disconnected; its further messages are not read.
         if isinstance(message, Hello):
             self._greet(connection, known, message)
         elif known.session == known.lost_session == NO_SESSION:

@@ -1,4 +1,4 @@
-"""Which sessions live, and when a silent one ends (MS3).
+"""Records which sessions live, and decides when a silent one ends (MS3).
 
 A session ends when it was silent for its time-out. Only time in which the store was listening
 counts: of the time between two ticks at most `LISTENED_NS_MAX`. So a store that was stopped, or
@@ -42,7 +42,7 @@ class SessionTable:
             self.open(session, timeout_ms)
 
     def open(self, session: SessionId, timeout_ms: int) -> int:
-        """The time-out it got."""
+        """Opens a session; returns its time-out, which may differ from the requested one."""
         timeout_ms = min(max(timeout_ms, TIMEOUT_MS_MIN), TIMEOUT_MS_MAX)
         self._sessions[session] = _Session(timeout_ms, 0)
         self.on_heartbeat(session)

@@ -2,16 +2,16 @@
 
 ZooKeeper is the model. Frequent mistakes:
 
-- A node's version starts at 0 and grows by one with each set; deleting and making it again starts
-  over; `created_txn` distinguishes the two.
+- A node's version starts at 0 and grows by one with each set. A node that is deleted and made again
+  starts at 0; `created_txn` distinguishes it from the old one.
 - A sequential node is numbered by how many children its parent has ever had, sequential or not.
-  The count is kept with the parent and deletes leave it alone, so that a name never comes twice
-  in a parent's life (MS4).
+  The parent keeps this count, and deletes do not change it, so a name is never given twice in the
+  life of a parent (MS4).
 - A create is refused for a missing parent, then for an existing node, then for an ephemeral
   parent; a set, check or delete for a missing node, then for its version; a delete then for
   children.
 - A transaction sees its own earlier operations, and is applied whole or not at all.
-- The ephemeral nodes of a session go in one transaction, in the order of their paths.
+- When a session ends, its ephemeral nodes are deleted in one transaction, in the order of their paths.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -99,7 +99,7 @@ class Tree:
             self._nodes.put(path, row)
 
     def apply(self, ops: Sequence[Op], session: SessionId, txn: int, now_ms: int) -> Applied:
-        """Raises the refusal of the first failing operation, with its index as `op`."""
+        """Applies a transaction. Raises the error of the first failing operation, with its index as `op`."""
         change = _Change(self._nodes, session, txn, now_ms)
         results: list[OpResult] = []
         for index, op in enumerate(ops):
@@ -117,7 +117,7 @@ class Tree:
 
 
 class _Nodes:
-    """The rows, and values derived from them."""
+    """The rows of all nodes, and values derived from them."""
 
     def __init__(self) -> None:
         self.rows: dict[str, NodeRow] = {}
@@ -147,7 +147,7 @@ class _Nodes:
         if row is not None:
             self.rows[path] = row
         if (before is None) == (row is None):
-            return  # No coming or going. A node never changes its owner.
+            return  # The node neither appears nor goes, and never changes its owner.
         known = row or before
         assert known is not None
         index = _add if before is None else _remove

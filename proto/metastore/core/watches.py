@@ -1,12 +1,12 @@
-"""Which watch gets which event, and what waits for a slow reader.
+"""Decides which watch gets which event, and queues events for slow readers.
 
-A plain watch reports its node and, as CHILDREN, the creation and deletion of its children; a
-recursive one its node and everything below, never as CHILDREN. The node need not exist.
+A plain watch reports its node and, as CHILDREN, the creation and deletion of its children. A
+recursive watch reports its node and everything below, never as CHILDREN. The node need not exist.
 
-Waiting events are bounded and merge: a repeated one moves to the end, so that the last event
-about a path is the last thing that happened to it. When too many wait, one RESYNC replaces them,
-which also stands for later events until it is taken: its reader reads everything again, later
-than any of them.
+Waiting events are bounded and merged: a repeated event moves to the end, so that the last event
+about a path is the last thing that happened to it. When too many wait, one RESYNC replaces them
+and all later events until the reader takes it: the reader then reads everything again, and sees
+all of these changes.
 """
 
 from collections.abc import Hashable, Iterator
@@ -34,7 +34,7 @@ class WatchTable(Generic[W]):
         self._table(recursive).setdefault(path, {})[watch] = None
 
     def remove(self, watch: W) -> None:
-        """An unknown one is gone already."""
+        """Removes a watch; an unknown one was removed before."""
         if (place := self._places.pop(watch, None)) is None:
             return
         path, recursive = place

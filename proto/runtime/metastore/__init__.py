@@ -13,8 +13,8 @@ from rollbook.proto.runtime.clock import SystemClock
 if TYPE_CHECKING:
     from rollbook.proto.runtime.metastore.embedded_owner import Fatal
 
-COMMAND_TIMEOUT_S: Final = 4.0  # Until ZooKeeper first responds to a command: a person waits.
-NOBODY_TIMEOUT_S: Final = 2.0  # A new owner takes over in much less.
+COMMAND_TIMEOUT_S: Final = 4.0  # How long a command waits for ZooKeeper's first response.
+NOBODY_TIMEOUT_S: Final = 2.0  # How long to wait for an owner; a new one needs much less.
 
 
 async def open_metadata_store(
@@ -30,11 +30,11 @@ async def open_metadata_store(
     clock: Clock | None = None,
     randomness: Randomness | None = None,
 ) -> MetadataStore:
-    """Returns with a session, or raises the obstacle. `open_timeout_s`: until ZooKeeper answers
-    at first, by default as for an operation.
+    """Opens a store. Returns once it has a session, or raises the reason why it has none.
 
-    The rest is about the embedded store. `serve`: this process may own the file and serve
-    others, now or when its owner dies. `visit`, for short commands: if the file has no owner,
+    `open_timeout_s` limits the wait for ZooKeeper's first response; by default it is the
+    operation's time-out. The other parameters are for the embedded store. `serve`: this process may
+    own the file and serve others, now or when its owner dies. `visit`, for short commands: if the file has no owner,
     this process uses it alone, until it closes. With neither there must be a serving owner
     within `NOBODY_TIMEOUT_S`, or it raises `MetadataUnavailable`. `create`: a missing file is
     made, by a visit at least; otherwise it is `NoSuchCluster`. `on_fatal`: called when what it

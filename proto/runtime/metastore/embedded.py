@@ -1,9 +1,9 @@
-"""The client's way to an embedded store: own it if it has no owner, otherwise use its owner's
-socket.
+"""Connects a client to an embedded store: it owns the store if that has no owner, and otherwise
+uses the socket of the owner.
 
 A server tries the lock each time it has no connection, so the first one to notice that the owner
-died becomes the next owner. A visitor does, too, but has no socket: it uses the file alone, for
-the moment of a short command, and other processes wait. A plain client never takes the lock.
+died becomes the next owner. A visitor tries it, too, but has no socket: it uses the file alone for
+a short command, and other processes wait. A plain client never takes the lock.
 """
 
 import asyncio
@@ -52,7 +52,7 @@ class EmbeddedConnector:
         create: bool = False,
         on_fatal: Fatal = end_process,
     ) -> None:
-        self._path = os.path.realpath(path)  # One store, one lock, under whichever name.
+        self._path = os.path.realpath(path)  # All names of a file lead to one lock.
         self._clock = clock
         self._randomness = randomness
         self._role = role

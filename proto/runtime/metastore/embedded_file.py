@@ -90,7 +90,7 @@ class StoreFile:
 
     @classmethod
     async def open(cls, path: str, new_id: str | None) -> tuple[Self, Kept]:
-        """`new_id`: makes a missing file, with this id. The caller holds the lock.
+        """Opens the file. With `new_id`, creates a missing one with this id. The caller holds the lock.
 
         Raises `BadMetadata` for a damaged file, `UnsupportedVersion`, `DirectoryInUse`, and
         `BadConfig` where a new file would meet the remains of another.
@@ -103,9 +103,10 @@ class StoreFile:
             raise
 
     async def keep(self, batch: CommitGroup) -> None:
-        """Durable when it returns. On a full disk SQLite has written nothing, and it is tried again (MS8).
+        """Stores a batch, which is durable on return. On a full disk SQLite writes nothing, and the write
+        is tried again (MS8).
 
-        Raises `OutcomeUnknown`: the file's contents are not known then.
+        Raises `OutcomeUnknown` if the file's contents are not known.
         """
         while True:
             try:
@@ -154,7 +155,7 @@ class StoreFile:
         return free
 
     def _give_up_reserve(self) -> bool:
-        """Whether there was one."""
+        """Removes the reserve; returns whether there was one."""
         try:
             os.unlink(self._reserve)
         except FileNotFoundError:
@@ -171,7 +172,7 @@ class StoreFile:
         try:
             return self._load()
         except sqlite3.DatabaseError as error:
-            # Without a code it is Python's own: invalid text.
+            # An error without a code is raised by Python itself, for invalid text.
             kind = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF
             if kind == sqlite3.SQLITE_BUSY:
                 raise DirectoryInUse(f"another program has {self._path} open") from error
@@ -198,9 +199,9 @@ class StoreFile:
         ((store, last_txn, checksums),) = ask("SELECT * FROM store").fetchall() or [("", 0, -1)]
         if self._sum != checksums:
             raise _damaged(self._path, "rows are missing or out of date")
-        ask("PRAGMA journal_mode = WAL")  # Only now: a refused file stays as it is.
+        ask("PRAGMA journal_mode = WAL")  # Set after all checks: a refused file is not changed.
         ask("PRAGMA synchronous = FULL")
-        ask("SELECT * FROM store").fetchall()  # Now there is a log.
+        ask("SELECT * FROM store").fetchall()  # This creates the log.
         self._found = {path: _identity(path) for path in (self._path, f"{self._path}-wal")}
         return Kept(store, last_txn, rows, timeouts_ms)
 
@@ -229,7 +230,7 @@ class StoreFile:
             run("DELETE FROM sessions WHERE id = ?", (over,))
         run("UPDATE store SET last_txn = ?, checksums = ?", (batch.last_txn, self._sum))
         run("COMMIT")
-        for path, known in self._found.items():  # SQLite writes on to a file that has no name.
+        for path, known in self._found.items():  # SQLite would go on writing to a removed file.
             if not os.path.exists(path) or _identity(path) != known:
                 raise _not_kept(f"{path} was removed or replaced", "bring it back")
 
@@ -276,7 +277,7 @@ def _note_failure(done: "asyncio.Future[Any]") -> None:
 def _create(path: str, store: str) -> None:
     """Creates a store completely or not at all: it gets its name when it is durable."""
     for stale in (f"{path}-wal", f"{path}-journal"):
-        if os.path.exists(stale):  # SQLite would take it for the new file's.
+        if os.path.exists(stale):  # SQLite would take it for the log of the new file.
             raise BadConfig(
                 f"{stale} is left of a metadata store that is gone",
                 next_step="bring that store back, or remove what is left of it",
@@ -305,7 +306,7 @@ def _create(path: str, store: str) -> None:
 
 
 def _write_again(path: str) -> None:
-    """Makes the log durable as it reads, because promises will depend on it.
+    """Makes the log durable as it was read, because the owner will build on it.
 
     The last owner's unsynced writes may be in the kernel's memory only. If its sync failed, the
     kernel even takes those pages for written: SQLite would read them, append to them and sync

@@ -5,11 +5,11 @@ Beside the file `P` are
     P.lock   locked (`flock`) by the owner as long as it lives; holds its process id
     P.sock   the Unix socket on which it serves
 
-The process with the lock is the owner, whatever else seems to be the case (MS2). Only under the
-lock is the socket removed and made again, and the file opened; an owner that leaves removes
-nothing. The lock ends with the process, since no child inherits it: executed programs by
-O_CLOEXEC, forked ones close it first of all. It is never stolen: a stopped owner stalls the
-store, and waiting processes report its process id.
+The process with the lock is the owner, whatever the other files show (MS2). A process removes and
+makes the socket, and opens the file, only under the lock; an owner that leaves removes nothing.
+The lock ends with the process, since no child inherits it: O_CLOEXEC closes it in executed
+programs, and forked processes close it first of all. It is never stolen: a stopped owner stalls
+the store, and waiting processes report its process id.
 
 A failed write, except for lack of room, ends the process, with status `EXIT_STORAGE_FAILED`: memory is ahead of
 the file then, and only the file counts. The next owner starts from there.
@@ -104,7 +104,7 @@ def describe_owner(path: str) -> str:
         with open(f"{path}.lock", "rb") as file:
             pid = int(file.read(20))
         os.kill(pid, 0)
-    except (OSError, ValueError):  # No such process, or none has written its number there.
+    except (OSError, ValueError):  # The process has ended, or the file has no process id.
         return f"nobody serves {path}"
     if _is_stopped(pid):
         return f"{path} is held by stopped process {pid}"
@@ -115,7 +115,7 @@ def _is_stopped(pid: int) -> bool:
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             return file.read().rpartition(b") ")[2][:1] in b"Tt"
-    except OSError:  # It just ended, or this system has no such folder.
+    except OSError:  # The process has ended, or this system has no such folder.
         return False
 
 
@@ -130,7 +130,7 @@ class StoreOwner:
 
     @property
     def is_stuck(self) -> bool:
-        """True: the disk is so full that nothing can be stored."""
+        """Whether the disk is so full that nothing can be stored."""
         return self._file.is_stuck
 
     @classmethod
@@ -229,7 +229,7 @@ class StoreOwner:
                 f"cannot listen on {self._path}.sock: {describe_error(error)}"
             ) from error
         _CLOSED_IN_CHILDREN[listening.fileno()] = None
-        # Python 3.13 and later would remove the socket when the server closes.
+        # By default, Python 3.13 and later remove the socket when the server closes.
         keep_name: dict[str, Any] = {"cleanup_socket": False} if sys.version_info >= (3, 13) else {}
         self._server = await asyncio.get_running_loop().create_unix_server(
             lambda: _Served(self._host), sock=listening, backlog=CONNECTIONS_MAX, **keep_name

@@ -1,17 +1,17 @@
-"""kazoo as the ZooKeeper store needs it: one thread that owns the socket, and what kazoo lacks.
+"""Adapts kazoo to the ZooKeeper store: one thread owns the socket, and missing features are added.
 
 Everything that thread learns (responses, changes, the state of the session) is passed to the
 event loop in that order. Missing from kazoo 2.11, and added here:
 
 - Persistent watches (ZooKeeper 3.6): two requests, and their events, which kazoo would drop.
 - A request knows whether it has left this process. One that has not can be taken back.
-- A request belongs to the session its caller believed in: under a later one it is refused.
+- A request belongs to the session that its caller assumed: in a later session it is refused.
 - A server that is silent for as long as kazoo waits for a heartbeat is given up even while
-  requests are sent to it: kazoo takes its own requests for heartbeats. (If it was us who were
-  stopped for so long, the session may be over just the same.)
-- What TLS has decrypted is read at once: kazoo waits for more to come over the wire.
+  requests are sent to it: kazoo counts its own requests as heartbeats. (If this process was
+  stopped for that long, the session may be over as well.)
+- Bytes that TLS has decrypted are read at once: kazoo waits for more bytes on the socket.
 - An error code from a later ZooKeeper fails one request: kazoo's thread would end.
-- A new session sees what the one before it saw: kazoo forgets where it was when a session
+- A new session sees what the previous one saw: kazoo forgets the last transaction when a session
   expires, and a replica that lags could then hide the client's own writes. (An ensemble that was
   set back to an old backup is not accepted, therefore, until the process is restarted.)
 """
@@ -133,8 +133,8 @@ class Reply:
         self._unsent = [True]
 
     def take(self) -> bool:
-        """True for the first caller only: kazoo's thread, to send the request, or the caller,
-        to have it back."""
+        """Takes the request; True for the first caller only. kazoo's thread takes it to send it, our
+        caller to withdraw it."""
         try:
             return self._unsent.pop()
         except IndexError:
@@ -192,7 +192,7 @@ class KazooLink:
         self._client.start_async()
 
     def send(self, request: Request, session: SessionId) -> Reply:
-        """The caller makes sure that no more than `IN_FLIGHT_MAX` are in flight."""
+        """Sends a request. The caller makes sure that at most `IN_FLIGHT_MAX` are in flight."""
         reply = Reply(self._loop, session)
         self._client._call(request, reply)
         return reply
@@ -207,7 +207,7 @@ class KazooLink:
             async with asyncio.timeout(timeout_s):
                 await done.wait()
         except TimeoutError:
-            while not done.is_set():  # It may be about to connect.
+            while not done.is_set():  # The thread may be about to connect.
                 self._handler.abort()
                 await asyncio.sleep(_ABORT_INTERVAL_S)
         stopper.join()
@@ -321,9 +321,9 @@ class _Handler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo has n
     def select(
         self, readable: Sequence[Any], writable: Sequence[Any], _: Sequence[Any], timeout: float
     ) -> tuple[list[Any], list[Any], list[Any]]:
-        """Bytes that TLS has decrypted already are no news to the system, but must be read.
+        """Also reports bytes that TLS has already decrypted, which the system does not report.
 
-        One system call; kazoo makes and drops an epoll each time, which takes five.
+        It takes one system call; kazoo creates and closes an epoll each time, which takes five.
         """
         poll = select.poll()
         for sockets, event in ((readable, select.POLLIN), (writable, select.POLLOUT)):
@@ -347,7 +347,7 @@ class _Handler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo has n
             try:
                 self._connection.shutdown(socket.SHUT_RDWR)
             except OSError:
-                pass  # Gone already.
+                pass  # The socket is closed already.
 
 
 class _WakeUps:

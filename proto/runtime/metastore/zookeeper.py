@@ -2,15 +2,15 @@
 
 How each promise of the port is kept:
 
-- *Outcome.* A request that was not sent when the connection broke waits for the next connection
-  and has no outcome to doubt; one that was sent is `ConnectionLost`, and nothing here repeats it.
+- *Outcome.* A request that was not sent when the connection broke waits for the next connection,
+  and its outcome is certain. One that was sent raises `ConnectionLost` and is not repeated here.
 - *Watches.* ZooKeeper keeps a watch per connection. After each reconnection all of them are set
   again, and each reports RESYNC. Servers before 3.9 keep one mode per path: one that is watched
   in both is watched recursively, and its children's comings and goings stand for CHILDREN.
-- *Sessions.* SUSPENDED is said when the connection breaks, EXPIRED when a server says so, which
-  takes a connection; a new session then follows by itself.
-- *Freshness.* `sync` then read. A replica older than what this client has seen does not accept
-  it.
+- *Sessions.* SUSPENDED is reported when the connection breaks, EXPIRED when a server reports it,
+  for which the client has to reconnect; a new session then follows by itself.
+- *Freshness.* A caller calls `sync` and then reads. A replica that is older than the state that
+  this client has seen refuses its connection.
 
 Nodes are plain persistent ones open to all, as BookKeeper makes them; with credentials, only
 their creator may use them.
@@ -159,7 +159,7 @@ class ZooKeeperStore:
         self._link = KazooLink(self, hosts, options, session_timeout_s)
         self._in_flight = asyncio.Semaphore(IN_FLIGHT_MAX)
         self._states = SessionWatchers()
-        self._connection = 0  # Counted.
+        self._connection = 0  # The number of the present connection.
         self._expiries = 0
         self._changed = asyncio.Event()  # Any of the above: set once, then replaced.
         self._refusal: RollbookError | None = None  # No request is possible any more.
@@ -170,7 +170,7 @@ class ZooKeeperStore:
         self._closing: asyncio.Task[None] | None = None
 
     async def open(self, within_s: float | None = None) -> Self:
-        """Returns when there is a session; or raises the obstacle, closed again."""
+        """Returns when there is a session. If that fails, closes the store and raises the reason."""
         try:
             self._link.start()
             self._keeping = asyncio.create_task(self._keep_watches())
@@ -230,7 +230,7 @@ class ZooKeeperStore:
         try:
             check_ops((op,))
         except RollbookError as error:
-            error.ids.pop("op", None)  # There is only one.
+            error.ids.pop("op", None)  # The transaction has only one operation.
             raise
         return self._result(await self._ask(self._request(op), path=op.path))
 
@@ -287,7 +287,7 @@ class ZooKeeperStore:
             raise
         except kazoo.AuthFailedError as error:
             raise self._unauthorized() from error
-        except Exception as error:  # kazoo's, or of kazoo's making: an answer it cannot read.
+        except Exception as error:  # Raised by kazoo, also for a response that it cannot read.
             raise _translated(error, **ids) from error
         finally:
             if reply is not None:
@@ -477,7 +477,7 @@ class ZooKeeperStore:
 
 @dataclass(slots=True)
 class _WatchedPath:
-    # Each with the connection since which it has received everything; None: it is being started.
+    # Each stream with the connection since which it has received everything; None: it is starting.
     streams: dict[WatchStream, int | None] = field(default_factory=dict)
     recursive: bool = False  # How the server watches it; stays until the last stream closes.
 
