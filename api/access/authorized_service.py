@@ -305,7 +305,7 @@ class AuthorizedService:
         asked: messages.ReadStream,
         stands: Offset | None,
     ) -> AsyncGenerator[messages.Progress, None]:
-        """Each heartbeat has the reader's position. None: where it begins.
+        """Yields the position at each heartbeat. `stands`: None if the read begins at its start position.
 
         For a reader that has its position, the next one may be unknown for a while.
         """

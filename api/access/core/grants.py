@@ -107,9 +107,9 @@ class VisibleLogs:
 
 
 def shown_by(grants: Grants, namespace: str, prefix: str) -> VisibleLogs | None:
-    """Of the list of a namespace, or of all if it is empty, with this prefix. None: anywhere.
+    """Where the visible logs of a namespace (empty: of all) with this prefix may be. None: anywhere.
 
-    So a list costs as much as its visible part, and not as all logs.
+    With this, a list costs as much as its visible part, and not as much as all logs.
     """
     patterns = {*grants.read, *grants.append, *grants.admin}
     if EVERY_LOG in patterns:
