@@ -190,7 +190,7 @@ class Answers:
                 body = await self._storage.read(read.ledger_id, entry_id)
                 return self._news_with(read, entry_id, body, lac, news_ms)
             except (NoSuchEntry, EntryStateUnknown):
-                pass  # Other bookies have the entry; the LAC is news all the same.
+                pass  # Other bookies have the entry; the LAC is news nevertheless.
         return ReadReply(None, read.ledger_id, NO_ENTRY, None, lac, news_ms)
 
     async def _fence(self, ledger_id: LedgerId, ledger_key: bytes | None) -> None:

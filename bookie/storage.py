@@ -394,7 +394,7 @@ class Storage:
         self, ledger_id: int, ledger_key: bytes, last_add_confirmed: int, packet: bytes
     ) -> None:
         """Writes the explicit LAC, durably. Raises `Unauthorized`, `NoSuchLedger`,
-        `BookieFailed`, and `BookieReadOnly` as long as the bookie is."""
+        `BookieFailed`, and `BookieReadOnly` while the bookie is read-only."""
         ledger = self._ledger(ledger_id)
         if refusal := ledger.refusal_of_control(ledger_key):
             raise refusal(ledger_id=ledger_id)

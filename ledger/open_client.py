@@ -36,7 +36,7 @@ def connect(
 
     `metadata` is zk://host,host/ledgers or sqlite:///path. `tls`, as made by `client_context` of
     `rollbook.proto.runtime.tls`: then bookies are used over TLS only. `visits`: an embedded
-    store without a server is opened all the same, for a moment's work. `open_timeout_s`: the
+    store without a server is opened nevertheless, for a moment's work. `open_timeout_s`: the
     time for ZooKeeper's first response, by default 10 s.
 
     Raises `NoSuchCluster`, `MetadataUnavailable`, `BadConfig`, `WrongCluster`. If it is

@@ -156,7 +156,7 @@ class EntryStream(AsyncIterator[Entry]):
             task.exception()
 
     def _learn(self, entries: list[Entry]) -> None:
-        """Estimates entry sizes: larger entries count at once, smaller ones by and by."""
+        """Updates the estimated entry size: it rises at once with larger entries, and falls slowly."""
         payload_bytes = sum(len(each.payload) for each in entries)
         self._taken_bytes += payload_bytes
         self._run_bytes = min(max(self._taken_bytes // 8, self._run_bytes), self._batch_bytes)

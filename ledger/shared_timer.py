@@ -28,7 +28,7 @@ class SharedTimer:
         self._present: int | None = None  # The share whose callbacks are being called.
 
     def call_next(self, on_tick: Callable[[], None]) -> None:
-        """Calls `on_tick` once, a tick from now. The call cannot be cancelled."""
+        """Calls `on_tick` once, a tick from now. Callers cannot cancel it."""
         loop = asyncio.get_running_loop()
         present = self._present
         if present is None:

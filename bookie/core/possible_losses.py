@@ -26,7 +26,7 @@ EVERYTHING: Final = (LossRange(NO_ENTRY, LEDGER_ID_MAX),)
 class PossibleLosses:
     def __init__(self) -> None:
         self.everything = False
-        self.news = 0  # Counts added doubts: a caller that settles some must have seen all others.
+        self.news = 0  # Counts added doubts: a caller may settle some only if it has seen all.
         # Ledgers that are settled although everything else is in doubt.
         self._settled: dict[int, None] = {}
         self._ranges: dict[

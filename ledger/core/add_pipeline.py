@@ -19,7 +19,7 @@ measure three deadlines (WR6):
   without its copy have filled half of the window for `PATIENCE_TICKS`: the writer goes on without it.
 
 The writer gives up when an entry has not been confirmed for `DEADLINE_TICKS` and too few bookies are
-left to confirm it. For any other reason it gives up after twice that time: one deadline for a bookie
+left to confirm it. In any other case it gives up after twice that time: one deadline for a bookie
 that hangs and one for its successor.
 
 These rules decide how much a connection is sent at a time:

@@ -5,13 +5,14 @@
                           └─ no other bookie: it stays down;                          │
                              back and answering: it sits again      b4 gets what is not confirmed
 
-- One change at a time; failures that come meanwhile are for the next one (WR3). Slots without a replacement stay down, and are tried again.
-- The writer changes only a ledger that it reads back as OPEN, with the end that it wrote itself. Any other state means a recovery, which may have counted negatives of the present ensemble: the
-  writer stops permanently (WR4).
-- A compare-and-set whose reply was lost was made if the ledger's end is as requested: no other
+- One change is made at a time; bookies that fail during a change are replaced by the next one (WR3). Slots without a
+  replacement stay down, and are tried again.
+- The writer changes only a ledger that it reads back as OPEN, with the end that it wrote itself. Any other state means
+  a recovery, which may have counted negatives of the present ensemble: the writer stops permanently (WR4).
+- If the reply to a compare-and-set was lost, it was made if the ledger's end is as requested: no other
   process moves it while the ledger is OPEN.
 - While one attempt's outcome is unknown, entries may be confirmed by bookies that stay, since they are
-  in the ensemble either way. So each new attempt starts at the LAC + 1 of its own time (WR2).
+  in the ensemble in both cases. Therefore each new attempt starts at the LAC + 1 of its own time (WR2).
 
 A lost connection is made again at once. If that fails, or if the connection is lost again before
 anything was acknowledged, the bookie has failed. That holds only for a bookie with outstanding
