@@ -22,7 +22,7 @@ What a client can use without a valid token is bounded:
     off loopback   the server listens only with TLS and a token, unless `--insecure` is given (G1)
     on loopback    a server without a token answers only under a loopback name: otherwise a page in a browser on this
                    machine could reach the server under a name of the page's own (DNS rebinding)
-    duplicates     are refused: if a header or a query field occurs twice, it is unknown which value was meant
+    duplicates     of headers and query fields that decide something are refused: either value may be meant
     pages          of other origins change nothing, unless an operator has named the origin: browsers send forms to
                    any server (`cross_origin.py`)
 """
