@@ -1,9 +1,9 @@
 """Barriers: every append that any server acknowledged before the request is below the answer (LS10).
 
-That takes a quorum's acknowledgement of an entry that was sent after the question: if another
-server had taken the log over before, the quorum would have refused it. Any append will do. If
-the turn of the loop has no such entry, one without records is written for all waiting callers;
-callers that ask while it is in flight share the next one.
+This needs a quorum's acknowledgement of an entry that was sent after the request: if another server had
+taken the log over before, the quorum would have refused the entry. Any append will do. If the turn of the
+loop has no append, an entry without records is written for all waiting callers. Callers that ask while it
+is in flight share the next one.
 """
 
 from typing import Generic, TypeVar
@@ -13,7 +13,7 @@ Asker = TypeVar("Asker")
 
 class Barriers(Generic[Asker]):
     def __init__(self) -> None:
-        self._waiting: list[Asker] = []  # Callers after whose request nothing was sent yet.
+        self._waiting: list[Asker] = []  # Callers that asked after the last entry was sent.
         self._is_under_way = False
 
     def __len__(self) -> int:
@@ -25,15 +25,18 @@ class Barriers(Generic[Asker]):
 
     @property
     def needs_entry(self) -> bool:
-        """Whether an entry must be written for barriers; asked at the end of a turn without an append."""
+        """Return whether an entry must be written for barriers. Called at the end of a turn without an
+        append.
+        """
         return bool(self._waiting) and not self._is_under_way
 
     def on_asked(self, asker: Asker) -> None:
         self._waiting.append(asker)
 
     def on_sent(self, *, is_ours: bool = False) -> list[Asker]:
-        """The callers that are answered when this entry is settled. `is_ours`: it was written
-        for them."""
+        """The callers that are answered when this entry is settled. `is_ours`: the entry was written for
+        them.
+        """
         self._is_under_way |= is_ours
         askers, self._waiting = self._waiting, []
         return askers

@@ -1,4 +1,4 @@
-"""Which clocks are believed: those that agree with most others.
+"""Decides which clocks are trusted: those that agree with most others.
 
 Each log server compares its wall clock with the metadata store's and reports the difference to the others. A
 clock within five minutes of more than half of all clocks, the store's and its own among them, is trusted; of
@@ -18,7 +18,9 @@ _STORE: Final = 0  # The difference of the store's clock from itself.
 
 
 def odd_clocks(apart_us: Mapping[str, int]) -> frozenset[str]:
-    """The servers whose clocks are not believed. `apart_us`: ahead of the store's clock, by server."""
+    """The servers whose clocks are not trusted. `apart_us` has how far each server's clock is ahead of the
+    store's.
+    """
     clocks = (_STORE, *apart_us.values())
 
     def is_odd(ours_us: int) -> bool:
@@ -33,7 +35,7 @@ class ServerTime:
     """A server's own time, from one comparison to the next."""
 
     def __init__(self, wall_us: int, now_ns: int) -> None:
-        """Begin with the wall clock as it is: no comparison was made yet."""
+        """Begin with the wall clock as it is, since no comparison was made yet."""
         # How far the wall clock is ahead of the store's; None: not compared.
         self.apart_us: int | None = None
         self._offset_us = wall_us - now_ns // 1000
@@ -47,12 +49,13 @@ class ServerTime:
         self._offset_us = wall_us - now_ns // 1000
 
     def on_odd(self, store_us: int, others_us: Mapping[str, int], now_ns: int) -> None:
-        """The wall clock is not trusted: the time is that of the others, which are this far ahead of the
-        store."""
+        """Take note that the wall clock is not trusted. The time is that of the other clocks, which are
+        this far ahead of the store's.
+        """
         in_order = sorted((_STORE, *others_us.values()))
         common_us = in_order[(len(in_order) - 1) // 2]
         self._offset_us = store_us + common_us - now_ns // 1000
 
     def has_jumped(self, wall_us: int, now_ns: int) -> bool:
-        """Whether the wall clock was set since, or the machine slept: compare again."""
+        """Return whether the clock must be compared again, since it was set or the machine slept."""
         return abs(wall_us - self.time_us(now_ns)) > CLOCKS_APART_US_MAX // 2

@@ -2,7 +2,7 @@
 
     Follows         the first entry of every segment: which ledger it follows, up to which entry, and
                     all that an owner has to remember there; -1 and -1 in a log's first segment
-    Snapshot        the same memory, now and then, so that a take-over replays little
+    Snapshot        the same state at intervals, so that a take-over replays little
     Opened          who took the log over, and why
     WriterAcquired  from here on this writer epoch is in force; WriterReleased: it is given up
     ProducerBegun   from here on this epoch of the producer is in force
@@ -68,7 +68,7 @@ class WriterReleased:
 class ProducerBegun:
     producer: bytes
     epoch: int
-    is_new: bool  # The log knew nothing of the producer.
+    is_new: bool  # True: the log knew nothing of the producer.
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +117,9 @@ def pack_control(control: Control) -> bytes:
 
 
 def unpack_control(block: Block) -> Control | None:
-    """Decodes a control block; None: a kind that this release does not know. Raises `BlockCorrupt`."""
+    """Decode a control block. Returns None for a kind that this release does not know. Raises
+    `BlockCorrupt`.
+    """
     said = block.control()
     try:
         message = unpack_binary(Message, said, bytes_max=len(said))

@@ -54,8 +54,8 @@ class TruncationGuards:
     offsets: tuple[tuple[CursorName, Offset], ...] = ()  # Sorted by name.
 
     def with_guard(self, name: CursorName, offset: Offset) -> Self:
-        """The guards with this one set. Raises `Truncated` below the floor, `InvalidRequest` for one
-        guard too many.
+        """The guards with this one set. Raises `Truncated` below the floor, `InvalidRequest` if there would
+        be too many guards.
         """
         if offset < self.floor:
             raise Truncated("a mark protects nothing there", offset=offset, head=self.floor)
@@ -96,7 +96,7 @@ class TruncationGuards:
 
 @dataclass(frozen=True, slots=True)
 class CursorCounts:
-    """How many cursors a log has, by who created them (CB1)."""
+    """The number of cursors of a log, by the principal that created them (CB1)."""
 
     # Sorted by name; a principal without cursors is missing.
     by_principal: tuple[tuple[str, int], ...] = ()
@@ -153,10 +153,11 @@ def committed(
     tail: Offset | None,
     uid: str,
 ) -> Cursor:
-    """The cursor as the request wants it.
+    """The cursor after the request.
 
-    `tail`: as far as known. `uid`: the log's. Raises `MetadataConflict` if it has another version than the
-    caller thinks, `CursorAhead` if it would go back unasked, `InvalidRequest` if it is too large.
+    `tail` is the tail as far as known, `uid` that of the log. Raises `MetadataConflict` if the cursor has
+    another version than the caller expects, `CursorAhead` if it would go back without a request for that,
+    `InvalidRequest` if it is too large.
     """
     expected = request.expected_version
     if expected is not None and expected != (NO_CURSOR if found is None else found.version):
@@ -218,7 +219,7 @@ def pack_cursor(cursor: Cursor, principal: str = "") -> bytes:
 
 
 def unpack_cursor(name: CursorName, data: bytes) -> Cursor:
-    """Raises `BadMetadata`, `UnsupportedVersion`."""
+    """The cursor in these bytes. Raises `BadMetadata`, `UnsupportedVersion`."""
     message = unpack_binary(schema.CursorNode, data)
     check_version(message.format_version)
     if min(message.offset, message.version, message.changed_us) < 0:
@@ -253,7 +254,7 @@ def pack_counts(counts: CursorCounts, token: bytes) -> bytes:
 
 
 def unpack_counts(data: bytes) -> CursorCounts:
-    """Raises `BadMetadata`, `UnsupportedVersion`."""
+    """The counts in these bytes. Raises `BadMetadata`, `UnsupportedVersion`."""
     message = unpack_binary(schema.CursorCounts, data)
     check_version(message.format_version)
     pairs = ((as_text(each.principal), each.cursors) for each in message.counts)

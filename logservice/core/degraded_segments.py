@@ -18,7 +18,8 @@ from rollbook.proto.quorum import Quorum
 
 # Why the segment after a degraded one was begun.
 FULL_ENSEMBLE: Final = "full ensemble"  # The segment was made with too few bookies.
-# The segment was made with too few; no full ensemble is available, but all copies are.
+# The segment was made with too few bookies; no full ensemble is available, but enough bookies for
+# all copies are.
 ALL_COPIES: Final = "all copies"
 VACANT_SEAT: Final = "vacant seat"  # The segment lost a bookie.
 
@@ -30,8 +31,8 @@ _AGAIN_S_MAX: Final = 600.0
 
 
 def degraded_quorum(wanted: Quorum, usable: int) -> Quorum | None:
-    """The quorum of a ledger on `usable` bookies. None if they suffice for `wanted`, or if there are
-    fewer of them than its ack quorum.
+    """The quorum of a ledger on `usable` bookies. Returns None if they suffice for `wanted`, or if they are
+    fewer than its ack quorum.
     """
     if not wanted.ack <= usable < wanted.ensemble:
         return None
@@ -39,12 +40,12 @@ def degraded_quorum(wanted: Quorum, usable: int) -> Quorum | None:
 
 
 def degraded_to(wanted: Quorum, made: Quorum) -> int:
-    """The bookies of a ledger that was made with fewer than wanted; 0 if it has all of them."""
+    """The number of bookies of a ledger that was made with fewer than wanted; 0 if it has all of them."""
     return made.ensemble if made.ensemble < wanted.ensemble else 0
 
 
 def bookies_for_better(wanted: Quorum, made: Quorum, reason: str) -> int:
-    """How many bookies have to take new ledgers for a new segment to be better than the present one.
+    """The number of bookies that must take new ledgers for a new segment to be better than the present one.
 
     As many as an entry has copies, if entries lack copies now; otherwise it is about the rest of the ensemble.
     """
@@ -100,8 +101,8 @@ class RollToMoreBookies:
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing has to be watched before a seat is vacant. The caller goes on if the
-        segment was made with too few bookies.
+        """Return whether nothing has to be watched before a seat is vacant. The caller continues to watch
+        if the segment was made with too few bookies.
         """
         return self._vacant_since_s is None and self.attempts == 0
 

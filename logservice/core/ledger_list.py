@@ -1,4 +1,4 @@
-"""The ledger list of a log, and every change that it may go through.
+"""The ledger list of a log, and every change that can be made to it.
 
 A log is its list: the ledgers that hold it, in order, as segments. A change of the list by
 compare-and-swap is a step that all servers see; nothing else decides.
@@ -184,7 +184,7 @@ class LedgerList:
 
     @property
     def tail(self) -> Offset | None:
-        """Where the log ends; None while a segment is unclosed: then the list alone cannot tell."""
+        """The end of the log. None while a segment is unclosed, since then the list alone does not show it."""
         if not self.segments:
             return self.head
         return self.segments[-1].next_offset
@@ -276,8 +276,8 @@ class LedgerList:
     ) -> Self:
         """The list with this segment CLOSED; a successor, if there is one, follows it (LL2).
 
-        Found closed as wanted, there is nothing to do. Raises `MetadataConflict` if it was closed
-        elsewhere, is not listed, or has an unclosed one before it.
+        If the segment is closed as wanted already, nothing changes. Raises `MetadataConflict` if it was
+        closed differently, is not listed, or follows an unclosed one.
         """
         index = self._index_of(segment_id)
         segment = self.segments[index]
@@ -341,7 +341,7 @@ class LedgerList:
         )
 
     def without_discarded(self, ledger_ids: Iterable[LedgerId]) -> Self:
-        """The list without these ledgers in `discarded`: they are gone from the bookies' cluster, too."""
+        """The list without these ledgers in `discarded`, since they are deleted from the bookies, too."""
         gone = frozenset(ledger_ids)
         return replace(self, discarded=tuple(each for each in self.discarded if each not in gone))
 
@@ -402,7 +402,9 @@ class LedgerList:
         return replace(self, state=ListedLogState.SEALED)
 
     def with_deleted(self, free_at_us: int) -> Self:
-        """Mark the log as deleted: it is neither read nor written any more. Ledgers stay until `free_at_us`."""
+        """Mark the log as deleted: it can no longer be read or written. Ledgers are kept until
+        `free_at_us`.
+        """
         if self.state is ListedLogState.DELETED:
             return self
         return replace(
@@ -411,7 +413,7 @@ class LedgerList:
 
     @property
     def is_condemned(self) -> bool:
-        """Whether the log's grace is over, and its ledgers are being deleted. A log without a
+        """Return whether the log's grace is over, and its ledgers are being deleted. A log without a
         ledger has none.
         """
         has_lost_all = not self.segments and (bool(self.discarded) or self.next_segment_id > 0)
@@ -427,7 +429,7 @@ class LedgerList:
 
     @property
     def deleted_us(self) -> int:
-        """When a DELETED log was deleted."""
+        """The time when a DELETED log was deleted."""
         deleted_us = [event.at_us for event in self.events if event.kind == LOG_DELETED]
         return deleted_us[-1] if deleted_us else self.free_at_us
 

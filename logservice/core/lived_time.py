@@ -1,4 +1,4 @@
-"""Time in which log servers were present: what retention and the memory of producers count.
+"""The time in which log servers were present. Retention and the memory of producers count only this time.
 
 A wall clock can be set, and a cluster can be off for a month. Neither makes a record old or a
 producer silent. So an age is the wall-clock time between two moments less the gaps in between, the
@@ -40,7 +40,7 @@ class LivedTime:
     gaps: tuple[LivedTimeGap, ...] = ()  # In order, without overlaps.
 
     def age_us(self, since_us: int, now_us: int) -> int:
-        """The part of this time in which servers were present."""
+        """The part of this time span in which servers were present."""
         unlived = sum(
             max(0, min(gap.end_us, now_us) - max(gap.start_us, since_us)) for gap in self.gaps
         )
@@ -59,7 +59,7 @@ class LivedTime:
 
     @classmethod
     def unpack(cls, data: Buffer) -> Self:
-        """Raises `BadMetadata`."""
+        """The lived time in these bytes. Raises `BadMetadata`."""
         try:
             (count,) = _COUNT.unpack_from(data)
             if len(data) != _COUNT.size + count * _GAP.size or count > GAPS_MAX:
@@ -82,7 +82,7 @@ class Witness:
     lived: LivedTime = NO_GAPS
 
     def is_close(self, now_us: int) -> bool:
-        """Whether a server was present until now; if not, nothing expires before the next beat."""
+        """Return whether a server was present until now. If not, nothing expires before the next report."""
         return now_us <= self.last_us + UNWITNESSED_US_MAX
 
     def on_beat(self, now_us: int) -> "Witness":
@@ -98,7 +98,7 @@ class Witness:
 
     @classmethod
     def unpack(cls, data: Buffer) -> "Witness":
-        """Raises `BadMetadata`."""
+        """The witness in these bytes. Raises `BadMetadata`."""
         if len(data) < _INT64.size:
             raise BadMetadata("what servers have witnessed is cut short")
         (last_us,) = _INT64.unpack_from(data)

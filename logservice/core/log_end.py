@@ -1,4 +1,4 @@
-"""Where a log ends, and who knows it.
+"""Rules for where a log ends, and which part of the system knows it.
 
     its owner     knows every append that was acknowledged
     its list      knows as much once the last segment is closed: nobody appends before the list names another one
@@ -34,7 +34,9 @@ class EndSource(Enum):
 
 
 def source_of_end(listed: LedgerList, owner: str, own_address: str) -> EndSource:
-    """Where a server that does not own the log has to look. `owner`: the address of one that is alive, or empty."""
+    """The place where a server that does not own the log has to look. `owner`: the address of a living one,
+    or empty.
+    """
     if listed.tail is not None:
         return EndSource.LIST
     return EndSource.OPENING if owner in ("", own_address) else EndSource.OWNER
@@ -61,7 +63,7 @@ def unowned_end(listed: LedgerList) -> LogTail | None:
 
 
 def closed_end(listed: LedgerList) -> Offset | None:
-    """Where the last closed segment ends; None if no segment is closed."""
+    """The end of the last closed segment, or None if no segment is closed."""
     ends = [each.next_offset for each in listed.segments if each.next_offset is not None]
     return ends[-1] if ends else None
 
@@ -79,7 +81,7 @@ def end_of_closed_range(
 
 
 def may_have_grown(offset: Offset, tail: LogTail) -> bool:
-    """Whether the owner or the list has to say that the offset is beyond the end."""
+    """Return whether the owner or the list has to confirm that the offset is beyond the end."""
     return offset > tail.tail and not tail.is_sealed
 
 
@@ -132,5 +134,5 @@ def _ends_alike(one: LogTail, other: LogTail) -> bool:
 
 
 def is_dated(tail: LogTail) -> bool:
-    """Whether the tail has the time of its last record, or there is no record."""
+    """Return whether the tail has the time of its last record, or there is no record."""
     return tail.timestamp_us > 0 or tail.head == tail.tail

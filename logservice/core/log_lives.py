@@ -1,4 +1,4 @@
-"""Which log of a name is meant: a log that was deleted, or one that was created later under its name (LL9).
+"""Decides which log of a name is meant: a deleted log, or one that was created later under its name (LL9).
 
 A log's uid is drawn when it is created. Servers return it with tails, states, reads and cursors; clients return it
 with their requests. A request without a uid means the log that has the name now.

@@ -1,4 +1,4 @@
-"""A log's memory for its next block: tail, time, exclusive writer, seal, producers.
+"""The state of a log for its next block: tail, time, exclusive writer, seal, producers.
 
 All of it follows from the blocks of the log in their order, so an owner that replays them knows
 what the previous owner knew (LS5). A snapshot is in the first entry of each ledger and, so that

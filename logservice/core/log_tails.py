@@ -14,7 +14,7 @@ counts:
     exact               the owner, or a closed end
     head and tail       of one uid they never go back, even if a server says less (TW3)
 
-Which of the two reports a server has to make, if any, is said by `source_of_report`.
+`source_of_report` decides which of the two reports a server has to make, if any.
 
 A log is gone when no server reports it. What a departed server has reported counts until all
 others have looked for its logs (TW4): otherwise each log would be gone for a moment.
@@ -44,7 +44,7 @@ NAMED_MAX: Final = 10_000  # The most logs and prefixes that one watcher may nam
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """Which logs a watcher wants."""
+    """The logs that a watcher wants."""
 
     logs: Mapping[LogName, None]
     prefixes: tuple[tuple[str, str], ...]  # Namespace and prefix; two empty strings: all logs.
@@ -68,7 +68,7 @@ class Scope:
 
 
 class ReportSource(Enum):
-    """What a server reports of a log."""
+    """The source of what a server reports about a log."""
 
     NOTHING = auto()  # The log is deleted, or only other servers report it.
     OWNER = auto()  # This server owns the log and knows its tail.
@@ -78,8 +78,8 @@ class ReportSource(Enum):
 def source_of_report(
     listed: LedgerList, owned: tuple[OwnerEpoch, str] | None, *, is_suggested: bool
 ) -> ReportSource:
-    """`owned`: the epoch and the uid of the log as this server owns it; None: it does not.
-    `is_suggested`: the log's name suggests this server.
+    """Decide what this server reports. `owned` is the epoch and the uid of the log as this server owns it,
+    or None. `is_suggested`: the log's name suggests this server.
     """
     is_owned = owned is not None and owned[0] == listed.owner_epoch
     if listed.state is ListedLogState.DELETED or not (is_owned or is_suggested):
@@ -91,7 +91,7 @@ def source_of_report(
 def owner_elsewhere(
     listed: LedgerList, server_id: ServerId, is_alive: IsAlive
 ) -> ServerInfo | None:
-    """The owner, if it is alive and another server: what the list says of this one, it has lost."""
+    """The owner, if it is alive and another server. If the list names this server, it has lost the log."""
     owner = listed.owner
     if owner is None or owner.server_id == server_id or not is_alive(owner.server_id):
         return None
@@ -216,7 +216,7 @@ class MergedTails:
 
     @property
     def is_complete(self) -> bool:
-        """Whether all servers have reported all that they know."""
+        """Return whether all servers have reported all that they know."""
         servers = self.servers
         return bool(servers) and all(self._complete.get(each) for each in servers)
 
