@@ -8,7 +8,7 @@ rot, and the replay start (B5). Before that record a start removes the log as a 
 start removes the journal file.
 
 After a failed write the replay start does not move and the checkpoint is retried. Filled files wait,
-and new adds are refused once too many files do. If checkpoints are only too slow, adds wait for them.
+and new adds are refused once too many files do. If checkpoints are merely slow, adds wait for them.
 The bookie has to stop only if the catalog cannot be written.
 """
 

@@ -648,7 +648,7 @@ class LedgerWriter:
     # --- Checking the metadata (WR5) ------------------------------------------------------------
 
     def _verify_when_stale(self) -> bool:
-        """Start reading the metadata back if it was not verified for too long. Returns whether adds may be sent
+        """Start reading the metadata back if it has gone unverified for too long. Returns whether adds may be sent
         now; if not, `_read_back` sends them.
         """
         if self._reading_back is None and self._metadata_writer.is_stale:

@@ -919,7 +919,7 @@ class Obstacle:
 
 @dataclass(frozen=True, slots=True)
 class GetOutage:
-    """Request what the asked server knows to be unavailable. It responds within a second in any case."""
+    """Ask a server what it knows to be unavailable. It responds within a second in any case."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -223,7 +223,7 @@ class Departures:
         await transact_surely(self._store, ops, was_made)
 
     async def require_unused(self, bookie: BookieId) -> None:
-        """Check that the bookie does not run, and that no ledger names it. Raises `LifecycleConflict`."""
+        """Check that the bookie is not running, and that no ledger names it. Raises `LifecycleConflict`."""
         live = await self._live()
         if bookie in (*live.writable, *live.read_only):
             raise LifecycleConflict(

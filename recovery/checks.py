@@ -128,7 +128,7 @@ class CheckSchedule:
         self._has_news = asyncio.Event()
 
     async def run(self, works: Mapping[CheckKind, Work]) -> Never:
-        """Make checks until cancelled. A check without an entry in `works` is never completed."""
+        """Run checks until cancelled. A check without an entry in `works` is never completed."""
         async with TaskGroup() as group:
             for kind, work in works.items():
                 group.create_task(patiently(f"check of {kind.value}", self._turn(kind, work)))

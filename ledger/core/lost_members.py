@@ -31,7 +31,7 @@ class LostMembers:
         registered: Collection[BookieId],
         now_ns: int,
     ) -> set[BookieId]:
-        """Returns those of `members`, which have seats in open fragments, that are lost."""
+        """Returns the lost ones of `members`, which have seats in open fragments."""
         absent = [each for each in members if each not in registered]
         self._since_ns = {each: self._since_ns.get(each, now_ns) for each in absent}
         return {

@@ -39,7 +39,7 @@ from rollbook.proto.formats.protobuf import as_text, pack_binary, unpack_binary
 
 BLOB_BYTES_MAX: Final = 4096
 GUARDS_MAX: Final = 1000
-CURSOR_VERSION_BITS: Final = 53  # At most 53 bits: JSON readers take numbers for doubles.
+CURSOR_VERSION_BITS: Final = 53  # At most 53 bits: many JSON parsers read numbers as doubles.
 CURSORS_MAX: Final = 10_000  # The most cursors that a log may have.
 CURSORS_OF_PRINCIPAL_MAX: Final = 1_000  # The most cursors that a principal may have in one log.
 # The most cursors that a principal may have in all logs: 215 MB of the metadata store.

@@ -82,7 +82,7 @@ class Losses:
 
     @property
     def missing(self) -> Mapping[BookieId, int]:
-        """The missing bookies, each with its observed time in nanoseconds."""
+        """The missing bookies, each with how long it was seen missing, in nanoseconds."""
         return self._absent_ns
 
     @property

@@ -21,7 +21,7 @@ _TICK_S: Final = 0.01
 
 
 class BrokenPromise(Corrupt):
-    """The demo found something that Rollbook promises not to happen."""
+    """The demo saw something that Rollbook promises will never happen."""
 
 
 def require(holds: bool, promise: str, **ids: Any) -> None:
