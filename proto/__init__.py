@@ -1,1 +1,1 @@
-"""The shared base of every package: terms, values, formats, ports. See DESIGN.md."""
+"""The base that every package shares: terms, values, formats and ports. See DESIGN.md."""

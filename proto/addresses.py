@@ -1,7 +1,7 @@
 """Addresses as people write them: `host`, `host:port`, `[::1]:port`, `:port`.
 
-For a server that listens, `:port` is every IPv4 address of the machine. A server that binds every address
-is registered under a name: the given one, or the host's.
+For a server that listens, `:port` means every IPv4 address of the machine. A server that binds
+every address is registered under a name: the configured one, or the host's.
 """
 
 import ipaddress
@@ -23,9 +23,9 @@ EVERY_ADDRESS: Final = "0.0.0.0"  # noqa: S104  # Refused without TLS or --insec
 def parse_address(
     text: str, what: str, *, default_host: str = "", default_port: int = -1
 ) -> Address:
-    """Parses an address. `what` is the setting's name, or describes the address. Port 0 means a free port.
-
-    Raises `BadConfig` if the address is invalid, or lacks a part that has no default.
+    """Parses an address. `what` is the name of the setting, or a description of the address. Port 0
+    means any free port. Raises `BadConfig` if the address is invalid, or if it lacks a part that
+    has no default.
     """
     match = _ADDRESS.fullmatch(text.strip())
     host = ((match["v6"] or match["host"]) if match else "") or default_host
@@ -51,7 +51,7 @@ def require_reachable(listens: Iterable[Address], advertised: Address) -> None:
 
 
 def is_wildcard(host: str) -> bool:
-    """Whether the host means all addresses of this machine; no client can connect to it."""
+    """Returns whether the host means all addresses of this machine; no client can connect to it."""
     try:
         return ipaddress.ip_address(host).is_unspecified
     except ValueError:

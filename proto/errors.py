@@ -1,9 +1,10 @@
-"""Every error of the system: what happened, whether it took effect, and what each wire calls it.
+"""Defines every error of the system: what happened, whether a change took effect, and the error's
+name in each protocol.
 
-The family says what the caller may do, the class what happened, the attributes to which ids.
-This is the only table of errors (E1): a class is defined together with its `Code`, that is, its
-stable `reason` and its name in gRPC, in HTTP and in BookKeeper's two protocols. Nothing else
-maps them.
+The family says how the caller may react, the class says what happened, and the attributes say to
+which ids it happened. This is the only table of errors (E1): a class is defined together with its
+`Code`, that is, its stable `reason` and its name in gRPC, in HTTP and in BookKeeper's two
+protocols. No other module maps errors to protocols.
 """
 
 from collections.abc import Iterable, Iterator
@@ -24,28 +25,29 @@ class Outcome(Enum):
 @dataclass(frozen=True, slots=True)
 class Code:
     reason: str
-    grpc: str  # A grpc.StatusCode name; this package does not import grpc.
+    grpc: str  # The name of a grpc.StatusCode, as text: this package does not import grpc.
     http: int
-    v2: int | None = None  # BookKeeper's V2 code; None: bookies never send it.
+    v2: int | None = None  # BookKeeper's V2 code; None if bookies never send this error.
     v3: int | None = None
 
 
 class RollbookError(Exception):
     """The server failed unexpectedly.
 
-    It is also the root: `except RollbookError` catches everything that Rollbook raises on purpose.
+    This class is also the root: `except RollbookError` catches everything that Rollbook raises on purpose.
     """
 
     code: ClassVar[Code] = Code("INTERNAL", "INTERNAL", 500, v2=101, v3=501)
-    outcome: Outcome = Outcome.UNKNOWN  # The default of the class; an instance may know better.
+    # The default of the class; an instance may replace it with what it knows.
+    outcome: Outcome = Outcome.UNKNOWN
     retryable: bool = False
-    http_step: str = ""  # What the reader should do at HTTP, if `next_step` names a command.
+    http_step: str = ""  # The next step for users of HTTP, if `next_step` names a command.
 
     def __init__(self, message: str = "", *, next_step: str = "", **ids: Any) -> None:
         super().__init__(message)
         self.message = message
-        self.next_step = next_step  # What the reader should do now: "stop it first", or a command.
-        self.ids = ids  # The ledger, bookie, path … of the error; all that logs need.
+        self.next_step = next_step  # The next step for the reader: "stop it first", or a command.
+        self.ids = ids  # The ledger, bookie, path and so on of the error; logs need no more.
 
     def __str__(self) -> str:
         subject = " ".join(f"{name}={value}" for name, value in self.ids.items())
@@ -61,7 +63,7 @@ class RollbookError(Exception):
         return self
 
     def copy(self) -> Self:
-        """A copy for another caller, since each caller adds its own traceback."""
+        """Returns a copy of the error for another caller, since each caller adds its own traceback."""
         copy = type(self)()
         vars(copy).update(vars(self), ids=dict(self.ids))
         copy.args, copy.__cause__ = self.args, self.__cause__
@@ -132,7 +134,8 @@ class BookieReadOnly(Unavailable):
 class EntryStateUnknown(Unavailable):
     """This bookie may have lost what it is asked for, so its silence proves nothing."""
 
-    code = Code("ENTRY_STATE_UNKNOWN", "UNAVAILABLE", 503, v2=101, v3=507)  # V2 has no own code.
+    # V2 has no code for this error.
+    code = Code("ENTRY_STATE_UNKNOWN", "UNAVAILABLE", 503, v2=101, v3=507)
 
 
 class EntryUnavailable(Unavailable):
@@ -595,12 +598,12 @@ class BadConfig(Invalid):
         super().__init__(message, next_step=next_step, **ids)
         self.settings = tuple(
             settings
-        )  # The names of the wrong settings: the command adds where each was set.
+        )  # The names of the wrong settings; the command adds where each of them was set.
 
     @classmethod
     @contextmanager
     def about(cls, *settings: str) -> Iterator[None]:
-        """A `BadConfig` raised in this context is about these settings."""
+        """Adds the names of these settings to a `BadConfig` that is raised in this context."""
         try:
             yield
         except (InvalidRequest, cls) as error:
@@ -671,11 +674,13 @@ class WrongBookie(Invalid):
 
 # --- From the wire ----------------------------------------------------------------------------
 
-OK: Final = 0  # The success code in both of BookKeeper's protocols.
+OK: Final = 0  # This code means success in both of BookKeeper's protocols.
 
 
 def every_error() -> Iterator[type[RollbookError]]:
-    """All rows of the table: the root, the families, the classes, in order of definition."""
+    """Returns all rows of the table: the root, the families and the classes, in the order of their
+    definition.
+    """
     pending: list[type[RollbookError]] = [RollbookError]
     while pending:
         error = pending.pop(0)
@@ -684,7 +689,7 @@ def every_error() -> Iterator[type[RollbookError]]:
 
 
 def retry_after_ms(error: RollbookError) -> int:
-    """How long a caller should wait before a retry; 0: not known."""
+    """Returns how many milliseconds a caller should wait before a retry, or 0 if that is not known."""
     found = error.ids.get("retry_after_ms")
     return min(max(found, 0), 2**31) if isinstance(found, int) else 0
 
@@ -694,7 +699,9 @@ _BY_REASON: Final = {error.code.reason: error for error in every_error()}
 
 
 def error_of_reason(reason: str) -> type[RollbookError]:
-    """The error of a reason. An unknown reason proves nothing: the outcome is unknown."""
+    """Returns the class of error that has this reason. For an unknown reason it is one with an
+    unknown outcome, since such a reason proves nothing.
+    """
     return _BY_REASON.get(reason, RollbookError)
 
 
@@ -720,7 +727,9 @@ _BY_V3: Final[dict[int, type[RollbookError]]] = {
 
 
 def error_of_v2(code: int) -> type[RollbookError]:
-    """The error of a V2 code. An unknown code proves nothing: the outcome is unknown."""
+    """Returns the class of error that has this V2 code. For an unknown code it is one with an
+    unknown outcome, since such a code proves nothing.
+    """
     return _BY_V2.get(code, BookieFailed)
 
 

@@ -1,10 +1,12 @@
-"""Limits how many events of one kind are logged: enough to follow an incident, too few to flood a log."""
+"""Limits how many events of one kind are logged: enough to follow an incident, but too few to flood a log."""
 
 from typing import Final
 
 
 class EventBudget:
-    """At most `events_max` events are logged in `period_s` from the first of them; the others are counted."""
+    """Lets at most `events_max` events be logged within `period_s` after the first of them, and
+    counts the others.
+    """
 
     def __init__(self, events_max: int = 1000, period_s: int = 60) -> None:
         self._events_max: Final = events_max
@@ -14,7 +16,7 @@ class EventBudget:
         self._left_out = 0
 
     def take(self, wanted: int, now_ns: int) -> int:
-        """The number of `wanted` events that may be logged now."""
+        """Returns the number of `wanted` events that may be logged now."""
         if now_ns >= self._period_ends_ns:
             self._period_ends_ns, self._left = now_ns + self._period_ns, self._events_max
         granted = min(wanted, self._left)
@@ -23,6 +25,6 @@ class EventBudget:
         return granted
 
     def take_left_out(self) -> int:
-        """The number of events that were not logged since the last call."""
+        """Returns the number of events that were not logged since the last call."""
         left_out, self._left_out = self._left_out, 0
         return left_out

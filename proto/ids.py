@@ -1,4 +1,4 @@
-"""The ids of ledgers, entries, bookies. All ids are signed 64-bit integers."""
+"""The ids of ledgers, entries and bookies. All ids are signed 64-bit integers."""
 
 import re
 from typing import Final, NewType
@@ -11,12 +11,12 @@ BookieId = NewType("BookieId", str)
 
 LEDGER_ID_MAX: Final = LedgerId(2**63 - 1)
 FIRST_ENTRY: Final = EntryId(0)
-NO_ENTRY: Final = EntryId(-1)  # "Nothing yet" wherever a last entry or a LAC is named.
+NO_ENTRY: Final = EntryId(-1)  # As a last entry or a LAC it means that there is no entry yet.
 
-# The range from `:` to `_` in ASCII is BookKeeper's own choice; it spares `/`, space and `,`.
+# The range from `:` to `_` in ASCII is BookKeeper's own choice; it leaves out `/`, space and `,`.
 _BOOKIE_ID: Final = re.compile(r"[A-Za-z0-9:-_.\-]+", re.ASCII)
-_RESERVED_BOOKIE_ID: Final = "readonly"  # The name of the folder of read-only registrations.
-BOOKIE_ID_BYTES_MAX: Final = 255  # The names that file systems and the metadata store accept.
+_RESERVED_BOOKIE_ID: Final = "readonly"  # The folder of read-only registrations has this name.
+BOOKIE_ID_BYTES_MAX: Final = 255  # File systems and the metadata store accept names of this length.
 
 
 def parse_ledger_id(value: int) -> LedgerId:
@@ -26,8 +26,9 @@ def parse_ledger_id(value: int) -> LedgerId:
 
 
 def parse_bookie_id(text: str) -> BookieId:
-    """Checks bookie names everywhere: a name that passes is safe as a node name and as a file
-    name."""
+    """Checks a bookie's name. Every bookie id passes this check, so it is safe as a node name and
+    as a file name.
+    """
     if not _BOOKIE_ID.fullmatch(text) or len(text) > BOOKIE_ID_BYTES_MAX:
         raise InvalidRequest(
             f"bookie id {text[:80]!r} is not 1 to {BOOKIE_ID_BYTES_MAX} letters, digits or "

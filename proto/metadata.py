@@ -1,19 +1,19 @@
-"""The metadata of a ledger, and every change that it may undergo.
+"""The metadata of a ledger, and every change that may be made to it.
 
 A ledger is OPEN while its writer appends, IN_RECOVERY while another client finds out where it ends,
 and then CLOSED. Its entries are in fragments: fragment `i` holds the entries from its
 `first_entry` up to the next fragment's, on its ensemble; the last one is open-ended until the
 ledger is closed.
 
-Three parties change a ledger, each through methods of its own, which check the state that was
-read from the store and raise if it does not fit:
+Three parties change a ledger, each with its own methods. The methods check the state that was read
+from the store, and raise an error if the change is not allowed in it:
 
     writer           with_writer_ensemble, with_close               only while OPEN            (LM2)
-    recovery         with_recovery_started, with_recovery_closed    nothing shows before CLOSED (LM3)
+    recovery         with_recovery_started, with_recovery_closed    invisible before CLOSED     (LM3)
     re-replication   with_replacement                               never in an open fragment  (LM4)
 
-Each returns a new value, to be written by compare-and-swap from the version that was read; a
-value equal to the old one means that there is nothing to write.
+Each method returns a new value, which the caller writes by compare-and-swap from the version that
+was read. If the new value equals the old one, there is nothing to write.
 """
 
 from bisect import bisect_right
@@ -30,7 +30,7 @@ from rollbook.proto.ports import Randomness
 from rollbook.proto.quorum import Ensemble, Quorum
 from rollbook.proto.wire.digest import DigestType
 
-FORMAT_VERSION: Final = 3  # The version of new ledgers; older ones keep theirs.
+FORMAT_VERSION: Final = 3  # The format version of new ledgers; existing ledgers keep theirs.
 ENTRY_ID_MAX: Final = EntryId(2**63 - 1)
 LENGTH_MAX: Final = 2**63 - 1
 _CREATION_TOKEN_END: Final = 2**63 - 1
@@ -50,20 +50,21 @@ class Fragment:
 
 @dataclass(frozen=True, slots=True)
 class LedgerMetadata:
-    """One ledger; every change is a new value, written by compare-and-swap."""
+    """The metadata of one ledger. Every change makes a new value, which is written by compare-and-swap."""
 
     ledger_id: LedgerId
     quorum: Quorum
     fragments: tuple[Fragment, ...]
     state: LedgerState = LedgerState.OPEN
-    last_entry: EntryId | None = None  # Known exactly when CLOSED; NO_ENTRY if it stayed empty.
-    length: int | None = None  # Payload bytes of all entries; known exactly when CLOSED.
-    # None: the ledger is too old to record the type, and its opener has to know it.
+    last_entry: EntryId | None = None  # Known exactly when CLOSED; NO_ENTRY if the ledger is empty.
+    length: int | None = None  # The payload bytes of all entries; known exactly when CLOSED.
+    # None if the ledger is too old to record the type; the client that opens it then has to know the type.
     digest_type: DigestType | None = None
     password: bytes | None = field(default=None, repr=False)
     custom: tuple[tuple[str, bytes], ...] = ()  # The application's own values, with distinct keys.
-    created_ms: int | None = None  # None: the creation time of the node counts.
-    # Shows a creator whose reply was lost that it created the node. Java's updates overwrite it with 0.
+    created_ms: int | None = None  # None if only the node records the creation time.
+    # If a creator's reply was lost, this token shows it that it created the node. Java's updates
+    # overwrite the token with 0.
     creation_token: int | None = None
     format_version: int = FORMAT_VERSION
 
@@ -81,14 +82,14 @@ class LedgerMetadata:
         return self.state is LedgerState.CLOSED
 
     def fragment_of(self, entry_id: EntryId) -> Fragment:
-        """The fragment of an entry; for a future entry, the one that would get it now."""
+        """Returns the fragment of an entry; for a future entry, the fragment that would get it at present."""
         assert entry_id >= FIRST_ENTRY
         return self.fragments[bisect_right(self.fragments, entry_id, key=_FIRST_ENTRY) - 1]
 
     def last_entry_of(self, index: int) -> EntryId | None:
-        """The last entry of a fragment; None if it is still open-ended.
+        """Returns the last entry of a fragment, or None if the fragment is still open-ended.
 
-        For an empty fragment that is one less than its first entry.
+        For an empty fragment the result is one less than its first entry.
         """
         if index + 1 < len(self.fragments):
             return EntryId(self.fragments[index + 1].first_entry - 1)
@@ -104,16 +105,18 @@ class LedgerMetadata:
     def with_writer_ensemble(self, first_entry: EntryId, ensemble: Ensemble) -> Self:
         """Moves the open end to another ensemble (LM2).
 
-        Raises `LedgerFenced` unless the ledger is OPEN: a recovery has begun and may have
-        counted negatives of the present ensemble, so entries on a new one could be lost.
+        Raises `LedgerFenced` unless the ledger is OPEN. Otherwise a recovery has begun and may have
+        counted negative answers of the present ensemble, so entries on a new ensemble could be
+        lost.
         """
         if self.state is not LedgerState.OPEN:
             raise LedgerFenced(ledger_id=self.ledger_id, state=self.state.value)
         return replace(self, fragments=self._tailed((Fragment(first_entry, ensemble),)))
 
     def with_close(self, last_entry: EntryId, length: int) -> Self:
-        """Closes the ledger for its writer (LM2). If the ledger is already closed exactly like
-        this, the writer has closed it, and nothing changes."""
+        """Closes the ledger for its writer (LM2). If the ledger is already closed at exactly this
+        entry, the writer itself has closed it, and nothing changes.
+        """
         if self.state is LedgerState.CLOSED:
             if (self.last_entry, self.length) == (last_entry, length):
                 return self
@@ -132,8 +135,8 @@ class LedgerMetadata:
     def with_recovery_started(self) -> Self:
         """Starts recovery; the writer can no longer change the ledger (LM3).
 
-        If the ledger is in recovery already, another client recovers it or died while it did;
-        several may go on at the same time.
+        If the ledger is already in recovery, another client is recovering it or died while
+        recovering it; several clients may recover it at the same time.
         """
         if self.state is LedgerState.CLOSED:
             raise LedgerClosed(ledger_id=self.ledger_id, last_entry=self.last_entry)
@@ -145,9 +148,9 @@ class LedgerMetadata:
         """Closes the ledger for recovery, with its end and the ensembles of written-back entries
         (LM3). Recovery makes no other visible change.
 
-        Apply this only to the metadata that recovery started from, not to a later version: if that
-        has changed, recovered entries may be on the wrong bookies. Raises `LedgerClosed` if
-        another client was quicker, `MetadataConflict` if recovery had not started.
+        Apply this only to the metadata from which recovery started, not to a later version: if the
+        metadata has changed, recovered entries may be on the wrong bookies. Raises `LedgerClosed`
+        if another client was quicker, and `MetadataConflict` if recovery had not started.
         """
         if self.state is LedgerState.CLOSED:
             raise LedgerClosed(ledger_id=self.ledger_id, last_entry=self.last_entry)
@@ -182,10 +185,12 @@ class LedgerMetadata:
     # ------------------------------------------------------------------------------------------
 
     def _tailed(self, new: Sequence[Fragment]) -> tuple[Fragment, ...]:
-        """The fragments after the ledger's end, from `new[0]` on, has moved to other ensembles (LM1).
+        """Returns the fragments that the ledger has when its entries from `new[0]` on move to other
+        ensembles (LM1).
 
-        Only the last fragment is changed: it ends where the first new one starts. If it starts
-        there itself, nothing in it was confirmed, and the new one replaces it.
+        Only the last fragment is changed: it ends where the first new fragment starts. If both
+        start at the same entry, no entry of the last fragment was confirmed, and the new fragment
+        replaces it.
         """
         last = self.fragments[-1]
         if new[0].first_entry < last.first_entry:
@@ -198,8 +203,9 @@ class LedgerMetadata:
         return (*kept, *new)
 
     def _closed(self, last_entry: EntryId, length: int, fragments: tuple[Fragment, ...]) -> Self:
-        """The closed ledger. A last fragment without entries stays: its bookies keep the fence as
-        long as it names them, and a writer that was cut off may still try to add there.
+        """Returns the closed ledger. A last fragment without entries stays: its bookies keep their
+        fence as long as the ledger names them, and a writer that was cut off may still try to add
+        to them.
         """
         if last_entry < fragments[-1].first_entry - 1:
             raise self._changed(f"it cannot end at {last_entry}", fragments[-1].first_entry)
@@ -216,7 +222,7 @@ class LedgerMetadata:
 
 
 def draw_creation_token(randomness: Randomness) -> int:
-    """A token for one attempt to create one ledger."""
+    """Returns a token for one attempt to create one ledger."""
     return randomness.randrange(_CREATION_TOKEN_END)
 
 
@@ -231,10 +237,11 @@ def find_flaw(
     last_entry: EntryId | None,
     length: int | None,
 ) -> str:
-    """Describes what makes these values an invalid ledger; empty if they are valid (LM1).
+    """Returns a description of what makes these values an invalid ledger, or an empty text if they
+    are valid (LM1).
 
-    Ensembles that name a bookie twice are read, since foreign tools may have written them; our own
-    changes never make one.
+    An ensemble that names a bookie twice is accepted, since foreign tools may have written it;
+    Rollbook itself never writes such an ensemble.
     """
     if not 0 <= ledger_id <= LEDGER_ID_MAX:
         return f"ledger id {ledger_id} is outside 0 … 2^63-1"
@@ -259,7 +266,9 @@ def find_flaw(
 
 
 def _replaces_soundly(old: Ensemble, new: Ensemble) -> bool:
-    """Whether each bookie that is new in a slot is in no other slot: two copies on one bookie are one copy."""
+    """Returns whether no bookie that is new in a slot is in another slot, too: two copies on one
+    bookie would count as one.
+    """
     return len(old) == len(new) and all(
         before == after or new.count(after) == 1 for before, after in zip(old, new, strict=True)
     )

@@ -2,9 +2,10 @@
 
 
 def harmless(text: str, keeps: str = "") -> str:
-    """The text, with an escape such as `\\x1b` for each character that is not printable. `keeps`: kept characters.
+    """Returns the text, with an escape such as `\\x1b` for each character that is not printable.
+    Characters in `keeps` are not escaped.
 
-    Holders, descriptions, labels and messages of servers may contain terminal commands.
+    Texts such as holders, descriptions, labels and messages from servers may contain terminal commands.
     """
     if text.isprintable():
         return text

@@ -1,8 +1,9 @@
-"""All quorum arithmetic: which bookies hold an entry, how many answers prove what.
+"""All quorum arithmetic: which bookies hold an entry, and how many answers prove that it is
+acknowledged or missing.
 
 An entry is striped over its ensemble: copy `w` of entry `e` is on the member at index `(e + w)
-mod E`, for `w` in `0 … Qw-1`. Copies are counted as bits of an int, bit `i` being the ensemble's
-member `i`, because counting happens for every entry.
+mod E`, for `w` in `0 … Qw-1`. Copies are counted as bits of an int, where bit `i` is the ensemble's
+member `i`: this is cheap, and is done for every entry.
 """
 
 from collections.abc import Iterable, Iterator
@@ -17,14 +18,15 @@ from rollbook.proto.ids import BookieId, EntryId
 T = TypeVar("T")
 
 Ensemble = tuple[BookieId, ...]
-Slots = int  # A set of ensemble indexes, as bits.
+Slots = int  # A set of ensemble indexes, one bit for each.
 
-ENSEMBLE_SIZE_MAX: Final = 1024  # Far beyond use; bounds the memory that hostile metadata can cost.
+# Far above any real ensemble; it bounds the memory that hostile metadata can cost.
+ENSEMBLE_SIZE_MAX: Final = 1024
 
 
 @dataclass(frozen=True, slots=True)
 class Quorum:
-    """A valid quorum has `ensemble >= write >= ack >= 1`."""
+    """The sizes of a ledger's quorums; valid ones satisfy `ensemble >= write >= ack >= 1`."""
 
     ensemble: int
     write: int
@@ -39,11 +41,13 @@ class Quorum:
 
     @property
     def absence(self) -> int:
-        """How many explicit negatives of an entry's write set prove that it was never acked (Q2)."""
+        """The number of explicit negative answers from an entry's write set that proves that it was
+        never acked (Q2).
+        """
         return self.write - self.ack + 1
 
     def write_slots(self, entry_id: EntryId) -> tuple[int, ...]:
-        """The ensemble indexes that hold the entry, in the order in which they are asked (Q1)."""
+        """Returns the ensemble indexes that hold the entry, in the order in which they are asked (Q1)."""
         return _slots_in_order(self.ensemble, self.write)[entry_id % self.ensemble]
 
     def write_mask(self, entry_id: EntryId) -> Slots:
@@ -57,17 +61,17 @@ class Quorum:
         return (slot - entry_id) % self.ensemble < self.write
 
     def is_acked(self, entry_id: EntryId, copies: Slots) -> bool:
-        """Whether the copies suffice for an ack; copies outside the write set do not count."""
+        """Returns whether these copies are enough for an ack; copies outside the write set do not count."""
         return (copies & self.write_mask(entry_id)).bit_count() >= self.ack
 
     def is_absent(self, entry_id: EntryId, negatives: Slots) -> bool:
         return (negatives & self.write_mask(entry_id)).bit_count() >= self.absence
 
     def is_covered(self, unheard: Slots) -> bool:
-        """Whether every possible ack quorum has a member that answered (Q3).
+        """Returns whether every possible ack quorum has a member that answered (Q3).
 
         `unheard` are the members whose answer is missing or proves nothing. If a write set had
-        `ack` such members, they alone could have confirmed an entry.
+        `ack` unheard members, they alone could have confirmed an entry.
         """
         return all(
             (unheard & mask).bit_count() < self.ack
@@ -75,14 +79,16 @@ class Quorum:
         )
 
     def first_held(self, slot: int, start: EntryId) -> EntryId:
-        """The first entry from `start` on that this member holds."""
+        """Returns the first entry at or after `start` that this member holds."""
         ahead = (slot - start) % self.ensemble
         if ahead < self.write:
             return start
         return EntryId(start + ahead - self.write + 1)
 
     def held(self, slot: int, start: EntryId, values: Iterable[T]) -> Iterator[T]:
-        """Values of the entries that the slot holds, out of those of all entries from `start` on."""
+        """Returns the values of the entries that the slot holds; `values` has those of all entries
+        from `start` on.
+        """
         return compress(values, cycle(_held_from(self, slot, EntryId(start % self.ensemble))))
 
 

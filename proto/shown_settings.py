@@ -1,6 +1,8 @@
-"""Settings in force, as a process shows them to its operators: each with its value and where the value comes from.
+"""The settings in force as a process shows them to its operators: each with its value and the
+origin of the value.
 
-No setting is a secret: tokens and keys are named by their files. A user and a password in a URL are left out.
+No setting is a secret: tokens and keys are in files, and settings name these. A user and a password
+in a URL are left out.
 """
 
 import re
@@ -17,7 +19,7 @@ _OF_A_URL: Final = re.compile(r"(?<=://)[^/\s]*@")
 def shown_settings(
     sections: Mapping[str, object], sources: Mapping[str, str]
 ) -> list[dict[str, str]]:
-    """`sections`: dataclasses by section name. `sources`: as filled by `load_config`."""
+    """`sections` has the dataclasses by section name; `sources` is what `load_config` has filled."""
     return [
         {
             "section": section,
@@ -37,7 +39,7 @@ def _source_of(config: object, each: Any) -> str:
 
 
 def _text_of(value: Any) -> str:
-    """The value as a user would type it."""
+    """Returns the value as a user would type it."""
     match value:
         case None:
             return ""

@@ -1,6 +1,6 @@
-"""Counters of what a component did and how long it took, without a library.
+"""Counters of what a component did and how long it took, without a metrics library.
 
-A component has a dataclass of such fields, passes it to its parts, and adds to the fields once for
+A component has a dataclass of counters, passes it to its parts, and updates the counters once for
 each chunk:
 
     @dataclass
@@ -26,24 +26,25 @@ from typing import Any, Final, TypeAlias
 
 _METRIC: Final = "metric"
 _NS_PER_S: Final = 1_000_000_000
-# Bounds from a read in memory up to a missed deadline, in factors of 2 and 2.5.
+# The bounds grow by factors of 2 and 2.5, from the time of a read in memory to that of a missed deadline.
 LATENCY_BOUNDS_NS: Final = (
     *(digit * 10**power for power in range(3, 9) for digit in (10, 25, 50)),
     10 * _NS_PER_S,
 )
-SIZE_BOUNDS: Final = tuple(4**power for power in range(14))  # 1 to 64 Mi.
+SIZE_BOUNDS: Final = tuple(4**power for power in range(14))  # The bounds go from 1 to 64 Mi.
 
 
 class Histogram:
-    """Counts values between bounds. `observe` takes a fraction of a microsecond."""
+    """A histogram: it counts the values between bounds. `observe` takes a fraction of a microsecond."""
 
     __slots__ = ("bounds", "counts", "per_unit", "total")
 
     def __init__(self, bounds: Sequence[int], per_unit: int = 1) -> None:
         self.bounds = bounds
-        self.counts = [0] * (len(bounds) + 1)  # The last one: above all bounds.
+        self.counts = [0] * (len(bounds) + 1)  # The last element counts values above all bounds.
         self.total = 0
-        self.per_unit = per_unit  # Values counted in nanoseconds are shown in seconds.
+        # Converts values for display: those counted in nanoseconds are shown in seconds.
+        self.per_unit = per_unit
 
     def observe(self, value: int, times: int = 1) -> None:
         """Counts this value `times` times."""
@@ -55,7 +56,9 @@ class Histogram:
         return sum(self.counts)
 
     def quantile(self, share: float) -> float | None:
-        """An estimate, in units: exact to within its bucket. None if nothing was observed."""
+        """Returns an estimate in the shown unit, exact to within its bucket, or None if nothing was
+        observed.
+        """
         if not self.count:
             return None
         wanted = share * self.count
@@ -69,19 +72,19 @@ class Histogram:
 
 
 class MetricKind(Enum):
-    COUNTER = "counter"  # Only grows; its name ends in _total.
+    COUNTER = "counter"  # Its value only grows, and its name ends in _total.
     GAUGE = "gauge"
     HISTOGRAM = "histogram"
 
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """A name ends in its unit: _seconds, _bytes, _total."""
+    """The description of one metric. Its name ends in its unit: _seconds, _bytes, _total."""
 
     name: str
     kind: MetricKind
     help: str
-    label: str = ""  # The label's name, if each of several things has its own value.
+    label: str = ""  # The name of the label, if each value of the label has a number of its own.
 
 
 Gauge: TypeAlias = Callable[[], float]
@@ -99,7 +102,7 @@ def counter(name: str, help_text: str) -> Any:
 
 
 def counters(name: str, help_text: str, label: str) -> Any:
-    """Counters by the label's value. There must be few values, and none may come from a client."""
+    """One counter for each value of the label. There must be few values, and none may come from a client."""
     assert name.endswith("_total"), name
     return _field(Metric(name, MetricKind.COUNTER, help_text, label), dict)
 
@@ -109,7 +112,7 @@ def gauge(name: str, help_text: str) -> Any:
 
 
 def counter_gauge(name: str, help_text: str) -> Any:
-    """A counter whose value comes from a function, like a gauge's."""
+    """Returns a counter whose value comes from a function, as that of a gauge does."""
     assert name.endswith("_total"), name
     return _field(Metric(name, MetricKind.COUNTER, help_text), lambda: _nothing)
 
@@ -123,7 +126,7 @@ def sizes(name: str, help_text: str, bounds: Sequence[int] = SIZE_BOUNDS) -> Any
 
 
 def latency(name: str, help_text: str) -> Any:
-    """A histogram of nanoseconds."""
+    """Returns a histogram of times in nanoseconds."""
     assert name.endswith("_seconds"), name
     return _field(Metric(name, MetricKind.HISTOGRAM, help_text), new_latency)
 
@@ -147,13 +150,13 @@ def _nothings() -> Mapping[str, float]:
 
 
 def metrics_of(stats: object) -> Iterator[Metric]:
-    """The metrics of a dataclass of such fields, or of an instance."""
+    """Returns the metrics that are fields of this dataclass, or of this instance."""
     for each in fields(stats):  # type: ignore[arg-type]  # Any dataclass: it has no type of its own.
         yield each.metadata[_METRIC]
 
 
 def read(stats: object) -> Iterator[tuple[Metric, Value]]:
-    """The present values of all metrics."""
+    """Returns the present values of all metrics."""
     for each, metric in zip(fields(stats), metrics_of(stats), strict=True):  # type: ignore[arg-type]  # It is a dataclass.
         value = getattr(stats, each.name)
         yield metric, value() if callable(value) else value

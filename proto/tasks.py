@@ -1,5 +1,5 @@
-"""Helpers for tasks: groups that end together, always in the same order; work that is not
-interrupted; waiting for the first of several tasks to end, or to fail.
+"""Helpers for tasks: groups that end together and in a fixed order, work that is not interrupted,
+and waits for the first of several tasks to end or to fail.
 """
 
 import asyncio
@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 
 async def to_its_end(work: Coroutine[Any, Any, T]) -> T:
-    """Waits for work that must not be left half done; even a cancelled caller waits to the end."""
+    """Waits for work that must not be left half done: even a cancelled caller waits until it ends."""
     task = asyncio.ensure_future(work)
     try:
         return await asyncio.shield(task)
@@ -20,8 +20,8 @@ async def to_its_end(work: Coroutine[Any, Any, T]) -> T:
 
 
 async def joined(work: "asyncio.Future[T]", lost: Callable[[], Exception]) -> T:
-    """Waits for work that others may cancel. That raises `lost()` in the waiting caller instead of cancelling
-    it: otherwise the caller would end as if it had been cancelled itself. If the caller is cancelled, the work
+    """Waits for work that other tasks may cancel. If they do, this raises `lost()`: otherwise the
+    caller would end as if it had been cancelled itself. If the caller is cancelled, the work
     continues.
     """
     try:
@@ -34,16 +34,16 @@ async def joined(work: "asyncio.Future[T]", lost: Callable[[], Exception]) -> T:
 
 
 async def stop_tasks(*tasks: "asyncio.Future[Any] | None") -> None:
-    """Cancels tasks in this order, and returns when all have ended."""
+    """Cancels the tasks in the given order, and returns when all of them have ended."""
     stopped = [task for task in tasks if task is not None]
     for task in stopped:
         task.cancel()
-    if stopped:  # Without tasks it needs no event loop.
+    if stopped:  # If there are no tasks, this needs no event loop.
         await asyncio.gather(*stopped, return_exceptions=True)
 
 
 async def first_of(*works: Coroutine[Any, Any, T]) -> T:
-    """The result of the one that ends first; the others are cancelled, and end before this returns."""
+    """Returns the result of the work that ends first; the rest is cancelled, and ends before this returns."""
     loop = asyncio.get_running_loop()
     tasks = [loop.create_task(work) for work in works]
     is_over = asyncio.Event()
@@ -57,7 +57,7 @@ async def first_of(*works: Coroutine[Any, Any, T]) -> T:
 
 
 async def first_failure(tasks: "Iterable[asyncio.Task[None]]") -> BaseException:
-    """Waits for the first failure. A cancelled or finished task is no failure."""
+    """Waits until one of the tasks fails. A task that is cancelled or finishes does not count as failed."""
     failure: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
 
     def on_done(task: asyncio.Task[None]) -> None:
@@ -71,17 +71,16 @@ async def first_failure(tasks: "Iterable[asyncio.Task[None]]") -> BaseException:
 
 
 def unwrapped(error: BaseException) -> BaseException:
-    """The error itself if it is in a group alone, however deep the groups are nested."""
+    """Returns the only error of a group, even if groups are nested; otherwise returns what it was given."""
     while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
         error = error.exceptions[0]
     return error
 
 
 class TaskGroup(asyncio.TaskGroup):
-    """`asyncio.TaskGroup`, but children are cancelled in the order in which they were made.
-
-    The standard one keeps them in a set, which is ordered by memory addresses: the same program
-    would behave differently from run to run, also in simulations.
+    """An `asyncio.TaskGroup` that cancels its children in the order in which they were made. The
+    standard class keeps them in a set, which is ordered by memory addresses, so the same program
+    would behave differently from run to run, even in simulations.
     """
 
     def __init__(self) -> None:

@@ -62,12 +62,13 @@ class LiveBookies:
         return self.writable.get(bookie_id) or self.read_only.get(bookie_id)
 
     def refuses(self, bookie_id: BookieId, ledger_id: LedgerId) -> bool:
-        """Whether the bookie refuses entries of this ledger's writer, since the ledger is older than the
-        bookie's present life."""
+        """Returns whether the bookie refuses entries of this ledger's writer, since the ledger is
+        older than the bookie's present life.
+        """
         return ledger_id < self._writers_from.get(bookie_id, 0)
 
     def refusing(self, ledger_id: LedgerId) -> list[BookieId]:
-        """The bookies that refuse entries of this ledger's writer."""
+        """Returns the bookies that refuse entries of this ledger's writer."""
         return [bookie for bookie, lowest in self._writers_from.items() if ledger_id < lowest]
 
 

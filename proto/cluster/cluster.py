@@ -64,7 +64,7 @@ class Cluster:
         return paths.own_root(self.root)
 
     def path(self, name: str) -> str:
-        """The path of a node directly below the ledgers root."""
+        """Returns the path of a node directly below the ledgers root."""
         return f"{self.root}/{name}"
 
 
@@ -206,7 +206,7 @@ def _asked_by(url: MetadataUrl | None) -> Layout | None:
 
 
 def _layout_in(node: Node, root: str, url: MetadataUrl | None) -> Layout:
-    """The layout in the LAYOUT node. Raises `BadMetadata`, and `BadConfig` if the URL names another."""
+    """Returns the layout in the LAYOUT node. Raises `BadMetadata`, and `BadConfig` if the URL names another."""
     asked = _asked_by(url)
     path = f"{root}/{paths.LAYOUT}"
     try:
@@ -292,7 +292,9 @@ def _quoted(url: MetadataUrl | None) -> str:
 
 
 def zookeeper_command(url: MetadataUrl | None, command: str) -> str:
-    """A `zkCli.sh` command, as advice. An embedded store needs no such advice: it checks its own bytes."""
+    """Returns a `zkCli.sh` command, as advice. An embedded store needs no such advice: it checks
+    its own bytes.
+    """
     where = f" -server {url.place}" if url and url.backend is Backend.ZOOKEEPER else ""
     return f"zkCli.sh{where} {command}"
 
@@ -300,7 +302,9 @@ def zookeeper_command(url: MetadataUrl | None, command: str) -> str:
 async def _check_own_root(
     store: MetadataStore, cluster: Cluster, url: MetadataUrl | None = None
 ) -> bool:
-    """Whether the root of our own trees exists. Raises `WrongCluster` if it belongs to another cluster."""
+    """Returns whether the root of our own trees exists. Raises `WrongCluster` if it belongs to
+    another cluster.
+    """
     node = await read_surely(store, cluster.own_root)
     if node is None:
         return False
@@ -338,7 +342,7 @@ async def _refuse_inside_another(store: MetadataStore, root: str) -> None:
 async def _refuse_what_exists(
     store: MetadataStore, cluster: Cluster, url: MetadataUrl | None
 ) -> bool:
-    """Whether the root exists and is empty."""
+    """Returns whether the root exists and is empty."""
     try:
         found = await children_surely(store, cluster.root)
     except NoSuchNode:
@@ -357,7 +361,7 @@ async def _refuse_what_exists(
 
 
 def _draw_instance_id(randomness: Randomness) -> str:
-    """A UUID of version 4."""
+    """Returns a UUID of version 4."""
     bits = randomness.getrandbits(128) & ~(0xF << 76 | 0b11 << 62) | 4 << 76 | 0b10 << 62
     text = f"{bits:032x}"
     return "-".join((text[:8], text[8:12], text[12:16], text[16:20], text[20:]))

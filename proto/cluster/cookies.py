@@ -134,7 +134,7 @@ class MemberNodes:
         )
 
         async def was_made() -> bool:
-            """Whether this write took effect: no other process has drawn this value."""
+            """Returns whether this write took effect: no other process has drawn this value."""
             node = await read_surely(self._store, record_path)
             if node is None or node.value != packed:
                 return False

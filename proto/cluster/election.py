@@ -161,7 +161,9 @@ class Election:
                     await self._remove(cast)
 
     async def leader(self) -> BookieId | None:
-        """The present leader, as its vote names it. None: there is no leader, or its vote is unreadable."""
+        """Returns the present leader, as its vote names it. None: there is no leader, or its vote
+        is unreadable.
+        """
         for cast in await self._casts():
             node = await read_surely(self._store, cast.path)
             if node is not None:
@@ -203,7 +205,7 @@ class Election:
             )
 
     async def _casts(self) -> list[_Cast]:
-        """The votes in order."""
+        """Returns the votes in order."""
         try:
             await self._store.sync()
             names = await children_surely(self._store, self._folder)

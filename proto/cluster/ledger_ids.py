@@ -66,7 +66,7 @@ _Waiter = asyncio.Future[LedgerId | None]
 
 
 def is_ahead(ledger_id: int, position: int) -> bool:
-    """Whether a counter at `position` will give out this id (LI1)."""
+    """Returns whether a counter at `position` will give out this id (LI1)."""
     highs = (ledger_id >> 32) - (position >> 32)
     drawn = ledger_id - max(position, ledger_id >> 32 << 32)
     return 0 <= highs <= _HIGHS_WITHIN_REACH and 0 <= drawn < _DRAWN_WITHIN_REACH
@@ -83,7 +83,7 @@ class LedgerIds:
         self._used: list[str] = []  # Nodes of drawn numbers, still to be removed.
 
     async def draw(self) -> LedgerId:
-        """An id that no other call gets, here or elsewhere."""
+        """Returns an id that no other call gets, here or elsewhere."""
         if self._is_drawing:
             drawn = await self._wait()
             if drawn is not None:

@@ -157,7 +157,7 @@ class LedgerNodes:
         checks: Sequence[Check],
         session: SessionId,
     ) -> StoredLedger:
-        """An update that is made in this session, while all `checks` hold, or never.
+        """Returns an update that is made in this session, while all `checks` hold, or never.
 
         Raises `SessionExpired`; `MetadataConflict` or `NoSuchNode` if the ledger or a checked
         node has changed, with `op=INDEX` in its ids: the ledger comes after the checks.
@@ -188,7 +188,7 @@ class LedgerNodes:
         await remove_empty_parents(self._store, self._root, path)
 
     def ids(self, start: LedgerId = _LOWEST) -> "LedgerWalk":
-        """All ledgers from `start` on, in the order of their ids."""
+        """Returns all ledgers from `start` on, in the order of their ids."""
         return LedgerWalk(self._store, self._root, self._layout, start)
 
 

@@ -56,7 +56,7 @@ class LifecycleNodes:
         return StoredLifecycle(bookie, unpack_lifecycle(node.value), node.stat.version)
 
     async def list(self) -> list[StoredLifecycle]:
-        """States of bookies that have a node. An invalid one is logged and left out."""
+        """Returns states of bookies that have a node. An invalid one is logged and left out."""
         try:
             names = await children_surely(self._store, self.folder)
         except NoSuchNode:

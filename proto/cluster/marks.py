@@ -179,7 +179,7 @@ class MarkTree:
             await create_sparse(self._store, self.folder, path, new, lambda node: node.value == new)
 
     async def read(self, ledger_id: LedgerId) -> StoredMark | None:
-        """A ledger's mark; None: it is not marked. Raises `BadMetadata` (MK4)."""
+        """Returns a ledger's mark; None: it is not marked. Raises `BadMetadata` (MK4)."""
         path = self.path(ledger_id)
         node = await read_surely(self._store, path)
         if node is None:
@@ -217,7 +217,9 @@ class MarkTree:
         return True
 
     async def ids(self) -> AsyncIterator[LedgerId]:
-        """All marked ledgers in the order of their ids. Ledgers marked in the meantime may be missed."""
+        """Returns all marked ledgers in the order of their ids. Ledgers marked in the meantime may
+        be missed.
+        """
         # Later reads see at least this state on any replica.
         await read_surely(self._store, self.folder)
         pending = [(0, self.folder)]
@@ -246,7 +248,7 @@ class MarkTree:
             return []  # The folder's last mark was removed after the folder was listed.
 
     def ledger_of(self, path: str) -> LedgerId | None:
-        """The ledger whose mark is at this path of an event of `watch`; None: the path is a folder."""
+        """Returns the ledger whose mark is at this path of an event of `watch`; None: the path is a folder."""
         ledger_id = ledger_of_mark(path.rpartition("/")[2])
         return ledger_id if ledger_id is not None and self.path(ledger_id) == path else None
 
@@ -357,7 +359,7 @@ class Marks(MarkTree):
             del self._held[lock.ledger_id]
 
     async def locked(self) -> set[LedgerId]:
-        """Ids of locked ledgers."""
+        """Returns ids of locked ledgers."""
         try:
             names = await children_surely(self._store, f"{self._top}/{LOCKS}")
         except NoSuchNode:
@@ -365,7 +367,7 @@ class Marks(MarkTree):
         return {ledger_id for name in names if (ledger_id := ledger_of_mark(name)) is not None}
 
     async def holder(self, ledger_id: LedgerId) -> str | None:
-        """The name that the holder of the ledger's lock gave itself; None: the ledger is not locked."""
+        """Returns the name that the holder of the ledger's lock gave itself; None: the ledger is not locked."""
         path = f"{self._top}/{LOCKS}/{mark_name(ledger_id)}"
         node = await read_surely(self._store, path)
         try:
@@ -398,7 +400,7 @@ class Marks(MarkTree):
     # --- Settings and times -------------------------------------------------------------------
 
     async def delay(self) -> tuple[int, int] | None:
-        """The delay in seconds, and how often it was written; None: not set. Raises `BadMetadata`."""
+        """Returns the delay in seconds, and how often it was written; None: not set. Raises `BadMetadata`."""
         node = await read_surely(self._store, self._delay)
         return (unpack_seconds(node.value), node.stat.version) if node else None
 
@@ -414,7 +416,7 @@ class Marks(MarkTree):
         return f"{self._top}/{LOST_BOOKIE_DELAY}"
 
     async def checked_at_ms(self, check: Checked) -> int | None:
-        """When the check was last completed. An invalid time counts as never."""
+        """Returns when the check was last completed. An invalid time counts as never."""
         node = await read_surely(self._store, f"{self._top}/{check.value}")
         try:
             return unpack_checked_at(node.value) if node else None

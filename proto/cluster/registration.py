@@ -68,7 +68,9 @@ def id_taken(
     url: MetadataUrl | None,
     next_step: str,
 ) -> NodeExists:
-    """The error for an id that is registered at `path`; it describes the other process, if the node does."""
+    """Returns the error for an id that is registered at `path`; it describes the other process, if
+    the node does.
+    """
     if node.stat.owner == NO_SESSION:
         return NodeExists(
             f"{message}: no session made the node, so it stays until somebody removes it",

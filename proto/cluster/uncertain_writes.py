@@ -274,7 +274,9 @@ async def _settle(look: Awaitable[T]) -> T:
 
 
 def _not_settled(lost: bool, path: str) -> ConnectionLost | MetadataUnavailable:
-    """The error of an unsettled write; a session that ended before anything was sent leaves no doubt."""
+    """Returns the error of an unsettled write; a session that ended before anything was sent leaves
+    no doubt.
+    """
     return (ConnectionLost if lost else MetadataUnavailable)(path=path)
 
 

@@ -83,7 +83,7 @@ def _pack_list(paths: tuple[str, ...], separator: str) -> str:
 
 
 def _is_unicode(path: str) -> bool:
-    """Whether the path is UTF-8: Python decodes other bytes as lone surrogates."""
+    """Returns whether the path is UTF-8: Python decodes other bytes as lone surrogates."""
     try:
         path.encode()
     except UnicodeEncodeError:

@@ -153,7 +153,7 @@ def _pack_varint(value: int) -> bytes:
 
 
 def _unpack_varint(data: bytes) -> tuple[int, int]:
-    """The value and where it ends."""
+    """Returns the value and where it ends."""
     value = 0
     for index, byte in enumerate(data[:_VARINT_BYTES_MAX]):
         value |= (byte & 0x7F) << 7 * index

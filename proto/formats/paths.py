@@ -46,14 +46,16 @@ Split = tuple[int, ...]
 
 
 def own_root(ledgers_root: str) -> str:
-    """The root of our trees: beside the ledgers root, one for each cluster of the store."""
+    """Returns the root of our trees: beside the ledgers root, one for each cluster of the store."""
     parent, _, name = ledgers_root.rpartition("/")
     suffix = "" if name == "ledgers" else f"-{name}"
     return f"{parent}/rollbook{suffix}"
 
 
 def ledger_path(layout: Layout, ledger_id: LedgerId) -> str:
-    """A ledger's path below the ledgers root. Raises `InvalidRequest` if the layout has no place for it."""
+    """Returns a ledger's path below the ledgers root. Raises `InvalidRequest` if the layout has no
+    place for it.
+    """
     split = _split_of(layout, ledger_id)
     digits = f"{ledger_id:0{sum(split)}d}"
     if layout is Layout.FLAT:
@@ -64,7 +66,7 @@ def ledger_path(layout: Layout, ledger_id: LedgerId) -> str:
 
 
 def ledger_of_path(layout: Layout, path: str) -> LedgerId | None:
-    """The ledger at a path below the ledgers root; None if the node is no ledger."""
+    """Returns the ledger at a path below the ledgers root; None if the node is no ledger."""
     digits = path.replace("/", "").replace("L", "")
     if not digits.isascii() or not digits.isdecimal() or len(digits) > _DIGITS_MAX:
         return None
@@ -79,7 +81,7 @@ def ledger_of_path(layout: Layout, path: str) -> LedgerId | None:
 
 
 def splits_of(layout: Layout) -> tuple[Split, ...]:
-    """The trees to walk; the tree of the lower ids comes first."""
+    """Returns the trees to walk; the tree of the lower ids comes first."""
     if layout is Layout.FLAT:
         return (_FLAT,)
     if layout is Layout.HIERARCHICAL:
@@ -88,7 +90,7 @@ def splits_of(layout: Layout) -> tuple[Split, ...]:
 
 
 def directory_path(split: Split, digits: str) -> str:
-    """The directory of the ids that start with these digits; empty for the root itself."""
+    """Returns the directory of the ids that start with these digits; empty for the root itself."""
     names, start = [], 0
     for width in split:
         if start >= len(digits):
@@ -99,7 +101,7 @@ def directory_path(split: Split, digits: str) -> str:
 
 
 def children_of(layout: Layout, split: Split, digits: str, names: Iterable[str]) -> list[str]:
-    """The digits of a directory's nodes, lowest ids first; foreign names are left out."""
+    """Returns the digits of a directory's nodes, lowest ids first; foreign names are left out."""
     depth = list(accumulate(split, initial=0)).index(len(digits))
     is_leaf = depth == len(split) - 1
     width = f"{split[depth]},{_DIGITS_MAX}" if split == _FLAT else f"{split[depth]}"
@@ -120,7 +122,7 @@ def is_whole_id(split: Split, digits: str) -> bool:
 
 
 def highest_id(split: Split, digits: str) -> int:
-    """The highest id that starts with these digits."""
+    """Returns the highest id that starts with these digits."""
     return int(digits.ljust(sum(split), "9"))
 
 
@@ -130,7 +132,7 @@ def _split_of(layout: Layout, ledger_id: LedgerId) -> Split:
 
 
 def _is_at_home(layout: Layout, split: Split, digits: str) -> bool:
-    """Whether the ledger with these digits would be in this tree, under this name."""
+    """Returns whether the ledger with these digits would be in this tree, under this name."""
     ledger_id = LedgerId(int(digits))
     is_canonical = len(digits) == sum(split) or (split == _FLAT and digits[0] != "0")
     return is_canonical and ledger_id <= LEDGER_ID_MAX and _split_of(layout, ledger_id) == split

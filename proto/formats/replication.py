@@ -74,19 +74,19 @@ class UnderreplicatedMark:
 
 
 def mark_path(ledger_id: LedgerId) -> str:
-    """A mark's path below MARKS."""
+    """Returns a mark's path below MARKS."""
     digits = f"{ledger_id:016x}"
     groups = (digits[start : start + 4] for start in range(0, 16, 4))
     return "/".join((*groups, mark_name(ledger_id)))
 
 
 def mark_name(ledger_id: LedgerId) -> str:
-    """The name of a ledger's mark and of its lock."""
+    """Returns the name of a ledger's mark and of its lock."""
     return f"urL{ledger_id:010d}"
 
 
 def ledger_of_mark(name: str) -> LedgerId | None:
-    """The ledger of a mark's name; None if the name is not in our spelling."""
+    """Returns the ledger of a mark's name; None if the name is not in our spelling."""
     match = _LEAF.fullmatch(name)
     if not match or (value := int(match[1])) > LEDGER_ID_MAX:
         return None
@@ -109,7 +109,7 @@ def unpack_mark(data: bytes) -> UnderreplicatedMark:
 
 
 def pack_lock(holder: str) -> bytes:
-    """A lock's contents, for people only: a lock belongs to the session that created it."""
+    """Returns a lock's contents, for people only: a lock belongs to the session that created it."""
     return pack_text(LockDataFormat(bookieId=holder))
 
 
@@ -126,7 +126,7 @@ def unpack_vote(data: bytes) -> BookieId:
 
 
 def number_of_vote(name: str) -> int | None:
-    """The number by which candidates are ranked. The counter behind the names wraps to negative
+    """Returns the number by which candidates are ranked. The counter behind the names wraps to negative
     numbers."""
     digits = name.removeprefix(VOTE_PREFIX)
     return int(digits) if digits != name and re.fullmatch(r"-?\d{10}", digits, re.ASCII) else None

@@ -66,7 +66,7 @@ class BookieServiceInfo:
         return self._address(TLS_PROTOCOL)
 
     def address_for(self, *, tls: bool) -> Address | None:
-        """The address for a client, which uses TLS always or never; None if there is none."""
+        """Returns the address for a client, which uses TLS always or never; None if there is none."""
         return self.tls_address if tls else self.address
 
     @property
@@ -119,7 +119,7 @@ def describe_bookie(
     tls: Address | None = None,
     properties: Mapping[str, str] | None = None,
 ) -> BookieServiceInfo:
-    """The record that one of our bookies publishes; the ids are those of a Java bookie."""
+    """Returns the record that one of our bookies publishes; the ids are those of a Java bookie."""
     endpoints = [Endpoint("bookie", BOOKIE_PROTOCOL, address.host, address.port)]
     if tls:
         endpoints.append(Endpoint("bookie-tls", TLS_PROTOCOL, tls.host, tls.port))

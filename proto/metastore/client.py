@@ -96,7 +96,7 @@ class Connector(Protocol):
         """Connects to the service. Raises `Unavailable` with the reason that waiting callers get."""
 
     def why_silent(self) -> str:
-        """Why a service that accepted the connection does not respond."""
+        """Returns why a service that accepted the connection does not respond."""
 
     async def close(self) -> None: ...
 

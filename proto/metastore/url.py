@@ -116,7 +116,7 @@ class MetadataUrl:
 
 
 def shown_url(text: str) -> str:
-    """A URL as shown to people, valid or not: without options and logins, which may hold passwords."""
+    """Returns a URL as shown to people, valid or not: without options and logins, which may hold passwords."""
     address, question, _ = text.partition("?")
     try:
         MetadataUrl.parse(text)
@@ -126,7 +126,7 @@ def shown_url(text: str) -> str:
 
 
 def _without_login(address: str) -> str:
-    """The address without user and password. A path of SQLite has neither, and may have an `@`."""
+    """Returns the address without user and password. A path of SQLite has neither, and may have an `@`."""
     return address if address.startswith("sqlite:") else _LOGIN.sub(r"\1…@", address)
 
 

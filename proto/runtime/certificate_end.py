@@ -19,7 +19,7 @@ _UTC_TIME: Final = 0x17  # The tag of times with a two-digit year: 1950 to 2049.
 
 
 def certificate_end_s(path: str) -> float:
-    """When the first certificate of a PEM file ends, in seconds since 1970. Raises `BadConfig`."""
+    """Returns when the first certificate of a PEM file ends, in seconds since 1970. Raises `BadConfig`."""
     try:
         with open(path, encoding="ascii") as file:
             _, begin, rest = file.read().partition(_BEGIN)
@@ -52,7 +52,7 @@ def _end_s(der: bytes) -> float:
 
 
 def _element(der: bytes, at: int) -> tuple[int, int, int]:
-    """A DER element's tag, where its content starts, and where it ends."""
+    """Returns a DER element's tag, where its content starts, and where it ends."""
     tag, length, start = der[at], der[at + 1], at + 2
     if length & 0x80:
         digits = length & 0x7F

@@ -58,7 +58,7 @@ def read_config_text(path: str) -> str:
 
 
 def read_config_file(path: str, sections: Collection[str]) -> dict[str, dict[str, Any]]:
-    """The file as tables; a section outside `sections` is an error."""
+    """Returns the file as tables; a section outside `sections` is an error."""
     return parse_config(_read(path), path, sections)
 
 
@@ -189,7 +189,7 @@ class _FoundValues:
         )
 
     def sources(self, flags: Mapping[str, Any]) -> dict[str, str]:
-        """The origin of each value, by `section.name`."""
+        """Returns the origin of each value, by `section.name`."""
         found: dict[str, str] = {}
         for name in self.values:
             is_flag = flags.get(name) is not None
@@ -203,7 +203,7 @@ class _FoundValues:
 
 
 def _is_of_kubernetes(variable: str, text: str) -> bool:
-    """Whether Kubernetes set the variable: Service `rollbook-log` gives ROLLBOOK_LOG_SERVICE_HOST."""
+    """Returns whether Kubernetes set the variable: Service `rollbook-log` gives ROLLBOOK_LOG_SERVICE_HOST."""
     return any(name.search(variable) and value.fullmatch(text) for name, value in _OF_KUBERNETES)
 
 
@@ -274,7 +274,7 @@ def _parsed(text: str, kind: Any, where: str) -> Any:
 
 
 def _options(kind: Any) -> tuple[Any, ...]:
-    """The types of a union: `int | None` gives int; None means an absent key."""
+    """Returns the types of a union: `int | None` gives int; None means an absent key."""
     if typing.get_origin(kind) in (typing.Union, types.UnionType):
         return tuple(option for option in typing.get_args(kind) if option is not type(None))
     return (kind,)

@@ -308,7 +308,7 @@ def _is_at(path: str, descriptor: int) -> bool:
 
 
 def _token_of(descriptor: int) -> str:
-    """The token of a lock. A file lock exists in one kernel, from its boot on: a copy of the file
+    """Returns the token of a lock. A file lock exists in one kernel, from its boot on: a copy of the file
     has another token, and so has the same file on another machine.
     """
     try:

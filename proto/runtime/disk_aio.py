@@ -121,7 +121,7 @@ class KernelRead:
         return self._waiter is not None and not self._waiter.done()
 
     def piece(self, start: int, length: int) -> Buffer | None:
-        """A part of the buffer, valid until it is released. None: it was not read."""
+        """Returns a part of the buffer, valid until it is released. None: it was not read."""
         if self._result is None or self._result < start + length:
             return None
         return self._buffer.view[start : start + length]

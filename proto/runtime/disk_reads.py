@@ -42,7 +42,7 @@ _telling_devices: Final[set[int]] = set()  # Uncached data there is known to be 
 
 
 def probe_page_cache(descriptor: int, position: int, length: int) -> bool:
-    """Whether the page cache holds both ends of this range. True where the kernel cannot be asked.
+    """Returns whether the page cache holds both ends of this range. True where the kernel cannot be asked.
 
     It also notes devices that report their cached pages truthfully.
     """
@@ -65,7 +65,8 @@ def probe_page_cache(descriptor: int, position: int, length: int) -> bool:
 
 
 def _is_surely_absent(descriptor: int, position: int, length: int) -> bool:
-    """Whether the page cache surely lacks it. Asks without reading a page in, which would cost a disk read.
+    """Returns whether the page cache surely lacks it. Asks without reading a page in, which would
+    cost a disk read.
 
     A file system on top of another one may not know of the pages below; so a device is trusted only
     after it has reported one.
@@ -148,7 +149,7 @@ class Direct:
 
 
 def _blocks_of(position: int, length: int) -> tuple[int, int]:
-    """The start and the size of the blocks that overlap the range."""
+    """Returns the start and the size of the blocks that overlap the range."""
     start = position - position % _BLOCK
     return start, -(-(position + length) // _BLOCK) * _BLOCK - start
 
@@ -200,7 +201,7 @@ class _ThreadRead:
             self._found = self._read()
 
     def poll(self) -> bool:
-        """Whether it has ended; like `KernelRead.poll`, which has to ask the kernel."""
+        """Returns whether it has ended; like `KernelRead.poll`, which has to ask the kernel."""
         return self._job.has_ended
 
     async def wait(self) -> None:
@@ -287,7 +288,7 @@ class Ahead:
         return True
 
     async def take(self, file: object, position: int, length: int) -> Taken | None:
-        """The range or a part of it; None: it was not read, or cannot be."""
+        """Returns the range or a part of it; None: it was not read, or cannot be."""
         for stretch in self._of(file):
             start = position - stretch.position
             if 0 <= start <= stretch.length - length and not stretch.is_outdated:

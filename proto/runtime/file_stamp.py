@@ -6,7 +6,9 @@ FileStamp = tuple[int, int, int, int] | None
 
 
 def file_stamp(path: str) -> FileStamp:
-    """A file's stamp; None: it cannot be read. A change of mode counts, since it may have become readable."""
+    """Returns a file's stamp; None: it cannot be read. A change of mode counts, since it may have
+    become readable.
+    """
     try:
         found = os.stat(path)
     except OSError:

@@ -42,7 +42,7 @@ class Metrics:
         GCCollector(registry=self._process)
 
     def exposition(self) -> Iterator[bytes]:
-        """The text, metric by metric."""
+        """Returns the text, metric by metric."""
         for prefix, stats in self._parts:
             for metric, value in read(stats):
                 yield _text_of(prefix + metric.name, metric, value).encode()
@@ -51,7 +51,7 @@ class Metrics:
         yield generate_latest(self._process)
 
     async def page(self) -> bytes:
-        """The whole text. Other tasks of the loop run between two metrics."""
+        """Returns the whole text. Other tasks of the loop run between two metrics."""
         parts = []
         for part in self.exposition():
             parts.append(part)

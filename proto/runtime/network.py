@@ -145,7 +145,7 @@ def _advice(error: OSError) -> str:
 
 
 def address_of_this_host(interface: str | None = None, by_name: bool = False) -> str:
-    """The IPv4 address of this host at that interface, or the canonical name of the address.
+    """Returns the IPv4 address of this host at that interface, or the canonical name of the address.
 
     BookKeeper finds a bookie's id in the same way.
 
@@ -156,7 +156,7 @@ def address_of_this_host(interface: str | None = None, by_name: bool = False) ->
 
 
 def name_of_this_host() -> str:
-    """A name that resolves to an address of this machine. Raises `BadConfig`."""
+    """Returns a name that resolves to an address of this machine. Raises `BadConfig`."""
     name, reason = socket.gethostname(), "it is localhost on every host"
     if name != "localhost":
         reason = "it leads to no address of this host"
@@ -173,7 +173,7 @@ def name_of_this_host() -> str:
 
 
 def _is_of_this_host(family: int, place: tuple[Any, ...]) -> bool:
-    """Whether the address belongs to this machine: only such an address can be bound."""
+    """Returns whether the address belongs to this machine: only such an address can be bound."""
     with socket.socket(family, socket.SOCK_DGRAM) as trial:
         try:
             trial.bind(place)
@@ -193,7 +193,7 @@ def _own_address() -> str:
 
 
 def _canonical_name(address: str) -> str:
-    """The name of the address, if that name resolves back to the address, as in Java."""
+    """Returns the name of the address, if that name resolves back to the address, as in Java."""
     try:
         name, _ = socket.getnameinfo((address, 0), socket.NI_NAMEREQD)
         if address in socket.gethostbyname_ex(name)[2]:
@@ -208,7 +208,7 @@ def _canonical_name(address: str) -> str:
 
 
 def _address_of_interface(name: str) -> str:
-    """The last address of the interface and its aliases (`eth0:1`): the one that Java finds first."""
+    """Returns the last address of the interface and its aliases (`eth0:1`): the one that Java finds first."""
     import fcntl  # Windows has none.
 
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:

@@ -21,7 +21,7 @@ def allow_open_files(wanted: int) -> int:
 
 
 def door_of(part: float, most: int) -> int:
-    """How many connections a listener with this share may have, so that too many at one listener do not
+    """Returns how many connections a listener with this share may have, so that too many at one listener do not
     leave the others, or the server itself, without files.
     """
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)

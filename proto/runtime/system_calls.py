@@ -42,7 +42,7 @@ class _Pages(ctypes.Structure):
 
 
 def cached_pages(descriptor: int, position: int, length: int) -> int | None:
-    """How many pages are cached or being read; None: the system cannot say. It reads no pages."""
+    """Returns how many pages are cached or being read; None: the system cannot say. It reads no pages."""
     if call is None:
         return None
     asked, found = _FileRange(position, length), _Pages()

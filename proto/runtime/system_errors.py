@@ -20,5 +20,5 @@ def describe_error(error: BaseException) -> str:
 
 
 def is_full(error: BaseException) -> bool:
-    """Whether a disk, or a user's quota on it, is full."""
+    """Returns whether a disk, or a user's quota on it, is full."""
     return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)

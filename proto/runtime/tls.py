@@ -60,7 +60,7 @@ def client_context(
 
 
 def trusting_context(authorities: str | None = None) -> ssl.SSLContext:
-    """The context of a client that trusts the authorities of a file, or without one those of the
+    """Returns the context of a client that trusts the authorities of a file, or without one those of the
     machine. Raises `OSError`.
 
     Python 3.13 began to refuse authorities without a key usage, which `openssl req -x509` makes. gRPC and `client_context`
@@ -86,7 +86,7 @@ class ClientTls:
         self._current = self._load()
 
     def context(self) -> ssl.SSLContext:
-        """The context for one new connection."""
+        """Returns the context for one new connection."""
         if (seen := self._look()) != self._seen:
             self._seen = seen
             try:

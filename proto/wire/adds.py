@@ -40,7 +40,7 @@ class AddColumns(NamedTuple):
 
 
 def count_run(count_like: Callable[[int], int], rows: int) -> int:
-    """How many of `rows` frames are like the first, if `count_like` says how many of the first few
+    """Returns how many of `rows` frames are like the first, if `count_like` says how many of the first few
     are.
 
     A few frames are compared first, and the others only if all of these are alike: a hostile writer
@@ -54,7 +54,9 @@ def count_run(count_like: Callable[[int], int], rows: int) -> int:
 def run_at(
     buffer: bytes, entry_start: int, entry_end: int, size: int, rows: int, entry_id: int
 ) -> AddColumns:
-    """The columns of `rows` adds of `size` bytes, known to be alike; the first one's entry is at `entry_start`."""
+    """Returns the columns of `rows` adds of `size` bytes, known to be alike; the first one's entry
+    is at `entry_start`.
+    """
     by = rows * size
     return AddColumns(
         cast(Sequence[EntryId], range(entry_id, entry_id + rows)),
@@ -106,7 +108,7 @@ class Adds:
         return sum(len(group.entry_ids) for group in self.groups)
 
     def frames_of(self, groups: Sequence[AddGroup]) -> bytes:
-        """The frames of these groups alone, in the order in which they came.
+        """Returns the frames of these groups alone, in the order in which they came.
 
         It is used if one of the adds is refused, since that must not reach the journal.
         """
@@ -154,7 +156,7 @@ class AddPacker(ABC):
         ledger_length: int,
         payload: bytes,
     ) -> bytes:
-        """The frame, its digest included. Raises `EntryTooLarge`."""
+        """Returns the frame, its digest included. Raises `EntryTooLarge`."""
 
     def pack_all(
         self,
@@ -163,7 +165,7 @@ class AddPacker(ABC):
         ledger_lengths: Sequence[int],
         payloads: Sequence[bytes],
     ) -> list[bytes]:
-        """The frames of consecutive entries: many of one size at half the cost of each."""
+        """Returns the frames of consecutive entries: many of one size at half the cost of each."""
         entry_ids = range(first_entry, first_entry + len(payloads))
         heads = None
         if len(payloads) >= _PACKED_ALIKE_MIN and len(set(map(len, payloads))) == 1:
@@ -185,7 +187,7 @@ class AddPacker(ABC):
     def _pack_heads(
         self, first_entry: EntryId, count: int, payload_bytes: int
     ) -> Iterable[bytes] | None:
-        """The bytes before the entries of such frames, or None if they are not all of one shape."""
+        """Returns the bytes before the entries of such frames, or None if they are not all of one shape."""
 
     def _too_large(self, payload: bytes) -> EntryTooLarge:
         return EntryTooLarge(

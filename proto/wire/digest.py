@@ -56,7 +56,7 @@ _pack_crc32c: Final = struct.Struct(">I").pack
 
 
 def ledger_key(password: bytes) -> bytes:
-    """The key of a ledger; BookKeeper calls it the master key."""
+    """Returns the key of a ledger; BookKeeper calls it the master key."""
     return hashlib.sha1(b"ledger" + password, usedforsecurity=False).digest()
 
 
@@ -132,7 +132,7 @@ class LedgerDigest:
         self.overhead_bytes = ENTRY_HEADER_BYTES + kind.size
 
     def digests(self, headers: Sequence[bytes], payloads: Iterable[bytes]) -> Iterable[bytes]:
-        """The digest of each entry."""
+        """Returns the digest of each entry."""
         if self.kind is not DigestType.CRC32C:
             return map(self.digest, headers, payloads)
         of_headers = map(google_crc32c.value, headers)
@@ -141,7 +141,7 @@ class LedgerDigest:
     def pack_before_payload(
         self, entry_id: EntryId, last_add_confirmed: EntryId, ledger_length: int, payload: bytes
     ) -> bytes:
-        """The header and digest of an entry, which its payload follows."""
+        """Returns the header and digest of an entry, which its payload follows."""
         header = pack_entry_header(self.ledger_id, entry_id, last_add_confirmed, ledger_length)
         return header + self.digest(header, payload)
 

@@ -53,7 +53,7 @@ class EntryGroup(NamedTuple):
         return (ahead % self.period if self.period else ahead) < self.size
 
     def is_sound(self) -> bool:
-        """Whether the group has only values that the arithmetic above handles."""
+        """Returns whether the group has only values that the arithmetic above handles."""
         first, last, size, period = self
         if not 0 <= first <= last <= _ENTRY_ID_MAX - size + 1 or size < 1:
             return False
@@ -105,12 +105,12 @@ class EntryList:
         return group is not None and group.holds(entry_id)
 
     def group_at(self, entry_id: EntryId) -> EntryGroup | None:
-        """The last group that begins at this entry or before; no other group can hold the entry."""
+        """Returns the last group that begins at this entry or before; no other group can hold the entry."""
         at = bisect_right(range(len(self.packed) // _GROUP.size), entry_id, key=self._first_start)
         return self._group(at - 1) if at > 0 else None
 
     def ranges(self) -> Iterator[tuple[EntryId, EntryId]]:
-        """First and last entry of each run, ascending; may go on for as long as a group claims."""
+        """Returns first and last entry of each run, ascending; may go on for as long as a group claims."""
         for group in self.groups:
             for start in group.starts:
                 yield EntryId(start), EntryId(start + group.size - 1)

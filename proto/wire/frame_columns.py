@@ -23,7 +23,7 @@ _ROWS: Final = 32  # Frames compared at once. More frames: larger numbers, which
 def count_alike(
     buffer: bytes, position: int, size: int, rows: int, varints: tuple[range, ...]
 ) -> int:
-    """How many frames of `size`, from the one at `position` on and at most `rows`, are like that
+    """Returns how many frames of `size`, from the one at `position` on and at most `rows`, are like that
     one.
 
     Frames are alike if they agree in everything except the values of the varints at these places;
@@ -51,7 +51,7 @@ def _mask(size: int, rows: int, varints: tuple[range, ...]) -> int:
 
 
 def unpack_column(buffer: bytes, position: int, size: int, rows: int, length: int) -> list[int]:
-    """The varints of this length at this place of a frame and of the following ones.
+    """Returns the varints of this length at this place of a frame and of the following ones.
 
     Their high bytes seldom change from row to row, since as a rule these are numbers in order.
     """
@@ -88,7 +88,7 @@ _int64_at: Final = struct.Struct(">q").unpack_from
 
 
 def count_same(buffer: bytes, position: int, size: int, rows: int, places: Iterable[int]) -> int:
-    """How many of the frames agree with the first one at all of these places."""
+    """Returns how many of the frames agree with the first one at all of these places."""
     end = position + rows * size
     for place in places:
         column = buffer[position + place : end : size]
@@ -99,7 +99,7 @@ def count_same(buffer: bytes, position: int, size: int, rows: int, places: Itera
 
 
 def unpack_int64s(buffer: bytes, position: int, size: int, rows: int) -> "array[int]":
-    """The big-endian numbers at the beginning of each frame."""
+    """Returns the big-endian numbers at the beginning of each frame."""
     end = position + rows * size
     numbers = bytearray(_INT64_BYTES * rows)
     for place in range(_INT64_BYTES):
@@ -111,7 +111,7 @@ def unpack_int64s(buffer: bytes, position: int, size: int, rows: int) -> "array[
 
 
 def count_int64s_on(buffer: bytes, position: int, size: int, rows: int) -> int:
-    """How many of these numbers are consecutive from the first."""
+    """Returns how many of these numbers are consecutive from the first."""
     (first,) = _int64_at(buffer, position)
     rows = min(rows, _INT64_MAX - first + 1)
     expected = pack_int64s_on(first, rows)
@@ -123,7 +123,7 @@ def count_int64s_on(buffer: bytes, position: int, size: int, rows: int) -> int:
 
 
 def pack_int64s_on(first: int, rows: int) -> list[bytes]:
-    """Consecutive big-endian numbers from `first`, byte by byte."""
+    """Returns consecutive big-endian numbers from `first`, byte by byte."""
     changed = first ^ first + rows - 1
     moving = -(-changed.bit_length() // 8)  # The low bytes that change: usually one or two.
     still = first.to_bytes(_INT64_BYTES, "big")[: _INT64_BYTES - moving]
@@ -135,7 +135,7 @@ def pack_int64s_on(first: int, rows: int) -> list[bytes]:
 def count_varints_on(
     buffer: bytes, position: int, size: int, rows: int, length: int, first: int
 ) -> int:
-    """How many frames begin with consecutive varints of this length, from `first` on."""
+    """Returns how many frames begin with consecutive varints of this length, from `first` on."""
     rows = min(rows, (1 << 7 * length) - first)
     for place in range(length):
         column = buffer[position + place : position + rows * size : size]
@@ -146,7 +146,7 @@ def count_varints_on(
 
 
 def pack_varints_on(first: int, rows: int, length: int) -> list[bytes]:
-    """Consecutive varints of this length from `first`, byte by byte."""
+    """Returns consecutive varints of this length from `first`, byte by byte."""
     return [_varint_column(first, rows, place, length) for place in range(length)]
 
 
@@ -155,7 +155,7 @@ def _varint_column(first: int, rows: int, place: int, length: int) -> bytes:
 
 
 def _digits(first: int, rows: int, shift: int, words: bytes) -> bytes:
-    """The bits at `shift` of consecutive numbers from `first`: a run of them is looked up for each
+    """Returns the bits at `shift` of consecutive numbers from `first`: a run of them is looked up for each
     value.
     """
     values = len(words)
@@ -173,7 +173,7 @@ def _digits(first: int, rows: int, shift: int, words: bytes) -> bytes:
 def varint_columns(
     buffer: bytes, position: int, size: int, rows: int, length: int
 ) -> tuple[list[bytes], int]:
-    """The bytes where the first begins with a varint of this length, byte by byte; and how many
+    """Returns the bytes where the first begins with a varint of this length, byte by byte; and how many
     of them have one of the same length there.
     """
     end = position + rows * size
@@ -187,5 +187,5 @@ def varint_columns(
 
 
 def _alike(column: bytes, expected: bytes) -> int:
-    """How many bytes at the beginning of both are equal."""
+    """Returns how many bytes at the beginning of both are equal."""
     return next(compress(count(), map(ne, column, expected)), min(len(column), len(expected)))

@@ -46,7 +46,7 @@ class FrameBuffer:
         return len(self._held)
 
     def join(self, chunk: bytes) -> bytes:
-        """The bytes from the next frame on; empty while that frame is known to be incomplete."""
+        """Returns the bytes from the next frame on; empty while that frame is known to be incomplete."""
         if not self._held:
             return chunk
         if len(self._held) + len(chunk) < self._needed:
@@ -57,7 +57,7 @@ class FrameBuffer:
         return buffer
 
     def frame_end(self, buffer: bytes, position: int) -> int:
-        """Where the frame at `position` ends; -1 if it is incomplete. Raises `BadFrame`."""
+        """Returns where the frame at `position` ends; -1 if it is incomplete. Raises `BadFrame`."""
         if len(buffer) - position < LENGTH_BYTES:
             return -1
         size = LENGTH_BYTES + length_at(buffer, position)[0]
@@ -89,7 +89,7 @@ class FrameDecoder:
         self._frames = FrameBuffer(frame_bytes_max)
 
     def feed(self, chunk: bytes) -> list[bytes]:
-        """The bodies of the frames that this chunk completes. After `BadFrame` it is useless."""
+        """Returns the bodies of the frames that this chunk completes. After `BadFrame` it is useless."""
         buffer, position, bodies = self._frames.join(chunk), 0, []
         while (end := self._frames.frame_end(buffer, position)) >= 0:
             bodies.append(buffer[position + LENGTH_BYTES : end])

@@ -263,7 +263,7 @@ Reply = (
 
 
 def refusal_of(request: Request, error: type[RollbookError]) -> Reply:
-    """The reply that names the request's ids, as clients expect of every failure, and the error."""
+    """Returns the reply that names the request's ids, as clients expect of every failure, and the error."""
     match request:
         case EntryRead(ledger_id, entry_id):
             return ReadReply(error, ledger_id, entry_id)
@@ -298,7 +298,7 @@ class ReplyHeader(Protocol):
         """Whether the version is supported; otherwise the only reply is UnsupportedVersion."""
 
     def pack(self, reply: Reply) -> bytes:
-        """The reply's frame; empty if the protocol cannot express it: the connection is then closed."""
+        """Returns the reply's frame; empty if the protocol cannot express it: the connection is then closed."""
 
     def pack_in_pieces(self, reply: Reply) -> list[Buffer]:
         """Like `pack`, in pieces: large bodies are not copied."""
@@ -312,7 +312,9 @@ class ReceivedRequest(NamedTuple):
     origin: ReplyHeader
 
     def answer(self, reply: Reply) -> bytes:
-        """The frame to send; empty if the protocol cannot express the reply: then close the connection."""
+        """Returns the frame to send; empty if the protocol cannot express the reply: then close the
+        connection.
+        """
         return self.origin.pack(reply)
 
     def answer_in_pieces(self, reply: Reply) -> list[Buffer]:

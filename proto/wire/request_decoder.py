@@ -92,7 +92,7 @@ def _unpack(buffer: bytes, position: int, end: int) -> Heard:
 
 
 def _is_sound(add: Add) -> bool:
-    """Whether the ids in the entry equal those beside it: a bookie stores under the first, and replies
+    """Returns whether the ids in the entry equal those beside it: a bookie stores under the first, and replies
     with the second."""
     return (
         len(add.ledger_key) == LEDGER_KEY_BYTES

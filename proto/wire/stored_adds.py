@@ -194,7 +194,7 @@ class StoredAdds:
 
 
 def _seems_alike(buffer: bytes, at: int, size: int) -> bool:
-    """Whether the last of the necessary number of adds may be of the same size."""
+    """Returns whether the last of the necessary number of adds may be of the same size."""
     return buffer.startswith(buffer[at : at + _V2_KEY_AT], at + (_ALIKE_MIN - 1) * size)
 
 
@@ -217,7 +217,9 @@ def _v2_shape(size: int) -> _Shape:
 
 @lru_cache(maxsize=4096)
 def _v3_shape(size: int, entry_at: int, entry_bytes: int, *edges: int) -> _Shape:
-    """The shape of version 3. `edges`: where transaction id, ledger id, entry id and key begin and end."""
+    """Returns the shape of version 3. `edges`: where transaction id, ledger id, entry id and key
+    begin and end.
+    """
     starts, ends = edges[::2], edges[1::2]
     fixed = chain.from_iterable(map(range, (0, *ends), (*starts, entry_at)))
     *varints, key = map(range, starts, ends)
@@ -225,7 +227,7 @@ def _v3_shape(size: int, entry_at: int, entry_bytes: int, *edges: int) -> _Shape
 
 
 def _in_order(column: IntArray, order: Sequence[int]) -> IntArray:
-    """The values of the column in these rows."""
+    """Returns the values of the column in these rows."""
     if len(order) < 2 or column == column[:1] * len(order):
         return column[:]
     return array(column.typecode, itemgetter(*order)(column))

@@ -141,7 +141,7 @@ def _pack_batch_read_reply(
 
 
 def unpack_request(buffer: bytes, position: int, end: int) -> ReceivedRequest:
-    """The request whose frame has its body at `[position:end]`."""
+    """Returns the request whose frame has its body at `[position:end]`."""
     header = unpack_header(*_unpack(WORD, buffer, position, end))
     request = _unpack_request(header, buffer, position, end)
     return ReceivedRequest(
@@ -170,7 +170,7 @@ def _unpack_request(header: Header, buffer: bytes, position: int, end: int) -> R
 
 
 def take_reads(buffer: bytes, position: int) -> tuple[list[ReceivedRequest], int]:
-    """The plain reads that are whole at `position`, and where they end."""
+    """Returns the plain reads that are whole at `position`, and where they end."""
     calls: list[ReceivedRequest] = []
     size = len(buffer)
     while position + READ_FRAME.size <= size:
@@ -202,7 +202,9 @@ def cut_short(size: int) -> BadFrame:
 
 
 def _unpack_fence_key(header: Header, buffer: bytes, position: int, end: int) -> bytes | None:
-    """The key of a fencing read. Versions 0 and 1 carry none and cannot fence: a read without a key is refused."""
+    """Returns the key of a fencing read. Versions 0 and 1 carry none and cannot fence: a read
+    without a key is refused.
+    """
     if header.version != VERSION or not header.flags & DO_FENCING:
         return None
     if position + LEDGER_KEY_BYTES > end:
@@ -241,14 +243,16 @@ def pack_request(request: Request, *, is_high_priority: bool = False) -> bytes:
 
 
 def _fence_flag(key: bytes | None, fence: bool) -> int:
-    """The flag of a fencing read, which is sent only with a key: the flag means that the key follows."""
+    """Returns the flag of a fencing read, which is sent only with a key: the flag means that the
+    key follows.
+    """
     assert fence == (key is not None)
     assert key is None or len(key) == LEDGER_KEY_BYTES
     return DO_FENCING if fence else 0
 
 
 def unpack_reply(buffer: bytes, position: int, end: int) -> ReceivedReply:
-    """The reply whose frame has its body at `[position:end]`."""
+    """Returns the reply whose frame has its body at `[position:end]`."""
     header = unpack_header(*_unpack(WORD, buffer, position, end))
     return ReceivedReply(None, _unpack_reply(header, buffer, position, end))
 
@@ -274,7 +278,7 @@ def _unpack_reply(header: Header, buffer: bytes, position: int, end: int) -> Rep
 def take_read_replies(
     buffer: bytes, position: int, frame_bytes_max: int
 ) -> tuple[list[ReceivedReply], int]:
-    """The found entries that are whole at `position`, and where they end."""
+    """Returns the found entries that are whole at `position`, and where they end."""
     answers: list[ReceivedReply] = []
     view, size = memoryview(buffer), len(buffer)
     while position + REPLY_FRAME.size <= size:

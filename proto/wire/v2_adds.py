@@ -69,7 +69,7 @@ class _V2AddGroup(AddGroup):
                 column.extend(more)
 
     def lists(self) -> list[list[int]]:
-        """The group's columns, as lists that can grow."""
+        """Returns the group's columns, as lists that can grow."""
         if not isinstance(self.entry_ids, list):
             self.entry_ids, self.lacs = [*self.entry_ids], [*self.lacs]
             self.starts, self.ends = [*self.starts], [*self.ends]
@@ -90,7 +90,7 @@ class _V2AddGroup(AddGroup):
 
 
 def take_adds(buffer: bytes, position: int, frame_bytes_max: int) -> tuple[Adds | None, int]:
-    """The adds that are whole at `position`, and where they end.
+    """Returns the adds that are whole at `position`, and where they end.
 
     Stops at everything but a plain add: other operations, adds to be refused, incomplete frames.
     """
@@ -136,7 +136,7 @@ def take_adds(buffer: bytes, position: int, frame_bytes_max: int) -> tuple[Adds 
 
 
 def _take_run(buffer: bytes, position: int, end: int, entry_id: EntryId) -> AddColumns | None:
-    """The add at `position` and the following ones that are like it, except for payloads, with
+    """Returns the add at `position` and the following ones that are like it, except for payloads, with
     consecutive ids; None if these are too few.
     """
     size = end - position
@@ -169,7 +169,7 @@ def _open_group(writer: bytes) -> _V2AddGroup | None:
 
 @lru_cache(WRITERS_MAX)
 def _unpack_writer(writer: bytes) -> tuple[WriterFields, int] | None:
-    """A group's fields before its columns, and its version; None if that is no add."""
+    """Returns a group's fields before its columns, and its version; None if that is no add."""
     word, key, ledger_id = ADD_WRITER.unpack(writer)
     header = unpack_header(word)
     if header.operation != ADD or not header.is_supported or ledger_id < 0:
@@ -217,7 +217,7 @@ class V2AddPacker(AddPacker):
 
 
 def take_add_replies(buffer: bytes, position: int) -> tuple[list[AddReplies], int]:
-    """The replies to adds that are whole at `position`, and where they end."""
+    """Returns the replies to adds that are whole at `position`, and where they end."""
     replies: dict[bytes, AddReplies] = {}
     current = b""
     view = memoryview(buffer)[position:]

@@ -89,7 +89,9 @@ def failure_of(status: int) -> Failure:
 
 
 def is_status(number: int) -> bool:
-    """Whether the status is known. Protobuf drops an unknown value and then the message, which requires one."""
+    """Returns whether the status is known. Protobuf drops an unknown value and then the message,
+    which requires one.
+    """
     return number in _STATUSES
 
 
@@ -197,7 +199,7 @@ def _pack_batch_reply(
 def _pack_by_hand(
     header_start: bytes, txn_id: int, status: bytes, field: bytes, parts: list[Buffer]
 ) -> list[Buffer]:
-    """The frame of a reply whose own message, under that field, is made of these parts."""
+    """Returns the frame of a reply whose own message, under that field, is made of these parts."""
     size = sum(map(len, parts))
     header = header_start + pack_varint(txn_id)
     header_size = pack_varint(len(header))
@@ -228,7 +230,7 @@ def _header(
 
 
 def _reply_message(reply: Reply, status: pb.StatusCode.ValueType) -> dict[str, Any]:
-    """The operation's own message, under the name of its field; empty if there is none."""
+    """Returns the operation's own message, under the name of its field; empty if there is none."""
     match reply:
         case AddReply(_, ledger_id, entry_id):
             added = pb.AddResponse(status=status, ledgerId=ledger_id, entryId=entry_id)

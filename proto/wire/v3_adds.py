@@ -185,7 +185,7 @@ _Places = tuple[tuple[int, int], tuple[int, int], tuple[int, int]]
 def _around_reply(
     txn_bytes: int, status: bytes, ledger_id: bytes, entry_bytes: int
 ) -> tuple[bytes, bytes]:
-    """A reply up to its transaction id, and from there to its entry id, which ends it."""
+    """Returns a reply up to its transaction id, and from there to its entry id, which ends it."""
     ids = b"".join((STATUS_TAG, status, LEDGER_TAG, ledger_id, ENTRY_TAG))
     size = pack_varint(len(ids) + entry_bytes)
     own = b"".join((RESPONSE_STATUS_TAG, status, ADD_TAG, size, ids))
@@ -194,7 +194,7 @@ def _around_reply(
 
 
 def take_adds(buffer: bytes, position: int, frame_bytes_max: int) -> tuple[Adds | None, int]:
-    """The adds in the usual form that are whole at `position`, and where they end.
+    """Returns the adds in the usual form that are whole at `position`, and where they end.
 
     Stops at everything else: other operations, adds to be refused, unusual ones, cut frames.
     """
@@ -260,7 +260,7 @@ def take_adds(buffer: bytes, position: int, frame_bytes_max: int) -> tuple[Adds 
 def _take_run(
     buffer: bytes, position: int, size: int, places: _Places, entry_id: int
 ) -> _V3AddColumns | None:
-    """The add at `position` and the following ones that are like it, as with `_take_alike`, with
+    """Returns the add at `position` and the following ones that are like it, as with `_take_alike`, with
     consecutive ids; None if these are too few.
     """
     (txn_at, txn_end), (varint_at, varint_end), (entry_start, entry_end) = places
@@ -308,7 +308,9 @@ def _fixed_places(
     entry_start: int,
     entry_end: int,
 ) -> Sequence[int]:
-    """The places where adds of one shape do not differ. In the entry, only its ledger id is such a place."""
+    """Returns the places where adds of one shape do not differ. In the entry, only its ledger id is
+    such a place.
+    """
     return (
         *range(txn_at),
         *range(txn_end, varint_at),
@@ -318,7 +320,7 @@ def _fixed_places(
 
 
 def _take_alike(buffer: bytes, model: int, position: int, lists: _Lists, places: _Places) -> int:
-    """The frames after the add at `model` that are like it; returns where they end.
+    """Returns the frames after the add at `model` that are like it; returns where they end.
 
     They agree in everything but the low bits of the transaction id and the entry id, the ids in the
     entry, and the payload. All that was checked for the model therefore holds for them, too.
@@ -367,7 +369,7 @@ def _take_alike(buffer: bytes, model: int, position: int, lists: _Lists, places:
 
 @lru_cache(maxsize=8192)
 def _unpack_high_bits(varint: bytes) -> int:
-    """The value of a varint after its first byte."""
+    """Returns the value of a varint after its first byte."""
     return unpack_varint(varint) << 7 if varint else 0
 
 
@@ -398,7 +400,7 @@ def _unpack_writer_of(writer: tuple[bytes, ...]) -> tuple[WriterFields, bytes] |
 def _unpack_writer(
     ledger: bytes, key: bytes, priority: bytes, tail: bytes
 ) -> tuple[WriterFields, bytes]:
-    """A group's fields before its columns, and its ledger's varint. None of these bytes is long."""
+    """Returns a group's fields before its columns, and its ledger's varint. None of these bytes is long."""
     varint, has_flag = ledger_of(ledger)
     is_recovery = has_flag or tail.endswith(FLAG_RECOVERY)
     is_deferred = tail.startswith(DEFERRED_SYNC)
@@ -473,7 +475,7 @@ class V3AddPacker(AddPacker):
     def _build(
         self, payload_bytes: int, txn_bytes: int, entry_bytes: int
     ) -> tuple[bytes, bytes, bytes]:
-        """The bytes before the transaction id, from there to the entry id, and after it."""
+        """Returns the bytes before the transaction id, from there to the entry id, and after it."""
         body_bytes = self._overhead_bytes + payload_bytes
         behind = self._key + pack_varint(body_bytes)
         own_bytes = len(self._ledger) + entry_bytes + len(behind) + body_bytes + len(self._tail)
@@ -535,7 +537,7 @@ class _Heard:
 
 
 def take_add_replies(buffer: bytes, position: int) -> tuple[list[AddReplies], int]:
-    """The replies to adds, in the usual form, that are whole at `position`, and where they end."""
+    """Returns the replies to adds, in the usual form, that are whole at `position`, and where they end."""
     replies: dict[bytes, _Heard | AddReplies] = {}
     current, high_varint, high_bits = b"", b"", 0
     run_from = position  # A run may begin here.
@@ -595,7 +597,7 @@ def take_add_replies(buffer: bytes, position: int) -> tuple[list[AddReplies], in
 def _take_replies_alike(
     buffer: bytes, position: int, size: int, head_at: int, entry: bytes
 ) -> Sequence[int]:
-    """The entry ids of the reply at `position` and of the following ones that differ from it
+    """Returns the entry ids of the reply at `position` and of the following ones that differ from it
     only by their transaction ids and entry ids. None at all if it has a priority after its
     transaction id.
     """
@@ -611,7 +613,7 @@ def _take_replies_alike(
 def _take_replies_on(
     buffer: bytes, position: int, size: int, head_at: int, entry_id: int, entry_bytes: int
 ) -> range:
-    """The entry ids of such replies if they are consecutive, as after a chunk of adds; empty if too
+    """Returns the entry ids of such replies if they are consecutive, as after a chunk of adds; empty if too
     few are. Their expected bytes are made from the first reply, and compared at once.
     """
     rows = min((len(buffer) - position) // size, _REPLIES_ALIKE_MAX)

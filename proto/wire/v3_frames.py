@@ -135,24 +135,24 @@ BATCH_READ_REPLY: Final = message_pattern(
 
 
 def is_urgent(priority: bytes) -> bool:
-    """Whether this group, up to the tag of the READ or ADD, holds a priority above 0."""
+    """Returns whether this group, up to the tag of the READ or ADD, holds a priority above 0."""
     return priority[len(PRIORITY_TAG) : -len(ADD_TAG)].strip(b"\x00\x80") != b""
 
 
 def key_of(key: bytes) -> bytes:
-    """The key in the group `ADD_KEY`."""
+    """Returns the key in the group `ADD_KEY`."""
     return key[len(ADD_KEY_TAG) : -len(ADD_BODY_TAG)]
 
 
 def ledger_of(ledger: bytes) -> tuple[bytes, bool]:
-    """The ledger id in the group `ADD_LEDGER`, as a varint, and whether the flag is before it."""
+    """Returns the ledger id in the group `ADD_LEDGER`, as a varint, and whether the flag is before it."""
     has_flag = ledger.startswith(FLAG_RECOVERY)
     start = len(ADD_LEDGER_TAG) + has_flag * len(FLAG_RECOVERY)
     return ledger[start : -len(ADD_ENTRY_TAG)], has_flag
 
 
 def varying_spans(add: re.Match[bytes]) -> tuple[tuple[int, int], ...]:
-    """Where transaction id, ledger id, entry id and key are in a match of `ADD_REQUEST`."""
+    """Returns where transaction id, ledger id, entry id and key are in a match of `ADD_REQUEST`."""
     ledger_varint, _ = ledger_of(add[ADD_LEDGER])
     ledger_end = add.end(ADD_LEDGER) - len(ADD_ENTRY_TAG)
     key_start, key_end = add.span(ADD_KEY)
@@ -168,7 +168,7 @@ def varying_spans(add: re.Match[bytes]) -> tuple[tuple[int, int], ...]:
 def add_of_shape(
     before: int, between: int, behind: int, payload_bytes: int, tail: int
 ) -> struct.Struct:
-    """The struct of an add of a known shape. Its fields: the bytes up to the transaction id, the low
+    """Returns the struct of an add of a known shape. Its fields: the bytes up to the transaction id, the low
     byte of that, the bytes up to the varint of the entry id, the low byte of that, the bytes up to
     and with the entry's ledger id, entry id, LAC, payload, tail.
     """

@@ -36,7 +36,7 @@ _match_batch: Final = v3_frames.BATCH_READ_REPLY.match
 
 
 def take_reads(buffer: bytes, position: int) -> tuple[list[ReceivedRequest], int]:
-    """The plain reads that are whole at `position`, and where they end."""
+    """Returns the plain reads that are whole at `position`, and where they end."""
     calls: list[ReceivedRequest] = []
     while match := _match_read(buffer, position + LENGTH_BYTES):
         txn_id, priority, size, ledger_id, entry_id = match.groups()
@@ -61,7 +61,7 @@ def take_reads(buffer: bytes, position: int) -> tuple[list[ReceivedRequest], int
 def take_read_replies(
     buffer: bytes, position: int, frame_bytes_max: int
 ) -> tuple[list[ReceivedReply], int]:
-    """The found entries, in the usual form, that are whole at `position`, and where they end."""
+    """Returns the found entries, in the usual form, that are whole at `position`, and where they end."""
     answers: list[ReceivedReply] = []
     view = memoryview(buffer)
     while match := _match_reply(buffer, position + LENGTH_BYTES):
@@ -98,7 +98,7 @@ def take_read_replies(
 
 
 def unpack_batch_reply(buffer: bytes, position: int, end: int) -> ReceivedReply | None:
-    """The batch in the usual form whose frame has its body at `[position:end]`; None: it is in
+    """Returns the batch in the usual form whose frame has its body at `[position:end]`; None: it is in
     another form.
 
     It may be megabytes, of which protobuf would make two more copies. Raises `BadFrame`.

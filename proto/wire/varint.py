@@ -13,7 +13,7 @@ _VARINT_OF_UINT64: Final = rb"(?:[\x80-\xff]{0,8}[\x00-\x7f]|[\x80-\xff]{9}\x01)
 
 
 def message_pattern(pattern: bytes) -> re.Pattern[bytes]:
-    """A verbose expression in which V is a varint less than 2^63, and U one of any uint64."""
+    """Returns a verbose expression in which V is a varint less than 2^63, and U one of any uint64."""
     named = pattern.replace(b"V", _VARINT).replace(b"U", _VARINT_OF_UINT64)
     return re.compile(named, re.DOTALL | re.VERBOSE)
 

@@ -128,7 +128,7 @@ class MetadataService:
             self._say(connection, Expired(session))
 
     def take_batch(self) -> CommitGroup | None:
-        """All changes since the last batch was taken."""
+        """Returns all changes since the last batch was taken."""
         if not self._batch.last_txn:
             return None
         batch, self._batch = self._batch, CommitGroup()
@@ -138,7 +138,7 @@ class MetadataService:
         self._durable_txn = batch.last_txn
 
     def speak(self) -> dict[ConnectionId, list[FromService | HangUp]]:
-        """The messages that may be sent by now, in order."""
+        """Returns the messages that may be sent by now, in order."""
         spoken: dict[ConnectionId, list[FromService | HangUp]] = {}
         while self._said and self._said[0][0] <= self._durable_txn:
             _, connection, message = self._said.popleft()

@@ -59,7 +59,7 @@ class SessionTable:
         known.ends_at_ns = self._listened_ns + known.timeout_ms * 1_000_000
 
     def on_tick(self, now_ns: int) -> list[SessionId]:
-        """The sessions whose time is up, oldest first; they stay until they are closed."""
+        """Returns the sessions whose time is up, oldest first; they stay until they are closed."""
         self._listened_ns += min(now_ns - self._ticked_at_ns, LISTENED_NS_MAX)
         self._ticked_at_ns = now_ns
         return [

@@ -82,12 +82,12 @@ class Tree:
         return None if row is None else Node(row.value, self._nodes.stat(path, row))
 
     def children(self, path: str) -> list[str]:
-        """The children's names, sorted. Raises `NoSuchNode`."""
+        """Returns the children's names, sorted. Raises `NoSuchNode`."""
         self._nodes.existing(path)
         return sorted(self._nodes.children.get(path, ()))
 
     def ephemerals(self, session: SessionId) -> list[str]:
-        """The paths of the session's ephemeral nodes, sorted."""
+        """Returns the paths of the session's ephemeral nodes, sorted."""
         return sorted(self._nodes.ephemerals.get(session, ()))
 
     def rows(self) -> Iterator[tuple[str, NodeRow]]:

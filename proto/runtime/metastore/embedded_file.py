@@ -124,7 +124,7 @@ class StoreFile:
                 await asyncio.sleep(_TRY_AGAIN_S)
 
     async def free_bytes(self) -> int:
-        """Free bytes on the store's disk; the reserve is created again when there is room for it."""
+        """Returns free bytes on the store's disk; the reserve is created again when there is room for it."""
         return await self._run(self._look_for_room)
 
     async def close(self) -> None:
@@ -340,7 +340,7 @@ def _sync(path: str) -> None:
 
 
 def _checksum(contents: Any) -> int:
-    """The checksum of a row without its own: it covers each field, and where it ends."""
+    """Returns the checksum of a row without its own: it covers each field, and where it ends."""
     parts = [part if isinstance(part, bytes) else repr(part).encode() for part in contents]
     return int(google_crc32c.value(b"\0".join(parts))) or 1  # 0 means no row.
 

@@ -238,7 +238,7 @@ class StoreOwner:
 
 @contextlib.contextmanager
 def socket_address(path: str) -> Iterator[str]:
-    """The socket of a store, under a name that fits a socket address however deep it is."""
+    """Returns the socket of a store, under a name that fits a socket address however deep it is."""
     full = f"{path}.sock"
     if len(os.fsencode(full)) <= _SOCKET_PATH_BYTES_MAX:
         yield full
