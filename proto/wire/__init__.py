@@ -1,1 +1,1 @@
-"""BookKeeper's two protocols: frames, messages, digests."""
+"""BookKeeper's two protocols: their frames, messages and digests."""

@@ -1,9 +1,9 @@
-"""Adds, a chunk at a time: what a bookie receives, and its replies.
+"""The adds that a bookie receives, and its replies, a chunk at a time.
 
-Consecutive add frames are journaled as received (W3), so nothing is copied out of them: columns
-describe their entries, in groups of adds that agree in everything except the entry. A group is
-checked once: one look-up of its ledger, one comparison of its key. There is no object for an
-entry. For consecutive entries of one size, three numbers replace a column.
+Consecutive add frames are journaled as received (W3), so nothing is copied out of them. Their
+entries are described by columns, one set for each group of adds that agree in everything except the
+entry. A group is checked as a whole, with one look-up of its ledger and one comparison of its key. There is no
+object for an entry. For consecutive entries of one size, a range replaces a column.
 """
 
 from abc import ABC, abstractmethod
@@ -19,15 +19,16 @@ from rollbook.proto.wire.frame_columns import unpack_int64s
 from rollbook.proto.wire.frames import LENGTH_BYTES, length_at
 from rollbook.proto.wire.messages import Failure
 
-_PACKED_ALIKE_MIN: Final = 16  # The number of adds from which packing them together pays.
+_PACKED_ALIKE_MIN: Final = 16  # With fewer adds, packing them together costs more than it saves.
 
-WRITERS_MAX: Final = 16_384  # The ledgers whose constant part of adds is remembered.
-RUN_MIN: Final = 32  # The number of adds from which columns are cheaper.
-RUN_MAX: Final = 4096  # More than fit into a chunk, unless they are empty.
-_FEW: Final = 128  # The number of adds that are compared first, before all others.
+WRITERS_MAX: Final = 16_384  # The number of ledgers for which the constant part of adds is cached.
+RUN_MIN: Final = 32  # With fewer adds, reading them by columns costs more than it saves.
+RUN_MAX: Final = 4096  # No chunk holds more adds than this, unless they are empty.
+# This many adds are compared first; the others follow only if all of these are alike.
+_FEW: Final = 128
 
 WriterFields = tuple[LedgerId, bytes, bool, bool, bool]
-"""An `AddGroup`'s fields before its columns."""
+"""The fields of an `AddGroup` before its columns."""
 
 
 class AddColumns(NamedTuple):
@@ -40,11 +41,11 @@ class AddColumns(NamedTuple):
 
 
 def count_run(count_like: Callable[[int], int], rows: int) -> int:
-    """Returns how many of `rows` frames are like the first, if `count_like` says how many of the first few
-    are.
+    """Returns how many of `rows` frames are like the first; `count_like(n)` counts them among the
+    first `n`.
 
-    A few frames are compared first, and the others only if all of these are alike: a hostile writer
-    could otherwise cause all later frames to be compared again for each frame.
+    A few frames are compared first, and the others only if all of these few are alike. Otherwise a
+    hostile writer could cause all later frames to be compared again for each frame.
     """
     few = min(_FEW, rows)
     found = count_like(few)
@@ -54,8 +55,8 @@ def count_run(count_like: Callable[[int], int], rows: int) -> int:
 def run_at(
     buffer: bytes, entry_start: int, entry_end: int, size: int, rows: int, entry_id: int
 ) -> AddColumns:
-    """Returns the columns of `rows` adds of `size` bytes, known to be alike; the first one's entry
-    is at `entry_start`.
+    """Returns the columns of `rows` adds of `size` bytes that are known to be alike. The entry of
+    the first add is at `entry_start`.
     """
     by = rows * size
     return AddColumns(
@@ -68,16 +69,16 @@ def run_at(
 
 @dataclass(slots=True)
 class AddGroup(ABC):
-    """Adds of one writer to one ledger, as columns: position `i` of each is one entry."""
+    """Adds of one writer to one ledger, as columns: position `i` of each column belongs to the same entry."""
 
     ledger_id: LedgerId
     ledger_key: bytes
-    is_recovery: bool  # Passes a fence.
+    is_recovery: bool  # Adds of a recovery pass a fence.
     is_high_priority: bool
-    is_sync_deferred: bool  # May be answered before it is durable.
+    is_sync_deferred: bool  # The adds may be answered before they are durable.
     entry_ids: Sequence[EntryId] = ()
     lacs: Sequence[EntryId] = ()
-    starts: Sequence[int] = ()  # Where in the buffer the entries are.
+    starts: Sequence[int] = ()  # The entries' positions in the buffer.
     ends: Sequence[int] = ()
 
     @property
@@ -87,12 +88,12 @@ class AddGroup(ABC):
 
     @abstractmethod
     def pack_replies(self, error: Failure = None) -> bytes:
-        """Packs one result for all of the adds, in their protocol version."""
+        """Packs the replies to all adds, with one result for all of them, in their protocol version."""
 
 
 @dataclass(slots=True)
 class Adds:
-    """A stretch of whole add frames, all of one protocol version, at `buffer[start:end]`."""
+    """Consecutive whole add frames of one protocol version, at `buffer[start:end]`."""
 
     buffer: bytes
     start: int
@@ -108,9 +109,9 @@ class Adds:
         return sum(len(group.entry_ids) for group in self.groups)
 
     def frames_of(self, groups: Sequence[AddGroup]) -> bytes:
-        """Returns the frames of these groups alone, in the order in which they came.
+        """Returns only the frames of these groups, in the order in which they came.
 
-        It is used if one of the adds is refused, since that must not reach the journal.
+        It is used if one of the adds is refused, since a refused add must not reach the journal.
         """
         kept: list[bytes] = []
         position = self.start
@@ -127,18 +128,19 @@ class AddReplies(NamedTuple):
 
     error: Failure
     ledger_id: LedgerId
-    entry_ids: Sequence[EntryId]  # A range, if they are many consecutive ones.
+    entry_ids: Sequence[EntryId]  # A range, if there are many entries and they are consecutive.
 
 
 ENTRY_BYTES_SLACK: Final = 512
-"""An entry must be this far below the frame limit: as a reply to a read, in either protocol, it
-has more bytes around it than in its add."""
+"""An entry must be this many bytes below the frame limit: in either protocol, the reply to a read
+has more bytes around an entry than its add had.
+"""
 
 
 class AddPacker(ABC):
-    """Builds the adds of one writer to one ledger, each once for all bookies.
+    """Builds the adds of one writer to one ledger. Each frame is built once, and sent to all bookies.
 
-    Bookies accept adds of a recovery also for ledgers that are fenced.
+    If they are adds of a recovery, bookies accept them even for a fenced ledger.
     """
 
     def __init__(self, ledger_key: bytes, digest: LedgerDigest, frame_bytes_max: int) -> None:
@@ -156,7 +158,7 @@ class AddPacker(ABC):
         ledger_length: int,
         payload: bytes,
     ) -> bytes:
-        """Returns the frame, its digest included. Raises `EntryTooLarge`."""
+        """Returns the frame of an add, with the entry's digest. Raises `EntryTooLarge`."""
 
     def pack_all(
         self,
@@ -165,7 +167,7 @@ class AddPacker(ABC):
         ledger_lengths: Sequence[int],
         payloads: Sequence[bytes],
     ) -> list[bytes]:
-        """Returns the frames of consecutive entries: many of one size at half the cost of each."""
+        """Returns the frames of consecutive entries. If there are many of one size, each costs half as much."""
         entry_ids = range(first_entry, first_entry + len(payloads))
         heads = None
         if len(payloads) >= _PACKED_ALIKE_MIN and len(set(map(len, payloads))) == 1:
@@ -187,7 +189,7 @@ class AddPacker(ABC):
     def _pack_heads(
         self, first_entry: EntryId, count: int, payload_bytes: int
     ) -> Iterable[bytes] | None:
-        """Returns the bytes before the entries of such frames, or None if they are not all of one shape."""
+        """Returns the bytes before the entry of each frame, or None if the frames are not all of one shape."""
 
     def _too_large(self, payload: bytes) -> EntryTooLarge:
         return EntryTooLarge(

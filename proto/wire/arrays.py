@@ -1,4 +1,6 @@
-"""Makes arrays of equidistant numbers at once: the columns of a memtable, and of adds that look alike."""
+"""Makes an array of equidistant numbers in one step, for the columns of a memtable and of adds that
+look alike.
+"""
 
 import sys
 from array import array
@@ -8,15 +10,15 @@ from typing import Final, Literal
 
 from rollbook.proto.wire.adds import RUN_MAX
 
-_COUNT_MIN: Final = 32  # The number of values from which this is cheaper than a loop.
-_COUNT_MAX: Final = RUN_MAX  # The most values for which large numbers are prepared.
+_COUNT_MIN: Final = 32  # With fewer values, a loop is cheaper.
+_COUNT_MAX: Final = RUN_MAX  # The large numbers are prepared for at most this many values.
 _IS_LITTLE: Final = sys.byteorder == "little"
 
 
 def array_of(typecode: Literal["I", "q"], values: range) -> "array[int]":
-    """Like `array(typecode, values)`, of numbers that are not negative, at a fifth of the cost.
+    """Returns `array(typecode, values)` at a fifth of the cost. The numbers must not be negative.
 
-    They are side by side in one large number, which is made by one multiplication and one
+    All of them are side by side in one large number, which is made by one multiplication and one
     addition.
     """
     count = len(values)
@@ -34,7 +36,9 @@ def array_of(typecode: Literal["I", "q"], values: range) -> "array[int]":
 
 @cache
 def _side_by_side(typecode: str) -> tuple[int, int, int]:
-    """Ones, and the numbers from 0 on, as many as there may be; and the bytes of each."""
+    """Returns two large numbers, one with a 1 and the other with the numbers from 0 on in its
+    places, and the size of a place in bytes.
+    """
     item_bytes = array(typecode).itemsize
     ones, numbers = (
         b"".join(each.to_bytes(item_bytes, "little") for each in column)

@@ -1,19 +1,19 @@
-"""Entries and LAC packets: their layout, and the digest that protects them. Big-endian.
+"""The layout of entries and LAC packets, and the digest that protects them. Big-endian.
 
     entry:       0 i64 ledger id · 8 i64 entry id · 16 i64 LAC · 24 i64 length · 32 digest · payload
     LAC packet:  0 i64 ledger id · 8 i64 LAC · 16 digest
 
-Before each field is its position in bytes. The LAC is the one that the writer knew when it sent
-the entry, -1 for none; the length counts the payload bytes of the ledger up to and including this
-entry. The digest covers all bytes but its own:
+The number before each field is its position in bytes. The LAC is the last add confirmed that the
+writer knew when it sent the entry, or -1 if it knew none. The length counts the payload bytes of
+the ledger up to and including this entry. The digest covers all bytes except its own:
 
     CRC32C  4 bytes      CRC32  8 bytes, zero-extended      HMAC  20 bytes, SHA-1      DUMMY  none
 
-Two keys come from a ledger's password: SHA-1 of `ledger` and the password is shown to bookies and
-guards the ledger; SHA-1 of `mac` and the password keys HMAC and is never sent.
+Two keys come from a ledger's password: SHA-1 of `ledger` and the password is sent to bookies and
+guards the ledger; SHA-1 of `mac` and the password is the key of HMAC and is never sent.
 
-Copies of one entry need not be equal byte by byte: a client that writes an entry again stamps the
-LAC that it knows.
+Copies of one entry need not be equal byte by byte: a client that writes an entry again puts the LAC
+that it knows into it.
 """
 
 import hashlib
@@ -35,7 +35,7 @@ _SMALL: Final = 16 * 1024
 
 _ENTRY_HEADER: Final = struct.Struct(">qqqq")
 _LAC_HEADER: Final = struct.Struct(">qq")
-# The beginnings of an entry header, for readers of one, two or three of its fields.
+# The first fields of an entry header, for code that reads one, two or three of them.
 _LEDGER_ID: Final = struct.Struct(">q")
 _ENTRY_IDS: Final = struct.Struct(">qq")
 _ENTRY_IDS_AND_LAC: Final = struct.Struct(">qqq")
@@ -56,7 +56,7 @@ _pack_crc32c: Final = struct.Struct(">I").pack
 
 
 def ledger_key(password: bytes) -> bytes:
-    """Returns the key of a ledger; BookKeeper calls it the master key."""
+    """Returns the key of a ledger, which BookKeeper calls the master key."""
     return hashlib.sha1(b"ledger" + password, usedforsecurity=False).digest()
 
 
@@ -99,7 +99,7 @@ def _dummy(_header: bytes, _payload: bytes) -> bytes:
 
 
 DigestOf = Callable[[bytes, bytes], bytes]
-"""The digest of a header and the payload after it, stored between the two."""
+"""A function that returns the digest of a header and its payload; it is stored between the two."""
 
 
 def digest_function(kind: DigestType, password: bytes) -> DigestOf:
@@ -128,11 +128,11 @@ class LedgerDigest:
         self.kind = kind
         self.ledger_id = ledger_id
         self.digest = digest_function(kind, password)
-        # The bytes of an entry beyond its payload.
+        # The number of bytes that an entry has beyond its payload.
         self.overhead_bytes = ENTRY_HEADER_BYTES + kind.size
 
     def digests(self, headers: Sequence[bytes], payloads: Iterable[bytes]) -> Iterable[bytes]:
-        """Returns the digest of each entry."""
+        """Returns the digests of several entries, one for each header and payload."""
         if self.kind is not DigestType.CRC32C:
             return map(self.digest, headers, payloads)
         of_headers = map(google_crc32c.value, headers)
@@ -141,17 +141,16 @@ class LedgerDigest:
     def pack_before_payload(
         self, entry_id: EntryId, last_add_confirmed: EntryId, ledger_length: int, payload: bytes
     ) -> bytes:
-        """Returns the header and digest of an entry, which its payload follows."""
+        """Returns the header and digest of an entry: all bytes before its payload."""
         header = pack_entry_header(self.ledger_id, entry_id, last_add_confirmed, ledger_length)
         return header + self.digest(header, payload)
 
     def unpack_entry(self, body: Buffer, entry_id: EntryId | None) -> Entry:
         """Verifies and unpacks an entry. Raises `DigestMismatch` unless these are exactly the bytes
-        that were packed for it (W4).
-
-        `entry_id` None accepts any entry of the ledger, as in the reply to a read of the last
-        entry. Of a large entry only the payload is copied; a small one is copied whole first,
-        since slicing a view costs more than copying these bytes.
+        that were packed for the entry (W4). With `entry_id` None it accepts any entry of the
+        ledger, for the reply to a read of the last entry. If the entry is large, only its payload
+        is copied. A small entry is first copied whole, since slicing a view costs more than copying
+        so few bytes.
         """
         if len(body) < _SMALL:
             body = bytes(body)

@@ -1,4 +1,4 @@
-"""The entries of a batch, in both protocols: (i32 size, the entry as stored)*, big-endian."""
+"""The entries of a batch in both protocols: (i32 size, the entry as stored)*, big-endian."""
 
 import struct
 from collections.abc import Collection, Iterator, Sequence
@@ -9,7 +9,8 @@ from rollbook.proto.errors import BadFrame
 from rollbook.proto.ports import Buffer
 from rollbook.proto.wire.digest import ENTRY_HEADER_BYTES
 
-LARGE_BYTES: Final = 64 * 1024  # The size from which a copy costs more than separate handling.
+# From this size on, copying an entry costs more than handling it separately.
+LARGE_BYTES: Final = 64 * 1024
 _SIZE: Final = struct.Struct(">i")
 SIZE_BYTES: Final = _SIZE.size
 
@@ -20,14 +21,16 @@ def pack_bodies(bodies: Collection[Buffer]) -> Iterator[Buffer]:
 
 
 def join_bodies(bodies: Sequence[Buffer]) -> bytes:
-    """Like `pack_bodies`, but joined. For bodies of one size, as is usual, it costs half as much."""
+    """Does the same as `pack_bodies`, but joins the result. For bodies of one size, the usual case,
+    it costs half as much.
+    """
     if len(set(map(len, bodies))) != 1:
         return b"".join(pack_bodies(bodies))
     return _SIZE.pack(len(bodies[0])).join((b"", *bodies))
 
 
 def unpack_bodies(data: bytes, position: int, end: int) -> Iterator[memoryview]:
-    """Yields entries. Refuses entries shorter than a header, since a view takes fifty times their size."""
+    """Yields entries. Entries shorter than a header are refused, since a view takes fifty times their size."""
     view = memoryview(data)
     while position < end:
         if end - position < _SIZE.size:

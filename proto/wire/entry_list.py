@@ -1,14 +1,15 @@
-"""Which entries of a ledger a bookie holds, as ranges (GET_LIST_OF_ENTRIES_OF_LEDGER). Big-endian.
+"""A list of the entries of a ledger that a bookie holds, as ranges (GET_LIST_OF_ENTRIES_OF_LEDGER). Big-endian.
 
     i32 version, 0 · i32 number of groups · 56 zero bytes
     a group:  i64 first start · i64 last start · i32 size · i32 period
 
-A group stands for runs of `size` consecutive ids that start at `first_start`, one period later,
-…, `last_start`; without a period there is one run. Groups are in ascending order and never
-overlap. As in Java, packing writes a group for each run and no periods; unpacking accepts both.
+A group stands for runs of `size` consecutive ids. The first run starts at `first_start`, each
+further one a period later, and the last one at `last_start`; if the period is 0, there is one run.
+Groups are in ascending order and never overlap. As in Java, packing writes a group for each run and
+no periods; unpacking accepts groups with periods, too.
 
-Groups are never expanded, since 24 bytes can claim 2^63 entries, and stay packed, since a frame
-full of them would be ten times its size as objects.
+Groups are never expanded, since 24 bytes can claim 2^63 entries. They stay packed, since the
+objects for a full frame of groups would take ten times its size.
 """
 
 import struct
@@ -24,7 +25,7 @@ _VERSION: Final = 0
 _HEADER: Final = struct.Struct(">ii56x")
 _GROUP: Final = struct.Struct(">qqii")
 ENTRY_GROUP_BYTES: Final = _GROUP.size
-_SIZE_MAX: Final = 2**31 - 1  # An i32; a longer run takes several groups.
+_SIZE_MAX: Final = 2**31 - 1  # The size is an i32; a longer run takes several groups.
 _ENTRY_ID_MAX: Final = 2**63 - 1
 
 
@@ -39,7 +40,7 @@ class EntryGroup(NamedTuple):
         return EntryId(self.last_start + self.size - 1)
 
     @property
-    def runs(self) -> int:  # `len(starts)` would fail from 2^63 on.
+    def runs(self) -> int:  # `len(starts)` would fail for 2^63 and more.
         return 1 + (self.last_start - self.first_start) // (self.period or 1)
 
     @property
@@ -53,7 +54,7 @@ class EntryGroup(NamedTuple):
         return (ahead % self.period if self.period else ahead) < self.size
 
     def is_sound(self) -> bool:
-        """Returns whether the group has only values that the arithmetic above handles."""
+        """Returns whether all values of the group are in the ranges that the arithmetic above handles."""
         first, last, size, period = self
         if not 0 <= first <= last <= _ENTRY_ID_MAX - size + 1 or size < 1:
             return False
@@ -64,11 +65,11 @@ class EntryGroup(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class EntryList:
-    packed: bytes  # The groups, sound and in order.
+    packed: bytes  # The packed groups, all of them sound and in order.
 
     @classmethod
     def of(cls, entry_ids: Iterable[EntryId]) -> Self:
-        """`entry_ids` must ascend strictly."""
+        """Makes a list of these entries. `entry_ids` must ascend strictly."""
         groups = bytearray()
         start, size = 0, 0
         for entry_id in entry_ids:
@@ -85,7 +86,9 @@ class EntryList:
 
     @classmethod
     def of_ranges(cls, ranges: Iterable[tuple[int, int]]) -> Self:
-        """Makes a list of ranges, each its first and last entry; they ascend and do not touch."""
+        """Makes a list of ranges, each a pair of first and last entry. The ranges must ascend, with
+        gaps between them.
+        """
         groups = bytearray()
         for first, last in ranges:
             for start in range(first, last + 1, _SIZE_MAX):
@@ -105,12 +108,14 @@ class EntryList:
         return group is not None and group.holds(entry_id)
 
     def group_at(self, entry_id: EntryId) -> EntryGroup | None:
-        """Returns the last group that begins at this entry or before; no other group can hold the entry."""
+        """Returns the last group that begins at or before this entry; no other group can hold the entry."""
         at = bisect_right(range(len(self.packed) // _GROUP.size), entry_id, key=self._first_start)
         return self._group(at - 1) if at > 0 else None
 
     def ranges(self) -> Iterator[tuple[EntryId, EntryId]]:
-        """Returns first and last entry of each run, ascending; may go on for as long as a group claims."""
+        """Returns the first and last entry of each run, in ascending order. A group may claim very
+        many runs.
+        """
         for group in self.groups:
             for start in group.starts:
                 yield EntryId(start), EntryId(start + group.size - 1)

@@ -1,9 +1,9 @@
-"""Compares frames that look alike together, and reads them by columns, instead of one by one.
+"""Compares frames that look alike all at once, and reads them by columns instead of one by one.
 
-The bytes at one place in all frames are one slice of the buffer, and comparing that slice with the
+The bytes at one place in all frames are one slice of the buffer, and comparing this slice with the
 expected bytes costs almost nothing for each frame. Frames without a payload are compared with the
-first one by one large number: their differences, under a mask that leaves out their varints except
-for the bits that give the lengths of these.
+first frame as large numbers. A mask removes the values of their varints from the difference, but
+keeps the bits that give the varints' lengths.
 """
 
 import struct
@@ -17,17 +17,18 @@ from typing import Final
 
 from rollbook.proto.wire.varint import unpack_varint
 
-_ROWS: Final = 32  # Frames compared at once. More frames: larger numbers, which cost more per byte.
+# Frames compared at once. Larger: the numbers get larger, and cost more per byte.
+_ROWS: Final = 32
 
 
 def count_alike(
     buffer: bytes, position: int, size: int, rows: int, varints: tuple[range, ...]
 ) -> int:
-    """Returns how many frames of `size`, from the one at `position` on and at most `rows`, are like that
-    one.
+    """Returns how many frames, from the one at `position` on, are like that frame; looks at `rows`
+    frames of `size` bytes.
 
     Frames are alike if they agree in everything except the values of the varints at these places;
-    the lengths of the varints must agree. All the rows are within the buffer.
+    the lengths of the varints must agree. All rows must be within the buffer.
     """
     model = buffer[position : position + size]
     for first in range(0, rows, _ROWS):
@@ -51,9 +52,10 @@ def _mask(size: int, rows: int, varints: tuple[range, ...]) -> int:
 
 
 def unpack_column(buffer: bytes, position: int, size: int, rows: int, length: int) -> list[int]:
-    """Returns the varints of this length at this place of a frame and of the following ones.
+    """Returns the varints of this length that are at the same place of consecutive frames, from the
+    one at `position` on.
 
-    Their high bytes seldom change from row to row, since as a rule these are numbers in order.
+    As a rule the numbers are consecutive, so their high bytes seldom change from row to row.
     """
     end = position + rows * size
     low = buffer[position:end:size]
@@ -75,7 +77,7 @@ def unpack_column(buffer: bytes, position: int, size: int, rows: int, length: in
 
 
 # --- Frames with a payload ------------------------------------------------------------------------
-# Each of these looks at `rows` whole frames of `size` bytes, of which the first begins at `position`.
+# Each of these functions looks at `rows` whole frames of `size` bytes; the first begins at `position`.
 
 _BYTES: Final = bytes(range(0x100))
 _LOW_BITS: Final = _BYTES[:0x80]
@@ -111,11 +113,12 @@ def unpack_int64s(buffer: bytes, position: int, size: int, rows: int) -> "array[
 
 
 def count_int64s_on(buffer: bytes, position: int, size: int, rows: int) -> int:
-    """Returns how many of these numbers are consecutive from the first."""
+    """Returns how many of the numbers at the beginning of each frame are consecutive, from the first on."""
     (first,) = _int64_at(buffer, position)
     rows = min(rows, _INT64_MAX - first + 1)
     expected = pack_int64s_on(first, rows)
-    for place in reversed(range(_INT64_BYTES)):  # Low bytes differ first.
+    # The low bytes are compared first, since they differ first.
+    for place in reversed(range(_INT64_BYTES)):
         column = buffer[position + place : position + rows * size : size]
         if column != expected[place][:rows]:
             rows = _alike(column, expected[place])
@@ -123,9 +126,10 @@ def count_int64s_on(buffer: bytes, position: int, size: int, rows: int) -> int:
 
 
 def pack_int64s_on(first: int, rows: int) -> list[bytes]:
-    """Returns consecutive big-endian numbers from `first`, byte by byte."""
+    """Returns consecutive big-endian numbers from `first` on, as one column for each of their bytes."""
     changed = first ^ first + rows - 1
-    moving = -(-changed.bit_length() // 8)  # The low bytes that change: usually one or two.
+    # The number of low bytes that change, usually one or two.
+    moving = -(-changed.bit_length() // 8)
     still = first.to_bytes(_INT64_BYTES, "big")[: _INT64_BYTES - moving]
     columns = [still[place : place + 1] * rows for place in range(len(still))]
     columns += [_digits(first, rows, 8 * place, _BYTES) for place in reversed(range(moving))]
@@ -135,7 +139,7 @@ def pack_int64s_on(first: int, rows: int) -> list[bytes]:
 def count_varints_on(
     buffer: bytes, position: int, size: int, rows: int, length: int, first: int
 ) -> int:
-    """Returns how many frames begin with consecutive varints of this length, from `first` on."""
+    """Returns how many frames begin with consecutive varints of this length, of which the first is `first`."""
     rows = min(rows, (1 << 7 * length) - first)
     for place in range(length):
         column = buffer[position + place : position + rows * size : size]
@@ -146,7 +150,7 @@ def count_varints_on(
 
 
 def pack_varints_on(first: int, rows: int, length: int) -> list[bytes]:
-    """Returns consecutive varints of this length from `first`, byte by byte."""
+    """Returns consecutive varints of this length from `first` on, as one column for each of their bytes."""
     return [_varint_column(first, rows, place, length) for place in range(length)]
 
 
@@ -155,8 +159,8 @@ def _varint_column(first: int, rows: int, place: int, length: int) -> bytes:
 
 
 def _digits(first: int, rows: int, shift: int, words: bytes) -> bytes:
-    """Returns the bits at `shift` of consecutive numbers from `first`: a run of them is looked up for each
-    value.
+    """Returns the bits at `shift` of consecutive numbers from `first` on. Equal values follow one
+    another, and each such run takes one look-up.
     """
     values = len(words)
     at = first >> shift & values - 1
@@ -173,8 +177,8 @@ def _digits(first: int, rows: int, shift: int, words: bytes) -> bytes:
 def varint_columns(
     buffer: bytes, position: int, size: int, rows: int, length: int
 ) -> tuple[list[bytes], int]:
-    """Returns the bytes where the first begins with a varint of this length, byte by byte; and how many
-    of them have one of the same length there.
+    """Returns the columns of a varint of this length at the beginning of the frames, one for each
+    byte, and how many frames have a varint of this length there.
     """
     end = position + rows * size
     columns = [buffer[position + place : end : size] for place in range(length)]
@@ -187,5 +191,5 @@ def varint_columns(
 
 
 def _alike(column: bytes, expected: bytes) -> int:
-    """Returns how many bytes at the beginning of both are equal."""
+    """Returns how many bytes at the beginning of both texts are equal."""
     return next(compress(count(), map(ne, column, expected)), min(len(column), len(expected)))

@@ -1,13 +1,12 @@
-"""Frames: `u32 length`, big-endian, then that many bytes. Both protocols, both directions.
-
-The limit includes the length's own four bytes, as in Java, and is checked before anything is
-stored: a peer can make us keep one frame of the limit and one chunk, whatever lengths it claims
-(W1).
+"""A frame is `u32 length`, big-endian, and then that many bytes. Both protocols use it in both
+directions. The limit includes the length's own four bytes, as in Java, and is checked before
+anything is stored: whatever lengths a peer claims, it can make us keep at most one frame of this
+size and one chunk (W1).
 
 The first byte of a frame's body shows its protocol: version 3 always begins with the tag of its
-header, version 2 with its version number. Java tries to parse the body as version 3 and falls
-back to version 2 for the rest of the connection; deciding for each frame is a strict superset,
-since no version 2 header that Java accepts begins with that tag.
+header, version 2 with its version number. Java tries to parse the body as version 3 and falls back
+to version 2 for the rest of the connection. Deciding for each frame accepts everything that Java
+accepts, since no version 2 header that Java accepts begins with that tag.
 """
 
 import struct
@@ -31,13 +30,13 @@ def pack_frame(body: bytes) -> bytes:
 class FrameBuffer:
     """Keeps the beginning of a frame at the end of a chunk for the next chunk.
 
-    A parser works on `join(chunk)` from the start, takes whole frames with `frame_end`, and
-    gives the position of the first incomplete frame back to `keep`.
+    A parser reads `join(chunk)` from the start, takes whole frames with `frame_end`, and passes the
+    position of the first incomplete frame to `keep`.
     """
 
     def __init__(self, frame_bytes_max: int = FRAME_BYTES_MAX) -> None:
         self.frame_bytes_max = frame_bytes_max
-        # A list of pieces would cost more memory if a peer sends byte by byte.
+        # If a peer sends byte by byte, a list of pieces would cost more memory.
         self._held = bytearray()
         self._needed = 0
 
@@ -46,7 +45,7 @@ class FrameBuffer:
         return len(self._held)
 
     def join(self, chunk: bytes) -> bytes:
-        """Returns the bytes from the next frame on; empty while that frame is known to be incomplete."""
+        """Returns the bytes from the next frame on, or no bytes while that frame is known to be incomplete."""
         if not self._held:
             return chunk
         if len(self._held) + len(chunk) < self._needed:
@@ -57,7 +56,7 @@ class FrameBuffer:
         return buffer
 
     def frame_end(self, buffer: bytes, position: int) -> int:
-        """Returns where the frame at `position` ends; -1 if it is incomplete. Raises `BadFrame`."""
+        """Returns where the frame at `position` ends, or -1 if the frame is incomplete. Raises `BadFrame`."""
         if len(buffer) - position < LENGTH_BYTES:
             return -1
         size = LENGTH_BYTES + length_at(buffer, position)[0]
@@ -69,8 +68,11 @@ class FrameBuffer:
         return position + size if position + size <= len(buffer) else -1
 
     def keep(self, buffer: bytes, position: int) -> None:
-        """Keeps the bytes from `position` on: the beginning of one frame, whose length has been checked."""
-        if position == len(buffer):  # Also while `join` returns nothing: kept bytes stay.
+        """Keeps the bytes from `position` on, which are the beginning of one frame whose length has
+        been checked.
+        """
+        # This is also the case while `join` returns nothing: kept bytes stay.
+        if position == len(buffer):
             return
         self._held += memoryview(buffer)[position:]
         self._needed = LENGTH_BYTES
@@ -78,18 +80,20 @@ class FrameBuffer:
             self._needed += length_at(buffer, position)[0]
 
     def drop(self) -> None:
-        """Drops the kept bytes; no more bytes will arrive."""
+        """Drops the kept bytes, since no more bytes will arrive."""
         self._held = bytearray()
 
 
 class FrameDecoder:
-    """Frames one by one, for callers that do not need them a chunk at a time."""
+    """Splits a stream into frames one by one, for callers that do not need whole chunks."""
 
     def __init__(self, frame_bytes_max: int = FRAME_BYTES_MAX) -> None:
         self._frames = FrameBuffer(frame_bytes_max)
 
     def feed(self, chunk: bytes) -> list[bytes]:
-        """Returns the bodies of the frames that this chunk completes. After `BadFrame` it is useless."""
+        """Returns the bodies of the frames that this chunk completes. After `BadFrame` the stream
+        cannot be used any more.
+        """
         buffer, position, bodies = self._frames.join(chunk), 0, []
         while (end := self._frames.frame_end(buffer, position)) >= 0:
             bodies.append(buffer[position + LENGTH_BYTES : end])

@@ -1,9 +1,9 @@
-"""The messages between clients and bookies, whichever protocol carries them.
+"""The messages between clients and bookies, the same for both protocols.
 
 Adds and their replies are handled a chunk at a time (`rollbook.proto.wire.adds`); the single adds
-here are for unusual forms that the hot path does not handle. The error of a reply is a class of
-`rollbook.proto.errors`, None for success; its code on the wire is for the protocol's module.
-Version 2 has only Read, BatchRead and Auth, BookKeeper's version 3 has no BatchRead.
+in this module are for unusual forms that the hot path does not handle. The error of a reply is a
+class of `rollbook.proto.errors`, or None for success; the module of each protocol gives it a code.
+Version 2 has only Read, BatchRead and Auth; BookKeeper's version 3 has no BatchRead.
 """
 
 from dataclasses import dataclass
@@ -18,18 +18,20 @@ from rollbook.proto.wire.entry_list import EntryList
 Failure = type[RollbookError] | None
 
 AUTH_DISABLED_PLUGIN = "AuthDisabledPlugin"
-"""A bookie without authentication returns Auth requests under this name."""
+"""A bookie without authentication sends back Auth requests that have this name."""
 
 IDENTITY_PLUGIN = "rollbook.identity"
-"""Auth requests under this name return the bookie's id as payload. An extension of ours."""
+"""The reply to an Auth request with this name has the bookie's id as its payload. This is
+Rollbook's extension.
+"""
 
 
 class BookieOperation(IntEnum):
-    """Numbered as in version 3."""
+    """The operations, numbered as in version 3."""
 
     READ = 1
     ADD = 2
-    RANGE_READ = 3  # Never used by anyone, like RANGE_ADD.
+    RANGE_READ = 3  # No peer uses it, nor RANGE_ADD.
     RANGE_ADD = 4
     AUTH = 5
     WRITE_LAC = 6
@@ -38,19 +40,20 @@ class BookieOperation(IntEnum):
     START_TLS = 9
     FORCE_LEDGER = 10
     LIST_ENTRIES = 11
-    BATCH_READ = 12  # Rollbook's extension of version 3.
+    BATCH_READ = 12  # In version 3 this is Rollbook's extension.
 
 
 # --- Requests ---------------------------------------------------------------------------------
 
 
 class EntryRead(NamedTuple):
-    """A read of one entry. It is a tuple, because there are tens of thousands of reads.
+    """A read of one entry. It is a tuple for speed: there are tens of thousands of reads.
 
-    `entry_id` NO_ENTRY asks for the entry with the highest id. `previous_lac` makes it a long
-    poll: it waits up to `timeout_ms` until the ledger's LAC is above, and with `piggyback`
-    returns the entry after it. `following_bytes_max` is an extension: it returns some of the
-    confirmed entries after that one, too; a bookie that does not know it returns none.
+    `entry_id` NO_ENTRY asks for the entry with the highest id. `previous_lac` makes it a long poll:
+    it waits up to `timeout_ms` until the ledger's LAC is higher, and with `piggyback` returns the
+    entry after `previous_lac`. `following_bytes_max` is Rollbook's extension: the reply also has
+    some of the confirmed entries after that entry. A bookie that does not know the extension
+    returns none of them.
     """
 
     ledger_id: LedgerId
@@ -77,14 +80,15 @@ class Add:
 class BatchRead:
     """A read of consecutive entries; a bookie may always return fewer than requested.
 
-    `is_sparse` skips missing entries, as where a bookie holds every other entry: then `count_max`
-    counts ids. It is an extension; a bookie that does not know it stops at the first gap.
+    `is_sparse` skips missing entries, for example where a bookie holds every other entry;
+    `count_max` then counts ids. It is Rollbook's extension: a bookie that does not know it stops at
+    the first gap.
     """
 
     ledger_id: LedgerId
     first_entry: EntryId
     request_id: int
-    count_max: int  # 0 or less: as many as fit.
+    count_max: int  # 0 or less means as many as fit.
     bytes_max: int
     ledger_key: bytes | None = None
     fence: bool = False
@@ -102,7 +106,7 @@ class WriteLac:
     ledger_id: LedgerId
     last_add_confirmed: EntryId
     ledger_key: bytes
-    packet: bytes  # The result of `LedgerDigest.pack_lac`; stored verbatim.
+    packet: bytes  # The result of `LedgerDigest.pack_lac`, which the bookie stores unchanged.
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +137,7 @@ class StartTls:
 
 @dataclass(frozen=True, slots=True)
 class Unknown:
-    """An unknown operation, or one without its particulars."""
+    """A request with an unknown operation, or without the message of its operation."""
 
 
 Request = (
@@ -155,8 +159,9 @@ Request = (
 
 
 class ReadReply(NamedTuple):
-    """Ids echo the request, except for a long poll that returns an entry: then it is the
-    entry's."""
+    """The reply to a read. Its ids are those of the request; if a long poll returns an entry,
+    `entry_id` is that of the entry.
+    """
 
     error: Failure
     ledger_id: LedgerId
@@ -230,19 +235,22 @@ class StartTlsReply:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """An error and nothing else: the operation is not known, or the client is not authenticated."""
+    """A reply with an error and nothing else: the operation is not known, or the client is not
+    authenticated.
+    """
 
     error: type[RollbookError]
 
 
 @dataclass(frozen=True, slots=True)
 class PackedBatch:
-    """A `BatchReadReply` that a bookie packs from its entries; on the wire there is no difference."""
+    """A `BatchReadReply` that a bookie packs from its entries; as bytes the two are equal."""
 
     ledger_id: LedgerId
     first_entry: EntryId
     request_id: int
-    pieces: tuple[bytes, ...]  # The result of `pack_bodies` for the entries, cut anywhere.
+    # The result of `pack_bodies` for the entries, cut into pieces anywhere.
+    pieces: tuple[bytes, ...]
     error: None = None
 
 
@@ -263,7 +271,7 @@ Reply = (
 
 
 def refusal_of(request: Request, error: type[RollbookError]) -> Reply:
-    """Returns the reply that names the request's ids, as clients expect of every failure, and the error."""
+    """Returns the reply with this error and the request's ids, which clients expect in every failure."""
     match request:
         case EntryRead(ledger_id, entry_id):
             return ReadReply(error, ledger_id, entry_id)
@@ -291,34 +299,36 @@ def refusal_of(request: Request, error: type[RollbookError]) -> Reply:
 
 
 class ReplyHeader(Protocol):
-    """The parts of a request that its reply must repeat, and in which protocol version."""
+    """The parts of a request that its reply must repeat, and the protocol version of the reply."""
 
     @property
     def is_supported(self) -> bool:
-        """Whether the version is supported; otherwise the only reply is UnsupportedVersion."""
+        """Tells whether the version is supported. If it is not, the only reply is UnsupportedVersion."""
 
     def pack(self, reply: Reply) -> bytes:
-        """Returns the reply's frame; empty if the protocol cannot express it: the connection is then closed."""
+        """Returns the reply's frame. It is empty if the protocol cannot express the reply; then the
+        connection is closed.
+        """
 
     def pack_in_pieces(self, reply: Reply) -> list[Buffer]:
-        """Like `pack`, in pieces: large bodies are not copied."""
+        """Does the same as `pack`, but returns pieces, so that large bodies are not copied."""
 
 
 class ReceivedRequest(NamedTuple):
-    """A request as a bookie receives it. It is a tuple, because there are tens of thousands of reads."""
+    """A request as a bookie receives it. It is a tuple for speed: there are tens of thousands of reads."""
 
     request: Request
     is_high_priority: bool
     origin: ReplyHeader
 
     def answer(self, reply: Reply) -> bytes:
-        """Returns the frame to send; empty if the protocol cannot express the reply: then close the
-        connection.
+        """Returns the frame to send. If it is empty, the protocol cannot express the reply: then
+        close the connection.
         """
         return self.origin.pack(reply)
 
     def answer_in_pieces(self, reply: Reply) -> list[Buffer]:
-        """Like `answer`, in pieces: large bodies are not copied."""
+        """Does the same as `answer`, but returns pieces, so that large bodies are not copied."""
         return self.origin.pack_in_pieces(reply)
 
     def refuse(self, error: type[RollbookError]) -> bytes:
@@ -328,7 +338,7 @@ class ReceivedRequest(NamedTuple):
 class ReceivedReply(NamedTuple):
     """A reply as a client receives it.
 
-    `txn_id` identifies the request. In version 2 it is None, and the reply's ids identify the request.
+    `txn_id` identifies the request; in version 2 it is None, and the reply's ids identify the request instead.
     """
 
     txn_id: int | None

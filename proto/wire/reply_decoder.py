@@ -1,4 +1,4 @@
-"""Decodes the bytes that a client receives on one connection to replies; replies to adds are columns."""
+"""Decodes the bytes that a client receives on one connection into replies. Replies to adds become columns."""
 
 from rollbook.proto.wire import v2, v2_adds, v3, v3_adds, v3_reads
 from rollbook.proto.wire.adds import AddReplies
@@ -7,9 +7,10 @@ from rollbook.proto.wire.messages import AddReply, ReceivedReply
 
 
 class ReplyDecoder:
-    """One connection's bytes, handled as they arrive. After `BadFrame` it must be closed.
+    """Decodes the bytes of one connection as they arrive. After `BadFrame` the connection must be closed.
 
-    Bodies of entries are views of the received bytes: keeping one keeps all of them in memory.
+    The bodies of entries are views of the received bytes, so one body that is kept keeps all these
+    bytes in memory.
     """
 
     def __init__(self, frame_bytes_max: int = FRAME_BYTES_MAX) -> None:
@@ -24,7 +25,8 @@ class ReplyDecoder:
             if len(buffer) > position + LENGTH_BYTES:
                 if buffer[position + LENGTH_BYTES] == V3_FIRST_BYTE:
                     adds, position = v3_adds.take_add_replies(buffer, position)
-                    if position == len(buffer):  # The usual case, without reads.
+                    # This is the usual case: the chunk has no replies to reads.
+                    if position == len(buffer):
                         return heard + adds
                     reads, position = v3_reads.take_read_replies(
                         buffer, position, frames.frame_bytes_max
@@ -46,7 +48,7 @@ class ReplyDecoder:
 
 
 def _unpack(buffer: bytes, position: int, end: int) -> AddReplies | ReceivedReply:
-    """Unpacks one frame in an unusual form; its body is `[position:end]`."""
+    """Unpacks one frame that is in an unusual form; its body is at `[position:end]`."""
     if buffer[position] == V3_FIRST_BYTE:
         batch = v3_reads.unpack_batch_reply(buffer, position, end)
         answer = batch or v3.unpack_reply(buffer[position:end])

@@ -1,7 +1,7 @@
-"""Decodes the bytes that a bookie receives on one connection to adds and calls, in the order of arrival.
+"""Decodes the bytes that a bookie receives on one connection into adds and calls, in the order of arrival.
 
-The protocols may alternate from frame to frame. Order is kept, because a fence cuts off the adds
-after it and none before it. The result does not depend on how the bytes were cut (W2).
+The protocols may alternate from frame to frame. Their order is kept, because a fence must cut off
+all adds after it and none before it. The result does not depend on how the bytes were cut (W2).
 """
 
 from typing import NamedTuple
@@ -16,7 +16,7 @@ from rollbook.proto.wire.messages import Add, ReceivedRequest, Unknown
 
 
 class Refused(NamedTuple):
-    """A request that the protocol itself forbids: the bookie only has to send the reply."""
+    """A request that the protocol itself forbids; the bookie only has to send this reply."""
 
     reply: bytes
 
@@ -25,7 +25,7 @@ Heard = Adds | ReceivedRequest | Refused
 
 
 class RequestDecoder:
-    """One connection's bytes, handled as they arrive. After `BadFrame` it must be closed."""
+    """Decodes the bytes of one connection as they arrive. After `BadFrame` the connection must be closed."""
 
     def __init__(self, frame_bytes_max: int = FRAME_BYTES_MAX) -> None:
         self._frames = FrameBuffer(frame_bytes_max)
@@ -64,12 +64,12 @@ class RequestDecoder:
         return heard
 
     def drop(self) -> None:
-        """Drops an incomplete request; no more bytes will arrive."""
+        """Drops an incomplete request, since no more bytes will arrive."""
         self._frames.drop()
 
 
 def _unpack(buffer: bytes, position: int, end: int) -> Heard:
-    """Unpacks one frame in an unusual form; its body is `[position:end]`."""
+    """Unpacks one frame that is in an unusual form; its body is at `[position:end]`."""
     if buffer[position] == V3_FIRST_BYTE:
         call = v3.unpack_request(buffer[position:end])
     else:
@@ -92,8 +92,9 @@ def _unpack(buffer: bytes, position: int, end: int) -> Heard:
 
 
 def _is_sound(add: Add) -> bool:
-    """Returns whether the ids in the entry equal those beside it: a bookie stores under the first, and replies
-    with the second."""
+    """Returns whether the ids in the entry equal the ids before it. A bookie stores the entry under
+    the former, and replies with the latter.
+    """
     return (
         len(add.ledger_key) == LEDGER_KEY_BYTES
         and len(add.body) >= ENTRY_HEADER_BYTES

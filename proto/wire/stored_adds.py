@@ -1,13 +1,12 @@
-"""Reads adds that were stored as received: which ledgers' entries they hold, and where.
+"""Reads adds that were stored as received, and finds the entries of each ledger in them.
 
 The adds were validated on arrival, and the journal has checked their bytes. Therefore only the
-bytes that give an entry's place are read, and fields that only a reply needs are dropped.
-
-Consecutive adds of one size are read by columns, also those of different ledgers. In version 2
-they need only equal size and opcode; in version 3 they must agree in everything that gives the
-entry's place: tags, sizes, and the length of each varint. The result has a row for each entry. Rows
-of many chunks are sorted by ledger together, when they are taken: if ledgers alternate, the work
-for each ledger in each chunk would cost more than all the rest.
+bytes that give an entry's position are read, and fields that only a reply needs are skipped.
+Consecutive adds of one size are read by columns, even if they are for different ledgers. In version
+2 only their size and opcode must be equal; in version 3 they must agree in everything that gives
+the entry's position: tags, sizes, and the length of each varint. The result has a row for each
+entry. When the rows are taken, those of many chunks are sorted by ledger together. If ledgers
+alternate, sorting each chunk separately would cost more than all other work.
 """
 
 from array import array
@@ -40,28 +39,28 @@ _V2_ENTRY_AT: Final = v2_frames.ADD_ENTRY_AT
 _V2_BYTES_MIN: Final = v2_frames.ADD_BYTES_MIN
 
 _match_v3: Final = v3_frames.ADD_REQUEST.match
-_IDS_AT: Final = 0, ENTRY_ID_AT, LAC_AT  # The places in an entry.
+_IDS_AT: Final = 0, ENTRY_ID_AT, LAC_AT  # The positions of the ids and the LAC in an entry.
 _unpack_size: Final = lru_cache(maxsize=8192)(unpack_varint)
 
-_ALIKE_MIN: Final = 16  # The number of adds from which columns are cheaper.
+_ALIKE_MIN: Final = 16  # With fewer adds, reading them by columns costs more than it saves.
 
 
 class StoredEntries(NamedTuple):
     """The entries of one ledger, in the order in which they were added."""
 
     ledger_id: int
-    last_add_confirmed: int  # The highest LAC that any of them names.
+    last_add_confirmed: int  # The highest LAC that any of the entries names.
     entry_ids: IntArray
     starts: IntArray
     lengths: IntArray
 
 
 class _Shape(NamedTuple):
-    """The places of the fields in adds of one shape."""
+    """The positions of the fields in adds of one shape."""
 
     size: int
-    fixed: Sequence[int]  # The places at which they agree.
-    varints: tuple[range, ...]  # The varints with equal sizes in all adds.
+    fixed: Sequence[int]  # The positions at which all adds of the shape agree.
+    varints: tuple[range, ...]  # The positions of the varints, which have equal sizes in all adds.
     key_at: int
     entry_at: int
     entry_bytes: int
@@ -77,13 +76,13 @@ class StoredAdds:
         self._lengths: IntArray = array("I")
 
     def __len__(self) -> int:
-        """How many entries were gathered and not taken."""
+        """Returns how many entries were gathered and have not been taken."""
         return len(self._entry_ids)
 
     def gather(self, buffer: bytes, position: int) -> int:
         """Gathers the entries of whole adds in `buffer`, whose first byte is stored at `position`.
 
-        Returns where the adds end in `buffer`: after the last one, or at the first frame that is no add.
+        Returns where the adds end in `buffer`: after the last add, or at the first frame that is no add.
         """
         at = 0
         while at < len(buffer):
@@ -166,8 +165,9 @@ class StoredAdds:
         self._lengths.append(length)
 
     def _add_alike(self, buffer: bytes, at: int, position: int, shape: _Shape) -> int:
-        """Adds the entries of the add at that place and of the following ones of its shape; returns how
-        many. Adds none if they are too few."""
+        """Adds the entries of the add at that position and of the following adds of its shape.
+        Returns how many it added: 0 if there are too few.
+        """
         found = _count_alike(buffer, at, shape)
         if found < _ALIKE_MIN:
             return 0
@@ -185,7 +185,8 @@ class StoredAdds:
             self._rows[ledger_ids[0]].extend(range(first, first + found))
         else:
             rows_of_each = map(self._rows.__getitem__, ledger_ids)
-            deque(map(list.append, rows_of_each, count(first)), maxlen=0)  # All, and keeps nothing.
+            # Runs through all of them and keeps no result.
+            deque(map(list.append, rows_of_each, count(first)), maxlen=0)
         for ledger_id in islice(reversed(self._rows), len(self._rows) - ledgers_before):
             if ledger_id not in self.ledger_keys:
                 key_at = at + shape.key_at + (self._rows[ledger_id][0] - first) * size
@@ -194,7 +195,7 @@ class StoredAdds:
 
 
 def _seems_alike(buffer: bytes, at: int, size: int) -> bool:
-    """Returns whether the last of the necessary number of adds may be of the same size."""
+    """Returns whether there may be enough adds of this size: checks only where the last of them would begin."""
     return buffer.startswith(buffer[at : at + _V2_KEY_AT], at + (_ALIKE_MIN - 1) * size)
 
 
@@ -217,8 +218,8 @@ def _v2_shape(size: int) -> _Shape:
 
 @lru_cache(maxsize=4096)
 def _v3_shape(size: int, entry_at: int, entry_bytes: int, *edges: int) -> _Shape:
-    """Returns the shape of version 3. `edges`: where transaction id, ledger id, entry id and key
-    begin and end.
+    """Returns the shape of an add in version 3. `edges` has the positions at which the transaction
+    id, the ledger id, the entry id and the key begin and end.
     """
     starts, ends = edges[::2], edges[1::2]
     fixed = chain.from_iterable(map(range, (0, *ends), (*starts, entry_at)))
@@ -227,7 +228,7 @@ def _v3_shape(size: int, entry_at: int, entry_bytes: int, *edges: int) -> _Shape
 
 
 def _in_order(column: IntArray, order: Sequence[int]) -> IntArray:
-    """Returns the values of the column in these rows."""
+    """Returns the values that the column has in these rows."""
     if len(order) < 2 or column == column[:1] * len(order):
         return column[:]
     return array(column.typecode, itemgetter(*order)(column))

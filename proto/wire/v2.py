@@ -1,6 +1,6 @@
-"""BookKeeper's protocol version 2, message by message; `v2_frames.py` draws them.
+"""Packs and unpacks the messages of BookKeeper's protocol version 2; `v2_frames.py` draws them.
 
-Replies carry the request's version and echo its ids, by which the client finds the request.
+A reply carries the request's version and repeats its ids, by which the client finds the request.
 """
 
 import struct
@@ -54,7 +54,7 @@ from rollbook.proto.wire.v2_frames import (
     unpack_header,
 )
 
-# The first word of replies, and of requests without flags.
+# The word of a reply, and of a request without flags.
 _PLAIN_READ_WORD: Final = pack_header(VERSION, READ)
 
 
@@ -141,7 +141,7 @@ def _pack_batch_read_reply(
 
 
 def unpack_request(buffer: bytes, position: int, end: int) -> ReceivedRequest:
-    """Returns the request whose frame has its body at `[position:end]`."""
+    """Returns the request in the frame whose body is at `[position:end]`."""
     header = unpack_header(*_unpack(WORD, buffer, position, end))
     request = _unpack_request(header, buffer, position, end)
     return ReceivedRequest(
@@ -164,13 +164,13 @@ def _unpack_request(header: Header, buffer: bytes, position: int, end: int) -> R
         key = _unpack_fence_key(header, buffer, position + BATCH_READ_BODY.size, end)
         is_sparse = bool(header.flags & SPARSE)
         return BatchRead(ledger_id, first, request_id, count, size, key, fence, is_sparse)
-    if header.operation == AUTH and header.is_supported:  # There is no negative reply.
+    if header.operation == AUTH and header.is_supported:  # Version 2 has no negative reply to AUTH.
         return Auth(*v3.unpack_auth_message(buffer[position + WORD.size : end]))
     raise BadFrame(f"version 2 has no operation {header.operation}")
 
 
 def take_reads(buffer: bytes, position: int) -> tuple[list[ReceivedRequest], int]:
-    """Returns the plain reads that are whole at `position`, and where they end."""
+    """Returns the plain reads from `position` on that have arrived completely, and where they end."""
     calls: list[ReceivedRequest] = []
     size = len(buffer)
     while position + READ_FRAME.size <= size:
@@ -183,7 +183,7 @@ def take_reads(buffer: bytes, position: int) -> tuple[list[ReceivedRequest], int
 
 
 def _unpack_add(header: Header, buffer: bytes, position: int, end: int) -> Add:
-    """Unpacks an add that the fast path did not take; an add too short to have ids is no message."""
+    """Unpacks an add that the fast path did not take. Raises `BadFrame` if the add is too short to have ids."""
     _, key, ledger_id, entry_id = _unpack(ADD_BODY, buffer, position, end)
     body = buffer[position - LENGTH_BYTES + ADD_ENTRY_AT : end]
     if len(body) < ENTRY_HEADER_BYTES:
@@ -202,8 +202,8 @@ def cut_short(size: int) -> BadFrame:
 
 
 def _unpack_fence_key(header: Header, buffer: bytes, position: int, end: int) -> bytes | None:
-    """Returns the key of a fencing read. Versions 0 and 1 carry none and cannot fence: a read
-    without a key is refused.
+    """Returns the key of a fencing read. Reads in versions 0 and 1 carry no key, so they are
+    refused and cannot fence.
     """
     if header.version != VERSION or not header.flags & DO_FENCING:
         return None
@@ -243,8 +243,8 @@ def pack_request(request: Request, *, is_high_priority: bool = False) -> bytes:
 
 
 def _fence_flag(key: bytes | None, fence: bool) -> int:
-    """Returns the flag of a fencing read, which is sent only with a key: the flag means that the
-    key follows.
+    """Returns the flag of a fencing read. The flag means that a key follows, so it is sent only
+    with a key.
     """
     assert fence == (key is not None)
     assert key is None or len(key) == LEDGER_KEY_BYTES
@@ -252,7 +252,7 @@ def _fence_flag(key: bytes | None, fence: bool) -> int:
 
 
 def unpack_reply(buffer: bytes, position: int, end: int) -> ReceivedReply:
-    """Returns the reply whose frame has its body at `[position:end]`."""
+    """Returns the reply in the frame whose body is at `[position:end]`."""
     header = unpack_header(*_unpack(WORD, buffer, position, end))
     return ReceivedReply(None, _unpack_reply(header, buffer, position, end))
 
@@ -278,7 +278,9 @@ def _unpack_reply(header: Header, buffer: bytes, position: int, end: int) -> Rep
 def take_read_replies(
     buffer: bytes, position: int, frame_bytes_max: int
 ) -> tuple[list[ReceivedReply], int]:
-    """Returns the found entries that are whole at `position`, and where they end."""
+    """Returns the replies with a found entry from `position` on that have arrived completely, and
+    where they end.
+    """
     answers: list[ReceivedReply] = []
     view, size = memoryview(buffer), len(buffer)
     while position + REPLY_FRAME.size <= size:

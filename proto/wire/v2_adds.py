@@ -1,7 +1,7 @@
-"""Adds and their replies in version 2, a chunk at a time; `v2_frames.py` draws them.
+"""Packs and unpacks adds and their replies in version 2, a chunk at a time; `v2_frames.py` draws them.
 
-The 32 bytes of a request up to and including the entry's ledger id do not change while one writer
-writes one ledger, nor do the 20 bytes of a reply before the entry id: both are compared as a whole.
+While one writer writes one ledger, the 32 bytes of a request up to and including the entry's ledger
+id do not change, nor do the 20 bytes of a reply before the entry id. Both are compared as a whole.
 Many consecutive adds of one size with consecutive ids are compared, and read, by columns.
 """
 
@@ -52,7 +52,7 @@ _ADD_BODY_BYTES_MIN: Final = ADD_BYTES_MIN - LENGTH_BYTES
 _REPLY_BODY_BYTES: Final = REPLY_FRAME.size - LENGTH_BYTES
 
 _request_at: Final = ADD_BY_WRITER.unpack_from
-_REQUEST_BYTES: Final = ADD_BY_WRITER.size  # The fields that `_request_at` reads.
+_REQUEST_BYTES: Final = ADD_BY_WRITER.size  # The size of the fields that `_request_at` reads.
 _pack_request_head: Final = ADD_HEAD.pack
 _pack_reply: Final = REPLY_FRAME.pack
 
@@ -69,7 +69,7 @@ class _V2AddGroup(AddGroup):
                 column.extend(more)
 
     def lists(self) -> list[list[int]]:
-        """Returns the group's columns, as lists that can grow."""
+        """Returns the group's columns as lists, which can grow."""
         if not isinstance(self.entry_ids, list):
             self.entry_ids, self.lacs = [*self.entry_ids], [*self.lacs]
             self.starts, self.ends = [*self.starts], [*self.ends]
@@ -78,7 +78,7 @@ class _V2AddGroup(AddGroup):
     def pack_replies(self, error: Failure = None) -> bytes:
         entry_ids, header = self.entry_ids, pack_header(self.version, ADD)
         fields = (_REPLY_BODY_BYTES, header, v2.code_of(error), self.ledger_id)
-        if len(entry_ids) == 1:  # The usual case for a connection with many ledgers.
+        if len(entry_ids) == 1:  # This is the usual case on a connection with many ledgers.
             return _pack_reply(*fields, entry_ids[0])
         head = REPLY_HEAD.pack(*fields)
         if not isinstance(entry_ids, range):
@@ -90,13 +90,13 @@ class _V2AddGroup(AddGroup):
 
 
 def take_adds(buffer: bytes, position: int, frame_bytes_max: int) -> tuple[Adds | None, int]:
-    """Returns the adds that are whole at `position`, and where they end.
+    """Returns the adds from `position` on that have arrived completely, and where they end.
 
-    Stops at everything but a plain add: other operations, adds to be refused, incomplete frames.
+    Stops at everything that is no plain add: other operations, adds to be refused, incomplete frames.
     """
     groups: dict[bytes, _V2AddGroup] = {}
     current, has_lists = b"", False
-    run_from = position  # A run may begin here.
+    run_from = position  # A run is looked for again from this position on.
     first, size, body_bytes_max = position, len(buffer), frame_bytes_max - LENGTH_BYTES
     while position + _REQUEST_BYTES <= size:
         length, writer, entry_id, lac = _request_at(buffer, position)
@@ -118,7 +118,7 @@ def take_adds(buffer: bytes, position: int, frame_bytes_max: int) -> tuple[Adds 
                 continue
         start = position + ADD_ENTRY_AT
         if not has_lists:
-            if not group.entry_ids:  # With many writers, a group usually has only one entry.
+            if not group.entry_ids:  # If there are many writers, most groups have only one entry.
                 group.entry_ids, group.lacs = [entry_id], [lac]
                 group.starts, group.ends = [start], [end]
                 position = end
@@ -136,8 +136,8 @@ def take_adds(buffer: bytes, position: int, frame_bytes_max: int) -> tuple[Adds 
 
 
 def _take_run(buffer: bytes, position: int, end: int, entry_id: EntryId) -> AddColumns | None:
-    """Returns the add at `position` and the following ones that are like it, except for payloads, with
-    consecutive ids; None if these are too few.
+    """Returns the columns of the add at `position` and of the following adds, as far as they have
+    consecutive ids and differ only in their payloads, or None if there are too few.
     """
     size = end - position
     id_at = position + ADD_ENTRY_ID_AT
@@ -169,7 +169,7 @@ def _open_group(writer: bytes) -> _V2AddGroup | None:
 
 @lru_cache(WRITERS_MAX)
 def _unpack_writer(writer: bytes) -> tuple[WriterFields, int] | None:
-    """Returns a group's fields before its columns, and its version; None if that is no add."""
+    """Returns a group's fields before its columns, and its version, or None if the frame is no add."""
     word, key, ledger_id = ADD_WRITER.unpack(writer)
     header = unpack_header(word)
     if header.operation != ADD or not header.is_supported or ledger_id < 0:
@@ -217,7 +217,7 @@ class V2AddPacker(AddPacker):
 
 
 def take_add_replies(buffer: bytes, position: int) -> tuple[list[AddReplies], int]:
-    """Returns the replies to adds that are whole at `position`, and where they end."""
+    """Returns the replies to adds from `position` on that have arrived completely, and where they end."""
     replies: dict[bytes, AddReplies] = {}
     current = b""
     view = memoryview(buffer)[position:]

@@ -1,9 +1,9 @@
-"""The frames of BookKeeper's protocol version 2: each layout, drawn once. Big-endian.
+"""The frames of BookKeeper's protocol version 2. Each layout is drawn once. Big-endian.
 
-Before each field is its position in the frame; fields in brackets may be absent.
+The number before each field is its position in the frame. Fields in brackets may be absent.
 
     any frame           0 u32 length (`frames.py`) · 4 u32 word · 8 the fields of its operation
-    word                u8 version · u8 operation · u16 flags; in version 0 just u32 operation
+    word                u8 version · u8 operation · u16 flags; in version 0 only u32 operation
 
     ADD request         8 key, 20 bytes · 28 the entry as stored (`digest.py`), which begins with
                         28 i64 ledger · 36 i64 entry · 44 i64 LAC
@@ -18,8 +18,8 @@ Before each field is its position in the frame; fields in brackets may be absent
 
 Bytes after a request's last field are ignored, as in Java.
 
-Some layouts of adds divide a frame differently: the bytes that are equal in all adds of one writer
-to one ledger, or in all replies to them, are one field that is compared as a whole.
+Some layouts of adds divide a frame differently. The bytes that are equal in all adds of one writer
+to one ledger, or in all replies to these adds, are then one field, which is compared as a whole.
 """
 
 import struct
@@ -38,39 +38,44 @@ BATCH_READ: Final = 7
 DO_FENCING: Final = 0x0001
 RECOVERY_ADD: Final = 0x0002
 HIGH_PRIORITY: Final = 0x0004
-SPARSE: Final = 0x0100  # A flag of batches; Rollbook's extension, which other servers ignore.
+# A flag of batch reads. It is Rollbook's extension, and other servers ignore it.
+SPARSE: Final = 0x0100
 
 # --- Without the length -----------------------------------------------------------------------
 
 WORD: Final = struct.Struct(">I")
-ADD_BODY: Final = struct.Struct(f">I{LEDGER_KEY_BYTES}sqq")  # Up to and with the entry's own ids.
+# The fields up to and including the entry's own ids.
+ADD_BODY: Final = struct.Struct(f">I{LEDGER_KEY_BYTES}sqq")
 READ_BODY: Final = struct.Struct(">Iqq")
-REPLY_BODY: Final = struct.Struct(">Iiqq")  # Replies to ADD and to READ.
+REPLY_BODY: Final = struct.Struct(">Iiqq")  # This is the reply to ADD and to READ.
 BATCH_READ_BODY: Final = struct.Struct(">Iqqqiq")
 BATCH_READ_REPLY_BODY: Final = struct.Struct(">Iiqqq")
 BATCH_READ_REPLY_HEAD_BYTES: Final = LENGTH_BYTES + BATCH_READ_REPLY_BODY.size
 
 # --- Whole frames -----------------------------------------------------------------------------
 
-READ_FRAME: Final = struct.Struct(">IIqq")  # Length, word, ids.
-REPLY_FRAME: Final = struct.Struct(">IIiqq")  # Length, word, code, ids.
-REPLY_HEAD: Final = struct.Struct(">IIiq")  # A reply up to the entry id.
-REPLY_BY_LEDGER: Final = struct.Struct(f">{REPLY_HEAD.size}sq")  # Those bytes as one, entry id.
+READ_FRAME: Final = struct.Struct(">IIqq")  # The fields are length, word and ids.
+REPLY_FRAME: Final = struct.Struct(">IIiqq")  # The fields are length, word, code and ids.
+REPLY_HEAD: Final = struct.Struct(">IIiq")  # The fields of a reply before the entry id.
+# `REPLY_HEAD` as one field, then the entry id.
+REPLY_BY_LEDGER: Final = struct.Struct(f">{REPLY_HEAD.size}sq")
 
 ADD_KEY_AT: Final = LENGTH_BYTES + WORD.size
 ADD_ENTRY_AT: Final = ADD_KEY_AT + LEDGER_KEY_BYTES
 ADD_ENTRY_ID_AT: Final = ADD_ENTRY_AT + ENTRY_ID_AT
 ADD_BYTES_MIN: Final = ADD_ENTRY_AT + ENTRY_HEADER_BYTES
-ADD_HEAD: Final = struct.Struct(
-    f">II{LEDGER_KEY_BYTES}s"
-)  # All before the entry: length, word, key.
-ADD_IDS: Final = struct.Struct(f">II{LEDGER_KEY_BYTES}xqqq")  # Length, word, the entry's ids, LAC.
-ADD_WRITER: Final = struct.Struct(f">I{LEDGER_KEY_BYTES}sq")  # Word, key, ledger id.
-ADD_BY_WRITER: Final = struct.Struct(f">I{ADD_WRITER.size}sqq")  # Length, those, entry id, LAC.
+# The fields before the entry: length, word, key.
+ADD_HEAD: Final = struct.Struct(f">II{LEDGER_KEY_BYTES}s")
+# The fields are length, word, the entry's ids and its LAC.
+ADD_IDS: Final = struct.Struct(f">II{LEDGER_KEY_BYTES}xqqq")
+# The fields are word, key and ledger id.
+ADD_WRITER: Final = struct.Struct(f">I{LEDGER_KEY_BYTES}sq")
+# The fields are length, `ADD_WRITER`, entry id and LAC.
+ADD_BY_WRITER: Final = struct.Struct(f">I{ADD_WRITER.size}sqq")
 
 
 class Header(NamedTuple):
-    """The fields of the word."""
+    """The fields of a frame's word."""
 
     version: int
     operation: int

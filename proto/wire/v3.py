@@ -1,11 +1,13 @@
-"""BookKeeper's protocol version 3: protobuf. The one module that sees the generated code.
+"""Packs and unpacks the messages of BookKeeper's protocol version 3, which is protobuf. No other
+module uses the generated code.
 
-A frame's body is a Request or a Response (`schema/bookkeeper_protocol.proto`). A header's
-operation determines which field has its data. A reply has its status twice, in the Response
-and in the operation's own message, which is present on errors, too; the exceptions are `Refusal`
-and a refused StartTls. A client uses the outer status unless it is EOK, otherwise the inner one.
+A frame's body is a Request or a Response (`schema/bookkeeper_protocol.proto`). The operation in the
+header determines which field has the data. A reply has its status twice: in the Response, and in
+the operation's own message, which is present even if there is an error. The exceptions are
+`Refusal` and a refused StartTls. A client uses the outer status; if that is EOK, it uses the inner
+one.
 
-Protobuf bounds the depth of what it parses; everything that it rejects is a `BadFrame`.
+Protobuf bounds the depth of what it parses; if it rejects a message, that is a `BadFrame`.
 """
 
 from collections.abc import Sequence
@@ -71,8 +73,8 @@ from rollbook.proto.wire.v3_frames import (
 from rollbook.proto.wire.varint import pack_varint
 
 VERSION: Final = pb.VERSION_THREE
-HIGH_PRIORITY: Final = 100  # The value that Java sends; anything above 0 has that meaning.
-DEFERRED_SYNC: Final = 0x1  # A bit in an add's writeFlags.
+HIGH_PRIORITY: Final = 100  # Java sends this value; all values above 0 have the same meaning.
+DEFERRED_SYNC: Final = 0x1  # This is a bit in the writeFlags of an add.
 
 _STATUSES: Final = frozenset(pb.StatusCode.values())
 
@@ -89,8 +91,8 @@ def failure_of(status: int) -> Failure:
 
 
 def is_status(number: int) -> bool:
-    """Returns whether the status is known. Protobuf drops an unknown value and then the message,
-    which requires one.
+    """Returns whether the status is known. Protobuf drops an unknown status and then rejects the
+    message, which requires one.
     """
     return number in _STATUSES
 
@@ -104,7 +106,7 @@ def unpack_auth_message(data: bytes) -> tuple[str, bytes]:
 
 
 def _auth_fields(message: pb.AuthMessage) -> tuple[str, bytes]:
-    # Protobuf returns invalid UTF-8 unchanged, or raises, depending on its version.
+    # Depending on its version, protobuf returns invalid UTF-8 unchanged or raises an error.
     try:
         plugin = message.authPluginName
     except UnicodeDecodeError as error:
@@ -160,7 +162,7 @@ class V3ReplyHeader(NamedTuple):
 
 
 def _pack_read_reply(txn_id: int, reply: ReadReply) -> list[Buffer]:
-    """Packs a read's reply without protobuf, which would copy the body twice more."""
+    """Packs the reply to a read without protobuf, which would copy the body two more times."""
     status = pack_varint(code_of(reply.error))
     ids = (LEDGER_TAG, pack_varint(reply.ledger_id), ENTRY_TAG, pack_varint(reply.entry_id))
     parts: list[Buffer] = [STATUS_TAG, status, *ids]
@@ -179,7 +181,7 @@ def _pack_read_reply(txn_id: int, reply: ReadReply) -> list[Buffer]:
 def _pack_batch_reply(
     txn_id: int, reply: BatchReadReply | PackedBatch, bodies: Sequence[Buffer]
 ) -> list[Buffer]:
-    """Like `_pack_read_reply`, for a batch."""
+    """Packs the reply to a batch read without protobuf, for the same reason as `_pack_read_reply`."""
     status = pack_varint(code_of(reply.error))
     parts: list[Buffer] = [
         STATUS_TAG,
@@ -199,7 +201,9 @@ def _pack_batch_reply(
 def _pack_by_hand(
     header_start: bytes, txn_id: int, status: bytes, field: bytes, parts: list[Buffer]
 ) -> list[Buffer]:
-    """Returns the frame of a reply whose own message, under that field, is made of these parts."""
+    """Returns the frame of a reply. `field` is the tag of its own message, and the parts are the
+    contents of that message.
+    """
     size = sum(map(len, parts))
     header = header_start + pack_varint(txn_id)
     header_size = pack_varint(len(header))
@@ -230,7 +234,7 @@ def _header(
 
 
 def _reply_message(reply: Reply, status: pb.StatusCode.ValueType) -> dict[str, Any]:
-    """Returns the operation's own message, under the name of its field; empty if there is none."""
+    """Returns the operation's own message by the name of its field, or nothing if there is no such message."""
     match reply:
         case AddReply(_, ledger_id, entry_id):
             added = pb.AddResponse(status=status, ledgerId=ledger_id, entryId=entry_id)
@@ -284,7 +288,7 @@ def _request(message: pb.Request, operation: BookieOperation) -> Request:
                 entry_id=EntryId(add.entryId),
                 ledger_key=add.masterKey,
                 body=add.body,
-                is_recovery=add.HasField("flag"),  # There is one value only.
+                is_recovery=add.HasField("flag"),  # The flag has only one value.
                 is_sync_deferred=bool(add.writeFlags & DEFERRED_SYNC),
             )
         case BookieOperation.AUTH if message.HasField("authRequest"):
@@ -341,7 +345,9 @@ def _batch_read(batch: pb.BatchReadRequest) -> BatchRead:
 
 
 def pack_request(txn_id: int, request: Request, *, is_high_priority: bool = False) -> bytes:
-    """Packs a frame. Requests that wait for a reply on one connection must have different `txn_id`s."""
+    """Packs a frame. Packs a request. Requests that wait for replies on the same connection must
+    have different `txn_id`s.
+    """
     operation, own = _request_message(request)
     header = _header(txn_id, operation, HIGH_PRIORITY if is_high_priority else None)
     return pack_frame(pb.Request(header=header, **own).SerializeToString())
@@ -430,7 +436,7 @@ def _reply(response: pb.Response) -> Reply:
     def failure(status: int) -> Failure:
         return outer or failure_of(status)
 
-    # A table: one case for each operation, and its fields in the order of the schema.
+    # This is a table with one case for each operation and its fields in the order of the schema.
     match response.header.operation:
         case pb.READ_ENTRY if response.HasField("readResponse"):
             read = response.readResponse

@@ -1,12 +1,13 @@
-"""Adds and their replies in version 3, a chunk at a time.
+"""Packs and unpacks adds and their replies in version 3, a chunk at a time.
 
-Peers write adds in one of two orders: Java before 4.18 by field number, since then with the flag
-first. One regular expression matches both, and then every length is checked against the others.
-A writer's adds of one size differ only in their payloads and in three numbers at fixed places:
-adds after a matched one are only compared with it, which proves as much at half the cost. Many
-consecutive adds are compared and read by columns, at a tenth of the cost; so are replies. An add
-in any other form, such as another order of fields or with unknown fields, is decoded by protobuf
-and packed here again in the usual form. Therefore stored adds always have a known form.
+Peers write the fields of an add in one of two orders: Java before 4.18 by field number, and Java
+since then with the recovery flag first. One regular expression matches both, and then every length
+is checked against the others. A writer's adds of one size differ only in their payloads and in
+three numbers at fixed positions. Therefore adds after a matched one are only compared with it,
+which proves as much at half the cost. Many consecutive adds, or replies, are compared and read by
+columns, at a tenth of the cost. An add in any other form, for example with unknown fields, is
+decoded by protobuf and packed again in the usual form by this module. Therefore stored adds always
+have a known form.
 
 A transaction id must be unique only on its connection. A client draws the ids for all its
 connections from one counter, so that all bookies of a write set can get the same frame.
@@ -88,32 +89,33 @@ from rollbook.proto.wire.varint import message_pattern, pack_varint, unpack_vari
 _match_request: Final = ADD_REQUEST.match
 _match_reply: Final = ADD_REPLY.match
 _match_reply_head: Final = ADD_REPLY_HEAD.fullmatch
-# The longest varint in equal requests: with ten bytes, the value may exceed 64 bits.
+# A longer transaction id is not compared by columns: the value of a varint of ten bytes may exceed 64 bits.
 _TXN_BYTES_MAX: Final = 9
 _is_short_varint: Final = message_pattern(rb"V").fullmatch
-_REPLIES_ALIKE_MIN: Final = 8  # The number of responses from which a search for equal ones pays.
+# With fewer replies, searching for equal ones costs more than it saves.
+_REPLIES_ALIKE_MIN: Final = 8
 _REPLIES_ALIKE_MAX: Final = 1024
 
-# Sizes repeat, so that their varints need not be unpacked each time.
+# Few sizes occur, so a cache spares unpacking their varints each time.
 _unpack_size: Final = lru_cache(maxsize=8192)(unpack_varint)
 
-_SHAPES_MAX: Final = 4096  # A packer's memory of the sizes it has met.
+_SHAPES_MAX: Final = 4096  # The most shapes of adds that a packer keeps.
 
 
 class _Lists(NamedTuple):
-    """A group's columns, one by one."""
+    """The columns of a group, as lists."""
 
     entry_ids: list[EntryId]
     lacs: list[EntryId]
     starts: list[int]
     ends: list[int]
-    txn_ids: list[bytes]  # Kept as varints, since they are only echoed.
-    entry_varints: list[bytes]  # Kept as varints, since they are only echoed.
+    txn_ids: list[bytes]  # They stay varints, since they are only echoed.
+    entry_varints: list[bytes]  # They stay varints, since they are only echoed.
 
 
 class _V3AddColumns(NamedTuple):
     columns: AddColumns
-    txn_columns: list[bytes]  # The echoed bytes.
+    txn_columns: list[bytes]  # The bytes that replies echo, by columns.
     entry_columns: list[bytes]
 
     def add_to(self, lists: _Lists) -> None:
@@ -126,7 +128,7 @@ class _V3AddColumns(NamedTuple):
 @dataclass(slots=True)
 class _V3AddGroup(AddGroup):
     ledger_varint: bytes = b""
-    run: _V3AddColumns | None = None  # All adds of the group, or None: `lists` has them.
+    run: _V3AddColumns | None = None  # All adds of the group; None if they are in `lists`.
     lists: _Lists = field(default_factory=lambda: _Lists([], [], [], [], [], []))
 
     def add(self, run: _V3AddColumns) -> None:
@@ -137,13 +139,13 @@ class _V3AddGroup(AddGroup):
             run.add_to(self.lists)
 
     def loosen(self) -> None:
-        """Converts the run to lists, before a frame that is no part of the run is added."""
+        """Converts the run to lists. This must happen before a frame that is no part of the run is added."""
         if self.run is not None:
             self.run.add_to(self.lists)
             self.run = None
 
     def finish(self) -> Self:
-        """Ends the group: no more adds follow."""
+        """Fills the group's fields when no more adds follow."""
         columns = self.run.columns if self.run else self.lists[:4]
         self.entry_ids, self.lacs, self.starts, self.ends = columns
         return self
@@ -176,16 +178,20 @@ class _V3AddGroup(AddGroup):
 
 _Append = Callable[[Any], None]
 _Opened = tuple[_V3AddGroup, _Append, _Append, _Append, _Append, _Append, _Append]
-"""A group and how to add to its columns: looked up once, since writers may alternate."""
+"""A group and the functions that append to its columns. They are looked up once for each group,
+since writers may alternate.
+"""
 _Places = tuple[tuple[int, int], tuple[int, int], tuple[int, int]]
-"""The places of an add's transaction id, its entry id, and its entry."""
+"""The positions of an add's transaction id, entry id and entry."""
 
 
 @lru_cache(WRITERS_MAX)
 def _around_reply(
     txn_bytes: int, status: bytes, ledger_id: bytes, entry_bytes: int
 ) -> tuple[bytes, bytes]:
-    """Returns a reply up to its transaction id, and from there to its entry id, which ends it."""
+    """Returns the bytes of a reply before its transaction id, and those between it and the entry id
+    at the reply's end.
+    """
     ids = b"".join((STATUS_TAG, status, LEDGER_TAG, ledger_id, ENTRY_TAG))
     size = pack_varint(len(ids) + entry_bytes)
     own = b"".join((RESPONSE_STATUS_TAG, status, ADD_TAG, size, ids))
@@ -194,11 +200,12 @@ def _around_reply(
 
 
 def take_adds(buffer: bytes, position: int, frame_bytes_max: int) -> tuple[Adds | None, int]:
-    """Returns the adds in the usual form that are whole at `position`, and where they end.
+    """Returns the adds in the usual form from `position` on that have arrived completely, and where they end.
 
-    Stops at everything else: other operations, adds to be refused, unusual ones, cut frames.
+    Stops at everything else: other operations, adds to be refused, adds in an unusual form, incomplete frames.
     """
-    # One function, because the loop runs once for each add: steps of their own would be calls.
+    # This is one function, because the loop runs once for each add, and smaller functions would
+    # cost a call each.
     groups: dict[tuple[bytes, ...], _Opened] = {}
     current: tuple[bytes, ...] = ()
     current_ledger_id, high_varint, high_bits = -1, b"", 0
@@ -219,7 +226,7 @@ def take_adds(buffer: bytes, position: int, frame_bytes_max: int) -> tuple[Adds 
         ):
             break
         ledger_id, entry_id, lac = entry_ids_and_lac_at(buffer, entry_start)
-        if entry[1:] != high_varint:  # It changes with each 128th entry.
+        if entry[1:] != high_varint:  # The high bytes change only with each 128th entry.
             high_varint = entry[1:]
             high_bits = _unpack_high_bits(high_varint)
         if entry[0] & 0x7F | high_bits != entry_id:
@@ -249,7 +256,7 @@ def take_adds(buffer: bytes, position: int, frame_bytes_max: int) -> tuple[Adds 
         add_end(entry_end)
         add_txn_id(txn_id)
         add_varint(entry)
-        if buffer.startswith(ledger, add_at + step):  # It seems to be like it.
+        if buffer.startswith(ledger, add_at + step):  # The next add seems to be like this one.
             end = _take_alike(buffer, position, end, group.lists, places)
         position = end
     if position == first:
@@ -260,8 +267,8 @@ def take_adds(buffer: bytes, position: int, frame_bytes_max: int) -> tuple[Adds 
 def _take_run(
     buffer: bytes, position: int, size: int, places: _Places, entry_id: int
 ) -> _V3AddColumns | None:
-    """Returns the add at `position` and the following ones that are like it, as with `_take_alike`, with
-    consecutive ids; None if these are too few.
+    """Returns the columns of the add at `position` and of the following adds, as far as they are
+    like it (in the sense of `_take_alike`) and have consecutive ids, or None if there are too few.
     """
     (txn_at, txn_end), (varint_at, varint_end), (entry_start, entry_end) = places
     txn_bytes, entry_bytes = txn_end - txn_at, varint_end - varint_at
@@ -308,8 +315,8 @@ def _fixed_places(
     entry_start: int,
     entry_end: int,
 ) -> Sequence[int]:
-    """Returns the places where adds of one shape do not differ. In the entry, only its ledger id is
-    such a place.
+    """Returns the positions at which adds of one shape do not differ. In the entry, these are only
+    those of its ledger id.
     """
     return (
         *range(txn_at),
@@ -320,10 +327,10 @@ def _fixed_places(
 
 
 def _take_alike(buffer: bytes, model: int, position: int, lists: _Lists, places: _Places) -> int:
-    """Returns the frames after the add at `model` that are like it; returns where they end.
+    """Takes the frames after the add at `model` that are like it, and returns where they end.
 
-    They agree in everything but the low bits of the transaction id and the entry id, the ids in the
-    entry, and the payload. All that was checked for the model therefore holds for them, too.
+    They differ from it only in the low bits of the transaction id and the entry id, the ids in the
+    entry, and the payload. Therefore everything that was checked for the model holds for them, too.
     """
     (txn_at, txn_end), (varint_at, varint_end), (entry_start, entry_end) = places
     size = position - model
@@ -369,7 +376,7 @@ def _take_alike(buffer: bytes, model: int, position: int, lists: _Lists, places:
 
 @lru_cache(maxsize=8192)
 def _unpack_high_bits(varint: bytes) -> int:
-    """Returns the value of a varint after its first byte."""
+    """Returns the part of a varint's value that the bytes after its first byte give."""
     return unpack_varint(varint) << 7 if varint else 0
 
 
@@ -392,15 +399,17 @@ def _open_group(writer: tuple[bytes, ...]) -> _Opened | None:
 
 
 def _unpack_writer_of(writer: tuple[bytes, ...]) -> tuple[WriterFields, bytes] | None:
-    # An unusual tail may be as long as a frame, and is not remembered.
+    # An unusual tail may be as long as a frame, so it is not cached.
     return _unpack_writer(*writer) if writer[-1] in ADD_TAILS else None
 
 
-@lru_cache(WRITERS_MAX)  # The same writers recur with every append.
+@lru_cache(WRITERS_MAX)  # The same writers recur with every append, so this is cached.
 def _unpack_writer(
     ledger: bytes, key: bytes, priority: bytes, tail: bytes
 ) -> tuple[WriterFields, bytes]:
-    """Returns a group's fields before its columns, and its ledger's varint. None of these bytes is long."""
+    """Returns a group's fields before its columns, and its ledger id as a varint. The arguments are
+    short, so they can be cached.
+    """
     varint, has_flag = ledger_of(ledger)
     is_recovery = has_flag or tail.endswith(FLAG_RECOVERY)
     is_deferred = tail.startswith(DEFERRED_SYNC)
@@ -412,7 +421,7 @@ def _unpack_writer(
 
 
 class V3AddPacker(AddPacker):
-    """Packs adds in version 3. `txn_ids` counts the requests of this client on all connections."""
+    """Packs adds in version 3. `txn_ids` counts the requests of this client on all its connections."""
 
     def __init__(
         self,
@@ -459,7 +468,7 @@ class V3AddPacker(AddPacker):
         txn_bytes = len(pack_varint(txn_ids[0]))
         counts_on = txn_ids == [*range(txn_ids[0], txn_ids[0] + count)]
         if not counts_on or len(pack_varint(txn_ids[-1])) != txn_bytes:
-            return None  # Unused numbers do no harm.
+            return None  # Transaction ids that are drawn and not used do no harm.
         sizes = payload_bytes, txn_bytes, entry_bytes
         before, between, behind = self._around.get(sizes) or self._build(*sizes)
         head = b"".join((before, bytes(txn_bytes), between, bytes(entry_bytes), behind))
@@ -475,7 +484,9 @@ class V3AddPacker(AddPacker):
     def _build(
         self, payload_bytes: int, txn_bytes: int, entry_bytes: int
     ) -> tuple[bytes, bytes, bytes]:
-        """Returns the bytes before the transaction id, from there to the entry id, and after it."""
+        """Returns the bytes before the transaction id, those between it and the entry id, and those
+        between the entry id and the entry.
+        """
         body_bytes = self._overhead_bytes + payload_bytes
         behind = self._key + pack_varint(body_bytes)
         own_bytes = len(self._ledger) + entry_bytes + len(behind) + body_bytes + len(self._tail)
@@ -491,21 +502,21 @@ class V3AddPacker(AddPacker):
 
 
 class _Heard:
-    """Replies that agree but for their transaction ids and entry ids."""
+    """Replies that differ only in their transaction ids and entry ids."""
 
     __slots__ = ("_entry_ids", "_run", "entry_bytes", "error", "ledger_id")
 
     def __init__(self, error: Failure, ledger_id: LedgerId, entry_bytes: int) -> None:
         self.error = error
         self.ledger_id = ledger_id
-        # The bytes that a head leaves to the entry id, -1 if it is bad.
+        # The number of bytes that a head leaves for the entry id; -1 if the head is invalid.
         self.entry_bytes = entry_bytes
         self._entry_ids: list[int] = []
-        self._run: range | None = None  # All entry ids, if they are consecutive.
+        self._run: range | None = None  # All entry ids, if they are consecutive; otherwise None.
 
     @classmethod
     def of(cls, head: bytes, known: AddReplies | None) -> Self:
-        """`known`: one that came before and did not look as if others follow."""
+        """`known` is an earlier reply with this head, if it was taken as the only one."""
         heard = cls(*_unpack_head(head))
         if known is not None:
             heard._entry_ids.extend(known.entry_ids)
@@ -537,7 +548,9 @@ class _Heard:
 
 
 def take_add_replies(buffer: bytes, position: int) -> tuple[list[AddReplies], int]:
-    """Returns the replies to adds, in the usual form, that are whole at `position`, and where they end."""
+    """Returns the replies to adds in the usual form from `position` on that have arrived
+    completely, and where they end.
+    """
     replies: dict[bytes, _Heard | AddReplies] = {}
     current, high_varint, high_bits = b"", b"", 0
     run_from = position  # A run may begin here.
@@ -559,7 +572,7 @@ def take_add_replies(buffer: bytes, position: int) -> tuple[list[AddReplies], in
         if head != current:
             known = replies.get(head)
             if known is None and not buffer.startswith(head, head_at + size):
-                # Ledgers with a single add are done here; the rest is for those with more.
+                # This handles a ledger with a single reply; the code below is for ledgers with more.
                 error, ledger_id, entry_bytes = _unpack_head(head)
                 if len(entry) != entry_bytes:
                     break
@@ -597,9 +610,9 @@ def take_add_replies(buffer: bytes, position: int) -> tuple[list[AddReplies], in
 def _take_replies_alike(
     buffer: bytes, position: int, size: int, head_at: int, entry: bytes
 ) -> Sequence[int]:
-    """Returns the entry ids of the reply at `position` and of the following ones that differ from it
-    only by their transaction ids and entry ids. None at all if it has a priority after its
-    transaction id.
+    """Returns the entry ids of the reply at `position` and of the following replies that differ
+    from it only in their transaction ids and entry ids. The result is empty if there is a priority
+    after the transaction id.
     """
     if not _is_short_varint(buffer[position + TXN_ID_AT : head_at]):
         return ()
@@ -613,8 +626,9 @@ def _take_replies_alike(
 def _take_replies_on(
     buffer: bytes, position: int, size: int, head_at: int, entry_id: int, entry_bytes: int
 ) -> range:
-    """Returns the entry ids of such replies if they are consecutive, as after a chunk of adds; empty if too
-    few are. Their expected bytes are made from the first reply, and compared at once.
+    """Returns the entry ids of the same replies as `_take_replies_alike`, as far as they are
+    consecutive, which is so after a chunk of adds. The result is empty if there are too few. The
+    expected bytes of all replies are made from the first one and compared at once.
     """
     rows = min((len(buffer) - position) // size, _REPLIES_ALIKE_MAX)
     if rows < RUN_MIN or not _is_short_varint(buffer[position + TXN_ID_AT : head_at]):

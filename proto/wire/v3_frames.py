@@ -1,9 +1,9 @@
-"""The frames of version 3 that are read and written without protobuf: each layout, drawn once.
+"""The frames of version 3 that are read and written without protobuf. Each layout is drawn once.
 
-`schema/bookkeeper_protocol.proto` gives fields their numbers. This is how they look as bytes, in
-hexadecimal, in the order in which Java writes them. V is a varint, *size* one that counts the
-bytes after it in its field; fields in brackets may be absent. Positions are in bytes from the
-start of the frame.
+`schema/bookkeeper_protocol.proto` gives the fields their numbers. The pictures show their bytes in
+hexadecimal, in the order in which Java writes them. V is a varint, and *size* is a varint that
+counts the bytes after it in its field. Fields in brackets may be absent. Positions count bytes from
+the start of the frame.
 
     any frame         0 u32 length, big-endian (`frames.py`) · 4 header · fields of its operation
     header            4 0a · 5 size, one byte · 6 08 03 · 8 10 operation · 10 18 · 11 V transaction id
@@ -20,8 +20,8 @@ start of the frame.
     BATCH_READ reply  10 V status · ca 3e size · 08 V status · 10 V ledger · 18 V first entry ·
                       20 V request id [· 2a size, entries (`entry_batches.py`)]
 
-Java writes the recovery flag of an add last before 4.18, and first since then. Peers may write
-every message in other orders and with other fields: then it is left to protobuf (`v3.py`).
+Java before 4.18 writes the recovery flag of an add last; since then Java writes it first. Peers may
+write every message in other orders and with other fields; then protobuf decodes it (`v3.py`).
 """
 
 import re
@@ -35,7 +35,7 @@ from rollbook.proto.wire.varint import message_pattern
 # --- Tags -------------------------------------------------------------------------------------
 
 HEADER_TAG: Final = bytes((V3_FIRST_BYTE,))
-# A header up to its transaction id.
+# The bytes of a header before its transaction id.
 READ_HEADER: Final = b"\x08\x03\x10\x01\x18"
 ADD_HEADER: Final = b"\x08\x03\x10\x02\x18"
 BATCH_READ_HEADER: Final = b"\x08\x03\x10\x0c\x18"
@@ -50,11 +50,11 @@ RESPONSE_STATUS_TAG: Final = b"\x10"
 # Fields of an AddRequest.
 ADD_LEDGER_TAG: Final = b"\x08"
 ADD_ENTRY_TAG: Final = b"\x10"
-ADD_KEY_TAG: Final = b"\x1a\x14"  # With the size of a key.
+ADD_KEY_TAG: Final = b"\x1a\x14"  # The tag, with the size of a key.
 ADD_BODY_TAG: Final = b"\x22"
 DEFERRED_SYNC: Final = b"\x28\x01"
 FLAG_RECOVERY: Final = b"\xa0\x06\x01"
-# All that may follow the entry.
+# Everything that may follow the entry.
 ADD_TAILS: Final = (b"", FLAG_RECOVERY, DEFERRED_SYNC, DEFERRED_SYNC + FLAG_RECOVERY)
 
 # Fields of an AddResponse, a ReadResponse and a BatchReadResponse.
@@ -75,14 +75,15 @@ BATCH_ENTRIES_TAG: Final = b"\x2a"
 HEADER_SIZE_AT: Final = LENGTH_BYTES + len(HEADER_TAG)
 HEADER_AT: Final = HEADER_SIZE_AT + 1
 TXN_ID_AT: Final = HEADER_AT + len(ADD_HEADER)
-# This plus the header's size is the position of the size of a request's READ or ADD.
+# The sum of this and the header's size is the position of the size of a request's READ or ADD.
 OWN_SIZE_AT: Final = HEADER_AT + len(ADD_TAG)
-# The possible positions of the entry in an ADD request: at least with varints of one byte and no
-# optional field, at most with the longest varints, a priority and a flag before the entry.
+# The possible positions of the entry in an ADD request. The lowest is for varints of one byte and
+# no optional field; the highest is for the longest varints, a priority, and a flag before the
+# entry.
 ADD_ENTRY_AT: Final = range(43, 93)
 
 # --- Patterns of a frame's body ---------------------------------------------------------------
-# The patterns fix the order and the tags; their users compare the sizes with one another.
+# The patterns check the order and the tags; the code that uses them compares the sizes with one another.
 
 ADD_REQUEST: Final = message_pattern(
     rb"""
@@ -93,7 +94,8 @@ ADD_REQUEST: Final = message_pattern(
     (\x1a\x14 .{20} \x22)(V)                               # key, how long the entry is
     """
 )
-ADD_TXN_ID: Final = 1  # Its groups, with the tags before and after them; 2 is the priority.
+# The groups of the pattern, with the tags around them; group 2 is the priority.
+ADD_TXN_ID: Final = 1
 ADD_SIZE: Final = 3
 ADD_LEDGER: Final = 4
 ADD_ENTRY: Final = 5
@@ -106,7 +108,7 @@ ADD_REPLY: Final = message_pattern(
     ( \x10V \xaa\x06 [\x00-\x7f] \x08V \x10V \x18 )(V)        # statuses, size, ledger id; entry id
     """
 )
-ADD_REPLY_HEAD: Final = message_pattern(  # The first group of `ADD_REPLY`.
+ADD_REPLY_HEAD: Final = message_pattern(  # This matches the first group of `ADD_REPLY`.
     rb"\x10(V) \xaa\x06 ([\x00-\x7f]) \x08(V) \x10(V) \x18"
 )
 
@@ -135,7 +137,7 @@ BATCH_READ_REPLY: Final = message_pattern(
 
 
 def is_urgent(priority: bytes) -> bool:
-    """Returns whether this group, up to the tag of the READ or ADD, holds a priority above 0."""
+    """Returns whether this group, which ends with the tag of the READ or ADD, holds a priority above 0."""
     return priority[len(PRIORITY_TAG) : -len(ADD_TAG)].strip(b"\x00\x80") != b""
 
 
@@ -145,14 +147,16 @@ def key_of(key: bytes) -> bytes:
 
 
 def ledger_of(ledger: bytes) -> tuple[bytes, bool]:
-    """Returns the ledger id in the group `ADD_LEDGER`, as a varint, and whether the flag is before it."""
+    """Returns the ledger id in the group `ADD_LEDGER` as a varint, and whether the recovery flag is
+    before it.
+    """
     has_flag = ledger.startswith(FLAG_RECOVERY)
     start = len(ADD_LEDGER_TAG) + has_flag * len(FLAG_RECOVERY)
     return ledger[start : -len(ADD_ENTRY_TAG)], has_flag
 
 
 def varying_spans(add: re.Match[bytes]) -> tuple[tuple[int, int], ...]:
-    """Returns where transaction id, ledger id, entry id and key are in a match of `ADD_REQUEST`."""
+    """Returns the positions of the transaction id, ledger id, entry id and key in a match of `ADD_REQUEST`."""
     ledger_varint, _ = ledger_of(add[ADD_LEDGER])
     ledger_end = add.end(ADD_LEDGER) - len(ADD_ENTRY_TAG)
     key_start, key_end = add.span(ADD_KEY)
@@ -168,8 +172,9 @@ def varying_spans(add: re.Match[bytes]) -> tuple[tuple[int, int], ...]:
 def add_of_shape(
     before: int, between: int, behind: int, payload_bytes: int, tail: int
 ) -> struct.Struct:
-    """Returns the struct of an add of a known shape. Its fields: the bytes up to the transaction id, the low
-    byte of that, the bytes up to the varint of the entry id, the low byte of that, the bytes up to
-    and with the entry's ledger id, entry id, LAC, payload, tail.
+    """Returns the struct of an add of a known shape. Its fields are the bytes before the
+    transaction id, the transaction id's low byte, the bytes before the varint of the entry id, the
+    varint's low byte, the bytes up to and including the entry's ledger id, the entry id, the LAC,
+    the payload and the tail.
     """
     return struct.Struct(f">{before}sB{between}sB{behind}sqq{payload_bytes}x{tail}s")

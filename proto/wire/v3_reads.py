@@ -1,7 +1,8 @@
-"""Reads and their replies in version 3, a run at a time, if they are in the usual form.
+"""Unpacks reads and their replies in version 3, several at a time, if they are in the usual form.
 
-The usual form is a plain read, without a key or a flag, and a reply with a found entry or a batch.
-All others, and messages with fields in another order, are decoded by protobuf one by one.
+The usual forms are a plain read, without a key or a flag, and a reply with a found entry or a
+batch. All other messages, and messages with fields in another order, are decoded one by one by
+protobuf.
 """
 
 from typing import Final
@@ -36,7 +37,7 @@ _match_batch: Final = v3_frames.BATCH_READ_REPLY.match
 
 
 def take_reads(buffer: bytes, position: int) -> tuple[list[ReceivedRequest], int]:
-    """Returns the plain reads that are whole at `position`, and where they end."""
+    """Returns the plain reads from `position` on that have arrived completely, and where they end."""
     calls: list[ReceivedRequest] = []
     while match := _match_read(buffer, position + LENGTH_BYTES):
         txn_id, priority, size, ledger_id, entry_id = match.groups()
@@ -61,7 +62,9 @@ def take_reads(buffer: bytes, position: int) -> tuple[list[ReceivedRequest], int
 def take_read_replies(
     buffer: bytes, position: int, frame_bytes_max: int
 ) -> tuple[list[ReceivedReply], int]:
-    """Returns the found entries, in the usual form, that are whole at `position`, and where they end."""
+    """Returns the replies with a found entry, in the usual form, from `position` on that have
+    arrived completely, and where they end.
+    """
     answers: list[ReceivedReply] = []
     view = memoryview(buffer)
     while match := _match_reply(buffer, position + LENGTH_BYTES):
@@ -98,10 +101,10 @@ def take_read_replies(
 
 
 def unpack_batch_reply(buffer: bytes, position: int, end: int) -> ReceivedReply | None:
-    """Returns the batch in the usual form whose frame has its body at `[position:end]`; None: it is in
-    another form.
+    """Returns the batch in the frame whose body is at `[position:end]`, or None if it is not in the
+    usual form.
 
-    It may be megabytes, of which protobuf would make two more copies. Raises `BadFrame`.
+    A batch may have megabytes, of which protobuf would make two more copies. Raises `BadFrame`.
     """
     if (match := _match_batch(buffer, position, end)) is None:
         return None

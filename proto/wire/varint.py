@@ -1,4 +1,4 @@
-"""Protobuf's varints: seven bits a byte, low bits first; bit 7 is set if more bytes follow.
+"""Protobuf's varints: seven bits in each byte, low bits first; bit 7 is set if more bytes follow.
 
 An int64 is encoded as its 64-bit two's complement: -1 takes ten bytes. Frequent messages are matched
 by regular expressions and packed without protobuf.
@@ -7,13 +7,15 @@ by regular expressions and packed without protobuf.
 import re
 from typing import Final
 
-# At most nine bytes, so that any value is less than 2^63.
+# The pattern matches at most nine bytes, so that every value is less than 2^63.
 _VARINT: Final = rb"[\x80-\xff]{0,8}[\x00-\x7f]"
 _VARINT_OF_UINT64: Final = rb"(?:[\x80-\xff]{0,8}[\x00-\x7f]|[\x80-\xff]{9}\x01)"
 
 
 def message_pattern(pattern: bytes) -> re.Pattern[bytes]:
-    """Returns a verbose expression in which V is a varint less than 2^63, and U one of any uint64."""
+    """Compiles a verbose expression in which V stands for a varint less than 2^63, and U for a
+    varint of any uint64.
+    """
     named = pattern.replace(b"V", _VARINT).replace(b"U", _VARINT_OF_UINT64)
     return re.compile(named, re.DOTALL | re.VERBOSE)
 
@@ -23,7 +25,9 @@ _BITS_64: Final = 2**64 - 1
 
 
 def pack_varint(value: int) -> bytes:
-    """Packs an int64 or uint64. Two or three bytes need no loop, since entry ids are packed very often."""
+    """Packs an int64 or uint64. Varints of two or three bytes are packed without a loop, since
+    entry ids are packed very often.
+    """
     if value < 0:
         value &= _BITS_64
     if value < 0x80:

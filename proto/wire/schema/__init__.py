@@ -1,1 +1,1 @@
-"""Generated messages of BookKeeper's protocol and metadata."""
+"""The generated code for the messages of BookKeeper's protocol and metadata."""
