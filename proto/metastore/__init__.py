@@ -1,1 +1,1 @@
-"""A metadata store of our own: its rules, its client, and its forms in memory and on a socket."""
+"""Rollbook's own metadata store: its rules, its client, and its forms in memory and on a socket."""

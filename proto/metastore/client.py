@@ -1,12 +1,12 @@
-"""The client of a metadata service: one session over one connection after another.
+"""The client of a metadata service. It keeps one session over a sequence of connections.
 
-A call that cannot be sent waits for the connection. A request in flight when the connection
-breaks has an unknown outcome (`ConnectionLost`), and is never sent again. Once the session is
-back on a new connection, nothing sent on an old one takes effect any more (MS6): a read then
-shows the outcome.
+A call that cannot be sent waits for the connection. A request that is in flight when the connection
+breaks has an unknown outcome (`ConnectionLost`), and is never sent again. Once the session
+continues on a new connection, no request that was sent on an old one takes effect any more (MS6),
+so a read then shows the outcome.
 
-Watches outlive connections and sessions. Each is started again from the last number it received,
-and so misses nothing (MS5).
+Watches outlive connections and sessions. Each watch is started again from the last commit number
+that it received, so it misses nothing (MS5).
 """
 
 import asyncio
@@ -68,10 +68,10 @@ logger = structlog.get_logger()
 
 SESSION_TIMEOUT_S: Final = 10.0
 OPERATION_TIMEOUT_S: Final = 10.0
-CLOSE_TIMEOUT_S: Final = 1.0  # A dead owner is replaced sooner than that.
+CLOSE_TIMEOUT_S: Final = 1.0  # It takes less time to replace a dead owner.
 CALLS_MAX: Final = 10_000
-_OPENING_PARTS: Final = 10  # Steps into which the time of an opening is divided.
-PAUSE_S_MIN: Final = 0.01  # Between attempts to connect; doubles, with jitter.
+_OPENING_PARTS: Final = 10  # The time limit of an opening is divided into this many steps.
+PAUSE_S_MIN: Final = 0.01  # The pause between attempts to connect; it doubles, with jitter.
 PAUSE_S_MAX: Final = 0.5
 
 
@@ -79,12 +79,12 @@ class Receiver(Protocol):
     def on_messages(self, messages: Sequence[FromService]) -> None: ...
 
     def on_lost(self, reason: str) -> None:
-        """The connection is gone."""
+        """Called when the connection is gone."""
 
 
 class ServiceChannel(Protocol):
     def send(self, messages: Sequence[FromClient]) -> None:
-        """Sends messages; those sent after the connection broke are dropped, and the receiver is notified."""
+        """Sends messages. After the connection broke they are dropped, and the receiver is notified of that."""
 
     def close(self) -> None: ...
 
@@ -93,7 +93,7 @@ class Connector(Protocol):
     """Finds the service."""
 
     async def connect(self, receiver: Receiver, timeout_s: float) -> ServiceChannel:
-        """Connects to the service. Raises `Unavailable` with the reason that waiting callers get."""
+        """Connects to the service. Raises `Unavailable` with a reason, which waiting callers get."""
 
     def why_silent(self) -> str:
         """Returns why a service that accepted the connection does not respond."""
@@ -120,7 +120,8 @@ class StoreClient:
         self._session: SessionId = NO_SESSION
         self._states = SessionWatchers()
         self._heard_commit = 0
-        self._calls: dict[int, _PendingQuestion] = {}  # Calls without a response, by request id.
+        # The calls that have no response yet, by request id.
+        self._calls: dict[int, _PendingQuestion] = {}
         self._unsent: dict[int, _PendingQuestion] = {}
         self._watches: dict[int, _RunningWatch] = {}
         self._timer: asyncio.TimerHandle | None = None  # The timer of the call that is due first.
@@ -135,7 +136,7 @@ class StoreClient:
         self._closing: asyncio.Task[None] | None = None
 
     async def open(self, timeout_s: float | None = None) -> Self:
-        """Returns when there is a session. If that fails, closes the client and raises the reason."""
+        """Returns when there is a session. If it gets none, it closes the client and raises the reason."""
         self._runner = asyncio.get_running_loop().create_task(self._run())
         self._limit_opening(timeout_s or self._operation_timeout_s)
         try:
@@ -146,8 +147,9 @@ class StoreClient:
         return self
 
     def _limit_opening(self, timeout_s: float, parts: int = _OPENING_PARTS) -> None:
-        """Limits the time of opening, in parts that begin one after the other: while this process is
-        stopped, only one of them passes."""
+        """Limits the time of opening. The time is divided into steps that begin one after the
+        other, so that only one of them passes while this process is stopped.
+        """
         step_s = timeout_s / _OPENING_PARTS
         loop = asyncio.get_running_loop()
         loop.call_later(step_s, self._on_opening_waits, timeout_s, parts - 1)
@@ -157,7 +159,7 @@ class StoreClient:
             return
         if parts_left:
             self._limit_opening(timeout_s, parts_left)
-        elif self._connecting:  # The owner may be reading a large file: wait on.
+        elif self._connecting:  # Waits longer, since the owner may be reading a large file.
             self._limit_opening(timeout_s)
         else:
             self._opened.set_exception(self._unreachable())
@@ -217,7 +219,7 @@ class StoreClient:
         await self._call(Sync())
 
     async def close(self) -> None:
-        """Closes the store, even if the caller is cancelled: a store half closed would keep its file."""
+        """Closes the store, even if the caller is cancelled, since a half-closed store would keep its file."""
         if self._closing is None:
             self._closed = True
             self._closing = asyncio.get_running_loop().create_task(self._close())
@@ -278,7 +280,7 @@ class StoreClient:
             loop.call_soon(self._flush)
         try:
             return await call.answer
-        finally:  # On cancellation, too: a later response has no waiter.
+        finally:  # This also runs on cancellation, since a later response has no waiter.
             del self._calls[request_id]
             self._unsent.pop(request_id, None)
 
@@ -289,7 +291,7 @@ class StoreClient:
             return
         asks = []
         for request_id, call in self._unsent.items():
-            if call.answer.done():  # The caller has already been notified that it was not sent.
+            if call.answer.done():  # The caller already knows that the call was not sent.
                 continue
             asks.append(Ask(request_id, call.question))
             if isinstance(call.question, StartWatch):
@@ -298,7 +300,9 @@ class StoreClient:
         line.channel.send(asks)
 
     def _on_due(self) -> None:
-        """Handles the timer of all calls: they have equal time-outs, so the oldest is due first."""
+        """Handles the timer that all calls share. They have equal time-outs, so the oldest call is
+        due first.
+        """
         self._timer = None
         loop = asyncio.get_running_loop()
         for request_id, call in self._calls.items():
@@ -357,7 +361,7 @@ class StoreClient:
     async def _run(self) -> None:
         try:
             await self._keep_connected()
-        except Exception as error:  # The task ends here; its error would be seen nowhere else.
+        except Exception as error:  # The task ends here, and no other code would see its error.
             self._trouble, self._advice = str(error), ""
             if not self._opened.done():
                 self._opened.set_exception(error)
@@ -451,7 +455,7 @@ class StoreClient:
             call.answer.set_result(result)
 
     def _on_welcome(self, line: "_Link", welcome: Welcome) -> None:
-        if welcome.store != self._store:  # Numbers of another store do not count.
+        if welcome.store != self._store:  # Commit numbers of another store mean nothing here.
             for watch in self._watches.values():
                 watch.since = None if watch.since is None else 0
         self._store, self._session = welcome.store, welcome.session
@@ -480,7 +484,7 @@ _CLOSED: Final = "this metadata store was closed"
 
 
 class _Link:
-    """One connection, from creation to loss."""
+    """One connection, from its creation to its loss."""
 
     def __init__(self, client: StoreClient) -> None:
         self.channel: ServiceChannel
@@ -488,7 +492,7 @@ class _Link:
         self.reason = ""
         self.welcomed = False
         self.heard_at_s = asyncio.get_running_loop().time()
-        # Watches that start on this connection, by request id.
+        # The watches that are being started on this connection, by request id.
         self.starting: dict[int, _RunningWatch] = {}
         self._client = client
 
@@ -522,5 +526,6 @@ class _RunningWatch:
     path: str
     recursive: bool
     stream: WatchStream
-    running: bool = False  # Whether the watch runs on the present connection.
-    since: int | None = None  # If not running: the last number received, if it ever ran.
+    running: bool = False  # True while the watch runs on the present connection.
+    # While it is not running: the last commit number that was received, or None if it never ran.
+    since: int | None = None

@@ -1,4 +1,6 @@
-"""A connection between a client and a service in one process: messages unchanged, one turn each way."""
+"""A connection between a client and a service in one process. Messages pass unchanged, and take one
+turn of the loop each way.
+"""
 
 import asyncio
 from collections.abc import Sequence
@@ -9,7 +11,7 @@ from rollbook.proto.metastore.service_host import Host
 
 
 class LocalChannel:
-    """A connection within the process. Messages in flight when it closes are lost."""
+    """A connection within the process. Messages that are in flight when it closes are lost."""
 
     def __init__(self, host: Host, receiver: Receiver) -> None:
         self.is_open = True

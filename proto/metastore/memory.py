@@ -4,7 +4,7 @@
     store = await service.connect()
 
 Each `connect` makes a client with a session of its own. Messages take one turn of the event loop
-each way, and `service.line(store)` can cut off a client between any two of them.
+each way, and `service.line(store)` can cut a client off between any two messages.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ class MemoryService:
     def __init__(self, clock: Clock, randomness: Randomness) -> None:
         self._host = Host(Kept(store=f"{randomness.getrandbits(64):016x}"), clock)
         self._randomness = randomness
-        self._lines: dict[int, MemoryLine] = {}  # Connections by the identity of the client.
+        self._lines: dict[int, MemoryLine] = {}  # The connections, by the client's `id()`.
         self._started = False
 
     async def connect(
@@ -63,12 +63,12 @@ class MemoryService:
 
 
 class _LostMessage(Enum):
-    REQUEST = "request"  # It never arrives.
-    ANSWER = "answer"  # It arrives and is served.
+    REQUEST = "request"  # The request never arrives.
+    ANSWER = "answer"  # The request arrives and is served.
 
 
 class MemoryLine:
-    """Connects one client with the service, and fails on demand."""
+    """Connects one client to the service. It can be made to fail."""
 
     def __init__(self, host: Host) -> None:
         self._host = host
@@ -79,12 +79,12 @@ class MemoryLine:
     # --- Faults ---
 
     def cut(self) -> None:
-        """The connection breaks now; messages in flight are lost."""
+        """Breaks the connection now. Messages in flight are lost."""
         if self._channel is not None:
             self._channel.cut()
 
     def suspend(self) -> None:
-        """The connection breaks, and there is no new one until `resume`."""
+        """Breaks the connection, and prevents a new one until `resume`."""
         self._suspended = True
         self.cut()
 
@@ -92,11 +92,11 @@ class MemoryLine:
         self._suspended = False
 
     def lose_next_request(self) -> None:
-        """The connection breaks on the next request, which never arrives."""
+        """Breaks the connection at the next request, which never arrives."""
         self._next_loss = _LostMessage.REQUEST
 
     def lose_next_answer(self) -> None:
-        """The connection breaks after the next request was served, before its answer."""
+        """Breaks the connection after the next request was served, before the answer arrives."""
         self._next_loss = _LostMessage.ANSWER
 
     # --- The connector ---

@@ -1,7 +1,5 @@
-"""Carries messages between the connections of a metadata service, the service, and its storage.
-
-Everything runs on one event loop. A connection is a callable that accepts messages, and a number
-for sending.
+"""Passes messages between a metadata service, its connections and its storage. Everything runs on
+one event loop. A connection is a callable that accepts messages, and a number for sending.
 """
 
 import asyncio
@@ -15,16 +13,18 @@ from rollbook.proto.ports import Clock, SessionId
 
 Say = Callable[[Sequence[FromService | HangUp]], None]
 Keep = Callable[[CommitGroup], Awaitable[None]]
-"""Returns when the batch is durable. If it raises, nothing more is ever sent."""
+"""Stores a batch, and returns when it is durable. If it raises an error, nothing is sent any more."""
 
 _TICK_S: Final = TICK_NS / 1e9
 
 
 class Host:
-    """The shell of the service: it receives, ticks, stores batches and sends; the service decides."""
+    """The shell of the service. It receives and sends messages, calls the service at each tick and
+    stores batches; the service decides.
+    """
 
     def __init__(self, kept: Kept, clock: Clock, keep: Keep | None = None) -> None:
-        """Without `keep`, every batch counts as durable."""
+        """If there is no `keep`, every batch counts as durable."""
         self.service = MetadataService(kept, clock.monotonic_ns())
         self.closed = False
         self._clock = clock
@@ -38,8 +38,9 @@ class Host:
         self._tick_timer = asyncio.get_running_loop().call_later(_TICK_S, self._tick)
 
     async def close(self) -> None:
-        """Stores and answers what it has received, then disconnects all clients; sessions live
-        on."""
+        """Stores and answers the requests that it has received, then disconnects all clients. Their
+        sessions live on.
+        """
         self.closed = True
         if self._tick_timer is not None:
             self._tick_timer.cancel()
@@ -82,7 +83,9 @@ class Host:
         self._go_on()
 
     def _go_on(self) -> None:
-        """Commits in groups: while one batch is being stored, the next one is collected."""
+        """Collects the next batch while the previous one is being stored, so that commits are made
+        in groups.
+        """
         if self._keep is None:
             if (batch := self.service.take_batch()) is not None:
                 self.service.on_durable(batch)
@@ -91,7 +94,7 @@ class Host:
         self._speak()
 
     async def _keep_all(self, batch: CommitGroup | None) -> None:
-        """Stores batches; after a failure, this task stops there: nothing is stored or sent any more."""
+        """Stores batches. After a failure this task stops, so that nothing is stored or sent any more."""
         assert self._keep is not None
         while batch is not None:
             await self._keep(batch)

@@ -1,4 +1,4 @@
-"""Watches and session events as asynchronous streams, for every store alike."""
+"""Watches and session events as asynchronous streams; all stores use them."""
 
 import asyncio
 import weakref
@@ -13,7 +13,7 @@ _SESSION_EVENTS_WAITING_MAX: Final = 64
 
 
 class _Bell:
-    """Wakes the one reader of a stream."""
+    """Wakes the only reader of a stream."""
 
     def __init__(self) -> None:
         self._reader: asyncio.Future[None] | None = None
@@ -32,7 +32,7 @@ class _Bell:
 
 
 class WatchStream:
-    """The `Watch` port over an `EventQueue`. Cancelling a read loses no event."""
+    """Implements the `Watch` port with an `EventQueue`. Cancelling a read loses no event."""
 
     def __init__(self, path: str, on_close: Callable[[], Awaitable[None]]) -> None:
         self._queue = EventQueue(path)
@@ -65,7 +65,9 @@ class WatchStream:
 
 
 class SessionStream:
-    """Session events from the current state on. A reader that falls far behind misses the oldest."""
+    """A stream of session events that begins with the current state. A reader that falls far behind
+    misses the oldest events.
+    """
 
     def __init__(self, first: SessionEvent) -> None:
         self._waiting = deque((first,), maxlen=_SESSION_EVENTS_WAITING_MAX)
@@ -92,11 +94,12 @@ class SessionStream:
 
 
 class SessionWatchers:
-    """The state of the session, and all its followers."""
+    """The state of the session, and all streams that follow it."""
 
     def __init__(self) -> None:
         self.now = SessionEvent(SessionState.SUSPENDED, NO_SESSION)
-        self._streams: list[weakref.ref[SessionStream]] = []  # A dropped stream ends.
+        # The references are weak, so that a stream that nobody uses goes away.
+        self._streams: list[weakref.ref[SessionStream]] = []
         self._ended = False
 
     def become(self, state: SessionState, session: SessionId) -> None:

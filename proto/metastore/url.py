@@ -1,22 +1,22 @@
-"""The URL of a metadata store.
+"""Parses the URL of a metadata store.
 
-    zk://host1,host2:2181/ledgers?…      a ZooKeeper ensemble; 2181 is the default port
+    zk://host1,host2:2181/ledgers?…      a ZooKeeper ensemble; the default port is 2181
     zk+LAYOUT://host1:2181;host2/ledgers  BookKeeper's spelling; LAYOUT is hierarchical,
                                           longhierarchical, flat or null
     sqlite:///absolute/path/metadata.db   the embedded store of one machine
     memory: or memory:NAME                gone with the process
 
-A ZooKeeper URL names the ledgers root, the node of BookKeeper's metadata; `/ledgers` by default,
-and always in the other stores. Our own trees are in a sibling of it: `rollbook` beside a root
-called `ledgers`, `rollbook-NAME` beside one called NAME.
+A ZooKeeper URL names the ledgers root, which is the node of BookKeeper's metadata. It is `/ledgers`
+by default, and always `/ledgers` in the other stores. Rollbook's own trees are in a node beside the
+root: `rollbook` beside a root called `ledgers`, and `rollbook-NAME` beside a root called NAME.
 
-Options of ZooKeeper, all optional; values are percent-encoded where they must be:
+The options of ZooKeeper; all may be left out, and values are percent-encoded where necessary:
 
-    ca=FILE        verify the servers' certificates with these authorities (speaks TLS)
-    cert=FILE      show this certificate (speaks TLS)
-    key=FILE       … with this key, if it is not in the same file
+    ca=FILE        verify the servers' certificates with these authorities (uses TLS)
+    cert=FILE      present this certificate to the servers (uses TLS)
+    key=FILE       the key of the certificate, if it is in another file
     key_password=TEXT
-    tls=yes        speak TLS with the authorities of the machine
+    tls=yes        use TLS with the authorities of the machine
     auth=SCHEME:CREDENTIAL      `auth=digest:user:password`
     sasl=MECHANISM:USER:PASSWORD  `sasl=DIGEST-MD5:user:password`, or `sasl=GSSAPI`
 """
@@ -45,7 +45,7 @@ class Backend(Enum):
 
 
 class LayoutHint(Enum):
-    """The layout that a BookKeeper scheme requires; otherwise the LAYOUT node decides."""
+    """The layout that the scheme names, if it is one of BookKeeper's; otherwise the LAYOUT node decides."""
 
     HIERARCHICAL = "hierarchical"
     LONG_HIERARCHICAL = "longhierarchical"
@@ -67,14 +67,16 @@ class ZooKeeperOptions:
 @dataclass(frozen=True, slots=True)
 class MetadataUrl:
     backend: Backend
-    place: str  # ZooKeeper: `host:port,host:port`. SQLite: the file. Memory: the name.
+    place: str  # For ZooKeeper `host:port,host:port`, for SQLite the file, for memory the name.
     ledgers_root: str = DEFAULT_ROOT
     layout: LayoutHint | None = None
     options: ZooKeeperOptions = ZooKeeperOptions()
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Raises `BadConfig`; never repeats the part after a `?` or, as in URLs of other tools, before an `@`."""
+        """Parses a URL. Raises `BadConfig`, whose text never repeats the part after a `?`, nor a
+        part before an `@`, where URLs of other tools have a login.
+        """
         address, _, query = text.partition("?")
         scheme, colon, rest = address.partition(":")
         said = _without_login(address)
@@ -116,7 +118,7 @@ class MetadataUrl:
 
 
 def shown_url(text: str) -> str:
-    """Returns a URL as shown to people, valid or not: without options and logins, which may hold passwords."""
+    """Returns a URL for display, valid or not, without options and logins, since these may hold passwords."""
     address, question, _ = text.partition("?")
     try:
         MetadataUrl.parse(text)
@@ -126,7 +128,7 @@ def shown_url(text: str) -> str:
 
 
 def _without_login(address: str) -> str:
-    """Returns the address without user and password. A path of SQLite has neither, and may have an `@`."""
+    """Returns the address without user and password. A path for SQLite has neither, but may have an `@`."""
     return address if address.startswith("sqlite:") else _LOGIN.sub(r"\1…@", address)
 
 
@@ -136,7 +138,7 @@ def _parse_hosts(text: str, url: str) -> str:
         match = _HOST.fullmatch(part)
         port = int(match[2] or _ZOOKEEPER_PORT) if match else 0
         if match is None or not 0 < port < 65536:
-            if "@" in url:  # The part may belong to a password.
+            if "@" in url:  # The part may be from a password, so it is not shown.
                 raise BadConfig(
                     f"metadata URL {url}: no user stands before the hosts",
                     next_step="write zk://host/ledgers?auth=digest:user:password",

@@ -1,9 +1,9 @@
 """Decides which changes a store still accepts when its disk is nearly full (MS8).
 
-Sessions, registrations, deletions, and changes that take no more room than the old value are
-accepted: with these a cluster stays alive and can be emptied. Writes that grow are refused until
-there is room again. The two bounds differ, so that a disk near one of them does not make the
-store alternate with every write.
+Sessions, registrations, deletions, and changes that take no more space than the old value are
+accepted, so that a cluster stays alive and can be emptied. Writes that need more space are refused
+until there is room again. The two bounds differ, so that the store does not alternate with every
+write while the free space is near one of them.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,9 +12,10 @@ from typing import Final
 from rollbook.proto.errors import MetadataFull
 from rollbook.proto.ports import Create, Node, Op, Set
 
-FULL_BYTES: Final = 32 * 1024 * 1024  # With less free space, growing writes are refused.
-ROOMY_BYTES: Final = 48 * 1024 * 1024  # With this free space, they are accepted again.
-# A value may still grow by this much, so that a ledger can be closed or a log change its owner.
+# With less free space, writes that need more space are refused.
+FULL_BYTES: Final = 32 * 1024 * 1024
+ROOMY_BYTES: Final = 48 * 1024 * 1024  # With this free space, all writes are accepted again.
+# Even then a value may grow by this much, so that a ledger can be closed and a log can change its owner.
 _GROWTH_BYTES_MAX: Final = 256
 
 
@@ -23,13 +24,15 @@ class FreeSpace:
         self.is_full = False
 
     def on_free(self, free_bytes: int) -> bool:
-        """Reports the free space. Returns whether the store is full now and was not before, or the reverse."""
+        """Takes note of the free space. Returns whether this changed the store from full to not
+        full or back.
+        """
         before = self.is_full
         self.is_full = free_bytes < (ROOMY_BYTES if before else FULL_BYTES)
         return self.is_full != before
 
     def check(self, ops: Sequence[Op], get: Callable[[str], Node | None]) -> None:
-        """Raises `MetadataFull` if the disk is nearly full and these operations need more of it."""
+        """Raises `MetadataFull` if the disk is nearly full and these operations need more space."""
         if not self.is_full:
             return
         for op in ops:

@@ -1,7 +1,7 @@
 """The messages of a metadata service as bytes, for its Unix socket.
 
-A frame (`proto/wire/frames.py`) holds `u32 head length`, a JSON list that describes it, and its
-values, one after the other; the list has their lengths. The client sends:
+A frame (`proto/wire/frames.py`) holds `u32 head length`, a head, which is a JSON list, and the
+values one after the other; the head has their lengths. The client sends:
 
     ["hello", PROTOCOL, store, session, timeout ms]
     ["get" | "children", request, path]
@@ -75,7 +75,8 @@ from rollbook.proto.ports import (
 from rollbook.proto.wire.frames import pack_frame
 
 PROTOCOL: Final = 1
-REQUEST_FRAME_BYTES_MAX: Final = 2 * 1024 * 1024  # Twice REQUEST_BYTES_MAX, for what JSON adds.
+# This is twice REQUEST_BYTES_MAX, since JSON adds bytes.
+REQUEST_FRAME_BYTES_MAX: Final = 2 * 1024 * 1024
 ANSWER_FRAME_BYTES_MAX: Final = 64 * 1024 * 1024  # Four million children.
 _HEAD: Final = struct.Struct(">I")
 _EVENT_KINDS: Final = {kind.value: kind for kind in WatchEventKind}
@@ -264,7 +265,7 @@ def _stat(head: object) -> NodeStat:
 
 
 class _Values:
-    """The values after a head, taken in order, each once and all of them."""
+    """The values after a head. They must be taken in order, each once, and all of them."""
 
     def __init__(self, body: bytes, position: int) -> None:
         self._body = body
@@ -293,7 +294,8 @@ def _unpack(body: bytes, read: Callable[[object, _Values], M]) -> M:
     if end > len(body):
         raise _bad()
     try:
-        head = json.loads(body[_HEAD.size : end].decode())  # Otherwise json guesses the encoding.
+        # Without `decode`, json would guess the encoding.
+        head = json.loads(body[_HEAD.size : end].decode())
     except (ValueError, RecursionError) as error:
         raise _bad() from error
     values = _Values(body, end)

@@ -2,14 +2,15 @@
 
     client                                 service
     Hello(session or none)            ->
-                                      <-   Welcome(session), or Expired: say Hello again, with none
-    Ask(request id, question)         ->   any number at once, judged in the order they came
+                                      <-   Welcome(session), or Expired: send Hello again, without a session
+    Ask(request id, question)         ->   any number at once, processed in the order of arrival
                                       <-   Answer(request id, result or refusal)
                                       <-   WatchNotice(watch, event), whenever something happens
 
-Commits are numbered, and every message of the service has such a number: all events up to this
-commit that concern the client have been sent before. A client that reconnects starts its watches
-again from the last number it received, and gets RESYNC if the store has changed since.
+Commits are numbered, and every message from the service has the number of a commit: all events up
+to this commit that concern the client have been sent before the message. A client that reconnects
+starts its watches again from the last number that it received, and gets RESYNC if the store has
+changed since then.
 """
 
 from dataclasses import dataclass
@@ -20,7 +21,8 @@ from rollbook.proto.ports import Node, Op, OpResult, SessionId, WatchEvent
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    store: str  # The id of the store that opened the session; any value without a session.
+    # The id of the store that opened the session; without a session it may have any value.
+    store: str
     session: SessionId  # NO_SESSION: open one.
     timeout_ms: int
 
@@ -45,7 +47,8 @@ class StartWatch:
     watch_id: int
     path: str
     recursive: bool
-    since: int | None  # The last number received, if this watch was running before.
+    # The last commit number that the client received, if this watch was running before.
+    since: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +58,7 @@ class StopWatch:
 
 @dataclass(frozen=True, slots=True)
 class Sync:
-    """A request that is answered after everything before it; the heartbeat, too."""
+    """A request that is answered after all requests before it. It also serves as the heartbeat."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +92,9 @@ class Expired:
 
 
 Result = Node | list[str] | list[OpResult] | None
-"""The results of Get, Children, Transact, and all other questions."""
+"""The results of Get, Children and Transact, in this order. None is the result of all other
+questions, and that of Get for a missing node.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +113,7 @@ class WatchNotice:
 
 @dataclass(frozen=True, slots=True)
 class HangUp:
-    """The reason why the connection ends; never sent."""
+    """Ends a connection for this reason. It is never sent."""
 
     reason: str
 

@@ -1,11 +1,12 @@
-"""Checks requests to a metadata store: their paths and sizes, before any store gets them.
+"""Checks the paths and sizes of requests to a metadata store before any store gets them.
 
-A path is `/` or a row of `/name`; a name is 1 to 255 visible ASCII characters other than `/`,
-and neither `.` nor `..`. ZooKeeper accepts further names; a request that it would refuse never passes.
-The name of a sequential node is checked before it gets its digits.
+A path is `/` or a sequence of `/name`. A name has 1 to 255 visible ASCII characters other than `/`,
+and is neither `.` nor `..`. ZooKeeper also accepts other names, but refuses no request that passes
+these checks. The name of a sequential node is checked before the digits are appended.
 
-A request weighs the bytes of its paths and values and `OP_BYTES` for each operation. The limit
-keeps every request below the megabyte at which a ZooKeeper server hangs up (`jute.maxbuffer`).
+The size of a request is the sum of the bytes of its paths and values, plus `OP_BYTES` for each
+operation. The limit keeps every request below one megabyte, at which a ZooKeeper server closes the
+connection (`jute.maxbuffer`).
 """
 
 import re
@@ -34,7 +35,9 @@ def check_path(path: str) -> None:
 
 
 def check_ops(ops: Sequence[Op]) -> None:
-    """Refuses operations that no store would accept, and names the first invalid one."""
+    """Raises an error for operations that no store would accept. The error has the index of the
+    first invalid operation.
+    """
     weight = 0
     for index, op in enumerate(ops):
         try:

@@ -1,12 +1,12 @@
-"""A metadata service: takes requests, and returns responses, events and batches to make durable.
+"""A metadata service. It takes requests, and returns responses, events, and batches to make durable.
 
 Transactions are applied in memory at once and made durable in batches. Nothing that depends on a
-transaction is sent before it is durable (MS1): no result, no read, no event, no refusal. It is
-enough that every message waits for the newest transaction applied when it was made; so all
-pending messages are in one queue.
+transaction is sent before the transaction is durable (MS1): no result, no read, no event, no
+refusal. To ensure this, every message waits for the newest transaction that was applied when the
+message was made. Therefore one queue holds all pending messages.
 
-A session is opened and ended by transactions like any other. Its id is the number of the
-transaction that opened it, and so is never given twice.
+A session is opened and ended by ordinary transactions. Its id is the number of the transaction that
+opened it, so no id is given twice.
 """
 
 from collections import deque
@@ -43,12 +43,14 @@ from rollbook.proto.ports import NO_SESSION, SessionId, WatchEvent, WatchEventKi
 
 ConnectionId = int
 
-WATCHES_MAX: Final = 10_000  # Watches of one connection.
+WATCHES_MAX: Final = 10_000  # The most watches of one connection.
 
 
 @dataclass(slots=True)
 class CommitGroup:
-    """The changes of a run of transactions, to be made durable together; None: forget the node."""
+    """The changes of several transactions, which are made durable together. None for a node or
+    session means that it is deleted.
+    """
 
     last_txn: int = 0
     rows: dict[str, NodeRow | None] = field(default_factory=dict)
@@ -57,9 +59,9 @@ class CommitGroup:
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """The contents of a store when it is opened: the sum of its batches."""
+    """The contents that a store has when it is opened: the result of all batches that were stored."""
 
-    store: str  # The store's random id, which never changes.
+    store: str  # The id of the store. It is random and never changes.
     last_txn: int = 0
     rows: Iterable[tuple[str, NodeRow]] = ()
     timeouts_ms: Iterable[tuple[SessionId, int]] = ()
@@ -68,7 +70,7 @@ class Kept:
 @dataclass(slots=True)
 class _ClientConnection:
     session: SessionId = NO_SESSION
-    lost_session: SessionId = NO_SESSION  # Later requests for this one are refused.
+    lost_session: SessionId = NO_SESSION  # Requests that still come for this session are refused.
     watches: dict[int, None] = field(default_factory=dict)
 
 
@@ -93,7 +95,7 @@ class MetadataService:
         self._connections[connection] = _ClientConnection()
 
     def on_disconnected(self, connection: ConnectionId) -> None:
-        """Forgets the connection; its session lives on."""
+        """Forgets the connection, but keeps its session."""
         if (known := self._connections.pop(connection, None)) is not None:
             self._forget_watches(connection, known)
             if self._speaking_for.get(known.session) == connection:
@@ -102,7 +104,7 @@ class MetadataService:
     def on_message(self, connection: ConnectionId, message: FromClient, now_ms: int) -> None:
         known = self._connections.get(connection)
         if known is None:
-            return  # The client was disconnected; its further messages are not read.
+            return  # The client was disconnected, so its further messages are not processed.
         if isinstance(message, Hello):
             self._greet(connection, known, message)
         elif known.session == known.lost_session == NO_SESSION:
@@ -128,7 +130,7 @@ class MetadataService:
             self._say(connection, Expired(session))
 
     def take_batch(self) -> CommitGroup | None:
-        """Returns all changes since the last batch was taken."""
+        """Returns all changes since the previous batch was taken, or None if there are none."""
         if not self._batch.last_txn:
             return None
         batch, self._batch = self._batch, CommitGroup()
@@ -138,7 +140,7 @@ class MetadataService:
         self._durable_txn = batch.last_txn
 
     def speak(self) -> dict[ConnectionId, list[FromService | HangUp]]:
-        """Returns the messages that may be sent by now, in order."""
+        """Returns the messages that may be sent now, in order."""
         spoken: dict[ConnectionId, list[FromService | HangUp]] = {}
         while self._said and self._said[0][0] <= self._durable_txn:
             _, connection, message = self._said.popleft()
@@ -160,7 +162,7 @@ class MetadataService:
             self._say(connection, Expired(session))
             return
         elif (before := self._speaking_for.get(session)) is not None:
-            # Unread messages on the older connection are never read (MS6).
+            # Messages that wait on the older connection are never processed (MS6).
             self._hang_up(before, "its session came back on another connection")
         known.session = session
         self._speaking_for[session] = connection

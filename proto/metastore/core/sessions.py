@@ -1,9 +1,9 @@
-"""Records which sessions live, and decides when a silent one ends (MS3).
+"""Keeps the live sessions, and decides when a silent session ends (MS3).
 
 A session ends when it was silent for its time-out. Only time in which the store was listening
-counts: of the time between two ticks at most `LISTENED_NS_MAX`. So a store that was stopped, or
-stalled, or taken over by another process, reads the waiting heartbeats before any session's time
-is up, since a living client sends at least three in each time-out.
+counts, which is at most `LISTENED_NS_MAX` between two ticks. So a store that was stopped, or
+stalled, or taken over by another process, reads the waiting heartbeats before any session's time is
+up, since a live client sends at least three heartbeats in each time-out.
 """
 
 from collections.abc import Iterable
@@ -21,7 +21,7 @@ TIMEOUT_MS_MAX: Final = 300_000
 @dataclass(slots=True)
 class _Session:
     timeout_ms: int
-    ends_at_ns: int  # The expiry in listening time.
+    ends_at_ns: int  # The time of its expiry, in time spent listening.
 
 
 class SessionTable:
@@ -37,12 +37,12 @@ class SessionTable:
         return len(self._sessions)
 
     def load(self, sessions: Iterable[tuple[SessionId, int]]) -> None:
-        """Loads sessions that another process kept: their time-outs start again."""
+        """Loads sessions that another process stored. Their time-outs start again."""
         for session, timeout_ms in sessions:
             self.open(session, timeout_ms)
 
     def open(self, session: SessionId, timeout_ms: int) -> int:
-        """Opens a session; returns its time-out, which may differ from the requested one."""
+        """Opens a session, and returns its time-out, which may differ from the requested one."""
         timeout_ms = min(max(timeout_ms, TIMEOUT_MS_MIN), TIMEOUT_MS_MAX)
         self._sessions[session] = _Session(timeout_ms, 0)
         self.on_heartbeat(session)
@@ -59,7 +59,7 @@ class SessionTable:
         known.ends_at_ns = self._listened_ns + known.timeout_ms * 1_000_000
 
     def on_tick(self, now_ns: int) -> list[SessionId]:
-        """Returns the sessions whose time is up, oldest first; they stay until they are closed."""
+        """Returns the sessions whose time is up, oldest first. They stay in the table until they are closed."""
         self._listened_ns += min(now_ns - self._ticked_at_ns, LISTENED_NS_MAX)
         self._ticked_at_ns = now_ns
         return [

@@ -1,16 +1,17 @@
-"""The operations of a metadata store: the only copy of node semantics.
+"""The operations of a metadata store. Only this module defines what they do to nodes.
 
 ZooKeeper is the model. Frequent mistakes:
 
-- A node's version starts at 0 and grows by one with each set. A node that is deleted and made again
-  starts at 0; `created_txn` distinguishes it from the old one.
-- A sequential node is numbered by how many children its parent has ever had, sequential or not.
-  The parent keeps this count, and deletes do not change it, so a name is never given twice in the
-  life of a parent (MS4).
-- A create is refused for a missing parent, then for an existing node, then for an ephemeral
-  parent; a set, check or delete for a missing node, then for its version; a delete then for
-  children.
-- A transaction sees its own earlier operations, and is applied whole or not at all.
+- A node's version starts at 0 and grows by one with each set. A node that is deleted and created
+  again starts at 0; `created_txn` distinguishes it from the deleted node.
+- A sequential node's number is how many children, sequential or not, its parent has ever had. The
+  parent keeps this count, and deletes do not change it, so no name is given twice in the life of a
+  parent (MS4).
+- The reasons for a refusal are checked in this order. A create is refused for a missing parent, for
+  an existing node, or for an ephemeral parent; a set, check or delete for a missing node or another
+  version; and a delete also for children.
+- An operation of a transaction sees the effects of those before it; a transaction is applied as a
+  whole or not at all.
 - When a session ends, its ephemeral nodes are deleted in one transaction, in the order of their paths.
 """
 
@@ -46,7 +47,7 @@ K = TypeVar("K", str, SessionId)
 
 
 class NodeRow(NamedTuple):
-    """A node as it is stored; the names of its children follow from their paths."""
+    """A node as it is stored. The names of its children are not stored, since they follow from the paths."""
 
     value: bytes
     version: int
@@ -55,7 +56,8 @@ class NodeRow(NamedTuple):
     created_ms: int
     modified_ms: int
     owner: SessionId
-    creates: int  # How many children it has ever had: numbers its sequential ones.
+    # How many children it has ever had; sequential children get their numbers from it.
+    creates: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,14 +65,15 @@ class Applied:
     """One transaction that took effect."""
 
     results: list[OpResult]
-    rows: dict[str, NodeRow | None]  # The rows to store, by path; None: forget the node.
+    # The rows to store, by path; None means that the node is deleted.
+    rows: dict[str, NodeRow | None]
     events: list[WatchEvent]
 
 
 class Tree:
-    """Applies transactions whose numbers (`txn`, growing) and times the caller gives.
+    """Applies transactions. The caller passes their numbers (`txn`, which grow) and times.
 
-    Paths and sizes have passed `check_path` and `check_ops`.
+    All paths and sizes must have passed `check_path` and `check_ops`.
     """
 
     def __init__(self) -> None:
@@ -94,12 +97,14 @@ class Tree:
         yield from self._nodes.rows.items()
 
     def load(self, rows: Iterable[tuple[str, NodeRow | None]]) -> None:
-        """Loads rows of another tree, all or changed ones, in any order."""
+        """Loads rows of another tree, in any order: all of them, or those that changed."""
         for path, row in rows:
             self._nodes.put(path, row)
 
     def apply(self, ops: Sequence[Op], session: SessionId, txn: int, now_ms: int) -> Applied:
-        """Applies a transaction. Raises the error of the first failing operation, with its index as `op`."""
+        """Applies a transaction. Applies a transaction. Raises the error of the first failing
+        operation, with its index as `op`.
+        """
         change = _Change(self._nodes, session, txn, now_ms)
         results: list[OpResult] = []
         for index, op in enumerate(ops):
@@ -121,7 +126,8 @@ class _Nodes:
 
     def __init__(self) -> None:
         self.rows: dict[str, NodeRow] = {}
-        self.children: dict[str, dict[str, None]] = {}  # Names by parent; no key without a child.
+        # The names of children by parent; a parent without children has no key.
+        self.children: dict[str, dict[str, None]] = {}
         self.ephemerals: dict[SessionId, dict[str, None]] = {}
 
     def existing(self, path: str) -> NodeRow:
@@ -142,12 +148,14 @@ class _Nodes:
         )
 
     def put(self, path: str, row: NodeRow | None) -> None:
-        """The only place where anything changes, so that putting back is undoing."""
+        """Sets or removes a node. All changes are made here, so a change is undone by putting the
+        old row back.
+        """
         before = self.rows.pop(path, None) if row is None else self.rows.get(path)
         if row is not None:
             self.rows[path] = row
         if (before is None) == (row is None):
-            return  # The node neither appears nor goes, and never changes its owner.
+            return  # The node is neither created nor deleted, and its owner never changes.
         known = row or before
         assert known is not None
         index = _add if before is None else _remove
@@ -169,7 +177,7 @@ def _remove(index: dict[K, dict[str, None]], key: K, member: str) -> None:
 
 
 class _Change:
-    """One transaction while it is being applied."""
+    """A transaction that is being applied."""
 
     def __init__(self, nodes: _Nodes, session: SessionId, txn: int, now_ms: int) -> None:
         self.events: list[WatchEvent] = []

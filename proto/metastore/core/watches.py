@@ -1,12 +1,12 @@
 """Decides which watch gets which event, and queues events for slow readers.
 
 A plain watch reports its node and, as CHILDREN, the creation and deletion of its children. A
-recursive watch reports its node and everything below, never as CHILDREN. The node need not exist.
+recursive watch reports its node and all nodes below it, never as CHILDREN. The node need not exist.
 
-Waiting events are bounded and merged: a repeated event moves to the end, so that the last event
-about a path is the last thing that happened to it. When too many wait, one RESYNC replaces them
-and all later events until the reader takes it: the reader then reads everything again, and sees
-all of these changes.
+The number of waiting events is bounded, and equal events are merged: a repeated event moves to the
+end, so that the last event about a path is the last thing that happened to it. If too many events
+wait, one RESYNC replaces them, and also all later events until the reader takes it. The reader then
+reads everything again, and sees all of these changes.
 """
 
 from collections.abc import Hashable, Iterator
@@ -21,7 +21,7 @@ W = TypeVar("W", bound=Hashable)
 
 
 class WatchTable(Generic[W]):
-    """Watches by path; `W` is the caller's key for a watch."""
+    """The watches by path. `W` is the type of the caller's keys for watches."""
 
     def __init__(self) -> None:
         self._places: dict[W, tuple[str, bool]] = {}
@@ -34,7 +34,7 @@ class WatchTable(Generic[W]):
         self._table(recursive).setdefault(path, {})[watch] = None
 
     def remove(self, watch: W) -> None:
-        """Removes a watch; an unknown one was removed before."""
+        """Removes a watch. An unknown watch has been removed already."""
         if (place := self._places.pop(watch, None)) is None:
             return
         path, recursive = place
@@ -58,12 +58,13 @@ class WatchTable(Generic[W]):
 
 
 class EventQueue:
-    """The events of one watch that its reader has not taken yet."""
+    """The events that the reader of one watch has not taken yet."""
 
     def __init__(self, path: str, waiting_max: int = EVENTS_WAITING_MAX) -> None:
         self._resync = WatchEvent(WatchEventKind.RESYNC, path)
         self._waiting_max = waiting_max
-        self._waiting: dict[WatchEvent, None] = {}  # Waiting events in order of arrival.
+        # The waiting events in the order of their arrival.
+        self._waiting: dict[WatchEvent, None] = {}
 
     def __len__(self) -> int:
         return len(self._waiting)

@@ -13,8 +13,8 @@ from rollbook.proto.runtime.clock import SystemClock
 if TYPE_CHECKING:
     from rollbook.proto.runtime.metastore.embedded_owner import Fatal
 
-COMMAND_TIMEOUT_S: Final = 4.0  # How long a command waits for ZooKeeper's first response.
-NOBODY_TIMEOUT_S: Final = 2.0  # How long to wait for an owner; a new one needs much less.
+COMMAND_TIMEOUT_S: Final = 4.0  # A command waits this long for ZooKeeper's first response.
+NOBODY_TIMEOUT_S: Final = 2.0  # A client waits this long for an owner; a new owner needs much less.
 
 
 async def open_metadata_store(
@@ -30,15 +30,15 @@ async def open_metadata_store(
     clock: Clock | None = None,
     randomness: Randomness | None = None,
 ) -> MetadataStore:
-    """Opens a store. Returns once it has a session, or raises the reason why it has none.
+    """Opens a store. Opens the store. Returns once it has a session, or raises the reason why it has none.
 
-    `open_timeout_s` limits the wait for ZooKeeper's first response; by default it is the
-    operation's time-out. The other parameters are for the embedded store. `serve`: this process may
-    own the file and serve others, now or when its owner dies. `visit`, for short commands: if the file has no owner,
-    this process uses it alone, until it closes. With neither there must be a serving owner
-    within `NOBODY_TIMEOUT_S`, or it raises `MetadataUnavailable`. `create`: a missing file is
-    made, by a visit at least; otherwise it is `NoSuchCluster`. `on_fatal`: called when what it
-    owns cannot be stored, by default to end this process.
+    `open_timeout_s` limits the wait for ZooKeeper's first response; by default it is the time-out
+    of operations. The other parameters are for the embedded store. With `serve`, this process may
+    own the file and serve others, now or when its owner dies. `visit` is for short commands: if the
+    file has no owner, this process uses it alone, until it closes the store. With neither, it
+    raises `MetadataUnavailable` if no owner serves within `NOBODY_TIMEOUT_S`. With `create`, and
+    `serve` or `visit`, a missing file is created; otherwise it raises `NoSuchCluster`. `on_fatal`
+    is called if the owned file cannot be written; by default it ends this process.
     """
     clock, randomness = clock or SystemClock(), randomness or random.SystemRandom()
     if isinstance(url, str):
@@ -54,7 +54,8 @@ async def open_metadata_store(
                 operation_timeout_s=operation_timeout_s,
             ).open(open_timeout_s)
         case Backend.SQLITE:
-            # Imported here: Windows lacks these file locks, but runs clients of log servers and of ZooKeeper.
+            # This is imported here, since Windows lacks these file locks, but runs clients of log
+            # servers and of ZooKeeper.
             from rollbook.proto.runtime.metastore.embedded import EmbeddedConnector, Role
             from rollbook.proto.runtime.metastore.embedded_owner import end_process
 
@@ -75,7 +76,7 @@ async def open_metadata_store(
             )
 
 
-# A store in memory lives as long as its event loop, for all that have it open.
+# A store in memory lives as long as its event loop, and all callers on that loop share it.
 _MEMORY: Final[dict[str, tuple[asyncio.AbstractEventLoop, MemoryService]]] = {}
 
 

@@ -1,9 +1,9 @@
-"""Connects a client to an embedded store: it owns the store if that has no owner, and otherwise
-uses the socket of the owner.
+"""Connects a client to an embedded store. The client becomes the owner if there is none; otherwise
+it uses the socket of the owner.
 
-A server tries the lock each time it has no connection, so the first one to notice that the owner
-died becomes the next owner. A visitor tries it, too, but has no socket: it uses the file alone for
-a short command, and other processes wait. A plain client never takes the lock.
+A server tries to take the lock whenever it has no connection, so the first server that notices the
+owner's death becomes the next owner. A visitor tries it, too, but opens no socket: it uses the file
+alone for a short command, while other processes wait. A plain client never takes the lock.
 """
 
 import asyncio
@@ -52,7 +52,8 @@ class EmbeddedConnector:
         create: bool = False,
         on_fatal: Fatal = end_process,
     ) -> None:
-        self._path = os.path.realpath(path)  # All names of a file lead to one lock.
+        # The real path is used, so that all names of a file lead to one lock.
+        self._path = os.path.realpath(path)
         self._clock = clock
         self._randomness = randomness
         self._role = role
@@ -118,7 +119,8 @@ class EmbeddedConnector:
         connection.setblocking(False)
         try:
             with socket_address(self._path) as address:
-                connection.connect(address)  # Done at once, or not at all: it is a Unix socket.
+                # This succeeds or fails at once, since it is a Unix socket.
+                connection.connect(address)
         except OSError as error:
             connection.close()
             if error.errno not in (errno.ECONNREFUSED, errno.ENOENT, errno.EAGAIN):

@@ -1,20 +1,20 @@
-"""The file of the embedded store: SQLite, one connection on one thread of its own.
+"""The file of the embedded store: SQLite, with one connection on a thread of its own.
 
     store     one row: the store's id, the last transaction, the sum of all checksums
-    nodes     a row per node; its children follow from their paths
-    sessions  a row per live session
+    nodes     a row for each node; its children follow from their paths
+    sessions  a row for each live session
 
-Beside it is `P.reserve`, as large as `RESERVE_BYTES`: it is removed when the disk is full, and made again
-when there is room.
+Beside the file is `P.reserve`, which has `RESERVE_BYTES` bytes. It is removed when the disk is
+full, and created again when there is room.
 
 A batch is one SQLite transaction, synced before `keep` returns (write-ahead log,
 synchronous=FULL). SQLite's own lock on the file is exclusive: no other program reads or writes
-it at the same time. Before an owner depends on the last one's log, it makes that log durable as
-it reads: see `_write_again`.
+it at the same time. Before an owner depends on the log of the previous owner, it makes this log
+durable as it was read: see `_write_again`.
 
-Each row has the CRC-32C of its contents, and `store` the sum of them all, so that a row that was
-changed, lost or restored externally is noticed when the file is opened. A damaged file is
-refused, never repaired (MS7): no node is better than a wrong one.
+Each row has the CRC-32C of its contents, and `store` has the sum of all of them. So a row that was
+changed, lost or restored by another program is noticed when the file is opened. A damaged file is
+refused and never repaired (MS7): a missing node is better than a wrong one.
 """
 
 import asyncio
@@ -46,10 +46,11 @@ logger = structlog.get_logger()
 
 RESERVE_BYTES: Final = (
     8 * 1024 * 1024
-)  # Released when there is no other room: pending work needs less.
+)  # This space is released when there is no other; pending work needs less.
 _TRY_AGAIN_S: Final = 0.5
 FORMAT: Final = 1  # SQLite's user_version.
-APPLICATION_ID: Final = 0x526F6C6C  # "Roll": distinguishes our files from other SQLite files.
+# This is "Roll" in ASCII; it distinguishes our files from other SQLite files.
+APPLICATION_ID: Final = 0x526F6C6C
 _BUSY_S: Final = 1.0
 _CHUNK_BYTES: Final = 1024 * 1024
 _NOT_PERMITTED: Final = (sqlite3.SQLITE_PERM, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN)
@@ -75,25 +76,29 @@ _PUT_SESSION: Final = "INSERT OR REPLACE INTO sessions VALUES (?, ?, ?)"
 
 
 class StoreFile:
-    """The store's database. Each method that uses the connection runs on its thread, one after the other."""
+    """The store's database. The file of a store. All methods that use the connection run on its
+    thread, one after the other.
+    """
 
     def __init__(self, path: str) -> None:
-        self.may_wait = True  # True: a write to a full disk waits for room.
-        self.is_stuck = False  # True: a write is waiting for room now.
+        self.may_wait = True  # If True, a write to a full disk waits for room.
+        self.is_stuck = False  # True while a write is waiting for room.
         self._path = path
         self._reserve = f"{path}.reserve"
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="metadata-file")
-        self._checksums: dict[str | SessionId, int] = {}  # Checksums by the row's key.
+        self._checksums: dict[str | SessionId, int] = {}  # The checksums of the rows, by key.
         self._sum = 0
         self._database: sqlite3.Connection
-        self._found: dict[str, tuple[int, int]] = {}  # Which files they are, by path.
+        # The device and the inode of each file, by path.
+        self._found: dict[str, tuple[int, int]] = {}
 
     @classmethod
     async def open(cls, path: str, new_id: str | None) -> tuple[Self, Kept]:
-        """Opens the file. With `new_id`, creates a missing one with this id. The caller holds the lock.
+        """Opens the file. Opens the file. With `new_id`, it creates a missing file with this id.
+        The caller must hold the lock.
 
         Raises `BadMetadata` for a damaged file, `UnsupportedVersion`, `DirectoryInUse`, and
-        `BadConfig` where a new file would meet the remains of another.
+        `BadConfig` if remains of another store are in the way of a new file.
         """
         file = cls(path)
         try:
@@ -103,10 +108,9 @@ class StoreFile:
             raise
 
     async def keep(self, batch: CommitGroup) -> None:
-        """Stores a batch, which is durable on return. On a full disk SQLite writes nothing, and the write
-        is tried again (MS8).
-
-        Raises `OutcomeUnknown` if the file's contents are not known.
+        """Stores a batch, which is durable on return. If the disk is full, SQLite writes nothing,
+        and the write is tried again (MS8). Raises `OutcomeUnknown` if it is not known what the file
+        contains.
         """
         while True:
             try:
@@ -124,7 +128,7 @@ class StoreFile:
                 await asyncio.sleep(_TRY_AGAIN_S)
 
     async def free_bytes(self) -> int:
-        """Returns free bytes on the store's disk; the reserve is created again when there is room for it."""
+        """Returns the free bytes on the store's disk, and creates the reserve again if there is room for it."""
         return await self._run(self._look_for_room)
 
     async def close(self) -> None:
@@ -132,7 +136,9 @@ class StoreFile:
         self._thread.shutdown()
 
     async def _run(self, work: Callable[..., T], *arguments: Any) -> T:
-        """Runs work on the thread and waits for it, even if cancelled: the thread finishes what it began."""
+        """Runs work on the thread and waits for it, even if cancelled, since the thread finishes
+        what it began.
+        """
         loop = asyncio.get_running_loop()
         done = asyncio.shield(loop.run_in_executor(self._thread, work, *arguments))
         done.add_done_callback(_note_failure)
@@ -155,7 +161,7 @@ class StoreFile:
         return free
 
     def _give_up_reserve(self) -> bool:
-        """Removes the reserve; returns whether there was one."""
+        """Removes the reserve, and returns whether there was one."""
         try:
             os.unlink(self._reserve)
         except FileNotFoundError:
@@ -167,12 +173,12 @@ class StoreFile:
         if new_id is not None and not os.path.exists(self._path):
             try:
                 _create(self._path, new_id)
-            except sqlite3.Error as error:  # A full disk, as a rule.
+            except sqlite3.Error as error:  # The usual reason is a full disk.
                 raise _unusable(f"cannot make {self._path}", error) from error
         try:
             return self._load()
         except sqlite3.DatabaseError as error:
-            # An error without a code is raised by Python itself, for invalid text.
+            # Python itself raises an error without a code, for invalid text.
             kind = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF
             if kind == sqlite3.SQLITE_BUSY:
                 raise DirectoryInUse(f"another program has {self._path} open") from error
@@ -187,7 +193,8 @@ class StoreFile:
         ask("PRAGMA locking_mode = EXCLUSIVE")
         if ask("PRAGMA application_id").fetchone() != (APPLICATION_ID,):
             raise _damaged(self._path, "it is not a metadata store")
-        _write_again(f"{self._path}-wal")  # No other process writes it: that read took the lock.
+        # No other process writes the log, since the read above took SQLite's lock.
+        _write_again(f"{self._path}-wal")
         (version,) = ask("PRAGMA user_version").fetchone()
         if version != FORMAT:
             raise UnsupportedVersion(f"{self._path} has format {version}; this is for {FORMAT}")
@@ -199,7 +206,8 @@ class StoreFile:
         ((store, last_txn, checksums),) = ask("SELECT * FROM store").fetchall() or [("", 0, -1)]
         if self._sum != checksums:
             raise _damaged(self._path, "rows are missing or out of date")
-        ask("PRAGMA journal_mode = WAL")  # Set after all checks: a refused file is not changed.
+        # This is set after all checks, so that a refused file is not changed.
+        ask("PRAGMA journal_mode = WAL")
         ask("PRAGMA synchronous = FULL")
         ask("SELECT * FROM store").fetchall()  # This creates the log.
         self._found = {path: _identity(path) for path in (self._path, f"{self._path}-wal")}
@@ -215,7 +223,7 @@ class StoreFile:
 
     def _keep(self, batch: CommitGroup) -> None:
         run, run_many = self._database.execute, self._database.executemany
-        if self._database.in_transaction:  # The previous attempt found the disk full.
+        if self._database.in_transaction:  # This is so if the previous attempt found the disk full.
             run("ROLLBACK")
         run("BEGIN IMMEDIATE")
         nodes = [(path, *row) for path, row in batch.rows.items() if row is not None]
@@ -230,7 +238,8 @@ class StoreFile:
             run("DELETE FROM sessions WHERE id = ?", (over,))
         run("UPDATE store SET last_txn = ?, checksums = ?", (batch.last_txn, self._sum))
         run("COMMIT")
-        for path, known in self._found.items():  # SQLite would go on writing to a removed file.
+        # This check is needed because SQLite would go on writing to a removed file.
+        for path, known in self._found.items():
             if not os.path.exists(path) or _identity(path) != known:
                 raise _not_kept(f"{path} was removed or replaced", "bring it back")
 
@@ -269,15 +278,17 @@ def _not_kept(reason: str, mend: str) -> OutcomeUnknown:
 
 
 def _note_failure(done: "asyncio.Future[Any]") -> None:
-    """Retrieves an error whose waiter may be cancelled in the same step, which asyncio would report."""
+    """Retrieves an error. Its waiter may be cancelled in the same step, and asyncio would then
+    report the error.
+    """
     if not done.cancelled():
         done.exception()
 
 
 def _create(path: str, store: str) -> None:
-    """Creates a store completely or not at all: it gets its name when it is durable."""
+    """Creates a store completely or not at all: the file gets its name when it is durable."""
     for stale in (f"{path}-wal", f"{path}-journal"):
-        if os.path.exists(stale):  # SQLite would take it for the log of the new file.
+        if os.path.exists(stale):  # SQLite would take a stale log for the log of the new file.
             raise BadConfig(
                 f"{stale} is left of a metadata store that is gone",
                 next_step="bring that store back, or remove what is left of it",
@@ -289,7 +300,7 @@ def _create(path: str, store: str) -> None:
     os.close(os.open(unfinished, os.O_CREAT | os.O_EXCL, 0o600))
     database = sqlite3.connect(unfinished, isolation_level=None)
     try:
-        # Dozens of syncs of a file that has no name yet.
+        # This avoids dozens of syncs of a file that has no name yet.
         database.execute("PRAGMA synchronous = OFF")
         database.executescript(_SCHEMA)
         roots = [(path, *row) for path, row in Tree().rows()]
@@ -306,11 +317,12 @@ def _create(path: str, store: str) -> None:
 
 
 def _write_again(path: str) -> None:
-    """Makes the log durable as it was read, because the owner will build on it.
+    """Makes the log durable as it was read, because the new owner will append to it.
 
-    The last owner's unsynced writes may be in the kernel's memory only. If its sync failed, the
-    kernel even takes those pages for written: SQLite would read them, append to them and sync
-    what it appended, and a power cut would end the log at the hole before that.
+    Unsynced writes of the previous owner may be only in the kernel's memory. If its sync failed,
+    the kernel even considers these pages written. SQLite would read them and append to them, but
+    sync only what it appended; after a power cut the log would then end at the hole before these
+    bytes.
     """
     try:
         log = os.open(path, os.O_RDWR)
@@ -340,9 +352,10 @@ def _sync(path: str) -> None:
 
 
 def _checksum(contents: Any) -> int:
-    """Returns the checksum of a row without its own: it covers each field, and where it ends."""
+    """Returns the checksum over a row's other fields and their boundaries."""
     parts = [part if isinstance(part, bytes) else repr(part).encode() for part in contents]
-    return int(google_crc32c.value(b"\0".join(parts))) or 1  # 0 means no row.
+    # The checksum 0 means that there is no row.
+    return int(google_crc32c.value(b"\0".join(parts))) or 1
 
 
 def _damaged(path: str, what: str) -> BadMetadata:
@@ -353,12 +366,15 @@ def _damaged(path: str, what: str) -> BadMetadata:
 
 
 _NEVER_CLOSED_IN_CHILDREN: Final[dict[int, sqlite3.Connection]] = {}
-"""A forked child that closed one, even at its end, would remove its parent's log."""
+"""Connections that are never closed: if a forked child closed one, even at its own end, it would
+remove its parent's log.
+"""
 
 
 def _keep_open_in_child() -> None:
     for database in _NEVER_CLOSED_IN_CHILDREN.values():
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(database))  # Even the interpreter's end counts.
+        # Otherwise the end of the interpreter would close it.
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(database))
 
 
 os.register_at_fork(after_in_child=_keep_open_in_child)

@@ -1,18 +1,19 @@
-"""The one process that owns an embedded store: it has the file open and serves all others.
+"""The owner of an embedded store: the one process that has the file open and serves all other processes.
 
-Beside the file `P` are
+Beside the file `P` there are:
 
     P.lock   locked (`flock`) by the owner as long as it lives; holds its process id
     P.sock   the Unix socket on which it serves
 
-The process with the lock is the owner, whatever the other files show (MS2). A process removes and
-makes the socket, and opens the file, only under the lock; an owner that leaves removes nothing.
-The lock ends with the process, since no child inherits it: O_CLOEXEC closes it in executed
-programs, and forked processes close it first of all. It is never stolen: a stopped owner stalls
-the store, and waiting processes report its process id.
+The process with the lock is the owner, whatever the other files show (MS2). Only the holder of the
+lock opens the file, and removes or creates the socket; an owner that ends removes nothing. The lock
+ends with the process, since no child inherits it: O_CLOEXEC closes it in executed programs, and
+forked processes close it before they do anything else. It is never stolen: while an owner is
+stopped, so is the store, and waiting processes report the owner's process id.
 
-A failed write, except for lack of room, ends the process, with status `EXIT_STORAGE_FAILED`: memory is ahead of
-the file then, and only the file counts. The next owner starts from there.
+If a write fails for another reason than lack of room, the process ends with status
+`EXIT_STORAGE_FAILED`: its memory is then ahead of the file, and only the file counts. The next
+owner starts from the file.
 """
 
 import asyncio
@@ -54,14 +55,16 @@ from rollbook.proto.wire.frames import FrameDecoder
 logger = structlog.get_logger()
 
 _LOOK_S: Final = (
-    # The interval of checks of free space: the writes in between take less than the lower bound.
+    # The interval between checks of free space. Writes in this time take less space than the lower bound.
     1.0
 )
 CONNECTIONS_MAX: Final = 1024
-UNANSWERED_MAX: Final = 128  # Unanswered requests of one connection: enough to fill a batch.
+# The most unanswered requests of one connection; it is enough to fill a batch.
+UNANSWERED_MAX: Final = 128
 UNREAD_EVENT_BYTES_MAX: Final = 4 * 1024 * 1024
 HELLO_TIMEOUT_S: Final = 10.0
-_SOCKET_PATH_BYTES_MAX: Final = 100  # 108 on Linux, 104 elsewhere, with a zero at the end.
+# The limit is 108 on Linux and 104 elsewhere, including a zero at the end.
+_SOCKET_PATH_BYTES_MAX: Final = 100
 
 Fatal = Callable[[BaseException], None]
 
@@ -99,7 +102,7 @@ class StoreLock:
 
 
 def describe_owner(path: str) -> str:
-    """Describes the process that holds the lock, for those that wait for it."""
+    """Describes the process that holds the lock, for processes that wait for it."""
     try:
         with open(f"{path}.lock", "rb") as file:
             pid = int(file.read(20))
@@ -130,7 +133,7 @@ class StoreOwner:
 
     @property
     def is_stuck(self) -> bool:
-        """Whether the disk is so full that nothing can be stored."""
+        """True if the disk is so full that nothing can be stored."""
         return self._file.is_stuck
 
     @classmethod
@@ -144,7 +147,9 @@ class StoreOwner:
         serve: bool = True,
         on_fatal: Fatal = end_process,
     ) -> Self | None:
-        """Takes the store; None if another process owns it. Without `serve` no other process can use it."""
+        """Takes the store, or returns None if another process owns it. Without `serve`, no other
+        process can use the store.
+        """
         lock = StoreLock(path)
         if not lock.try_take():
             return None
@@ -161,7 +166,7 @@ class StoreOwner:
                     raise
 
             owner = cls(path, lock, file, Host(kept, clock, keep))
-            file.may_wait = serve  # A short command says at once that the disk is full.
+            file.may_wait = serve  # A short command reports a full disk at once instead of waiting.
             if serve:
                 await owner._serve()
                 await owner._look_for_room()
@@ -179,7 +184,7 @@ class StoreOwner:
         return LocalChannel(self._host, receiver)
 
     async def close(self) -> None:
-        """Releases the store; sessions live on, for the next owner to keep."""
+        """Releases the store. Its sessions live on with the next owner."""
         self._file.may_wait = False  # A process that ends does not wait for room.
         await stop_tasks(self._looking)
         if self._server is not None:
@@ -203,7 +208,7 @@ class StoreOwner:
         try:
             free = await self._file.free_bytes()
         except OSError:
-            return  # The disk does not report its space: writes are tried.
+            return  # The disk does not report its free space, so writes are just tried.
         if room.on_free(free):
             if room.is_full:
                 logger.warning(
@@ -215,7 +220,7 @@ class StoreOwner:
     async def _serve(self) -> None:
         listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
-            # On Linux the name gets this mode as it is made; elsewhere a moment later, below.
+            # On Linux the socket has this mode from its creation on; elsewhere it is set a moment later, below.
             with contextlib.suppress(OSError):
                 os.fchmod(listening.fileno(), 0o600)
             with socket_address(self._path) as address:
@@ -229,7 +234,7 @@ class StoreOwner:
                 f"cannot listen on {self._path}.sock: {describe_error(error)}"
             ) from error
         _CLOSED_IN_CHILDREN[listening.fileno()] = None
-        # By default, Python 3.13 and later remove the socket when the server closes.
+        # By default, Python 3.13 and later would remove the socket when the server closes.
         keep_name: dict[str, Any] = {"cleanup_socket": False} if sys.version_info >= (3, 13) else {}
         self._server = await asyncio.get_running_loop().create_unix_server(
             lambda: _Served(self._host), sock=listening, backlog=CONNECTIONS_MAX, **keep_name
@@ -238,7 +243,9 @@ class StoreOwner:
 
 @contextlib.contextmanager
 def socket_address(path: str) -> Iterator[str]:
-    """Returns the socket of a store, under a name that fits a socket address however deep it is."""
+    """Returns a name for the socket of a store that is short enough for a socket address, however
+    deep the folder is.
+    """
     full = f"{path}.sock"
     if len(os.fsencode(full)) <= _SOCKET_PATH_BYTES_MAX:
         yield full
@@ -255,11 +262,11 @@ def socket_address(path: str) -> Iterator[str]:
 
 
 class _Served(asyncio.Protocol):
-    """One client: frames in, frames out, and bounds on both.
+    """The connection of one client. It limits both the requests and the responses that wait.
 
-    No more requests are read than can be answered: `UNANSWERED_MAX` requests at once, none while
-    responses wait to be read. Events come without a request; a client that lets too many wait is
-    cut off, and gets RESYNC when it comes back.
+    At most `UNANSWERED_MAX` requests are read without being answered, and none while responses wait
+    to be read. Events come without a request: a client that lets too many of them wait is
+    disconnected, and gets RESYNC when it comes back.
     """
 
     def __init__(self, host: Host) -> None:
@@ -270,7 +277,8 @@ class _Served(asyncio.Protocol):
         self._connection = 0
         self._unheard: list[FromClient] = []
         self._unanswered = 0
-        self._is_stuffed = False  # Sent messages wait in our memory to be read.
+        # True while sent messages wait in this process until the client reads them.
+        self._is_stuffed = False
         self._unread_event_bytes = 0
         self._hello_timer: asyncio.TimerHandle
 
@@ -336,7 +344,7 @@ class _Served(asyncio.Protocol):
         self._transport.write(b"".join(frames))
         if self._unread_event_bytes > UNREAD_EVENT_BYTES_MAX:
             self._abort("it does not read its events")
-        elif self._unheard:  # Called later: the host is in the middle of sending.
+        elif self._unheard:  # This is called later, since the host is in the middle of sending.
             asyncio.get_running_loop().call_soon(self._hear)
 
     def _abort(self, reason: str) -> None:
@@ -346,7 +354,9 @@ class _Served(asyncio.Protocol):
 
 
 _CLOSED_IN_CHILDREN: Final[dict[int, None]] = {}
-"""A forked child that kept them would keep the lock, and its parent's clients, beyond its death."""
+"""Descriptors that a forked child closes: otherwise it would keep the lock and the parent's clients
+after the parent's death.
+"""
 
 
 def _close_in_child() -> None:

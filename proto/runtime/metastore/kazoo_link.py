@@ -1,19 +1,19 @@
-"""Adapts kazoo to the ZooKeeper store: one thread owns the socket, and missing features are added.
+"""Adapts kazoo to the ZooKeeper store. One thread owns the socket. The module adds features that kazoo lacks.
 
-Everything that thread learns (responses, changes, the state of the session) is passed to the
-event loop in that order. Missing from kazoo 2.11, and added here:
+The thread passes everything that it receives (responses, changes, the state of the session) to the
+event loop, in this order. Missing from kazoo 2.11, and added here:
 
-- Persistent watches (ZooKeeper 3.6): two requests, and their events, which kazoo would drop.
-- A request knows whether it has left this process. One that has not can be taken back.
-- A request belongs to the session that its caller assumed: in a later session it is refused.
-- A server that is silent for as long as kazoo waits for a heartbeat is given up even while
-  requests are sent to it: kazoo counts its own requests as heartbeats. (If this process was
-  stopped for that long, the session may be over as well.)
-- Bytes that TLS has decrypted are read at once: kazoo waits for more bytes on the socket.
-- An error code from a later ZooKeeper fails one request: kazoo's thread would end.
-- A new session sees what the previous one saw: kazoo forgets the last transaction when a session
-  expires, and a replica that lags could then hide the client's own writes. (An ensemble that was
-  set back to an old backup is not accepted, therefore, until the process is restarted.)
+- Persistent watches (ZooKeeper 3.6): two requests, and events that kazoo would drop.
+- A request knows whether it has left this process. Until then it can be taken back.
+- A request belongs to the session that its caller assumed. In a later session it is refused.
+- A server that is silent for as long as kazoo waits for a heartbeat is given up, even while
+  requests are sent to it. kazoo would count its own requests as heartbeats. (If this process was
+  stopped for this time, the session may be over, too.)
+- Bytes that TLS has decrypted are read at once. kazoo would wait for more bytes on the socket.
+- An unknown error code, from a later ZooKeeper, fails only one request. In kazoo the thread would end.
+- A new session sees everything that the previous one saw. kazoo forgets the last transaction when a
+  session expires, and a replica that lags could then hide the client's own writes. (Therefore an
+  ensemble that was reset to an old backup is not accepted until the process is restarted.)
 """
 # ruff: noqa: SLF001 (kazoo has no public way to any of this)
 
@@ -52,20 +52,20 @@ from rollbook.proto.runtime.tls import trusting_context
 logger = structlog.get_logger()
 
 _RECONNECT: Final = {"delay": 0.02, "backoff": 2, "max_jitter": 0.5, "max_delay": 1.0}
-IN_FLIGHT_MAX: Final = 128  # Enough to keep a connection busy; see `_WakeUps`.
+IN_FLIGHT_MAX: Final = 128  # This is enough to keep a connection busy; see `_WakeUps`.
 _WATCHES_OF_ANY_TYPE: Final = 3
-# The limit of connecting to a host; `stop` may have to wait for it.
+# The time limit for connecting to a host. Larger: `stop` may have to wait longer.
 _CONNECT_TIMEOUT_S_MAX: Final = 3.0
 _ABORT_INTERVAL_S: Final = 0.1
 _NO_TROUBLE_YET: Final = "it does not answer"
 
-# kazoo logs what we log, and at lower levels the credentials as well.
+# kazoo logs the same events as we do, and at lower levels it also logs credentials.
 _SILENT_LOGGER: Final = logging.Logger("kazoo of rollbook")
 _SILENT_LOGGER.disabled = True
 
 
 class Request(Protocol):
-    """The shared part of kazoo's request classes."""
+    """The common part of kazoo's request classes."""
 
     @property
     def type(self) -> int: ...
@@ -84,12 +84,12 @@ class AddWatch:
 
     @classmethod
     def deserialize(cls, _buffer: bytes, _offset: int) -> None:
-        """The answer has no body."""
+        """Returns nothing, since the answer has no body."""
 
 
 @dataclass(frozen=True, slots=True)
 class RemoveWatches:
-    """Removes what `AddWatch` added for this path, in either mode."""
+    """A request that removes what `AddWatch` added for this path, in either mode."""
 
     path: str
     type: ClassVar[int] = 18
@@ -99,30 +99,30 @@ class RemoveWatches:
 
     @classmethod
     def deserialize(cls, _buffer: bytes, _offset: int) -> None:
-        """The answer has no body."""
+        """Returns nothing, since the answer has no body."""
 
 
 class SessionListener(Protocol):
-    """Called on the event loop, in the order of the events."""
+    """The methods are called on the event loop, in the order of the events."""
 
     def on_connected(self, session: SessionId) -> None: ...
 
     def on_suspended(self) -> None:
-        """The connection is suspended, and every sent request has failed."""
+        """Called when the connection is suspended. All requests that were sent have failed."""
 
     def on_expired(self) -> None: ...
 
     def on_refused(self) -> None:
-        """ZooKeeper refuses our credentials. No event follows."""
+        """Called when ZooKeeper refuses our credentials. No event follows."""
 
     def on_died(self) -> None:
-        """kazoo's thread ended unexpectedly. Call `start` again, with a new session."""
+        """Called when kazoo's thread ended unexpectedly. Call `start` again, with a new session."""
 
     def on_change(self, event_type: int, path: str) -> None: ...
 
 
 class Reply:
-    """The answer to one request. kazoo completes it on its thread; the future lives on ours."""
+    """The answer to one request. kazoo completes it on its thread, and the future belongs to our loop."""
 
     __slots__ = ("_loop", "_unsent", "future", "session")
 
@@ -133,8 +133,9 @@ class Reply:
         self._unsent = [True]
 
     def take(self) -> bool:
-        """Takes the request; True for the first caller only. kazoo's thread takes it to send it, our
-        caller to withdraw it."""
+        """Takes the request, and returns True only for the first caller. kazoo's thread takes it to
+        send it, and our caller takes it to withdraw it.
+        """
         try:
             return self._unsent.pop()
         except IndexError:
@@ -156,7 +157,7 @@ class Reply:
 
 
 class KazooLink:
-    """One client of a ZooKeeper ensemble. Its methods are called on the event loop."""
+    """A client of a ZooKeeper ensemble. Its methods must be called on the event loop."""
 
     def __init__(
         self,
@@ -165,7 +166,7 @@ class KazooLink:
         options: ZooKeeperOptions,
         session_timeout_s: float,
     ) -> None:
-        """Raises `BadConfig` if the options cannot be used on this machine."""
+        """Makes the client. Raises `BadConfig` if the options cannot be used on this machine."""
         self._loop = asyncio.get_running_loop()
         self._listener = listener
         self._handler = _Handler(self._on_thread_end, _tls_context(options))
@@ -192,13 +193,15 @@ class KazooLink:
         self._client.start_async()
 
     def send(self, request: Request, session: SessionId) -> Reply:
-        """Sends a request. The caller makes sure that at most `IN_FLIGHT_MAX` are in flight."""
+        """Sends a request. Sends a request. The caller makes sure that at most `IN_FLIGHT_MAX` are
+        in flight.
+        """
         reply = Reply(self._loop, session)
         self._client._call(request, reply)
         return reply
 
     async def stop(self, timeout_s: float) -> None:
-        """Ends the session if a server answers in time, and the thread in any case."""
+        """Ends the thread, and also the session if a server answers in time."""
         self._is_stopping = True
         done = asyncio.Event()
         stopper = threading.Thread(target=self._stop, args=(done,), name="zookeeper-stop")
@@ -273,11 +276,11 @@ def _hand_over(loop: asyncio.AbstractEventLoop, callback: Callable[..., None], *
     try:
         loop.call_soon_threadsafe(callback, *args)
     except RuntimeError:
-        pass  # The loop is closed: there is no waiter any more.
+        pass  # If the loop is closed, there is no waiter any more.
 
 
 class _Handler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo has no types.
-    """Calls back on the connection's thread: kazoo's two workers would just pass it on."""
+    """Calls back on the connection's thread. kazoo's two worker threads would only pass the call on."""
 
     def __init__(
         self, on_thread_end: Callable[[], None], tls_context: ssl.SSLContext | None
@@ -286,19 +289,19 @@ class _Handler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo has n
         self._on_thread_end = on_thread_end
         self._tls_context = tls_context
         self._connection: socket.socket | None = None
-        self.trouble = _NO_TROUBLE_YET  # Why there is no connection.
+        self.trouble = _NO_TROUBLE_YET  # The reason why there is no connection.
 
     def start(self) -> None:
         """Starts no workers."""
 
     def stop(self) -> None:
-        """There are no workers to stop."""
+        """Does nothing, since there are no workers to stop."""
 
     def spawn(self, func: Callable[..., object], *args: Any, **kwargs: Any) -> threading.Thread:
         def run() -> None:
             try:
                 func(*args, **kwargs)
-            except Exception:  # A task ends: kazoo does not catch unforeseen errors.
+            except Exception:  # kazoo does not catch unforeseen errors, so they end its thread here.
                 logger.exception("zookeeper_client_died")
             finally:
                 self._on_thread_end()
@@ -321,9 +324,9 @@ class _Handler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo has n
     def select(
         self, readable: Sequence[Any], writable: Sequence[Any], _: Sequence[Any], timeout: float
     ) -> tuple[list[Any], list[Any], list[Any]]:
-        """Also reports bytes that TLS has already decrypted, which the system does not report.
-
-        It takes one system call; kazoo creates and closes an epoll each time, which takes five.
+        """Waits for the socket. It also reports bytes that TLS has already decrypted, which the
+        system does not report. It takes one system call; kazoo's own way takes five, since it
+        creates and closes an epoll each time.
         """
         poll = select.poll()
         for sockets, event in ((readable, select.POLLIN), (writable, select.POLLOUT)):
@@ -342,7 +345,7 @@ class _Handler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo has n
         return reading, _WakeUps(writing)
 
     def abort(self) -> None:
-        """Ends all waits on the socket."""
+        """Ends all waits for the socket."""
         if self._connection is not None:
             try:
                 self._connection.shutdown(socket.SHUT_RDWR)
@@ -351,9 +354,10 @@ class _Handler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo has n
 
 
 class _WakeUps:
-    """Wakes kazoo's thread for each request with a byte, and never blocks the event loop.
+    """Wakes kazoo's thread with a byte for each request, and never blocks the event loop.
 
-    A byte is left out only when as many wait as fit, which is more than requests are under way.
+    A byte is left out only if the socket's buffer is full. It then has more bytes than there are
+    requests in flight.
     """
 
     def __init__(self, end: socket.socket) -> None:
@@ -396,7 +400,7 @@ class _KazooConnection(ConnectionHandler):  # type: ignore[misc]  # kazoo has no
         except Exception as error:
             self.handler.trouble = describe_error(
                 error.__context__ or error
-            )  # kazoo hides the first one.
+            )  # kazoo hides the original error.
             raise
         self.handler.trouble = _NO_TROUBLE_YET
         self._heard_s = time.monotonic()
@@ -419,7 +423,7 @@ class _KazooConnection(ConnectionHandler):  # type: ignore[misc]  # kazoo has no
         super()._send_request(read_timeout, connect_timeout)
 
     def _drop_what_is_not_to_be_sent(self) -> None:
-        """Drops requests that must not be sent. Their wake-ups stay: kazoo ignores extra ones."""
+        """Drops requests that must not be sent. Their wake-ups stay, since kazoo ignores extra ones."""
         queue = self.client._queue
         while queue:
             reply = queue[0][1]

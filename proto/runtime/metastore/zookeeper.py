@@ -1,19 +1,21 @@
 """The metadata store on a ZooKeeper ensemble (3.6 or newer: persistent watches).
 
-How each promise of the port is kept:
+The module keeps the promises of the port as follows:
 
-- *Outcome.* A request that was not sent when the connection broke waits for the next connection,
-  and its outcome is certain. One that was sent raises `ConnectionLost` and is not repeated here.
-- *Watches.* ZooKeeper keeps a watch per connection. After each reconnection all of them are set
-  again, and each reports RESYNC. Servers before 3.9 keep one mode per path: one that is watched
-  in both is watched recursively, and its children's comings and goings stand for CHILDREN.
-- *Sessions.* SUSPENDED is reported when the connection breaks, EXPIRED when a server reports it,
-  for which the client has to reconnect; a new session then follows by itself.
-- *Freshness.* A caller calls `sync` and then reads. A replica that is older than the state that
-  this client has seen refuses its connection.
+- *Outcome.* A request that was not yet sent when the connection broke waits for the next
+  connection, and its outcome is certain. A request that was sent raises `ConnectionLost`, and is
+  not repeated here.
+- *Watches.* ZooKeeper keeps watches for each connection. After each reconnection all of them are
+  set again, and each reports RESYNC. Servers before 3.9 keep one mode for each path: a path that is
+  watched in both modes is watched recursively, and when a child is created or deleted, CHILDREN is
+  reported.
+- *Sessions.* SUSPENDED is reported when the connection breaks. EXPIRED is reported when a server
+  says so, for which the client has to reconnect; then a new session follows by itself.
+- *Freshness.* To read fresh data, a caller calls `sync` and then reads. A replica whose state is
+  older than the one that this client has seen refuses its connection.
 
-Nodes are plain persistent ones open to all, as BookKeeper makes them; with credentials, only
-their creator may use them.
+All clients may use the nodes, as in BookKeeper; if credentials are given, only the creator of a
+node may use it.
 """
 
 import asyncio
@@ -89,7 +91,7 @@ from rollbook.proto.tasks import stop_tasks
 logger = structlog.get_logger()
 
 _RETRY_DELAY_S: Final = 1.0
-# The longest wait for the session's end; after that it lasts until it expires.
+# The longest wait for the end of the session; after this time, the session lasts until it expires.
 _CLOSE_TIMEOUT_S: Final = 5.0
 _ADVICE: Final = "check the metadata URL, and that its servers run"
 _NO_OPTIONS: Final = ZooKeeperOptions()
@@ -105,10 +107,11 @@ _ERRORS: Final[dict[type[Exception], type[RollbookError]]] = {
     kazoo.EphemeralOnLocalSessionError: InvalidRequest,
     kazoo.UnimplementedError: UnsupportedVersion,
     kazoo.NoAuthError: Unauthorized,
-    kazoo.InvalidACLError: Unauthorized,  # CREATOR_ALL, and the server knows no creator.
+    kazoo.InvalidACLError: Unauthorized,  # Raised for CREATOR_ALL if the server knows no creator.
     kazoo.SessionClosedRequireSaslError: Unauthorized,
     kazoo.SessionExpiredError: SessionExpired,
-    kazoo.SessionMovedError: MetadataUnavailable,  # Ignored by the server we have left.
+    # The server that we have left ignored the request.
+    kazoo.SessionMovedError: MetadataUnavailable,
     kazoo.NotReadOnlyCallError: MetadataUnavailable,
     kazoo.ThrottledOpError: MetadataUnavailable,
     kazoo.ConnectionClosedError: MetadataUnavailable,
@@ -117,7 +120,7 @@ _ERRORS: Final[dict[type[Exception], type[RollbookError]]] = {
     kazoo.OperationTimeoutError: ConnectionLost,
     kazoo.RequestTimeoutError: ConnectionLost,
 }
-# Errors of ops before or after the failing one, in the response to a refused transaction.
+# The errors of operations before or after the failing one, in the response to a refused transaction.
 _NOT_TO_BLAME: Final = (kazoo.RolledBackError, kazoo.RuntimeInconsistency)
 
 _SAY_ENOUGH: Final = (
@@ -138,9 +141,9 @@ _EVENT_KINDS: Final = {
 
 
 class ZooKeeperStore:
-    """The `MetadataStore` port; made and opened on the event loop.
+    """Implements the `MetadataStore` port. It must be made and opened on the event loop.
 
-    `hosts`: `host:port,host:port`. `chroot`: an existing node that will be our `/`.
+    `hosts`: `host:port,host:port`. `chroot` is an existing node that becomes our `/`.
     """
 
     def __init__(
@@ -161,8 +164,10 @@ class ZooKeeperStore:
         self._states = SessionWatchers()
         self._connection = 0  # The number of the present connection.
         self._expiries = 0
-        self._changed = asyncio.Event()  # Any of the above: set once, then replaced.
-        self._refusal: RollbookError | None = None  # No request is possible any more.
+        # Set when any of the fields above changes, and then replaced.
+        self._changed = asyncio.Event()
+        # The error of all requests, once none is possible any more.
+        self._refusal: RollbookError | None = None
         self._watches: WatchTable[WatchStream] = WatchTable()
         self._watched: dict[str, _WatchedPath] = {}
         self._keeping: asyncio.Task[None] | None = None
@@ -170,7 +175,7 @@ class ZooKeeperStore:
         self._closing: asyncio.Task[None] | None = None
 
     async def open(self, within_s: float | None = None) -> Self:
-        """Returns when there is a session. If that fails, closes the store and raises the reason."""
+        """Returns when there is a session. If it gets none, it closes the store and raises the reason."""
         try:
             self._link.start()
             self._keeping = asyncio.create_task(self._keep_watches())
@@ -253,7 +258,7 @@ class ZooKeeperStore:
                 return self._short(result)
             case ZnodeStat():
                 return _stat(result)
-            case Exception():  # None failed, so the meaning of this response is not known.
+            case Exception():  # No operation failed, so the meaning of this response is not known.
                 raise _translated(result)
             case _:
                 return None
@@ -261,7 +266,9 @@ class ZooKeeperStore:
     async def _ask(
         self, request: Request, *, repeat: bool = False, within_s: float | None = None, **ids: Any
     ) -> Any:
-        """`repeat`: the request may be repeated, so it is retried after a lost connection."""
+        """Sends a request. With `repeat` the request may be repeated, so it is retried after a lost
+        connection.
+        """
         within_s = within_s or self._timeout_s
         expiries = self._expiries
         reply: Reply | None = None
@@ -287,7 +294,8 @@ class ZooKeeperStore:
             raise
         except kazoo.AuthFailedError as error:
             raise self._unauthorized() from error
-        except Exception as error:  # Raised by kazoo, also for a response that it cannot read.
+        # kazoo raises these errors, also for a response that it cannot read.
+        except Exception as error:
             raise _translated(error, **ids) from error
         finally:
             if reply is not None:
@@ -318,7 +326,7 @@ class ZooKeeperStore:
         watched.recursive |= recursive
         connection = None
         try:
-            # Repeats if the connection was lost since the response.
+            # The loop repeats if the connection was lost after the response.
             while connection != self._connection:
                 connection = self._connection
                 await self._add_watch(path, watched)
@@ -338,7 +346,7 @@ class ZooKeeperStore:
             return
         del self._watched[path]
         if not self._is_connected():
-            return  # The server has forgotten it, too.
+            return  # The server has forgotten the watch, too.
         async with self._in_flight:
             if self._is_connected() and self._refusal is None and path not in self._watched:
                 reply = self._link.send(RemoveWatches(self._full(path)), self.session)
@@ -439,7 +447,9 @@ class ZooKeeperStore:
         return Unauthorized(f"{self._hosts} does not accept these credentials")
 
     def on_died(self) -> None:
-        """Handles the thread's end: the session cannot be kept, and a server will end it in its own time."""
+        """Handles the end of the thread. The session cannot be kept, and a server will end it when
+        its time-out is over.
+        """
         self.on_expired()
         loop = asyncio.get_running_loop()
         self._restart = loop.call_later(_RETRY_DELAY_S, self._link.start)
@@ -477,9 +487,11 @@ class ZooKeeperStore:
 
 @dataclass(slots=True)
 class _WatchedPath:
-    # Each stream with the connection since which it has received everything; None: it is starting.
+    # Each stream, with the number of the connection since which it has received all events, or None
+    # while it is starting.
     streams: dict[WatchStream, int | None] = field(default_factory=dict)
-    recursive: bool = False  # How the server watches it; stays until the last stream closes.
+    # Whether the server watches the path recursively. This stays until the last stream closes.
+    recursive: bool = False
 
 
 def _version(version: int | None) -> int:
