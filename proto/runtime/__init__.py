@@ -1,1 +1,1 @@
-"""The ports on a real machine: clock, network, disk, configuration, logs, metrics."""
+"""Implements the ports on a real machine: clock, network, disk, configuration, logs and metrics."""

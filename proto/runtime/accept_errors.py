@@ -1,8 +1,8 @@
-"""Keeps a server accepting when the system has no more files for connections, and logs that
+"""Lets a server go on accepting connections after it ran out of open files, and logs this state
 regularly.
 
-asyncio tries again every second, and logs a traceback for each connection that its listeners would have
-accepted in one go: hundreds of thousands of lines within seconds.
+asyncio tries again every second, but logs a traceback for each connection that its listeners could
+have accepted at once. Within seconds these are hundreds of thousands of lines.
 """
 
 import asyncio
@@ -16,12 +16,12 @@ from rollbook.proto.runtime.system_errors import describe_error
 
 logger = structlog.get_logger()
 
-_TELL_S: Final = 10.0  # The least time between two log events.
+_TELL_S: Final = 10.0  # The shortest time between two log events.
 _SHORT_OF: Final = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM))
 
 
 def survive_full_file_table(loop: asyncio.AbstractEventLoop) -> None:
-    """Call it once in a server's loop, before it listens."""
+    """Call this once in a server's loop, before the server listens."""
     loop.set_exception_handler(_Refusals())
 
 

@@ -1,8 +1,8 @@
-"""Reads from a certificate's DER when it expires.
+"""Reads the time at which a certificate expires from its DER.
 
     Certificate ── TBSCertificate ── [0] version? · serial · algorithm · issuer · Validity ── from, until
 
-Python's own library reports this only for the certificate of a peer, after a handshake.
+Python's library reports this time only for the certificate of a peer, after a handshake.
 """
 
 import ssl
@@ -15,11 +15,11 @@ from rollbook.proto.runtime.system_errors import describe_error
 _BEGIN: Final = "-----BEGIN CERTIFICATE-----"
 _END: Final = "-----END CERTIFICATE-----"
 _VERSION: Final = 0xA0
-_UTC_TIME: Final = 0x17  # The tag of times with a two-digit year: 1950 to 2049.
+_UTC_TIME: Final = 0x17  # The tag of times with a two-digit year, from 1950 to 2049.
 
 
 def certificate_end_s(path: str) -> float:
-    """Returns when the first certificate of a PEM file ends, in seconds since 1970. Raises `BadConfig`."""
+    """Returns when the first certificate of a PEM file expires, in seconds since 1970. Raises `BadConfig`."""
     try:
         with open(path, encoding="ascii") as file:
             _, begin, rest = file.read().partition(_BEGIN)
@@ -52,7 +52,7 @@ def _end_s(der: bytes) -> float:
 
 
 def _element(der: bytes, at: int) -> tuple[int, int, int]:
-    """Returns a DER element's tag, where its content starts, and where it ends."""
+    """Returns the tag of a DER element, and where its content starts and ends."""
     tag, length, start = der[at], der[at + 1], at + 2
     if length & 0x80:
         digits = length & 0x7F

@@ -1,8 +1,8 @@
 """The clock of the machine.
 
-A process that yields the processor gets it back when the other processes yield. On a machine
-where all processors are busy that takes up to milliseconds. After such a slow yield the clock
-skips a number of yields, and twice that number after each further slow one.
+A process that yields the processor gets it back when the other processes yield. If all processors
+of the machine are busy, this may take milliseconds. After a slow yield the clock skips a number of
+yields, and this number doubles with each further slow yield.
 """
 
 import os
@@ -10,14 +10,14 @@ import time
 from typing import Final
 
 _MOMENT_NS: Final = 200_000
-_TIMES_KEPT: Final = 100  # Yields that are skipped after the first slow one.
-_TIMES_KEPT_MAX: Final = 12_800  # The most yields that are skipped after a slow one.
+_TIMES_KEPT: Final = 100  # The number of yields that are skipped after the first slow one.
+_TIMES_KEPT_MAX: Final = 12_800  # At most this many yields are skipped after a slow one.
 
 
 class SystemClock:
     def __init__(self) -> None:
-        self._times_kept = 0  # Yields that are still to be skipped.
-        self._times_next = _TIMES_KEPT  # Yields to skip after the next slow one.
+        self._times_kept = 0  # The number of yields that are still to be skipped.
+        self._times_next = _TIMES_KEPT  # The number of yields to skip after the next slow one.
 
     def monotonic_ns(self) -> int:
         return time.monotonic_ns()

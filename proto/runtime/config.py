@@ -1,4 +1,5 @@
-"""Configuration: frozen dataclasses, filled from defaults < TOML file < `ROLLBOOK_*` < flags.
+"""Configuration: frozen dataclasses that are filled from defaults < TOML file < `ROLLBOOK_*` <
+flags, where the later source wins.
 
     @dataclass(frozen=True)
     class JournalConfig:
@@ -8,8 +9,8 @@
 
 A field `flush_age_ms_max` of the section `journal` is `flush_age_ms_max` under `[journal]` in
 the file and `ROLLBOOK_JOURNAL_FLUSH_AGE_MS_MAX` in the environment. An unknown key is an error,
-whatever its source; so is a value of the wrong type. A class checks its values in
-`__post_init__` by raising `BadConfig` with the names of the wrong ones.
+whatever its source, and so is a value of the wrong type. A class checks its values in
+`__post_init__`, and raises `BadConfig` with the names of the wrong ones.
 """
 
 import dataclasses
@@ -26,7 +27,7 @@ from rollbook.proto.errors import BadConfig
 PREFIX: Final = "ROLLBOOK_"
 CONFIG_BYTES_MAX: Final = 1024 * 1024
 
-# Names of variables, and the values that Kubernetes gives them.
+# The names of the variables that Kubernetes sets, and patterns of their values.
 _OF_KUBERNETES: Final = (
     (re.compile(r"_SERVICE_HOST$|_PORT_\d+_(TCP|UDP|SCTP)_ADDR$"), re.compile(r"[0-9a-fA-F.:]+")),
     (
@@ -47,7 +48,7 @@ _FALSE: Final = frozenset(("0", "false", "no", "off"))
 
 
 def read_config_text(path: str) -> str:
-    """Reads UTF-8, or otherwise Latin-1, which accepts any bytes."""
+    """Reads a file as UTF-8, or if it is not valid UTF-8, as Latin-1, which accepts any bytes."""
     content = _read(path)
     if b"\0" in content:
         raise BadConfig(f"{path} is no text")
@@ -58,12 +59,12 @@ def read_config_text(path: str) -> str:
 
 
 def read_config_file(path: str, sections: Collection[str]) -> dict[str, dict[str, Any]]:
-    """Returns the file as tables; a section outside `sections` is an error."""
+    """Returns the tables of a file. A section that is not in `sections` is an error."""
     return parse_config(_read(path), path, sections)
 
 
 def parse_config(data: bytes, path: str, sections: Collection[str]) -> dict[str, dict[str, Any]]:
-    """Parses a configuration like `read_config_file`, from contents that were read before."""
+    """Parses contents that were read before, as `read_config_file` does."""
     try:
         tables = tomllib.loads(data.decode())
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -91,13 +92,13 @@ def load_config(
     check: Callable[[C], object] | None = None,
     sources: dict[str, str] | None = None,
 ) -> C:
-    """Reads one section. Errors name `file_path` for values of `file`. `flags` that are None were
-    not given.
+    """Reads one section. Errors about values of `file` name `file_path`. A flag whose value is None
+    was not given.
 
-    `variables` names fields in the environment by their flags; `said_by` describes fields that
-    come from a file of another form. `check` is called besides, and raises `BadConfig` for what
-    only its caller can judge. `sources` gets the origin of each value that is not a default, by
-    `section.name`.
+    `variables` has the environment variables, by field, that are named like the flags. `said_by`
+    describes the origin of fields that come from a file in another form. `check` is called as well;
+    it raises `BadConfig` for errors that only the caller can detect. `sources` is filled with the
+    origin of each value that is not a default, by `section.name`.
     """
     place = f" in {file_path}" if file_path else ""
     found = _FoundValues(shape, section, variables or {})
@@ -115,7 +116,7 @@ def load_config(
 
 
 class _FoundValues:
-    """The values of a section, and their origins. What is taken later replaces what was taken before."""
+    """The values of a section, and their origins. A value that is taken later replaces an earlier one."""
 
     def __init__(self, shape: type[Any], section: str, variables: Mapping[str, str]) -> None:
         assert dataclasses.is_dataclass(shape)
@@ -128,7 +129,9 @@ class _FoundValues:
         self._kinds = typing.get_type_hints(shape)
 
     def take_file(self, file: Mapping[str, Any], place: str, said_by: Mapping[str, str]) -> None:
-        """Takes values of the file `place`. `said_by` names the origins of values from elsewhere."""
+        """Takes the values of the file `place`. `said_by` has the origins of values that come from
+        other sources.
+        """
         if place:
             self.said_by = {name: f"[{self._section}] {name}{place}" for name in file}
         self.said_by |= {name: source for name, source in said_by.items() if name in file}
@@ -142,7 +145,7 @@ class _FoundValues:
             self.values[name] = _typed(value, self._kinds[name], where)
 
     def take_environ(self, environ: Mapping[str, str]) -> None:
-        """Takes the variables of the section, then those of single fields."""
+        """Takes the variables of the section, then those that set single fields."""
         named = self._variables.values()
         for variable, text in environ.items():
             if not variable.startswith(self._prefix) or variable in named:
@@ -161,7 +164,7 @@ class _FoundValues:
         self.said_by[name] = variable
 
     def take_flags(self, flags: Mapping[str, Any]) -> None:
-        """Takes the flags that were given."""
+        """Takes the values of flags that were given."""
         for name, value in flags.items():
             assert name in self._fields, name
             if value is not None:
@@ -189,7 +192,7 @@ class _FoundValues:
         )
 
     def sources(self, flags: Mapping[str, Any]) -> dict[str, str]:
-        """Returns the origin of each value, by `section.name`."""
+        """Returns the origins of the values, by `section.name`."""
         found: dict[str, str] = {}
         for name in self.values:
             is_flag = flags.get(name) is not None
@@ -208,7 +211,9 @@ def _is_of_kubernetes(variable: str, text: str) -> bool:
 
 
 def variables_of_flags(shape: type[Any]) -> dict[str, str]:
-    """Variables without section names, like flags: ROLLBOOK_LISTEN for `listen` in any section."""
+    """Returns variables without a section name, which work like flags: ROLLBOOK_LISTEN sets
+    `listen` in any section.
+    """
     return {each.name: f"{PREFIX}{each.name.upper()}" for each in dataclasses.fields(shape)}
 
 
@@ -218,7 +223,7 @@ def _flag_of(variable: str) -> str:
 
 @contextmanager
 def telling_who_said(said_by: Mapping[str, str]) -> Iterator[None]:
-    """Adds to a `BadConfig` about settings where their values come from."""
+    """Adds the origins of the values to a `BadConfig` about settings."""
     try:
         yield
     except BadConfig as error:
@@ -243,7 +248,7 @@ def _read(path: str) -> bytes:
 
 
 def _typed(value: Any, kind: Any, where: str) -> Any:
-    """Checks a value of the file. TOML values have types, so only the shape is checked."""
+    """Checks a value from the file. TOML values already have types, so only these are compared."""
     for option in _options(kind):
         if option is float and type(value) is int:
             return float(value)
@@ -256,7 +261,7 @@ def _typed(value: Any, kind: Any, where: str) -> Any:
 
 
 def _parsed(text: str, kind: Any, where: str) -> Any:
-    """Parses a value of the environment; commas separate the elements of lists."""
+    """Parses a value from the environment. Commas separate the elements of lists."""
     for option in _options(kind):
         if option is str:
             return text
@@ -274,7 +279,7 @@ def _parsed(text: str, kind: Any, where: str) -> Any:
 
 
 def _options(kind: Any) -> tuple[Any, ...]:
-    """Returns the types of a union: `int | None` gives int; None means an absent key."""
+    """Returns the types of a union without None: `int | None` gives int. None means that the key is absent."""
     if typing.get_origin(kind) in (typing.Union, types.UnionType):
         return tuple(option for option in typing.get_args(kind) if option is not type(None))
     return (kind,)

@@ -1,15 +1,15 @@
 """Files of the machine.
 
-Writes go straight to the system: they go to the page cache and take microseconds, and so do
-reads of cached pages. Calls that wait for the device (other reads, `sync`, `write_and_sync`) or
-may go through a whole file's blocks (`truncate`, `unlink`, and `close` after it: 40 ms for 128
-MiB) run on the disk's own threads, so that the loop goes on; changes of one file still take
-effect in the order of the calls, since each waits for the file's previous one. Reads wait for
-nothing, and `close` for them.
+Writes are made directly on the loop, since a write to the page cache takes microseconds, as does a
+read of cached pages. Other reads, `sync` and `write_and_sync` wait for the device. `truncate`,
+`unlink`, and the `close` after it may go through all blocks of a file, which takes 40 ms for 128
+MiB. These calls run on the disk's own threads, so that the loop goes on. Changes of one file still
+take effect in the order of the calls, since each waits for the previous change of this file. Reads
+do not wait for changes, but `close` waits for reads.
 
-If the device is quick, a small `write_and_sync` blocks the loop until it is done, since the way
-to a thread and back costs as much as the sync itself. It does not do so while other work runs on
-the device, or soon after a slow sync. Callers ask `is_quick` first, and then need no task.
+If the device is quick, a small `write_and_sync` runs on the loop and blocks it, since the way to a
+thread and back costs as much as the sync itself. It does not run there while other work uses the
+device, nor soon after a slow sync. Callers can ask `is_quick` first, and then need no task.
 """
 
 import asyncio
@@ -38,14 +38,15 @@ from rollbook.proto.runtime.page_cache import WrittenLately
 
 T = TypeVar("T")
 
-# The time that a sync may hold the loop: three bookies on a disk need it.
+# A sync may block the loop for this long; three bookies on one disk need it.
 _ON_THE_SPOT_S: Final = 0.002
 _ON_THE_SPOT_BYTES: Final = 64 * 1024
-# The share of the expected time that each sync keeps: 10 ms are forgotten after 31 syncs.
+# Each sync reduces the expected time to this share of it, so that 10 ms are forgotten after 31 syncs.
 _SLOWNESS_KEPT: Final = 0.95
-_SYNC_THREADS: Final = 4  # One per file that syncs at the same time: journal, entry logs, ledgers.
-_READ_THREADS: Final = 4  # Separate threads, so that no sync waits for reads.
-_CALM_S: Final = 1.0  # Others may follow a write for this long.
+# One thread for each file that may be synced at the same time: journal, entry logs, ledgers.
+_SYNC_THREADS: Final = 4
+_READ_THREADS: Final = 4  # These are separate threads, so that no sync waits for reads.
+_CALM_S: Final = 1.0  # For this long after a write, further writes are expected.
 _BUFFERS_PER_WRITE: Final = min(1024, os.sysconf("SC_IOV_MAX"))
 _BOOT_ID: Final = "/proc/sys/kernel/random/boot_id"
 _FLAGS: Final = {
@@ -56,7 +57,7 @@ _FLAGS: Final = {
 
 
 class _Device:
-    """Waits for the device, in a thread or on the loop."""
+    """Runs work that waits for the device, in a thread or on the loop."""
 
     def __init__(self, written_kept_bytes: int) -> None:
         self.readers = Threads("disk-read", _READ_THREADS)
@@ -65,7 +66,8 @@ class _Device:
         self.written = WrittenLately(written_kept_bytes)
         self._threads = Threads("disk", _SYNC_THREADS)
         self._under_way = 0
-        self._expected_s = 1.0  # How long a small sync may take: the slowest, gradually forgotten.
+        # How long a small sync may take: the time of the slowest one, which is gradually forgotten.
+        self._expected_s = 1.0
 
     def is_quick(self, size: int) -> bool:
         return _is_small(size) and not self._under_way and self._expected_s < _ON_THE_SPOT_S
@@ -74,7 +76,7 @@ class _Device:
         self._expected_s = max(took_s, self._expected_s * _SLOWNESS_KEPT)
 
     async def run(self, work: Callable[[], object]) -> float:
-        """Returns how many seconds it took, without the way to the thread and back."""
+        """Returns how many seconds the work took, without the way to the thread and back."""
         self._under_way += 1
         try:
             return await self._threads.run(work)
@@ -88,7 +90,7 @@ class _Device:
 
 
 class _Naming:
-    """Adds the file's name to system errors, as the system does for calls by name."""
+    """Adds the file's name to system errors, as Python does for calls that take a name."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -107,9 +109,9 @@ class SystemFile:
         self._naming = _Naming(path)
         self._device = device
         self._written = device.written.of(descriptor)
-        self._turn = asyncio.Lock()  # Fair: first come, first served.
-        self._written_s = -_CALM_S  # When the file was last written.
-        self._is_foreseen = False  # A reader announces its next reads.
+        self._turn = asyncio.Lock()  # The lock is fair: first come, first served.
+        self._written_s = -_CALM_S  # The time at which the file was last written.
+        self._is_foreseen = False  # True once a reader announces its next reads.
         self._reads = 0
         self._reads_ended = asyncio.Event()
 
@@ -214,7 +216,8 @@ class SystemFile:
             try:
                 reserve(descriptor, position, length)
             except OSError:
-                os.ftruncate(descriptor, size)  # Otherwise the file keeps what was reserved.
+                # Without this, the file would keep the space that was reserved.
+                os.ftruncate(descriptor, size)
                 raise
 
         async with self._turn:
@@ -239,7 +242,9 @@ class SystemFile:
 
     @property
     def _is_calm(self) -> bool:
-        """Whether nothing was written lately. Writes wait for direct reads, and outdate read-ahead."""
+        """True if nothing was written lately. Otherwise direct reads would delay writes, and writes
+        would outdate read-ahead.
+        """
         return time.monotonic() - self._written_s >= _CALM_S
 
     def _on_written(self, position: int, end: int) -> None:
@@ -257,8 +262,8 @@ class SystemFile:
 
 
 class SystemLock:
-    """A lock on a file and on its directory. A lock on the file alone would not be enough: the file may
-    be removed, and a new one locked in its place.
+    """A lock on a file and on its directory. A lock on the file alone would not be enough: another
+    process could remove the file and lock a new one of the same name.
     """
 
     def __init__(self, path: str) -> None:
@@ -268,7 +273,7 @@ class SystemLock:
             file = self._take(path, os.O_RDWR | os.O_CREAT, path)
             self._take(os.path.dirname(path), os.O_RDONLY | os.O_DIRECTORY, path)
             if not _is_at(path, file):
-                raise _in_use(path)  # Another process removes it right now.
+                raise _in_use(path)  # Another process is removing the file right now.
         except BaseException:
             self._close()
             raise
@@ -282,7 +287,7 @@ class SystemLock:
         except OSError as error:
             if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
                 raise _in_use(named) from error
-            if not flags & os.O_DIRECTORY:  # Some network file systems lock no directories.
+            if not flags & os.O_DIRECTORY:  # Some network file systems cannot lock directories.
                 raise
         return descriptor
 
@@ -308,8 +313,8 @@ def _is_at(path: str, descriptor: int) -> bool:
 
 
 def _token_of(descriptor: int) -> str:
-    """Returns the token of a lock. A file lock exists in one kernel, from its boot on: a copy of the file
-    has another token, and so has the same file on another machine.
+    """Returns the token of a lock. A file lock exists in one kernel until its next boot; therefore
+    a copy of the file has another token, and so has the same file on another machine.
     """
     try:
         with open(_BOOT_ID, "rb") as file:
@@ -323,11 +328,11 @@ def _token_of(descriptor: int) -> str:
 
 class SystemDisk:
     def __init__(self, written_kept_bytes: int = 0) -> None:
-        """`written_kept_bytes`: written bytes that stay in the page cache; 0: the system decides."""
+        """`written_kept_bytes` is how many written bytes stay in the page cache; with 0 the system decides."""
         self._device = _Device(written_kept_bytes)
 
     async def open(self, path: str, mode: OpenMode) -> SystemFile:
-        # Python opens with O_CLOEXEC: a child never inherits a descriptor.
+        # Python opens files with O_CLOEXEC, so a child process never inherits a descriptor.
         return SystemFile(path, os.open(path, _FLAGS[mode], 0o600), self._device)
 
     async def stat(self, path: str) -> FileStat | None:
@@ -378,12 +383,12 @@ def _is_small(size: int) -> bool:
 
 
 def _write_fully(descriptor: int, position: int, buffers: Sequence[Buffer]) -> int:
-    """Writes all buffers; returns where the last one ends."""
+    """Writes all buffers, and returns where the last one ends."""
     for start in range(0, len(buffers), _BUFFERS_PER_WRITE):
         batch = buffers[start : start + _BUFFERS_PER_WRITE]
         expected = sum(map(len, batch))
         written = os.pwritev(descriptor, batch, position)
-        if written < expected:  # The disk filled up half-way, or a signal came: go on by bytes.
+        if written < expected:  # The disk became full, or a signal came: write the remaining bytes.
             rest = memoryview(b"".join(batch))[written:]
             while rest:
                 done = os.pwrite(descriptor, rest, position + expected - len(rest))

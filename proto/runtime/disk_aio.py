@@ -1,10 +1,11 @@
-"""Reads past the page cache by the system itself, with Linux's `io_submit`.
+"""Reads that bypass the page cache and that the system does by itself, with Linux's `io_submit`.
 
-A thread would have to be woken for each read, and to take the interpreter from the loop twice.
-Here the loop needs one system call for each read, and one to collect all reads that have ended.
+A thread would have to be woken for each read, and would take the interpreter from the loop twice.
+Here the loop makes one system call for each read, and one that collects all reads that have ended.
 The kernel wakes the loop only if a caller waits there.
 
-The kernel owns a buffer until its read has ended, even if the caller gave up: only then is it used again.
+The kernel owns a buffer until its read has ended, even if the caller gave up. Only then the buffer
+is used again.
 """
 
 import asyncio
@@ -23,10 +24,11 @@ from typing import Final, NamedTuple, Self
 from rollbook.proto.ports import Buffer
 from rollbook.proto.runtime.system_calls import call
 
-_READS_MAX: Final = 64  # Reads that run, or have ended and were not collected.
-_REFUSALS_MAX: Final = 16  # In a row: the device accepts no such reads without waiting,
-_REST_S: Final = 60.0  # for so long at least. Some never do: they accept fewer at a time.
-# Numbers of the system calls in `_Calls`, by machine.
+_READS_MAX: Final = 64  # The most reads that run, or have ended and were not collected.
+_REFUSALS_MAX: Final = 16  # After this many refusals in a row, no read is started for `_REST_S`.
+# Some devices never accept reads without waiting; others accept only few at a time.
+_REST_S: Final = 60.0
+# The numbers of the system calls in `_Calls`, by type of machine.
 _NUMBERS: Final[Mapping[str, tuple[int, int, int, int]]] = {
     "x86_64": (206, 207, 209, 208),
     "aarch64": (0, 1, 2, 4),
@@ -42,7 +44,7 @@ class _Calls(NamedTuple):
 
 
 class _Iocb(ctypes.Structure):
-    """`struct iocb` of little-endian machines."""
+    """The `struct iocb` of little-endian machines."""
 
     _fields_ = (
         ("aio_data", ctypes.c_uint64),
@@ -72,10 +74,10 @@ class _Event(ctypes.Structure):
 
 
 class _Buffer:
-    """A page-aligned buffer and the `iocb` that reads into it."""
+    """A page-aligned buffer, and the `iocb` of the read that fills it."""
 
     def __init__(self, name: int, size: int, events: int) -> None:
-        memory = mmap.mmap(-1, size)  # On a page of its own, as such reads require.
+        memory = mmap.mmap(-1, size)  # The buffer has its own pages, as direct reads require.
         memory.madvise(mmap.MADV_DONTFORK)
         self.view = memoryview(memory)
         address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
@@ -99,13 +101,15 @@ class KernelRead:
         self._is_wanted = True
 
     def poll(self) -> bool:
-        """Takes completed reads from the kernel; returns whether this one has ended."""
+        """Takes completed reads from the kernel, and returns whether this read has ended."""
         if self._result is None:
             self._reads.look()
         return self._result is not None
 
     async def wait(self) -> None:
-        """Waits to the end, even if it is cancelled. One caller at a time."""
+        """Waits until the read has ended, even if the waiting task is cancelled. Only one caller
+        may wait at a time.
+        """
         cancelled: asyncio.CancelledError | None = None
         while not self.poll():
             self._waiter = self._reads.tell_when_one_ends()
@@ -121,13 +125,15 @@ class KernelRead:
         return self._waiter is not None and not self._waiter.done()
 
     def piece(self, start: int, length: int) -> Buffer | None:
-        """Returns a part of the buffer, valid until it is released. None: it was not read."""
+        """Returns a part of the buffer, which is valid until the buffer is released, or None if
+        that part was not read.
+        """
         if self._result is None or self._result < start + length:
             return None
         return self._buffer.view[start : start + length]
 
     def let_go(self) -> None:
-        """Releases the buffer; no piece may be in use any more."""
+        """Releases the buffer. No part of it may be in use any more."""
         if not self._is_wanted:
             return
         self._is_wanted = False
@@ -139,15 +145,15 @@ class KernelRead:
         if not self._is_wanted:
             self._reads.free.append(self._buffer)
         if self._waiter and self.is_awaited:
-            with suppress(RuntimeError):  # The loop was closed: there is no waiter any more.
+            with suppress(RuntimeError):  # If the loop was closed, there is no waiter any more.
                 self._waiter.set_result(None)
 
 
 class KernelReads:
-    """All reads of one disk, each of at most `bytes_max` bytes."""
+    """The reads of one disk, each of at most `bytes_max` bytes."""
 
     def __init__(self, calls: "_Calls", context: int, bytes_max: int) -> None:
-        self.free: list[_Buffer] = []  # The buffer that was used last is the last one.
+        self.free: list[_Buffer] = []  # The free buffers; the last one was used most recently.
         self._calls = calls
         self._context = context
         self._bytes_max = bytes_max
@@ -157,11 +163,12 @@ class KernelReads:
         self._rests_until_s = 0.0
         self._ended = (_Event * _READS_MAX)()
         self._events = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._listener: asyncio.AbstractEventLoop | None = None  # Set while a caller waits.
+        # The loop while a caller waits, otherwise None.
+        self._listener: asyncio.AbstractEventLoop | None = None
 
     @classmethod
     def begin(cls, bytes_max: int) -> Self | None:
-        """Sets up the kernel's interface; None where the system lacks it, or has no more of it."""
+        """Sets up the kernel's interface. Returns None if the system lacks it or has reached its limit."""
         numbers, context = _NUMBERS.get(platform.machine()), ctypes.c_ulong(0)
         if call is None or numbers is None:
             return None
@@ -171,7 +178,9 @@ class KernelReads:
         return cls(calls, context.value, bytes_max)
 
     def start(self, descriptor: int, position: int, length: int) -> KernelRead | None:
-        """Starts a read past the page cache, in whole blocks. None: not possible now."""
+        """Starts a read of whole blocks that bypasses the page cache. Returns None if that is not
+        possible now.
+        """
         if length > self._bytes_max or time.monotonic() < self._rests_until_s:
             return None
         if self.free:

@@ -1,11 +1,11 @@
-"""Reads files: from the page cache if that has the data, otherwise in a thread, and large reads past
-that cache.
+"""Reads files: from the page cache if it has the data, otherwise in a thread. Large reads bypass
+the page cache.
 
-The system itself does large read-ahead where it can (`disk_aio.py`); elsewhere a thread does.
+Large read-ahead is done by the system itself where possible (`disk_aio.py`), otherwise by a thread.
 
-A sequential reader announces what comes next (`File.prefetch`), so that it is being read, or
-here, when it is requested. Read-ahead is returned once, and not at all if the file has changed
-in the meantime.
+A sequential reader announces its next read (`File.prefetch`), so that the data is being read, or is
+already in memory, when it is requested. Read-ahead is returned once, and not at all if the file has
+changed in the meantime.
 """
 
 import mmap
@@ -26,25 +26,28 @@ _RANDOM: Final[int | None] = getattr(os, "POSIX_FADV_RANDOM", None)
 _WILL_NEED: Final[int | None] = getattr(os, "POSIX_FADV_WILLNEED", None)
 _DIRECT: Final[int | None] = getattr(os, "O_DIRECT", None)
 _DIRECT_BYTES_MIN: Final = 128 * 1024
-_DIRECT_BYTES_MAX: Final = 1024 * 1024  # The largest direct read; larger ones are rare.
-_BLOCK: Final = 4096  # Positions and sizes of direct reads are multiples of it, on any device.
-# The buffer of each thread, and of each read ahead.
+_DIRECT_BYTES_MAX: Final = 1024 * 1024  # The largest direct read. Larger reads are rare.
+# Positions and sizes of direct reads must be multiples of a block; this size is enough on any device.
+_BLOCK: Final = 4096
+# The size of the buffer of each thread and of each read-ahead.
 _BUFFER_BYTES: Final = _DIRECT_BYTES_MAX + 2 * _BLOCK
 _DIRECT_FILES_MAX: Final = 16
-# Positions of one file that are known to have been read past the page cache.
+# The most positions of one file that are remembered as read past the page cache.
 _POSITIONS_MAX: Final = 4096
 _AHEAD_THREADS: Final = 2
-_AHEAD_BYTES_MAX: Final = 16 * 1024 * 1024  # The total of all files.
-_AHEAD_KEPT_S: Final = 1.0  # It is kept at least this long for the reader that announced it.
+_AHEAD_BYTES_MAX: Final = 16 * 1024 * 1024  # The limit for the read-ahead of all files together.
+# Read-ahead is kept at least this long for the reader that announced it.
+_AHEAD_KEPT_S: Final = 1.0
 
 _of_thread: Final = local()
-_telling_devices: Final[set[int]] = set()  # Uncached data there is known to be so.
+# Devices that are known to report uncached data as uncached.
+_telling_devices: Final[set[int]] = set()
 
 
 def probe_page_cache(descriptor: int, position: int, length: int) -> bool:
-    """Returns whether the page cache holds both ends of this range. True where the kernel cannot be asked.
+    """Returns whether the page cache holds both ends of this range, or True if the kernel cannot say.
 
-    It also notes devices that report their cached pages truthfully.
+    It also records which devices report their cached pages correctly.
     """
     if _NOWAIT is None or not length:
         return True
@@ -56,7 +59,7 @@ def probe_page_cache(descriptor: int, position: int, length: int) -> bool:
         for at in (position, position + length - 1):
             os.preadv(descriptor, [byte], at, _NOWAIT)
     except BlockingIOError:
-        if is_large and cached_pages(descriptor, at, 1):  # The query itself has cached it.
+        if is_large and cached_pages(descriptor, at, 1):  # The read above has cached it.
             _telling_devices.add(os.fstat(descriptor).st_dev)
         return False
     except OSError:
@@ -65,11 +68,11 @@ def probe_page_cache(descriptor: int, position: int, length: int) -> bool:
 
 
 def _is_surely_absent(descriptor: int, position: int, length: int) -> bool:
-    """Returns whether the page cache surely lacks it. Asks without reading a page in, which would
-    cost a disk read.
+    """Returns whether the page cache surely lacks a part of this range. The check reads no page in,
+    since that would cost a disk read.
 
-    A file system on top of another one may not know of the pages below; so a device is trusted only
-    after it has reported one.
+    A file system on top of another one may not know which pages are cached below it, so a device is
+    trusted only after it has reported a cached page.
     """
     cached = cached_pages(descriptor, position, length)
     pages = (position + length - 1) // mmap.PAGESIZE - position // mmap.PAGESIZE + 1
@@ -82,7 +85,8 @@ def read_fully(descriptor: int, position: int, length: int) -> bytes:
     found = os.pread(descriptor, length, position)
     if len(found) == length or not found:
         return found
-    parts = [found]  # A signal or the end of the file; only another read shows which.
+    # This is due to a signal or to the end of the file; only another read shows which.
+    parts = [found]
     got = len(found)
     while got < length and (found := os.pread(descriptor, length - got, position + got)):
         parts.append(found)
@@ -91,19 +95,19 @@ def read_fully(descriptor: int, position: int, length: int) -> bytes:
 
 
 class Direct:
-    """The file of a descriptor past the page cache, closed with its last user.
+    """A second descriptor of a file, which bypasses the page cache. It is closed with its last user.
 
-    Pages for data that is read once cost more than all the rest of the read, and displace others.
+    For data that is read once, new pages would cost more than the rest of the read, and displace other pages.
     """
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = -1
-        self._positions: set[int] = set()  # The bytes read from there.
+        self._positions: set[int] = set()  # The positions of direct reads.
         if _DIRECT is None:
             return
         with suppress(OSError):
-            # The flag belongs to the open file, so the file has to be opened again, whatever its name
-            # is by now.
+            # The flag belongs to the open file, so the file has to be opened again, although its
+            # name may have changed.
             self._descriptor = os.open(f"/proc/self/fd/{descriptor}", os.O_RDONLY | _DIRECT)
 
     def __del__(self) -> None:
@@ -111,8 +115,8 @@ class Direct:
             os.close(self._descriptor)
 
     def note_read(self, descriptor: int, position: int) -> bool:
-        """Record a read at this position. Returns whether the position was read before and the page cache has kept
-        the file's last page since then.
+        """Records a read at this position. Returns whether the position was read before and the
+        page cache has kept the file's last page since then.
         """
         end = max(os.fstat(descriptor).st_size - 1, 0)
         if position in self._positions and self._has_kept(descriptor, end):
@@ -125,17 +129,19 @@ class Direct:
         return False
 
     def _has_kept(self, descriptor: int, position: int) -> bool:
-        cached = cached_pages(descriptor, position, 1)  # Never written, it would be there if tried.
+        # A probe would find a page that was never written, even if it is not cached.
+        cached = cached_pages(descriptor, position, 1)
         return probe_page_cache(descriptor, position, 1) if cached is None else cached > 0
 
     def start(self, reads: KernelReads, position: int, length: int) -> KernelRead | None:
-        """Starts a read of all blocks that overlap the range."""
+        """Starts a read of all blocks that overlap the range. Returns None if that is not possible now."""
         start, size = _blocks_of(position, length)
         return reads.start(self._descriptor, start, size) if self._descriptor >= 0 else None
 
     def read(self, position: int, length: int) -> bytes:
-        """Reads in a thread. Returns nothing, or less than requested, if that is impossible; an ordinary
-        read then raises the reason."""
+        """Reads in a thread. If that is not possible, it returns less than requested, or nothing;
+        an ordinary read then raises the reason.
+        """
         start, size = _blocks_of(position, length)
         buffer: mmap.mmap | None = getattr(_of_thread, "buffer", None)
         if buffer is None:  # mmap returns an address that is aligned for direct reads.
@@ -155,14 +161,17 @@ def _blocks_of(position: int, length: int) -> tuple[int, int]:
 
 
 class DirectFiles:
-    """Files that were read last: opening one takes longer than reading from it."""
+    """The files that were read most recently. They are kept open, since opening a file takes longer
+    than reading from it.
+    """
 
     def __init__(self) -> None:
         self._files: dict[object, Direct] = {}
 
     def of(self, file: object, descriptor: int, position: int, length: int) -> Direct | None:
-        """None if the page cache serves this length better. Data that is read a second time should stay
-        cached."""
+        """Returns None if the page cache serves a read of this length better. Data that is read a
+        second time should stay cached.
+        """
         if not _DIRECT_BYTES_MIN <= length <= _DIRECT_BYTES_MAX:
             return None
         direct = self._files.pop(file, None) or Direct(descriptor)
@@ -176,24 +185,25 @@ class DirectFiles:
 
 
 def read_cold(descriptor: int, position: int, length: int, direct: Direct | None) -> bytes:
-    """Reads uncached pages in a thread, past the cache if possible."""
+    """Reads uncached data in a thread, and bypasses the page cache if possible."""
     if direct and len(found := direct.read(position, length)) == length:
         return found
     return read_fully(descriptor, position, length)
 
 
 def foresee(descriptor: int) -> None:
-    """Turns off the system's read-ahead: the reader announces its next reads itself."""
+    """Turns off the system's read-ahead, for a reader that announces its next reads itself."""
     if _RANDOM is not None:
         os.posix_fadvise(descriptor, 0, 0, _RANDOM)
 
 
 class _ThreadRead:
-    """Like `KernelRead`, but reads in a thread."""
+    """A read with the methods of `KernelRead`, but done in a thread."""
 
     def __init__(self, threads: Threads, read: Callable[[], bytes]) -> None:
         self._read = read
-        self._found: bytes | None = None  # None: a direct read raises the reason.
+        # None until the read has ended, or if it failed; a direct read then raises the reason.
+        self._found: bytes | None = None
         self._job = threads.start(self._work)
 
     def _work(self) -> None:
@@ -201,7 +211,7 @@ class _ThreadRead:
             self._found = self._read()
 
     def poll(self) -> bool:
-        """Returns whether it has ended; like `KernelRead.poll`, which has to ask the kernel."""
+        """Returns whether the read has ended. `KernelRead.poll` has to ask the kernel for that."""
         return self._job.has_ended
 
     async def wait(self) -> None:
@@ -215,7 +225,7 @@ class _ThreadRead:
 
 
 class _CachedRange:
-    """A range of a file that is being read, or is in memory."""
+    """A range of a file that is being read or is in memory."""
 
     __slots__ = ("began_s", "file", "is_outdated", "length", "margin", "position", "read")
 
@@ -226,22 +236,23 @@ class _CachedRange:
         self.position = position
         self.length = length
         self.read = read
-        self.margin = margin  # Bytes before it that are read, too.
+        self.margin = margin  # The number of bytes before the range that are read, too.
         self.began_s = time.monotonic()
         self.is_outdated = False
 
 
 class Taken(NamedTuple):
     contents: Buffer
-    let_go: Callable[[], None]  # Releases the bytes: their memory may then get another file's.
+    # Releases the bytes; their memory may then be used for another read.
+    let_go: Callable[[], None]
 
 
 class Ahead:
-    """Read-ahead of all files. No other read waits for it."""
+    """The read-ahead of all files. No other read waits for it."""
 
     def __init__(self) -> None:
         self._threads = Threads("disk-ahead", _AHEAD_THREADS)
-        self._kernel: KernelReads | None = None  # Opened by the first read that may use it.
+        self._kernel: KernelReads | None = None  # Set up by the first read that may use it.
         self._has_kernel = True
         self._stretches: dict[tuple[object, int], _CachedRange] = {}  # Oldest first.
         self._bytes = 0
@@ -257,8 +268,9 @@ class Ahead:
         direct: Direct | None,
         read: Callable[[], bytes],
     ) -> None:
-        """Starts read-ahead, past the page cache if `direct` is given. Does nothing if other readers may
-        still want too much of the read-ahead in memory."""
+        """Starts read-ahead, which bypasses the page cache if `direct` is given. Does nothing if
+        there is no room, because other readers may still want the read-ahead in memory.
+        """
         if self.has(file, position) or not self._make_room(file, length):
             return
         by_kernel = self._start_by_kernel(direct, position, length) if direct else None
@@ -274,7 +286,9 @@ class Ahead:
         return direct.start(self._kernel, position, length) if self._kernel else None
 
     def _make_room(self, file: object, length: int) -> bool:
-        """Makes room for read-ahead; half of the room is reserved for files that have none so far."""
+        """Makes room for read-ahead, and returns whether there is enough. Half of the room is
+        reserved for files that have no read-ahead yet.
+        """
         has_some = any(stretch.file is file for stretch in self._stretches.values())
         bytes_max = _AHEAD_BYTES_MAX // 2 if has_some else _AHEAD_BYTES_MAX
         while self._bytes + length > bytes_max:
@@ -284,11 +298,11 @@ class Ahead:
             if time.monotonic() - oldest.began_s < _AHEAD_KEPT_S:
                 return False
             self._drop(oldest)
-            oldest.read.let_go()  # Frees the buffer for the next read.
+            oldest.read.let_go()  # This frees the buffer for the next read.
         return True
 
     async def take(self, file: object, position: int, length: int) -> Taken | None:
-        """Returns the range or a part of it; None: it was not read, or cannot be."""
+        """Returns the bytes of this range, or None if they were not read ahead or could not be read."""
         for stretch in self._of(file):
             start = position - stretch.position
             if 0 <= start <= stretch.length - length and not stretch.is_outdated:
@@ -304,12 +318,12 @@ class Ahead:
         return None
 
     def outdate(self, file: object) -> None:
-        """Drops read-ahead of a file, so that later reads see what was written."""
+        """Marks the read-ahead of a file as outdated, so that later reads see what was written."""
         for stretch in self._of(file):
             stretch.is_outdated = True
 
     async def end(self, file: object) -> None:
-        """Returns when no read of it is running."""
+        """Returns when no read of this file is running."""
         while stretches := self._of(file):
             await stretches[0].read.wait()
             self._drop(stretches[0])

@@ -1,4 +1,4 @@
-"""Threads that wait for the disk, so that the loop need not."""
+"""Threads that wait for the disk, so that the event loop need not wait."""
 
 import asyncio
 import time
@@ -9,29 +9,28 @@ from threading import Thread
 
 
 class Job:
-    """A system call in one of the disk's threads, for the loop that requested it.
+    """A system call in one of the disk's threads, requested by a loop.
 
-    Each thread must wait for the interpreter before it can report, so it wakes the loop only if a
+    To report its end, a thread has to wait for the interpreter; so it wakes the loop only if a
     caller waits there.
     """
 
     def __init__(self, work: Callable[[], object]) -> None:
         self.has_ended = False
-        self.took_s = 0.0  # Seconds the work took, without the way to the thread and back.
+        self.took_s = 0.0  # The seconds that the work took, without the way to the thread and back.
         self._work = work
         self._loop = asyncio.get_running_loop()
         self._waiter: asyncio.Future[None] | None = None
         self._error: BaseException | None = None
 
     async def wait(self) -> None:
-        """Waits to the end, however often it is cancelled: the descriptor must outlive the system call.
-
-        Only one caller may wait at a time.
+        """Waits until the call has ended, even if the waiting task is cancelled, since the
+        descriptor must outlive the call. Only one caller may wait at a time.
         """
         cancelled: asyncio.CancelledError | None = None
         while not self.has_ended:
             self._waiter = self._loop.create_future()
-            if self.has_ended:  # The end came before the waiter was set, and did not wake it.
+            if self.has_ended:  # If the call ended before the waiter was set, it did not wake it.
                 break
             try:
                 await self._waiter
@@ -43,17 +42,17 @@ class Job:
             raise self._error
 
     def run(self) -> None:
-        """Does the work; runs in the thread."""
+        """Does the work. This runs in the thread."""
         began = time.perf_counter()
         try:
             self._work()
         except BaseException as raised:  # noqa: BLE001  `wait` raises it.
             self._error = raised
         self.took_s = time.perf_counter() - began
-        del self._work  # It may know this job, and its result.
+        del self._work  # The work may refer to this job and its result.
         self.has_ended = True
         if self._waiter is not None:
-            with suppress(RuntimeError):  # The loop was closed: there is no waiter any more.
+            with suppress(RuntimeError):  # If the loop was closed, there is no waiter any more.
                 self._loop.call_soon_threadsafe(self._wake)
 
     def _wake(self) -> None:
@@ -62,7 +61,7 @@ class Job:
 
 
 class Threads:
-    """Threads with a bare queue, which costs half of a hop through an executor."""
+    """Threads with a simple queue. A hop to them costs half as much as a hop through an executor."""
 
     def __init__(self, name: str, count: int) -> None:
         self._jobs: SimpleQueue[Job | None] = SimpleQueue()
@@ -79,7 +78,7 @@ class Threads:
         return job
 
     async def run(self, work: Callable[[], object]) -> float:
-        """Returns how many seconds it took there, without the way."""
+        """Runs work in a thread. Returns how many seconds it took, without the way to the thread and back."""
         job = self.start(work)
         await job.wait()
         return job.took_s

@@ -1,4 +1,4 @@
-"""Makes bytes durable, and reserves room for them, on systems that lack a call of Linux.
+"""Makes bytes durable and reserves space for them, also on systems that lack Linux's calls for this.
 
 macOS has neither `fdatasync` nor `posix_fallocate`, and its `fsync` leaves the bytes in the
 disk's own cache: `F_FULLFSYNC` does not. If a file system refuses that, `fsync` is all there is.
@@ -13,7 +13,7 @@ _ZEROS: Final = bytes(1024 * 1024)
 
 
 def sync_data(descriptor: int) -> None:
-    """Returns when the written bytes, and the file's length, survive a power cut."""
+    """Returns when the written bytes and the file's length would survive a power cut."""
     if hasattr(os, "fdatasync"):
         os.fdatasync(descriptor)
         return
@@ -21,14 +21,14 @@ def sync_data(descriptor: int) -> None:
         try:
             fcntl.fcntl(descriptor, _FULL_SYNC)
         except OSError:
-            pass  # Some file systems lack it, such as those on a network.
+            pass  # Some file systems, such as network file systems, lack this call.
         else:
             return
     os.fsync(descriptor)
 
 
 def reserve(descriptor: int, position: int, length: int) -> None:
-    """Reserves disk space for these bytes; those beyond the file's end are zeros then."""
+    """Reserves disk space for these bytes. Bytes beyond the file's end become zeros."""
     if hasattr(os, "posix_fallocate"):
         os.posix_fallocate(descriptor, position, length)
         return

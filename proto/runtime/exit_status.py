@@ -1,4 +1,4 @@
-"""Exit codes of our processes."""
+"""The exit codes of Rollbook's processes."""
 
 from typing import Final
 

@@ -1,4 +1,4 @@
-"""A stamp that shows that a file has changed since it was read."""
+"""Makes stamps of files, which show whether a file has changed since it was read."""
 
 import os
 
@@ -6,8 +6,8 @@ FileStamp = tuple[int, int, int, int] | None
 
 
 def file_stamp(path: str) -> FileStamp:
-    """Returns a file's stamp; None: it cannot be read. A change of mode counts, since it may have
-    become readable.
+    """Returns a file's stamp, or None if the file cannot be examined. The mode is part of the
+    stamp, since a change of it may make the file readable.
     """
     try:
         found = os.stat(path)

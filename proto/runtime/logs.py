@@ -1,4 +1,4 @@
-"""structlog, set up once per process: events as JSON lines for machines, or coloured for people."""
+"""Sets up structlog, once per process: events are JSON lines for machines or coloured lines for people."""
 
 import logging
 import os
@@ -10,7 +10,8 @@ import structlog
 from rollbook.proto.printable import harmless
 
 LEVELS: Final = ("debug", "info", "warning", "error")
-# Values under these names are logged as stars. Checked by name, since values do not show it.
+# Values under these names are secrets, so stars are logged instead. Only the name shows that a
+# value is a secret.
 _SECRET_NAMES: Final = frozenset(
     ("password", "token", "secret", "key", "master_key", "mac_key", "authorization", "credential")
 )
@@ -23,7 +24,7 @@ _now: Final = {"level": "info"}
 def configure_logs(
     *, level: str = "info", as_json: bool = True, stream: TextIO | None = None
 ) -> None:
-    """Call before the first logger is used; later calls replace the settings."""
+    """Call this before the first logger is used. Later calls replace the settings."""
     assert level in LEVELS
     stream = stream or sys.stderr
     colours = stream.isatty() and not os.environ.get("NO_COLOR")
@@ -53,8 +54,8 @@ def configure_logs(
 def log_as_a_library() -> None:
     """Sends events to Python's own `logging`, unless the program has configured structlog.
 
-    Loggers are named after their modules, so that the program decides which events it shows. By
-    default these are warnings, on standard error.
+    Loggers are named after their modules, so that the program can decide which events it shows. By
+    default it shows warnings, on standard error.
     """
     if structlog.is_configured():
         return
@@ -73,7 +74,7 @@ def log_as_a_library() -> None:
 
 
 def unfiltered_logger() -> Any:
-    """Like `structlog.get_logger()`, but logs at every level."""
+    """Returns a logger like that of `structlog.get_logger()`, but one that logs at every level."""
     everything = structlog.make_filtering_bound_logger(logging.NOTSET)
     return structlog.wrap_logger(None, wrapper_class=everything)
 
@@ -83,7 +84,7 @@ def level_now() -> str:
 
 
 def set_level(level: str) -> None:
-    """Sets the level of every logger that is requested from now on; other settings stay."""
+    """Sets the level of every logger that is requested from now on. Other settings stay as they are."""
     assert level in LEVELS
     _now["level"] = level
     number = logging.getLevelName(level.upper())
@@ -91,7 +92,9 @@ def set_level(level: str) -> None:
 
 
 class _Lenient:
-    """A log that cannot be written must not stop its server: its disk may be full, too."""
+    """A stream for a log. If the log cannot be written, for example because its disk is full, the
+    server goes on.
+    """
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -112,8 +115,9 @@ class _Lenient:
 def _escape(
     _logger: Any, _method: str, event: structlog.typing.EventDict
 ) -> structlog.typing.EventDict:
-    """Escapes an event for a terminal, since names and messages of other parties may contain terminal
-    commands. A traceback keeps its lines."""
+    """Escapes an event for a terminal, since names and messages from other parties may contain
+    terminal commands. The lines of a traceback are kept.
+    """
     for name, value in event.items():
         if isinstance(value, str):
             event[name] = harmless(value, keeps="\n\t" if name in _OF_LINES else "")

@@ -1,4 +1,4 @@
-"""An event loop in a thread of its own, for callers without a loop."""
+"""An event loop in a separate thread, for callers that have no loop."""
 
 import asyncio
 import os
@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 class ClosedByWith:
-    """A wrapper of an object that runs on a `LoopThread`. `with` or `close` closes it."""
+    """A wrapper around an object that runs on a `LoopThread`. `with` or `close` closes the object."""
 
     def close(self) -> None:
         raise NotImplementedError
@@ -26,7 +26,7 @@ class ClosedByWith:
 
 
 class LoopThread:
-    """The thread does not keep the process alive; what it owns is ended by `close`."""
+    """A thread with an event loop. The thread does not keep the process alive; `close` ends its tasks."""
 
     def __init__(self, name: str) -> None:
         self._pid = os.getpid()
@@ -39,14 +39,14 @@ class LoopThread:
         return self._thread.is_alive()
 
     def submit(self, work: Coroutine[Any, Any, T]) -> "Future[T]":
-        """Starts `work` on the loop. Raises `ClientClosed`."""
+        """Starts the coroutine `work` on the loop. Raises `ClientClosed`."""
         if not self.is_alive:
             work.close()
             raise self._over()
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Runs `work` on the loop and waits for it. An interrupted caller cancels it."""
+        """Runs `work` on the loop and waits for it. If the caller is interrupted, the work is cancelled."""
         self._require_other_thread(work)
         future = self.submit(work)
         try:
@@ -63,7 +63,9 @@ class LoopThread:
             )
 
     def start(self, make: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Starts work on the loop soon, unless that has ended; callable from any thread, also its own."""
+        """Starts work on the loop soon, unless the loop has ended. It can be called from any
+        thread, even from that of the loop.
+        """
         if self.is_alive:
             asyncio.run_coroutine_threadsafe(make(), self._loop)
 
@@ -74,7 +76,9 @@ class LoopThread:
         self._loop.call_soon_threadsafe(callback)
 
     def call(self, function: Callable[[], T]) -> T:
-        """Like `run`, for a function that does not wait but needs the loop."""
+        """Runs a function on the loop, as `run` does with a coroutine, if the function needs the
+        loop but does not wait.
+        """
 
         async def work() -> T:
             return function()
@@ -87,7 +91,7 @@ class LoopThread:
         return ClientClosed()
 
     def close(self) -> None:
-        """Ends the thread; tasks that still run are cancelled. Idempotent."""
+        """Ends the thread, and cancels the tasks that still run. Idempotent."""
         if self.is_alive:
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join()

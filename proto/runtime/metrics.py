@@ -1,8 +1,9 @@
-"""Metrics as Prometheus' text: the counts of `rollbook.proto.stats`, and the process's resources.
+"""Writes metrics in Prometheus' text format: the counters of `rollbook.proto.stats`, and the
+resources of the process.
 
-Metrics are not registered or copied: a scrape reads the counters where they are. This module and
-not Prometheus' client library writes the text, since the library makes an object of each line: a
-bookie has three hundred lines, and its loop has other work.
+Metrics are neither registered nor copied: a scrape reads the counters directly. Prometheus' client
+library is not used, since it makes an object for each line. A bookie has three hundred lines, and
+its loop has other work.
 """
 
 import asyncio
@@ -32,17 +33,17 @@ class Metrics:
         self._version = ""
 
     def add(self, part: str, stats: object) -> None:
-        """Adds a dataclass of `rollbook.proto.stats`; its names are prefixed with `part`."""
+        """Adds a dataclass of `rollbook.proto.stats`. Its names get the prefix `part`."""
         self._parts.append((f"{NAMESPACE}_{part}_", stats))
 
     def add_process(self, version: str) -> None:
-        """Adds the release, memory, processor time, open files and garbage collections."""
+        """Adds the process's release, memory, processor time, open files and garbage collections."""
         self._version = version
         ProcessCollector(registry=self._process)
         GCCollector(registry=self._process)
 
     def exposition(self) -> Iterator[bytes]:
-        """Returns the text, metric by metric."""
+        """Returns the text in pieces, one for each metric."""
         for prefix, stats in self._parts:
             for metric, value in read(stats):
                 yield _text_of(prefix + metric.name, metric, value).encode()
@@ -51,7 +52,7 @@ class Metrics:
         yield generate_latest(self._process)
 
     async def page(self) -> bytes:
-        """Returns the whole text. Other tasks of the loop run between two metrics."""
+        """Returns the whole text. Other tasks of the loop may run between two metrics."""
         parts = []
         for part in self.exposition():
             parts.append(part)

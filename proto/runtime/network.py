@@ -16,19 +16,20 @@ from rollbook.proto.runtime.system_errors import describe_error
 from rollbook.proto.runtime.tls import ClientTls
 from rollbook.proto.runtime.tls_handshakes import Handshakes
 
-# A peer that vanished silently (power cut, dropped NAT entry) is noticed within about 20 s even on
-# an idle connection.
+# With these settings, a peer that vanished silently (power cut, dropped NAT entry) is noticed
+# within about 20 s, even on an idle connection.
 _KEEPALIVE: Final = (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 3), ("TCP_KEEPCNT", 3))
-# The unsent bytes in the system for a peer that does not read. By default it is megabytes for each
-# connection: 100 slow readers were 250 MiB that were not counted.
+# The unsent bytes that the system holds for a peer that does not read. The default is megabytes for
+# each connection: for 100 slow readers it was 250 MiB that were not counted.
 _UNSENT_BYTES_MAX: Final = 512 * 1024
-_BACKLOG: Final = 1024  # Connections that wait in the system to be accepted.
-ACCEPTED_AT_ONCE: Final = 16  # Connections accepted in one go: a tenth of a millisecond each.
-_HANDSHAKES_MAX: Final = 256  # TLS handshakes at a time.
-_SIOCGIFCONF: Final = (
-    0x8912  # The Linux request for the addresses of all interfaces: `struct ifreq`, each with
-)
-_INTERFACE_BYTES: Final = 40  # a name and a `struct sockaddr_in`.
+# The number of connections that may wait in the system until they are accepted.
+_BACKLOG: Final = 1024
+# The connections that are accepted at once; each takes a tenth of a millisecond.
+ACCEPTED_AT_ONCE: Final = 16
+_HANDSHAKES_MAX: Final = 256  # The number of concurrent TLS handshakes.
+# The Linux request for the addresses of all interfaces, as `struct ifreq`.
+_SIOCGIFCONF: Final = 0x8912
+_INTERFACE_BYTES: Final = 40  # A `struct ifreq` has a name and a `struct sockaddr_in`.
 _NAME_BYTES: Final = 16
 _ADDRESS_AT: Final = 20
 _INTERFACES_MAX: Final = 1024
@@ -45,11 +46,12 @@ class SocketListener:
 
     async def close(self) -> None:
         self._server.close()
-        await asyncio.sleep(0)  # Lets connections that were being accepted reach their protocol.
+        # This lets connections that were being accepted reach their protocol.
+        await asyncio.sleep(0)
 
 
 class SocketTransport:
-    """The `Transport` port; one instance per set of TLS settings."""
+    """Implements the `Transport` port. There is one instance for each set of TLS settings."""
 
     def __init__(
         self,
@@ -107,7 +109,7 @@ class SocketTransport:
 
 
 def widen_backlog(server: asyncio.Server, backlog: int) -> None:
-    """Widens the backlog; asyncio also accepts at most this many connections in one go."""
+    """Widens the backlog. If asyncio got this number, it would also accept as many connections at once."""
     for listening in server.sockets:
         with listening.dup() as same:
             same.listen(backlog)
@@ -145,9 +147,9 @@ def _advice(error: OSError) -> str:
 
 
 def address_of_this_host(interface: str | None = None, by_name: bool = False) -> str:
-    """Returns the IPv4 address of this host at that interface, or the canonical name of the address.
+    """Returns this host's IPv4 address on that interface, or the canonical name of that address.
 
-    BookKeeper finds a bookie's id in the same way.
+    BookKeeper determines a bookie's id in the same way.
 
     Raises `BadConfig`.
     """
@@ -173,7 +175,7 @@ def name_of_this_host() -> str:
 
 
 def _is_of_this_host(family: int, place: tuple[Any, ...]) -> bool:
-    """Returns whether the address belongs to this machine: only such an address can be bound."""
+    """Returns whether the address belongs to this machine, since only such an address can be bound."""
     with socket.socket(family, socket.SOCK_DGRAM) as trial:
         try:
             trial.bind(place)
@@ -193,7 +195,7 @@ def _own_address() -> str:
 
 
 def _canonical_name(address: str) -> str:
-    """Returns the name of the address, if that name resolves back to the address, as in Java."""
+    """Returns the name of the address, as Java does; the name must resolve back to the address."""
     try:
         name, _ = socket.getnameinfo((address, 0), socket.NI_NAMEREQD)
         if address in socket.gethostbyname_ex(name)[2]:
@@ -208,7 +210,9 @@ def _canonical_name(address: str) -> str:
 
 
 def _address_of_interface(name: str) -> str:
-    """Returns the last address of the interface and its aliases (`eth0:1`): the one that Java finds first."""
+    """Returns the last address of the interface and its aliases (`eth0:1`), which is the one that
+    Java finds first.
+    """
     import fcntl  # Windows has none.
 
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:

@@ -1,16 +1,17 @@
-"""The open files that the system allows one process."""
+"""Limits on the files that one process may have open."""
 
 import resource
 from typing import Final
 
-_DOORS_MAX: Final = 0.8  # Connections' share of all files. The server itself opens the rest.
+# The share of all files that connections may use. The rest is for the server's own files.
+_DOORS_MAX: Final = 0.8
 
 
 def allow_open_files(wanted: int) -> int:
-    """Asks the system for `wanted` open files; returns how many the process may have.
+    """Asks the system for `wanted` open files, and returns how many the process may have.
 
-    By default it is a thousand, and may be raised: programs that use `select` cannot handle larger
-    numbers.
+    The default limit is a thousand, since programs that use `select` cannot handle larger numbers;
+    a process may raise it.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
@@ -21,8 +22,8 @@ def allow_open_files(wanted: int) -> int:
 
 
 def door_of(part: float, most: int) -> int:
-    """Returns how many connections a listener with this share may have, so that too many at one listener do not
-    leave the others, or the server itself, without files.
+    """Returns how many connections a listener with this share may have. The limit prevents one
+    listener with too many connections from leaving the others, or the server itself, without files.
     """
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:

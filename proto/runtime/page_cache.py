@@ -1,9 +1,9 @@
 """Limits how much of the written data the system keeps in its page cache.
 
-Readers of recent data find it there. By default all of it stays until memory is short. But each
-new page of memory is expensive: on a virtual machine the host has to find it, which takes several
-times as long as writing to it. Therefore only the newest data stays; the pages of older data are
-released for new writes.
+Readers of recent data find it in the page cache. By default all data stays there until memory is
+short. But each new page of memory is expensive: on a virtual machine the host has to provide it,
+which takes several times as long as writing to it. Therefore only the newest data stays, and the
+pages of older data are released for new writes.
 """
 
 import asyncio
@@ -14,8 +14,8 @@ from contextlib import suppress
 from typing import Final, NamedTuple
 
 _NOT_NEEDED: Final[int | None] = getattr(os, "POSIX_FADV_DONTNEED", None)
-_STRETCH_BYTES: Final = 256 * 1024  # Released in one go, on the loop: some 50 µs.
-# The system keeps pages in bunches, and releases only those that are requested from end to end.
+_STRETCH_BYTES: Final = 256 * 1024  # This much is released at once, on the loop, in some 50 µs.
+# The system keeps pages in groups, and releases a group only if it is requested from end to end.
 _BUNCH_BYTES: Final = 2 * 1024 * 1024
 
 
@@ -26,10 +26,10 @@ class _PageRange(NamedTuple):
 
 
 class WrittenLately:
-    """Bounds the page cache that written bytes of all files of a disk take."""
+    """Limits how much of the page cache the written bytes of all files of a disk take."""
 
     def __init__(self, bytes_max: int) -> None:
-        """`bytes_max` is the limit; with 0 the system decides."""
+        """`bytes_max` is the limit; if it is 0, the system decides."""
         self._bytes_max = bytes_max if _NOT_NEEDED is not None else 0
         self._bytes = 0
         self._stretches: deque[_PageRange] = deque()  # Oldest first.
@@ -42,7 +42,7 @@ class WrittenLately:
             return
         self._stretches.append(stretch)
         self._bytes += stretch.end - stretch.start
-        if self._bytes > self._bytes_max:  # The waiter for this write is woken first.
+        if self._bytes > self._bytes_max:  # The task that waits for this write is woken first.
             asyncio.get_running_loop().call_soon(self._let_go)
 
     def _let_go(self) -> None:
@@ -59,18 +59,21 @@ class WrittenLately:
 
 
 class WrittenFile:
-    """Written bytes of one open file that grows at its end; rewritten bytes count once."""
+    """The written bytes of one open file that grows at its end. Bytes that are written again count
+    only once.
+    """
 
     def __init__(self, lately: WrittenLately, descriptor: int) -> None:
         self._lately = lately
         self._descriptor = descriptor
-        self._start = 0  # Where the bytes begin that do not count yet.
+        self._start = 0  # The position of the first byte that does not count yet.
         self._end = 0
 
     def on_written(self, position: int, end: int) -> None:
         if end <= self._end:
             return
-        if position > self._end + _STRETCH_BYTES:  # The gap was not written through this object.
+        # The gap was not written through this object, so it does not count.
+        if position > self._end + _STRETCH_BYTES:
             self._start = position - position % mmap.PAGESIZE
         self._end = end
         if end - self._start >= _STRETCH_BYTES:
@@ -79,12 +82,14 @@ class WrittenFile:
             self._start = whole
 
     def let_go(self, start: int, end: int) -> None:
-        """Releases pages, and a bunch across their start, which stayed when earlier pages were released."""
+        """Releases pages, together with a group that overlaps their start, which stayed when
+        earlier pages were released.
+        """
         assert _NOT_NEEDED is not None
         start = max(0, start - _BUNCH_BYTES)
         with suppress(OSError):  # It is advice.
             os.posix_fadvise(self._descriptor, start, end - start, _NOT_NEEDED)
 
     def close(self) -> None:
-        """Call it before the descriptor is closed. Pages stay: the file may be opened again."""
+        """Call this before the descriptor is closed. The pages stay, since the file may be opened again."""
         self._lately.forget(self)

@@ -1,17 +1,18 @@
-"""Calls of Linux that Python has no name for."""
+"""Linux system calls for which Python has no function."""
 
 import ctypes
 import sys
 from collections.abc import Callable
 from typing import Final
 
-_CACHESTAT: Final = 451  # The call's number on all machines; Linux has it since 6.5.
+# The number of this call on all types of machines; Linux has had it since 6.5.
+_CACHESTAT: Final = 451
 
 
 def _find_call() -> Callable[..., int] | None:
-    """Finds `call(number, up to five numbers or addresses)`, which returns a number below zero if it fails.
+    """Finds `call(number, up to five numbers or addresses)`. The call returns a number below zero if it fails.
 
-    It does not release the interpreter, so use it only for calls that do not block.
+    It does not release the interpreter, so use it only for system calls that do not block.
     """
     if sys.platform != "linux" or sys.maxsize < 2**32:
         return None
@@ -42,7 +43,9 @@ class _Pages(ctypes.Structure):
 
 
 def cached_pages(descriptor: int, position: int, length: int) -> int | None:
-    """Returns how many pages are cached or being read; None: the system cannot say. It reads no pages."""
+    """Returns how many pages of the range are cached or being read, or None if the system cannot
+    say. It reads no pages in.
+    """
     if call is None:
         return None
     asked, found = _FileRange(position, length), _Pages()

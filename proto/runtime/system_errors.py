@@ -1,5 +1,6 @@
-"""Describes the system's errors for people: without numbers and without asyncio's words around
-them."""
+"""Describes errors of the system for people, without numbers and without the words that asyncio
+puts around them.
+"""
 
 import errno
 import os

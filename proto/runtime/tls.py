@@ -1,12 +1,13 @@
-"""TLS: our own certificate, and which peers are trusted.
+"""Contexts for TLS: a process's own certificate, and the peers that it trusts.
 
-A server uses TLS 1.3 and later, unless its clients include BookKeeper's: among them are older
-ones, which use 1.2 (`TLS_OF_BOOKIES`). A client of ours accepts what such a server has.
+A server uses TLS 1.3 or later. If its clients include those of BookKeeper it also accepts 1.2,
+which older ones use (`TLS_OF_BOOKIES`). Rollbook's clients accept both.
 
-A server asks its clients for a certificate iff the authorities that sign those are configured.
-Files are checked with each handshake, so a renewed certificate, or a removed authority, counts
-from the next connection on; an incomplete change is ignored until it can be read. No session is
-resumed: a resumed one would be admitted by the certificates of its beginning.
+A server requests a certificate from its clients iff authorities for clients are configured.
+The files are checked at each handshake, so a renewed certificate or a removed authority takes
+effect with the next connection. An incomplete change is ignored until it can be read. No session is
+resumed, since a resumed session would be admitted because of the certificates that were valid when
+it began.
 """
 
 import ssl
@@ -25,11 +26,11 @@ TLS_OF_BOOKIES: Final = ssl.TLSVersion.TLSv1_2
 
 @dataclass(frozen=True, slots=True)
 class TlsFiles:
-    """Paths of PEM files."""
+    """The paths of PEM files."""
 
-    certificate: str  # The certificate with its chain up to the authority.
-    key: str = ""  # Empty: it is in the certificate's file. Not encrypted.
-    authorities: str = ""  # The authorities for a peer's certificate.
+    certificate: str  # The certificate, with its chain up to the authority.
+    key: str = ""  # The unencrypted key; empty if it is in the certificate's file.
+    authorities: str = ""  # The authorities that may sign a peer's certificate.
 
     @property
     def all(self) -> tuple[str, ...]:
@@ -39,14 +40,14 @@ class TlsFiles:
 def server_context(
     files: TlsFiles, oldest: ssl.TLSVersion = ssl.TLSVersion.TLSv1_3
 ) -> ssl.SSLContext:
-    """For `SocketTransport(server_tls=…)`. Raises `BadConfig` if the files are invalid."""
+    """Returns the context for `SocketTransport(server_tls=…)`. Raises `BadConfig` if the files are invalid."""
     return _Reloading(files, oldest).context
 
 
 def client_context(
     authorities: str, *, certificate: str = "", key: str = "", checks_name: bool = True
 ) -> ssl.SSLContext:
-    """Raises `BadConfig`. Without `checks_name` every certificate that the authorities signed is accepted."""
+    """Raises `BadConfig`. Without `checks_name`, every certificate that the authorities signed is accepted."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = TLS_OF_BOOKIES
     context.check_hostname = checks_name
@@ -60,11 +61,12 @@ def client_context(
 
 
 def trusting_context(authorities: str | None = None) -> ssl.SSLContext:
-    """Returns the context of a client that trusts the authorities of a file, or without one those of the
-    machine. Raises `OSError`.
+    """Returns the context of a client that trusts the authorities of a file, or those of the
+    machine if there is no file. Raises `OSError`.
 
-    Python 3.13 began to refuse authorities without a key usage, which `openssl req -x509` makes. gRPC and `client_context`
-    accept them, and a certificate that one part of a cluster accepts has to be good for all parts.
+    Python 3.13 began to refuse authorities without a key usage, which `openssl req -x509` makes.
+    gRPC and `client_context` accept such authorities, and a certificate that one part of a cluster
+    accepts must be accepted by all parts.
     """
     context = ssl.create_default_context(cafile=authorities or None)
     context.verify_flags &= ~ssl.VERIFY_X509_STRICT
@@ -72,14 +74,13 @@ def trusting_context(authorities: str | None = None) -> ssl.SSLContext:
 
 
 class ClientTls:
-    """The context of a client that runs for long: a changed file counts from the next connection
-    on.
-
-    Files that cannot be used yet, such as half of a renewed pair, leave the context as it was.
+    """The context of a client that runs for a long time. A changed file takes effect with the next
+    connection. While files cannot be used, for example because only half of a pair was renewed, the
+    context stays as it was.
     """
 
     def __init__(self, authorities: str, *, certificate: str = "", key: str = "") -> None:
-        """Raises `BadConfig` if the files cannot be used."""
+        """Loads the files. Raises `BadConfig` if they cannot be used."""
         self._authorities, self._certificate, self._key = authorities, certificate, key
         self._paths = tuple(dict.fromkeys(filter(None, (authorities, certificate, key))))
         self._seen = self._look()
@@ -104,7 +105,7 @@ class ClientTls:
 
 
 class _Reloading:
-    """A context that is replaced by the newest readable one."""
+    """A context that is replaced when its files have changed and can be read."""
 
     def __init__(self, files: TlsFiles, oldest: ssl.TLSVersion) -> None:
         self._files = files
@@ -139,13 +140,13 @@ def _load(files: TlsFiles, oldest: ssl.TLSVersion) -> ssl.SSLContext:
         if files.authorities:
             context.load_verify_locations(files.authorities)
             context.verify_mode = ssl.CERT_REQUIRED
-    except (OSError, ValueError) as error:  # ssl.SSLError is an OSError.
+    except (OSError, ValueError) as error:  # This includes ssl.SSLError, which is an OSError.
         raise _unusable(files.all, error) from error
     return context
 
 
 def _no_password() -> str:
-    """Refuses encrypted keys, for which OpenSSL would ask at the terminal."""
+    """Refuses an encrypted key, since OpenSSL would ask for its password on the terminal."""
     raise ValueError("the key is encrypted")
 
 

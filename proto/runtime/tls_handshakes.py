@@ -1,7 +1,8 @@
-"""TLS for a server that bounds its concurrent handshakes, and closes connections beyond that bound.
+"""TLS for a server that limits its concurrent handshakes and closes connections beyond the limit.
 
-asyncio's own servers do not report a connection before its handshake is over: a client that connects and
-sends nothing uses a file that is not counted, and other parts of the server could run out of files.
+asyncio's own servers do not report a connection before its handshake is over. A client that
+connects and sends nothing would then use a file that is not counted, and other parts of the server
+could run out of files.
 """
 
 import asyncio
@@ -11,13 +12,13 @@ from typing import Any, Final, cast
 
 from rollbook.proto.ports import ProtocolFactory
 
-_HANDSHAKE_S_MAX: Final = 10.0  # A peer with a slower handshake is disconnected.
-_SHUTDOWN_S_MAX: Final = 5.0  # How long to wait for the peer's end of a TLS session.
+_HANDSHAKE_S_MAX: Final = 10.0  # A peer whose handshake takes longer is disconnected.
+_SHUTDOWN_S_MAX: Final = 5.0  # How long to wait until the peer ends its side of a TLS session.
 _READ_BYTES_MAX: Final = 256 * 1024  # asyncio's own value.
 
 
 class Handshakes:
-    """A factory for a server without TLS, made from one for a server with TLS."""
+    """A protocol factory that adds TLS to the factory that it wraps."""
 
     def __init__(
         self,
@@ -27,7 +28,7 @@ class Handshakes:
         timeout_s: float = _HANDSHAKE_S_MAX,
         read_bytes_max: int = _READ_BYTES_MAX,
     ) -> None:
-        """`read_bytes_max`: encrypted bytes of a connection that are read in one turn."""
+        """`read_bytes_max` is how many encrypted bytes of a connection are read in one turn of the loop."""
         self._read_bytes_max = read_bytes_max
         self._factory = factory
         self._context = context
@@ -46,7 +47,7 @@ class Handshakes:
         loop = asyncio.get_running_loop()
         is_over: asyncio.Future[None] = loop.create_future()
         is_over.add_done_callback(self._on_over)
-        # Bytes that the socket does not accept wait in the TLS layer, where they are counted.
+        # Bytes that the socket does not accept stay in the TLS layer, where they are counted.
         transport.set_write_buffer_limits(0)
         tls = _Tls(
             self._read_bytes_max,
@@ -62,17 +63,18 @@ class Handshakes:
         tls.connection_made(transport)
 
     def _on_over(self, handshake: asyncio.Future[None]) -> None:
-        """Handles the end of a handshake; if it failed, the connection is already closed."""
+        """Handles the end of a handshake. If the handshake failed, the connection is already closed."""
         self._under_way -= 1
-        handshake.exception()  # No other caller uses it.
+        handshake.exception()  # This retrieves the error; no other code does.
 
 
 class _Tls(SSLProtocol):
-    """Also counts bytes that the socket has not accepted as unsent. asyncio's class does not count bytes
-    that it has encrypted, so a peer that reads nothing seems to read everything.
+    """A TLS protocol that counts bytes that the socket has not accepted as unsent. asyncio's class
+    does not count bytes that it has encrypted, so a peer that reads nothing would seem to read
+    everything.
     """
 
-    _transport: asyncio.Transport | None  # None: the connection is closed.
+    _transport: asyncio.Transport | None  # None once the connection is closed.
 
     def __init__(self, read_bytes_max: int, *arguments: Any, **more: Any) -> None:
         self.max_size = read_bytes_max  # type: ignore[misc]  # Set on each instance, not on the class.

@@ -301,7 +301,7 @@ class _Handler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo has n
         def run() -> None:
             try:
                 func(*args, **kwargs)
-            except Exception:  # kazoo does not catch unforeseen errors, so they end its thread here.
+            except Exception:  # kazoo does not catch it, and its thread ends here.
                 logger.exception("zookeeper_client_died")
             finally:
                 self._on_thread_end()
