@@ -1,11 +1,11 @@
 """Turns a filled journal file into an entry log, and moves the replay start after it.
 
-A journal file is adopted or rewritten (`core/journal_adoption.py` decides). To adopt it, a footer is
-written after its END, and its name is linked into a ledger directory. To rewrite it, its entries are
-written to a new log, sorted by ledger and entry. In both cases the log is durable, under its name,
-before the catalog lists it. The same catalog record has the facts about ledgers, the ranges lost to
-rot, and the replay start (B5). Before that record a start removes the log as a leftover; after it, a
-start removes the journal file.
+A journal file is adopted or rewritten (`core/journal_adoption.py` decides). To adopt the file, a
+footer is written after its END, and its name is linked into a ledger directory. To rewrite the
+file, its entries are written to a new log, sorted by ledger and entry. In both cases the log is
+durable, under its name, before the catalog lists it. One catalog record has the log, the facts
+about its ledgers, the ranges lost to rot, and the replay start (B5). A start removes the log as a
+leftover before that record, and the journal file after it.
 
 After a failed write the replay start does not move and the checkpoint is retried. Filled files wait,
 and new adds are refused once too many files do. If checkpoints are merely slow, adds wait for them.
@@ -54,7 +54,8 @@ class Checkpointer:
         damage_events: DamageEvents,
         waiting: Callable[[], int],
     ) -> None:
-        """`waiting()` is the number of files to be checkpointed, including the present one."""
+        """`waiting()` returns the number of files that wait for a checkpoint, including the present
+        one."""
         self._disk = disk
         self._config = config
         self._randomness = randomness
@@ -69,10 +70,10 @@ class Checkpointer:
         self, file: JournalFile, facts: Callable[[], list[bytes]]
     ) -> RecordFile | None:
         """Makes an entry log of the journal file. Returns the file that holds its entries now,
-        which may be the same one, or None if it has no entries.
+        which may be the same file, or None if there are no entries.
 
-        `facts` returns packed changes that are durable in the journal. Raises `OSError` if
-        nothing has changed: it can be tried again.
+        `facts` returns packed changes that are durable in the journal. Raises `OSError` if nothing
+        has changed; the caller can try again.
         """
         new = await self._make_log(file)
         news: list[bytes] = []
@@ -101,7 +102,7 @@ class Checkpointer:
                     yield changes.pack_trust(ledger_id, *run)
 
     async def forget(self, file: JournalFile) -> None:
-        """Removes the journal file's name; the next start does it if this fails."""
+        """Removes the journal file's name; if this fails, the next start removes it."""
         try:
             await self._disk.unlink(file.path)
         except OSError as error:
@@ -142,7 +143,7 @@ class Checkpointer:
         await records.file.sync()
         try:
             await self._disk.link(file.path, path)
-        except OSError as error:  # Some file systems have no hard links: rewrite the entries.
+        except OSError as error:  # Without hard links the entries are rewritten.
             logger.warning("journal_file_not_linked", number=file.number, reason=str(error))
             return await self._rewrite(file, directory, path)
         await self._disk.sync_directory(self._config.ledger_dirs[directory])
@@ -173,7 +174,7 @@ class Checkpointer:
         return new
 
     async def _copy(self, file: JournalFile, writer: SortedWriter) -> list[tuple[int, int, int]]:
-        """Copies all entries, sorted; returns the damaged ones, which are not copied."""
+        """Copies all sound entries, sorted, and returns the damaged ones."""
         records = file.records
         bodies, damaged = await self._bodies(records)
         starts = [position + HEAD_BYTES for position in records.records]
@@ -201,8 +202,8 @@ class Checkpointer:
         return lost
 
     async def _bodies(self, records: RecordFile) -> tuple[list[bytes], dict[int, None]]:
-        """The bodies of all records, and the numbers of the damaged records. The bodies of these are
-        returned as stored."""
+        """Returns the bodies of all records, and the numbers of the damaged records. The bodies of
+        damaged records are returned as stored."""
         bodies: list[bytes] = []
         damaged: dict[int, None] = {}
         while len(bodies) < len(records.records):
@@ -218,7 +219,8 @@ class Checkpointer:
         return bodies, damaged
 
     async def _give_way(self, _written: int = 0, _entries: int = 0) -> None:
-        """Lets adds run. The more files wait, the shorter are the rests, and the slower are adds."""
+        """Lets adds run. Rests between steps. The more files wait, the shorter the rests are, and
+        the slower are adds."""
         self._steps += 1
         waiting = self._waiting()
         if waiting <= _FILES_IN_A_HURRY or self._steps % _STEPS_IN_A_HURRY == 0:

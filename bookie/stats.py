@@ -1,8 +1,8 @@
-"""The counts of one bookie since it started: the table of its metrics.
+"""The metrics of one bookie, counted since it started.
 
-Each component counts its work here, once per chunk, write or batch, never per entry. Values that exist
-anyway (a queue's bytes, the disk's space) are not counted: a scrape reads them by a function that their
-owner puts here. Names get the prefix `rollbook_bookie_`.
+Each component counts its work here, once for each chunk, write or batch, never for each entry.
+Values that exist anyway (a queue's bytes, the disk's space) are not counted: their owner registers
+a function here that a scrape calls. The names of metrics get the prefix `rollbook_bookie_`.
 """
 
 from dataclasses import dataclass
@@ -147,7 +147,7 @@ class Stats:
     # --- Facts that several metrics count -----------------------------------------------------
 
     def on_entries(self, entries: int, entry_bytes: int) -> None:
-        """One write has made these entries durable."""
+        """Counts entries that one write has made durable."""
         if entries:
             self.journal_write_entries.observe(entries)
             self.entries_added += entries
