@@ -277,9 +277,9 @@ def _layout_of_class(keys: _Keys) -> str:
     layout = layout_of_class(name)
     if layout is None or layout.value not in {hint.value for hint in LayoutHint}:
         raise BadConfig(
-            f"{key} is {name!r}, which is no layout that a metadata URL names",
+            f"{key} is {name!r}, which is not a layout that a metadata URL can name",
             settings=(key,),
-            next_step="leave it out: LAYOUT says it, where there is one",
+            next_step="remove it: the cluster's LAYOUT names the layout",
         )
     return layout.value
 
@@ -306,7 +306,7 @@ def _storage(keys: _Keys) -> dict[str, Any]:
     journals, key = (several, "journalDirectories") if several else (older, "journalDirectory")
     if len(journals) > 1:
         raise BadConfig(
-            f"{key} names several, and a bookie has one journal directory",
+            f"{key} names several directories, but a bookie has one journal directory",
             settings=(key,),
             next_step="name the fastest disk's",
         )

@@ -288,9 +288,9 @@ class Bookie:
             url = shlex.quote(self.config.bookie.metadata)
             raise OlderMetadata(
                 f"this bookie has ledgers that the metadata store has not given out yet ({len(unnamed)}, up to "
-                f"{unnamed[-1]}; the next id there is {position}): the store was put back from an older copy",
+                f"{unnamed[-1]}; the next id there is {position}): the store was restored from an older copy",
                 bookie=self.bookie_id,
-                next_step="put back the newest copy there is; if that is it, what was written since is lost: "
+                next_step="restore the newest copy; if this is the newest one, later data is lost: "
                 f"{RESTORED} --metadata {url} --above {unnamed[-1]}",
             )
 

@@ -457,7 +457,7 @@ class CatalogFiles:
             await self._remove(generation)
         except OSError as error:
             self._fail(error)
-            raise BookieFailed("a half-made catalog could not be removed") from error
+            raise BookieFailed("an incomplete catalog could not be removed") from error
 
     async def _remove(self, generation: int) -> None:
         for path in self._paths(generation):
@@ -499,6 +499,6 @@ def _merge(copies: Sequence[_Copy | None]) -> Catalog:
         raise DataLost(
             "both copies of the catalog are damaged",
             record=sequence,
-            next_step=f"bring back a whole copy; if there is none: {FORMAT}",
+            next_step=f"restore an undamaged copy; if there is none: {FORMAT}",
         )
     return catalog

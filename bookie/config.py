@@ -109,7 +109,7 @@ class StorageConfig:
             raise BadConfig("journal_dir is empty", settings=("journal_dir",))
         if not self.ledger_dirs or "" in self.ledger_dirs:
             raise BadConfig(
-                "ledger_dirs must name at least one directory, and none that is empty",
+                "ledger_dirs must name at least one directory, and no name may be empty",
                 settings=("ledger_dirs",),
             )
         if len(set(self.ledger_dirs)) < len(self.ledger_dirs):
@@ -145,7 +145,7 @@ class StorageConfig:
         journal = f"{shared}/{JOURNAL}"
         if {journal, ledgers} & {*self.ledger_dirs}:
             raise BadConfig(
-                f"{shared} is named for journal and ledgers, and so is a folder in it",
+                f"{shared} is named for journal and ledgers, but so is a folder in it",
                 settings=("journal_dir", "ledger_dirs"),
                 next_step="name each directory once",
             )
@@ -167,7 +167,7 @@ class StorageConfig:
             return replace(self, queued_bytes_max=fitting)
         raise BadConfig(
             f"queued_bytes_max is {self.queued_bytes_max} bytes, and journal_file_bytes "
-            f"{self.journal_file_bytes}: a full disk could keep what was accepted from being written",
+            f"{self.journal_file_bytes}: a full disk could prevent the write of accepted adds",
             settings=("queued_bytes_max", "journal_file_bytes"),
             next_step=f"set queued_bytes_max to {fitting} or less, or journal_file_bytes to "
             f"{2 * self.queued_bytes_max} or more",
@@ -253,7 +253,7 @@ class SpaceConfig:
         for name in ("minor_compaction_threshold", "major_compaction_threshold"):
             if getattr(self, name) >= 1:
                 raise BadConfig(
-                    f"{name} must be below 1: no log is fuller than full", settings=(name,)
+                    f"{name} must be below 1: no log is more than full", settings=(name,)
                 )
         for name in ("disk_usage_threshold", "disk_usage_warn_threshold", "disk_usage_low_water"):
             if not 0 < getattr(self, name) <= _USAGE_MAX:

@@ -136,16 +136,16 @@ class Space:
     def standing(self) -> WriteMode:
         reason = ""
         if self._is_ordered_read_only:
-            reason = "an operator wants it so"
+            reason = "an operator made it read-only"
         elif self._leaves_because:
             reason = self._leaves_because
         elif self._usage.is_short:
             reason = "disk full: " + ", ".join(self._usage.full_directories)
         elif not self._storage.may_promise:
-            reason = "the disk has no room to count this start: nothing is promised before that"
+            reason = "the disk has no room to count this start: until then nothing is promised"
         elif self._storage.catalog.doubts.everything:
             reason = (
-                "anything may have been lost, fences, too: format it, or heal it from other copies"
+                "any entry or fence may have been lost: format it, or heal it from other copies"
             )
         elif self._storage.is_read_only:
             reason = "the journal has no room for another file, or checkpoints fail"

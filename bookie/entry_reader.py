@@ -214,7 +214,7 @@ class Reading:
         for number, (first, last) in enumerate(ranges_of(entry_ids), start=1):
             found.add(first, last)
             if len(found) > ranges_max:
-                raise EntryTooLarge("a ledger's entries lie in too many ranges to be listed")
+                raise EntryTooLarge("a ledger has entries in too many ranges to list them")
             if number % _IDS_PER_STEP == 0:
                 await asyncio.sleep(0)
 

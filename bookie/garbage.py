@@ -123,7 +123,7 @@ class Garbage:
                     "garbage_collection_braked",
                     ledgers=len(ledger_ids),
                     gone=self._suspects.agreed,
-                    next_step="check the metadata; if they were deleted: rollbook bookie gc --force",
+                    next_step="check the metadata; if the ledgers were deleted: rollbook bookie gc --force",
                 )
             self._count("braked", "many ledgers are gone at once")
             return

@@ -227,7 +227,7 @@ class Identity:
             await self._nodes.write_record(member, self.bookie_id, record)
         except (MetadataConflict, NoSuchNode):
             raise WrongBookie(
-                "a bookie of this name starts elsewhere right now",
+                "a bookie with this id is starting elsewhere",
                 bookie=self.bookie_id,
                 next_step="start one of them",
             ) from None
@@ -339,7 +339,7 @@ class Identity:
             await self._nodes.write(member, self.cookie, record)
         except NodeExists:
             raise WrongBookie(
-                "another bookie of this name joins the cluster right now",
+                "another bookie with this id is joining the cluster",
                 bookie=self.bookie_id,
                 next_step="give this one an id of its own",
             ) from None
@@ -427,7 +427,7 @@ class Identity:
                     self.bookie_id,
                     node,
                     self._cluster.url,
-                    "stop it first; if it is dead, type this again when its session is over",
+                    "stop it first; if it is dead, run this command again when its session has expired",
                 )
             looks_left -= 1
             await asyncio.sleep(_LOOK_AGAIN_S)

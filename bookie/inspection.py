@@ -65,7 +65,7 @@ _NEEDED: Final = ("needed", "spare", "missing")
 _FIRST_BYTES: Final = 64 * 1024
 # Attempts to read the catalog, which a running bookie may replace in the meantime.
 _LOOKS: Final = 3
-_MAKE_ONE: Final = "name the directories of a bookie, as `rollbook bookie init` was given them"
+_MAKE_ONE: Final = "name the directories of a bookie, as they were given to `rollbook bookie init`"
 
 
 @dataclass(frozen=True, slots=True)
@@ -342,7 +342,7 @@ class StoreFiles:
             yield state
         for number in self.catalog.lost:
             path = journal_path(self._config.journal_dir, number)
-            state.findings.append(Finding(path, 0, "the file was given up earlier"))
+            state.findings.append(Finding(path, 0, "the loss of the file was accepted earlier"))
         yield state
 
     async def _verify_journal(
@@ -366,7 +366,7 @@ class StoreFiles:
         stat = await self._disk.stat(path)
         if stat is None or stat.size != log.file_bytes:
             ledgers = tuple(ledger_id for ledger_id, _ in self.catalog.held_in(log.number))
-            what = f"{stat.size} of {log.file_bytes} bytes are there" if stat else "it is missing"
+            what = f"it has {stat.size} of {log.file_bytes} bytes" if stat else "it is missing"
             state.findings.append(Finding(path, 0, what, ledgers))
             return
         try:
@@ -377,7 +377,7 @@ class StoreFiles:
         reader = RecordReader(contents, header.file_id)
         first = reader.next_after(FILE_HEADER_BYTES, 0)
         if first is None:
-            state.findings.append(Finding(path, FILE_HEADER_BYTES, "there is no record in it"))
+            state.findings.append(Finding(path, FILE_HEADER_BYTES, "the file has no record"))
             return
         found = scan(reader, first_sequence=first.sequence, durable_through=_ALL_DURABLE)
         self._count(path, reader, contents, found, state)
@@ -415,7 +415,7 @@ class StoreFiles:
             state.findings.append(Finding(path, 0, "one of the two headers is damaged", ()))
         for record in _walk(reader, found.end):
             if reader.is_sound(record) and not reader.is_whole(record):
-                what = "a record is damaged where the rest of it makes up for that"
+                what = "a record is damaged, but its other parts make up for the damage"
                 state.findings.append(Finding(path, record.position, what, ()))
 
     def _verify_index(
@@ -507,4 +507,4 @@ def _wrong_entries(
         if at < 0 or position + length > sound[at][1]:
             continue  # The record is damaged and has been reported.
         if not contents.startswith(pack_entry_ids(ledger_id, entry_id), position):
-            yield position, f"the index says that entry {entry_id} is here, and it is not"
+            yield position, f"the index says that entry {entry_id} is here, but it is not"

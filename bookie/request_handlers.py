@@ -203,7 +203,7 @@ class Answers:
         if ledger_key is None or len(ledger_key) != LEDGER_KEY_BYTES:
             raise Unauthorized("a fence needs the ledger's key", ledger_id=ledger_id)
         if ledger_id < 0:
-            raise InvalidRequest("a ledger's id is not negative", ledger_id=ledger_id)
+            raise InvalidRequest("a ledger id must not be negative", ledger_id=ledger_id)
         await self._storage.fence(ledger_id, ledger_key)
 
     async def _batch_read(self, batch: BatchRead, making: Making) -> Reply:
@@ -267,7 +267,7 @@ class Answers:
             or len(lac.packet) not in LAC_PACKET_SIZES
             or lac_packet_at(lac.packet) != (lac.ledger_id, lac.last_add_confirmed)
         ):
-            raise InvalidRequest("that is no LAC packet", ledger_id=lac.ledger_id)
+            raise InvalidRequest("the LAC packet is invalid", ledger_id=lac.ledger_id)
         await self._storage.write_lac(
             lac.ledger_id, lac.ledger_key, lac.last_add_confirmed, lac.packet
         )

@@ -50,7 +50,7 @@ HEADLESS_JOURNAL: Final = "a journal file has no header"
 SHORT_JOURNAL: Final = "a journal file was cut short"
 STRANGE_JOURNAL: Final = "a journal file belongs to another store"
 LOSS_REMEDY: Final = f"bring the file back; if it is permanently lost: {WRITE_OFF}"
-STRANGE_REMEDY: Final = "put it where it belongs, and this bookie's own in its place"
+STRANGE_REMEDY: Final = "put it where it belongs, and this bookie's own file in its place"
 _MOUNT = f"mount its disks; if they are permanently lost: {FORMAT}"
 
 
@@ -245,7 +245,7 @@ class _Boot:
                 return
         else:
             path = f"log {log.number}"
-            what = "an entry log lies in a ledger directory that is not configured"
+            what = "an entry log is in a ledger directory that is not configured"
         lost = list(self._catalog.catalog.held_in(log.number))
         if lost:  # A log without live entries was about to be removed.
             ids = [ledger_id for ledger_id, _ in lost]

@@ -477,7 +477,7 @@ class Storage:
 
     def _require_room_for(self, controls: Sequence[Control]) -> None:
         if not self._journal.has_room_for(sum(map(size_of, controls))):
-            raise OSError(errno.ENOSPC, "what the journal has left is for fences and recovery")
+            raise OSError(errno.ENOSPC, "the rest of the journal is for fences and recovery")
 
     async def space(self) -> DiskSpace:
         """Returns the space of all ledger directories; a disk that has several of them counts once."""
@@ -714,7 +714,7 @@ class Storage:
 
     def _require_stamp(self, is_right: bool) -> None:
         if not is_right:
-            raise Superseded("more came into doubt meanwhile", next_step="look again")
+            raise Superseded("more came into doubt in the meantime", next_step="look again")
 
     async def _until_replay_is_saved(self) -> None:
         """Waits until the replayed files are checkpointed, because otherwise the next start would

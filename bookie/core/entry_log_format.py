@@ -278,7 +278,7 @@ def unpack_trailer(data: bytes, file_id: bytes, file_bytes: int) -> Trailer:
         )
     trailer = Trailer(footer_at, extents, pages, records, tables_crc)
     if not footer_at <= trailer_at - trailer.table_bytes:
-        raise TornRecord("an entry log's trailer makes no sense")
+        raise TornRecord("an entry log's trailer is invalid")
     return trailer
 
 

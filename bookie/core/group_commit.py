@@ -119,7 +119,7 @@ class RecordPacker:
         return self._close(start, buffers, [])
 
     def on_synced(self, write: Write) -> None:
-        assert write.last_sequence >= self.last_synced, "B3: what is durable became less"
+        assert write.last_sequence >= self.last_synced, "B3: the durable sequence went back"
         self.last_synced = write.last_sequence
 
     def _pack_frames(

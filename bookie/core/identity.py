@@ -120,11 +120,11 @@ def unpack_stamp(data: bytes) -> Stamp:
     lines, version = _LINES.search(text), _VERSIONED.search(text)
     if version and int(version[1]) != _VERSION:
         raise UnsupportedVersion(
-            f"{STAMP} is of version {int(version[1])}; {_VERSION} can be read",
+            f"{STAMP} has version {int(version[1])}, but only {_VERSION} can be read",
             next_step=LATER_RELEASE,
         )
     if lines is None:
-        raise BadMetadata(f"{STAMP} is not one of ours")
+        raise BadMetadata(f"{STAMP} was not written by Rollbook")
     incarnation, start, starter, kind, number, state = (
         part.decode("ascii") for part in lines.groups(b"")
     )
@@ -263,13 +263,13 @@ def _problems(found: FoundStamps, wanted: Cookie) -> Iterator[IdentityProblem]:
             )
         else:
             yield IdentityProblem(
-                "the directories are of different lives of this bookie",
+                "the directories belong to different lives of this bookie",
                 f"mount those that belong together; if they are permanently lost: {FORMAT}",
             )
         return
     if found.incarnation not in (None, stamps[0].incarnation):
         yield IdentityProblem(
-            "the bookie was formatted since these directories were its own",
+            "the bookie was formatted after it used these directories",
             f"mount the newer ones; if they are permanently lost: {FORMAT}",
             found.directories[0].path,
         )
@@ -307,7 +307,7 @@ def _strangeness(each: StampedDirectory, wanted: Cookie) -> IdentityProblem | No
     match each.condition:
         case DirectoryCondition.FOREIGN:
             return IdentityProblem(
-                "it holds files that are no bookie's", "name an empty one", each.path
+                "it holds files that do not belong to a bookie", "name an empty one", each.path
             )
         case DirectoryCondition.UNSTAMPED:
             return IdentityProblem(f"its {STAMP} is missing", REJOIN, each.path)
@@ -332,7 +332,7 @@ def _strangeness(each: StampedDirectory, wanted: Cookie) -> IdentityProblem | No
         )
     if each.stamp.place != each.place:
         return IdentityProblem(
-            f"it is this bookie's directory `{each.stamp.place}`, and named as `{each.place}`",
+            f"it is this bookie's directory `{each.stamp.place}`, but is named as `{each.place}`",
             "name the directories in the order in which the bookie got them",
             each.path,
         )
@@ -343,7 +343,7 @@ def _lost_directories(found: FoundStamps, wanted: Cookie) -> Iterator[IdentityPr
     for each in found.directories:
         if _is_lost(each, found):
             yield IdentityProblem(
-                f"the bookie's directory `{each.place}` is empty or not there",
+                f"the bookie's directory `{each.place}` is empty or missing",
                 f"mount its disk; if that is permanently lost: {WRITE_OFF}",
                 each.path,
             )
@@ -352,7 +352,7 @@ def _lost_directories(found: FoundStamps, wanted: Cookie) -> Iterator[IdentityPr
     known = _ledger_dirs_known(found.stamps)
     if len(wanted.ledger_dirs) < known:
         yield IdentityProblem(
-            f"the bookie has {known} ledger directories, and {len(wanted.ledger_dirs)} are named",
+            f"the bookie has {known} ledger directories, but {len(wanted.ledger_dirs)} are named",
             "name all of them, in the order in which the bookie got them",
         )
 
@@ -365,12 +365,12 @@ def _directories_behind(found: FoundStamps) -> Iterator[IdentityProblem]:
             continue
         if stamp.start < found.start:
             what = (
-                f"it is as it was at start {stamp.start} of this bookie, "
-                f"and start {found.start} came later, with another copy of it"
+                f"its state is that of start {stamp.start} of this bookie, "
+                f"but start {found.start} came later and used another copy of it"
             )
             yield IdentityProblem(what, remedy, each.path)
         elif stamp.start == found.start and stamp.starter != found.starter:
-            what = f"start {found.start} of this bookie was that of another copy of it"
+            what = f"start {found.start} of this bookie used another copy of it"
             yield IdentityProblem(what, remedy, each.path)
 
 
@@ -387,8 +387,8 @@ def _ledger_dirs_known(stamps: Sequence[Stamp]) -> int:
 def _disagreements(found: FoundStamps, wanted: Cookie) -> Iterator[IdentityProblem]:
     if not found.has_cookie or found.incarnation is None:
         yield IdentityProblem(
-            f"the cluster knows no bookie {wanted.bookie_id}: it was taken out",
-            f"to bring it back with all that it holds: {REJOIN}",
+            f"the cluster knows no bookie {wanted.bookie_id}: it was removed",
+            f"to bring it back with all its entries: {REJOIN}",
         )
     elif found.cookie != wanted:
         yield IdentityProblem(
@@ -397,7 +397,7 @@ def _disagreements(found: FoundStamps, wanted: Cookie) -> Iterator[IdentityProbl
     for each in found.directories:
         if each.stamp and each.stamp.cookie != wanted:
             what = _difference(each.stamp.cookie, wanted)
-            yield IdentityProblem(f"what its {STAMP} says {what}", REJOIN, each.path)
+            yield IdentityProblem(f"its {STAMP} {what}", REJOIN, each.path)
 
 
 def _difference(cookie: Cookie | None, wanted: Cookie) -> str:

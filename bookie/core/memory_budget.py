@@ -196,7 +196,7 @@ class ConnectionMemory:
     def give(self, size: int) -> None:
         before = self.held
         self.held = before - size
-        assert self.held >= 0, "B7: given back more than was taken"
+        assert self.held >= 0, "B7: more bytes were returned than taken"
         self.pool.held -= size
         if before > self.pool.floor:
             self.pool.take_back(before - max(self.held, self.pool.floor))

@@ -57,7 +57,9 @@ class Replayed:
     def gather(self, record: FoundRecord, body: bytes) -> None:
         end = self._gathered.gather(body, record.body_start)
         if end != len(body):
-            raise TornRecord("a sound record holds what is no add", position=record.position + end)
+            raise TornRecord(
+                "a sound record holds something other than adds", position=record.position + end
+            )
         if len(self._gathered) >= _GATHERED_MAX:
             self.flush()
 
