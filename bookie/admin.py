@@ -24,7 +24,8 @@ from rollbook.proto.stats import Histogram
 
 _SANITY_S: Final = 5.0
 _LISTED_NS_MAX: Final = 60 * 1_000_000_000
-_SUMMARIES: Final = 50  # Ledgers summarised in one step; other tasks run before the next.
+# Ledgers that are summarised in one step; other tasks run before the next step.
+_SUMMARIES: Final = 50
 _QUANTILES: Final = (("p50", 0.5), ("p99", 0.99), ("p999", 0.999))
 _CATALOG: Final = "catalog-"
 
@@ -150,7 +151,7 @@ class Admin:
         return asdict(await self._bookie.storage.space())
 
     async def check_sanity(self) -> View:
-        """Forces all earlier requests to the journal's disk."""
+        """Makes all earlier requests durable on the journal's disk."""
         try:
             async with asyncio.timeout(_SANITY_S):
                 await self._bookie.storage.force()
@@ -268,7 +269,7 @@ class Admin:
         return shown
 
     async def compact(self, *, major: bool) -> View:
-        """Raises `Unavailable` if compaction was stopped; logs rewritten before that stay
+        """Raises `Unavailable` if compaction was stopped; logs that were rewritten before stay
         rewritten."""
         try:
             return asdict(await self._bookie.space.compactor.run(major=major))

@@ -26,8 +26,8 @@ class Background:
     async def give_way(
         self, times: float = _TIMES, at_least_s: float = 0.0, *, patience: float = 0.0
     ) -> None:
-        """Rests if a rest is due; to be called between steps of less than a millisecond. A rest is
-        `times` as long as the steps took, and then lasts until the loop has little to do, but at
+        """Rests if a rest is due. Callers call this between steps of less than a millisecond. A
+        rest takes `times` as long as the steps. Then it lasts until the loop has little to do, at
         most `patience` times as long again.
         """
         rest_s = self._rests.on_paused(self._clock.monotonic_ns(), times)

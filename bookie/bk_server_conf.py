@@ -1,7 +1,7 @@
 """Reads BookKeeper's `bk_server.conf` as our configuration.
 
 The file is a Java properties file: lines of `key = value`, where `:` or a blank may replace `=`.
-Comments begin with `#` or `!`, a backslash escapes, and a backslash at the end continues the line.
+Comments begin with `#` or `!`. A backslash escapes a character, or continues the line at its end.
 A key has the same meaning as in BookKeeper. Keys that Rollbook does not use are reported once and
 ignored, since any file that BookKeeper accepts must be accepted.
 """
@@ -23,8 +23,8 @@ _NAMED: Final = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
 _KEY: Final = re.compile(r"((?:\\.|[^\\=: \t\f])*)[ \t\f]*[=:]?[ \t\f]*", re.DOTALL)
 _BLANKS: Final = " \t\f"
 
-# Keys that restrict access: if one is ignored, access or metadata may be open that BookKeeper
-# protects.
+# Keys that restrict access: if such a key is ignored, access or metadata that BookKeeper protects
+# may be open.
 _GUARDS: Final = (
     "bookieAuthProviderFactoryClass",
     "tlsProviderFactoryClass",
@@ -74,8 +74,8 @@ def _logical_lines(text: str) -> Iterator[tuple[int, str]]:
 
 
 def _goes_on(line: str) -> bool:
-    """Returns whether the line ends with an odd number of backslashes: an even number is escaped
-    backslashes."""
+    """Returns whether the line ends with an odd number of backslashes: in an even number, each pair
+    is an escaped backslash."""
     return (len(line) - len(line.rstrip("\\"))) % 2 == 1
 
 
@@ -201,9 +201,9 @@ def translate(
     Raises `BadConfig` on an invalid value.
     """
     keys = _Keys(properties)
-    # `maxBatchReadSize` is not used: it protects a bookie's memory from large batches. We make
-    # batches in steps, as large as the frame, the client's limit and the available memory allow
-    # (`request_handlers.py`).
+    # `maxBatchReadSize` is not used, because it only protects a bookie's memory from large batches.
+    # We make batches in steps, as large as the frame, the client's limit and the available memory
+    # allow (`request_handlers.py`).
     tables = {
         "bookie": {**_place(keys, address_of), **_doors(keys)},
         "storage": _storage(keys),

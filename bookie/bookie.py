@@ -97,7 +97,7 @@ class Settings:
     storage: StorageConfig
     server: ServerConfig = field(default_factory=ServerConfig)
     space: SpaceConfig = field(default_factory=SpaceConfig)
-    # For each value that is not a default, by `section.name`: where it was set.
+    # Where each value was set that is not a default, by `section.name`.
     sources: Mapping[str, str] = field(default_factory=dict, compare=False)
 
 
@@ -195,13 +195,13 @@ class Bookie:
         settings: Settings,
         tls: Transport | None = None,
     ) -> "Bookie":
-        """Opens the bookie; its ports answer when this returns. Closing the bookie closes the
+        """Opens the bookie; when this returns, its ports answer. Closing the bookie closes the
         store, and so does an error here.
 
         `tls` is the transport that listens at `tls_listen`.
 
-        Raises `WrongBookie`, `WrongCluster`, `NoSuchCluster`, `DataLost`, `DirectoryInUse`,
-        `BadConfig`, `OlderMetadata`, each with its next step; `OSError`.
+        Raises `OSError`, or one of `WrongBookie`, `WrongCluster`, `NoSuchCluster`, `DataLost`,
+        `DirectoryInUse`, `BadConfig`, `OlderMetadata`, each with its next step.
         """
         try:
             url = MetadataUrl.parse(settings.bookie.metadata)
@@ -304,7 +304,7 @@ class Bookie:
                 closing.push_async_callback(listener.close)
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> None:
-        """Starts background work; if it fails, the bookie has failed."""
+        """Starts background work; if the work fails, the bookie has failed."""
         self._tasks.append(asyncio.get_running_loop().create_task(work))
 
     async def _count_start(self) -> None:
@@ -444,8 +444,8 @@ class Bookie:
         return RegisteredMode.READ_ONLY if self.is_read_only else RegisteredMode.WRITABLE
 
     async def settle_everything(self, stamp: str) -> None:
-        """Ends the doubt about everything. Raises `Superseded` if more came into doubt; `OSError`,
-        `BookieFailed`; `MetadataUnavailable`, `ConnectionLost`, `SessionExpired`."""
+        """Ends the doubt about everything. Raises `Superseded` if more entries came into doubt, and
+        `OSError`, `BookieFailed`, `MetadataUnavailable`, `ConnectionLost`, `SessionExpired`."""
         # Ledgers that may have been fenced here and were not checked all have lower ids (B13).
         old_below = await LedgerIds(self._store, self.cluster.root).draw()
         await self.storage.settle_everything(stamp, old_below)

@@ -160,7 +160,7 @@ class CatalogFiles:
     ) -> "CatalogFiles":
         """Creates the catalog of a new store.
 
-        All entries and fences of the `doubted` ledgers are in doubt, and therefore they are fenced.
+        All entries and fences of the `doubted` ledgers are in doubt, so these ledgers are fenced.
         Ledgers below `old_below` may have lost their fences (B13).
         """
         files = cls(disk, directories, randomness.randbytes(ID_BYTES), randomness)
@@ -178,7 +178,8 @@ class CatalogFiles:
     async def load(
         cls, disk: Disk, directories: tuple[str, str], randomness: Randomness
     ) -> "CatalogFiles | None":
-        """Returns None if no catalog was ever completed: then no request was ever acknowledged."""
+        """Returns None if no catalog was ever completed, because then no request was ever
+        acknowledged."""
         files = cls(disk, directories, b"", randomness)
         copies = await files._find()
         if copies is None:
@@ -274,7 +275,7 @@ class CatalogFiles:
                 await file.write_and_sync(found.end, [bytes(await file.size() - found.end)])
             last = found.next_sequence - 1
             packer = RecordPacker(file_id, found.end, found.next_sequence, last)
-            # Copies the changes that only the other copy has; their space is reserved, even on a
+            # Copies the changes that only the other copy has; space for them is reserved, even on a
             # full disk.
             while body := bodies.get(packer.next_sequence):
                 write = packer.pack_body(RecordKind.CHANGES, body)
@@ -343,7 +344,7 @@ class CatalogFiles:
 
     async def commit_latest(self, make: Callable[[], Sequence[bytes]]) -> None:
         """Commits the changes that `make` returns. `make` is called when no other commit is in
-        progress, and none comes in between.
+        progress, and no other commit comes in between.
 
         Raises `OSError` if nothing was done because the disk is full, and `BookieFailed` if the
         outcome is unknown; then this process must end. If it is cancelled, the outcome is unknown,
@@ -482,8 +483,8 @@ async def _next_turn() -> None:
 
 
 def _merge(copies: Sequence[_Copy | None]) -> Catalog:
-    """Returns the merged contents of both copies. Raises `DataLost` if both lack something that was
-    durable."""
+    """Returns the merged contents of both copies. Raises `DataLost` if both copies lack something
+    that was durable."""
     catalog = Catalog()
     bodies: dict[int, bytes] = {}
     last_synced = 0

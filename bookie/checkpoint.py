@@ -7,9 +7,9 @@ durable, under its name, before the catalog lists it. One catalog record has the
 about its ledgers, the ranges lost to rot, and the replay start (B5). A start removes the log as a
 leftover before that record, and the journal file after it.
 
-After a failed write the replay start does not move and the checkpoint is retried. Filled files wait,
-and new adds are refused once too many files do. If checkpoints are merely slow, adds wait for them.
-The bookie has to stop only if the catalog cannot be written.
+After a failed write the replay start does not move and the checkpoint is retried. Filled files wait
+in the meantime, and new adds are refused once too many files wait. If checkpoints are merely slow,
+adds wait for them. The bookie has to stop only if the catalog cannot be written.
 """
 
 from bisect import bisect_right
@@ -69,7 +69,7 @@ class Checkpointer:
     async def checkpoint(
         self, file: JournalFile, facts: Callable[[], list[bytes]]
     ) -> RecordFile | None:
-        """Makes an entry log of the journal file. Returns the file that holds its entries now,
+        """Turns the journal file into an entry log. Returns the file that holds its entries now,
         which may be the same file, or None if there are no entries.
 
         `facts` returns packed changes that are durable in the journal. Raises `OSError` if nothing
@@ -81,7 +81,8 @@ class Checkpointer:
             for part in changes.pack_log(new.log, new.extents):
                 news.append(part)
                 await self._give_way()
-        # Doubts are settled before new ones are added: rot may have taken some of the same entries.
+        # Doubts are settled before new ones are added, because rot may have destroyed some of the
+        # same entries.
         news += self._settle_doubts(file)
         doubts = [*file.doubts, *(new.doubts if new else ())]
         news += [changes.pack_doubt(*each) for each in doubts]
@@ -219,8 +220,8 @@ class Checkpointer:
         return bodies, damaged
 
     async def _give_way(self, _written: int = 0, _entries: int = 0) -> None:
-        """Lets adds run. Rests between steps. The more files wait, the shorter the rests are, and
-        the slower are adds."""
+        """Lets adds run. Rests between steps. If more files wait, rests are shorter and adds are
+        slower."""
         self._steps += 1
         waiting = self._waiting()
         if waiting <= _FILES_IN_A_HURRY or self._steps % _STEPS_IN_A_HURRY == 0:

@@ -1,9 +1,9 @@
 """Rewrites entry logs that hold few live entries, and removes empty ones.
 
-The live entries of several logs are copied to a new one, sorted and verified as they are read; the
-new log is durable under its name before one catalog record replaces the old ones (B5). A start
-removes the new log as a leftover before that record, and the old logs after it. The same record
-puts damaged entries in doubt (B1): they are neither dropped nor copied as sound entries.
+The live entries of several logs are read, verified and copied to a new, sorted log. The new log is
+durable under its name before one catalog record replaces the old logs (B5). A start removes the new
+log as a leftover before that record, and the old logs after it. The same record puts damaged
+entries in doubt (B1): they are neither dropped nor copied as sound entries.
 
 Compaction is paced, works in steps of one record, and stops between two steps when it is suspended.
 """
@@ -51,7 +51,7 @@ logger = structlog.get_logger()
 
 _CACHE_BYTES: Final = 16 * 1024 * 1024
 _ROOM_BYTES: Final = 64 * 1024  # Bytes that must stay free on the disk after a new log was written.
-_ENTRY_COST_BYTES: Final = 256  # Handling one entry costs as much as copying this many bytes.
+_ENTRY_COST_BYTES: Final = 256  # To handle one entry costs as much as to copy this many bytes.
 _LEDGERS_PER_STEP: Final = 16
 # A rest is this many times as long as a step, because checkpoints need a share of the loop, too.
 _RESTS: Final = 4.0
@@ -178,7 +178,7 @@ class Compactor:
         """Compacts all logs that are sparse enough now, even if this kind of compaction never runs
         by itself.
 
-        Raises `CompactionStopped`, `OSError` if the disk has no room for it, `BookieFailed`.
+        Raises `CompactionStopped`, `BookieFailed`, and `OSError` if the disk has no room for it.
         """
         kind = self.schedule.major if major else self.schedule.minor
         async with self._turn:
@@ -385,7 +385,7 @@ class _LedgerCopy:
         ledger_id: int,
         held: Sequence[LedgerInLog],
     ) -> None:
-        """`logs` has None for a log in which nothing can be identified."""
+        """`logs` has None for each log in which no entry can be identified."""
         self._logs = logs
         self._writer = writer
         self._ledger_id = ledger_id

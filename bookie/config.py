@@ -24,16 +24,17 @@ class BookieConfig:
     tls_listen: str = ""  # The address of its TLS port; empty: no TLS.
     tls_certificate: str = ""  # A file with the certificate and its chain.
     tls_key: str = ""  # A file with the key; empty: the key is in the certificate's file.
-    # A file with authorities; clients must show a certificate signed by one of them.
+    # A file with certificate authorities; clients must show a certificate that one of them signed.
     tls_authorities: str = ""
     http: str = ""  # The HTTP address for operators; empty: no HTTP.
     http_token_file: str = ""  # A file with a token; HTTP callers that show it are let in.
     access_file: str = ""  # A file with the rights of HTTP callers: see `rollbook access`.
     http_tls: bool = False  # HTTP uses TLS, with the certificate above.
-    insecure: bool = False  # Allows listening off loopback without TLS or token.
+    # Allows the bookie to listen on other addresses than loopback without TLS or token.
+    insecure: bool = False
     with_recovery: bool = False  # Runs a recovery server in the same process.
     read_only: bool = False  # Accepts no new entries, whatever the state of its disks.
-    log_level: str = "info"  # debug, info, warning or error.
+    log_level: str = "info"  # The log level: debug, info, warning or error.
     # Seconds without contact after which the metadata store ends the bookie's session. Longer: the
     # bookie survives longer outages, but its death is noticed later. Shorter: a death is noticed
     # sooner, and a pause is mistaken for one more often.
@@ -86,9 +87,9 @@ class StorageConfig:
     # Larger: longer bursts are accepted, but they take more disk space and a longer replay.
     # Smaller: adds are refused sooner while checkpoints are late.
     waiting_files_max: int = 4
-    # Milliseconds without adds after which the journal records what is durable. Larger: for longer,
-    # damage to the newest entries is mistaken for a torn tail. Smaller: more small writes to the
-    # journal.
+    # Milliseconds without adds after which the journal records what is durable. Larger: damage to
+    # the newest entries is mistaken for a torn tail for a longer time. Smaller: more small writes
+    # to the journal.
     idle_after_ms: int = 100
     # Consecutive chunks from one client after which its adds are written at once, without waiting
     # for others to share a sync. Larger: a lone writer gets this fast path later. Smaller: it gets
@@ -176,7 +177,7 @@ class StorageConfig:
 
 @dataclass(frozen=True, slots=True)
 class SpaceConfig:
-    """How a bookie handles deleted ledgers, sparse logs, rot and full disks."""
+    """The settings for deleted ledgers, sparse logs, rot and full disks."""
 
     # Seconds between two scans of the metadata for deleted ledgers; a deletion takes two scans.
     # Longer: less load on the metadata store. Shorter: space is freed sooner.

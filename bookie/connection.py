@@ -7,8 +7,9 @@ other requests wait in a queue for a lane. No task, future or log line is made f
 A response is kept in pieces until the client reads it. The pieces are written one by one, as fast
 as the system accepts them; the response is never copied as a whole.
 
-The memory that is held for the client is counted (`core/memory_budget.py`): a connection at its limit
-is not read from, and no answers are made for it. Invalid bytes close the connection without an answer.
+The memory that is held for the client is counted (`core/memory_budget.py`). While a connection is
+at its limit, it is not read from, and no answers are made for it. Invalid bytes close the
+connection without an answer.
 """
 
 import asyncio
@@ -92,7 +93,7 @@ class Connection(asyncio.BufferedProtocol):
             self.hang_up("too_many")
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Adds in the journal and running reads end by themselves, and their replies are
+        """Adds in the journal and reads in progress end by themselves, and their replies are
         dropped."""
         shared, account = self._shared, self._account
         self._is_gone = True
@@ -434,8 +435,8 @@ class Connection(asyncio.BufferedProtocol):
         self._out_bytes = 0
 
     def _write_some(self) -> int:
-        """Writes one large piece, or several small ones; returns the bytes. The transport copies
-        the bytes that the system does not accept."""
+        """Writes one large piece, or several small ones; returns the number of bytes. The transport
+        copies the bytes that the system does not accept."""
         taken: list[Buffer] = []
         size = 0
         while self._out and size < _FLUSH_BYTES:

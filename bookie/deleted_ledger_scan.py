@@ -1,11 +1,12 @@
 """Finds the bookie's ledgers that metadata does not name.
 
 The scan reads only the bookie's own cluster: it checks the instance id and our own trees before and
-after. If the store is unavailable, empty or of another cluster, the scan raises, because nothing is
-known about any ledger.
+after. If the store is unavailable, empty or belongs to another cluster, the scan raises an error,
+because nothing is known about any ledger.
 
-Ids are compared while the metadata is walked, both in ascending order, so only one directory of the
-metadata is in memory at a time. Long ranges of ids without a ledger of this bookie are skipped.
+The scan compares ids while it walks the metadata. Both are in ascending order, so only one
+directory of the metadata is in memory at a time. Long ranges of ids without a ledger of this bookie
+are skipped.
 """
 
 import asyncio
@@ -64,7 +65,7 @@ class DeletedLedgerScan:
         return absent
 
     async def still_absent(self, ids: IntArray) -> IntArray:
-        """Returns those of these ids whose metadata is still absent; reads each by itself. Raises
+        """Returns the given ids whose metadata is still absent; reads each by itself. Raises
         `Unavailable`, `OutcomeUnknown`, `WrongCluster`, `NoSuchCluster`."""
         await require_cluster(self._store, self._cluster)
         absent = array("q")

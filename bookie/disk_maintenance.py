@@ -11,8 +11,8 @@ Each ledger directory has a file of zeros, the reserve. When the disk is full, t
 removed, so that the catalog, compaction, fences and recovery have room. The reserve is made again
 when there is space.
 
-A failure of the disk or of the metadata store ends a run of the work, but not its task: the failure
-is logged, and the run is tried again. Only a catalog that could not be written ends the bookie.
+A failure of the disk or the metadata store ends one run of the work, but not its task: the failure
+is logged, and the work is tried again. Only a catalog that could not be written ends the bookie.
 """
 
 import asyncio
@@ -124,7 +124,7 @@ class Space:
         return await first_failure(self._tasks)
 
     async def close(self) -> None:
-        """Stops the work; called before the storage is closed. A running step is completed first."""
+        """Stops the work before the storage is closed. A running step is completed first."""
         for task in self._tasks:
             await stop_tasks(task)
         await self.compactor.close()

@@ -86,7 +86,7 @@ class EntryLog:
 
     async def read(self, ledger_id: int, entry_id: int) -> bytes | None:
         """Returns the entry, or None if it is not in the log. Raises `TornRecord` if the entry is
-        damaged, or may be there."""
+        damaged, or may be in a damaged part."""
         place = await self._find(ledger_id, entry_id)
         return await self.records.read(ledger_id, entry_id, place) if place else None
 
@@ -105,7 +105,7 @@ class EntryLog:
         return await self.records.read_run(*run_in_page(page, row, entry_id, count_max, bytes_max))
 
     async def entry_ids(self, ledger_id: int) -> IntArray:
-        """Returns the ledger's entry ids, ascending. Raises `TornRecord` if there may be more
+        """Returns the ledger's entry ids, ascending. Raises `TornRecord` if damage may hide more
         entries."""
         if self._memtable is None:
             try:
@@ -119,8 +119,8 @@ class EntryLog:
         return rows.sorted_columns().entry_ids if rows else array("q")
 
     async def all_of(self, ledger_id: int) -> tuple[Columns, tuple[LossRange, ...]]:
-        """Returns the places of the ledger's entries, ascending, and the ranges of entries that may
-        exist and cannot be found."""
+        """Returns the places of the ledger's entries, ascending, and the ranges that may have
+        further entries which cannot be found."""
         if self._memtable is None:
             try:
                 return await self._columns_in_footer(ledger_id), ()
@@ -189,8 +189,8 @@ class EntryLog:
         return data
 
     async def _page_in_order(self, row: PageRow, ledger_id: int) -> bytes:
-        """Reads a page for a walk through all ledgers: together with the following pages, and not
-        through the cache."""
+        """Reads a page for a walk through all ledgers, together with the following pages and
+        without the cache."""
         at, stretch = row.position - self._stretch_at, self._stretch
         if not 0 <= at <= len(stretch) - row.size:
             size = max(row.size, _PAGES_AHEAD_BYTES)
@@ -259,7 +259,7 @@ class EntryLogs:
     async def take(self, number: int) -> EntryLog:
         while (log := self._open.pop(number, None)) is None:
             await self._open_log(number)
-        self._open[number] = log  # The log used last is at the end.
+        self._open[number] = log  # The log that was used last is at the end.
         log.users += 1
         return log
 

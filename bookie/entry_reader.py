@@ -1,5 +1,5 @@
-"""Reads an entry, a run of entries, the last entry or the list of entries, from all files that may
-have them.
+"""Reads an entry, a run of entries, the last entry or the list of entries, from whichever file has
+them.
 
 Journal files are searched first and then entry logs, both from the newest to the oldest, so that
 the youngest of several copies is found (B12). Entries may move during a search. An entry that is
@@ -50,7 +50,7 @@ class Reading:
         """`files` returns the files with entries that are in no log yet, newest first. `ledger`
         returns the ledger if it is known, or None. If the journal `has_failed`, its contents are
         unknown."""
-        self.moves = 0  # Counts how often entries moved from one file to another.
+        self.moves = 0  # The number of times that entries moved from one file to another.
         self._catalog = catalog
         self._logs = logs
         self._files = files
@@ -177,7 +177,7 @@ class Reading:
 
     async def _read_last(self, ledger_id: int) -> bytes:
         self._require_not_deleted(ledger_id)
-        if self._has_failed():  # A response with a last entry would deny all later ones.
+        if self._has_failed():  # A response with a last entry would say that there is no later one.
             raise BookieFailed
         last = max(
             [

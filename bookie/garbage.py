@@ -4,8 +4,8 @@
 that metadata does not name. Before a candidate is deleted, its adds are refused and its metadata is
 read once more: if a new ledger uses the id, the ledger is in metadata before its first add. Then
 the candidate is fenced and deleted in the journal, and removed from the catalog. Its entries are
-then dead, and logs without other entries can be removed. The deletion is remembered for
-`deleted_kept_s`, so that a late add does not bring it back.
+then dead, and logs without other entries can be removed. The bookie remembers the deletion for
+`deleted_kept_s`, so that a late add does not bring the ledger back.
 """
 
 import asyncio
@@ -88,7 +88,7 @@ class Garbage:
     async def collect(self, *, force: bool = False) -> GarbageState:
         """Runs one scan, and deletes the ledgers that it and earlier scans agree on.
 
-        With `force`, it deletes all ledgers that two scans agree on at once, however many there
+        With `force`, it immediately deletes all ledgers that two scans agree on, however many there
         are. A failed scan is recorded in the state. Raises `OSError` if the disk is full,
         `BookieFailed`.
         """

@@ -169,7 +169,8 @@ class Identity:
         `before_making` may raise an error before anything is made, because an id is permanent.
         Raises `WrongBookie` or `WrongCluster`, each with its next step, and `DirectoryInUse`.
         """
-        # This is checked before a directory could be made at a mount point without its disk.
+        # This is checked first, because otherwise a directory could be made at a mount point
+        # without its disk.
         standing = await self._require_fit()
         if standing is StartDecision.NEW and before_making:
             await before_making()
@@ -238,7 +239,7 @@ class Identity:
     ) -> Formatted:
         """Erases the directories and begins a new life under an id that may have been used before.
 
-        Entries of the earlier life in unclosed ledgers are UNKNOWN to the new one. An earlier
+        In the new life, entries of the earlier life in unclosed ledgers are UNKNOWN. An earlier
         process gets `patience_s` to end.
         """
         locks = await self._lock()
@@ -278,8 +279,8 @@ class Identity:
         return incarnation
 
     async def write_off(self, clock: Clock, on_progress: OnProgress = lambda _: None) -> Formatted:
-        """Lets the bookie continue without a lost directory, journal file or entry log, or without
-        the latest state of all of them.
+        """Lets the bookie go on without a lost directory, journal file or entry log, or from an
+        older copy of them.
 
         The lost entries are UNKNOWN from then on, and ledgers whose fences may be lost are fenced.
         Raises `WrongBookie`, `WrongCluster`, `DirectoryInUse`; and `DataLost` or `BadConfig` if the
@@ -450,7 +451,7 @@ class Identity:
         """Returns how many ledgers exist, and which of them an earlier life may have held or
         fenced.
 
-        Ledgers are listed twice, and before and after that the cluster is checked to be ours,
+        Ledgers are listed twice, and the cluster is checked before and after that to be ours,
         because the bookie would answer ABSENT for a ledger that is not listed. Raises
         `WrongCluster`, `NoSuchCluster`.
         """

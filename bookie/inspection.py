@@ -1,8 +1,8 @@
 """Reads a bookie's files without changing them, for `rollbook bookie`.
 
 Files are read as a start reads them, with the same readers, but no file is cut, completed or
-removed (B10). The files of a running bookie may be read, too, in their state at that moment: entry
-logs never change, and the journal grows.
+removed (B10). The files of a running bookie may be read, too: entry logs never change, and the
+journal is read in its state at that moment.
 """
 
 from bisect import bisect_right
@@ -270,8 +270,8 @@ class StoreFiles:
     # --- Obstacles to a start -----------------------------------------------------------------
 
     async def losses(self) -> AsyncIterator[StartObstacle]:
-        """Yields all losses because of which a start would refuse; the start itself (`startup.py`)
-        stops at the first one."""
+        """Yields all losses that would make a start fail; the start itself (`startup.py`) stops at
+        the first one."""
         for directory in self._config.ledger_dirs:
             for number in await self._numbers(directory, ".log"):
                 if is_newer_log(self.catalog, number):

@@ -1,4 +1,5 @@
-"""The journal: it appends accepted requests to a file, and they are answered when they are durable.
+"""The journal, a sequence of files to which accepted requests are appended. A request is answered
+when it is durable.
 
 One task writes. While it waits for the disk, requests gather for the next write (natural group
 commit). The adds of a lone writer do not wait for others: on a quick disk they are written in the
@@ -99,7 +100,7 @@ class Journal:
         on_filled: Callable[[JournalFile], None],
     ) -> None:
         self.active: JournalFile  # Set by `open`.
-        self._zeros: ZerosAhead  # Where the active file has zeros ahead.
+        self._zeros: ZerosAhead  # How far the active file has zeros after its end.
         self.queued_bytes = 0
         # Whether no other file can be made, so that the rest of this one is for fences and
         # recovery.
@@ -125,7 +126,7 @@ class Journal:
         self._spare: asyncio.Task[RecordFile] | None = None
         self._is_closing = False
         self._is_closed = False  # No request waits, and no write is in progress.
-        # Whether bytes were written without a sync, for requests that did not want one.
+        # Whether bytes were written without a sync, for requests that asked for none.
         self._has_unsynced = False
         self._has_unsaid = False  # Whether bytes are durable and no record says so yet.
         self._is_silent = False  # Whether bytes are unsaid, and no add has come for a while.
@@ -357,7 +358,7 @@ class Journal:
         """Takes the contents of one write: all waiting requests of one kind, in order, up to a
         limit.
 
-        Adds that are answered before the sync get a write of their own, and so do items that only
+        Adds that are answered before the sync get a write of their own, and so do callers that only
         wait.
         """
         batch, size = [self._waiting.popleft()], 0
@@ -398,7 +399,7 @@ class Journal:
         if self._fits(size):
             return
         if file.end == FILE_HEADER_BYTES:
-            return  # The file is empty, so this item is as large as a file, and the file grows.
+            return  # This item does not fit even into an empty file, so the file grows.
         assert self._spare
         spare = await self._spare
         await self._until_it_may_fill()
@@ -504,7 +505,8 @@ def set_when_done(done: asyncio.Future[None]) -> OnDone:
             return
         if error:
             done.set_exception(error)
-            done.exception()  # Marks the exception as seen, because the waiting task may be gone.
+            # Marks the exception as seen, because the task that waits for it may be gone.
+            done.exception()
         else:
             done.set_result(None)
 

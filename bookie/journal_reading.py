@@ -1,8 +1,8 @@
 """Reads a journal file back after a stop, a window at a time.
 
 Nearly every file consists of consecutive sound records, followed by blank space. The records are
-replayed in order, in windows that stay in the processor's cache. To read the file as a whole would
-cost more for fresh pages of memory than for its bytes. From the first place that is neither sound
+replayed in order, in windows that fit into the processor's cache. If the file were read as a whole,
+the fresh pages of memory would cost more than its bytes. From the first place that is neither sound
 nor blank, the rest of the file is read as a whole, since its meaning depends on what follows
 (`scan`).
 """
@@ -157,7 +157,7 @@ async def write_again(file: File, start: int, end: int) -> None:
     """Makes these bytes durable, if they are not yet (B3): writes all of them again, then syncs.
 
     If only the process died and not the machine, unsynced data can be read now and be lost later.
-    If no sync had failed before, a sync alone would suffice. But after a failed sync the system
+    A sync alone would be enough if no sync had failed before. But after a failed sync the system
     considers the pages clean, and another sync skips them.
     """
     # The header may not be synced either.

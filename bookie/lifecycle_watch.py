@@ -3,7 +3,7 @@
 
 The node is read before the bookie registers, so that a bookie that starts during a drain is never
 writable, and is watched from then on (B15). If the node is unreadable, the bookie counts as
-leaving: writes to a drained bookie may be lost, while the writers of a bookie that stays can use
+leaving. Writes to a drained bookie may be lost, while the writers of any other bookie can use
 another one.
 """
 

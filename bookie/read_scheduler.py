@@ -13,9 +13,9 @@ from rollbook.proto.ports import Clock
 from rollbook.proto.tasks import stop_tasks
 from rollbook.proto.wire.messages import ReceivedRequest
 
-# Bytes that are made for readers in one turn of the loop, at most by one step of an answer: about
-# half a millisecond, and one stretch of a sequential reader, even if it reaches into the next
-# stretch. The second limit holds while adds arrive.
+# Bytes that are made for readers in one turn of the loop, possibly all in one step: they take about
+# half a millisecond, and hold one stretch of a sequential reader and a part of the next. The second
+# limit holds while adds arrive.
 _TURN_BYTES: Final = 544 * 1024
 _BYTES_BESIDE_ADDS: Final = 64 * 1024
 _BESIDE_NS: Final = 100_000_000  # For this long after an add, more adds may follow.
@@ -26,7 +26,7 @@ _ANSWER_BYTES: Final = 768  # The size that a small answer counts as, because it
 class LoopBudget:
     """The bytes that were made for readers since the loop last checked its sockets.
 
-    The code that answers from memory never yields to the loop by itself. When the bytes of a turn
+    Answers from memory never yield to the loop by themselves. When the bytes of a turn
     are used up, further answers wait for the next turn, so that other work runs in between. The
     steps of long answers wait in the same way, and the long answers take turns.
 
@@ -92,8 +92,8 @@ class LoopBudget:
         self._spent = 0
 
     def _try_give_way(self) -> bool:
-        """Leaves the turn to waiting adds, at most for some turns in a row; returns whether it
-        does."""
+        """Leaves the turn to waiting adds, unless it has left too many turns in a row; returns
+        whether it does."""
         if self._turns_given >= _TURNS_GIVEN_MAX or not self._adds_wait():
             return False
         if not self._is_giving:

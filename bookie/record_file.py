@@ -29,7 +29,8 @@ from rollbook.proto.errors import TornRecord
 from rollbook.proto.ports import Buffer, File
 
 _STRETCH_BYTES: Final = 512 * 1024
-# The most stretches that are read or read ahead at a time; the time of a read varies by device.
+# The most stretches that are read or read ahead at a time, because the time of a read varies by
+# device.
 _AHEAD_MAX: Final = 4
 # The most bytes that one reader may have requested at a time.
 _REQUESTS_BYTES: Final = 4 * 1024 * 1024
@@ -50,7 +51,7 @@ class Cache:
 
 
 class _Fetch(NamedTuple):
-    """A read of consecutive records that is under way."""
+    """A read of consecutive records that is in progress."""
 
     numbers: range
     has_come: asyncio.Event
@@ -158,8 +159,8 @@ class RecordFile:
         return await self._fetch(at, stretch)
 
     def _is_next(self, at: int) -> bool:
-        """Returns whether this read continues a sequential reader's reads. Such a reader may have
-        several requests in progress, which start far apart."""
+        """Returns whether this read continues the reads of a sequential reader. Such a reader may
+        have several requests in progress, which start far apart."""
         distance = self.records[at] - self._read_up_to
         return 0 <= distance <= _REQUESTS_BYTES or (at > 0 and self._is_read(at - 1))
 
@@ -176,7 +177,7 @@ class RecordFile:
         return self._cache.peek(self._serial | self.records[at]) is not None
 
     def _announce_behind(self, last: int) -> None:
-        """Requests the next unread stretches, some of which are being read already."""
+        """Requests the next stretches that are not read yet; others among them may be in progress."""
         limit = self._end_of(last) + _REQUESTS_BYTES
         left, self._ahead = self._ahead, min(self._ahead + 1, _AHEAD_MAX)
         first = last + 1

@@ -30,7 +30,7 @@ class RegistrationLoop:
 
     @property
     def standing(self) -> RegisteredMode | None:
-        """The mode in which others last saw the bookie; None before the first time."""
+        """The mode in which the bookie was last registered; None before the first registration."""
         return self._standing
 
     def want(self, standing: RegisteredMode) -> None:

@@ -4,8 +4,7 @@
     in_time   answers requests that may have to wait for the disk
 
 Both always return a reply: an error of the storage becomes a reply that names it. A fence is
-durable before any reply to it (B4). If entries are in doubt, the reply says so and nothing else
-(B1).
+durable before any reply to it (B4). If entries are in doubt, the reply only says so (B1).
 """
 
 import asyncio

@@ -195,8 +195,8 @@ class Scrubber:
     async def _verify_ledger(
         self, log: EntryLog, ledger_id: int, extent: LedgerInLog, bad: Sequence[int]
     ) -> list[Doubt]:
-        """Verifies the ledger's index, and its entries in the records at `bad`, some of which their
-        own digests may prove."""
+        """Verifies the ledger's index, and those of its entries that are in the records at `bad`;
+        their own digests may prove some of them."""
         columns, unknown = await log.all_of(ledger_id)
         if len(columns.entry_ids) < extent.entries and not unknown:
             unknown = EVERYTHING

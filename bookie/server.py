@@ -26,7 +26,7 @@ from rollbook.proto.tasks import stop_tasks
 
 logger = structlog.get_logger()
 
-_LOOK_S: Final = 0.5  # Deadlines are noticed at most this late.
+_LOOK_S: Final = 0.5  # A missed deadline is noticed at most this much later.
 # Deadlines are postponed if the whole process paused for at least this long.
 _STANDSTILL_NS: Final = 200_000_000
 # When memory is short, clients that have read nothing for this long are closed first. The server

@@ -113,8 +113,8 @@ class SortedWriter:
         self._ledgers.append((ledger_id, self._columns, last_add_confirmed))
 
     def runs(self, columns: Columns) -> Iterator[Columns]:
-        """Cuts the columns into runs. Each run, when it is taken, is cut to fit into the rest of the
-        present record, but it always has its first entry, and framing is not counted.
+        """Cuts the columns into runs. A run is cut when it is taken, so that it fits into the rest
+        of the present record. It always has its first entry, and framing is not counted.
         """
         start, count = 0, len(columns.entry_ids)
         while start < count:

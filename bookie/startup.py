@@ -6,8 +6,9 @@ durable. Then the store does not open, and the error names the file. If its loss
 store opens, and the file's entries are in doubt (B1). Files that the catalog does not list were
 never needed, or are no longer needed, and are removed.
 
-The journal's contents are read into memory again. A file without an END gets one before anything else
-is written, so that its torn tail stays cut (B3). If a start dies, it can simply be repeated.
+The index of the journal's contents is built in memory again. A file without an END gets one before
+anything else is written, so that its torn tail stays cut (B3). If the process dies during a start,
+the start can simply be repeated.
 """
 
 from collections.abc import Iterable
@@ -89,7 +90,7 @@ async def lock_directories(disk: Disk, config: StorageConfig) -> list[DiskLock]:
 
 
 async def lock_all(disk: Disk, directories: Iterable[str]) -> list[DiskLock]:
-    """Locks all directories, or none of them if one lock fails. Raises `DirectoryInUse`."""
+    """Locks all directories; if one lock fails, releases the others. Raises `DirectoryInUse`."""
     locks: list[DiskLock] = []
     try:
         for directory in directories:
@@ -219,7 +220,7 @@ class _Boot:
         self._cache = cache
         self._catalog = catalog
         self._accepts_loss = accepts_loss
-        # Journal files without a record; it takes a read of the whole file to find that out.
+        # Journal files without a record; the whole file has to be read to find that out.
         self._blank: set[int] = set()
 
     # --- Entry logs ---------------------------------------------------------------------------
@@ -417,8 +418,8 @@ class _Boot:
             before = self._facts(control.ledger_id)
             self._set_facts(control.ledger_id, control.applied_to(before, journal))
             is_dropped = control.operation is ControlOperation.DROP
-            # This is applied at once, so that no entry is listed that the next checkpoint would
-            # remove.
+            # A drop is applied at once: otherwise entries would be listed that the next checkpoint
+            # removes.
             if is_dropped:
                 self._catalog.catalog.drop(control.ledger_id, journal)
             if is_dropped or self._facts(control.ledger_id).deleted_ms is not None:

@@ -2,8 +2,9 @@
 catalog.
 
 A read has one of three results (B1): the entry; `NoSuchEntry` or `NoSuchLedger`, which promises
-that it was never acknowledged here; or `EntryStateUnknown`, if damage or doubts leave that open.
-All entries that can be read are durable, and a fence is acknowledged only when it is durable (B4).
+that the entry was never acknowledged here; or `EntryStateUnknown`, if damage or doubts leave that
+open. All entries that can be read are durable, and a fence is acknowledged only when it is durable
+(B4).
 
     add -> fencing -> journal -> memtable        read <- memtable | entry logs <- cache
                           |                                          ^
@@ -81,9 +82,9 @@ class Storage:
     ) -> None:
         # This method is long because it makes all state of a store and explains it.
         self.stats = stats
-        # For each ledger whose LAC is awaited, callbacks. They are called when the LAC was reported
-        # or rose, or the ledger was deleted, and must return quickly. A read right after the call
-        # may see an older LAC, but a read in the loop's next turn does not.
+        # Callbacks, by ledger, of those who wait for its LAC. They are called when the LAC was
+        # reported or rose, or the ledger was deleted, and must return quickly. A read right after
+        # the call may see an older LAC, but a read in the loop's next turn does not.
         self.lac_watchers: dict[int, Callable[[int], None]] = {}
         # Ledgers to which no add was accepted since they were put here; an accepted add removes its
         # ledger.
@@ -150,8 +151,8 @@ class Storage:
     ) -> None:
         """Makes an empty store. Raises `BadConfig` if there is a store already.
 
-        The `doubted` ledgers are fenced and UNKNOWN from the start, never ABSENT; adds to ledgers
-        below `old_below` are refused (B13).
+        The `doubted` ledgers are fenced and UNKNOWN from the start, never ABSENT; ordinary adds to
+        ledgers below `old_below` are refused (B13).
         """
         await make_store(disk, config, randomness, doubted, old_below)
 
@@ -492,8 +493,8 @@ class Storage:
 
     @property
     def is_about_to_write(self) -> bool:
-        """Returns whether adds will be written in the next turn of the loop. Readers wait only if
-        that is so."""
+        """Returns whether adds will be written in the next turn of the loop. Reads wait only in
+        this case."""
         return self._journal.is_about_to_write
 
     async def force(self) -> None:
@@ -623,7 +624,7 @@ class Storage:
 
     async def distrust(self, ledger_ids: Sequence[int], old_below: int = 0) -> None:
         """Puts all entries and the fences of these ledgers in doubt, durably: the ledgers are
-        fenced and their entries UNKNOWN.
+        fenced, and their entries are UNKNOWN.
 
         All ledgers below `old_below` may have lost a fence, so their writers have to use other
         bookies (B13).
@@ -679,7 +680,8 @@ class Storage:
         return f"{self._opened_us:x}-{self.catalog.doubts.news:x}"
 
     async def settle(self, stamp: str, ledger_id: int, ranges: Iterable[tuple[int, int]]) -> None:
-        """Ends, durably, doubts about entries that were restored or will never be needed.
+        """Ends doubts about entries that were restored or will never be needed; durable when it
+        returns.
 
         `stamp` is the stamp of the doubts that the caller saw. Raises `Superseded` if more came
         into doubt since then, because the new doubts may be about the same entries. Also raises
@@ -766,8 +768,8 @@ class Storage:
 
     @property
     def is_read_only(self) -> bool:
-        """Returns whether entries are refused: space is short, checkpoints fail, fences may have
-        been lost, an operator wants it, or the bookie may not promise anything.
+        """Returns whether entries are refused, because space is short, checkpoints fail, fences may
+        have been lost, an operator wants it, or the bookie may not promise anything.
 
         While everything is in doubt, it is not known which ledgers were fenced (B4): writers use
         other bookies, but recovery gets its answers as before.

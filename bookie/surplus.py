@@ -4,8 +4,8 @@
                                                                     │
                           lock ─► metadata, fresh, in the lock's session ─► DROP in the journal ─► release
 
-A ledger with doubts is not dropped before it is healed: if an entry is absent after a drop, it was
-stored here before.
+A ledger with doubts is not dropped before it is healed. Therefore an entry that is absent after a
+drop was stored here before.
 """
 
 import asyncio

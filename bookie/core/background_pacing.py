@@ -4,7 +4,7 @@ from typing import Final
 
 _STEP_NS_MIN: Final = 500_000
 _STEP_NS_MAX: Final = 5_000_000  # A step that took longer than this waited for the disk.
-# A turn of the loop that is shorter than this parsed, packed or answered hardly anything.
+# A turn of the loop that is shorter than this did almost no parsing, packing or answering.
 _IDLE_TURN_NS: Final = 100_000
 
 

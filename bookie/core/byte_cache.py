@@ -24,7 +24,7 @@ class ByteCache(Generic[K]):
         return value
 
     def peek(self, key: K) -> bytes | None:
-        """Returns the value, but does not count as a use."""
+        """Returns the value, but does not count this as a use."""
         return self._values.get(key)
 
     def put(self, key: K, value: bytes) -> None:

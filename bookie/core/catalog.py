@@ -27,7 +27,7 @@ about its ledgers, and makes its journal file superfluous (B5).
 A generation begins with all facts. The older generation stays in force until both copies of the new
 one are durable. The replay start never goes back (B5).
 
-A deleted ledger has no extents and no doubts, in whatever order the changes are applied: its
+A deleted ledger has no extents and no doubts, even if its changes are applied in another order: its
 entries are dead, and a log with only dead entries is *empty*. The same holds for a dropped ledger
 in logs that are older than the journal file with its DROP. If two logs hold the same entry, readers
 get the copy in the *younger* log. The age of a log made from a journal file is that file's number;
@@ -64,7 +64,7 @@ _DROP: Final = struct.Struct("<BqQ")
 # Numbers of compacted logs begin here, above the numbers of all journal files.
 COMPACTED: Final = 10**15
 
-_PER_RECORD: Final = 512  # Ledgers per record when a new generation is written.
+_PER_RECORD: Final = 512  # The number of ledgers in each record of a new generation.
 _EXTENTS_MAX: Final = 256  # Extents that are applied in one step, about `_STEP_BYTES` of changes.
 # Bytes of changes that are applied in one step; a step takes half a millisecond.
 _STEP_BYTES: Final = 16 * 1024
@@ -214,8 +214,8 @@ class Catalog:
         self.is_complete = False
         # A log that is being added or removed; readers see only some of its ledgers.
         self._changing: int | None = None
-        # For each ledger, the fields of its `LedgerInLog` values, one value after the other.
-        # Objects would take ten times the memory, and a store has millions of them.
+        # The fields of all `LedgerInLog` values of each ledger, one value after the other. Objects
+        # would take ten times the memory, and a store has millions of them.
         self._held: dict[int, IntArray] = {}
         # The ledgers of each log; some may have been removed from it in the meantime.
         self._ledgers_of: dict[int, IntArray] = {}

@@ -7,8 +7,8 @@ are rewritten first, since they give back the most space for each byte copied. S
 merged into one new log.
 
 The new log has the age of its youngest source (`core/catalog.py`). Therefore logs are merged only
-if that hides no entry (B12): if an entry of an older source was added again, the newer copy must
-not be in a log that stays and whose age is in between.
+if that hides no entry (B12). If an entry of an older source was added again, a log with the newer
+copy must not stay if its age is in between.
 """
 
 from collections.abc import Callable, Collection, Iterable
@@ -74,7 +74,7 @@ def pick_victims(
 
 
 class CompactionGroup:
-    """Logs that will be merged into one."""
+    """Logs that will be merged into one new log."""
 
     def __init__(self, first: Candidate) -> None:
         self.numbers = [first.number]
@@ -131,8 +131,8 @@ def hides_younger(
 
 
 class CompactionKind(NamedTuple):
-    """A kind of compaction, minor or major: which logs it rewrites, and how often. It is off if
-    either value is not above 0."""
+    """The settings of one kind of compaction, minor or major: which logs it rewrites, and how
+    often. It is off if either value is not above 0."""
 
     name: str
     threshold: float
@@ -162,8 +162,8 @@ class CompactionSchedule:
     def due(
         self, now_ns: int, *, is_short: bool = False, has_damage: bool = False
     ) -> CompactionKind | None:
-        """Returns the kind that is due. Before its time, major is due while space is short, and
-        minor if there is damage."""
+        """Returns the kind that is due. A kind may be due early: a major compaction while space is
+        short, a minor one if there is damage."""
         for kind in self._kinds:
             if self._is_suspended[kind.name]:
                 continue

@@ -1,5 +1,4 @@
-"""The body of a CONTROL record, which holds facts about ledgers, other than entries, in the
-journal.
+"""The body of a CONTROL record, which holds facts about ledgers in the journal.
 
     operation   u8 kind · i64 ledger · u8 key bytes + 1, 0 for none · key · i64 number ·
                 u32 packet bytes · packet                                      little-endian
@@ -70,8 +69,8 @@ class Control(NamedTuple):
 
 
 def is_of_control(row: EntryRow) -> bool:
-    """Returns whether the row belongs to a control record: no entry has the row's id. If such a row
-    is a possible loss, it means the explicit LAC."""
+    """Returns whether the row belongs to a control record: no entry has the row's id. A possible
+    loss with such a row means that the explicit LAC may be lost."""
     return row.first_entry == NO_ENTRY
 
 

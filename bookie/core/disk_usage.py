@@ -3,7 +3,7 @@
 A directory becomes full when the share `full` of its disk is used, and stays full until usage is
 down to the share `low_water`, so that its state does not flap. The bookie refuses entries while its
 journal's disk is full, or while all ledger directories are full: new logs are placed where there is
-room. The fuller a disk, the sooner it is checked again.
+room. A disk that is fuller is checked again sooner.
 """
 
 from collections.abc import Mapping, Sequence

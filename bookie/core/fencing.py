@@ -2,13 +2,13 @@
 it refuses.
 
 A fence is never lifted (B4). It takes effect when its request arrives, so that later adds are
-refused, but it is acknowledged only once it is durable. The adds of a recovery are accepted in
-spite of it. A deleted ledger stays fenced until it may be forgotten: a late add must not bring it
+refused, but it is acknowledged only once it is durable. A fence does not stop the adds of a
+recovery. A deleted ledger stays fenced until it may be forgotten: a late add must not bring it
 back. A ledger whose entries were dropped keeps its key and its fence, and accepts a recovery's adds
 as before.
 
-The first request about a ledger brings its key; a request with another key is refused
-afterwards. If damage destroyed the key of a ledger, the next key that is shown is accepted.
+The first request about a ledger sets its key; after that, a request with another key is refused. If
+damage destroyed the key of a ledger, the next key that is shown is accepted.
 
 An add is refused for the first of these reasons that applies:
 
@@ -16,14 +16,14 @@ An add is refused for the first of these reasons that applies:
     BookieReadOnly  fences of any ledger may have been lost on this bookie; adds of a recovery pass
     Overloaded      too many bytes wait for the journal; a recovery or an urgent add may queue twice as many
     Unauthorized    the key differs from the first one that was shown
-    LedgerFenced    the ledger was deleted; or it is fenced, and no recovery sent the add
+    LedgerFenced    the ledger was deleted; or it is fenced, and the add does not come from a recovery
     Overloaded      the bookie is still finding out whether the ledger was deleted
     BookieReadOnly  the ledger is older than a loss of fences (B13); adds of a recovery pass
 
 A format fences the ledgers that the bookie doubts, although perhaps nobody fenced them. The writer
 of such a ledger then stops, and its log begins a segment with all copies. If the bookie were only
-read-only for that writer, the ledger would go on with one copy less when no other bookie can take
-its place.
+read-only for that writer and no other bookie could take its place, the ledger would go on with one
+copy less.
 """
 
 from dataclasses import dataclass, replace
@@ -170,7 +170,8 @@ class Ledger:
 
 
 class AddLimits(NamedTuple):
-    """The present reasons of a bookie to refuse adds of any ledger; made for one stretch of adds."""
+    """The present state of a bookie that decides which adds it refuses, made for one stretch of
+    adds."""
 
     is_read_only: bool
     takes_urgent: (
@@ -184,7 +185,7 @@ class AddLimits(NamedTuple):
     queued_bytes_max: int
 
     def refusal_of_group(self, group: AddGroup) -> Failure:
-        """Returns the refusal that does not depend on the ledger; None if there is no such refusal."""
+        """Returns the refusal that does not depend on the ledger, or None."""
         # A recovery that is not urgent does not get the reserve: copies can be made on other bookies.
         if self.is_read_only and not (group.is_high_priority and self.takes_urgent):
             return BookieReadOnly

@@ -1,13 +1,13 @@
 """Decides when a ledger that metadata no longer names may be deleted here.
 
 A ledger is deleted only if all of these conditions hold (B11: nothing else is proof):
-- It was absent from two scans of the metadata that both began after it was known here, the second
-  begun at least `interval` after the first had ended, and from every scan in between and since.
-- After that, `gc_quarantine_s` have passed: time to notice that metadata was deleted, lost or moved by
-  mistake.
-- No more than a share of all ledgers are gone at once, since a wrong or emptied metadata store
-  looks like that. Otherwise nothing is deleted until fewer ledgers are missing, or an operator
-  confirms it.
+- Two scans of the metadata and all scans in between and since missed the ledger. Both began after
+  the ledger was known here, and the second began at least `interval` after the first had ended.
+- After that, `gc_quarantine_s` have passed, so that an operator can notice if metadata was deleted,
+  lost or moved by mistake.
+- At most a certain share of all ledgers is missing at once, because more are missing if the
+  metadata store is wrong or was emptied. Otherwise nothing is deleted until fewer ledgers are
+  missing, or an operator confirms it.
 
 An unfinished scan proves nothing. These observations are kept in memory, so a restart begins from
 scratch.
@@ -50,8 +50,8 @@ class Suspects:
         return sum(agreed_ns != _NOT_AGREED for agreed_ns in self._agreed_ns)
 
     def on_scan(self, began_ns: int, ended_ns: int, absent: IntArray, ledgers: int) -> None:
-        """Takes the result of a complete scan: of the `ledgers` that were here before it, metadata
-        lacked `absent` (ascending)."""
+        """Takes the result of a complete scan: `ledgers` were here before it, and metadata lacked
+        those in `absent` (ascending)."""
         ids, firsts, agreeds = array("q"), array("q"), array("q")
         at, count = 0, len(self._ids)
         for ledger_id in absent:

@@ -1,10 +1,10 @@
 """Natural group commit: all requests that arrive while the disk is busy are written by the next
 write, which begins at once.
 
-There is no timer: an add that finds the disk idle is written alone, at the latency of the disk, and
-the longer a write takes, the more the next one carries. Waiting requests are packed into records of
-about `_RECORD_BYTES`, which readers read and verify as a whole. A write starts on a new sector, so
-that durable bytes are never written again (B2).
+There is no timer: an add that finds the disk idle is written alone, at the latency of the disk. The
+longer a write takes, the more requests the next write has. Waiting requests are packed into records
+of about `_RECORD_BYTES`, which readers read and verify as a whole. A write starts on a new sector,
+so that durable bytes are never written again (B2).
 
 The storage limits the bytes in the queue: it refuses requests before they are queued here.
 """
@@ -42,7 +42,7 @@ class Frames(NamedTuple):
 
 
 class PlacedFrames(NamedTuple):
-    """The places of adds: positions of `groups` in the file are shifted by `moved`."""
+    """The places of adds: a position in the file is a position in `groups` plus `moved`."""
 
     groups: tuple[AddGroup, ...]
     moved: int

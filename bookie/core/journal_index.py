@@ -61,10 +61,11 @@ def run_end(entry_ids: Sequence[int], entry_id: int, start: int, count_max: int)
 
 def fitting_end(lengths: Sequence[int], start: int, end: int, bytes_max: int) -> int:
     """Returns the end index of the entries from `start` on that fit into `bytes_max`; the first
-    entry always counts as fitting."""
+    entry always counts."""
     if end - start < 2:
         return end
-    # Considers twice as many entries as would fit at the first one's length: later ones may be smaller.
+    # This considers twice as many entries as would fit at the first one's length, because later
+    # ones may be smaller.
     most = 2 + 2 * max(0, bytes_max) // max(1, lengths[start])
     sums = list(accumulate(lengths[start : min(end, start + most)]))
     return start + max(1, bisect_right(sums, bytes_max))

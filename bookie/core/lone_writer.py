@@ -1,8 +1,8 @@
 """Notices when only one client adds, because its writes then need not wait for others.
 
 A write that waits for one turn of the loop includes the adds of other connections that arrive in
-that turn. If there is a lone writer, no other adds arrive. If several writers wrote at once, each
-of them would get a sync of its own, and the others would have to wait for it.
+that turn. If there is a lone writer, no other adds arrive. If several writers did not wait, each of
+them would get a sync of its own, and the others would have to wait for it.
 """
 
 

@@ -147,8 +147,9 @@ class ConnectionMemory:
         self.pool = pool
         self.on_room = on_room
         self.held = 0
-        self.begun = 0  # The part of `held` that is a partial request.
-        self.unread = 0  # The part of `held` that is responses which the client has not read.
+        self.begun = 0  # The part of `held` that belongs to a partial request.
+        # The part of `held` that belongs to responses that the client has not read.
+        self.unread = 0
 
     def try_take(self) -> bool:
         """Returns whether the connection may read more. May make it the favoured one."""

@@ -38,7 +38,7 @@ class PossibleLosses:
         return self.everything or bool(self._ranges)
 
     def add(self, ledger_id: int, first_entry: int, last_entry: int) -> bool:
-        """Adds a doubt; returns whether other doubts did not cover it already."""
+        """Adds a doubt; returns whether any part of it is new."""
         self.news += 1
         ranges = self._ranges.setdefault(ledger_id, [])
         at = bisect_right(ranges, LossRange(first_entry, LEDGER_ID_MAX))
@@ -127,7 +127,7 @@ class PossibleLosses:
         return tuple(self._ranges.get(ledger_id, ()))
 
     def settled_by(self, ledger_id: int, entry_ids: Sequence[int]) -> Iterator[LossRange]:
-        """Returns those of these ascending ids that were in doubt, as ranges. Their doubts end,
+        """Returns the ranges of those given ids (ascending) that were in doubt. Their doubts end,
         because the entries are here."""
         for first, last in self._ranges.get(ledger_id, ()):
             start, end = bisect_left(entry_ids, first), bisect_right(entry_ids, last)

@@ -17,7 +17,7 @@ def ranges_of(entry_ids: Sequence[int]) -> Iterator[tuple[int, int]]:
 
 
 class Ranges:
-    """A set of ids. Adding a range costs little if it is at or near the end."""
+    """A set of ids. A range is added quickly if it is at the end or near it."""
 
     def __init__(self) -> None:
         self._firsts: list[int] = []

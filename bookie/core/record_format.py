@@ -12,9 +12,9 @@ little-endian.
              ENTRIES: (u32 length · entry)*, sorted by ledger and entry; entries: `digest.py`
              CONTROL: `control_records.py`      CHANGES: `catalog.py`      IDLE, END: empty
 
-Checksums are CRC-32C, seeded with the file's random id and the position, so that neither an older
-file's bytes nor a payload that holds a journal are ever taken for a record (B2). The head and the
-trailer are equal, and the body and the rows have separate checksums. Therefore a single damaged
+Checksums are CRC-32C, seeded with the file's random id and the position. Therefore neither an older
+file's bytes nor a payload that contains a journal are ever mistaken for a record (B2). The head and
+the trailer are equal, and the body and the rows have separate checksums. Therefore a single damaged
 byte costs at most one body, and the rows still name its ledgers.
 
 `last_synced` is the highest sequence that was durable when the record was made. It distinguishes
@@ -82,7 +82,7 @@ class Purpose(IntEnum):
 
 class RecordKind(IntEnum):
     FRAMES = 1  # Add frames, as they were received.
-    ENTRIES = 2  # Entries by themselves, sorted by ledger and entry.
+    ENTRIES = 2  # Entries without their frames, sorted by ledger and entry.
     CONTROL = 3  # Fences, explicit LACs, deletions.
     CHANGES = 4  # Changes of the catalog.
     IDLE = 5  # No contents; its purpose is its `last_synced`.
@@ -146,7 +146,7 @@ def unpack_rows(data: bytes) -> list[EntryRow]:
 
 
 class RecordFrame(NamedTuple):
-    """The parts around a record's body."""
+    """The parts of a record that precede and follow its body."""
 
     head: bytes
     rows_and_tail: bytes

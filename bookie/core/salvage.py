@@ -1,8 +1,8 @@
-"""Finds entries in a damaged record that are sound by their own digests.
+"""Finds entries in a damaged record that their own digests prove sound.
 
-A bookie does not know the digest type or the password of a ledger. But the CRC of a damaged entry
-matches as rarely by chance as a checksum of our own. A digest with a key proves nothing here, and
-neither does an entry without a digest.
+A bookie does not know the digest type or the password of a ledger. But a damaged entry's CRC
+matches by chance as rarely as one of our own checksums. A digest with a key proves nothing here,
+and neither does an entry without a digest.
 """
 
 from collections.abc import Iterable, Iterator, Mapping

@@ -32,7 +32,7 @@ def is_surplus(metadata: LedgerMetadata, bookie: BookieId) -> bool:
 class SurplusCopies:
     def __init__(self, interval_ns: int, session_timeout_s: float, quiet: dict[int, int]) -> None:
         """The storage removes a ledger from `quiet` when it accepts an add."""
-        # The time that looks take varies: a look that is slightly too early should not have to be
+        # Looks take varying times: if a look is slightly too early, it should not have to be
         # repeated a day later.
         self._apart_ns = interval_ns * 9 // 10
         self._certain_ns = min(int(session_timeout_s * 1e9 / 2), _CERTAIN_NS_MAX)

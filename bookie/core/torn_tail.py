@@ -1,7 +1,7 @@
 """Tells whether damage in a file of records is rot or a torn tail (B3).
 
 Each record says in `last_synced` which sequence was durable when it was made, and records become
-durable in order. Damage to a record, or its absence, is
+durable in order. A damaged or missing record is
 
 - *rot*, if a readable record or another source (`durable_through`) says that the record was
   durable. Its entries are then in doubt (B1).
@@ -12,8 +12,9 @@ A start therefore does two things before it writes anything else:
 
 - It cuts the torn tail off: it overwrites the tail with an END record in a journal (`startup.py`), and
   with zeros in the catalog, which continues in the same file (`catalog.py`).
-- It writes everything from `unproven_at` on again and syncs it, because these bytes may so far be in the
-  system's memory alone (`journal_reading.write_again`). Before that, nothing may depend on them.
+- It writes everything from `unproven_at` on again and syncs it, because these bytes may so far be
+  in the system's memory alone (`journal_reading.write_again`). Nothing may depend on these bytes
+  before the sync.
 """
 
 from dataclasses import dataclass
