@@ -1,1 +1,1 @@
-"""A bookie: a server that stores entries of ledgers."""
+"""One storage server of ledgers' entries."""

@@ -1,10 +1,8 @@
-"""Finds out from the lifecycle node whether this bookie should leave the cluster
-(`proto/formats/lifecycle.py`).
+"""Whether this bookie should leave the cluster, by its lifecycle node (`proto/formats/lifecycle.py`).
 
 The node is read before the bookie registers, so that a bookie that starts during a drain is never
-writable, and is watched from then on (B15). If the node is unreadable, the bookie counts as
-leaving. Writes to a drained bookie may be lost, while the writers of any other bookie can use
-another one.
+writable, and followed from then on (B15). An unreadable node counts as leaving: writes to a drained
+bookie may be lost, while the writers of any other bookie can use another one.
 """
 
 import asyncio
@@ -35,15 +33,14 @@ class LifecycleWatch:
     def __init__(self, nodes: LifecycleNodes, bookie: BookieId) -> None:
         self._nodes = nodes
         self._bookie = bookie
-        # None if the node cannot be read.
-        self.state: LifecycleState | None = LifecycleState.ACTIVE
+        self.state: LifecycleState | None = LifecycleState.ACTIVE  # None: the node cannot be read.
 
     def __bool__(self) -> bool:
         return self.state is not LifecycleState.ACTIVE
 
     @property
     def reason(self) -> str:
-        """Why the bookie accepts no entries; empty if it accepts them."""
+        """Why the bookie accepts no entries; empty if it does."""
         if not self:
             return ""
         if self.state is None:
@@ -63,8 +60,8 @@ class LifecycleWatch:
             logger.info("lifecycle_heard", state=self.state.value if self.state else None)
 
     async def follow(self, on_change: Callable[[], None]) -> None:
-        """Watches the node until it is cancelled. While the metadata store is unavailable, the last
-        known state stays in force."""
+        """Follows the node until cancelled. While the metadata store is unavailable, the last known
+        state holds."""
         while True:
             try:
                 await self._follow_once(on_change)

@@ -1,9 +1,8 @@
 """Reads and verifies everything in entry logs, round after round.
 
-Damaged entries are put in doubt, durably (B1, B12): their readers get UNKNOWN even if the log or
-its index changes later. The log is reported to the compactor, which moves its sound entries. The
-progress of a round is in the catalog, so after a restart the round continues roughly where it
-stopped.
+Damaged entries are put in doubt, durably (B1, B12): their readers get UNKNOWN even if the log or its
+index changes later. The compactor is given the log and moves its sound entries. The progress of a
+round is in the catalog, so a restart continues roughly where the last process stopped.
 
 The cache is not used, so that all verified bytes come from the disk and nothing is evicted.
 """
@@ -40,7 +39,7 @@ Doubt = tuple[int, int, int]
 
 
 class ScrubStopped(Exception):
-    """Raised when the scrubber was closed: the round goes on after the next start."""
+    """The scrubber was closed: the round goes on after the next start."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +48,7 @@ class ScrubState:
     is_suspended: bool
     log: int  # The last log verified in this round; 0 at its start.
     logs_left: int
-    rounds: int  # Rounds that were finished since the start.
+    rounds: int  # Rounds finished since the start.
     round_ended_ms: int  # Wall time of the end of the last round; 0: never.
     read_bytes: int
     damages: int
@@ -57,13 +56,13 @@ class ScrubState:
 
 @dataclass(frozen=True, slots=True)
 class ScrubResult:
-    """The state of one ledger's entries on this bookie."""
+    """The state of one ledger's entries here."""
 
     ledger_id: int
     entries: int
     entry_bytes: int
     damaged: tuple[tuple[int, int], ...]  # The first few ranges of damaged entries.
-    doubts: tuple[tuple[int, int], ...]  # Ranges of entries that this bookie may have had once.
+    doubts: tuple[tuple[int, int], ...]  # Ranges of entries that may have been here once.
 
 
 class Scrubber:
@@ -112,8 +111,7 @@ class Scrubber:
     # --- Rounds -------------------------------------------------------------------------------
 
     async def scrub(self) -> ScrubState:
-        """Verifies logs until the round ends. Raises `OSError` if the disk cannot be read or is
-        full."""
+        """Runs to the end of the round. Raises `OSError` if the disk cannot be read or is full."""
         async with self._turn:
             try:
                 while left := self._left():
@@ -195,8 +193,8 @@ class Scrubber:
     async def _verify_ledger(
         self, log: EntryLog, ledger_id: int, extent: LedgerInLog, bad: Sequence[int]
     ) -> list[Doubt]:
-        """Verifies the ledger's index, and those of its entries that are in the records at `bad`;
-        their own digests may prove some of them."""
+        """Verifies the ledger's index, and its entries in the records at `bad`: some may prove
+        themselves."""
         columns, unknown = await log.all_of(ledger_id)
         if len(columns.entry_ids) < extent.entries and not unknown:
             unknown = EVERYTHING
@@ -212,8 +210,8 @@ class Scrubber:
         return _joined(doubts)
 
     def _on_bad_footer(self, log: EntryLog) -> None:
-        """Reports a log whose footer is damaged. No entry is lost: until the log is rewritten, it
-        is indexed in memory whenever it is opened."""
+        """Reports a log whose footer is damaged. No entry is lost: each opening of the log indexes
+        it in memory, until it is rewritten."""
         if log.number not in self._damaged:
             logger.warning("footer_rotten", log=log.number)
             self._stats.scrub_damages += 1
@@ -258,7 +256,7 @@ class Scrubber:
         )
 
     async def _damaged_in(self, log: EntryLog, ledger_id: int, extent: LedgerInLog) -> list[Doubt]:
-        """Returns the ranges of entries that are sound neither in this log nor elsewhere."""
+        """Ranges of entries that are sound neither in this log nor elsewhere."""
         columns, unknown = await log.all_of(ledger_id)
         damaged = _within(extent, unknown, ledger_id)
         for entry_id, *place in zip(*columns, strict=True):
@@ -295,7 +293,7 @@ def _within(extent: LedgerInLog, ranges: Sequence[LossRange], ledger_id: int) ->
 
 
 def _joined(doubts: Sequence[Doubt]) -> list[Doubt]:
-    """Merges the adjacent ranges of one ledger."""
+    """Merges touching ranges of one ledger."""
     joined: list[Doubt] = []
     for ledger_id, first, last in sorted(doubts):
         if joined and joined[-1][2] + 1 >= first:

@@ -38,7 +38,7 @@ _KINDS: Final[dict[type[Request], str]] = {
 
 
 def kind_of(request: Request) -> str:
-    """Returns the name under which the request is counted."""
+    """The name under which the request is counted."""
     if isinstance(request, EntryRead):
         if request.fence:
             return "fence"
@@ -61,12 +61,12 @@ class ServerContext:
     ordinary: Lane
     urgent: Lane
     writers: StepQueue  # Connections that write a response in several turns.
-    hurried: StepQueue  # Connections whose acks wait for the end of such a response.
-    buffer: memoryview  # A buffer into which all connections receive; each empties it at once.
+    hurried: StepQueue  # Those connections in which acks wait for the end of that response.
+    buffer: memoryview  # All connections receive into it, and empty it at once.
     unfinished: "Deadlines[Connection]"  # Connections with a partial request.
-    # Connections that have a partial request and no memory for the rest of it.
+    # Connections with a partial request and no memory for the rest of it.
     kept_waiting: "Deadlines[Connection]"
     clogged: "Deadlines[Connection]"  # Connections whose client does not read its responses.
     connections: "dict[Connection, None]"
     on_gone: Callable[[], None]
-    look_after: Callable[[], None]  # Called when a deadline is running or the pool has news.
+    look_after: Callable[[], None]  # Called when deadlines are running or the pool has news.

@@ -1,4 +1,4 @@
-"""The objects that the writers and recoveries of one client share."""
+"""What the writers and recoveries of one client share."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""Ledgers for programs without an event loop.
+"""The same ledgers for programs without an event loop.
 
     from rollbook.ledger import sync
 
@@ -10,9 +10,8 @@
             for entry in reader.read():
                 print(entry.entry_id, entry.payload)
 
-This is a thin layer over the asyncio classes: a thread of its own runs the loop, and each call
-waits for its result. Calls may come from any thread. For thousands of appends a second, use
-`append_many` or asyncio.
+This is a thin layer: its own thread runs the loop, and each call waits for its result. Any thread may
+call it. For thousands of appends a second use `append_many`, or asyncio.
 """
 
 import asyncio
@@ -33,7 +32,7 @@ from rollbook.proto.metadata import LedgerMetadata
 from rollbook.proto.runtime.loop_thread import ClosedByWith, LoopThread
 from rollbook.proto.wire.digest import DigestType, Entry
 
-_PIECE: Final = 500  # Payloads or ids that are passed between threads at a time.
+_PIECE: Final = 500  # Payloads or ids per hand-over between threads.
 _PIECE_BYTES: Final = 1024 * 1024
 
 
@@ -43,7 +42,7 @@ def connect(
     *,
     tls: ssl.SSLContext | None = None,
 ) -> "SyncLedgers":
-    """Opens `Ledgers` like `rollbook.ledger.connect`. The caller calls `close`, or uses `with`."""
+    """Like `rollbook.ledger.connect`; the caller calls `close`, or uses `with`."""
     thread = LoopThread("rollbook-ledger")
     try:
 
@@ -57,7 +56,7 @@ def connect(
 
 
 class SyncLedgers(ClosedByWith):
-    """The methods of `Ledgers`, as calls that wait for their results."""
+    """`Ledgers`, with calls that wait for their results."""
 
     def __init__(self, thread: LoopThread, ledgers: Ledgers) -> None:
         self._thread = thread
@@ -117,7 +116,7 @@ class SyncLedgers(ClosedByWith):
             yield from ids
 
     def close(self) -> None:
-        """Closes all that it has opened. It waits for third copies for a second at most.
+        """Closes everything it has opened; third copies have at most a second to arrive.
         Idempotent."""
         if self._thread.is_alive:
             self._thread.run(self._ledgers.close())
@@ -125,8 +124,8 @@ class SyncLedgers(ClosedByWith):
 
 
 class SyncLedgerWriter(ClosedByWith):
-    """The methods of `LedgerWriter`, as calls that wait for their results. `append` waits until its
-    entry is confirmed."""
+    """`LedgerWriter`, with calls that wait for their results. `append` waits until its entry is
+    confirmed."""
 
     def __init__(self, thread: LoopThread, writer: LedgerWriter, config: ClientConfig) -> None:
         self._thread = thread
@@ -150,11 +149,11 @@ class SyncLedgerWriter(ClosedByWith):
         return EntryId(self.append_many((payload,))[0])
 
     def append_many(self, payloads: Iterable[bytes]) -> list[int]:
-        """Appends any number of payloads, and returns the ids of the entries when all are
-        confirmed. It takes payloads from the iterable when there is room for them.
+        """Appends any number of payloads; returns the ids of the entries when all are confirmed.
+        Payloads are taken from the iterable as there is room for them.
 
-        After an error some payloads may have been appended; `last_add_confirmed` shows which of
-        them certainly were.
+        After an error some of them may have been appended; `last_add_confirmed` says which of them
+        certainly were.
         """
         ids: list[int] = []
         for piece in _pieces(payloads, self._piece_max, self._piece_bytes_max):
@@ -163,8 +162,7 @@ class SyncLedgerWriter(ClosedByWith):
         return ids
 
     async def _append(self, piece: list[bytes]) -> range:
-        """Appends a piece without waiting for its confirmation, so that the next piece need not
-        wait."""
+        """Appends without waiting for confirmation, so that the next piece need not wait."""
         await self._writer.ready(len(piece), sum(map(len, piece)))
         first = self._writer.last_appended + 1
         self._writer.append_many(piece).add_done_callback(_look)
@@ -181,8 +179,8 @@ class SyncLedgerWriter(ClosedByWith):
 
 
 class SyncReader(ClosedByWith):
-    """The methods of `LedgerReader`, as calls that wait for their results. If you leave an
-    iteration early, its read-ahead is dropped."""
+    """`LedgerReader`, with calls that wait for their results. Leaving an iteration early drops its
+    read-ahead."""
 
     def __init__(self, thread: LoopThread, reader: LedgerReader) -> None:
         self._thread = thread
@@ -225,7 +223,7 @@ class SyncReader(ClosedByWith):
             while entries := self._thread.run(stream.next_run()):
                 yield from entries
         finally:
-            # The result is not awaited, because the garbage collector may be running this.
+            # It is not awaited: the garbage collector may be running this.
             self._thread.start(stream.aclose)
 
     def tail(self, start: int = FIRST_ENTRY) -> Iterator[Entry]:

@@ -1,1 +1,1 @@
-"""Repair: healing of bookies, re-replication, drains."""
+"""The repair of ledgers and bookies: healing, re-replication and drains."""

@@ -4,12 +4,12 @@
     delay, switch, orders  ──►               ▲
                            ──► Schedule ─────┴──► Checks ──► marks of copies that are short, bad or badly placed
 
-`core/audit.py` and `core/checks.py` have the rules. Publishing the same mark twice is harmless, so an
-auditor that dies half-way does no harm, and neither do two auditors (AU4). A later look finds what one pass
-missed: a ledger that names a lost bookie after the pass is marked as soon as the index learns of it, and a
-pass follows each sweep of the index.
+The rules are in `core/audit.py` and `core/checks.py`. Publishing the same mark twice is harmless, so it does
+no harm if an auditor dies half-way, or if two auditors run (AU4). A later look finds what one pass missed: if
+a ledger names a lost bookie only after the pass, it is marked as soon as the index learns of it, and each
+sweep of the index is followed by another pass.
 
-The leader is elected as BookKeeper's auditors do it (`proto/cluster/election.py`).
+The leader is elected in the same way as BookKeeper's auditors (`proto/cluster/election.py`).
 """
 
 import asyncio
@@ -41,16 +41,16 @@ from rollbook.recovery.tasks import AuditOrders, CheckTimes
 
 logger = structlog.get_logger()
 
-_MARKS_TOGETHER: Final = 32  # The most marks that one transaction makes.
+_MARKS_TOGETHER: Final = 32  # The maximum number of marks in one transaction.
 
-# The most ledgers that are collected after a pass because they name a lost bookie. If there are
+# The maximum number of ledgers that are collected after a pass because they name a lost bookie. If there are
 # more, another pass handles all ledgers.
 _LATE_MAX: Final = 10_000
 
 
 @dataclass(slots=True)
 class AuditState:
-    """The auditor's part of `status`."""
+    """The state of the auditor that `status` shows."""
 
     is_enabled: bool = True
     is_braked: bool = False
@@ -76,8 +76,8 @@ class Auditor:
         config: AuditConfig,
         checks: Checks | None = None,
     ) -> None:
-        """Audit with a started `watcher`, and with an `index` that its owner updates. Without `checks` it
-        only looks for lost bookies.
+        """Create an auditor that uses a started `watcher`, and an `index` that its owner updates. Without
+        `checks` the auditor only looks for lost bookies.
         """
         self._store = store
         self._clock = clock
@@ -96,7 +96,8 @@ class Auditor:
         self._losses = Losses(self._config.lost_bookie_delay_s)
         self._has_members = False
         self._is_enabled: bool | None = None
-        self._delay: tuple[int, int] | None = None  # The delay as last read, and its version.
+        # The value and the version of the delay when it was last read.
+        self._delay: tuple[int, int] | None = None
         self._passed: set[BookieId] = set()  # Lost bookies whose ledgers were all marked.
         self._late: dict[LedgerId, None] = {}
         self._bad_marks: set[LedgerId] = set()
@@ -154,7 +155,7 @@ class Auditor:
         session = self._store.session
         known = await self._cookies.list()
         await self._index.catch_up()
-        # The time is read before the look: the observed state may be old when it is processed.
+        # The clock is read before the look, since the observed state may be old when it is processed.
         now_ns = self._clock.monotonic_ns()
         live = await self._watcher.look()
         if self._store.session != session:
@@ -191,7 +192,7 @@ class Auditor:
         seconds, _ = found
         self._losses.on_delay(seconds)
         if before is not None:
-            # A requested audit is about the present state, so all bookies are looked at now.
+            # A requested audit judges the present state, so all bookies are looked at now.
             await until_done("delay", self._look_at_members)
         if before is not None and (seconds == before[0] or seconds == 0):
             logger.info("audit_asked_for")
@@ -207,7 +208,7 @@ class Auditor:
         self._has_news.set()
 
     async def _follow_sweeps(self) -> None:
-        """Make another pass after each sweep, which marks what the sweep found."""
+        """After each sweep, make another pass, which marks the ledgers that the sweep found."""
         sweeps = self._index.sweeps
         while True:
             sweeps = await self._index.swept(sweeps)
@@ -294,7 +295,7 @@ class Auditor:
         logger.info("audit_completed", lost=sorted(lost), ledgers=len(backlog))
 
     async def _mark_all(self, ids: Backlog | list[LedgerId], lost: frozenset[BookieId]) -> bool:
-        """Mark these ledgers. Returns False if re-replication was switched off, or the brake went on,
+        """Mark these ledgers. Returns False if re-replication was switched off, or the brake was put on,
         before all were marked.
         """
         remaining = iter(ids)
@@ -338,8 +339,8 @@ class Auditor:
         return True
 
     def _gone_from(self, ledger_id: LedgerId, lost: frozenset[BookieId]) -> tuple[BookieId, ...]:
-        """The lost bookies that the ledger names. It is empty if the ledger was deleted, if it no longer
-        names them, or if they are back.
+        """Return the lost bookies that the ledger names. The result is empty if the ledger was deleted or no
+        longer names them, or if they are back.
         """
         missing = self._losses.missing
         row = self._index.row(ledger_id) or ()

@@ -1,7 +1,8 @@
-"""A person's decisions about bookies that leave: drain, undrain, mark as drained, check for removal, remove.
+"""Carries out a person's decisions about bookies that leave: drain, undrain, mark as drained, check for
+removal, remove.
 
-All decisions are written to metadata: the bookie follows its lifecycle (`bookie/lifecycle_watch.py`), and
-the steward carries drains out (`steward.py`). The bookie and the steward may be down. Each answer about
+All decisions are written to metadata, so the bookie and the steward may be down. The bookie follows its
+lifecycle (`bookie/lifecycle_watch.py`), and the steward carries drains out (`steward.py`). Each answer about
 ledgers comes from a complete fresh walk (`reference_scan.py`).
 """
 
@@ -36,13 +37,13 @@ _LEDGERS_NAMED: Final = 20
 
 @dataclass(frozen=True, slots=True)
 class RemovalCheck:
-    """The answer to whether bookies may be removed, all of them together."""
+    """The verdict on whether some bookies may all be removed together."""
 
     bookies: tuple[BookieId, ...]
     states: dict[BookieId, LifecycleState]
     naming: dict[BookieId, int]  # For each bookie, the number of ledgers that name it.
     damage: Damage
-    unreadable: int  # Ledgers with unreadable metadata: they may name any bookie.
+    unreadable: int  # Ledgers with unreadable metadata, which may name any bookie.
     writable: tuple[BookieId, ...]  # Bookies to be removed that still accept entries.
     running: tuple[BookieId, ...]  # Bookies to be removed that are registered.
 
@@ -132,8 +133,8 @@ class Departures:
         )
 
     async def mark_drained(self, bookie: BookieId) -> StoredLifecycle:
-        """Mark a bookie as drained after a failed drain: a person has repaired its other ledgers, or gives
-        them up. Raises `LifecycleConflict`, `InvalidRequest`.
+        """Mark a bookie as drained after a failed drain: a person has repaired its remaining ledgers, or
+        gives them up. Raises `LifecycleConflict`, `InvalidRequest`.
         """
         found = await self._known(bookie)
         return await self._lifecycles.write(
@@ -144,7 +145,7 @@ class Departures:
         return {bookie: await self._lifecycles.read(bookie) for bookie in bookies}
 
     async def judge(self, bookies: Sequence[BookieId]) -> RemovalCheck:
-        """Return whether all of these bookies may be removed together, by the present metadata (RM1).
+        """Return whether the present metadata permits to remove all of these bookies together (RM1).
         Unregistered bookies count as removed, too.
         """
         stored = [await self._known(bookie) for bookie in bookies]
@@ -171,8 +172,8 @@ class Departures:
     ) -> RemovalCheck:
         """Remove the cookies and lifecycles of these bookies, unless ledgers still name them.
 
-        `ledgers_given_up`: the number of ledgers that would fall below their ack quorum, as the caller was
-        shown it. If the number is right, the bookies are removed although ledgers name them. Raises
+        `ledgers_given_up` is the number of ledgers that would fall below their ack quorum, as it was shown to
+        the caller. If the number is right, the bookies are removed although ledgers name them. Raises
         `NotConfirmed`, and `InvalidRequest` while one of the bookies runs, since without its lifecycle it
         would be Active again.
         """

@@ -1,4 +1,4 @@
-"""The limits that the repairs of many ledgers share: bytes in memory, and bytes per second."""
+"""Limits that the repairs of many ledgers share: bytes in memory, and bytes per second."""
 
 import asyncio
 import math
@@ -22,7 +22,7 @@ class ByteBudget:
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
 
     async def take(self, size: int) -> None:
-        """Wait until the budget admits these bytes. A cancelled call takes nothing."""
+        """Wait until the budget admits these bytes. A cancelled call takes nothing from the budget."""
         if not self._waiting and self._admits(size):
             self.used += size
             return

@@ -1,17 +1,18 @@
-"""Callbacks in metadata, and the elected process that sends them (`core/callbacks.py` has the rules).
+"""Stores callbacks in metadata, and sends their events from one elected process (the rules are in
+`core/callbacks.py`).
 
 <own root>/callbacks/<id>              one callback, JSON, with its secret
 <own root>/callback-queues/<id>        the last attempts, JSON
-<own root>/callback-queues/<id>/<n>    an event that waits for it, JSON; `t…`: a test that somebody asked for
+<own root>/callback-queues/<id>/<n>    an event to send to it, JSON; `t…`: a test that a person requested
 <own root>/callback-cursor             the last event that was queued
 
     events.py ──► derive(cursor) ──► one transaction: the events queued, the cursor moved
                                              │
                               a request for each that is due ──► one transaction: what was delivered leaves, attempts
 
-Events are queued in the transaction that moves the cursor past them, so the next sender finds what is still
-to be sent (CL1). Each write names the vote of the operations' runner, and is made only in its session
-(CL5).
+Events are queued in the transaction that moves the cursor past them, so the next sender finds all events that
+are still to be sent (CL1). Each write names the vote of the operations' runner, and is made only in its
+session (CL5).
 """
 
 import asyncio
@@ -91,7 +92,8 @@ QUEUES: Final = "callback-queues"
 CURSOR: Final = "callback-cursor"
 _TEST: Final = "t"  # The prefix of the names of test events.
 _NUMBER_BITS: Final = 20
-_THINGS_AT_ONCE: Final = 16  # The most callbacks whose events are queued in one transaction.
+# The maximum number of changed things whose events are queued in one transaction.
+_THINGS_AT_ONCE: Final = 16
 _DELETES_AT_ONCE: Final = 64
 _READS_AT_ONCE: Final = 32
 _LOOK_AGAIN_S: Final = 60.0
@@ -105,7 +107,7 @@ Seen = Mapping[str, Sequence[ObservedState]]
 
 
 def cursor_at(tracks: Seen, now_ms: int) -> EventCursor:
-    """A first cursor, for which the present state counts as sent. Its event numbers are above all earlier
+    """Return a first cursor: the present state counts as sent, and its event numbers are above all earlier
     ones.
     """
     fingerprints = {subject: states[-1].fingerprint for subject, states in tracks.items()}
@@ -132,7 +134,7 @@ class CallbackNodes:
         return f"{self.queues}/{callback_id}"
 
     async def list(self) -> list[RegisteredCallback]:
-        """All callbacks, the oldest first. An unreadable one is logged and left out."""
+        """Return all callbacks, the oldest first. An unreadable callback is logged and left out."""
         try:
             names = await children_surely(self._store, self.folder)
         except NoSuchNode:
@@ -147,7 +149,7 @@ class CallbackNodes:
         return sorted(found, key=lambda each: (each.created_ms, each.id))
 
     async def read(self, callback_id: str) -> RegisteredCallback:
-        """The callback. Raises `Missing`, `BadMetadata`, `UnsupportedVersion`."""
+        """Return the callback. Raises `Missing`, `BadMetadata`, `UnsupportedVersion`."""
         is_id = is_callback_id(callback_id)
         node = await read_surely(self._store, self.path(callback_id)) if is_id else None
         if node is None:
@@ -155,8 +157,8 @@ class CallbackNodes:
         return unpack_callback(node.value)
 
     async def create(self, callback: RegisteredCallback, tracks: Seen) -> None:
-        """Create a callback. It is sent the events after `tracks`. Raises `Overloaded` if the limit of
-        callbacks is reached.
+        """Create a callback that is sent the events after `tracks`. Raises `Overloaded` if the maximum number
+        of callbacks exists already.
         """
         await self.prepare()
         data = pack_callback(callback)
@@ -194,8 +196,8 @@ class CallbackNodes:
         return Create(self.cursor, data) if version is None else Set(self.cursor, data, version)
 
     async def read_cursor(self) -> tuple[EventCursor | None, int | None]:
-        """The cursor and its version. Both are None if there is no cursor; the cursor alone is None if it
-        is unreadable.
+        """Return the cursor and its version. Both are None if there is no cursor; only the cursor is None if
+        it is unreadable.
         """
         node = await read_surely(self._store, self.cursor)
         if node is None:
@@ -207,7 +209,7 @@ class CallbackNodes:
             return None, node.stat.version
 
     async def delete(self, callback_id: str) -> RegisteredCallback:
-        """Delete a callback. From now on nothing is sent to it; the sender removes its queue later. Raises
+        """Delete a callback. No more events are sent to it; the sender removes its queue later. Raises
         `Missing`.
         """
         callback = await self.read(callback_id)
@@ -218,7 +220,7 @@ class CallbackNodes:
         return callback
 
     async def rows(self, callback_id: str) -> tuple[Rows, int]:
-        """The callback's last attempts, the oldest first, and the number of queued events. Raises
+        """Return the callback's last attempts, the oldest first, and the number of queued events. Raises
         `Missing`.
         """
         await self.read(callback_id)
@@ -243,14 +245,14 @@ class CallbackNodes:
 
 
 class _Receiver:
-    """A callback as its sender sees it."""
+    """A callback and its queue in the memory of the sender."""
 
     def __init__(self, callback: RegisteredCallback, randomness: Randomness) -> None:
         self.callback = callback
         self.queue = CallbackQueue(randomness)
         self.rows: list[dict[str, Any]] = []
         self.attempts: dict[str, asyncio.Task[None]] = {}
-        # Names that left the queue in memory, and are still in the metadata.
+        # Names of events that left the queue in memory, and are still in the metadata.
         self.done: list[str] = []
         self.has_new_rows = False
 
@@ -260,7 +262,7 @@ class _Receiver:
 
 
 class CallbackSender:
-    """Queues events and sends them, while its process leads."""
+    """Queues events and sends them while its process is the leader."""
 
     def __init__(
         self,
@@ -281,7 +283,8 @@ class CallbackSender:
         self._cursor = EventCursor({})
         self._cursor_version: int | None = None
         self._has_config_changed = True
-        self._tests: dict[str, None] = {}  # Paths of requested tests that were not read yet.
+        # Paths of requested test events that have not been read yet.
+        self._tests: dict[str, None] = {}
         self._news = asyncio.Event()
 
     async def lead(self, vote: Vote) -> None:
@@ -384,8 +387,8 @@ class CallbackSender:
     # --- Reading ------------------------------------------------------------------------------
 
     async def _read_callbacks(self, vote: Vote) -> None:
-        """Read callbacks and queues. Queues are read first: a queue is made together with its callback, so
-        a queue without a callback is an orphan.
+        """Read the queues, and then the callbacks: a queue is made together with its callback, so a queue
+        without a callback is an orphan.
         """
         self._has_config_changed = False
         try:
@@ -478,9 +481,9 @@ class CallbackSender:
             await asyncio.sleep(0.05)
 
     async def _read_cursor(self, vote: Vote, seen: Seen) -> None:
-        """Read the cursor. Without a readable one, the present state counts as sent. The process
-        that moved it last may have seen more than this one, so everything is read again: a state
-        older than the cursor would be sent as news.
+        """Read the cursor. If there is no readable cursor, the present state counts as sent. The process that
+        moved the cursor last may have seen more than this process, so everything is read again: otherwise a
+        state older than the cursor would be sent as news.
         """
         found, version = await self._nodes.read_cursor()
         if found is None:
@@ -564,5 +567,7 @@ class CallbackSender:
 
 
 async def _no_doubt() -> bool:
-    """Return whether a write was made, if its outcome may stay unknown: the caller checks again."""
+    """Return False, as if the write was not made: its outcome may stay unknown, since the caller checks
+    again.
+    """
     return False

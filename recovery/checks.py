@@ -1,15 +1,15 @@
-"""Checks of all ledgers, made by the elected auditor: their schedule, their pace, and what is done with the
-results.
+"""Runs the elected auditor's checks of all ledgers: when a check runs, at which pace, and which marks follow
+from it.
 
     Schedule ── is it due, or asked for? ── Checks ── every ledger, at a pace ──► marks, bad copies
         ▲                                                                              │
         └── the time of completion, in metadata ◄── all ledgers were judged ◄──────────┘
 
-`core/checks.py` has the rules. Each kind of check runs in its own task, so a long check does not delay the
-others. A ledger is checked again, after 5 s, doubling to 10 min, if one of its bookies does not respond, or
-is neither registered nor marked as lost. The check is completed when no such ledger is left (AU5). A copy
-that seems short or bad is checked twice, the second time with fresh metadata, since a writer's last copies
-may still be on their way (AU7).
+The rules are in `core/checks.py`. Each kind of check runs in its own task, so a long check does not delay the
+others. If one of a ledger's bookies does not respond, or is neither registered nor marked as lost, the ledger
+is checked again after 5 s, doubling to 10 min. The check is completed when no such ledger is left (AU5). A
+copy that seems short or bad is checked twice, the second time with fresh metadata, since a writer's last
+copies may still be on their way (AU7).
 """
 
 import asyncio
@@ -67,7 +67,7 @@ from rollbook.recovery.tasks import BadCopies, CheckTimes
 logger = structlog.get_logger()
 
 SECOND_LOOK_S: Final = 2.0
-_AT_ONCE: Final = 16  # The most ledgers that one check looks at concurrently.
+_AT_ONCE: Final = 16  # The maximum number of ledgers that one check looks at concurrently.
 _PAUSE_S_MIN: Final = 5.0
 _PAUSE_S_MAX: Final = 600.0
 _SILENT_S: Final = 60.0  # The pause before a bookie that did not respond is asked again.
@@ -78,19 +78,19 @@ Gate = Callable[[], Awaitable[None]]
 
 @dataclass(slots=True)
 class CheckState:
-    """The state of one check, for `status`. The counts are those of the running check, or else of the last
-    one.
+    """The state of one check, for `status`. The counts are those of the running check, or of the last one if
+    none is running.
     """
 
     is_running: bool = False
     completed_ms: int | None = None
-    ledgers: int = 0  # Ledgers that were checked.
+    ledgers: int = 0  # Ledgers that were checked so far.
     marked: int = 0
-    # Ledgers with a registered bookie that did not respond: they are checked again.
+    # Ledgers that are checked again, since a registered bookie did not respond.
     undecided: int = 0
     unknown: int = 0  # Ledgers with a bookie that itself doubts its copies.
     unreadable: int = 0  # Ledgers whose metadata or mark cannot be read.
-    # Badly placed ledgers, for which no bookie of another rack is available.
+    # Ledgers with too many copies in one rack, for which no bookie of another rack is available.
     without_target: int = 0
     differing: int = 0  # Ledgers whose valid copies differ, without a majority.
 
@@ -99,7 +99,7 @@ Work = Callable[[CheckState], Awaitable[None]]
 
 
 class CheckSchedule:
-    """The times of checks, while one auditor leads."""
+    """Decides when checks run, while one auditor leads."""
 
     def __init__(self, times: CheckTimes, clock: Clock, config: AuditConfig) -> None:
         self.states = {kind: CheckState() for kind in CheckKind}
@@ -128,7 +128,7 @@ class CheckSchedule:
         self._has_news = asyncio.Event()
 
     async def run(self, works: Mapping[CheckKind, Work]) -> Never:
-        """Run checks until cancelled. A check without an entry in `works` is never completed."""
+        """Run checks until cancelled. A kind of check without an entry in `works` is never completed."""
         async with TaskGroup() as group:
             for kind, work in works.items():
                 group.create_task(patiently(f"check of {kind.value}", self._turn(kind, work)))
@@ -175,7 +175,7 @@ class CheckSchedule:
 
 
 class Checks:
-    """The checks of placement, entry lists and bytes; `gate` is checked before each look or mark."""
+    """The checks of placement, entry lists and bytes. They wait at `gate` before each look or mark."""
 
     def __init__(
         self,
@@ -216,7 +216,7 @@ class Checks:
             look_at_all = work_of(self._look_at_racks)
 
             async def look_at_racks(state: CheckState) -> None:
-                # A bookie that was away a moment ago may be the only one of its rack (AU10).
+                # A bookie that was away a moment ago may be the only one in its rack (AU10).
                 await self._ledgers.pardon_bookies()
                 await look_at_all(state)
 
@@ -228,7 +228,7 @@ class Checks:
     async def _look_at_all(
         self, state: CheckState, gate: Gate, look: Callable[[LedgerId], Awaitable[bool]]
     ) -> None:
-        """Call `look` for every ledger, at a limited pace. `look` returns whether the ledger was judged."""
+        """Call `look` for every ledger, at a limited pace. `look` returns True if the ledger was judged."""
         undecided = array("q")
         pace, pause_s = Throttle(self._config.check_ledgers_per_s_max), _PAUSE_S_MIN
 
@@ -250,7 +250,7 @@ class Checks:
         state.undecided = 0
 
     async def _walk(self) -> AsyncIterator[LedgerId]:
-        """The ids of all ledgers. After an outage of the metadata store the walk continues where it
+        """Yield the ids of all ledgers. After an outage of the metadata store the walk continues where it
         stopped.
         """
         start = LedgerId(0)
@@ -267,7 +267,7 @@ class Checks:
     async def _read(
         self, ledger_id: LedgerId, state: CheckState, *, fresh: bool = False
     ) -> LedgerMetadata | None:
-        """The ledger's metadata, or None if the ledger was deleted or its metadata is unreadable."""
+        """Return the ledger's metadata, or None if the ledger was deleted or its metadata is unreadable."""
         try:
             return (await self._nodes.read(ledger_id, fresh=fresh)).metadata
         except NoSuchLedger:
@@ -302,7 +302,7 @@ class Checks:
         )
         if not ensembles:
             return True
-        # Mark the ledger if some fragment could be in more racks (AU10).
+        # Mark the ledger if the copies of some fragment could be in more racks (AU10).
         if any(pick_for_racks(self._ledgers, quorum, each) for each in ensembles):
             await self._mark(ledger_id, [], state, gate)
         else:
@@ -328,8 +328,8 @@ class Checks:
         gate: Gate,
         judge: Callable[[LedgerMetadata], Awaitable[CopyReport]],
     ) -> bool:
-        """Return whether every member responded each time, or is marked as lost. Marks copies that are
-        short or bad both times (AU7).
+        """Mark copies that two looks find short or bad (AU7). Returns whether every member responded each
+        time, or is marked as lost.
         """
         metadata = await self._read(ledger_id, state)
         if metadata is None:
@@ -369,7 +369,7 @@ class Checks:
     async def _read_marked(
         self, ledger_id: LedgerId, state: CheckState
     ) -> Collection[BookieId] | None:
-        """The bookies that the ledger is marked for, or None if its mark is unreadable."""
+        """Return the bookies that the ledger is marked for, or None if its mark is unreadable."""
         try:
             stored = await self._marks.read(ledger_id)
         except BadMetadata:
@@ -404,8 +404,8 @@ class Checks:
         return found
 
     def _can_list(self, bookie: BookieId) -> bool:
-        """Return whether the bookie lists its entries. BookKeeper's bookies do not respond if their storage
-        has no entry lists; their bytes are still read.
+        """Return whether the bookie can list its entries. BookKeeper's bookies do not respond if their
+        storage has no entry lists; their bytes are still read.
         """
         return self._ledgers.bookies.has_extension(bookie, BATCH_READ)
 
@@ -438,7 +438,7 @@ class Checks:
         try:
             password, kind = credentials(metadata, None, None)
         except InvalidRequest:
-            return found  # The ledger is too old to say how its entries are protected.
+            return found  # The ledger's metadata is too old to name its digest.
         digest = LedgerDigest(kind, password, metadata.ledger_id)
         verifier = Verifier(metadata, digest, self._ledgers.bookies, self._ledgers.config)
         fragments: dict[EntryId, list[SlotRepair]] = {}

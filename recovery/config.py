@@ -10,17 +10,17 @@ _MIB: Final = 1024 * 1024
 
 @dataclass(frozen=True)
 class HealConfig:
-    # Bytes per second that are read from other bookies and written. Larger: bookies are whole
-    # sooner, users wait longer. Smaller: the reverse.
+    # Bytes per second that are read from other bookies and written. Larger: bookies are whole sooner, users
+    # wait longer. Smaller: bookies are whole later, users wait less.
     bytes_per_s_max: int = 64 * _MIB
-    # Ledgers that are healed at a time. Each has its own window in memory. Larger: healing is
-    # quicker. Smaller: less memory.
+    # Ledgers that are healed at a time, each with its own window in memory. Larger: healing is quicker.
+    # Smaller: less memory.
     ledgers_at_once: int = 4
-    # Bytes after which progress is recorded. A later run continues at the last record. Larger:
-    # fewer requests, more memory. Smaller: less is repeated after an interruption.
+    # Bytes after which progress is recorded. A later run continues at the last record. Larger: fewer
+    # requests, more memory. Smaller: less work is repeated after an interruption.
     window_bytes: int = 32 * _MIB
-    # Seconds between two queries of a bookie's possible losses by the steward. Longer: bookies are
-    # asked less often. Shorter: healing begins sooner.
+    # Seconds between two queries in which the steward asks a bookie for its possible losses. Longer: bookies
+    # are asked less often. Shorter: healing begins sooner.
     look_again_s: float = 30.0
     # Seconds that the steward gives writers to leave a bookie that may have lost anything, before
     # their ledgers are closed. Longer: slow writers are not interrupted. Shorter: the bookie
@@ -40,17 +40,17 @@ class HealConfig:
 class WorkerConfig:
     """Re-replication of ledgers that are marked or drained."""
 
-    # Bytes per second that a worker copies, for all ledgers together, unless a rate is set in the
-    # cluster. Larger: copies are whole sooner, users wait longer. Smaller: the reverse. 0:
+    # Bytes per second that a worker copies, for all ledgers together, unless a rate is set in the cluster.
+    # Larger: copies are whole sooner, users wait longer. Smaller: copies are whole later, users wait less. 0:
     # unlimited.
     bytes_per_s_max: int = 64 * _MIB
-    # Bytes of entries that are in memory while they are copied. Larger: more ledgers are repaired
-    # at a time. Smaller: less memory.
+    # Bytes of entries in memory while they are copied. Larger: more ledgers are repaired at a time. Smaller:
+    # less memory.
     bytes_in_memory_max: int = 64 * _MIB
     # Ledgers that are repaired at a time, within `bytes_in_memory_max`. Larger: many small ledgers
     # are whole sooner. Smaller: less load on the metadata store.
     ledgers_at_once: int = 32
-    # Entries of one ledger in one request. Larger: fewer round trips. Smaller: less memory.
+    # Entries of one ledger that one request names. Larger: fewer round trips. Smaller: less memory.
     entries_at_once: int = 10_000
     # Seconds after which a ledger whose open end names a lost bookie is closed, unless its writer
     # leaves the bookie first. Longer: a slow writer is not fenced. Shorter: the ledger is whole
@@ -77,8 +77,8 @@ class WorkerConfig:
 
 @dataclass(frozen=True)
 class AuditConfig:
-    # Seconds after which an absent bookie is lost, unless a delay is set in the cluster. Longer:
-    # bookies that only restart are not copied. Shorter: copies are made sooner.
+    # Seconds after which an absent bookie is lost, unless a delay is set in the cluster. Longer: bookies that
+    # only restart cause no copying. Shorter: copies are made sooner.
     lost_bookie_delay_s: int = 300
     # Seconds between two walks over all metadata for ledgers that name a lost bookie. Longer: less
     # load on the metadata store. Shorter: a mark that was missed is made sooner. 0: never.

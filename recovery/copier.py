@@ -1,12 +1,12 @@
-"""Copies entries of one closed run of a ledger from bookies that have them to a bookie that lacks them.
+"""Copies entries of a closed part of one ledger from bookies that have them to a bookie that lacks them.
 
     entry ids ──► chunks of about 1 MiB ──► read, a few chunks ahead ──► written in order, acknowledged when durable
                                              one source per chunk,        (`entry_restorer.py`)
                                              the next one for what
                                              it could not give
 
-Only the requested entries are read; each is verified by its digest and passed on unchanged. Entries
-that no source returns are reported with each source's answer.
+Only the requested entries are read. Each entry is verified by its digest and written unchanged. Entries that
+no source returns are reported with each source's answer.
 """
 
 import asyncio
@@ -44,9 +44,10 @@ from rollbook.recovery.core.healing import ranges_of
 from rollbook.recovery.entry_restorer import Restorer
 
 _CHUNKS_AHEAD: Final = 4  # Chunks that are read while earlier ones are written.
-_UNACKED_BYTES_MAX: Final = 8 * 1024 * 1024  # The most bytes in flight to one target.
+_UNACKED_BYTES_MAX: Final = 8 * 1024 * 1024  # The maximum number of bytes in flight to one target.
 ENTRIES_AT_ONCE: Final = 10_000
-_SINGLES_MAX: Final = 64  # The most single entries that are requested from one bookie at a time.
+# The maximum number of single entries that are requested from one bookie at a time.
+_SINGLES_MAX: Final = 64
 _ENTRY_OVERHEAD_BYTES: Final = 64
 
 Sources = Callable[[EntryId], Sequence[BookieId]]
@@ -59,7 +60,7 @@ class Copied:
 
     entries: int = 0
     entry_bytes: int = 0
-    # Entries that no source returned, and each source's answer.
+    # The entries that no source returned, with each source's answer.
     missing: dict[EntryId, dict[BookieId, CopyState]] = field(default_factory=dict)
 
 
@@ -104,12 +105,12 @@ class Copier:
         on_progress: Callable[[int], None] = lambda _: None,
     ) -> Copied:
         """Copy these entries, in ascending order, to the target. Entries that are reported as copied are
-        durable there. `on_progress` gets the number of bytes.
+        durable there. `on_progress` is called with the number of bytes that were copied.
 
         Raises the target's errors. After a cancelled call, any of the entries may be on the target.
         """
         copied = Copied()
-        owed = 0  # Bytes taken from the budget for entries in flight.
+        owed = 0  # The bytes that entries in flight have taken from the budget.
 
         def return_budget() -> None:
             nonlocal owed
@@ -204,7 +205,7 @@ class Copier:
     async def _read_share(
         self, source: BookieId, entry_ids: list[EntryId]
     ) -> tuple[list[Entry], dict[EntryId, CopyState]]:
-        """The entries that one bookie returns, and why the others are missing."""
+        """Return the entries that one bookie returns, and why the others are missing."""
         entries: list[Entry] = []
         states: dict[EntryId, CopyState] = {}
         rest: list[EntryId] = []
@@ -227,7 +228,7 @@ class Copier:
         return entries, states
 
     async def _read_run(self, source: BookieId, first_entry: EntryId, count: int) -> list[Entry]:
-        """Consecutive entries, up to the first one that is missing or invalid."""
+        """Return consecutive entries, up to the first missing or invalid entry."""
         entries: list[Entry] = []
         while len(entries) < count:
             start = EntryId(first_entry + len(entries))
@@ -285,8 +286,8 @@ class Copier:
 
 
 def listed_in(reply: Reply, ledger_id: LedgerId) -> EntryList:
-    """A bookie's entries, by its response to `ListEntries`. The list is empty if the bookie cannot list
-    them: then existing entries may be written again.
+    """Return the entries that a bookie has, by its response to `ListEntries`. The list is empty if the bookie
+    cannot list them: then existing entries may be written again.
 
     Raises the error that prevents an answer.
     """

@@ -1,16 +1,19 @@
-"""Heals bookies in doubt automatically: reads their doubts, and lets `Healer` bring the entries back.
+"""Heals bookies that have doubts automatically: reads the doubts, and lets `Healer` restore the entries.
 
     registered bookies ──► one page of doubts each, now and then ──► a healing for each that has any ──► again, later
 
-- One healing at a time for each bookie, and a few at a time in all; each at the pace of `HealConfig` (DH1).
-- A healing that leaves something is repeated after 5 s, doubling to 10 min: copies turn up, open ledgers get closed (DH2).
-- No writer that is alive is fenced (DH3). A ledger with a writer is healed where its ends are known. Its open end is
-  closed only if it still names, after the grace period, a bookie that doubts everything, or one that was formatted
-  since: such a bookie says so in its registration, and writers that are alive leave it in the meantime.
-- What has no copy anywhere is reported once, and waits for a person: `rollbook recovery heal --accept-loss` (DH4).
+- Each bookie has one healing at a time, and only a few healings run at once, each at the pace of `HealConfig`
+  (DH1).
+- A healing that leaves doubts is repeated after 5 s, doubling to 10 min, since copies may turn up and open
+  ledgers may be closed (DH2).
+- No writer that is alive is fenced (DH3). A ledger with a writer is healed up to its open end. The ledger is
+  closed only if its open end still names, after the grace period, a bookie that doubts everything or was
+  formatted since: such a bookie says so in its registration, so live writers have left it by then.
+- Entries without a copy anywhere are reported once, and wait for a person: `rollbook recovery heal
+  --accept-loss` (DH4).
 
-The doubts are kept by the bookie and read over its admin pages, so a bookie without admin pages is not
-healed automatically.
+The bookie keeps its doubts and shows them on its admin pages, so a bookie without admin pages is not healed
+automatically.
 """
 
 import asyncio
@@ -39,7 +42,7 @@ from rollbook.recovery.possible_losses import BookieDoubts
 logger = structlog.get_logger()
 
 _AT_ONCE: Final = 4
-_ANYTHING: Final = 1  # The size of a page of doubts that shows whether there are any.
+_ANYTHING: Final = 1  # The page size of a request that only asks whether there are doubts.
 _LEDGERS_NAMED: Final = 5
 _LOOK_S_MIN: Final = 0.02
 
@@ -49,14 +52,14 @@ DoubtsOf = Callable[[BookieId], BookieDoubts | None]
 
 @dataclass(slots=True)
 class DoubtState:
-    """The state of one bookie in doubt, for `status`."""
+    """The state of one bookie that has doubts, for `status`."""
 
     is_running: bool = False
     doubts_everything: bool = False
     ledgers_done: int = 0
     ledgers: int = 0
     lost: int = 0  # Ledgers with entries that have no copy anywhere.
-    attempts: int = 0  # Attempts that left doubts.
+    attempts: int = 0  # The number of attempts that left doubts.
     next_try_ms: int | None = None
     last_error: str = ""
 
@@ -71,7 +74,7 @@ class DoubtHealing:
         doubts_of: DoubtsOf,
         config: HealConfig,
     ) -> None:
-        """Heal the bookies of a started `watcher`."""
+        """Create an object that heals the bookies of a started `watcher`."""
         self.states: dict[BookieId, DoubtState] = {}
         self._ledgers = ledgers
         self._watcher = watcher
@@ -80,8 +83,8 @@ class DoubtHealing:
         self._doubts_of = doubts_of
         self._config = config
         self._failures: dict[BookieId, Failure] = {}
-        # The grace period of each bookie in doubt. It begins again if the oldest ledger whose
-        # writer the bookie admits is a different one: then the bookie was formatted.
+        # The grace period of each bookie that has doubts. The period begins again if the bookie was
+        # formatted, which shows in the oldest ledger whose writer it admits.
         self._grace: GracePeriods[BookieId, int] = GracePeriods(config.grace_s)
         self._running: dict[BookieId, asyncio.Task[None]] = {}
 
@@ -107,8 +110,8 @@ class DoubtHealing:
                 await self._watcher.changed(live)
 
     def _forget_others(self, registered: list[BookieId]) -> None:
-        """Forget bookies that are not registered. A bookie that comes back may be a different one; a
-        running healing detects that by itself.
+        """Forget bookies that are not registered. A bookie that comes back may be a different bookie, which a
+        running healing detects by itself.
         """
         kept = {*registered, *self._running}
         for bookie in [each for each in self.states if each not in kept]:
@@ -122,7 +125,8 @@ class DoubtHealing:
 
     def _pause_s(self) -> float:
         now_ms, longest_s = self._now_ms(), self._config.look_again_s
-        if self._running:  # When the running healing ends, the time of the next attempt is known.
+        # The time of the next attempt is not known before the running healing ends.
+        if self._running:
             longest_s = min(longest_s, 1.0)
         due = [each.next_try_ms for each in self._failures.values() if each.next_try_ms is not None]
         left_s = ((each - now_ms) / 1000 for each in due)
@@ -148,8 +152,8 @@ class DoubtHealing:
         task.add_done_callback(lambda _: self._running.pop(bookie, None))
 
     def _count_grace(self, bookie: BookieId) -> bool:
-        """Return whether writers have had the grace period to leave the bookie, counted from the first
-        doubt.
+        """Return whether the grace period for writers to leave the bookie is over. The period begins with the
+        first doubt.
         """
         info = self._watcher.current.find(bookie)
         writers_from = info.writers_from if info else 0
@@ -220,5 +224,5 @@ class DoubtHealing:
             logger.warning("bookie_not_healed", bookie=bookie, code=code, reason=message)
 
     def _now_ms(self) -> int:
-        """The monotonic clock in milliseconds. These times are used in this file only."""
+        """Return the monotonic clock in milliseconds. Only this file uses these times."""
         return self._clock.monotonic_ns() // 1_000_000

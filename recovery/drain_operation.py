@@ -1,9 +1,10 @@
-"""The operation `drain`: bookies are drained, a few at a time, until all of them are Drained or one fails.
+"""Runs the operation `drain`, which drains bookies, a few at a time, until all of them are Drained or one
+fails.
 
     about   {"bookies": ["bk-2", "bk-3"], "at_most": 1, "force": false}
 
-The operation begins drains and waits for them; the steward carries them out. Its notes have the facts that
-it needs after a restart.
+The operation begins drains and waits for them; the steward carries them out. The operation's notes have the
+facts that it needs after a restart.
 """
 
 import asyncio
@@ -31,7 +32,7 @@ from rollbook.recovery.process_status import PresenceNodes
 
 _LOOK_AGAIN_S: Final = 1.0
 _REFUSALS: Final = (DrainBlocked, InvalidRequest, LifecycleConflict)
-# Errors that mean that another client changed the bookie's lifecycle. The next look shows how.
+# Errors that mean that another client changed the bookie's lifecycle. The next look shows the change.
 _RACES: Final = (MetadataConflict, NodeExists, NoSuchNode)
 
 
@@ -69,7 +70,7 @@ class DrainOperation:
             await asyncio.sleep(_LOOK_AGAIN_S)
 
     async def _begin(self, bookie: BookieId, *, is_forced: bool) -> str:
-        """Begin the drain of a bookie. Returns why it cannot be drained, or an empty text."""
+        """Begin to drain a bookie. Returns the reason why it cannot be drained, or an empty text."""
         try:
             await self._departures.drain([bookie], is_forced=is_forced)
         except _REFUSALS as error:
@@ -92,7 +93,9 @@ class DrainOperation:
         run.on_progress(done, sum(notes.ledgers.values()))
 
     async def undo(self, run: OperationProgress) -> None:
-        """Make bookies Active again whose drain has begun and not ended. Copies that were made are kept."""
+        """Make those bookies Active again whose drain has begun but not ended. Copies that were made are
+        kept.
+        """
         notes = DrainNotes.of(run.notes)
         begun = [BookieId(each) for each in notes.began if each not in notes.ended]
         for bookie, stored in (await self._departures.status(begun)).items():

@@ -1,11 +1,11 @@
-"""Writes entries of one ledger to one bookie, byte for byte as another bookie has them.
+"""Writes entries of one ledger to one bookie, exactly as another bookie has them.
 
-The entries are sent as adds of a recovery. Such adds pass a fence, and a bookie that may have lost
-everything accepts no others. Each entry counts only when it is durable there (HL2).
+The entries are sent as adds of a recovery. Such adds pass a fence, and a bookie that may have lost everything
+accepts no others. An entry counts only when it is durable there (HL2).
 
-Urgent entries are for a bookie that gets its own entries back while clients wait for its answers: they are
-handled before users' requests and may use the reserve of a full disk. Copies for a new member of an
-ensemble are not urgent: users' requests come first, and a bookie without room refuses the copies.
+Entries are urgent if a bookie gets its own entries back while clients wait for its answers: they are handled
+before users' requests and may use the reserve of a full disk. Copies for a new member of an ensemble are not
+urgent: users' requests come first, and a bookie without room refuses the copies.
 """
 
 import asyncio
@@ -21,8 +21,8 @@ from rollbook.proto.wire.adds import AddReplies
 from rollbook.proto.wire.digest import Entry, LedgerDigest
 
 _BUSY_PAUSE_S: Final = 0.05
-_BUSY_S_MAX: Final = 60.0  # For this long, a request to a busy bookie is retried.
-_LOSSES_MAX: Final = 3  # The most connections that may be lost in a row.
+_BUSY_S_MAX: Final = 60.0  # The number of seconds for which a request to a busy bookie is retried.
+_LOSSES_MAX: Final = 3  # The maximum number of connections that may be lost in a row.
 
 
 class Restorer:
@@ -37,15 +37,16 @@ class Restorer:
         is_urgent: bool = True,
         on_durable: Callable[[], None] = lambda: None,
     ) -> None:
-        """Write to one bookie. `on_durable` is called each time `unacked_bytes` has become smaller."""
-        self.unacked_bytes = 0  # Bytes of frames that were sent and are not known to be durable.
+        """Create a writer to one bookie. It calls `on_durable` each time `unacked_bytes` has become smaller."""
+        # The bytes of all frames that were sent and are not known to be durable.
+        self.unacked_bytes = 0
         self._bookie = bookie
         self._packer = make_recovery_packer(
             bookies, ledger_key, digest, config, is_urgent=is_urgent
         )
         self._on_durable = on_durable
         self._deadline_s = config.add_deadline_s
-        # The frame of each entry that is not known to be durable.
+        # The frames of entries that are not known to be durable.
         self._unacked: dict[EntryId, bytes] = {}
         self._refused: dict[EntryId, None] = {}
         self._news = asyncio.Event()
@@ -57,7 +58,7 @@ class Restorer:
         )
 
     async def put(self, entries: Sequence[Entry], unacked_bytes_max: int) -> None:
-        """Send entries. Returns when at most this many of all bytes sent are not durable yet.
+        """Send entries. Returns when at most this number of all bytes sent are not durable yet.
 
         Raises the bookie's errors, or `BookieTimeout`. After a cancelled call, any of the entries may be
         durable.
@@ -77,7 +78,7 @@ class Restorer:
         await self._until(lambda: not self._unacked)
 
     async def until_done(self, reading: asyncio.Future[Any]) -> None:
-        """Return when `reading` is done, or everything sent is durable. Raises the bookie's errors, or
+        """Return when `reading` is done, or when everything sent is durable. Raises the bookie's errors, or
         `BookieTimeout`.
 
         The reader may wait for memory that is freed only when earlier entries are durable.

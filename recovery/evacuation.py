@@ -1,9 +1,9 @@
-"""Makes the copies of lost bookies elsewhere by hand, without an auditor (AR36 to AR40).
+"""Copies the entries of lost bookies to other bookies by hand, without an auditor (AR36 to AR40).
 
-Every ledger that names one of the bookies is repaired under its lock, as a worker does it. The evacuation
-may run beside workers, and may be stopped and run again: its progress is in metadata. If the open end of a
-ledger names a lost bookie, its writer first has the grace period to replace the bookie; then the ledger is
-closed, unless open ledgers should be skipped (RP4).
+Every ledger that names one of the bookies is repaired under its lock, in the same way as by a worker. The
+evacuation may run concurrently with workers, and may be stopped and run again, since its progress is in
+metadata. If the open end of a ledger names a lost bookie, its writer first gets the grace period to replace
+the bookie. Then the ledger is closed, unless open ledgers should be skipped (RP4).
 """
 
 import asyncio
@@ -32,7 +32,7 @@ class LedgerProblem:
 class Evacuated:
     """The result for the ledgers that named the bookies."""
 
-    ledgers: int = 0  # Ledgers that name one of the bookies, or named one.
+    ledgers: int = 0  # Ledgers that name one of the bookies, or did so at first.
     repaired: int = 0
     skipped_open: int = 0
     entries: int = 0
@@ -76,9 +76,9 @@ class Evacuation:
         self.found = Evacuated()
 
     async def run(self, on_progress: Callable[[int, int], None] = lambda *_: None) -> Evacuated:
-        """Repair all ledgers. `on_progress` gets the number of ledgers done, and of all. Raises the
-        metadata store's errors; a failure for one ledger is in the result. After a cancelled call, run it
-        again.
+        """Repair all ledgers. `on_progress` is called with the number of ledgers that are done, and of all
+        ledgers. Raises the metadata store's errors; a failure for one ledger is in the result. After a
+        cancelled call, run it again.
         """
         ids = [ledger_id async for ledger_id in self._naming()]
         self.found.ledgers = len(ids)
@@ -124,7 +124,7 @@ class Evacuation:
     async def _repair_all(
         self, ids: Sequence[LedgerId], *, is_grace_over: bool, on_done: Callable[[], None]
     ) -> list[LedgerId]:
-        """Repair these ledgers. Returns those whose writers still have time to replace a lost bookie."""
+        """Repair these ledgers. Returns the ledgers whose writers still have time to replace a lost bookie."""
         remaining, waiting = iter(ids), list[LedgerId]()
 
         async def work() -> None:
@@ -141,8 +141,8 @@ class Evacuation:
         return waiting
 
     async def _repair(self, ledger_id: LedgerId, *, is_grace_over: bool) -> bool:
-        """Repair one ledger. Returns True when it is done, with or without success, and False while its
-        writer still has time.
+        """Repair one ledger. Returns False if its writer still has time, and True otherwise, whether the
+        repair succeeded or not.
         """
         try:
             lock = await self._marks.take(ledger_id, self._name)

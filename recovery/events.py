@@ -1,11 +1,11 @@
-"""Watches the sources of the cluster's events, and remembers the events of this process
-(`core/event_derivation.py` has the rules).
+"""Watches the nodes from which the cluster's events are derived, and remembers the events of this process
+(the rules are in `core/event_derivation.py`).
 
     watch of each folder ──► paths that changed ──► their nodes are read ──► `tracks`: the states of each thing
 
-Every recovery server does this by itself, so any of them can answer. After RESYNC, changes that a watch may
-have missed are read again, and every two minutes everything is. Of the ledgers of each kind, only the first
-thousand are looked at.
+Every recovery server does this by itself, so each of them can answer requests. After RESYNC, everything that
+a watch may have missed is read again, and every two minutes all nodes are. Only the first thousand ledgers of
+each kind are looked at.
 """
 
 import asyncio
@@ -57,7 +57,7 @@ LogOf = Callable[[LedgerId], Awaitable[str | None]]
 LEDGERS_MAX: Final = 1_000
 _LOOK_AGAIN_S: Final = 120.0
 _OVERDUE_LOOK_S: Final = 30.0
-# The pause before changed nodes are read, since many nodes change together.
+# The pause before changed nodes are read. Many nodes change together.
 _GATHER_S: Final = 0.05
 _READS_AT_ONCE: Final = 32
 _UNREADABLE: Final = (BadMetadata, UnsupportedVersion, InvalidRequest)
@@ -76,7 +76,8 @@ class _WatchedFolder:
         self.paths = paths
         self.sight_of = sight_of
         self.sights: dict[str, Sight] = {}
-        self.changed: dict[str, None] | None = None  # Paths that may have changed. None: all paths.
+        # The paths of nodes that may have changed. None: all nodes.
+        self.changed: dict[str, None] | None = None
 
     def on_event(self, path: str) -> None:
         if self.changed is not None:
@@ -84,7 +85,9 @@ class _WatchedFolder:
 
 
 class ClusterEventLog:
-    """The events that this process has seen. `run` it; all other methods may be called at any time."""
+    """The events that this process has seen. The owner calls `run` once; all other methods may be called at
+    any time.
+    """
 
     def __init__(
         self,
@@ -95,7 +98,7 @@ class ClusterEventLog:
         *,
         overdue_s: int = 0,
     ) -> None:
-        """Watch the cluster. `log_of` returns the log that a ledger is a segment of. `overdue_s` of 0: no
+        """Watch the cluster. `log_of` returns the log that a ledger is a segment of. If `overdue_s` is 0, no
         ledger is reported as overdue.
         """
         self._store = store
@@ -123,7 +126,7 @@ class ClusterEventLog:
             ),
         ]
         self._overdue: dict[str, Sight] = {}
-        # Each ledger's sight as read, and with its log.
+        # For each ledger, the sight that was read, and the same sight with its log.
         self._with_log: dict[str, tuple[Sight, Sight]] = {}
         self._news = asyncio.Event()
         self._changed = asyncio.Event()
@@ -137,14 +140,14 @@ class ClusterEventLog:
     async def page(
         self, wanted: EventFilter, after: str, limit: int
     ) -> tuple[list[Event], str | None] | None:
-        """A page of events, the newest first. `after` is the last event of the previous page. Returns None
-        if this process does not know that event.
+        """Return a page of events, the newest first. `after` is the last event of the previous page. Returns
+        None if this process does not know that event.
         """
         return self._memory.page(wanted, after, limit)
 
     @property
     def tracks(self) -> Mapping[str, Sequence[ObservedState]] | None:
-        """The states that were seen, by subject, or None until everything was read once."""
+        """Return the states that were seen, by subject, or None until everything was read once."""
         return None if self._known is None else self._tracks.states
 
     async def known(self) -> Mapping[str, Sequence[ObservedState]]:
@@ -159,7 +162,7 @@ class ClusterEventLog:
         await changed.wait()
 
     async def refresh(self) -> None:
-        """Return when everything has been read again, as it was at the call or later."""
+        """Return when everything has been read again since this call."""
         self._wanted_looks += 1
         wanted = self._wanted_looks
         self._look_at_all()
@@ -268,7 +271,9 @@ class ClusterEventLog:
             return part.sights.get(path)
 
     async def _publish(self, looks: int) -> None:
-        """Publish the states that were read. `looks`: the number of `refresh` calls that this answers."""
+        """Publish the states that were read. `looks` is the number of `refresh` calls that were made before
+        the reading.
+        """
         seen = await self._with_logs({each.subject: each for each in self._merged()})
         now_ms = self._clock.wall_us() // 1000
         is_new = self._tracks.on_look(seen, now_ms)
@@ -284,8 +289,8 @@ class ClusterEventLog:
         changed.set()
 
     def _merged(self) -> list[Sight]:
-        """The sights of all things. While a bookie changes folders, the later of its two registrations
-        counts. Of all votes, only the leading one counts.
+        """Return the sights of all things. If a bookie is just changing folders, only the later of its two
+        registrations is used. Only the leading one of all votes is used.
         """
         registrations, *others = self._parts
         by_bookie: dict[str, Sight] = {}
@@ -295,7 +300,8 @@ class ClusterEventLog:
         for part in others:
             sights = sorted(part.sights.values(), key=lambda each: each.node)
             if part.sight_of == self._vote:
-                sights = sights[:1]  # Votes' names end in ten digits, and the lowest number leads.
+                # The names of votes end in ten digits, and the lowest number leads.
+                sights = sights[:1]
             found += sights[:LEDGERS_MAX] if part.sight_of in self._of_ledgers else sights
         return [*found, *self._overdue.values()]
 
@@ -304,7 +310,7 @@ class ClusterEventLog:
         return self._bad_copies, self._lost_entries
 
     async def _with_logs(self, seen: dict[str, Sight]) -> dict[str, Sight]:
-        """The sights of ledgers with the logs of these ledgers. Each log is looked up once."""
+        """Return the sights of ledgers with the logs of these ledgers. Each log is looked up once."""
         known, self._with_log = self._with_log, {}
         for subject, each in seen.items():
             if each.ledger_id is None:
@@ -388,7 +394,7 @@ class ClusterEventLog:
             bookies=tuple(map(str, bookies)) if isinstance(bookies, list) else (),
             ledger_id=ledger_id if type(ledger_id) is int else None,
             text=operation.kind,
-            version=0,  # An operation's progress is no event.
+            version=0,  # The progress of an operation is not an event.
         )
 
     def _vote(self, path: str, node: Node) -> Sight | None:
@@ -426,7 +432,7 @@ class ClusterEventLog:
             self._sight(Thing.LOST_ENTRIES, str(ledger_id), path, node),
             bookies=tuple(holders),
             ledger_id=ledger_id,
-            version=0,  # The node is written again with each attempt, which is no event.
+            version=0,  # Each attempt writes the node again, which is not an event.
             text=f"Ledger {ledger_id} has entries without a copy: {ranges}.",
         )
 

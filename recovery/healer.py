@@ -2,8 +2,8 @@
 found to be unneeded. Then the doubt is settled, and the bookie answers by itself.
 
 Ledgers that the bookie doubts are healed one by one (`ledger_healer.py`). If it doubts everything, every
-ledger of the cluster that names it is healed. Each of these is fenced there again, including closed ones.
-When all of them are whole, the doubt about everything is settled (HL3).
+ledger of the cluster that names it is healed, and is fenced there again even if it is closed. When all of
+them are whole, the doubt about everything is settled (HL3).
 
 Progress is recorded as cleared doubts, so an interrupted run can be restarted (HL4). Settling names
 the stamp of the doubts that were seen: a later doubt may be about the very entry that was restored,
@@ -38,19 +38,20 @@ from rollbook.recovery.possible_losses import BookieDoubts, DoubtsPage
 logger = structlog.get_logger()
 
 _PAGE: Final = 500
-_RACES_MAX: Final = 20  # Attempts in a row that may fail because of new doubts.
+# The maximum number of consecutive attempts that may fail because of new doubts.
+_RACES_MAX: Final = 20
 _NOTHING: Final[Mapping[int, Sequence[EntrySpan]]] = {}
 
 
 @dataclass(slots=True)
 class Healing:
-    """The result for the bookie."""
+    """The result of healing one bookie."""
 
     bookie: BookieId
     ledgers: Counter[HealingOutcome] = field(default_factory=Counter)
-    entries: int = 0  # Entries that were restored; in a rehearsal, entries that would be.
+    entries: int = 0  # Entries that were restored, or would be in a rehearsal.
     entry_bytes: int = 0
-    # Ledgers that recovery closed for the healing; in a rehearsal, ledgers that it would close.
+    # Ledgers that recovery closed for the healing, or would close in a rehearsal.
     closed: int = 0
     # Ledgers that wait, have losses, or have entries that were given up.
     remarkable: list[LedgerHealing] = field(default_factory=list)
@@ -70,9 +71,7 @@ class Healing:
 
 
 class Healer:
-    """Heals one bookie. Run it once. Several healers at a time do no harm, and neither does a healer that
-    dies.
-    """
+    """Heals one bookie, once. It does no harm if several healers run at a time, or if a healer dies."""
 
     def __init__(
         self,
@@ -87,11 +86,11 @@ class Healer:
         spares_writers: bool = False,
         closes_open_ends: bool = False,
     ) -> None:
-        """Heal the bookie of `doubts`. `accepted`: entries that may be given up, by ledger.
-        `includes_all`: also entries that the bookie has lost of ledgers that it does not doubt. A
-        rehearsal changes nothing. `spares_writers`: no ledger with a writer is closed, except, if
-        it `closes_open_ends`, one whose open end names a bookie that doubts everything or was
-        formatted since.
+        """Create a healer for the bookie of `doubts`. `accepted` has the entries that may be given up, by
+        ledger. With `includes_all`, entries are also restored in ledgers that the bookie does not doubt. A
+        rehearsal changes nothing. With `spares_writers`, no ledger with a writer is closed. With
+        `closes_open_ends`, such a ledger is closed all the same if its open end names a bookie that doubts
+        everything or was formatted since.
         """
         self._ledgers = ledgers
         self._bookie = bookie
@@ -108,12 +107,12 @@ class Healer:
         )
 
     async def heal(self, on_progress: Callable[[int, int], None] = lambda *_: None) -> Healing:
-        """Heal all ledgers. `on_progress` gets the number of ledgers done, and of all.
+        """Heal all ledgers. `on_progress` is called with the number of ledgers that are done, and of all
+        ledgers.
 
-        A failure for one ledger is reported in the result. Raises `WrongBookie` or
-        `WrongCluster` if these are not the doubts of this bookie, `Superseded` if it was
-        restarted in the meantime and doubts everything, and the errors of the metadata store and
-        the bookie.
+        A failure for one ledger is reported in the result. Raises `WrongBookie` or `WrongCluster` if these
+        are another bookie's doubts, `Superseded` if the bookie was restarted in the meantime and doubts
+        everything, and the errors of the metadata store and the bookie.
         """
         first, doubted = await self._look_at_all()
         healing = Healing(self._bookie, doubts_everything=first.everything)
@@ -160,7 +159,7 @@ class Healer:
         return page
 
     async def _ledger_ids(self, first: DoubtsPage, doubted: Mapping[int, object]) -> "array[int]":
-        """The ledgers to heal. Doubted ones are first: their recovery is waiting for this."""
+        """Return the ledgers to heal. Doubted ledgers come first, since their recovery waits for the healing."""
         ids = array("q", doubted)
         if first.everything or self._includes_all:
             async for ledger_id in self._ledgers.list():
@@ -179,8 +178,8 @@ class Healer:
                     await self._healer_of(found, ranges, stamp, first.everything).heal()
                     return found
                 except (Superseded, NoSuchLedger) as error:
-                    # There are new doubts, the metadata has changed, or the ledger was deleted in
-                    # the meantime: the next attempt shows whether it is gone.
+                    # There are new doubts, the metadata has changed, or the ledger was deleted in the
+                    # meantime: the next attempt shows whether the ledger still exists.
                     failure: RollbookError = error
                 page = await self._page(ledger_id - 1, 1)
                 ranges, stamp = page.ledgers.get(ledger_id, ()), page.stamp

@@ -1,16 +1,17 @@
-"""Finds the ledgers that name a bookie, in an index that a watch keeps up to date instead of scans.
+"""Finds the ledgers that name a bookie in an index, which a watch keeps up to date without scans.
 
     watch below the ledgers root ──► ids are noted ──► their metadata is read ──► rows, counts
     one walk at the start        ──►
 
 The reader of the watch only notes ids, since a watch holds a bounded number of events and then reports
-RESYNC. After RESYNC all ids are walked again. Ids are read again if they are new, were noted, were not
-closed when they were read, or are missing from the walk. A sweep over all other ids becomes due, since Java
-may have moved a closed ledger while there was no watch. A sweep is paced. It is also due every day.
+RESYNC. After RESYNC all ids are walked again. A ledger is read again if it is new, was noted, was not closed
+at the last reading, or is missing from the walk. A sweep over all other ledgers becomes due, since Java may
+have moved a closed ledger while there was no watch. A sweep reads at a limited pace, and is also due every
+day.
 
-The index may name too many ledgers, but never too few, as far as it has read (RI1); it shows what it has
-not read (`catch_up`, `sweeps`). No final decision uses the index: `safe-to-remove` and the end of a drain
-walk the ledgers themselves (RI2).
+Of the ledgers that were read, the index may name too many for a bookie, but never too few (RI1). A caller can
+wait for the rest to be read (`catch_up`, `sweeps`). No final decision uses the index: `safe-to-remove` and
+the end of a drain walk the ledgers themselves (RI2).
 """
 
 import asyncio
@@ -42,18 +43,18 @@ from rollbook.recovery.core.index_rows import IndexRow, members_of, row_of
 logger = structlog.get_logger()
 
 SWEEP_S: Final = 24 * 3600.0
-READS_PER_S: Final = 1000  # The reads per second of a sweep.
+READS_PER_S: Final = 1000  # The maximum number of reads per second in a sweep.
 _CHUNK: Final = 64  # Ledgers that are read together.
-# The most rows that are kept so that ledgers with equal rows share one.
+# The maximum number of rows that are kept so that ledgers with equal rows share one row.
 _SHARED_MAX: Final = 200_000
-_SCAN: Final = 10_000  # Ledgers handled in one step of the loop.
+_SCAN: Final = 10_000  # Ledgers that are handled in one step of the event loop.
 _RETRY_PAUSE_S: Final = 0.5
 
 OnChange = Callable[[LedgerId, IndexRow], None]
 
 
 class LedgerIndex:
-    """`run` updates it; all other methods may be called at any time."""
+    """The index, which is updated while `run` runs; all other methods may be called at any time."""
 
     def __init__(
         self,
@@ -74,7 +75,8 @@ class LedgerIndex:
         self._shared: dict[IndexRow, IndexRow] = {}
         self._unclosed: set[int] = set()
         self._counts: Counter[BookieId] = Counter()
-        self._noted: dict[int, int] = {}  # Id -> the number of its note, the oldest note first.
+        # The number of each id's note, by id, the oldest note first.
+        self._noted: dict[int, int] = {}
         self._notes = 0
         self._must_walk = True
         self._has_news = asyncio.Event()
@@ -99,7 +101,7 @@ class LedgerIndex:
         return len(self._unclosed)
 
     def bookies(self) -> dict[BookieId, int]:
-        """Bookies that ledgers name, with the number of ledgers."""
+        """Return the bookies that ledgers name, each with the number of these ledgers."""
         return dict(self._counts)
 
     def count(self, bookie: BookieId) -> int:
@@ -109,8 +111,8 @@ class LedgerIndex:
         return self._rows.get(ledger_id)
 
     async def naming(self, bookies: Iterable[BookieId]) -> AsyncIterator[tuple[LedgerId, IndexRow]]:
-        """Ledgers that name one of the bookies, in no order. Other tasks run in between: a ledger that
-        changes during the call is returned once, in its old or its new state.
+        """Yield the ledgers that name one of the bookies, in no particular order. Other tasks run in between:
+        a ledger that changes during the call is returned once, in its old or its new state.
         """
         wanted = frozenset(bookies)
         ids = array("q", self._rows)
@@ -122,7 +124,7 @@ class LedgerIndex:
             await asyncio.sleep(0)
 
     def on_change(self, call: OnChange) -> Callable[[], None]:
-        """Call `call` for each ledger that is new or changed. Returns a function that ends the calls."""
+        """Call `call` for each new or changed ledger. Returns a function that ends these calls."""
         self._on_change.append(call)
         return lambda: self._on_change.remove(call)
 
@@ -153,7 +155,7 @@ class LedgerIndex:
             try:
                 watch = await self._store.watch(self._cluster.root, recursive=True)
                 try:
-                    # There was no watch before, so any ledger may have changed.
+                    # Any ledger may have changed while there was no watch.
                     self._must_walk = True
                     async with TaskGroup() as group:
                         group.create_task(self._listen(watch))
@@ -204,10 +206,10 @@ class LedgerIndex:
                 await self._has_news.wait()
 
     async def _walk(self) -> None:
-        """Walk over all ids and read them during the walk, so that a first walk does not keep a million
+        """Walk over all ids. They are read during the walk, so that a first walk does not keep a million
         notes.
         """
-        self._must_walk = False  # A later gap of the watch sets it again.
+        self._must_walk = False  # A later gap in the watch sets the flag again.
         try:
             known = array("q", sorted(self._rows))
             at = 0
@@ -235,7 +237,7 @@ class LedgerIndex:
         if self._must_walk:
             return
         self.walks += 1
-        # Ledgers that an earlier walk read as closed were not read again, so a sweep is due.
+        # Ledgers that were closed at an earlier walk were not read again, so a sweep is due.
         if known:
             self._sweep_due_ns = 0
         else:
@@ -250,20 +252,21 @@ class LedgerIndex:
         try:
             await self._read(list(taken))
         except BaseException:
-            # A failed read puts its notes back as the oldest ones.
+            # If a read fails, its notes are put back as the oldest ones.
             self._noted = taken | {k: v for k, v in self._noted.items() if k not in taken}
             raise
         self._tell_progress()
 
     async def _sweep(self) -> None:
-        self._sweep_is_due_in(self._sweep_s)  # A request in the meantime makes it due sooner.
+        # A request in the meantime makes the next sweep due sooner.
+        self._sweep_is_due_in(self._sweep_s)
         try:
             is_complete = await self._sweep_all()
         except BaseException:
             self._sweep_due_ns = 0
             raise
         if not is_complete:
-            return  # A walk is due, and makes a sweep due again.
+            return  # A walk is due, which makes a sweep due again.
         self.sweeps += 1
         logger.info("ledger_index_swept", ledgers=len(self))
         self._tell_progress()
@@ -293,8 +296,8 @@ class LedgerIndex:
         self._progress = asyncio.Event()
 
     async def _read(self, ids: Sequence[int]) -> None:
-        """Read these ids. Each id is read by one task at a time, so an older answer never replaces a newer
-        one.
+        """Read the ledgers with these ids. Only one task at a time reads an id, so an older answer never
+        replaces a newer one.
         """
         reads = (self._read_one(LedgerId(each)) for each in ids)
         for result in await asyncio.gather(*reads, return_exceptions=True):

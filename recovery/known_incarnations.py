@@ -1,10 +1,10 @@
-"""Records the incarnation under which the steward last saw each bookie whole.
+"""Stores the incarnation in which the steward last saw each bookie whole.
 
     <own root>/whole/<bookie id>    JSON `{"incarnation": "4e0c…", "version": 1}`
 
-A format gives a bookie a new incarnation and makes it forget closed ledgers: it does not doubt them, and
-answers that it has none of their entries. If the incarnation of a bookie is not the one that was last seen
-whole, all its ledgers are checked (LC6).
+A format gives a bookie a new incarnation and makes it forget closed ledgers: it has no doubts about them, and
+answers that it has none of their entries. All ledgers of a bookie are checked if its incarnation is not the
+one that was last seen whole (LC6).
 """
 
 import json
@@ -29,7 +29,7 @@ class WholeNodes:
         self._folder = f"{cluster.own_root}/{WHOLE}"
 
     async def read(self, bookie: BookieId) -> str | None:
-        """The incarnation, or None if the bookie was never seen whole or the node is unreadable."""
+        """Return the incarnation, or None if the bookie was never seen whole or the node is unreadable."""
         node = await read_surely(self._store, self.path(bookie))
         if node is None:
             return None

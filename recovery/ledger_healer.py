@@ -1,11 +1,11 @@
-"""Makes one bookie whole again for one ledger (`core/healing.py` has the rules).
+"""Restores the entries of one ledger on one bookie (the rules are in `core/healing.py`).
 
-    not in metadata, read twice    nobody counts on it: settled
-    not closed                     closed by recovery first: its writer stops, its end is known
-    closed                         window by window: read elsewhere, written back, settled
+    not in metadata, read twice    no client relies on it: settled
+    not closed                     recovery closes it first, so that its writer stops and its end is known
+    closed                         window by window, entries are read elsewhere, written back and settled
 
-Entries that the bookie lists are not written again: if one is damaged, the bookie itself answers UNKNOWN
-for it. If it doubts entries that it lists, they are read from it first.
+Entries that the bookie lists are not written again: the bookie itself answers UNKNOWN for a damaged entry. If
+it doubts entries that it lists, they are read from it first.
 """
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -62,18 +62,18 @@ _ENTRY_OVERHEAD_BYTES: Final = 64
 class HealingOutcome(Enum):
     HEALED = "healed"
     GONE = "gone"  # The ledger was deleted.
-    PLANNED = "planned"  # A rehearsal: nothing was done.
-    WAITING = "waiting"  # Some copies are unavailable now; entries stay in doubt.
-    LOST = "lost"  # Some entries have no copy anywhere; they stay in doubt.
+    PLANNED = "planned"  # Nothing was done, since this was a rehearsal.
+    WAITING = "waiting"  # Some copies are unavailable for now, so entries stay in doubt.
+    LOST = "lost"  # Some entries have no copy anywhere, so they stay in doubt.
 
 
 @dataclass(slots=True)
 class LedgerHealing:
-    """The result for one ledger."""
+    """The result of healing one ledger."""
 
     ledger_id: LedgerId
     outcome: HealingOutcome = HealingOutcome.HEALED
-    # The ledger was closed for the healing, or would be in a rehearsal.
+    # True if the ledger was closed for the healing, or would be in a rehearsal.
     has_been_closed: bool = False
     entries: int = 0  # Entries that were restored, or would be in a rehearsal.
     entry_bytes: int = 0
@@ -84,19 +84,19 @@ class LedgerHealing:
     next_step: str = ""
 
     def begin(self) -> None:
-        """Reset the result for another attempt. The counts of failed attempts are kept."""
+        """Reset the result for another attempt, but keep what failed attempts have counted."""
         self.outcome, self.reason, self.next_step = HealingOutcome.HEALED, "", ""
         self.waiting, self.lost = [], []
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One ledger, and the doubts about it."""
+    """One ledger to heal, and the doubts about it."""
 
     ledger_id: LedgerId
-    doubted: tuple[EntrySpan, ...]  # Entries in doubt, named by the bookie.
+    doubted: tuple[EntrySpan, ...]  # The entries that the bookie names as doubted.
     is_wholly_doubted: bool  # True: the bookie doubts the ledger because it doubts everything.
-    includes_all: bool  # True: heal all entries, in doubt or not.
+    includes_all: bool  # True: heal all entries, even those that are not in doubt.
     accepted: Sequence[EntrySpan]  # Entries that may be given up.
 
     @property
@@ -108,15 +108,14 @@ class Task:
 class Writers:
     """How a healing treats a ledger that may have a writer."""
 
-    are_spared: bool = False  # True: OPEN ledgers are usually not closed.
-    # True: an OPEN ledger is closed all the same if its open end names a bookie that writers
-    # should have left.
+    are_spared: bool = False  # True: OPEN ledgers are not closed, with the exception below.
+    # True: a spared OPEN ledger is closed if its open end names a bookie that writers should have left.
     are_to_have_left: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class _Means:
-    """The means to read and copy entries of one ledger."""
+    """The objects that read and copy entries of one ledger."""
 
     copier: Copier
     verifier: Verifier
@@ -124,7 +123,7 @@ class _Means:
 
 @dataclass(frozen=True, slots=True)
 class HealingLimits:
-    """The limits of one healing, over all its ledgers."""
+    """The limits of one healing, which all its ledgers share."""
 
     budget: ByteBudget
     throttle: Throttle
@@ -147,7 +146,9 @@ class LedgerHealer:
         is_rehearsal: bool,
         writers: Writers = Writers(),
     ) -> None:
-        """Heal one ledger. `settle` reports ranges that the bookie need not doubt any longer."""
+        """Create a healer of one ledger. It calls `settle` with ranges that the bookie need not doubt any
+        longer.
+        """
         self.found = found
         self._ledgers = ledgers
         self._bookies = ledgers.bookies
@@ -157,11 +158,11 @@ class LedgerHealer:
         self._limits = limits
         self._is_rehearsal = is_rehearsal
         self._writers = writers
-        # Ranges that are not needed, and were not reported yet.
+        # Ranges of entries that are not needed, and that were not reported yet.
         self._not_needed: list[EntrySpan] = []
 
     async def heal(self) -> None:
-        """Heal the ledger. Raises the error that prevents it now; a retry loses nothing."""
+        """Heal the ledger. Raises the error that prevents the healing; a retry loses nothing."""
         self.found.begin()
         try:
             stored = await self._find()
@@ -176,13 +177,15 @@ class LedgerHealer:
             await self._settle([WHOLE])
         elif stored.metadata.names(self._bookie):
             await self._heal(stored.metadata)
-        else:  # The ledger does not name the bookie: the bookie's copies, if any, are not used.
+        else:  # The ledger does not name the bookie, so the bookie's copies are not used, if it has any.
             await self._settle([WHOLE])
         if self._is_rehearsal and self.found.outcome is HealingOutcome.HEALED:
             self.found.outcome = HealingOutcome.PLANNED
 
     async def _find(self) -> StoredLedger | None:
-        """The ledger, or None if it is certainly deleted: a store of another cluster proves nothing (HL5)."""
+        """Return the ledger, or None if it was certainly deleted. Its absence from the store of another
+        cluster proves nothing (HL5).
+        """
         for _ in range(2):
             await self._ledgers.require_cluster()
             try:
@@ -235,8 +238,8 @@ class LedgerHealer:
         await self._require_unmoved(metadata)
 
     def _may_close(self, metadata: LedgerMetadata) -> bool:
-        """Return whether the ledger may be closed. A ledger in recovery has no writer any longer, so it
-        may.
+        """Return whether the ledger may be closed. A ledger in recovery may always be closed, since it has no
+        writer any longer.
         """
         if metadata.state is not LedgerState.OPEN:
             return True
@@ -256,8 +259,8 @@ class LedgerHealer:
     # --- The end of the ledger ----------------------------------------------------------------
 
     async def _without_closing(self, metadata: LedgerMetadata) -> LedgerMetadata | None:
-        """Metadata that allows to settle the doubts without stopping the writer, if all are about confirmed
-        entries; otherwise None.
+        """Return metadata that allows to settle the doubts without stopping the writer, or None if not all
+        doubts are about confirmed entries.
         """
         task, last = self._task, EntryId(ENTRY_ID_MAX - 1)
         if task.is_wholly_doubted or as_if_closed(metadata, last, task.doubted) is None:
@@ -296,8 +299,8 @@ class LedgerHealer:
             return reader.metadata
 
     async def _fence(self, key: bytes) -> None:
-        """Fence the ledger on the bookie: if it lost everything, it may have lost its fences, too. The
-        fence of a closed ledger stops a writer that does not know of the close yet (HL3).
+        """Fence the ledger on the bookie, which may have lost its fences with its entries. The fence of a
+        closed ledger stops a writer that does not know yet that the ledger is closed (HL3).
         """
         request = EntryRead(self._task.ledger_id, NO_ENTRY, key, fence=True)
         error = error_of(await self._call(request))
@@ -305,8 +308,8 @@ class LedgerHealer:
             raise error("it cannot be fenced there", ledger_id=self._task.ledger_id)
 
     async def _call(self, request: EntryRead | ListEntries) -> Reply:
-        """Send a request to the bookie. If the connection breaks, it may have been made before the bookie's
-        last start, so the request is sent again. Sending these requests twice does no harm.
+        """Send a request to the bookie. If the connection is lost, the request is sent again, since the
+        connection may be from before the bookie's last start. Sending these requests twice does no harm.
         """
         try:
             return await self._call_once(request)
@@ -327,7 +330,7 @@ class LedgerHealer:
         self, metadata: LedgerMetadata, listed: EntryList, means: "_Means"
     ) -> None:
         pieces = list(stretches(metadata, self._bookie, self._task.ranges))
-        # These are reported with the first window, since each report costs the bookie syncs.
+        # Unneeded entries are reported with the first window, since each report costs the bookie syncs.
         self._not_needed = [
             EntrySpan(first, last) for first, last, where in pieces if where is None
         ]
@@ -355,7 +358,7 @@ class LedgerHealer:
         listed: EntryList,
         means: "_Means",
     ) -> bool:
-        """Heal a window. Returns False if no member responded, so that going on makes no sense."""
+        """Heal a window. Returns False if no member responded, so that further windows would fail, too."""
         wanted = expected(metadata.quorum, fragment, self._bookie, window)
         held = dict.fromkeys(each for each in wanted if each in listed)
         if doubtful := [each for each in held if covers(self._task.doubted, each)]:
@@ -387,8 +390,8 @@ class LedgerHealer:
         held: dict[EntryId, None],
         copier: Copier,
     ) -> Mapping[EntryId, Mapping[BookieId, CopyState]]:
-        """Restore missing entries and add them to `held`. For entries that no bookie returned, returns the
-        answers. Raises if this bookie does not accept the entries.
+        """Restore missing entries and add them to `held`. Returns the answers about entries that no bookie
+        returned. Raises if this bookie does not accept the entries.
         """
 
         def others(entry_id: EntryId) -> list[BookieId]:
@@ -402,14 +405,14 @@ class LedgerHealer:
         return copied.missing
 
     async def _list(self) -> EntryList:
-        """The bookie's entries. The list is empty if it cannot list them: then existing entries may be
-        written again.
+        """Return the bookie's entries. The list is empty if the bookie cannot list them: then existing
+        entries may be written again.
         """
         reply = await self._call(ListEntries(self._task.ledger_id))
         return listed_in(reply, self._task.ledger_id)
 
     async def _settle(self, ranges: Sequence[EntrySpan]) -> None:
-        """Report these ranges, as far as the bookie doubts these entries by name."""
+        """Report those entries of these ranges that the bookie doubts by name."""
         settled = intersection(self._task.doubted, [*ranges, *self._not_needed])
         self._not_needed = []
         if settled and not self._is_rehearsal:

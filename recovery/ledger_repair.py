@@ -1,15 +1,15 @@
-"""Repairs one ledger under its lock: copies missing entries, then names the bookies that got the copies in
-metadata.
+"""Repairs one ledger under its lock: copies missing entries, then changes the metadata to name the bookies
+that got the copies.
 
     read the metadata ─► core/plan.py ─► first step: finish a recovery, move an unclaimed seat, wait for the writer
           ▲                   │
           │                   └─► seat by seat: is it still lost? ─► pick a target ─► copy ─► swap in one transaction
           └───── again, until nothing is short
 
-A seat changes hands only when its whole share is durable on the new bookie (RP1), and only if its old bookie is
-draining, or is marked and still lost at the swap (RP2). The swap names the lock, the lifecycle by which its
-bookie drains, and the target as it was before the copy began (RP3). A ledger is closed for a repair only after
-its writer had the grace period (RP4).
+A seat changes hands only when its whole share is durable on the new bookie (RP1), and only if its old bookie
+is draining, or is marked and still lost at the swap (RP2). The swap's transaction checks the lock, the
+lifecycle of a draining bookie, and that the target has not changed since the copy began (RP3). A ledger is
+closed for a repair only after the grace period for its writer (RP4).
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -64,8 +64,8 @@ from rollbook.recovery.core.plan import (
 
 logger = structlog.get_logger()
 
-_ROUNDS_MAX: Final = 20  # Attempts against concurrent changes of the ledger.
-_TARGETS_MAX: Final = 3  # The most targets that are tried for one seat.
+_ROUNDS_MAX: Final = 20  # The maximum number of attempts if the ledger changes concurrently.
+_TARGETS_MAX: Final = 3  # The maximum number of targets that are tried for one seat.
 
 
 class OpenEnd(NamedTuple):
@@ -84,7 +84,7 @@ class Repair:
     entry_bytes: int = 0
     seats: int = 0  # Seats that were restored or moved.
     was_closed: bool = False  # True: the ledger was closed for the repair.
-    # The open end whose bookies the writer has to leave in its grace period. Waiting is not a
+    # The open end whose bookies the writer has to leave within its grace period. Such a wait is not a
     # failure.
     awaited: OpenEnd | None = None
     losses: list[LostEntries] = field(default_factory=list)
@@ -101,9 +101,9 @@ class RepairOrder:
     """What is wrong with a ledger, and where its copies should be made."""
 
     in_question: Collection[BookieId] = ()
-    # Bookies that should lose their seats, each with the condition for that.
+    # Bookies that should lose their seats, each with a check that must hold at the swap.
     draining: Mapping[BookieId, Check | None] = field(default_factory=dict)
-    # Bookies that get back what they lack. They keep their seats even while they are away.
+    # Bookies whose missing entries are restored. They keep their seats even while they are away.
     looked_at: Collection[BookieId] = ()
     # Bookies that are used before any other, if they accept entries and are not members already.
     targets: Sequence[BookieId] = ()
@@ -134,13 +134,13 @@ class LedgerRepair:
         local_bookie: BookieId | None = None,
         on_progress: Callable[[int], None] = lambda _: None,
     ) -> None:
-        """Repair one ledger. `local_bookie` is used before other bookies, but after the targets of the
+        """Repair one ledger. `local_bookie` is preferred to all other bookies except the targets of the
         order.
         """
         self.found = Repair(lock.ledger_id)
         self._ledgers = ledgers
         self._store = store
-        # Ledger nodes in the store whose session holds the lock.
+        # The ledger nodes in the store whose session holds the lock.
         self._nodes = LedgerNodes(store, ledgers.cluster.root, ledgers.cluster.layout)
         self._members = MemberNodes(store, ledgers.cluster)
         self._lock = lock
@@ -158,10 +158,9 @@ class LedgerRepair:
         self._on_progress = on_progress
 
     async def run(self) -> Repair:
-        """Return when nothing is short, or when the rest is unavailable: see `Repair`.
-
-        Raises the error that stops the repair; a retry loses nothing. Raises `NoSuchLedger` if the ledger
-        was deleted. After a cancelled call, there may be copies that no metadata names.
+        """Return when no copy is missing, or when the missing copies cannot be made now: see `Repair`. Raises
+        the error that stops the repair; a retry loses nothing. Raises `NoSuchLedger` if the ledger was
+        deleted. After a cancelled call, there may be copies that no metadata names.
         """
         for _ in range(_ROUNDS_MAX):
             stored = await self._nodes.read(self._lock.ledger_id, fresh=True)
@@ -208,14 +207,14 @@ class LedgerRepair:
         return BookiePresence.READ_ONLY if bookie in live.read_only else BookiePresence.LOST
 
     async def _close(self) -> None:
-        """Close the ledger, because its writer is dead or a recovery has begun (RP4)."""
+        """Close the ledger: its writer is dead, or a recovery has begun (RP4)."""
         async with await self._ledgers.open_recover(self._lock.ledger_id):
             self.found.was_closed = True
         logger.info("ledger_closed_for_repair", ledger_id=self._lock.ledger_id)
 
     async def _move_seats(self, stored: StoredLedger, plan: RepairPlan) -> None:
-        """Move seats of a ledger that has no writer, and therefore no entries. A concurrent claim is safe:
-        it is made by compare-and-swap.
+        """Move seats of a ledger that has no writer, and therefore no entries. A concurrent claim is safe,
+        since it is made by compare-and-swap.
         """
         ensemble = list(stored.metadata.fragments[-1].ensemble)
         for slot in plan.open_seats:
@@ -231,8 +230,8 @@ class LedgerRepair:
     # --- Seats --------------------------------------------------------------------------------
 
     async def _repair_seats(self, metadata: LedgerMetadata, plan: RepairPlan) -> bool:
-        """Repair all seats. Returns whether the ledger must be planned again, which is not so if the rest
-        is whole where it is, or unavailable.
+        """Repair all seats. Returns whether the ledger has to be planned again: that is not so if each seat
+        is whole, or lacks only unavailable entries.
         """
         outcomes = {await self._repair_seat(metadata, seat) for seat in plan.seats}
         return SeatOutcome.CHANGED in outcomes
@@ -261,7 +260,7 @@ class LedgerRepair:
 
     async def _spread(self, metadata: LedgerMetadata) -> bool:
         """Move one seat of one closed fragment to another rack. Returns False if no fragment can be spread
-        further, or none was copied.
+        over more racks, or if no copy was made.
 
         Raises `NotEnoughBookies` if all copies of a fragment are in one rack, and no bookie of another rack
         can take a seat.
@@ -318,9 +317,8 @@ class LedgerRepair:
     async def _swap(
         self, seat: SlotRepair, target: BookieId, checks: Sequence[Check], *, may_be_present: bool
     ) -> None:
-        """Swap the bookie of a seat for the target. If that is not possible now, the next plan decides.
-
-        Writers change the same node: the swap is repeated on each new version while the seat still needs it.
+        """Swap the bookie of a seat for the target. If that is not possible now, the next plan decides. Since
+        writers change the same node, the swap is repeated on each new version while the seat still needs it.
         """
         if is_leaving := self._draining.get(seat.bookie):
             checks = [*checks, is_leaving]
@@ -400,7 +398,7 @@ class LedgerRepair:
         )
         if (
             target == seat.bookie and copied.missing
-        ):  # The target is a holder: entries that it lacks may be UNKNOWN.
+        ):  # The target is a holder, and may answer UNKNOWN for entries that it lacks.
             held = await verifier.read_share(target, sorted(copied.missing))
             for entry_id, copy in held.items():
                 if isinstance(copy, CopyState):
@@ -419,10 +417,9 @@ class LedgerRepair:
         listed: EntryList,
         verifier: Verifier,
     ) -> list[EntrySpan]:
-        """Return the entries of the share that a new member lists, but does not return as they were written.
-
-        The bookie may have them from an earlier seat in the ledger, and checks of bytes skip bookies
-        without a seat. The entries are therefore read before they count as copies (RP1).
+        """Return the entries of the share that a new member lists, but of which it returns other bytes than
+        were written. The bookie may have them from an earlier seat in the ledger, and checks of bytes skip
+        bookies without a seat, so these entries are read before they count as copies (RP1).
         """
         bad: list[EntrySpan] = []
         if not listed.packed:  # The list is usually empty, since the bookie never had a seat.
@@ -436,7 +433,7 @@ class LedgerRepair:
         return bad
 
     def _judge(self, copied: Copied) -> bool:
-        """Return whether all entries were copied. Records what is lost or unavailable."""
+        """Record lost and unavailable entries. Returns whether all entries were copied."""
         missing = judge_missing(copied.missing)
         self.found.losses += missing.losses
         if missing.unavailable:
@@ -467,7 +464,7 @@ class LedgerRepair:
         return picked
 
     async def _checks_of(self, target: BookieId) -> list[Check]:
-        """The checks that the target has not changed (RP3)."""
+        """Return checks for a transaction, which fail if the target has changed (RP3)."""
         cluster, member = self._ledgers.cluster, await self._members.read(target)
         nodes = (
             (cluster.path(COOKIES), member.cookie_node),
@@ -488,7 +485,9 @@ class LedgerRepair:
         return False
 
     async def _list(self, bookie: BookieId) -> EntryList:
-        """The bookie's entries. The list is empty if it cannot list them: then all entries are written."""
+        """Return the bookie's entries. The list is empty if the bookie cannot list them: then all entries are
+        written.
+        """
         reply = await self._ledgers.bookies.call(
             bookie,
             ListEntries(self._lock.ledger_id),
@@ -505,8 +504,8 @@ def _open_end(metadata: LedgerMetadata, plan: RepairPlan) -> OpenEnd:
 def pick_for_racks(
     ledgers: Ledgers, quorum: Quorum, ensemble: Ensemble, excluded: Collection[BookieId] = ()
 ) -> tuple[int, BookieId] | None:
-    """Pick a seat and a new bookie for it, so that more entries have copies in several racks. Returns None
-    if no swap is a gain.
+    """Pick a seat and a new bookie for it, so that more entries have copies in several racks. Returns None if
+    no swap achieves that.
 
     Each swap leaves fewer write sets in one rack, so the number of swaps of a ledger is at most its number
     of members. Three members in two racks, with two copies of each entry, always have one write set in one
@@ -524,7 +523,8 @@ def pick_for_racks(
     return best
 
 
-_MEAN_BYTES_GUESSED: Final = 1024  # A guess for open ledgers, whose length is not in metadata.
+# The guessed mean size for open ledgers, whose length is not in metadata.
+_MEAN_BYTES_GUESSED: Final = 1024
 
 
 def mean_entry_bytes(metadata: LedgerMetadata) -> int:

@@ -1,4 +1,4 @@
-"""Decides what continues while the metadata store is unavailable, and repeats the rest afterwards."""
+"""Repeats work that fails because the metadata store is unavailable."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -17,14 +17,15 @@ from rollbook.proto.ports import Watch
 logger = structlog.get_logger()
 
 RETRY_PAUSE_S: Final = 0.5
-LOOK_AGAIN_S: Final = 60.0  # A watch may miss events, so no decision depends on a watch alone.
+# Seconds between two looks without an event, since a watch may miss events.
+LOOK_AGAIN_S: Final = 60.0
 T = TypeVar("T")
 
 AWAY: Final = (Unavailable, OutcomeUnknown, SessionExpired)
 
 
 async def patiently(part: str, work: Callable[[], Awaitable[object]]) -> Never:
-    """Repeat `work` until cancelled. After an outage of the store, pause first."""
+    """Repeat `work` until cancelled, with a pause after each outage of the store."""
     while True:
         await until_done(part, work)
 
@@ -42,7 +43,7 @@ async def until_done(part: str, work: Callable[[], Awaitable[T]]) -> T:
 async def follow(
     part: str, watch: Callable[[], Awaitable[Watch]], look: Callable[[], Awaitable[None]]
 ) -> Never:
-    """Look once at the start, after each event, and regularly without an event."""
+    """Call `look` at the start, after each event, and regularly without an event."""
 
     async def once() -> None:
         stream = await watch()

@@ -4,7 +4,7 @@
                                                   └──► work (handed in) ──► Done, Failed, Cancelled
 
 An operation's work may be stopped anywhere and run again: its progress is in metadata. Each write names the
-vote, so a runner that was replaced and does not know it ends no operation (OP4).
+vote, so a runner that was replaced without noticing cannot end an operation (OP4).
 """
 
 import asyncio
@@ -44,7 +44,7 @@ _FORGET_MS: Final = 3_600_000
 
 
 class OperationProgress:
-    """The facts that an operation's work gets from the runner, and reports to it."""
+    """The facts that the runner gives to an operation's work, and the progress that the work reports."""
 
     def __init__(self, operation: LastingOperation, keep: Callable[[Facts], Awaitable[None]]):
         self.about = operation.about
@@ -56,7 +56,7 @@ class OperationProgress:
         self.done, self.total = done, total
 
     async def note(self, notes: Facts) -> None:
-        """Store notes durably. After a restart, `notes` has them."""
+        """Store notes durably; they are in `notes` after a restart."""
         await self._keep(notes)
         self.notes = notes
 
@@ -77,7 +77,7 @@ class OperationRunner:
         kinds: Mapping[str, OperationKind],
         describe: Callable[[RollbookError], Facts],
     ) -> None:
-        """Run these kinds of operations. `describe`: an error as RFC 9457 defines it."""
+        """Create a runner for these kinds of operations. `describe` turns an error into the form of RFC 9457."""
         self._nodes = OperationNodes(store, cluster)
         self._clock = clock
         self._kinds = kinds
@@ -107,7 +107,7 @@ class OperationRunner:
             await watch.close()
 
     async def _next(self, watch: Watch) -> None:
-        """Wait until something has changed, an operation can be started, or the next regular look is due."""
+        """Wait until an operation has changed or can be started, or until the next regular look is due."""
 
         async def hear() -> None:
             try:
@@ -183,7 +183,7 @@ class OperationRunner:
             if operation.id not in self._to_cancel or task is None:
                 raise
             if task.uncancel():
-                raise  # A second cancellation means that this process is no longer the leader.
+                raise  # The second cancellation means that this process is no longer the leader.
         except RollbookError as error:
             problem = self._describe(error)
             self._tell_end(await end(lambda each: each.failed(self._now_ms(), problem)))
@@ -206,7 +206,7 @@ class OperationRunner:
         run: OperationProgress,
         change: Callable[[Callable[[LastingOperation], LastingOperation]], Awaitable[Any]],
     ) -> Facts:
-        """Call the work. Call it again after an outage of the metadata store."""
+        """Call the work, and call it again after an outage of the metadata store."""
 
         async def tell() -> None:
             while True:

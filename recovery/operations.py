@@ -1,7 +1,7 @@
-"""Stores lasting operations in metadata (`core/operations.py` has their rules).
+"""Stores lasting operations in metadata (the rules are in `core/operations.py`).
 
 <own root>/operations/<id>      one operation, JSON
-<own root>/operation-runner     where processes that run them are elected
+<own root>/operation-runner     votes of the processes that can run operations
 """
 
 import asyncio
@@ -64,9 +64,8 @@ class OperationNodes:
         await ensure_node(self._store, self.folder)
 
     async def create(self, operation: LastingOperation, now_ms: int) -> LastingOperation:
-        """Create an operation; returns the existing one if it is the same request (OP2).
-
-        Raises `DuplicateDiffers`, or `Overloaded` if the limit of operations that have not ended is reached.
+        """Create an operation, or return the existing one if the request is the same (OP2). Raises
+        `DuplicateDiffers`, or `Overloaded` if the maximum number of operations have not ended.
         """
         await self.prepare()
         if (known := await self._known(operation)) is not None:
@@ -97,7 +96,7 @@ class OperationNodes:
         return found.operation
 
     async def forget(self, now_ms: int, kept: int = KEPT_MAX) -> int:
-        """Remove operations that need not be kept (OP3). Returns how many are left."""
+        """Remove operations that need not be kept (OP3). Returns the number of operations that are left."""
         found = await self.list()
         gone = to_forget((each.operation for each in found), now_ms, kept)
         for operation_id in gone:
@@ -108,7 +107,7 @@ class OperationNodes:
         return len(found) - len(gone)
 
     async def read(self, operation_id: str) -> StoredOperation | None:
-        """The operation, if it exists. Raises `BadMetadata`, `UnsupportedVersion`."""
+        """Return the operation, or None if it does not exist. Raises `BadMetadata`, `UnsupportedVersion`."""
         if not is_operation_id(operation_id):
             return None
         node = await read_surely(self._store, self._path(operation_id))
@@ -117,7 +116,7 @@ class OperationNodes:
         return StoredOperation(unpack_operation(node.value), node.stat.version)
 
     async def list(self, without: Container[str] = ()) -> "list[StoredOperation]":
-        """All operations, the newest first. An unreadable one is logged and left out."""
+        """Return all operations, the newest first. An unreadable operation is logged and left out."""
         try:
             names = sorted(await children_surely(self._store, self.folder))
         except NoSuchNode:
@@ -152,10 +151,10 @@ class OperationNodes:
         checks: Sequence[Check] = (),
         session: SessionId | None = None,
     ) -> LastingOperation:
-        """Apply `step` to an operation as it is read, while `checks` hold. With `session`, the write is
-        made in that session or not at all.
+        """Read an operation, and write what `step` makes of it if `checks` hold. With `session`, the write
+        fails unless the session is still the same.
 
-        Raises the errors of `step`, `Missing`, `MetadataConflict` if a check does not hold.
+        Raises the errors of `step`, `Missing`, or `MetadataConflict` if a check does not hold.
         """
         path = self._path(operation_id)
         for _ in range(_RACES_MAX):

@@ -1,7 +1,6 @@
-"""Reads a bookie's doubts, and settles them there.
+"""Reads a bookie's doubts, and settles them on the bookie.
 
-On a real machine this goes over HTTP (`rollbook.api.cli.recovery.actions`); the simulator passes the bookie
-in directly.
+In production this uses HTTP (`rollbook.api.cli.recovery.actions`); the simulator passes the bookie directly.
 """
 
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ class DoubtsPage:
     stamp: str
     everything: bool
     ledgers: dict[int, tuple[EntrySpan, ...]]
-    next_after: int | None  # None means that this is the last page.
+    next_after: int | None  # None: this is the last page.
 
 
 class BookieDoubts(Protocol):
@@ -31,6 +30,6 @@ class BookieDoubts(Protocol):
         """Settle ranges of one ledger durably. Raises `Superseded` if the stamp is not the latest."""
 
     async def settle_everything(self, stamp: str) -> None:
-        """Settle the doubt about everything. Doubts about single ledgers are kept. Raises `Superseded` if
-        the bookie was restarted.
+        """Settle the doubt about everything, but keep doubts about single ledgers. Raises `Superseded` if the
+        bookie was restarted.
         """

@@ -1,9 +1,9 @@
-"""Each recovery process reports its status in an ephemeral node, for `rollbook recovery status`.
+"""Writes the status of each recovery process to an ephemeral node, for `rollbook recovery status`.
 
     <own root>/recovery/<session>   JSON: version, name, release, started_ms, parts, audit, drains, worker
 
-`parts` has the state of each part of the process, how often it was restarted, and after which error. No
-decision uses these nodes.
+`parts` has the state of each part of the process, the number of its restarts, and its last error. No decision
+uses these nodes.
 """
 
 import json
@@ -43,7 +43,7 @@ def pack_presence(presence: ProcessStatus) -> bytes:
 
 
 def unpack_presence(node_name: str, data: bytes) -> ProcessStatus:
-    """The report in the bytes of a node, for people. An unreadable field is left out."""
+    """Return the report in the bytes of a node, for display. An unreadable field is left out."""
     try:
         fields = json.loads(data)
         known = {key: fields[key] for key in ProcessStatus.__slots__ if key in fields}
@@ -77,7 +77,7 @@ class PresenceNodes:
             elif node.value != data:
                 await set_surely(self._store, path, data, node.stat.version)
         except (MetadataConflict, NoSuchNode):
-            return  # The next report repeats the write.
+            return  # The next report repeats this write.
 
     async def list(self) -> list[ProcessStatus]:
         try:
@@ -92,7 +92,7 @@ class PresenceNodes:
         return sorted(found, key=lambda each: each.name)
 
     async def drains(self) -> dict[str, int]:
-        """The number of ledgers that still name each draining bookie, as the steward counted last."""
+        """Return the number of ledgers that still name each draining bookie, by the steward's last count."""
         for each in await self.list():
             if drains := each.drains.get("drains"):
                 return {bookie: ledgers for bookie, (_, ledgers) in drains.items()}
@@ -100,5 +100,5 @@ class PresenceNodes:
 
 
 def _is_ours(_: Node) -> bool:
-    """Return True: the node is always this process's, since it is named for this session."""
+    """Return True: the node always belongs to this process, since its name is that of this session."""
     return True

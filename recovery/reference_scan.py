@@ -1,8 +1,8 @@
-"""Finds the ledgers that name some bookies by a complete fresh walk over the metadata, without an index.
+"""Finds the ledgers that name some bookies, by a complete fresh walk over the metadata instead of the index.
 
-The walk sees all ledgers that exist during the whole walk (`LedgerWalk`), each as it was at some time in
-between. A walk that begins after a bookie stopped accepting entries may find no ledger that names it. Then
-only a client with an earlier choice of ensemble can still create one (LC4).
+The walk sees all ledgers that exist during the whole walk (`LedgerWalk`), each in a state that it had during
+the walk. If a walk begins after a bookie stopped accepting entries, and finds no ledger that names it, only a
+client that picked its ensemble before can still create such a ledger (LC4).
 """
 
 import asyncio
@@ -21,7 +21,7 @@ _AT_ONCE: Final = 64
 @dataclass(slots=True)
 class ReferenceScan:
     ledgers: int = 0  # Examined ledgers.
-    # The number of ledgers that name each bookie, including 0.
+    # The number of ledgers that name each bookie, which may be 0.
     naming: dict[BookieId, int] = field(default_factory=dict)
     examples: dict[BookieId, LedgerId] = field(default_factory=dict)
     # Ledgers with unreadable metadata, which may name any bookie.
@@ -33,7 +33,7 @@ async def take_census(
     bookies: Collection[BookieId],
     on_ledger: Callable[[LedgerMetadata], None] = lambda _: None,
 ) -> ReferenceScan:
-    """Walk over all ledgers. `on_ledger` gets each one that names one of the bookies. Raises
+    """Walk over all ledgers, and call `on_ledger` for each one that names one of the bookies. Raises
     `MetadataUnavailable`, `ConnectionLost`, `SessionExpired`.
     """
     census = ReferenceScan(naming=dict.fromkeys(bookies, 0))
@@ -56,7 +56,7 @@ async def take_census(
             on_ledger(metadata)
 
     batch: list[LedgerId] = []
-    async for ledger_id in nodes.ids():  # The first step waits for all earlier writes.
+    async for ledger_id in nodes.ids():  # The first read of the walk sees all earlier writes.
         batch.append(ledger_id)
         if len(batch) == _AT_ONCE:
             await _all(read(each) for each in batch)

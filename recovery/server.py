@@ -1,11 +1,12 @@
-"""A recovery server: it is a candidate for auditor and steward, and repairs marked ledgers.
+"""The recovery server, which is a candidate for auditor and steward, and repairs marked ledgers.
 
     index ◄── auditor (elected)
           ◄── steward (elected apart)      worker      presence      operations (elected apart)
       each is a part: a part that fails is restarted, after a pause that doubles up to a minute
 
-All parts use one metadata session, whose end also ends its votes and locks. They share one `Marks`, which
-knows the locks of the session. `process_status.py` records the work of the parts, for `status`.
+All parts use one metadata session; when it ends, its votes and locks are gone, too. The parts share one
+`Marks`, which knows the locks of the session. For `status`, `process_status.py` reports the work of the
+parts.
 """
 
 import asyncio
@@ -46,9 +47,9 @@ _PAUSE_S_MIN: Final = 1.0
 _PAUSE_S_MAX: Final = 60.0
 _TELL_S: Final = 2.0
 _COUNT_S: Final = 30.0
-_SHORT_MAX: Final = 100_000  # The most marks that are counted.
-_OVERDUE_MAX: Final = 1_000  # The most marks that are read to find their ages.
-_STEADY_S: Final = 300.0  # A part that ran this long restarts without a longer pause.
+_SHORT_MAX: Final = 100_000  # The maximum number of marks that are counted.
+_OVERDUE_MAX: Final = 1_000  # The maximum number of marks that are read to find their ages.
+_STEADY_S: Final = 300.0  # A part that ran for this time restarts after the shortest pause.
 
 
 @dataclass(frozen=True)
@@ -72,11 +73,11 @@ class PartState:
 
 @dataclass(frozen=True, slots=True)
 class ProcessIdentity:
-    """The identity of this process, for people and for its locks."""
+    """The identity of this process, which people and its locks show."""
 
     name: BookieId  # The name that is written in votes and locks.
     release: str = ""
-    # The bookie in the same process, which is the first target of copies.
+    # The bookie in the same process, which is preferred as a target of copies.
     local_bookie: BookieId | None = None
 
 
@@ -86,7 +87,7 @@ def _describe_as_text(error: RollbookError) -> Mapping[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class RecoveryPorts:
-    """The functions that the process provides besides its ledgers. What needs a missing port does not run."""
+    """Functions that the process provides. A part that needs a missing function does not run."""
 
     doubts_of: DoubtsOf | None = None  # Reads a bookie's possible losses.
     # The operations that people may start.
@@ -99,8 +100,8 @@ class RecoveryPorts:
 
 
 class RecoveryServer:
-    """The parts of a recovery process. `run` it in its own task; when cancelled, it gives up its votes and
-    locks.
+    """The parts of a recovery process. The owner calls `run` in a task of its own; if that is cancelled, the
+    server gives up its votes and locks.
     """
 
     def __init__(
@@ -208,13 +209,13 @@ class RecoveryServer:
         self._works["operations"] = self._elected("operations", self._election(RUNNER), lead)
 
     def _election(self, folder: str) -> Election:
-        """An election below this product's own root."""
+        """Return an election whose votes are below our own root."""
         own_root = self._cluster.own_root
         return Election(self._store, f"{own_root}/{folder}", self.name, above=own_root)
 
     @property
     def kinds(self) -> list[str]:
-        """The state of the process, for people."""
+        """Return the state of the process for display."""
         return [kind for kind in ("auditor", "worker") if kind in self._works]
 
     async def run(self) -> None:

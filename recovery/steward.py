@@ -1,6 +1,6 @@
-"""While elected, empties bookies that should leave, and has bookies checked that may have lost ledgers
-without knowing it. The steward is elected apart from BookKeeper's auditor, which may be Java's and knows of
-neither task.
+"""Empties bookies that should leave, and requests checks of bookies that may have lost ledgers without
+knowing it, while its process is the elected steward. The steward is elected apart from BookKeeper's auditor,
+which may be Java's and knows of neither task.
 
     lifecycles ──► core/drains.py ──► tasks (tasks.py) ──► workers copy, the index hears of it
                         │
@@ -8,13 +8,13 @@ neither task.
     incarnations ─────────────────────► tasks ──► known_incarnations.py
     doubts of bookies ────────────────► doubt_healing.py
 
-- A bookie is Drained iff a whole fresh walk that began after it was seen read-only or down finds no ledger
-  that names it. A ledger that names it later makes it Draining again (LC4).
-- Each change of a lifecycle is made while the steward's vote stands, or never (LC2).
+- A bookie becomes Drained only when a complete walk finds no ledger that names it; the walk begins after the
+  bookie was seen read-only or down. A ledger that names it later makes it Draining again (LC4).
+- Each change of a lifecycle fails unless the steward's vote still exists (LC2).
 - A drain that failed or was cancelled leaves no task (LC5).
-- A bookie whose incarnation is not the one last seen whole has all its ledgers checked (LC6).
+- If a bookie's incarnation is not the one that was last seen whole, all its ledgers are checked (LC6).
 
-A steward may die anywhere: the next one reads everything again.
+A steward may die at any point: the next one reads everything again.
 """
 
 import asyncio
@@ -63,18 +63,18 @@ logger = structlog.get_logger()
 
 _PUBLISHED_AT_ONCE: Final = 32
 _EXAMPLES: Final = 5
-# The pause between two rounds; a drain changes thousands of ledgers a second.
+# The pause between two rounds, since a drain changes thousands of ledgers per second.
 _PAUSE_S: Final = 0.1
 
 
 @dataclass(slots=True)
 class StewardState:
-    """The steward's part of `status`: for each draining bookie, its step and the number of ledgers that
-    name it.
+    """The state of the steward that `status` shows: for each draining bookie, its step and the number of
+    ledgers that name it.
     """
 
     drains: dict[BookieId, tuple[str, int]] = field(default_factory=dict)
-    # Bookies whose ledgers must be checked, each with their number.
+    # Bookies whose ledgers must be checked, each with the number of these ledgers.
     suspects: dict[BookieId, int] = field(default_factory=dict)
     tasks: int = 0
     # Bookies that are being healed.
@@ -84,7 +84,7 @@ class StewardState:
 @dataclass(slots=True)
 class _Suspect:
     incarnation: str
-    pending: "array[int]"  # Ledgers that are not published as tasks yet.
+    pending: "array[int]"  # Ledgers that have not been published as tasks yet.
 
 
 class Steward:
@@ -100,8 +100,8 @@ class Steward:
         config: StewardConfig,
         doubts: DoubtHealing | None = None,
     ) -> None:
-        """Use a started `watcher`, an `index` that its owner updates, and `marks` with the locks of this
-        session. Without `doubts`, no bookie in doubt is healed.
+        """Create a steward that uses a started `watcher`, an `index` that its owner updates, and `marks` with
+        the locks of this session. Without `doubts`, no bookie in doubt is healed.
         """
         self._store = store
         self._root = cluster.root
@@ -250,8 +250,8 @@ class Steward:
         self._failing = failures
 
     def _is_for_people(self, ledger_id: LedgerId, failure: Failure) -> bool:
-        """Return whether the failure needs a person, because entries are lost or it explains why a drain
-        failed.
+        """Return whether a person needs the failure, because entries are lost or because it explains why a
+        drain failed.
         """
         row = self._index.row(ledger_id) or ()
         return failure.is_unrecoverable or not self._failed.isdisjoint(row)
@@ -263,7 +263,7 @@ class Steward:
         return False
 
     async def _forget_failure(self, ledger_id: LedgerId) -> None:
-        """Remove a failure that no longer counts (RP7). This needs the lock, since only its holder writes
+        """Remove a failure that no longer counts (RP7). The lock is taken, since only its holder may write
         failures.
         """
         lock = await self._marks.take(ledger_id, "steward")
@@ -304,7 +304,7 @@ class Steward:
             await self._verify(vote, to_verify)
 
     def _count_stuck(self, draining: list[StoredLifecycle]) -> "Counter[BookieId]":
-        """The number of each draining bookie's ledgers whose failure is final."""
+        """Return for each draining bookie the number of its ledgers whose failure is final."""
         stuck: Counter[BookieId] = Counter()
         for ledger_id, failure in self._failing.items():
             row = self._index.row(ledger_id) or ()
@@ -317,8 +317,8 @@ class Steward:
 
     @property
     def _room(self) -> int:
-        """The number of tasks that may be published. Ledgers that wait for a retry must not delay the first
-        attempt of others.
+        """Return the number of further tasks that may be published. Ledgers that wait for a retry do not
+        count, so that they do not delay first attempts.
         """
         waiting = sum(ledger_id in self._tasks for ledger_id in self._failing)
         return max(self._config.tasks_max - len(self._tasks) + waiting, 0)
@@ -359,14 +359,14 @@ class Steward:
                 raise result
 
     async def _verify(self, vote: Vote, drains: list[StoredLifecycle]) -> None:
-        """Look for ledgers that still name the bookies: the walk begins after each of these was
-        seen read-only or down (LC4).
+        """Look for ledgers that still name the bookies. The walk begins after each bookie was seen read-only
+        or down (LC4).
         """
         drains = [each for each in drains if not await self._is_writable(each.bookie)]
         census = await take_census(self._nodes, [each.bookie for each in drains])
         for stored in drains:
             if census.naming[stored.bookie]:
-                # The index does not know the present state of a ledger that the walk found.
+                # The index does not know the present state of a ledger that the walk has found.
                 self._index.request_sweep()
             elif census.unreadable:
                 named = ", ".join(map(str, sorted(census.unreadable)[:_EXAMPLES]))
@@ -379,8 +379,8 @@ class Steward:
                 await self._change(vote, stored, finish(stored.lifecycle, *self._draw()))
 
     async def _is_writable(self, bookie: BookieId) -> bool:
-        """Return whether the bookie is registered as writable. This asks the store, since the watcher may
-        not know yet. A bookie in both folders is just changing its state.
+        """Return whether the bookie is registered as writable. The store is asked, since the watcher may not
+        know the present state yet. A bookie in both folders is just changing its state.
         """
         folder = f"{self._root}/{AVAILABLE}"
         return await read_surely(self._store, f"{folder}/{bookie}") is not None
@@ -393,8 +393,8 @@ class Steward:
         await self._change(vote, stored, fail(stored.lifecycle, *self._draw(), reason))
 
     async def _guard(self, vote: Vote, drained: list[StoredLifecycle]) -> None:
-        """Make a Drained bookie Draining if a ledger names it: a client that picked its ensemble
-        before the drain made its ledger after the walk (LC4).
+        """Make a Drained bookie Draining again if a ledger names it: the client picked its ensemble before
+        the drain, but created its ledger after the walk (LC4).
         """
         for stored in drained:
             if not self._index.count(stored.bookie):
@@ -405,13 +405,13 @@ class Steward:
                 break
 
     async def _change(self, vote: Vote, stored: StoredLifecycle, lifecycle: Lifecycle) -> None:
-        """Change a lifecycle while this steward's vote stands (LC2)."""
+        """Change a lifecycle if this steward's vote still exists (LC2)."""
         try:
             await self._lifecycles.write(
                 stored, lifecycle, checks=[vote.check], session=vote.session
             )
         except (MetadataConflict, NodeExists, NoSuchNode):
-            # A person changed it, or another steward leads. The next round, or the election, shows
+            # A person changed the lifecycle, or another steward leads. The next round or the election shows
             # which.
             logger.info("lifecycle_not_changed", bookie=stored.bookie)
             return
@@ -435,7 +435,7 @@ class Steward:
                 continue
             lock = await self._marks.take(ledger_id, "steward")
             if lock is None:
-                # A worker holds the lock, and notices by itself that the task is no longer wanted.
+                # A worker holds the lock, and will notice by itself that the task is no longer wanted.
                 continue
             try:
                 found = await self._drain_tasks.read(ledger_id)
@@ -447,16 +447,16 @@ class Steward:
     # --- Bookies that may have lost ledgers without knowing it --------------------------------
 
     async def _look_at_incarnations(self) -> None:
-        """Find bookies with another incarnation than the one last seen whole (LC6)."""
+        """Find bookies with another incarnation than the one that was last seen whole (LC6)."""
         live = self._watcher.current
         for bookie in (*live.writable, *live.read_only):
             try:
                 record = (await self._members.read(bookie)).record
             except (BadMetadata, UnsupportedVersion):
-                # A person has to handle an unreadable cookie; the `bookie` commands give advice.
+                # A person has to repair an unreadable cookie; the `bookie` commands give advice.
                 continue
             if record is None:
-                continue  # The bookie is a Java one, which has no such record.
+                continue  # A Java bookie has no such record.
             suspect = self._suspects.get(bookie)
             if suspect is not None and suspect.incarnation == record.incarnation:
                 continue

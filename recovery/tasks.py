@@ -1,14 +1,14 @@
-"""Repair tasks and failures in our own tree: ledgers of bookies that drain or may not be whole, failures of
-repairs, and a person's requests to the auditor.
+"""Stores in our own tree the ledgers of bookies that drain or may not be whole, failures of repairs, and a
+person's requests to the auditor.
 
-    <own root>/drain/hhhh/hhhh/hhhh/hhhh/urLdddd…      a mark: those of its bookies
+    <own root>/drain/hhhh/hhhh/hhhh/hhhh/urLdddd…      a drain task, in the form of a mark
     <own root>/failures/hhhh/hhhh/hhhh/hhhh/urLdddd…   `core/failures.py`
     <own root>/bad/hhhh/hhhh/hhhh/hhhh/urLdddd…        `core/checks.py`: entries that a check found to be bad
 
 Drain tasks have the form of BookKeeper's marks. A worker handles a drain task like a mark, under the same
-lock (`Marks.take`). Of the bookies that the task names, a draining one is replaced although it is
-registered. Any other is checked: entries missing from its list are restored there. The steward publishes a
-bounded number of tasks at a time.
+lock (`Marks.take`). If the task names a draining bookie, that bookie is replaced although it is registered.
+Every other bookie of the task is checked: entries missing from its list are restored there. The steward
+publishes a bounded number of tasks at a time.
 """
 
 import json
@@ -47,10 +47,10 @@ logger = structlog.get_logger()
 DRAIN: Final = "drain"
 AUDIT: Final = "audit"
 FAILURES: Final = "failures"
-BAD: Final = "bad"  # The folder of copies that a check found to be bad.
+BAD: Final = "bad"  # The folder with the bad copies that checks found.
 CHECKED: Final = "checked"
 RATE: Final = "rate"
-STEWARD: Final = "steward"  # The folder of the stewards' election.
+STEWARD: Final = "steward"  # The folder in which stewards are elected.
 _RACES_MAX: Final = 20
 _RATE_DIGITS_MAX: Final = 18
 T = TypeVar("T")
@@ -67,7 +67,7 @@ class DrainTasks(MarkTree):
 
 
 class _Notes(Generic[T]):
-    """One node for each ledger, in the tree of marks."""
+    """A tree with one node for each ledger, shaped like the tree of marks."""
 
     def __init__(
         self,
@@ -88,7 +88,7 @@ class _Notes(Generic[T]):
         await ensure_node(self._store, self._tree.folder)
 
     async def read(self, ledger_id: LedgerId) -> T | None:
-        """Return the ledger's value, if it has a node. Raises `BadMetadata`, `UnsupportedVersion`."""
+        """Return the ledger's value, or None if it has no node. Raises `BadMetadata`, `UnsupportedVersion`."""
         node = await read_surely(self._store, self._tree.path(ledger_id))
         return self._unpack(node.value) if node else None
 
@@ -115,7 +115,9 @@ class _Notes(Generic[T]):
             await set_surely(self._store, path, data, node.stat.version)
 
     async def clear(self, ledger_id: LedgerId, version: int | None = ANY_VERSION) -> None:
-        """Remove the ledger's node. With a version, only if the node was not written since."""
+        """Remove the ledger's node. If a version is given, the node is removed only if it still has that
+        version.
+        """
         path = self._tree.path(ledger_id)
         try:
             await delete_surely(self._store, path, version)
@@ -135,11 +137,9 @@ class Failures(_Notes[Failure]):
 
 
 class BadCopies(_Notes[dict[BookieId, tuple[EntrySpan, ...]]]):
-    """Bad entries that a check found in marked ledgers. They are kept here because entry lists show them as
-    present.
-
-    The auditor adds to them before it marks. A worker that wrote the entries again removes the version that
-    it read.
+    """Bad entries that checks found in marked ledgers. They are recorded here because entry lists show them
+    as present. The auditor records them before it marks the ledger. A worker that has written the entries
+    again removes the node in the version that it read.
     """
 
     def __init__(self, store: MetadataStore, cluster: Cluster) -> None:
@@ -158,8 +158,8 @@ class BadCopies(_Notes[dict[BookieId, tuple[EntrySpan, ...]]]):
     async def read_stored(
         self, ledger_id: LedgerId
     ) -> tuple[dict[BookieId, tuple[EntrySpan, ...]], int] | None:
-        """The bad ranges, and the version of the node. An unreadable node counts as empty: the next check
-        finds the bad copies again.
+        """Return the bad ranges, and the version of the node. An unreadable node counts as empty: the next
+        check finds the bad copies again.
         """
         node = await read_surely(self._store, self._tree.path(ledger_id))
         if node is None:
@@ -173,12 +173,12 @@ class BadCopies(_Notes[dict[BookieId, tuple[EntrySpan, ...]]]):
 
 @dataclass(frozen=True, slots=True)
 class AuditOrder:
-    approved: frozenset[BookieId] = frozenset()  # Bookies that may be lost all together.
-    checks_asked_ms: int | None = None  # When a person last requested all checks.
+    approved: frozenset[BookieId] = frozenset()  # Bookies that may all be marked as lost together.
+    checks_asked_ms: int | None = None  # The time when a person last requested all checks.
 
 
 class AuditOrders:
-    """A person's requests to the auditor that BookKeeper's tree has no place for.
+    """A person's requests to the auditor for which BookKeeper's tree has no node.
 
     <own root>/audit    JSON `{"approved": ["b1:3181"], "checks_asked_ms": 17…, "token": "4e0c…", "version": 1}`
     """
@@ -191,8 +191,8 @@ class AuditOrders:
     async def ask_for_checks(
         self, now_ms: int, token: str, *, approved: Collection[BookieId] | None = None
     ) -> None:
-        """Request all kinds of checks. `approved`: bookies whose loss is approved; it replaces earlier
-        approvals.
+        """Request all kinds of checks. `approved` has the bookies whose loss is approved, and replaces
+        earlier approvals.
         """
         order = replace(await self.read(), checks_asked_ms=now_ms)
         if approved is not None:
@@ -208,7 +208,7 @@ class AuditOrders:
         await put_surely(self._store, self.path, data)
 
     async def read(self) -> AuditOrder:
-        """The present request. An unreadable one is ignored."""
+        """Return the present request. An unreadable request counts as none made."""
         node = await read_surely(self._store, self.path)
         if node is None:
             return AuditOrder()
@@ -226,7 +226,7 @@ class AuditOrders:
 
 
 class RateOrder:
-    """The copy rate that a person has set for each worker. Running workers follow it.
+    """The copy rate that a person has set for each worker. Running workers adopt a new rate at once.
 
     <own root>/rate    bytes a second in ASCII digits; 0 is unlimited
     """
@@ -241,7 +241,7 @@ class RateOrder:
         await put_surely(self._store, self.path, str(bytes_per_s).encode("ascii"))
 
     async def read(self) -> int | None:
-        """The rate, or None if it is not set or unreadable."""
+        """Return the rate, or None if it is not set or cannot be read."""
         node = await read_surely(self._store, self.path)
         if node is None:
             return None
@@ -255,7 +255,7 @@ class RateOrder:
 
 
 class CheckTimes:
-    """The time when each check was last completed, in BookKeeper's node if it has one for this check.
+    """The time when each check was last completed. It is in BookKeeper's node for this check if there is one.
 
     <own root>/checked/bookies    JSON `{"completed_ms": 17…, "version": 1}`
     """
@@ -267,7 +267,9 @@ class CheckTimes:
         self._folder = f"{cluster.own_root}/{CHECKED}"
 
     async def completed_ms(self, kind: CheckKind) -> int | None:
-        """When the check was last completed, or None: never, or the time is unreadable."""
+        """Return the time when the check was last completed, or None if it never was or the time is
+        unreadable.
+        """
         if (check := _BOOKKEEPERS.get(kind)) is not None:
             return await self._marks.checked_at_ms(check)
         node = await read_surely(self._store, f"{self._folder}/{kind.value}")

@@ -1,12 +1,12 @@
-"""The replication worker: takes marked ledgers and drain tasks, one lock each, and repairs them.
+"""The replication worker, which repairs marked ledgers and ledgers of drain tasks, each under its lock.
 
     marks + drain tasks ──► those that are due, most missing bookies first ──► lock ──► LedgerRepair ──► un-mark
               ▲                                                                              │
               └── a watch, or the time of the next try ◄── failures in our own tree ◄────────┘
 
-A failed repair is retried after 5 s, doubling to 10 min; one that cannot succeed is reported once and
-waits for a person (RP5). A mark is removed only in the version read under the lock, after a fresh look at
-the ledger found every seat whole (RP6).
+A failed repair is retried after 5 s, doubling to 10 min; a repair that cannot succeed is reported once and
+waits for a person (RP5). A mark is removed only after a fresh look at the ledger has found every seat whole,
+and only in the version that was read under the lock (RP6).
 
 While re-replication is switched off (`Marks.is_enabled`), no repair begins.
 """
@@ -44,9 +44,9 @@ from rollbook.recovery.tasks import BadCopies, DrainTasks, Failures, RateOrder
 
 logger = structlog.get_logger()
 
-# Tasks that are sorted together, so that the most urgent of them come first. The first page is as
-# small as the number of concurrent repairs, so that work begins early; each page is twice as large
-# as the one before.
+# The maximum number of tasks in a page, which is sorted so that the most urgent tasks come first. The first
+# page is as small as the number of concurrent repairs, so that work begins early; each page is twice as large
+# as the previous one.
 _PAGE_MAX: Final = 1000
 _READ_AT_ONCE: Final = 32
 _NS_PER_S: Final = 1_000_000_000
@@ -59,18 +59,18 @@ class WorkerStats:
     unrecoverable: int = 0  # Ledgers that were found to have lost entries.
     entries: int = 0
     entry_bytes: int = 0
-    # Bytes that were copied so far for each ledger.
+    # The bytes that were copied so far for each ledger.
     running: dict[LedgerId, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class _Task:
     ledger_id: LedgerId
-    missing: int  # The number of bookies that are named as missing or draining.
+    missing: int  # The number of bookies that the task names as missing or draining.
 
 
 class Worker:
-    """Repairs ledgers. Run it once, in a task of its own."""
+    """The part of a process that repairs ledgers. Its owner calls `run` once, in a task of its own."""
 
     def __init__(
         self,
@@ -83,10 +83,9 @@ class Worker:
         local_bookie: BookieId | None = None,
         marks: Marks | None = None,
     ) -> None:
-        """Work with these locks and this store. `name` is written into locks, for people. If there is a
-        local bookie, it is the first target.
-
-        `marks` knows the locks of this session. Other users of locks in the process use the same object.
+        """Create a worker. `name` is written into locks, for people to see. A local bookie is preferred as
+        the target. `marks` knows the locks of this session, so all users of locks in the process have to
+        share it.
         """
         self.stats = WorkerStats()
         self.throttle = Throttle(config.bytes_per_s_max)
@@ -103,14 +102,14 @@ class Worker:
         self._lifecycles = LifecycleNodes(store, ledgers.cluster)
         self._bad = BadCopies(store, ledgers.cluster)
         self._rate = RateOrder(store, ledgers.cluster)
-        # The time at which each postponed ledger becomes due.
+        # The time at which each postponed ledger is due.
         self._not_before_ns: dict[LedgerId, int] = {}
         self._grace: GracePeriods[LedgerId, OpenEnd] = GracePeriods(config.grace_s)
         self._reported: dict[LedgerId, None] = {}  # Unrecoverable ledgers that were reported.
         self._news = asyncio.Event()
 
     async def run(self) -> Never:
-        """Work until cancelled, or until a bug ends it. Repairs in progress are then abandoned."""
+        """Work until cancelled, or until a bug ends the work. Repairs in progress are then abandoned."""
         await until_done("worker", self._prepare)
 
         async def hear() -> None:
@@ -139,10 +138,11 @@ class Worker:
         with suppress(TimeoutError):
             async with asyncio.timeout(self._pause_s()):
                 await self._news.wait()
-                await asyncio.sleep(self._config.settle_s)  # Marks are made in large numbers.
+                # Wait for further marks, which are made in large numbers.
+                await asyncio.sleep(self._config.settle_s)
 
     async def work_once(self) -> None:
-        """Try once every task that is due now. Raises `MetadataUnavailable`, `ConnectionLost`,
+        """Try each task that is due now once. Raises `MetadataUnavailable`, `ConnectionLost`,
         `SessionExpired`.
         """
         running: dict[asyncio.Task[None], None] = {}
@@ -181,7 +181,7 @@ class Worker:
         await self._failures.prepare()
 
     async def _due(self) -> AsyncGenerator[_Task, None]:
-        # Locks left by this session make their ledgers look locked by another worker (MK5).
+        # If this session left locks behind, their ledgers would look locked by another worker (MK5).
         await self._marks.release_strays()
         if not await self._marks.is_enabled():
             return
@@ -190,7 +190,7 @@ class Worker:
         page: list[_Task] = []
         page_size = min(self._config.ledgers_at_once, _PAGE_MAX)
         seen: set[LedgerId] = set()
-        unmet = self._grace.begun()  # Repairs may begin other grace periods during this walk.
+        unmet = self._grace.begun()  # Repairs may begin further grace periods during this walk.
         for tree in (self._drains, self._marks):
             async for ids in _batches(tree.ids()):
                 unmet.difference_update(ids)
@@ -202,7 +202,7 @@ class Worker:
                 ]
                 for stored in await _read_all(tree, wanted):
                     if not stored.mark.missing and not self._ledgers.knows_racks:
-                        # A mark without bookies is about racks. Another worker may know the racks.
+                        # A mark without bookies is about racks, which another worker may know.
                         continue
                     seen.add(stored.ledger_id)
                     page.append(_Task(stored.ledger_id, len(stored.mark.missing)))
@@ -222,7 +222,7 @@ class Worker:
 
     async def _check_due(self, ledger_id: LedgerId) -> bool:
         """Return whether to try the ledger now, by its recorded failure, which another worker may have
-        written. Postpones the ledger if not.
+        written. If not, postpone the ledger.
         """
         try:
             failure = await self._failures.read(ledger_id)
@@ -242,7 +242,9 @@ class Worker:
         self._not_before_ns[ledger_id] = self._clock.monotonic_ns() + int(pause_s * _NS_PER_S)
 
     def _pause_s(self) -> float:
-        """The time until the next task is due, or until the next regular look at all tasks."""
+        """Return the seconds until the next task is due, but at most until the next regular look at all
+        tasks.
+        """
         now_ns = self._clock.monotonic_ns()
         self._not_before_ns = {
             ledger_id: due_ns
@@ -307,7 +309,7 @@ class Worker:
         except NoSuchLedger:
             found = Repair(ledger_id)  # A deleted ledger lacks no copies.
         except (SessionExpired, NoSuchNode):
-            raise  # The lock is lost; another worker may have it.
+            raise  # The lock is lost, and another worker may hold it.
         except RollbookError as error:
             message = error.message or str(error)
             await self._fail(ledger_id, repair.found, error.code.reason, message, drains)
@@ -328,7 +330,7 @@ class Worker:
             await self._fail(ledger_id, found, "ENTRY_UNAVAILABLE", found.unavailable, drains)
 
     async def _draining(self, task: StoredMark | None) -> dict[BookieId, StoredLifecycle]:
-        """The bookies of the task that are draining, each with its lifecycle."""
+        """Return the bookies of the task that are draining, each with its lifecycle."""
         draining: dict[BookieId, StoredLifecycle] = {}
         for bookie in task.mark.missing if task else ():
             try:
@@ -341,7 +343,7 @@ class Worker:
         return draining
 
     def _checks(self, draining: Mapping[BookieId, StoredLifecycle]) -> dict[BookieId, Check | None]:
-        """Checks, made when a seat is swapped, that its bookie still drains as before."""
+        """Return checks for the swap of a seat, which fail if its bookie no longer drains as before."""
         return {
             bookie: Check(self._lifecycles.path(bookie), found.version)
             for bookie, found in draining.items()
@@ -425,8 +427,8 @@ class Worker:
     # --- The grace period ---------------------------------------------------------------------
 
     def _check_grace_over(self, ledger_id: LedgerId, end: OpenEnd) -> bool:
-        """Return whether the writer has had its grace period to leave this open end. The first call begins
-        the period.
+        """Return whether the writer's grace period to leave this open end is over. The first call begins the
+        period.
         """
         return self._grace_left_s(ledger_id, end) <= 0
 
@@ -444,7 +446,9 @@ def _tokens(draining: Mapping[BookieId, StoredLifecycle]) -> tuple[str, ...]:
 
 
 async def _read(tree: MarkTree, ledger_id: LedgerId) -> StoredMark | None:
-    """The ledger's mark, or None. An unreadable mark is reported and skipped."""
+    """Return the ledger's mark, or None if it has none. An unreadable mark is logged, and also counts as
+    None.
+    """
     try:
         return await tree.read(ledger_id)
     except BadMetadata as error:
@@ -453,7 +457,7 @@ async def _read(tree: MarkTree, ledger_id: LedgerId) -> StoredMark | None:
 
 
 async def _read_all(tree: MarkTree, ledger_ids: Sequence[LedgerId]) -> list[StoredMark]:
-    """The marks of those of these ledgers that are marked, in the same order."""
+    """Return the marks of these ledgers in the same order, leaving out ledgers without a mark."""
     reads = (_read(tree, each) for each in ledger_ids)
     marks = []
     for found in await asyncio.gather(*reads, return_exceptions=True):
@@ -465,7 +469,7 @@ async def _read_all(tree: MarkTree, ledger_ids: Sequence[LedgerId]) -> list[Stor
 
 
 async def _batches(ledger_ids: AsyncIterator[LedgerId]) -> AsyncIterator[list[LedgerId]]:
-    """Batches of ledgers whose marks are read at once."""
+    """Yield batches of ledgers whose marks are read together."""
     batch: list[LedgerId] = []
     async for ledger_id in ledger_ids:
         batch.append(ledger_id)

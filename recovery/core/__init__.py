@@ -1,1 +1,1 @@
-"""The rules of repair: which copies are lost or short, what is due, and how it is repaired."""
+"""The rules of repair: which copies are lost or short, when a repair is due, and how it is made."""

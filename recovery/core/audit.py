@@ -1,18 +1,17 @@
-"""Rules for which bookies are lost, and when and in which order their ledgers are marked.
+"""Rules that decide which bookies are lost, and when and in which order their ledgers are marked.
 
-A bookie is *missing* while a cookie or a ledger names it and it is not registered. It is *lost*
-once this auditor has seen it missing for the whole delay (AU1). The delay is the same for any number of
-bookies, and a bookie that comes back within it causes no copies. A requested audit does not wait for the
-delay.
+A bookie is *missing* while a cookie or a ledger names it and it is not registered. It is *lost* once this
+auditor has seen it missing for the whole delay (AU1). The delay is the same for any number of bookies, and a
+bookie that comes back within the delay causes no copying. A requested audit does not wait for the delay.
 
-**Absence must be observed** (AU1). It is counted from look to look, within one session. Time in which the
-auditor did not look, because it slept or could not reach the metadata store, counts only in part: one
-interval between two looks counts for at most a quarter of the delay. In another session the count starts
-over, since bookies may have come and left in between.
+**Absence must be observed** (AU1). The time of absence is counted from look to look, within one session. Time
+in which the auditor did not look, because it slept or could not reach the metadata store, counts only in
+part: one interval between two looks counts for at most a quarter of the delay. In a new session the count
+starts over, since bookies may have come and left in between.
 
 **The brake** (AU2). If more than half of all bookies that serve or hold ledgers are missing at once, the
-network or the metadata store is probably broken. Then nothing is marked until enough bookies are back, or a
-person approves the loss of these bookies.
+network or the metadata store is probably broken. In that case nothing is marked until enough bookies are
+back, or a person approves the loss of these bookies.
 
 **Order** (AU3). Ledgers whose worst entry has the fewest good copies come first.
 """
@@ -24,9 +23,9 @@ from typing import Final
 from rollbook.proto.ids import BookieId, LedgerId
 from rollbook.proto.ports import NO_SESSION, SessionId
 
-# The fewest looks in a delay, so that an interval counts for at most a quarter of it.
+# The minimum number of looks in a delay, so that an interval counts for at most a quarter of the delay.
 _LOOKS_MIN: Final = 4
-# The number of looks in a delay. A longer delay has one look for each `_LOOK_AGAIN_NS`.
+# The usual number of looks in a delay. If the delay is long, there is a look every `_LOOK_AGAIN_NS` instead.
 _LOOKS: Final = 10
 _LOOK_AGAIN_NS: Final = 10 * 10**9
 
@@ -54,8 +53,8 @@ class Losses:
         session: SessionId,
         now_ns: int,
     ) -> None:
-        """Take note of one look: bookies that were `known` by a cookie, `named` by a ledger, or
-        `registered` at that time. All were seen in that session.
+        """Take note of one look, made in this session: bookies that had a cookie (`known`), that a ledger
+        named (`named`), or that were `registered`.
         """
         missing = (set(known) | set(named)) - set(registered)
         before = self._absent_ns if session == self._session else {}
@@ -69,7 +68,7 @@ class Losses:
         self._population = len(self._named | set(registered))
 
     def _counted_ns(self, interval_ns: int) -> int:
-        """The part of the time between two looks that counts as watched."""
+        """Return the part of the time between two looks that counts as watched."""
         return min(interval_ns, self._delay_ns // _LOOKS_MIN)
 
     def on_asked(self) -> None:
@@ -82,19 +81,19 @@ class Losses:
 
     @property
     def missing(self) -> Mapping[BookieId, int]:
-        """The missing bookies, each with how long it was seen missing, in nanoseconds."""
+        """Return the missing bookies, each with the nanoseconds for which it was seen missing."""
         return self._absent_ns
 
     @property
     def is_braked(self) -> bool:
-        """Return whether the brake is on (AU2). A missing bookie that no ledger names was handled before,
-        and is not counted.
+        """Return whether the brake is on (AU2). Missing bookies that no ledger names are not counted, since
+        they were handled before.
         """
         gone = self._named.intersection(self._absent_ns)
         return 2 * len(gone) > self._population and not gone <= self._approved
 
     def lost(self) -> frozenset[BookieId]:
-        """The bookies whose ledgers are to be marked; none while the brake is on."""
+        """Return the bookies whose ledgers should be marked. The set is empty while the brake is on."""
         if self.is_braked:
             return frozenset()
         return frozenset(
@@ -104,7 +103,9 @@ class Losses:
         )
 
     def next_look_ns(self) -> int | None:
-        """The longest time from the latest look to the next one, or None if no bookie is about to be lost."""
+        """Return how long after the latest look the next one is due, or None if no bookie is about to be
+        lost.
+        """
         left_ns = [
             self._delay_ns - absent_ns
             for absent_ns in self._absent_ns.values()
@@ -115,7 +116,9 @@ class Losses:
 
 
 class Backlog:
-    """Ledgers to be marked, those with the fewest good copies first (AU3). Each takes 8 bytes."""
+    """Ledgers that should be marked, ordered so that those with the fewest good copies come first (AU3). Each
+    ledger takes 8 bytes.
+    """
 
     def __init__(self) -> None:
         self._by_copies: dict[int, array[int]] = {}
@@ -132,7 +135,7 @@ class Backlog:
 
 
 def is_check_due(completed_ms: int | None, now_ms: int, interval_ms: int) -> bool:
-    """Return whether a check is due. With an interval of 0 it never is. A completion time in the future
+    """Return whether a check is due. It is never due if the interval is 0. A completion time in the future
     came from a wrong clock.
     """
     if interval_ms == 0:

@@ -1,4 +1,5 @@
-"""Rules for callbacks: which events each one is sent, in which order, and when a delivery is retried.
+"""Rules for callbacks: which events are sent to each callback, in which order, and when a delivery is
+retried.
 
     events ──► a queue for each callback ──► lanes, one for each bookie ──► attempts
                                               an event is sent when it is the first one in all of its lanes
@@ -6,7 +7,7 @@
 - An event stays in the queue until its receiver has answered 2xx, or for at most a day (CL1).
 - An event that names a bookie is sent only when earlier events that name it have left the queue (CL2).
 - The pause after a failure is 1 s, doubling to an hour, plus or minus a fifth (CL3).
-- Each request carries an HMAC-SHA-256 over its time and its body (CL4).
+- Each request carries an HMAC-SHA-256 of its time and its body (CL4).
 """
 
 import hmac
@@ -25,9 +26,9 @@ from rollbook.proto.formats.bounds import check_size
 from rollbook.recovery.core.event_derivation import Event, EventKind, unpack_event
 
 CALLBACKS_MAX: Final = 16
-QUEUED_MAX: Final = 10_000  # The most events that wait for one callback.
-ROWS_MAX: Final = 100  # The number of attempts that are kept for display.
-AT_ONCE: Final = 4  # Concurrent requests to one callback.
+QUEUED_MAX: Final = 10_000  # The maximum number of queued events for one callback.
+ROWS_MAX: Final = 100  # The maximum number of attempts that are kept for display.
+AT_ONCE: Final = 4  # The maximum number of concurrent requests to one callback.
 GIVEN_UP_MS: Final = 86_400_000
 PAUSE_S_MAX: Final = 3_600.0
 PROBLEM_MAX: Final = 200
@@ -43,7 +44,7 @@ class RegisteredCallback:
     id: str
     url: str
     secret: str
-    kinds: tuple[EventKind, ...] = ()  # The event kinds that are sent. Empty: all kinds.
+    kinds: tuple[EventKind, ...] = ()  # The kinds of events that are sent. Empty: all kinds.
     bookie: str | None = None  # If set, only events that name this bookie are sent.
     principal: str = ""  # The principal that registered the callback.
     created_ms: int = 0
@@ -53,7 +54,7 @@ class RegisteredCallback:
         return is_wanted and (self.bookie is None or self.bookie in event.bookies)
 
     def headers(self, event: Event, body: bytes, now_ms: int) -> dict[str, str]:
-        """The request's headers, with the signature over time and body (CL4)."""
+        """Return the request's headers, including the signature of its time and body (CL4)."""
         time_s = now_ms // 1000
         return {
             "content-type": "application/json",
@@ -81,7 +82,7 @@ def is_callback_id(text: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class PendingDelivery:
-    """An event that waits for one callback, under the name of its node."""
+    """A queued event for one callback. `name` is the name of its node."""
 
     name: str
     event: Event
@@ -89,8 +90,8 @@ class PendingDelivery:
 
     @property
     def lanes(self) -> tuple[str, ...]:
-        """The lanes of an event: its bookies. Events without a bookie share one lane. A test has a lane of
-        its own, so it waits for no other event.
+        """Return the lanes of an event: one for each of its bookies. Events without a bookie share one lane.
+        A test event has its own lane, so it waits for no other event.
         """
         if self.event.kind is EventKind.TEST:
             return (f"test {self.name}",)
@@ -124,15 +125,15 @@ class _Entry:
 
 
 class CallbackQueue:
-    """The queue of one callback: decides what is sent when. Its owner sends the requests and stores the
-    queue.
+    """The queue of one callback, which decides when each event is sent. Its owner sends the requests and
+    stores the queue.
     """
 
     def __init__(self, randomness: Random) -> None:
         self._randomness = randomness
         self._entries: dict[str, _Entry] = {}
         self._lanes: dict[str, deque[str]] = {}
-        self._unreached: dict[str, None] = {}  # Events whose last attempt got no response.
+        self._unreached: dict[str, None] = {}  # The events whose last attempt got no response.
         self._sent = 0
 
     def __len__(self) -> int:
@@ -146,14 +147,16 @@ class CallbackQueue:
         return len(self._entries) >= QUEUED_MAX
 
     def add(self, pending: PendingDelivery) -> None:
-        """Add an event. Calls follow the order in which events were queued."""
+        """Add an event. Calls must follow the order in which the events were queued."""
         assert pending.name not in self._entries, "CL1: an event is queued twice"
         self._entries[pending.name] = _Entry(pending)
         for lane in pending.lanes:
             self._lanes.setdefault(lane, deque()).append(pending.name)
 
     def take_due(self, now_ns: int) -> list[tuple[PendingDelivery, int]]:
-        """The requests to send now, with their attempt numbers; each is followed by `on_answer`."""
+        """Return the requests to send now, with their attempt numbers. The caller reports each result by
+        `on_answer`.
+        """
         found: list[tuple[PendingDelivery, int]] = []
         for lane, names in self._lanes.items():
             if self._sent == AT_ONCE:
@@ -169,7 +172,7 @@ class CallbackQueue:
         return found
 
     def wait_ns(self, now_ns: int) -> int | None:
-        """The time until a request is due, or None if no request becomes due by itself."""
+        """Return the time until a request is due, or None if none is waiting for its time."""
         if self._sent == AT_ONCE:
             return None
         heads = (self._first_of(lane, names) for lane, names in self._lanes.items())
@@ -177,7 +180,7 @@ class CallbackQueue:
         return max(min(due) - now_ns, 0) if due else None
 
     def _first_of(self, lane: str, names: deque[str]) -> _Entry | None:
-        """The lane's first event, if it is the first event in all of its lanes (CL2). Such an event is
+        """Return the lane's first event, if it is the first event in all of its lanes (CL2). Such an event is
         returned for one of its lanes only.
         """
         entry = self._entries[names[0]]
@@ -190,13 +193,13 @@ class CallbackQueue:
     def on_answer(
         self, name: str, answer: DeliveryAnswer, now_ns: int, now_ms: int
     ) -> DeliveryOutcome:
-        """Take note of a result. An event that is not retried leaves the queue."""
+        """Take note of the result of an attempt. An event that is not retried leaves the queue."""
         entry = self._entries[name]
         entry.is_sent = False
         self._sent -= 1
         if answer.is_good:
             self._remove(entry)
-            # The receiver responds again, so retries of these are due now.
+            # The receiver responds again, so the retries of these events are due now.
             for other in self._unreached:
                 self._entries[other].due_ns = now_ns
             self._unreached.clear()
@@ -220,7 +223,7 @@ class CallbackQueue:
 
 
 def pause_s(attempts: int, randomness: Random) -> float:
-    """The pause after this number of failed attempts, with a random part (CL3)."""
+    """Return how long to wait after this number of failed attempts, with a random part (CL3)."""
     base: float = min(_PAUSE_S * 2 ** min(attempts - 1, 20), PAUSE_S_MAX)
     return min(base * randomness.uniform(1 - _JITTER, 1 + _JITTER), PAUSE_S_MAX)
 
@@ -233,7 +236,7 @@ def attempt_row(
     at_ms: int,
     took_ms: int,
 ) -> dict[str, Any]:
-    """An attempt as shown to people."""
+    """Return the fields of an attempt for display."""
     return {
         "event": pending.event.id,
         "kind": pending.event.kind.value,
@@ -263,13 +266,13 @@ class EventCursor:
 
 
 def name_of(number: int) -> str:
-    """The name of a queued event's node. Names sort in the order of their numbers."""
+    """Return the name of a queued event's node. Names sort in the order of their numbers."""
     return f"{number:016x}"
 
 
 def pack_callback(callback: RegisteredCallback) -> bytes:
-    """The JSON of a callback. A URL may have secrets, too, so its field has one of the names that are never
-    shown.
+    """Return the JSON of a callback. Since a URL may contain secrets, too, the name of its field is one of
+    those whose values are never shown.
     """
     fields = {
         "version": _VERSION,
@@ -285,7 +288,7 @@ def pack_callback(callback: RegisteredCallback) -> bytes:
 
 
 def unpack_callback(data: bytes) -> RegisteredCallback:
-    """The callback in these bytes. Raises `BadMetadata`, `UnsupportedVersion`."""
+    """Return the callback in these bytes. Raises `BadMetadata`, `UnsupportedVersion`."""
     fields = _unpacked(data, "a callback")
     try:
         callback = RegisteredCallback(
@@ -298,7 +301,7 @@ def unpack_callback(data: bytes) -> RegisteredCallback:
             fields["created_ms"],
         )
     except (ValueError, KeyError, TypeError):
-        # The cause is left out, since the bytes contain a secret.
+        # The original error is left out, since it quotes bytes that contain a secret.
         raise BadMetadata("not a callback") from None
     texts = callback.id, callback.url, callback.secret, callback.principal
     is_right = all(isinstance(each, str) for each in texts) and type(callback.created_ms) is int
@@ -313,7 +316,7 @@ def pack_pending(pending: PendingDelivery) -> bytes:
 
 
 def unpack_pending(name: str, data: bytes) -> PendingDelivery:
-    """The event in these bytes. Raises `BadMetadata`, `UnsupportedVersion`."""
+    """Return the event in these bytes. Raises `BadMetadata`, `UnsupportedVersion`."""
     fields = _unpacked(data, "an event that waits")
     event, queued_ms = fields.get("event"), fields.get("queued_ms")
     if not isinstance(event, dict) or type(queued_ms) is not int:
@@ -327,7 +330,7 @@ def pack_rows(rows: Sequence[Mapping[str, Any]]) -> bytes:
 
 
 def unpack_rows(data: bytes) -> list[dict[str, Any]]:
-    """The stored attempts, for people. Unreadable ones are left out."""
+    """Return the stored attempts for display. Unreadable attempts are left out."""
     try:
         rows = _unpacked(data, "deliveries")["rows"] if data else []
     except (BadMetadata, UnsupportedVersion, KeyError):
@@ -345,7 +348,7 @@ def pack_cursor(cursor: EventCursor) -> bytes:
 
 
 def unpack_cursor(data: bytes) -> EventCursor:
-    """The cursor in these bytes. Raises `BadMetadata`, `UnsupportedVersion`."""
+    """Return the cursor in these bytes. Raises `BadMetadata`, `UnsupportedVersion`."""
     check_size(data)
     try:
         inflater = zlib.decompressobj()

@@ -1,4 +1,4 @@
-"""Rules of checks: their kinds, when one is due, and what the answers of bookies mean for their copies.
+"""Rules for checks: their kinds, when a check is due, and what a bookie's answers mean for its copies.
 
 | check     | looks at                                                                  | default | BookKeeper's node          |
 |---|---|---|---|
@@ -8,12 +8,12 @@
 | ledgers   | bytes of the first and last entry of each member, and of a share of the rest | a week | `checkallledgersctime`   |
 
 A copy is *short* if its bookie lists less than it should hold, or denies an entry. It is *bad* if its bytes
-fail their digest, or differ from those of more members of the write set. A bookie that is not registered is
-not judged: it becomes lost after the delay (AU1, AU6).
+fail their digest, or if more members of the write set have other bytes. A check does not judge an
+unregistered bookie, which becomes lost after the delay (AU1, AU6).
 
-A ledger whose copies seem short or bad is looked at twice, since a writer's last copies may still be on
-their way. Only what both looks found is marked, see `confirmed_by` (AU7). If a bookie did not respond, or
-is away and has no mark, the look does not judge the ledger, and the ledger is checked again (AU5).
+A ledger whose copies seem short or bad is looked at twice, since a writer's last copies may still be on their
+way. Only findings of both looks are marked, see `confirmed_by` (AU7). If a bookie did not respond, or is
+absent and not marked, the ledger counts as not judged and is checked again (AU5).
 """
 
 import json
@@ -33,7 +33,7 @@ from rollbook.recovery.core.healing import EntrySpan, covers, ranges_of
 from rollbook.recovery.core.plan import Action, SlotRepair
 
 _VERSION: Final = 1
-# The most bad ranges of one bookie. Further ones are found once these are repaired.
+# The maximum number of bad ranges of one bookie. Further ranges are found once these are repaired.
 _BAD_RANGES_MAX: Final = 1000
 
 
@@ -49,11 +49,11 @@ class CheckKind(Enum):
 
 @dataclass(slots=True)
 class Requests:
-    """A person's requests: each check is made once for each request (AU8).
+    """A person's requests for checks: each kind of check is made once for each request (AU8).
 
-    A request is identified by its time. A request from before this auditor led counts as served if the
-    check was completed after it, although the two times come from the clocks of two machines. A request
-    that arrives while this auditor leads always counts.
+    A request is identified by its time. A request that was made before this auditor led counts as served if
+    the check was completed later, although the two times come from the clocks of two machines. A request that
+    arrives while this auditor leads is always served.
     """
 
     _first_ms: int | None = None
@@ -63,7 +63,7 @@ class Requests:
     _has_looked: bool = False
 
     def on_order(self, asked_ms: int | None) -> bool:
-        """Take note of the latest request; returns whether it is a new one."""
+        """Take note of the latest request. Returns whether the request is new."""
         if not self._has_looked:
             self._has_looked, self._first_ms = True, asked_ms
         is_new = asked_ms != self._asked_ms
@@ -84,7 +84,9 @@ class Requests:
         return asked_ms != self._first_ms or completed_ms is None or completed_ms < asked_ms
 
     def stamp(self, kind: CheckKind) -> tuple[int | None, int]:
-        """The requests so far. When a check that begins now is completed, `on_served` takes this value."""
+        """Return a stamp of the requests so far. Pass it to `on_served` when a check that begins now is
+        completed.
+        """
         return self._asked_ms, self._extra.get(kind, 0)
 
     def on_served(self, kind: CheckKind, stamp: tuple[int | None, int]) -> None:
@@ -95,7 +97,9 @@ class Requests:
 
 
 def closed_seats(metadata: LedgerMetadata) -> Iterator[SlotRepair]:
-    """Seats of closed fragments, whose whole share is known. A ledger in recovery has none (LM3)."""
+    """Yield the seats of closed fragments, whose shares are known completely. A ledger in recovery has no
+    such seats (LM3).
+    """
     if metadata.state is LedgerState.IN_RECOVERY:
         return
     for index, fragment in enumerate(metadata.fragments):
@@ -108,15 +112,16 @@ def closed_seats(metadata: LedgerMetadata) -> Iterator[SlotRepair]:
 def pick_sample(
     quorum: Quorum, seat: SlotRepair, percent: float, start: float
 ) -> list[list[EntryId]]:
-    """Pick the runs of the seat's share to read: its first and last entry, and one run of this percentage
-    in between. The fraction selects one of the possible places of that run.
+    """Pick the runs of the seat's share to read: the first and the last entry, and in between one run of this
+    percentage. `fraction` selects where that run begins.
     """
     count = seat.last_entry - seat.first_entry + 1
     size = min(ceil(count * percent / 100), count)
     first = seat.first_entry + int(start * (count - size + 1))
     run = seat.share(quorum, range(first, first + size))
     end = seat.last_entry + 1
-    # At either end of the fragment, this many consecutive entries include one of the seat.
+    # At either end of the fragment, this number of consecutive entries includes at least one entry of the
+    # seat.
     near = quorum.ensemble - quorum.write + 1
     head = seat.share(quorum, range(seat.first_entry, min(seat.first_entry + near, end)))
     tail = seat.share(quorum, range(max(seat.first_entry, end - near), end))
@@ -127,11 +132,11 @@ def pick_sample(
 
 @dataclass(slots=True)
 class CopyReport:
-    """The copies of one ledger, as a check found them."""
+    """What a check found about the copies of one ledger."""
 
     short: dict[BookieId, None] = field(default_factory=dict)
     bad: dict[BookieId, list[EntryId]] = field(default_factory=dict)
-    # Bookies that doubt their copies themselves.
+    # Bookies that have doubts about their own copies.
     unknown: dict[BookieId, None] = field(default_factory=dict)
     # Registered bookies that do not respond.
     silent: dict[BookieId, None] = field(default_factory=dict)
@@ -139,14 +144,14 @@ class CopyReport:
     away: dict[BookieId, None] = field(default_factory=dict)
     differing: list[EntryId] = field(
         default_factory=list
-    )  # Entries whose valid copies differ, if it is unknown which one is right.
+    )  # Entries whose valid copies differ without a majority for one of them.
 
     @property
     def to_mark(self) -> list[BookieId]:
         return sorted({**self.short, **dict.fromkeys(self.bad)})
 
     def on_copies(self, entry_id: EntryId, copies: Mapping[BookieId, Copy]) -> None:
-        """Take note of the copies of one entry, from the members that were asked for it."""
+        """Take note of the copies of one entry that its members returned."""
         by_place = dict(enumerate(copies.items()))
         states = compare_copies({place: copy for place, (_, copy) in by_place.items()})
         is_decided = CopyState.GOOD in states.values()
@@ -170,17 +175,18 @@ class CopyReport:
 
 @dataclass(frozen=True, slots=True)
 class ConfirmedReport:
-    """The findings that two looks at the copies of one ledger agree on."""
+    """The findings on which two looks at the copies of one ledger agree."""
 
     to_mark: list[BookieId]
-    bad: dict[BookieId, list[EntryId]]  # The bad entries of those that are marked.
-    is_judged: bool  # True: each bookie that the first look found short or bad was judged again.
+    bad: dict[BookieId, list[EntryId]]  # The bad entries of the marked bookies.
+    # True if the second look judged each bookie that the first look found short or bad.
+    is_judged: bool
 
 
 def is_judged(first: CopyReport, marked: Collection[BookieId] | None) -> bool:
-    """Return whether the first look judged every member. A member that is away counts as judged if the
-    ledger is marked for it, since the repair checks its copies. `marked` is None if the mark is unreadable,
-    which workers report.
+    """Return whether the first look judged every member. An absent member counts as judged if the ledger is
+    marked for it, since the repair checks its copies. `marked` is None if the mark is unreadable; workers
+    report such marks.
     """
     return not first.silent and (marked is None or first.away.keys() <= set(marked))
 
@@ -188,8 +194,8 @@ def is_judged(first: CopyReport, marked: Collection[BookieId] | None) -> bool:
 def confirmed_by(
     first: CopyReport, second: CopyReport, is_registered: Callable[[BookieId], bool]
 ) -> ConfirmedReport:
-    """Decide what is marked after the second look: copies that both looks found short or bad (AU7), on
-    bookies that are registered now (AU6).
+    """Decide after the second look which copies are marked: copies that both looks found short or bad (AU7),
+    on bookies that are registered now (AU6).
     """
     suspects = first.to_mark
     present = {each for each in suspects if is_registered(each)}
@@ -222,7 +228,7 @@ def merged_bad(
 
 
 def pack_bad(bad: BadRanges) -> bytes:
-    """The JSON of bad ranges, `{"bad": {"b1:3181": [[3, 5]]}, "version": 1}`; both ends are inclusive."""
+    """Return the JSON of bad ranges, `{"bad": {"b1:3181": [[3, 5]]}, "version": 1}`; both ends are inclusive."""
     fields = {
         "version": _VERSION,
         "bad": {each: [list(part) for part in bad[each]] for each in bad},
@@ -231,7 +237,7 @@ def pack_bad(bad: BadRanges) -> bytes:
 
 
 def unpack_bad(data: bytes) -> dict[BookieId, tuple[EntrySpan, ...]]:
-    """The bad ranges in these bytes. Raises `BadMetadata`, `UnsupportedVersion`."""
+    """Return the bad ranges in these bytes. Raises `BadMetadata`, `UnsupportedVersion`."""
     check_size(data)
     try:
         fields = json.loads(data)

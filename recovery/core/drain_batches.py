@@ -1,8 +1,9 @@
-"""Rules for draining many bookies, a few at a time: which is next, and when the operation is over (OP5).
+"""Rules for draining many bookies, a few at a time: which bookie is next, and when the operation is over
+(OP5).
 
-If a bookie is Active again after its drain began, a person cancelled the drain, and it is not begun again.
-The version of its lifecycle from before the drain shows, after a restart, too, that the drain had begun:
-each change increases the version.
+If a bookie is Active again after its drain began, a person has cancelled the drain, and it does not begin
+again. The notes have the version of its lifecycle from before the drain. Since each change increases the
+version, they show even after a restart that the drain had begun.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,16 +13,16 @@ from typing import Any, Final
 from rollbook.proto.formats.lifecycle import LifecycleState
 from rollbook.proto.ids import BookieId
 
-NO_NODE: Final = -1  # The version of a bookie that was always Active.
+NO_NODE: Final = -1  # The version for a bookie that was always Active.
 
 
 @dataclass(frozen=True, slots=True)
 class DrainNotes:
-    """The facts about its drains that an operation needs after a restart."""
+    """The facts that a drain operation needs after a restart."""
 
     # The version of each lifecycle before its drain.
     began: Mapping[str, int] = field(default_factory=dict)
-    # "drained", or the reason why the bookie is not drained.
+    # For each bookie: "drained", or the reason why it was not drained.
     ended: Mapping[str, str] = field(default_factory=dict)
     # The number of ledgers that named each bookie when the operation began.
     ledgers: Mapping[str, int] = field(default_factory=dict)
@@ -36,7 +37,7 @@ class DrainNotes:
 
 @dataclass(frozen=True, slots=True)
 class DrainStep:
-    ended: Mapping[BookieId, str]  # Drains that ended since the notes were written.
+    ended: Mapping[BookieId, str]  # Drains that have ended since the notes were written.
     to_begin: Sequence[BookieId]
     is_over: bool
 
@@ -48,8 +49,8 @@ CALLED_OFF: Final = "its drain was called off"
 def next_drains(
     seen: Mapping[BookieId, tuple[LifecycleState, int]], notes: DrainNotes, at_most: int
 ) -> DrainStep:
-    """The next step. `seen` has the state of each bookie and the version of its node, in the order of the
-    drain.
+    """Return the operation's next step. `seen` has each bookie's state and the version of its node, in the
+    order in which the bookies are drained.
     """
     ended: dict[BookieId, str] = {}
     waiting: list[BookieId] = []

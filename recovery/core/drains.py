@@ -1,8 +1,8 @@
-"""Rules for the next step of a drain, from what is known about its bookie.
+"""Rules that choose the next step of a drain from the facts about its bookie.
 
     WAIT      the bookie is registered as writable: it is not read-only yet, and clients may pick it
     COPY      ledgers name it: they are published as tasks, a bounded number at a time
-    VERIFY    no ledger names it, by the index: a complete fresh walk decides
+    VERIFY    the index has no ledger that names it: a complete fresh walk decides
     FAIL      retries cannot copy the remaining ledgers: a person decides
 
 A drain does not fail while anything can still be copied, so that as little as possible is left.
@@ -30,12 +30,12 @@ class Step(Enum):
 @dataclass(frozen=True, slots=True)
 class DrainFacts:
     is_writable: bool
-    named: int  # Ledgers that name the bookie, by the index.
-    stuck: int  # Ledgers that name the bookie and whose failure is final.
+    named: int  # Ledgers that name the bookie, according to the index.
+    stuck: int  # Ledgers that name the bookie, and whose repair failed finally.
 
 
 def next_step(facts: DrainFacts) -> Step:
-    """The next step of a drain (LC4)."""
+    """Return the next step of a drain (LC4)."""
     if facts.is_writable:
         return Step.WAIT
     if facts.named == 0:
@@ -44,14 +44,14 @@ def next_step(facts: DrainFacts) -> Step:
 
 
 def is_final(failure: Failure) -> bool:
-    """Return whether a retry can hardly help, because no copy is left or no bookie can take one."""
+    """Return whether a retry can hardly help, because no copy is left or because no bookie can take a copy."""
     if failure.is_unrecoverable:
         return True
     return failure.code == _NO_TARGET and failure.in_a_row >= ATTEMPTS_WITHOUT_TARGET
 
 
 def is_stuck(failure: Failure, token: str) -> bool:
-    """Return whether the failure keeps the drain with this token from ending. A failure of an older drain
-    does not count: before the retry, a person may have started bookies or restored copies (RP7).
+    """Return whether the failure keeps the drain with this token from ending. A failure from an older drain
+    does not count, since a person may have started bookies or restored copies before the retry (RP7).
     """
     return is_final(failure) and failure.counts_for([token])

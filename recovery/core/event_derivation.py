@@ -1,13 +1,13 @@
-"""Derives the events of a cluster from its present metadata and from what was known before.
+"""Derives the events of a cluster from its present metadata and from its last known states.
 
     sights (nodes as they are now) ──► tracks (states that were seen) ──┐
     fingerprints (what is known of each thing)                        ──┴─► derive ──► events, fingerprints after them
 
-Each observed thing has a subject, and each of its states a fingerprint. A new fingerprint is an event, and
-so is the disappearance of a bookie's registration, a lifecycle or a pause. An event's id consists of its
-node, the node's life (the transaction that made it) and its state, which is the node's version or how it
-ended. All servers therefore give an event the same id (EV1). Fingerprints are small and can be stored: a
-process that reads them continues exactly where they were written (EV2).
+Each observed thing has a subject, and each of its states a fingerprint. A new fingerprint is an event. It is
+also an event if a bookie's registration, a lifecycle or a pause disappears. An event's id consists of its
+node, the node's life (the transaction that made it) and its state (the node's version, or how the node
+ended). All servers therefore give an event the same id (EV1). Fingerprints are small and can be stored: a
+process that reads them continues exactly where the writer stopped (EV2).
 """
 
 import json
@@ -21,7 +21,7 @@ from rollbook.proto.errors import BadMetadata
 
 KEPT_MAX: Final = 10_000
 TEXT_MAX: Final = 500
-BOOKIES_MAX: Final = 20  # The most bookies that one event names.
+BOOKIES_MAX: Final = 20  # The maximum number of bookies that one event names.
 
 
 class EventKind(StrEnum):
@@ -30,7 +30,7 @@ class EventKind(StrEnum):
     BOOKIE_LOST = "bookie-lost"  # The bookie is no longer registered.
     BOOKIE_BACK = "bookie-back"
     BAD_LEDGER = "bad-ledger"  # A check found bad copies, or a repair found entries without a copy.
-    LEDGER_OVERDUE = "ledger-overdue"  # The ledger lacks copies for longer than `overdue_s`.
+    LEDGER_OVERDUE = "ledger-overdue"  # The ledger has lacked copies for longer than `overdue_s`.
     RECOVERY_PAUSED = "recovery-paused"
     RECOVERY_RESUMED = "recovery-resumed"
     AUDITOR = "auditor"  # Another process leads as auditor.
@@ -40,7 +40,7 @@ class EventKind(StrEnum):
 
 
 class Thing(Enum):
-    """The kind of an observed thing. The subjects of this kind begin with its value."""
+    """The kind of an observed thing. Its value is the beginning of the subjects of this kind."""
 
     REGISTRATION = "bookie"
     LIFECYCLE = "lifecycle"
@@ -57,7 +57,7 @@ class Event:
     id: str
     kind: EventKind
     at_ms: int
-    node: str  # A path below the ledgers root, or below our own root.
+    node: str  # The path of the node, relative to the ledgers root or to our own root.
     bookies: tuple[str, ...] = ()
     ledger_id: int | None = None
     log: str | None = None
@@ -66,7 +66,7 @@ class Event:
     text: str = ""
 
     def facts(self) -> dict[str, Any]:
-        """The event as shown in JSON."""
+        """Return the fields of the event for JSON."""
         fields = {name: getattr(self, name) for name in Event.__slots__}
         return fields | {"kind": self.kind.value, "bookies": list(self.bookies)}
 
@@ -76,7 +76,7 @@ class Sight:
     """The present state of one thing."""
 
     thing: Thing
-    name: str  # Unique among things of its kind.
+    name: str  # A name that is unique among things of this kind.
     node: str
     life: int  # The transaction that made the node.
     version: int
@@ -91,7 +91,7 @@ class Sight:
     subject: str = field(init=False)
 
     def __post_init__(self) -> None:
-        """Compute the subject once, since it is read at each look."""
+        """Compute the subject only once, since it is read at each look."""
         object.__setattr__(self, "subject", f"{self.thing.value}/{self.name}")
 
     @property
@@ -114,7 +114,7 @@ class Sight:
 
 @dataclass(frozen=True, slots=True)
 class ObservedState:
-    """The state of one thing at one time. The sight is None if the thing was gone."""
+    """The state of one thing at one time. `sight` is None if the thing was gone."""
 
     fingerprint: str
     sight: Sight | None
@@ -122,26 +122,27 @@ class ObservedState:
 
 
 class Tracks:
-    """The states that this process has seen, for each thing the oldest first. The last state of each thing
-    is kept; of the earlier states of all things, only the latest are.
+    """The states that this process has seen, for each thing the oldest first. The last state of each thing is
+    kept, but only the latest ones of all earlier states.
     """
 
     def __init__(self, earlier_max: int = KEPT_MAX) -> None:
         self.states: dict[str, tuple[ObservedState, ...]] = {}
         self._earlier: deque[str] = (
             deque()
-        )  # Subjects of states that are not their things' last ones.
+        )  # The subjects of kept states that are not the last ones of their things.
         self._earlier_max = earlier_max
 
     def on_look(self, sights: Mapping[str, Sight], now_ms: int) -> bool:
-        """Take note of the present things: `sights` has all of them, by subject. Returns whether anything
-        has changed.
+        """Take note of the present state of all things, which `sights` has by subject. Returns whether
+        anything has changed.
         """
         is_new = False
         for subject, sight in sights.items():
             states = self.states.get(subject, ())
             if states and states[-1].sight is sight:
-                continue  # The usual case; comparing fingerprints would take ten times as long.
+                # An unchanged sight is the usual case; comparing fingerprints would take ten times as long.
+                continue
             if states and states[-1].fingerprint == sight.fingerprint:
                 self.states[subject] = (*states[:-1], replace(states[-1], sight=sight))
             else:
@@ -180,9 +181,9 @@ def derive(
     now_ms: int,
     things_max: int | None = None,
 ) -> tuple[list[Event], dict[str, str]]:
-    """The events since `fingerprints`, in order, and the fingerprints after them. A state that other
-    processes missed between two looks is an event, too, if this process saw it. `things_max` limits the
-    number of things; those that changed first are taken.
+    """Return the events since `fingerprints`, in order, and the fingerprints after them. If this process saw
+    a state that others missed between two looks, that state is an event, too. `things_max` limits the number
+    of things; the things that changed first are taken.
     """
     found: list[tuple[int, str, list[Event], str | None]] = []
     for subject, states in tracks.items():
@@ -209,7 +210,7 @@ def derive(
     ]:
         at_ms = 0
         for number, event in enumerate(events):
-            # The states of one thing stay in order although the clocks of writers differ.
+            # Keep the states of one thing in order although the clocks of writers differ.
             at_ms = max(at_ms, event.at_ms)
             ordered.append((at_ms, subject, number, event))
         if fingerprint_after is None:
@@ -220,8 +221,8 @@ def derive(
 
 
 def _bounded(fingerprints: dict[str, str]) -> dict[str, str]:
-    """Drop the oldest fingerprints of things that are gone. The others show that an event was made already,
-    so they are kept.
+    """Drop the oldest fingerprints of things that are gone. Newer ones are kept, since they show that the
+    event was made already.
     """
     gone = [
         subject for subject, fingerprint in fingerprints.items() if fingerprint.startswith(_GONE)
@@ -232,8 +233,8 @@ def _bounded(fingerprints: dict[str, str]) -> dict[str, str]:
 
 
 def first_fingerprints(tracks: Mapping[str, Sequence[ObservedState]]) -> dict[str, str]:
-    """The fingerprints of a server that has just started: registered bookies make no events, everything
-    else does (EV3).
+    """Return the fingerprints of a server that has just started: registered bookies make no events, but all
+    other things do (EV3).
     """
     return {
         subject: states[-1].fingerprint
@@ -388,7 +389,7 @@ def _event(
 
 
 def unpack_event(fields: Mapping[str, Any]) -> Event:
-    """The event in these JSON fields. Raises `BadMetadata`."""
+    """Return the event in these JSON fields. Raises `BadMetadata`."""
     try:
         kind, names = EventKind(fields["kind"]), fields["bookies"]
         event = Event(
@@ -416,7 +417,7 @@ def unpack_event(fields: Mapping[str, Any]) -> Event:
 
 @dataclass(frozen=True, slots=True)
 class EventFilter:
-    """Selects the events that a reader wants."""
+    """The events that a reader wants."""
 
     kind: EventKind | None = None
     bookie: str | None = None
@@ -431,11 +432,11 @@ class EventFilter:
 
 
 class EventMemory:
-    """The last events that this process has seen, newest first."""
+    """The latest events of this process, the newest first."""
 
     def __init__(self, kept: int = KEPT_MAX) -> None:
         self._kept = kept
-        self._events: dict[int, Event] = {}  # Events by number, ascending without gaps.
+        self._events: dict[int, Event] = {}  # Events by their numbers, which ascend without gaps.
         self._numbers: dict[str, int] = {}
         self._next = 0
 
@@ -456,8 +457,8 @@ class EventMemory:
     def page(
         self, wanted: EventFilter, after: str, limit: int
     ) -> tuple[list[Event], str | None] | None:
-        """The events before `after`, which is an event's id, and the `after` of the next page. Returns None
-        if `after` is not known.
+        """Return the events before `after`, which is an event's id, and the `after` of the next page. Returns
+        None if `after` is not known.
         """
         number = self._numbers.get(after, -1) if after else self._next
         if number < 0:

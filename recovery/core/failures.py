@@ -1,20 +1,19 @@
-"""The attempts to repair one ledger, and when the next one is due.
+"""Records the failed attempts to repair one ledger, and when the next attempt is due.
 
 JSON, `{"attempts": 3, "in_a_row": 2, "code": "BOOKIE_UNREACHABLE", "message": "…", "failed_ms": 17…,
-"next_try_ms": 17…, "losses": [[0, 11, ["b1:3181", "b2:3181"]]], "drains": ["4e0c…"], "version": 1}`, in a
-node of its own for each ledger (`recovery/tasks.py`). It is in our own tree, since a mark has no room for
-it, and removed when the repair succeeds.
+"next_try_ms": 17…, "losses": [[0, 11, ["b1:3181", "b2:3181"]]], "drains": ["4e0c…"], "version": 1}`, in one
+node for each ledger (`recovery/tasks.py`). The node is in our own tree, since a mark has no field for it, and
+is removed when the repair succeeds.
 
-`attempts` counts all attempts and sets the pause. `in_a_row` counts only the latest attempts that ended
-with this `code`, so that one refusal after three other errors does not count as four refusals.
+`attempts` counts all attempts and sets the pause. `in_a_row` counts only the latest consecutive attempts that
+ended with this `code`: one refusal after three other errors must not count as four refusals.
 
-`drains` has the tokens of the lifecycles of those bookies of the ledger that were draining at that attempt.
-A drain that begins, or is retried, has a new token: then attempts are counted from one again, and the next
-one is due at once (RP7). No clock is needed for that, so the clocks of a worker and of an operator may
-differ.
+`drains` has the lifecycle tokens of the ledger's bookies that were draining at that attempt. A drain that
+begins, or is retried, has a new token: then attempts are counted from one again, and the next attempt is due
+at once (RP7). This comparison needs no clock, so the clocks of a worker and of an operator may differ.
 
-A ledger is *unrecoverable* if every holder of some of its entries answered ABSENT or returned bad bytes:
-then `losses` names those entries and holders. Such a ledger is not retried: a person decides. If copies are
+A ledger is *unrecoverable* if, for some of its entries, every holder answered ABSENT or returned bad bytes.
+Then `losses` names these entries and holders. Such a ledger is not retried: a person decides. If copies are
 UNKNOWN or unreachable, the repair waits for them without a limit.
 """
 
@@ -32,7 +31,7 @@ from rollbook.recovery.core.healing import ranges_of
 _VERSION: Final = 1
 PAUSE_S_MAX: Final = 600
 _LOST_FOR_CERTAIN: Final = (CopyState.MISSING, CopyState.BAD)
-# The most ranges that are kept, since a longer list would not help a reader.
+# The maximum number of ranges that are kept: a longer list would not help a reader.
 _LOSSES_MAX: Final = 100
 
 
@@ -51,13 +50,14 @@ class MissingEntries:
 
     losses: tuple[LostEntries, ...]
     unavailable: (
-        str  # One entry that may still turn up, and each holder's answer; empty: there is none.
+        # One entry that may still turn up, and each holder's answer. Empty: there is no such entry.
+        str
     )
 
 
 def judge_missing(said: Mapping[EntryId, Mapping[BookieId, CopyState]]) -> MissingEntries:
-    """Judge entries that no holder returned, by the holders' answers. The entries are in ascending order.
-    An entry is lost only if every holder answers ABSENT or returns bad bytes.
+    """Judge entries that no holder returned by the holders' answers. The entries have to be in ascending
+    order. An entry is lost only if every holder answers ABSENT or returns bad bytes.
     """
     lost = {
         entry_id: None
@@ -81,31 +81,33 @@ class Failure:
     code: str = ""  # The code of the latest error.
     message: str = ""
     failed_ms: int = 0
-    # The time of the next retry. None: it is not retried; a person decides.
+    # The time of the next attempt. None: no retry is made, and a person decides.
     next_try_ms: int | None = 0
     losses: tuple[LostEntries, ...] = ()
-    drains: tuple[str, ...] = ()  # Tokens of the drains at the time of the latest attempt.
-    in_a_row: int = 0  # The number of latest attempts in a row that failed with `code`.
+    drains: tuple[str, ...] = ()  # The tokens of the drains at the time of the latest attempt.
+    in_a_row: int = 0  # The number of latest consecutive attempts that failed with `code`.
 
     @property
     def is_unrecoverable(self) -> bool:
         return bool(self.losses)
 
     def counts_for(self, drains: Sequence[str]) -> bool:
-        """Return whether the failure counts for these drains: none of them began later (RP7)."""
+        """Return whether the failure counts for these drains, which it does if none of them began later
+        (RP7).
+        """
         return all(token in self.drains for token in drains)
 
     def is_due(self, now_ms: int) -> bool:
-        """Return whether the next attempt is due. Clocks differ and jump, so an attempt that is farther
-        away than any pause is due, too.
+        """Return whether the next attempt is due. Since clocks differ and jump, an attempt is also due if it
+        is farther away than the longest pause.
         """
         if self.next_try_ms is None:
             return False
         return not now_ms < self.next_try_ms <= now_ms + PAUSE_S_MAX * 1000
 
     def pause_s(self, now_ms: int, look_again_s: float) -> float:
-        """How long to postpone a ledger that is not due. Another worker may change its failure, so the
-        pause is at most `look_again_s`.
+        """Return how long to postpone a ledger that is not due. The pause is at most `look_again_s`, since
+        another worker may change the failure.
         """
         if self.next_try_ms is None:
             return look_again_s
@@ -113,8 +115,9 @@ class Failure:
 
 
 def next_look_s(left_s: Iterable[float], *, shortest_s: float, longest_s: float) -> float:
-    """The pause until the next look at all tasks: the shortest time in `left_s`, after which a postponed
-    task is due, within these bounds. If the bounds contradict each other, `longest_s` counts.
+    """Return the pause until the next look at all tasks. `left_s` has the times until postponed tasks are
+    due: the pause is the shortest of them, within these bounds. If the bounds contradict each other,
+    `longest_s` counts.
     """
     return min(max(min(left_s, default=longest_s), shortest_s), longest_s)
 
@@ -129,8 +132,8 @@ def after_failure(
     drains: Sequence[str] = (),
     first_pause_s: float = 5.0,
 ) -> Failure:
-    """The record after another failed attempt. The pause doubles up to 10 min. If one of `drains` began
-    after an earlier attempt, that attempt does not count (RP7).
+    """Return the new record after another failed attempt. The pause doubles up to 10 min. If one of `drains`
+    began after an earlier attempt, that attempt does not count (RP7).
     """
     earlier = before if before and before.counts_for(drains) else Failure()
     attempts = earlier.attempts + 1
@@ -161,15 +164,16 @@ def pack_failure(failure: Failure) -> bytes:
 
 
 def unpack_failure(data: bytes) -> Failure:
-    """The failure in these bytes. Raises `BadMetadata`, `UnsupportedVersion`."""
+    """Return the failure in these bytes. Raises `BadMetadata`, `UnsupportedVersion`."""
     check_size(data)
     try:
         fields = json.loads(data)
         version = fields["version"]
         if version != _VERSION:
             raise UnsupportedVersion(f"a failure of version {version!r:.20}")
-        drains = tuple(fields.get("drains", ()))  # Older versions wrote no `drains`.
-        in_a_row = fields.get("in_a_row", fields["attempts"])  # Older versions wrote no `in_a_row`.
+        drains = tuple(fields.get("drains", ()))  # Older releases did not write `drains`.
+        # Older releases did not write `in_a_row`.
+        in_a_row = fields.get("in_a_row", fields["attempts"])
         texts = fields["code"], fields["message"], *drains
         numbers = [fields["attempts"], in_a_row, fields["failed_ms"], fields["next_try_ms"]]
         losses = tuple(

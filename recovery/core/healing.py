@@ -1,20 +1,21 @@
-"""Rules for which entries of a closed ledger a bookie must get back, and which it may deny again.
+"""Rules that decide which entries of a closed ledger a bookie must get back, and which ones it may deny
+again.
 
-A bookie that may have lost entries answers UNKNOWN for them, and each such answer delays every client
-that counts answers. Doubt about an entry may end in three ways only (HL1):
+A bookie that may have lost entries answers UNKNOWN for them, and each such answer delays every client that
+counts answers. A doubt about an entry may end in three ways only (HL1):
 
-    brought back   it is there again, verified and durable
-    not needed     no client will ever use that bookie's answer: the entry is beyond the end of a
-                   closed ledger, in a fragment or at a place of its write set that does not name it,
+    restored       it is there again, verified and durable
+    not needed     no client will ever use that bookie's answer: the entry is after the end of a
+                   closed ledger, in a fragment that does not name the bookie, outside the bookie's share,
                    or the explicit LAC of a ledger that is closed
-    given up       a person has named it, knowing that it may be lost
+    given up       a person has named the entry, knowing that it may be lost
 
-While a ledger is not closed, the entries of its open fragment have no such places: recovery has to close
-the ledger first, unless all doubts are about confirmed entries (`as_if_closed`). If recovery cannot close
-it because of this very doubt, a person can give up the doubt about the open fragment by name, and nothing
-else of that ledger (`rest_to_give_up`).
+While a ledger is open, no entry of its open fragment can be "not needed": recovery has to close the ledger
+first, unless all doubts are about confirmed entries (`as_if_closed`). If this very doubt prevents recovery
+from closing it, a person can give up the doubt about the open fragment by name, but no other doubt about that
+ledger (`rest_to_give_up`).
 
-An entry is lost if no other member of its write set has a sound copy, and no copy may still turn up.
+An entry is lost if no other member of its write set has a good copy, and no copy may still turn up.
 """
 
 from bisect import bisect_right
@@ -43,7 +44,9 @@ WHOLE: Final = EntrySpan(NO_ENTRY, ENTRY_ID_MAX)
 
 
 class DoubtfulFragment(NamedTuple):
-    """A range of entries in doubt that are all in one fragment, or none of which the bookie should hold."""
+    """A range of entries in doubt: either all in one fragment, or all entries that the bookie should not
+    hold.
+    """
 
     first_entry: int
     last_entry: int
@@ -53,8 +56,9 @@ class DoubtfulFragment(NamedTuple):
 def as_if_closed(
     metadata: LedgerMetadata, lac: EntryId, doubted: Sequence[EntrySpan]
 ) -> LedgerMetadata | None:
-    """Metadata by which the doubts of an open ledger are settled without closing it, if all are about
-    confirmed entries. A doubt about its explicit LAC is not: readers use the LAC while the ledger is open.
+    """Return metadata that settles the doubts about an open ledger without closing it, or None if not all are
+    about confirmed entries. A doubt about the explicit LAC cannot be settled: readers use it while the ledger
+    is open.
     """
     if metadata.state is not LedgerState.OPEN or not doubted:
         return None
@@ -64,8 +68,8 @@ def as_if_closed(
 
 
 def before_open_end(metadata: LedgerMetadata, bookie: BookieId) -> LedgerMetadata | None:
-    """Metadata of a ledger as if it ended before its open fragment. It is used if the writer has left the
-    bookie, since the bookie's answers about later entries do not count.
+    """Return metadata of a ledger as if it ended before its open fragment, or None if the open fragment names
+    the bookie. If the writer has left the bookie, the bookie's answers about later entries do not count.
     """
     if metadata.state is not LedgerState.OPEN or bookie in metadata.fragments[-1].ensemble:
         return None
@@ -78,7 +82,7 @@ def before_open_end(metadata: LedgerMetadata, bookie: BookieId) -> LedgerMetadat
 def stretches(
     metadata: LedgerMetadata, bookie: BookieId, doubted: Iterable[EntrySpan]
 ) -> Iterator[DoubtfulFragment]:
-    """All doubts in order, split by what must be done with them."""
+    """Yield all doubts in order, split into ranges that are treated alike."""
     assert metadata.is_closed
     for first, last in doubted:
         while first <= last:
@@ -90,7 +94,9 @@ def stretches(
 def _piece(
     metadata: LedgerMetadata, bookie: BookieId, first_entry: int
 ) -> tuple[Fragment | None, int]:
-    """The fragment at this entry if the bookie should hold some of it, and the end of that fragment."""
+    """Return the fragment at this entry, or None if the bookie holds none of it, and the last entry up to
+    which that is so.
+    """
     assert metadata.last_entry is not None
     if first_entry <= NO_ENTRY:
         return None, NO_ENTRY
@@ -106,7 +112,7 @@ def _piece(
 def expected(
     quorum: Quorum, fragment: Fragment, bookie: BookieId, window: range
 ) -> Sequence[EntryId]:
-    """The entries of the window that the bookie should hold."""
+    """Return the entries of the window that the bookie should hold."""
     if quorum.ensemble == quorum.write:
         return [EntryId(each) for each in window]
     slots = [slot for slot, member in enumerate(fragment.ensemble) if member == bookie]
@@ -118,7 +124,7 @@ class WindowReport:
     """The findings for the entries of one window."""
 
     settled: list[EntrySpan] = field(default_factory=list)  # Ranges whose doubt can be settled.
-    # Entries without a copy anywhere: they stay in doubt.
+    # Entries that have no copy anywhere, and stay in doubt.
     lost: list[EntryId] = field(default_factory=list)
     # Entries that stay in doubt for now, with each member's answer.
     waiting: dict[EntryId, str] = field(default_factory=dict)
@@ -132,8 +138,8 @@ def judge(
     said: Mapping[EntryId, Mapping[BookieId, Copy]],
     accepted: Sequence[EntrySpan],
 ) -> WindowReport:
-    """Decide what to report for a window. `wanted` has all entries of the window that the bookie should
-    hold, `held` those that it holds durably; `said` has every other member's answer about the rest.
+    """Decide what to report for a window. `wanted` has the entries of the window that the bookie should hold,
+    `held` the entries that it holds durably, and `said` the other members' answers about the rest.
     """
     found = WindowReport()
     first = window.start
@@ -167,9 +173,10 @@ def _describe(copies: Mapping[BookieId, Copy]) -> str:
 def rest_to_give_up(
     metadata: LedgerMetadata, doubted: Sequence[EntrySpan], accepted: Sequence[EntrySpan]
 ) -> list[EntrySpan]:
-    """The ranges that recovery may count as absent, for a ledger that cannot be closed.
+    """Return the ranges that recovery may count as absent in a ledger that cannot be closed otherwise.
 
-    Entries of earlier fragments were confirmed. Each of them is later restored, or found to be lost.
+    Earlier fragments are excluded: their entries were confirmed, and each of them is later restored or found
+    to be lost.
     """
     assert not metadata.is_closed
     rest = EntrySpan(metadata.fragments[-1].first_entry, ENTRY_ID_MAX)
@@ -184,7 +191,7 @@ def covers(ranges: Sequence[EntrySpan], entry_id: int) -> bool:
 
 
 def intersection(some: Iterable[EntrySpan], others: Sequence[EntrySpan]) -> list[EntrySpan]:
-    """The common ranges. They are ascending if both arguments are."""
+    """Return the common ranges, in ascending order if both arguments are."""
     return [
         EntrySpan(max(a.first_entry, b.first_entry), min(a.last_entry, b.last_entry))
         for a in some
@@ -194,7 +201,7 @@ def intersection(some: Iterable[EntrySpan], others: Sequence[EntrySpan]) -> list
 
 
 def ranges_of(entry_ids: Iterable[int], gap: int = 1) -> list[EntrySpan]:
-    """Ranges of ascending ids. Ids that are at most `gap` apart share a range."""
+    """Return ranges of ascending ids. Ids that are at most `gap` apart share a range."""
     found: list[EntrySpan] = []
     for each in entry_ids:
         if found and each <= found[-1].last_entry + gap:

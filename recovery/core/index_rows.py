@@ -1,6 +1,6 @@
-"""The row of a ledger in the index: a tuple small enough for a million of them in memory.
+"""The row of a ledger in the index: a tuple that is small enough to keep a million of them in memory.
 
-    (ensemble size, write quorum, members of the first ensemble…, members of the next one…)
+    (ensemble size, write quorum, members of the first ensemble…, members of the next ensemble…)
 
 The index shares equal rows, and a row names each distinct ensemble of a ledger once.
 """
@@ -26,8 +26,8 @@ def members_of(row: IndexRow) -> frozenset[BookieId]:
 
 
 def good_copies(row: IndexRow, missing: Collection[BookieId]) -> int:
-    """The number of good copies of the entry that has the fewest, if missing bookies hold no entry and all
-    others hold all of theirs.
+    """Return the number of good copies of the entry with the fewest, assuming that missing bookies hold no
+    entry and all others hold all their entries.
     """
     ensemble, write = cast("tuple[int, int]", row[:_HEAD])
     return min(

@@ -9,9 +9,9 @@
          │                 (steward)  ▼                                  │
          └────────────────────── DrainingFailed ─────────────────────────┘
 
-A bookie that is not Active is read-only. Only an Active bookie begins to drain; DrainingFailed changes by
-hand only (LC1). Each change is written from the version that was read, with a token that its writer drew.
-The steward's changes also name its vote, so an old steward changes nothing (LC2).
+A bookie that is not Active is read-only. Only an Active bookie begins to drain; DrainingFailed changes only
+by hand (LC1). Each write names the version that was read, and carries a new token that the writer drew. The
+steward's changes also name its vote, so an old steward changes nothing (LC2).
 """
 
 from collections.abc import Collection
@@ -34,15 +34,15 @@ REASON_CHARS_MAX: Final = 500
 def drain(
     found: Lifecycle, token: str, now_ms: int, *, ledgers: int, is_forced: bool = False
 ) -> Lifecycle:
-    """Begin a drain. `ledgers` is the number of ledgers that name the bookie now, for showing progress.
-    Raises `LifecycleConflict`.
+    """Begin a drain. `ledgers` is the number of ledgers that name the bookie now; it is used to show
+    progress. Raises `LifecycleConflict`.
     """
     _require(found, "drain", _ACTIVE)
     return Lifecycle(_DRAINING, token, now_ms, ledgers, is_forced)
 
 
 def retry(found: Lifecycle, token: str, now_ms: int, *, ledgers: int) -> Lifecycle:
-    """Begin a failed drain again. Raises `LifecycleConflict`."""
+    """Retry a failed drain. Raises `LifecycleConflict`."""
     _require(found, "retry the drain of", _FAILED)
     return Lifecycle(_DRAINING, token, now_ms, ledgers, found.is_forced)
 
@@ -77,15 +77,17 @@ def fail(found: Lifecycle, token: str, now_ms: int, reason: str) -> Lifecycle:
 
 
 def revert(found: Lifecycle, token: str, now_ms: int, reason: str) -> Lifecycle:
-    """Make a Drained bookie Draining again: a ledger names it after all, since a client picked it before
-    the drain began.
+    """Make a Drained bookie Draining again, since a ledger names it after all: its client picked the bookie
+    before the drain began.
     """
     _require(found, "drain again", _DRAINED)
     return _next(found, _DRAINING, token, now_ms, reason)
 
 
 def allowed_from(state: LifecycleState) -> tuple[LifecycleState, ...]:
-    """The states from which a person may request this one. Draining again is a retry."""
+    """Return the states that a person may request for a bookie in this state. From DrainingFailed, Draining
+    is a retry.
+    """
     return _ALLOWED[state]
 
 
@@ -121,10 +123,9 @@ def _require(found: Lifecycle, verb: str, *states: LifecycleState) -> None:
 def has_room(
     metadata: LedgerMetadata, leaving: Collection[BookieId], targets: Collection[BookieId]
 ) -> bool:
-    """Return whether distinct targets can replace each fragment's leaving members. If this fails for a
-    ledger, a drain is refused at once, unless it is forced (LC3).
-
-    `targets`: bookies that accept entries and do not leave.
+    """Return whether each fragment's leaving members can be replaced by distinct targets. If some ledger gets
+    False, a drain is refused at once, unless it is forced (LC3). `targets` are the bookies that accept
+    entries and do not leave.
     """
     for fragment in metadata.fragments:
         members = set(fragment.ensemble)

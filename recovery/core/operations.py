@@ -1,15 +1,17 @@
-"""An operation that outlives the process that began it: its states, its id and when it is forgotten.
+"""The rules for operations that outlive the process that began them: their states, their ids, and when they
+are forgotten.
 
     Queued ──► Running ──► Done            the work ended; `result`
        │          ├──────► Failed          the work was refused or gave up; `problem`
        └──────────┴──────► Cancelled       a caller requested that, and its work has stopped
 
-- Each operation ends once: an ended operation does not change (OP1).
-- A caller's Idempotency-Key makes the id, so a repeated request finds its own operation. Another request
-under the same key is refused (OP2).
-- What has ended is kept for 7 days, and 1,000 operations at most are kept; one that has not ended is never removed (OP3).
+- Each operation ends once, and does not change afterwards (OP1).
+- A caller's Idempotency-Key makes the id, so a repeated request finds its own operation. A different request
+  under the same key is refused (OP2).
+- Ended operations are kept for 7 days, and at most 1,000 operations are kept; an operation that has not ended
+  is never removed (OP3).
 
-One node each, JSON: the fields of `LastingOperation` and `version`.
+Each operation has one node, which is JSON: the fields of `LastingOperation` and `version`.
 """
 
 import json
@@ -62,13 +64,13 @@ class LastingOperation:
     is_cancel_asked: bool = False
     notes: Mapping[str, Any] | None = None  # The facts that the work needs after a restart.
     result: Mapping[str, Any] | None = None
-    problem: Mapping[str, Any] | None = None  # The error as RFC 9457 describes it.
+    problem: Mapping[str, Any] | None = None  # The error in the form of RFC 9457.
 
     # --- Steps --------------------------------------------------------------------------------
 
     def begun(self, now_ms: int) -> "LastingOperation":
-        """The operation as running in the process that runs it now. An operation that was started before
-        continues.
+        """Return the operation as running in the process that runs it now. It keeps its start time if it was
+        started before.
         """
         self._require_open()
         return replace(self, state=OperationStatus.RUNNING, started_ms=self.started_ms or now_ms)
@@ -82,8 +84,8 @@ class LastingOperation:
         return replace(self, notes=notes)
 
     def cancel_asked(self, now_ms: int) -> "LastingOperation":
-        """The operation with a request to cancel it. If it has not begun, it ends here; a running operation
-        is stopped by its runner.
+        """Return the operation with a request to cancel it. An operation that has not begun ends at once; a
+        running one is stopped by its runner.
         """
         self._require_open()
         asked = replace(self, is_cancel_asked=True)
@@ -101,9 +103,7 @@ class LastingOperation:
         return replace(self._ended(OperationStatus.FAILED, now_ms), problem=_bounded(problem))
 
     def _ended(self, state: OperationStatus, now_ms: int) -> "LastingOperation":
-        """The operation with its final state. Raises `OperationEnded` if it has a final state already
-        (OP1).
-        """
+        """Return the operation with its final state. Raises `OperationEnded` if it has ended already (OP1)."""
         self._require_open()
         return replace(self, state=state, ended_ms=now_ms, notes=None)
 
@@ -119,14 +119,14 @@ class LastingOperation:
     # --- Questions ----------------------------------------------------------------------------
 
     def eta_s(self, now_ms: int) -> int | None:
-        """The remaining seconds at the present pace, or None if unknown."""
+        """Return the remaining seconds at the present pace, or None if unknown."""
         if self.state is not OperationStatus.RUNNING or not self.done or not self.total:
             return None
         spent_ms = max(now_ms - (self.started_ms or now_ms), 0)
         return round(spent_ms * max(self.total - self.done, 0) / self.done / 1000)
 
     def require_same(self, kind: str, about: Mapping[str, Any]) -> None:
-        """Check that a repeated key comes with the same request (OP2). Raises `DuplicateDiffers`."""
+        """Check that a repeated key belongs to the same request (OP2). Raises `DuplicateDiffers`."""
         if (self.kind, _canonical(self.about)) != (kind, _canonical(about)):
             raise DuplicateDiffers(
                 f"this Idempotency-Key belongs to operation {self.id}, which is another request",
@@ -136,7 +136,9 @@ class LastingOperation:
 
 
 def id_of_key(principal: str, key: str) -> str:
-    """The operation's id for an Idempotency-Key. Equal keys of different principals make different ids."""
+    """Return the operation id that an Idempotency-Key stands for. Equal keys from different principals make
+    different ids.
+    """
     scoped = f"{len(principal)} {principal} {key}".encode("utf-8", "surrogatepass")
     return sha256(scoped).hexdigest()[:_ID_DIGITS]
 
@@ -146,8 +148,8 @@ def is_operation_id(text: str) -> bool:
 
 
 def to_forget(known: Iterable[LastingOperation], now_ms: int, kept: int = KEPT_MAX) -> list[str]:
-    """Ids to forget (OP3): those that ended long ago, and the oldest ended ones while there are
-    more than `kept`.
+    """Return the ids of operations to forget (OP3): those that ended long ago, and the oldest ended ones if
+    there are more than `kept`.
     """
     every = sorted(known, key=lambda each: (each.created_ms, each.id))
     ended = [each for each in every if each.state.has_ended]
@@ -164,7 +166,7 @@ def pack_operation(operation: LastingOperation) -> bytes:
 
 
 def unpack_operation(data: bytes) -> LastingOperation:
-    """The operation in these bytes. Raises `BadMetadata`, `UnsupportedVersion`."""
+    """Return the operation in these bytes. Raises `BadMetadata`, `UnsupportedVersion`."""
     check_size(data)
     try:
         fields = json.loads(data)
@@ -201,7 +203,7 @@ def _canonical(about: Mapping[str, Any]) -> str:
 
 
 def _bounded(outcome: Mapping[str, Any]) -> dict[str, Any]:
-    """The outcome without its long lists, so that the node is small enough for every metadata store."""
+    """Return the outcome without its long lists, which might make the node too large for some metadata store."""
     if len(_canonical(outcome)) <= OUTCOME_BYTES_MAX:
         return dict(outcome)
     short = {name: each for name, each in outcome.items() if not isinstance(each, list | dict)}

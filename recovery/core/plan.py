@@ -1,18 +1,17 @@
-"""Plans the repairs of one ledger after which every entry has all its copies again (RP1).
+"""Plans the repairs that give every entry of one ledger all its copies again (RP1).
 
-For each fragment with a known end, and each of its seats in question:
+Each fragment with a known end is repaired seat by seat:
 
-    the bookie is registered and stays   RESTORE  what its entry list lacks is brought back to it
+    the bookie is registered and stays   RESTORE  the entries that its list lacks are copied back to it
     it is lost, or it is draining        REPLACE  another bookie gets the seat's share, then the seat
 
 An open fragment is never changed (LM4): its writer replaces lost bookies itself, or is dead and the ledger
 has to be closed first. A ledger in recovery is recovered first. A ledger that was reserved and has no
 writer yet has no entries, so only its seats change.
 
-A bookie that is in question and merely read-only is not lost: its entries are restored as for any other
-bookie.
+A marked bookie that is only read-only is not lost: its entries are restored like those of any other bookie.
 
-When a seat is repaired, `seat_step` returns its next step, from what is known by then:
+During the repair of a seat, `seat_step` returns the next step:
 
     RESTORE   all copied                          WHOLE
               some entries are unavailable        STUCK
@@ -21,8 +20,8 @@ When a seat is repaired, `seat_step` returns its next step, from what is known b
               it is registered at this moment     CHANGED: the next plan restores it (RP2)
               it is not                           REPLACE_LOST
 
-A ledger that has a writer is closed for a repair only after its writer had a grace period to leave the bookie
-by itself, see `GracePeriods` (RP4).
+A ledger with a writer is closed for a repair only after the writer had a grace period in which to leave the
+bookie by itself, see `GracePeriods` (RP4).
 """
 
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
@@ -36,7 +35,7 @@ from rollbook.proto.quorum import Quorum
 from rollbook.proto.wire.entry_list import EntryList
 from rollbook.recovery.core.healing import EntrySpan, covers
 
-_WINDOW: Final = 4096  # The number of entries that one step looks at.
+_WINDOW: Final = 4096  # The number of entries that are examined in one step.
 _NS_PER_S: Final = 1_000_000_000
 
 Key = TypeVar("Key", bound=Hashable)
@@ -55,19 +54,18 @@ class Action(Enum):
 
 
 class FirstStep(Enum):
-    """The step that a ledger needs first, if repairs of its closed fragments do not suffice."""
+    """The step that a ledger needs first, if it is not enough to repair its closed fragments."""
 
     NOTHING = "nothing"
-    RECOVER = "recover"  # The ledger is in recovery already. Recovery has to be completed.
-    # The open end names a bookie in question: close the ledger if its writer does not leave the
-    # bookie.
+    RECOVER = "recover"  # The ledger is in recovery already, which has to be completed.
+    # The open end names a marked bookie: close the ledger if its writer does not leave the bookie.
     AWAIT_WRITER = "await the writer"
-    MOVE_SEAT = "move the seat"  # The ledger is not claimed yet, so it has no entries.
+    MOVE_SEAT = "move the seat"  # No writer has claimed the ledger yet, so it has no entries.
 
 
 @dataclass(frozen=True, slots=True)
 class SlotRepair:
-    """One seat in the ensemble of one fragment, and the work to do there."""
+    """One seat in the ensemble of one fragment, and the repair that it needs."""
 
     fragment: Fragment
     last_entry: EntryId  # The fragment's last entry; one less than its first entry if it is empty.
@@ -83,7 +81,7 @@ class SlotRepair:
         return self.fragment.first_entry
 
     def share(self, quorum: Quorum, window: range) -> list[EntryId]:
-        """The entries of a window of the fragment that this seat holds, ascending."""
+        """Return the entries that this seat holds in a window of the fragment, in ascending order."""
         if quorum.ensemble == quorum.write:
             return [EntryId(each) for each in window]
         return [EntryId(each) for each in window if quorum.holds(self.slot, EntryId(each))]
@@ -92,16 +90,17 @@ class SlotRepair:
 @dataclass(frozen=True, slots=True)
 class RepairPlan:
     first_step: FirstStep
-    seats: tuple[SlotRepair, ...]  # Seats with the fewest other members present are first.
-    open_seats: tuple[int, ...] = ()  # Slots of the open fragment that are in question.
+    # The repairs of closed fragments, those with the fewest other members present first.
+    seats: tuple[SlotRepair, ...]
+    open_seats: tuple[int, ...] = ()  # The slots of marked bookies in the open fragment.
 
 
 class RestoreResult(Enum):
-    """The result of restoring on a seat's own bookie what it lacks."""
+    """The result of restoring missing entries on the bookie that holds the seat."""
 
     COMPLETE = "complete"
     INCOMPLETE = "incomplete"  # Some entries are unavailable.
-    NO_ROOM = "no room"  # The bookie is alive, but has no room for what it lacks.
+    NO_ROOM = "no room"  # The bookie is alive, but has no room for the missing entries.
 
 
 class SeatStep(Enum):
@@ -109,15 +108,15 @@ class SeatStep(Enum):
 
     RESTORE = "restore"
     LOOK_UP = "look up"  # Find out whether the bookie is registered at this moment.
-    # The swap is made, whether the bookie is registered or not.
+    # Swap the bookie, whether it is registered or not.
     REPLACE_PRESENT = "replace present"
-    REPLACE_LOST = "replace lost"  # The swap is made only if the bookie is still not registered.
+    REPLACE_LOST = "replace lost"  # Swap the bookie only if it is still not registered.
 
 
 class SeatOutcome(Enum):
-    WHOLE = "whole"  # The seat has all its entries where it is.
+    WHOLE = "whole"  # The bookie of the seat has all its entries.
     CHANGED = "changed"  # The seat has changed hands, or has to be planned again.
-    STUCK = "stuck"  # Some entries are unavailable, now or permanently.
+    STUCK = "stuck"  # Some entries are unavailable, for now or permanently.
 
 
 _AFTER_RESTORE: Final[Mapping[RestoreResult, SeatStep | SeatOutcome]] = {
@@ -134,8 +133,8 @@ def seat_step(
     restored: RestoreResult | None = None,
     is_registered: bool | None = None,
 ) -> SeatStep | SeatOutcome:
-    """The next step for a seat, or how its repair ends. `restored` is None before an attempt.
-    `is_registered` is None before it is looked up.
+    """Return the next step for a seat, or the outcome of its repair. `restored` is None before an attempt,
+    and `is_registered` is None before the bookie is looked up.
     """
     if action is Action.RESTORE:
         return SeatStep.RESTORE if restored is None else _AFTER_RESTORE[restored]
@@ -155,9 +154,9 @@ def plan_repair(
     is_unclaimed: bool = False,
     looked_at: Collection[BookieId] = (),
 ) -> RepairPlan:
-    """The plan of one ledger. `in_question` are bookies marked as missing copies. `draining` bookies lose
-    their seats although they are present. `looked_at` bookies may lack copies and keep their seats. All
-    others keep their seats, too, lost or not, since their repair is not due yet (RP2).
+    """Return the plan of one ledger. `in_question` are the bookies that the ledger's mark names. `draining`
+    bookies lose their seats although they are present. `looked_at` bookies may lack copies and keep their
+    seats. All other bookies keep their seats, too, even lost ones, since their repair is not due yet (RP2).
     """
     seats: list[SlotRepair] = []
     open_seats: tuple[int, ...] = ()
@@ -209,11 +208,11 @@ def _first_step(
 
 
 class GracePeriods(Generic[Key, Awaited]):
-    """How long writers have had to leave a bookie (RP4).
+    """The grace periods in which writers may leave a bookie (RP4).
 
-    A period begins with the first look that finds something to wait for, by the clock of this process,
-    since marks have the time of another machine. It begins again if a look finds something else to wait
-    for.
+    A period begins with the first look that finds something to wait for. It is measured by the clock of this
+    process, since marks have the time of another machine. It begins again if a look finds something else to
+    wait for.
     """
 
     def __init__(self, grace_s: float) -> None:
@@ -221,8 +220,8 @@ class GracePeriods(Generic[Key, Awaited]):
         self._begun: dict[Key, tuple[Awaited, int]] = {}
 
     def left_s(self, key: Key, awaited: Awaited, now_ns: int) -> float:
-        """The rest of the period in seconds. This call begins the period if necessary. At 0 or less, the
-        period is over.
+        """Return the remaining seconds of the period, and begin the period if necessary. If the result is 0
+        or less, the period is over.
         """
         begun = self._begun.get(key)
         if begun is None or begun[0] != awaited:
@@ -233,7 +232,7 @@ class GracePeriods(Generic[Key, Awaited]):
         self._begun.pop(key, None)
 
     def begun(self) -> set[Key]:
-        """The keys whose periods have begun."""
+        """Return the keys of all periods that have begun."""
         return set(self._begun)
 
 
@@ -243,18 +242,18 @@ def sources_of(
     entry_id: EntryId,
     presence: Callable[[BookieId], BookiePresence],
 ) -> list[BookieId]:
-    """Bookies that may have a copy of the entry, in the order in which they are asked.
+    """Return bookies that may have a copy of the entry, in the order in which they are asked.
 
-    One present member is asked before all others. It is the same member for a whole fragment, so that it
-    reads in order. A bookie that loses its seat is a source like any other while it is present. Lost
-    bookies come last, since they may be back.
+    One present member is asked before all others, and the same one for a whole fragment, so that it reads in
+    order. A bookie that loses its seat is used as a source while it is present. Lost bookies are asked last,
+    since they may be back.
     """
     slots = [slot for slot in quorum.write_slots(entry_id) if slot != seat.slot]
     if seat.action is Action.REPLACE:
         slots.append(seat.slot)
     members = [seat.fragment.ensemble[slot] for slot in slots]
     start = seat.first_entry % max(1, len(members))
-    # All members have every entry: keep reading from one of them.
+    # Every member has every entry, so keep reading from the same one.
     if quorum.ensemble == quorum.write:
         members.sort(key=seat.fragment.ensemble.index)
         members = members[start:] + members[:start]
@@ -265,7 +264,7 @@ def sources_of(
 def lacking(
     quorum: Quorum, seat: SlotRepair, listed: EntryList, bad: Sequence[EntrySpan] = ()
 ) -> Iterator[EntryId]:
-    """The entries of the seat's share that its bookie does not list, or holds with bad bytes. They are
+    """Yield the entries of the seat's share that its bookie does not list, or holds with bad bytes. They are
     ascending.
     """
     for window in windows(seat):
@@ -273,7 +272,7 @@ def lacking(
 
 
 def windows(seat: SlotRepair) -> Iterator[range]:
-    """Windows of the seat's fragment, so that no step of the loop handles a million entries."""
+    """Yield windows of the seat's fragment, so that no step of the loop handles a million entries."""
     end = seat.last_entry + 1
     for start in range(seat.first_entry, end, _WINDOW):
         yield range(start, min(start + _WINDOW, end))
@@ -295,8 +294,8 @@ def lacking_in(
 
 
 def _lists_all(listed: EntryList, window: range) -> bool:
-    """Return whether all of the window is listed, by a quick test of a run without holes. A False may be
-    wrong.
+    """Return whether the whole window is listed, by a quick test that only recognises a run without holes:
+    False may be wrong.
     """
     group = listed.group_at(EntryId(window.start))
     return group is not None and not group.period and window.stop - 1 <= group.last_entry

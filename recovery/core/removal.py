@@ -1,8 +1,8 @@
-"""Rules for what happens to ledgers if these bookies are removed (RM1).
+"""Rules that predict the damage to ledgers if some bookies are removed (RM1).
 
-A bookie can be removed without harm iff no ledger names it. If some ledger does, this counts how many
-copies of each entry would be left on registered bookies. One more failure may lose an entry with fewer
-copies than the ack quorum. An entry without any copy is lost.
+A bookie can be removed without harm iff no ledger names it. For a ledger that names one, count how many
+copies of each entry would be left on registered bookies. If an entry has fewer copies than the ack quorum,
+one more failure may lose it. If it has no copy, it is lost.
 """
 
 from collections.abc import Collection
@@ -17,7 +17,7 @@ class Damage:
     named: int = 0  # Ledgers that name one of the bookies.
     # Ledgers with entries that would have fewer copies than the ack quorum.
     below_ack: int = 0
-    # Ledgers with entries that would have no copy; also counted in `below_ack`.
+    # Ledgers with entries that would have no copy left; `below_ack` counts them, too.
     without_copy: int = 0
 
     def on_ledger(
@@ -36,8 +36,8 @@ class Damage:
 def fewest_copies(
     metadata: LedgerMetadata, leaving: Collection[BookieId], registered: Collection[BookieId]
 ) -> int:
-    """The fewest copies of any entry, on bookies that are registered and are not removed. Empty fragments
-    are counted, too, since they may be open.
+    """Return the smallest number of copies of any entry, counting bookies that are registered and not
+    removed. Empty fragments are counted, too, since they may be open.
     """
     quorum = metadata.quorum
     return min(
