@@ -1,1 +1,1 @@
-"""One storage server of ledgers' entries."""
+"""A bookie: a server that stores entries of ledgers."""

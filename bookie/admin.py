@@ -1,4 +1,4 @@
-"""One bookie for its operators: it takes and returns plain values.
+"""The operators' view of one bookie; it takes and returns plain values.
 
 `api/rest/bookie.py` shows these values over HTTP, under the same names.
 """
@@ -24,7 +24,8 @@ from rollbook.proto.stats import Histogram
 
 _SANITY_S: Final = 5.0
 _LISTED_NS_MAX: Final = 60 * 1_000_000_000
-_SUMMARIES: Final = 50  # Ledgers summarised in one step; other tasks run before the next.
+# Ledgers that are summarised in one step; other tasks run before the next step.
+_SUMMARIES: Final = 50
 _QUANTILES: Final = (("p50", 0.5), ("p99", 0.99), ("p999", 0.999))
 _CATALOG: Final = "catalog-"
 
@@ -36,8 +37,8 @@ class Admin:
         self._clock = clock
         self._started_ns = clock.monotonic_ns()
         self._listing = asyncio.Lock()
-        self._listed = array("q")  # The ids of all ledgers, ascending, as of `_listed_ns`.
-        self._listed_ns = -_LISTED_NS_MAX  # When `_listed` was made.
+        self._listed = array("q")  # The ids of all ledgers at `_listed_ns`, ascending.
+        self._listed_ns = -_LISTED_NS_MAX  # The time at which `_listed` was made.
 
     @property
     def stats(self) -> Stats:
@@ -121,7 +122,7 @@ class Admin:
         return {name: _quantiles(each) for name, each in found.items() if each.total}
 
     def settings(self) -> View:
-        """All settings, without the secrets in the URL. File names are not secret."""
+        """Returns all settings, without the secrets in the URL. File names are not secret."""
         found = asdict(self._bookie.config)
         del found["sources"]
         url = found["bookie"]["metadata"]
@@ -150,7 +151,7 @@ class Admin:
         return asdict(await self._bookie.storage.space())
 
     async def check_sanity(self) -> View:
-        """Forces all earlier requests to the journal's disk."""
+        """Makes all earlier requests durable on the journal's disk."""
         try:
             async with asyncio.timeout(_SANITY_S):
                 await self._bookie.storage.force()
@@ -183,7 +184,7 @@ class Admin:
         }
 
     async def ledgers(self, after: int, limit: int) -> Sequence[View]:
-        """Lists all ledgers again for the first page, and for a page requested long after it."""
+        """Lists all ledgers again for the first page, and for a page that is requested much later."""
         async with self._listing:
             age_ns = self._clock.monotonic_ns() - self._listed_ns
             if after < 0 or age_ns > _LISTED_NS_MAX:
@@ -194,7 +195,7 @@ class Admin:
         views, found = self._bookie.storage.views(), list[View]()
         for number, ledger_id in enumerate(listed[start : start + limit]):
             if number % _SUMMARIES == 0:
-                await asyncio.sleep(0)  # Adds waiting on the loop go first.
+                await asyncio.sleep(0)  # Adds that wait on the loop run first.
                 views = self._bookie.storage.views()
             found.append(views.summary(ledger_id))
         return found
@@ -208,7 +209,7 @@ class Admin:
     # --- Doubts about entries -----------------------------------------------------------------
 
     def doubts(self, after: int, limit: int) -> View:
-        """The doubts about ledgers with an id above `after`, ascending."""
+        """Returns the doubts about ledgers with ids above `after`, ascending."""
         doubts = self._bookie.storage.catalog.doubts
         ids = nsmallest(limit, (each for each in doubts.ledger_ids if each > after))
         return {
@@ -255,7 +256,7 @@ class Admin:
 
     async def collect_garbage(self, *, force: bool = False) -> View:
         """Deletes ledgers that are gone from metadata, and removes logs without live entries.
-        `force`: even if very many ledgers are gone at once."""
+        With `force`, it does so even if very many ledgers are gone at once."""
         space = self._bookie.space
         state = await space.garbage.collect(force=force)
         shown = asdict(state)
@@ -268,7 +269,7 @@ class Admin:
         return shown
 
     async def compact(self, *, major: bool) -> View:
-        """Raises `Unavailable` if compaction was stopped; logs rewritten before that stay
+        """Raises `Unavailable` if compaction was stopped; logs that were rewritten before stay
         rewritten."""
         try:
             return asdict(await self._bookie.space.compactor.run(major=major))

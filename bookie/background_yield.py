@@ -1,4 +1,4 @@
-"""Paces background work on the loop: it runs in steps, with rests in which adds are answered."""
+"""Paces background work on the loop: the work runs in steps, with rests in which adds are answered."""
 
 import asyncio
 from collections.abc import Callable
@@ -7,16 +7,18 @@ from typing import Final
 from rollbook.bookie.core.background_pacing import Lull, StepPauses
 from rollbook.proto.ports import Clock
 
-# Rests are this many times as long as steps: background work takes a third of the loop's time.
+# A rest is this many times as long as the steps before it: background work takes a third of the
+# loop's time.
 _TIMES: Final = 2.0
-_LOOK_AGAIN_S: Final = 0.002  # Pause between checks for a lull; one check costs 50 µs.
+_LOOK_AGAIN_S: Final = 0.002  # Pause between two checks for a lull; one check costs 50 µs.
 
 
 class Background:
     """Paces one piece of background work."""
 
     def __init__(self, clock: Clock, is_preceded: Callable[[], bool] = lambda: False) -> None:
-        """`is_preceded`: whether other background work goes first; this work waits only up to a limit."""
+        """`is_preceded` says whether other background work goes first; this work waits for it only
+        up to a limit."""
         self._clock = clock
         self._is_preceded = is_preceded
         self._rests = StepPauses(clock.monotonic_ns())
@@ -24,8 +26,9 @@ class Background:
     async def give_way(
         self, times: float = _TIMES, at_least_s: float = 0.0, *, patience: float = 0.0
     ) -> None:
-        """Call it between steps of less than a millisecond. Rests `times` as long as the steps
-        took, and then until the loop has little to do, at most `patience` times as long again.
+        """Rests if a rest is due. Callers call this between steps of less than a millisecond. A
+        rest takes `times` as long as the steps took. After that, the work waits until the loop has
+        little to do, at most `patience` times as long again.
         """
         rest_s = self._rests.on_paused(self._clock.monotonic_ns(), times)
         await asyncio.sleep(max(rest_s, at_least_s))

@@ -1,9 +1,9 @@
 """Reads BookKeeper's `bk_server.conf` as our configuration.
 
-The file is a Java properties file: lines of `key = value`, with `:` or a blank instead of `=`,
-with comments after `#` or `!`, escapes after a backslash, and a backslash at the end for
-continuation. A key has the same meaning as in BookKeeper. Keys without a meaning here are reported
-once and ignored, since any file that BookKeeper accepts must be accepted.
+The file is a Java properties file: lines of `key = value`, where `:` or a blank may replace `=`.
+Comments begin with `#` or `!`. A backslash escapes a character, or continues the line at its end.
+A key has the same meaning as in BookKeeper. Keys that Rollbook does not use are reported once and
+ignored, since any file that BookKeeper accepts must be accepted.
 """
 
 import re
@@ -23,7 +23,8 @@ _NAMED: Final = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
 _KEY: Final = re.compile(r"((?:\\.|[^\\=: \t\f])*)[ \t\f]*[=:]?[ \t\f]*", re.DOTALL)
 _BLANKS: Final = " \t\f"
 
-# Keys that restrict access. Ignoring one opens access or metadata that was not open before.
+# Keys that restrict access: if such a key is ignored, access or metadata that BookKeeper protects
+# may be open.
 _GUARDS: Final = (
     "bookieAuthProviderFactoryClass",
     "tlsProviderFactoryClass",
@@ -35,7 +36,7 @@ _GUARDS: Final = (
 _DEFAULT_PORT: Final = 3181
 _DEFAULT_HTTP_PORT: Final = 8080
 _DEFAULT_ROOT: Final = "/ledgers"
-_DEFAULT_INTERFACE: Final = "default"  # BookKeeper's name for "no particular interface".
+_DEFAULT_INTERFACE: Final = "default"  # BookKeeper uses this name for "no particular interface".
 _EVERYWHERE: Final = "0.0.0.0"  # noqa: S104  # As BookKeeper does; refused later unless allowed.
 _WARN: Final = 0.90
 _MIB: Final = 1024 * 1024
@@ -45,12 +46,12 @@ _MIB: Final = 1024 * 1024
 
 
 def parse_properties(text: str) -> dict[str, str]:
-    """Reads properties as Java does: if a key is given twice the last one counts."""
+    """Reads properties as Java does: if a key is given twice, the last line counts."""
     return {key: value for _, key, value in _pairs(text)}
 
 
 def lines_of_keys(text: str) -> dict[str, int]:
-    """The number of each key's effective line."""
+    """Returns, for each key, the number of the line that counts."""
     return {key: number for number, key, _ in _pairs(text)}
 
 
@@ -73,8 +74,8 @@ def _logical_lines(text: str) -> Iterator[tuple[int, str]]:
 
 
 def _goes_on(line: str) -> bool:
-    """Whether the line ends with an odd number of backslashes: an even number is escaped
-    backslashes."""
+    """Returns whether the line ends with an odd number of backslashes: in an even number, each pair
+    is an escaped backslash."""
     return (len(line) - len(line.rstrip("\\"))) % 2 == 1
 
 
@@ -91,13 +92,13 @@ def _unescape(text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Translated:
-    tables: dict[str, dict[str, Any]]  # The settings, as the tables of our TOML file.
-    ignored: tuple[str, ...]  # Keys that have no meaning here.
+    tables: dict[str, dict[str, Any]]  # The settings, in the form of our TOML file's tables.
+    ignored: tuple[str, ...]  # Keys that Rollbook does not use.
     unguarded: tuple[str, ...]  # The ignored keys that restrict access in BookKeeper.
 
 
 class _Keys:
-    """Reads each key once, and knows which were never read."""
+    """Reads keys, and knows which keys were never read."""
 
     def __init__(self, properties: Mapping[str, str]) -> None:
         # BookKeeper treats an empty value like a missing key.
@@ -194,14 +195,15 @@ KEYS_OF: Final = {
 def translate(
     properties: Mapping[str, str], address_of: Callable[[str | None, bool], str]
 ) -> Translated:
-    """`address_of(interface, by_name)` returns this host's address or name, on that interface if one is named.
+    """`address_of(interface, by_name)` returns this host's address or name, on the interface if one
+    is given.
 
     Raises `BadConfig` on an invalid value.
     """
     keys = _Keys(properties)
-    # `maxBatchReadSize` is not used: it protects a bookie's memory from batches. We make batches in
-    # steps, as large as the frame, the client's limit and the available memory allow
-    # (`request_handlers.py`).
+    # `maxBatchReadSize` is not used, because it only protects a bookie's memory from large batches.
+    # We make batches in steps, as large as the frame, the client's limit and the available memory
+    # allow (`request_handlers.py`).
     tables = {
         "bookie": {**_place(keys, address_of), **_doors(keys)},
         "storage": _storage(keys),
@@ -221,8 +223,8 @@ def _given(**values: Any) -> dict[str, Any]:
 
 
 def _place(keys: _Keys, address_of: Callable[[str | None, bool], str]) -> dict[str, Any]:
-    """BookKeeper listens on all interfaces unless one is named, and its id is the address or name of its host
-    there."""
+    """Returns the addresses of the bookie: BookKeeper listens on all interfaces unless the file
+    names one, and its id is the address or name of its host there."""
     port = keys.integer("bookiePort")
     port = _DEFAULT_PORT if port is None else port
     named = keys.text("listeningInterface")
@@ -242,7 +244,7 @@ def _place(keys: _Keys, address_of: Callable[[str | None, bool], str]) -> dict[s
         metadata=_metadata(keys),
         bookie_id=keys.text("bookieId"),
         listen=_join(host, port),
-        # The advertised port is that of `listen`, wherever that is set.
+        # The advertised port is the port of `listen`, wherever that is set.
         advertise=_bracketed(advertised),
         session_timeout_s=None if timeout_ms is None else timeout_ms / 1000,
         read_only=keys.flag("forceReadOnlyBookie") or None,
@@ -250,11 +252,11 @@ def _place(keys: _Keys, address_of: Callable[[str | None, bool], str]) -> dict[s
 
 
 def _metadata(keys: _Keys) -> str:
-    """The metadata URI, or its parts as in older files.
+    """Returns the metadata URI, or makes it from the keys of older files.
 
-    The class of the ledger manager is such a part, and is ignored if there is a URI. The type of the
-    ledger manager is not such a part: BookKeeper ignores the type if there is a LAYOUT, and a URL
-    that names a type requires it.
+    The class of the ledger manager is such a key, and is ignored if there is a URI. The type
+    of the ledger manager is not used: BookKeeper ignores the type if there is a LAYOUT, but a URL
+    with a type would require that type.
     """
     uri = keys.text("metadataServiceUri")
     servers = ",".join(keys.texts("zkServers"))
@@ -275,9 +277,9 @@ def _layout_of_class(keys: _Keys) -> str:
     layout = layout_of_class(name)
     if layout is None or layout.value not in {hint.value for hint in LayoutHint}:
         raise BadConfig(
-            f"{key} is {name!r}, which is no layout that a metadata URL names",
+            f"{key} is {name!r}, which is not a layout that a metadata URL can name",
             settings=(key,),
-            next_step="leave it out: LAYOUT says it, where there is one",
+            next_step="remove it: the cluster's LAYOUT names the layout",
         )
     return layout.value
 
@@ -289,7 +291,7 @@ def _doors(keys: _Keys) -> dict[str, Any]:
         # BookKeeper's HTTP is open to all hosts by default, without a token.
         http["http"] = _join(host or "127.0.0.1", _DEFAULT_HTTP_PORT if port is None else port)
     if keys.text("tlsKeyStoreType").upper() != "PEM":
-        return http  # Java's own kinds of key stores are of no use here.
+        return http  # Java's own key store formats cannot be used here.
     certificate, key = keys.text("tlsCertificatePath"), keys.text("tlsKeyStore")
     trusted = keys.text("tlsTrustStore")
     return http | _given(
@@ -304,13 +306,14 @@ def _storage(keys: _Keys) -> dict[str, Any]:
     journals, key = (several, "journalDirectories") if several else (older, "journalDirectory")
     if len(journals) > 1:
         raise BadConfig(
-            f"{key} names several, and a bookie has one journal directory",
+            f"{key} names several directories, but a bookie has one journal directory",
             settings=(key,),
             next_step="name the fastest disk's",
         )
     cache_mib = keys.integer("dbStorage_readAheadCacheMaxSizeMb")
-    # `journalMaxSizeMB` is not `journal_file_bytes`: our file allocates its whole size when it
-    # begins, and is replayed whole. BookKeeper's usual 2 GiB is the bound of a growing file.
+    # `journalMaxSizeMB` is not used as `journal_file_bytes`: our file is allocated at its full size
+    # when it begins, and is replayed as a whole. BookKeeper's usual 2 GiB only limits a file that
+    # grows.
     return _given(
         journal_dir=journals[0] if journals else None,
         ledger_dirs=list(keys.texts("ledgerDirectories")),
@@ -319,12 +322,12 @@ def _storage(keys: _Keys) -> dict[str, Any]:
 
 
 def _space(keys: _Keys) -> dict[str, Any]:
-    """Java counts garbage collection and disk checks in ms, compaction in s; 0 or less means
-    never."""
+    """Reads the settings of disk space: Java gives garbage collection and disk checks in ms,
+    compaction in s; 0 or less means never."""
     gc_ms, check_ms = keys.integer("gcWaitTime"), keys.integer("diskCheckInterval")
     surplus_ms = keys.integer("gcOverreplicatedLedgerWaitTime")
     rate = keys.integer("compactionRateByBytes")
-    # If the flag is off, BookKeeper's rate counts entries.
+    # If the flag is off, BookKeeper's rate is in entries, not in bytes.
     counts_bytes = keys.flag("isThrottleByBytes")
     given = _given(
         gc_interval_s=None if gc_ms is None else gc_ms / 1000,
@@ -347,7 +350,7 @@ def _space(keys: _Keys) -> dict[str, Any]:
 
 
 def _audit(keys: _Keys) -> dict[str, Any]:
-    """Java counts checks and delays in s; 0 or less means never."""
+    """Reads the settings of audits: Java gives checks and delays in s; 0 or less means never."""
     return _given(
         bookie_check_s=_at_least_0(keys.integer("auditorPeriodicBookieCheckInterval")),
         ledgers_check_s=_at_least_0(keys.integer("auditorPeriodicCheckInterval")),
@@ -359,7 +362,8 @@ def _audit(keys: _Keys) -> dict[str, Any]:
 
 
 def _worker(keys: _Keys) -> dict[str, Any]:
-    """Java counts these times in ms; a rate of 0 or less means none."""
+    """Reads the settings of the recovery worker: Java gives these times in ms; a rate of 0 or less
+    means no limit."""
     grace_ms, pause_ms = (
         keys.integer("openLedgerRereplicationGracePeriod"),
         keys.integer("rwRereplicateBackoffMs"),

@@ -1,12 +1,14 @@
-"""A whole bookie, assembled from ports. A real process and the simulator run the same code.
+"""A whole bookie, which reaches the outside only through ports. A real process and the simulator
+run the same code.
 
     open       checks the identity, replays the storage, answers on its port, starts background work;
-               on a full disk the start is counted later, when there is room
+               a start on a full disk is counted later, when there is room
     register   lets others see the bookie, never before its port answers (B9)
-    failed     returns the error after which the bookie must stop: a poisoned journal, a lost id
+    failed     returns the error after which the bookie must stop: the journal failed, or the id was lost
     close      unregisters first, then sends clients their last answers, then closes the storage
 
-A poisoned journal acknowledges nothing (B6), so a bookie that has failed need not stop at once.
+A journal that has failed acknowledges nothing (B6), so a bookie that has failed need not stop at
+once.
 """
 
 import asyncio
@@ -76,7 +78,7 @@ _CALM_S: Final = 5.0
 
 
 class Machine(Protocol):
-    """The machine parts that a bookie runs on."""
+    """The ports through which a bookie uses the machine."""
 
     @property
     def disk(self) -> Disk: ...
@@ -96,7 +98,7 @@ class Settings:
     storage: StorageConfig
     server: ServerConfig = field(default_factory=ServerConfig)
     space: SpaceConfig = field(default_factory=SpaceConfig)
-    # Where each value that is not a default was set, by `section.name`.
+    # The place where each value that is not a default was set, by `section.name`.
     sources: Mapping[str, str] = field(default_factory=dict, compare=False)
 
 
@@ -183,7 +185,7 @@ class Bookie:
         self._tasks: list[asyncio.Task[None]] = []  # Background tasks; `leave` stops them.
         # Callbacks that end queries to the metadata store.
         self._leavers: list[Callable[[], None]] = []
-        # Closers of everything that was opened, in order of opening.
+        # Callbacks that close everything that was opened, in order of opening.
         self._closers: list[Callable[[], Awaitable[None]]] = []
 
     @classmethod
@@ -194,13 +196,13 @@ class Bookie:
         settings: Settings,
         tls: Transport | None = None,
     ) -> "Bookie":
-        """Opens the bookie: its ports answer when this returns. Closing it closes the store, and so
-        does an error here.
+        """Opens the bookie; when this returns, its ports answer. Closing the bookie closes the
+        store, and so does an error here.
 
-        `tls` listens at `tls_listen`.
+        `tls` is the transport that listens at `tls_listen`.
 
-        Raises `WrongBookie`, `WrongCluster`, `NoSuchCluster`, `DataLost`, `DirectoryInUse`,
-        `BadConfig`, `OlderMetadata`, each with its next step; `OSError`.
+        Raises `OSError`, or one of `WrongBookie`, `WrongCluster`, `NoSuchCluster`, `DataLost`,
+        `DirectoryInUse`, `BadConfig`, `OlderMetadata`, each with its next step.
         """
         try:
             url = MetadataUrl.parse(settings.bookie.metadata)
@@ -250,10 +252,10 @@ class Bookie:
         await self.leaving.look()
         self.space.set_leaving(self.leaving.reason)
         await self.space.open()
-        # A copy of a running bookie must not take over its id.
+        # Without this, a copy of a running bookie could take over its id.
         await self._registration().await_others()
         await self._require_current_metadata()
-        # On a full disk a bookie still responds but makes no promises: a copy could be mistaken for
+        # On a full disk a bookie still responds but promises nothing: a copy could be mistaken for
         # it (B8).
         self.storage.may_promise = await self.identity.begin()
         self.server = BookieServer(
@@ -287,36 +289,36 @@ class Bookie:
             url = shlex.quote(self.config.bookie.metadata)
             raise OlderMetadata(
                 f"this bookie has ledgers that the metadata store has not given out yet ({len(unnamed)}, up to "
-                f"{unnamed[-1]}; the next id there is {position}): the store was put back from an older copy",
+                f"{unnamed[-1]}; the next id there is {position}): the store was restored from an older copy",
                 bookie=self.bookie_id,
-                next_step="put back the newest copy there is; if that is it, what was written since is lost: "
+                next_step="restore the newest copy; if this is the newest one, later data is lost: "
                 f"{RESTORED} --metadata {url} --above {unnamed[-1]}",
             )
 
     async def _require_place(self) -> None:
-        """Raises `BadConfig` if it cannot listen on its addresses. The bookie's id usually contains
-        them."""
-        # Listens on both addresses at the same time: it fails if they are equal.
+        """Raises `BadConfig` if the bookie cannot listen on its addresses. The bookie's id usually
+        contains these addresses."""
+        # Listens on both addresses at the same time, so that it fails if they are equal.
         async with AsyncExitStack() as closing:
             for address in filter(None, (self._listen, self._tls_listen)):
                 listener = await self._machine.transport.listen(_HangUp, address)
                 closing.push_async_callback(listener.close)
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> None:
-        """Starts background work; if it fails, the bookie has failed."""
+        """Starts background work; if the work fails, the bookie has failed."""
         self._tasks.append(asyncio.get_running_loop().create_task(work))
 
     async def _count_start(self) -> None:
         while not self.storage.may_promise:
             await asyncio.sleep(_COUNT_AGAIN_S)
-            # The metadata store failed: try again.
+            # The metadata store failed: the loop tries again.
             with suppress(Unavailable, OutcomeUnknown, SessionExpired):
                 self.storage.may_promise = await self.identity.begin()
         logger.info("start_counted", bookie=self.bookie_id)
 
     @property
     def address(self) -> Address:
-        """The address that the bookie listens on, with the real port."""
+        """Returns the address that the bookie listens on, with the real port."""
         return self._listener.address
 
     @property
@@ -333,11 +335,11 @@ class Bookie:
         return Address(host, self._tls_listener.address.port)
 
     async def register(self, http: Address | None = None) -> None:
-        """Returns when others can see the bookie. Waits until an earlier session of its id has ended,
-        without a limit.
+        """Waits until others can see the bookie. It first waits, without a limit, until an earlier
+        session of its id has ended.
 
-        Raises `NodeExists` if another process has the id and stays, and the error that
-        `failed` returns if that comes first.
+        Raises `NodeExists` if another process keeps the id, and the error that `failed` returns if
+        that comes first.
         """
         if http and is_wildcard(http.host):
             http = Address(self._advertised.host, http.port)
@@ -408,15 +410,15 @@ class Bookie:
         return self.storage.is_read_only
 
     async def set_read_only(self, wanted: bool) -> None:
-        """Sets an operator's read-only mode; lack of space makes the bookie read-only, too. Others
-        see it a moment later."""
+        """Sets an operator's read-only mode. A lack of space makes the bookie read-only, too.
+        Others see the new mode a moment later."""
         self.space.set_read_only(wanted)
         if self.membership:
             self.membership.want(self._standing)
 
     async def _follow_standing(self) -> None:
-        """Registers as writable only after a period without changes, because each change makes clients
-        choose bookies again."""
+        """Registers as writable only after a time without changes, because each change makes
+        clients choose bookies again."""
         assert self.membership
         writable_s = 0.0
         while True:
@@ -426,8 +428,8 @@ class Bookie:
                 self.membership.want(self._standing)
 
     async def _follow_sessions(self, session: SessionId) -> None:
-        """Checks each new session: a store restored from a copy under a running bookie ends its
-        session. Raises `OlderMetadata`."""
+        """Checks the metadata store in each new session, because the bookie's session ends when the
+        store is restored from a copy. Raises `OlderMetadata`."""
         async for _ in self._store.session_events():
             while self._store.session not in (session, NO_SESSION):
                 found = self._store.session
@@ -443,8 +445,8 @@ class Bookie:
         return RegisteredMode.READ_ONLY if self.is_read_only else RegisteredMode.WRITABLE
 
     async def settle_everything(self, stamp: str) -> None:
-        """Ends the doubt about everything. Raises `Superseded` if more came into doubt, `OSError`,
-        `BookieFailed`; `MetadataUnavailable`, `ConnectionLost`, `SessionExpired`."""
+        """Ends the doubt about everything. Raises `Superseded` if more entries came into doubt, and
+        `OSError`, `BookieFailed`, `MetadataUnavailable`, `ConnectionLost`, `SessionExpired`."""
         # Ledgers that may have been fenced here and were not checked all have lower ids (B13).
         old_below = await LedgerIds(self._store, self.cluster.root).draw()
         await self.storage.settle_everything(stamp, old_below)
@@ -452,12 +454,12 @@ class Bookie:
             self.membership.describe(self._info(self.advertised))
 
     async def failed(self) -> BaseException:
-        """Returns the error that makes it impossible to go on; the process then has to end."""
+        """Returns the error after which the bookie cannot go on; the process then has to end."""
         parts = (self.storage, self.space, *([self.membership] if self.membership else ()))
         return await first_of(*(part.failed() for part in parts), first_failure(self._tasks))
 
     async def leave(self) -> None:
-        """Deregisters at once (B9) and still serves clients."""
+        """Deregisters at once (B9) but still serves clients."""
         if self.state is BookieState.CLOSING:
             return
         self.state = BookieState.CLOSING
@@ -473,7 +475,7 @@ class Bookie:
             logger.warning("metadata_session_left_to_expire", bookie=self.bookie_id)
 
     async def close(self) -> None:
-        """Closes the bookie, in a few seconds at most; no acknowledged entry depends on it."""
+        """Closes the bookie within a few seconds; no acknowledged entry depends on it."""
         try:
             await self.leave()
         finally:

@@ -1,13 +1,13 @@
 """Reads the catalog's two copies on disk, appends to them, and rewrites them when they have grown.
 
-A change counts once both copies have it, so one damaged copy loses nothing; it is applied to
-memory only after that. A change that only one copy has, after a crash or damage, counts as well,
-because it was requested. A start adds such a change to the other copy, or writes a new generation if
-a copy is damaged. A torn tail is overwritten with zeros where it is, because a full disk has no room
-for another generation.
+A change takes effect when both copies have it, so one damaged copy loses nothing. The change is
+applied to memory only after that. A change that only one copy has after a crash or damage takes
+effect as well, because it was requested. A start adds such a change to the other copy, or writes a
+new generation if a copy is damaged. A torn tail is overwritten with zeros in place, because a full
+disk has no room for another generation.
 
-Changes continue while a new generation is written: each change is also written to the new
-generation, after the parts that are already there. Only the last sync makes changes wait.
+Changes go on while a new generation is written: each change is also appended to the new generation.
+Changes wait only for the last sync of the new generation.
 """
 
 import asyncio
@@ -43,15 +43,16 @@ logger = structlog.get_logger()
 
 _PREFIX = "catalog-"
 _FENCED = LedgerFacts(is_fenced=True)
-_STEP_BYTES = 256 * 1024  # Space reserved ahead: the write after that cannot fail on a full disk.
+# A file grows by this many bytes, so that later writes cannot fail on a full disk.
+_STEP_BYTES = 256 * 1024
 _SYNC_BYTES = 1024 * 1024
 _RECORDS_PER_STEP = 16
 _ANEW_BYTES = 4 * 1024 * 1024
-_ANEW_GROWTH = 3  # A catalog that has grown this many times is rewritten.
+_ANEW_GROWTH = 3  # A catalog is rewritten when it has this many times the size that it began with.
 
 
 class _Copy:
-    """One of the two copies, as read at the start."""
+    """One of the two copies, as the start reads it."""
 
     def __init__(self, contents: bytes, header: FileHeader) -> None:
         self.header = header
@@ -101,8 +102,8 @@ class _Generation:
             self.bytes = write.end
 
     async def append_unsynced(self, body: bytes) -> None:
-        """Appends without a sync: the change is durable after `sync`, which is left at most
-        `_SYNC_BYTES` to write."""
+        """Appends without a sync. The change is durable after `sync`, which has at most
+        `_SYNC_BYTES` left to write."""
         await self.reserve(len(body))
         for file, packer in self.files:
             write = packer.pack_body(RecordKind.CHANGES, body)
@@ -134,17 +135,17 @@ class CatalogFiles:
     ) -> None:
         self.catalog = Catalog()
         self.store_id = store_id
-        self.damaged: list[str] = []  # Paths of copies found damaged.
+        self.damaged: list[str] = []  # Paths of copies that were found damaged.
         self._disk = disk
         self._directories = directories
         self._randomness = randomness
         self._turn = asyncio.Lock()
         self._current = _Generation(0)
-        self._next: _Generation | None = None  # The generation being written, if any.
+        self._next: _Generation | None = None  # The generation that is being written, if any.
         self._writing: asyncio.Task[None] | None = None
         self._failure: BaseException | None = None
         self._has_failed = asyncio.Event()
-        # Called between steps, so that adds go first.
+        # This is called between steps, so that adds go first.
         self.give_way: Callable[[], Awaitable[None]] = _next_turn
 
     # --- Opening ------------------------------------------------------------------------------
@@ -160,15 +161,16 @@ class CatalogFiles:
     ) -> "CatalogFiles":
         """Creates the catalog of a new store.
 
-        All entries and fences of the `doubted` ledgers are in doubt, and therefore they are fenced.
-        For `old_below` see B13.
+        All entries and fences of the `doubted` ledgers are in doubt, so these ledgers are fenced.
+        Ledgers below `old_below` may have lost their fences (B13).
         """
         files = cls(disk, directories, randomness.randbytes(ID_BYTES), randomness)
         files.catalog.old_below = old_below
         for ledger_id in doubted:
             files.catalog.doubts.add(ledger_id, NO_ENTRY, LEDGER_ID_MAX)
             files.catalog.facts[ledger_id] = _FENCED
-        for generation in await files._generations():  # Files of a creation that was interrupted.
+        # These files are left from a creation that was interrupted.
+        for generation in await files._generations():
             await files._remove(generation)
         await files._begin_anew()
         return files
@@ -177,7 +179,8 @@ class CatalogFiles:
     async def load(
         cls, disk: Disk, directories: tuple[str, str], randomness: Randomness
     ) -> "CatalogFiles | None":
-        """Returns None if no catalog was ever completed: then no request was ever acknowledged."""
+        """Returns None if no catalog was ever completed, because then no request was ever
+        acknowledged."""
         files = cls(disk, directories, b"", randomness)
         copies = await files._find()
         if copies is None:
@@ -194,7 +197,7 @@ class CatalogFiles:
     async def look(
         cls, disk: Disk, directories: tuple[str, str], randomness: Randomness
     ) -> "CatalogFiles | None":
-        """Like `load`, but changes nothing."""
+        """Reads the catalog like `load`, but changes nothing."""
         files = cls(disk, directories, b"", randomness)
         return None if await files._find() is None else files
 
@@ -250,7 +253,7 @@ class CatalogFiles:
         return copies
 
     async def _write_again(self, generation: int, copies: Sequence[_Copy | None]) -> None:
-        """Makes unsynced data of a process that died durable: this start will depend on it."""
+        """Makes unsynced data of a dead process durable, because this start will depend on it."""
         for path, copy in zip(self._paths(generation), copies, strict=True):
             if copy:
                 file = await self._disk.open(path, OpenMode.WRITE)
@@ -269,26 +272,28 @@ class CatalogFiles:
         for path, copy in zip(self._paths(self._current.number), (first, second), strict=True):
             file = await self._disk.open(path, OpenMode.WRITE)
             found, file_id = copy.found, copy.header.file_id
-            if copy.is_torn:  # The torn tail is blanked before anything is written here (B3).
+            if copy.is_torn:  # Zeros replace the torn tail before anything is written here (B3).
                 await file.write_and_sync(found.end, [bytes(await file.size() - found.end)])
             last = found.next_sequence - 1
             packer = RecordPacker(file_id, found.end, found.next_sequence, last)
-            # Copies changes that only the other copy has: their space is reserved, even on a full
-            # disk.
+            # Copies the changes that only the other copy has; space for them is reserved, even on a
+            # full disk.
             while body := bodies.get(packer.next_sequence):
                 write = packer.pack_body(RecordKind.CHANGES, body)
                 await file.write_and_sync(write.position, write.buffers)
                 packer.on_synced(write)
-            # Counts from the end of the records: the space reserved after them may differ by file.
+            # Counts from the end of the records, because the space that is reserved after them may
+            # differ by file.
             self._current.add(file, packer, packer.position)
 
     # --- Scrubbing ----------------------------------------------------------------------------
 
     async def scrub(self) -> list[str]:
-        """Reads both copies again up to their present end, and returns the paths of damaged ones. If
-        a copy is damaged, the catalog is rewritten from memory, because a start needs one sound copy.
+        """Reads both copies again, up to their present ends, and returns the paths of damaged ones.
+        If a copy is damaged, the catalog is rewritten from memory, because a start needs one sound
+        copy.
 
-        Raises `OSError` other than EIO, which is damage.
+        Raises any `OSError` except EIO, which counts as damage.
         """
         async with self._turn:
             generation = self._current
@@ -305,7 +310,7 @@ class CatalogFiles:
         return damaged
 
     async def _is_sound(self, path: str, end: int, following: int) -> bool:
-        """Whether the copy consists of sound consecutive records."""
+        """Returns whether the copy consists of sound consecutive records."""
         try:
             file = await self._disk.open(path, OpenMode.READ)
         except FileNotFoundError:
@@ -339,11 +344,12 @@ class CatalogFiles:
         await self.commit_latest(lambda: changes)
 
     async def commit_latest(self, make: Callable[[], Sequence[bytes]]) -> None:
-        """Commits the changes that `make` returns when its turn has come: no other change is
-        committed in between.
+        """Commits the changes that `make` returns. `make` is called when no other commit is in
+        progress, and no other commit comes in between.
 
-        Raises `OSError` if nothing was done because the disk is full, `BookieFailed` if the
-        outcome is unknown: then this process must end. Cancelling it leaves it unknown, too.
+        Raises `OSError` if nothing was done because the disk is full, and `BookieFailed` if the
+        outcome is unknown; then this process must end. If it is cancelled, the outcome is unknown,
+        too.
         """
         async with self._turn:
             if self._failure:
@@ -366,15 +372,15 @@ class CatalogFiles:
                 self._writing = asyncio.create_task(self._begin_anew())
 
     async def until_failed(self) -> None:
-        """Waits until the catalog fails, then raises `BookieFailed`: a caller of `commit` may not
-        be able to end the process."""
+        """Waits until the catalog fails, then raises `BookieFailed`. The caller must be able to end
+        the process; a caller of `commit` may be unable to do that."""
         await self._has_failed.wait()
         assert self._failure
         raise _unwritten(self._failure) from self._failure
 
     def _fail(self, error: BaseException) -> None:
         self._failure = error
-        # A cancelled commit needs no notice: the process is ending.
+        # After a cancelled commit nothing is reported, because the process is ending.
         if isinstance(error, Exception):
             self._has_failed.set()
 
@@ -387,8 +393,8 @@ class CatalogFiles:
                 new.failure = error
 
     async def _begin_anew(self) -> None:
-        """Writes a new generation; the older one counts until both copies of the new one are
-        durable."""
+        """Writes a new generation. The older one stays in force until both copies of the new one
+        are durable."""
         former, new = self._current, _Generation(self._current.number + 1)
         parts = self.catalog.pack_all()
         try:
@@ -415,7 +421,7 @@ class CatalogFiles:
                 logger.warning("catalog_not_removed", number=former.number, reason=str(error))
 
     async def _write_part(self, new: _Generation, parts: Iterator[bytes]) -> None:
-        """Writes the next part of a new generation, which counts after its last part."""
+        """Writes the next part of a new generation. The generation takes effect with its last part."""
         if failure := self._failure or new.failure:
             raise failure
         if not new.files:
@@ -440,8 +446,8 @@ class CatalogFiles:
             await file.write_at(0, [header.pack()])
 
     async def _give_up(self, new: _Generation, error: OSError) -> None:
-        """Drops the new generation: the present one is still in use, and a start must not find a newer
-        one."""
+        """Removes the new generation: the present one is still in use, and a start must not find a
+        newer one."""
         self._next = None
         await new.close()
         await self._remove_or_fail(new.number)
@@ -453,7 +459,7 @@ class CatalogFiles:
             await self._remove(generation)
         except OSError as error:
             self._fail(error)
-            raise BookieFailed("a half-made catalog could not be removed") from error
+            raise BookieFailed("an incomplete catalog could not be removed") from error
 
     async def _remove(self, generation: int) -> None:
         for path in self._paths(generation):
@@ -478,8 +484,8 @@ async def _next_turn() -> None:
 
 
 def _merge(copies: Sequence[_Copy | None]) -> Catalog:
-    """Returns the merged contents of both copies. Raises `DataLost` if both lack something that was
-    durable."""
+    """Returns the merged contents of both copies. Raises `DataLost` if both copies lack something
+    that was durable."""
     catalog = Catalog()
     bodies: dict[int, bytes] = {}
     last_synced = 0
@@ -495,6 +501,6 @@ def _merge(copies: Sequence[_Copy | None]) -> Catalog:
         raise DataLost(
             "both copies of the catalog are damaged",
             record=sequence,
-            next_step=f"bring back a whole copy; if there is none: {FORMAT}",
+            next_step=f"restore an undamaged copy; if there is none: {FORMAT}",
         )
     return catalog

@@ -1,15 +1,16 @@
 """Turns a filled journal file into an entry log, and moves the replay start after it.
 
-A journal file is adopted or rewritten (`core/journal_adoption.py` decides). To adopt it, a footer is
-written after its END, and its name is linked into a ledger directory. To rewrite it, its entries are
-written to a new log, sorted by ledger and entry. In both cases the log is durable, under its name,
-before the catalog lists it. The same catalog record has the facts about ledgers, the ranges lost to
-rot, and the replay start (B5). Before that record a start removes the log as a leftover; after it, a
-start removes the journal file.
+A journal file is adopted or rewritten (`core/journal_adoption.py` decides). To adopt the file, a
+footer is written after its END, and its name is linked into a ledger directory. To rewrite the
+file, its entries are written to a new log, sorted by ledger and entry. In both cases the log is
+durable, under its name, before the catalog lists it. One catalog record has the log, the facts
+about its ledgers, the ranges lost to rot, and the replay start (B5). If the bookie dies before that
+record, the next start removes the log as a leftover; after it, the next start removes the journal
+file.
 
-After a failed write the replay start does not move and the checkpoint is retried. Filled files wait,
-and new adds are refused once too many files do. If checkpoints are merely slow, adds wait for them.
-The bookie has to stop only if the catalog cannot be written.
+After a failed write the replay start does not move and the checkpoint is retried. Filled files wait
+in the meantime, and new adds are refused once too many files wait. If checkpoints are merely slow,
+adds wait for them. The bookie has to stop only if the catalog cannot be written.
 """
 
 from bisect import bisect_right
@@ -54,7 +55,8 @@ class Checkpointer:
         damage_events: DamageEvents,
         waiting: Callable[[], int],
     ) -> None:
-        """`waiting()` is the number of files to be checkpointed, including the present one."""
+        """`waiting()` returns the number of files that wait for a checkpoint, including the present
+        one."""
         self._disk = disk
         self._config = config
         self._randomness = randomness
@@ -68,11 +70,11 @@ class Checkpointer:
     async def checkpoint(
         self, file: JournalFile, facts: Callable[[], list[bytes]]
     ) -> RecordFile | None:
-        """Makes an entry log of the journal file. Returns the file that holds its entries now,
-        which may be the same one, or None if it has no entries.
+        """Turns the journal file into an entry log. Returns the file that holds its entries now,
+        which may be the same file, or None if there are no entries.
 
-        `facts` returns packed changes that are durable in the journal. Raises `OSError` if
-        nothing has changed: it can be tried again.
+        `facts` returns packed changes that are durable in the journal. Raises `OSError` if nothing
+        has changed; the caller can try again.
         """
         new = await self._make_log(file)
         news: list[bytes] = []
@@ -80,7 +82,8 @@ class Checkpointer:
             for part in changes.pack_log(new.log, new.extents):
                 news.append(part)
                 await self._give_way()
-        # Doubts are settled before new ones are added: rot may have taken some of the same entries.
+        # Doubts are settled before new ones are added, because rot may have destroyed some of the
+        # same entries.
         news += self._settle_doubts(file)
         doubts = [*file.doubts, *(new.doubts if new else ())]
         news += [changes.pack_doubt(*each) for each in doubts]
@@ -101,7 +104,7 @@ class Checkpointer:
                     yield changes.pack_trust(ledger_id, *run)
 
     async def forget(self, file: JournalFile) -> None:
-        """Removes the journal file's name; the next start does it if this fails."""
+        """Removes the journal file's name; if this fails, the next start removes it."""
         try:
             await self._disk.unlink(file.path)
         except OSError as error:
@@ -142,7 +145,7 @@ class Checkpointer:
         await records.file.sync()
         try:
             await self._disk.link(file.path, path)
-        except OSError as error:  # Some file systems have no hard links: rewrite the entries.
+        except OSError as error:  # Without hard links the entries are rewritten.
             logger.warning("journal_file_not_linked", number=file.number, reason=str(error))
             return await self._rewrite(file, directory, path)
         await self._disk.sync_directory(self._config.ledger_dirs[directory])
@@ -173,7 +176,7 @@ class Checkpointer:
         return new
 
     async def _copy(self, file: JournalFile, writer: SortedWriter) -> list[tuple[int, int, int]]:
-        """Copies all entries, sorted; returns the damaged ones, which are not copied."""
+        """Copies all sound entries, sorted, and returns the damaged ones."""
         records = file.records
         bodies, damaged = await self._bodies(records)
         starts = [position + HEAD_BYTES for position in records.records]
@@ -201,8 +204,8 @@ class Checkpointer:
         return lost
 
     async def _bodies(self, records: RecordFile) -> tuple[list[bytes], dict[int, None]]:
-        """The bodies of all records, and the numbers of the damaged records. The bodies of these are
-        returned as stored."""
+        """Returns the bodies of all records, and the numbers of the damaged records. The bodies of
+        damaged records are returned as stored."""
         bodies: list[bytes] = []
         damaged: dict[int, None] = {}
         while len(bodies) < len(records.records):
@@ -218,7 +221,8 @@ class Checkpointer:
         return bodies, damaged
 
     async def _give_way(self, _written: int = 0, _entries: int = 0) -> None:
-        """Lets adds run. The more files wait, the shorter are the rests, and the slower are adds."""
+        """Lets adds run. Rests between steps. If more files wait, rests are shorter and adds are
+        slower."""
         self._steps += 1
         waiting = self._waiting()
         if waiting <= _FILES_IN_A_HURRY or self._steps % _STEPS_IN_A_HURRY == 0:

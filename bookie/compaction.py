@@ -1,11 +1,12 @@
 """Rewrites entry logs that hold few live entries, and removes empty ones.
 
-The live entries of several logs are copied to a new one, sorted and verified as they are read;
-the new log is durable under its name before one catalog record replaces the old ones (B5). Before
-that record a start removes the new log as a leftover; after it, a start removes the old logs. The
-same record puts damaged entries in doubt (B1): they are never dropped, and never copied as sound.
+The live entries of several logs are read, verified and copied to a new, sorted log. The new log is
+durable under its name before one catalog record replaces the old logs (B5). If the bookie dies
+before that record, the next start removes the new log as a leftover; after it, the next start
+removes the old logs. The same record puts damaged entries in doubt (B1): they are neither dropped
+nor copied as sound entries.
 
-Compaction is paced, works in steps of a record, and stops between two steps when it is suspended.
+Compaction is paced, works in steps of one record, and stops between two steps when it is suspended.
 """
 
 import asyncio
@@ -50,27 +51,26 @@ from rollbook.proto.tasks import to_its_end
 logger = structlog.get_logger()
 
 _CACHE_BYTES: Final = 16 * 1024 * 1024
-_ROOM_BYTES: Final = 64 * 1024  # Disk space that must stay free beside a new log.
+_ROOM_BYTES: Final = 64 * 1024  # Bytes that must stay free on the disk after a new log was written.
 _ENTRY_COST_BYTES: Final = 256  # Handling one entry costs as much as copying this many bytes.
 _LEDGERS_PER_STEP: Final = 16
-# Rests are this many times as long as steps: checkpoints need a share of the loop, too.
+# A rest is this many times as long as a step, because checkpoints need a share of the loop, too.
 _RESTS: Final = 4.0
 # With this patience compaction gets a thirtieth of a busy loop, about 3 MB a second.
 _PATIENCE: Final = 6.0
-_RESTS_IN_NEED: Final = 2.0  # Rests while space is short.
-_EAGERNESS: Final = (
-    8  # Multiplies the pace while space is short: adds are refused until there is space.
-)
+_RESTS_IN_NEED: Final = 2.0  # While space is short, a rest is this many times as long as a step.
+# The pace is multiplied by this while space is short, because adds are refused until there is space.
+_EAGERNESS: Final = 8
 
 _ledger_of = itemgetter(0)
 
 
 class CompactionStopped(Exception):
-    """Compaction was suspended or closed; its unfinished work is dropped."""
+    """Raised when compaction was suspended or closed; its unfinished work is dropped."""
 
 
 class Unreadable(Exception):
-    """The disk cannot read a log at present. This does not prove a loss."""
+    """Raised when the disk cannot read a log at present. The failure does not prove a loss."""
 
     def __init__(self, number: int, reason: BaseException) -> None:
         super().__init__(str(reason))
@@ -79,10 +79,10 @@ class Unreadable(Exception):
 
 @dataclass(frozen=True, slots=True)
 class CompactionState:
-    running: str  # "minor", "major", or empty.
+    running: str  # The compaction that runs: "minor", "major", or empty.
     minor_suspended: bool
     major_suspended: bool
-    minor_ended_ms: int  # Wall time of the end; 0: never.
+    minor_ended_ms: int  # Wall time at which the last one ended; 0: never.
     major_ended_ms: int
     logs_rewritten: int  # Logs rewritten since the start.
     logs_removed: int
@@ -102,7 +102,7 @@ class Compactor:
         config: SpaceConfig,
         usage: DiskUsage,
     ) -> None:
-        # Logs with damage, which are rewritten however full they are.
+        # Logs with damage, which are rewritten even if they are full.
         self.damaged: dict[int, None] = {}
         self._disk = disk
         self._clock = clock
@@ -148,7 +148,8 @@ class Compactor:
         )
 
     def suspend(self, *, minor: bool = True, major: bool = True) -> None:
-        """Suspends compaction: a running one ends within a step, and no other begins by itself."""
+        """Suspends compaction: a running compaction ends within a step, and no other one starts by
+        itself."""
         if minor:
             self.schedule.suspend("minor", True)
         if major:
@@ -169,15 +170,16 @@ class Compactor:
     # --- Runs ---------------------------------------------------------------------------------
 
     async def compact(self, *, major: bool) -> CompactionState:
-        """Like `run`, but a stopped compaction raises nothing."""
+        """Runs a compaction like `run`, but returns normally if it is stopped."""
         with suppress(CompactionStopped):
             await self.run(major=major)
         return self.state
 
     async def run(self, *, major: bool) -> CompactionState:
-        """Compacts all logs that are sparse enough now, even if this kind never runs by itself.
+        """Compacts all logs that are sparse enough now, even if this kind of compaction never runs
+        by itself.
 
-        Raises `CompactionStopped`, `OSError` if the disk has no room for it, `BookieFailed`.
+        Raises `CompactionStopped`, `BookieFailed`, and `OSError` if the disk has no room for it.
         """
         kind = self.schedule.major if major else self.schedule.minor
         async with self._turn:
@@ -217,7 +219,7 @@ class Compactor:
         logger.info("empty_logs_removed", logs=len(empty), bytes=freed)
 
     async def _rewrite_all(self, kind: CompactionKind) -> None:
-        # Entries of unreadable logs are neither given up nor moved in this run.
+        # This run neither gives up nor moves the entries of unreadable logs.
         unreadable: dict[int, None] = {}
         while batch := await self._pick(kind, unreadable):
             self._check()
@@ -246,14 +248,15 @@ class Compactor:
         for each in victims[1:]:
             if batch.is_full:
                 break
-            await self._give_way()  # Checking a candidate takes longer with more logs.
+            # The more logs there are, the longer it takes to check a candidate.
+            await self._give_way()
             if batch.has_room_for(each, room) and not await self._hides(batch, each):
                 batch.add(each)
         return batch
 
     async def _hides(self, batch: CompactionGroup, other: Candidate) -> bool:
-        """Whether merging would hide entries of other logs. Only logs that get a younger age can hide
-        entries."""
+        """Returns whether merging would hide entries of other logs. Only a log that gets a younger
+        age can hide entries."""
         catalog, taken = self._storage.catalog, [*batch.numbers, other.number]
         together = frozenset(taken)
         oldest, age = min(batch.oldest, other.age), max(batch.age, other.age)
@@ -331,7 +334,7 @@ class Compactor:
     async def _copy_all(
         self, logs: Mapping[int, EntryLog | None], writer: SortedWriter
     ) -> list[tuple[int, int, int]]:
-        """Copies the live entries; returns the damaged ones as ledger, first and last entry."""
+        """Copies the live entries; returns each damaged range as ledger, first and last entry."""
         catalog = self._storage.catalog
         doubts: list[tuple[int, int, int]] = []
         by_ledger = groupby(merge(*map(catalog.held_in, logs), key=_ledger_of), _ledger_of)
@@ -339,7 +342,7 @@ class Compactor:
             if done % _LEDGERS_PER_STEP == 0:
                 await self._give_way()
             held = [each for each in catalog.held(ledger_id) if each.log in logs]
-            if held:  # A ledger without entries was deleted in the meantime.
+            if held:  # A ledger that has no entries was deleted in the meantime.
                 lost = await _LedgerCopy(logs, writer, ledger_id, held).run()
                 doubts += [(ledger_id, *each) for each in lost]
         return doubts
@@ -364,7 +367,7 @@ class Compactor:
 
 
 async def _open(stack: AsyncExitStack, sources: EntryLogs, number: int) -> EntryLog | None:
-    """Returns None if the log's header is lost: then nothing in it can be identified."""
+    """Returns None if the log's header is lost, because then no entry of the log can be identified."""
     try:
         return await stack.enter_async_context(sources.use(number))
     except TornRecord:
@@ -374,7 +377,7 @@ async def _open(stack: AsyncExitStack, sources: EntryLogs, number: int) -> Entry
 
 
 class _LedgerCopy:
-    """Copies one ledger from all its logs, youngest first."""
+    """Copies one ledger's entries from all logs that hold it, youngest first."""
 
     def __init__(
         self,
@@ -383,7 +386,7 @@ class _LedgerCopy:
         ledger_id: int,
         held: Sequence[LedgerInLog],
     ) -> None:
-        """`logs` has None for a log in which nothing can be identified."""
+        """`logs` has None for each log in which no entry can be identified."""
         self._logs = logs
         self._writer = writer
         self._ledger_id = ledger_id
@@ -433,7 +436,7 @@ class _LedgerCopy:
                 raise Unreadable(log.number, error) from error
             if entries:
                 await self._writer.add(run.entry_ids[: len(entries)], entries)
-            # From the first damaged record on, entries are copied one by one: some entries of that
+            # After the first damaged record, entries are copied one by one: some entries of that
             # record may have a valid digest, and later records may be sound.
             for row in islice(zip(*run, strict=True), len(entries), None):
                 if not await self._copy_one(log, *row):

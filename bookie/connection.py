@@ -1,14 +1,15 @@
 """One connection: it receives chunks of requests and sends replies.
 
-A chunk is parsed at once. Its adds are passed to the journal together and are answered together when
-they are durable. Reads from memory are answered in the same pass and written together; all other
-requests wait in a queue for a lane. There is no task, future or log line for a frame.
+A chunk is parsed at once. Its adds are passed to the journal together, and are answered together
+when they are durable. Reads from memory are answered in the same pass and written together; all
+other requests wait in a queue for a lane. No task, future or log line is made for a single frame.
 
-A response is kept in pieces until the client reads it: it is passed on piece by piece, as fast as the
-system accepts it, and never copied as a whole.
+A response is kept in pieces until the client reads it. The pieces are written one by one, as fast
+as the system accepts them; the response is never copied as a whole.
 
-The memory that is held for the client is counted (`core/memory_budget.py`): a connection at its limit
-is not read from, and no answers are made for it. Invalid bytes close the connection without an answer.
+The memory that is held for the client is counted (`core/memory_budget.py`). While a connection is
+at its limit, it is not read from, and no answers are made for it. Invalid bytes close the
+connection without an answer.
 """
 
 import asyncio
@@ -37,15 +38,15 @@ from rollbook.proto.wire.request_decoder import Refused, RequestDecoder
 
 logger = structlog.get_logger()
 
-_FLUSH_BYTES: Final = 32 * 1024  # Gathered answers of this size are written.
-_WRITE_BYTES: Final = 128 * 1024  # About the size of one write.
+_FLUSH_BYTES: Final = 32 * 1024  # Gathered answers are written when they reach this size.
+_WRITE_BYTES: Final = 128 * 1024  # The approximate size of one write.
 _CALLS_WAITING: Final = 64  # A connection with more waiting calls than this is not read from.
-_CALL_BYTES: Final = 256  # About the memory of a waiting call.
+_CALL_BYTES: Final = 256  # The approximate memory of a waiting call.
 _READ_BYTES: Final = 64 * 1024  # The memory counted for a call that is being answered from disk.
 
 
 class _Accepted(NamedTuple):
-    """Adds of one chunk, on the way to disk."""
+    """Adds of one chunk that are on their way to the disk."""
 
     groups: Sequence[AddGroup]
     entries: int
@@ -65,18 +66,18 @@ class Connection(asyncio.BufferedProtocol):
         self._ordinary, self._urgent = Queue(*queue), Queue(*queue)
         self._parked: dict[Parked, QueuedRequest] = {}
         self._out: deque[Buffer] = deque()  # Responses to write; if it is empty, so is `_later`.
-        # Large responses, apart, so that acks do not wait for them.
+        # Large responses are kept apart, so that acks do not wait for them.
         self._later: deque[Sequence[Buffer]] = deque()
         self._out_bytes = 0  # Bytes in `_out` and `_later`.
         self._is_writing = False  # Whether the rest will be written in a later turn.
         self._line = shared.writers  # The queue in which the next write waits.
         self._read_size = ReadSize(self._account)
         self._is_clogged = False  # The client does not read its responses.
-        self._is_leaving = False  # It answers the requests it has received, then closes.
+        self._is_leaving = False  # It answers the requests that it has received, then closes.
         self._is_gone = False
         self._progress = PartialRequestProgress()
         self._written_bytes = 0
-        # How many of the written bytes the client had taken when its time was last extended.
+        # The number of bytes that the client had read when its deadline last restarted.
         self._taken_when_timed = 0
         self._transport: asyncio.Transport  # Set by `connection_made`.
 
@@ -92,7 +93,7 @@ class Connection(asyncio.BufferedProtocol):
             self.hang_up("too_many")
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Adds in the journal and running reads end by themselves, and their replies are
+        """Adds in the journal and reads in progress end by themselves, and their replies are
         dropped."""
         shared, account = self._shared, self._account
         self._is_gone = True
@@ -104,7 +105,8 @@ class Connection(asyncio.BufferedProtocol):
             account.give(_CALL_BYTES * len(queue.asked))
             queue.asked.clear()
         self._drop_answers()
-        # Freed now: this object is part of a reference cycle and may be freed much later.
+        # These are freed now, because this object is part of a reference cycle and may be freed
+        # much later.
         self._decoder.drop()
         account.set_begun(0)
         account.set_unread(0)
@@ -117,7 +119,7 @@ class Connection(asyncio.BufferedProtocol):
             shared.look_after()
 
     def eof_received(self) -> bool:
-        """The client sends no more requests and may still wait for responses."""
+        """Handles a client that sends no more requests but may still wait for responses."""
         self.leave()
         return not self._is_gone and self._transport.can_write_eof()
 
@@ -147,7 +149,7 @@ class Connection(asyncio.BufferedProtocol):
             self._close()
 
     def _close(self) -> None:
-        # This is the last write: the transport gets everything, even what it has to copy.
+        # This is the last write: the transport gets everything, even bytes that it has to copy.
         while self._out and not self._transport.is_closing():
             self._write_some()
         self._count_unread()
@@ -198,7 +200,8 @@ class Connection(asyncio.BufferedProtocol):
             if answered:
                 elapsed_ns = shared.clock.monotonic_ns() - now_ns
                 shared.stats.requests["read"].observe(elapsed_ns, answered)
-        finally:  # Even after an error: nothing else wakes the journal for these adds.
+        # This happens even after an error, because nothing else wakes the journal for these adds.
+        finally:
             if self._adds:
                 shared.storage.go_on()
         self._read_size.on_chunk(nbytes, has_calls=asks, calls_waiting=self._calls_waiting)
@@ -207,8 +210,7 @@ class Connection(asyncio.BufferedProtocol):
         self._balance()
 
     def _on_begun(self, size: int, *, is_new: bool, now_ns: int) -> None:
-        """`size` bytes of a partial request are at the end of the chunk; 0: there is no partial
-        request."""
+        """Notes that the chunk ends with `size` bytes of a partial request; 0: with none."""
         account, unfinished = self._account, self._shared.unfinished
         if not size:
             if account.begun:
@@ -239,8 +241,8 @@ class Connection(asyncio.BufferedProtocol):
                     self._send(group.pack_replies(refusal))
 
     def _on_added(self, chunks: int, failure: BookieFailed | None) -> None:
-        """Answers this many chunks, the oldest first: the journal keeps their order, and one sync may
-        make many chunks durable."""
+        """Answers this many chunks, the oldest first, because the journal keeps their order. One
+        sync may make many chunks durable."""
         shared = self._shared
         error = BookieFailed if failure else None
         done = [self._adds.popleft() for _ in range(chunks)]
@@ -292,7 +294,7 @@ class Connection(asyncio.BufferedProtocol):
             return
         try:
             self._end_poll(asked, news_ms, at_once)
-        except Exception:  # After a bug in one poll, other polls and adds go on.
+        except Exception:  # A bug in one poll must not stop other polls and adds.
             self.hang_up("crashed")
             logger.error("request_crashed", exc_info=True)
 
@@ -324,8 +326,8 @@ class Connection(asyncio.BufferedProtocol):
         return len(self._ordinary.asked) + len(self._urgent.asked)
 
     def _may_make(self, is_first: bool) -> bool:
-        """Whether another answer may be made. One answer at a time is always made: otherwise no memory
-        would ever be released."""
+        """Returns whether another answer may be made. One answer at a time is always made, because
+        otherwise no memory would ever be released."""
         if self._is_behind:
             return False
         return is_first or not self._shared.pool.is_exhausted
@@ -338,7 +340,7 @@ class Connection(asyncio.BufferedProtocol):
             size = self._answer(asked.call, reply)
             self._shared.turn.spend(min(size, self._shared.turn.step_bytes))
             self._flush()
-        except Exception:  # A bug: no connection is better than an unanswered request.
+        except Exception:  # A bug: the connection closes, because a request has no answer.
             self.hang_up("crashed")
             raise
 
@@ -419,7 +421,7 @@ class Connection(asyncio.BufferedProtocol):
             self._balance()
 
     def _hurry(self) -> None:
-        """Queues the current write among the hurried ones: acks wait for its end."""
+        """Moves the current write to the hurried queue, because acks wait for its end."""
         hurried = self._shared.hurried
         if self._line is not hurried:
             if self._is_writing:
@@ -433,8 +435,8 @@ class Connection(asyncio.BufferedProtocol):
         self._out_bytes = 0
 
     def _write_some(self) -> int:
-        """Writes one large piece, or several small ones; returns the bytes. The transport copies
-        what the system does not accept."""
+        """Writes one large piece, or several small ones; returns the number of bytes. The transport
+        copies the bytes that the system does not accept."""
         taken: list[Buffer] = []
         size = 0
         while self._out and size < _FLUSH_BYTES:
@@ -452,7 +454,7 @@ class Connection(asyncio.BufferedProtocol):
         self._out_bytes -= size
         self._written_bytes += size
         self._shared.stats.sent_bytes += size
-        # A view: asyncio would copy bytes once more.
+        # This is a view, because asyncio would copy a `bytes` object once more.
         self._transport.write(memoryview(taken[0] if len(taken) == 1 else b"".join(taken)))
         return size
 
@@ -463,7 +465,7 @@ class Connection(asyncio.BufferedProtocol):
 
     @property
     def _is_behind(self) -> bool:
-        """Whether too many bytes wait to be written; further requests then wait."""
+        """Returns whether the bytes that wait to be written exceed the limit for further requests."""
         return self._is_clogged or self._out_bytes > _WRITE_BYTES
 
     def pause_writing(self) -> None:
@@ -471,8 +473,8 @@ class Connection(asyncio.BufferedProtocol):
         self._give_time_to_take()
 
     def note_taken_answers(self) -> bool:
-        """Returns whether the client took responses since its time started; if so, its time starts
-        again."""
+        """Returns whether the client has read responses since its deadline started; if so, the
+        deadline restarts."""
         if self._is_gone or self._taken_bytes() <= self._taken_when_timed:
             return False
         self._give_time_to_take()
@@ -484,8 +486,8 @@ class Connection(asyncio.BufferedProtocol):
         self._shared.look_after()
 
     def _taken_bytes(self) -> int:
-        """How many of all bytes written the kernel has taken; unlike the queue, this number only
-        grows."""
+        """Returns how many of all written bytes the kernel has accepted; unlike the queue's size,
+        this number only grows."""
         return self._written_bytes - self._transport.get_write_buffer_size()
 
     def resume_writing(self) -> None:
@@ -505,7 +507,7 @@ class Connection(asyncio.BufferedProtocol):
     # --- Flow control ---------------------------------------------------------------------------
 
     def _balance(self) -> None:
-        """Pauses or resumes reading according to the memory that is held."""
+        """Pauses or resumes reading, depending on the memory that is held."""
         shared, calls_waiting = self._shared, self._calls_waiting
         if shared.pool.has_news:  # Even a closed connection returns memory to the pool.
             shared.look_after()

@@ -1,4 +1,5 @@
-"""Logs which ledgers lost entries to damage, so that a ledger's id finds its losses in the logs."""
+"""Logs which ledgers lost entries to damage, so that an operator who searches the logs for a
+ledger's id finds its losses."""
 
 from collections.abc import Sequence
 from itertools import islice
@@ -17,7 +18,8 @@ class DamageEvents:
         self._budget = EventBudget()
 
     def log(self, doubts: Sequence[tuple[int, int, int]]) -> None:
-        """`doubts`: ledger, first and last entry of each new range. One event for each ledger."""
+        """Each of the `doubts` has ledger, first and last entry of a new range. There is one event
+        for each ledger."""
         ranges: dict[int, list[tuple[int, int]]] = {}
         for ledger_id, first_entry, last_entry in doubts:
             ranges.setdefault(ledger_id, []).append((first_entry, last_entry))

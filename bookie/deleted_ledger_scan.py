@@ -1,11 +1,12 @@
 """Finds the bookie's ledgers that metadata does not name.
 
 The scan reads only the bookie's own cluster: it checks the instance id and our own trees before and
-after. If the store is unavailable, empty or of another cluster, the scan raises, because nothing is
-known about any ledger.
+after. If the store is unavailable, empty or belongs to another cluster, the scan raises an error,
+because nothing is known about any ledger.
 
-Ids are compared during the walk over the metadata, both ascending, so memory holds only one directory
-of the metadata. Long ranges of ids without a ledger of this bookie are skipped.
+The scan compares ids while it walks the metadata. Both are in ascending order, so that only one
+directory of the metadata is in memory at a time. Long ranges of ids without a ledger of this bookie
+are skipped.
 """
 
 import asyncio
@@ -19,7 +20,7 @@ from rollbook.proto.errors import BadMetadata, NoSuchLedger
 from rollbook.proto.ids import LedgerId
 from rollbook.proto.ports import MetadataStore
 
-# Gaps of this many ids are skipped; a directory of the tree has at most 10,000.
+# Gaps of at least this many ids are skipped; a directory of the tree has at most 10,000.
 _SKIP_MIN: Final = 100_000
 _IDS_PER_STEP: Final = 1024
 _READS_AT_ONCE: Final = 16
@@ -32,10 +33,10 @@ class DeletedLedgerScan:
         self._nodes = LedgerNodes(store, cluster.root, cluster.layout)
 
     async def absent_of(self, ids: IntArray) -> IntArray:
-        """The ids (ascending) that were absent from the metadata during the whole call.
+        """Returns the ids (ascending) that were absent from the metadata during the whole call.
 
-        A LAYOUT that was lost since the start is written again: without it, every look at the
-        cluster walks all of it. Raises `Unavailable`, `OutcomeUnknown`, `WrongCluster`,
+        If the LAYOUT was lost since the start, it is written again: without it, every check of the
+        cluster walks the whole tree. Raises `Unavailable`, `OutcomeUnknown`, `WrongCluster`,
         `NoSuchCluster`, …
         """
         await require_cluster(self._store, self._cluster)
@@ -55,7 +56,7 @@ class DeletedLedgerScan:
                     break
                 step += 1
                 if step % _IDS_PER_STEP == 0:
-                    await asyncio.sleep(0)  # Adds waiting on the loop go first.
+                    await asyncio.sleep(0)  # Adds that wait on the loop run first.
             else:
                 absent.extend(ids[at:])
                 break
@@ -64,8 +65,8 @@ class DeletedLedgerScan:
         return absent
 
     async def still_absent(self, ids: IntArray) -> IntArray:
-        """Asks for each of these ids by itself. Raises `Unavailable`, `OutcomeUnknown`,
-        `WrongCluster`, `NoSuchCluster`."""
+        """Returns the given ids whose metadata is still absent; reads each by itself. Raises
+        `Unavailable`, `OutcomeUnknown`, `WrongCluster`, `NoSuchCluster`."""
         await require_cluster(self._store, self._cluster)
         absent = array("q")
         for start in range(0, len(ids), _READS_AT_ONCE):

@@ -1,17 +1,18 @@
-"""A bookie's continuous work on its space: checks its disks, deletes collected ledgers, rewrites
-sparse logs, scrubs.
+"""Keeps a bookie's disks in order: checks their space, deletes collected ledgers, rewrites sparse
+logs, scrubs.
 
-    disks       when full, refuses new entries and makes space; when there is room, accepts entries again
+    disks       refuses new entries and frees space when full; accepts entries again when there is room
     garbage     deletes ledgers that metadata no longer names, then removes empty logs
     surplus     drops copies of ledgers whose metadata names only other bookies
-    compaction  runs, minor or major, when due, when space is short, and when damage was found
+    compaction  runs, minor or major, when it is due, when space is short, and when damage was found
     scrub       runs round after round
 
-Each ledger directory has a file of zeros, the reserve. When the disk is full, the reserve is removed,
-so that the catalog, compaction, fences and recovery have room; it is made again when there is space.
+Each ledger directory has a file of zeros, the reserve. When the disk is full, the reserve is
+removed, so that the catalog, compaction, fences and recovery have room. The reserve is made again
+when there is space.
 
-A failure of the disk or of the metadata store ends a run, not its task: the failure is logged, and the run is tried again.
-Only a catalog that could not be written ends the bookie.
+A failure of the disk or the metadata store ends one run of the work, but not its task: the failure
+is logged, and the work is tried again. Only a catalog that could not be written ends the bookie.
 """
 
 import asyncio
@@ -40,13 +41,13 @@ from rollbook.proto.tasks import first_failure, stop_tasks
 logger = structlog.get_logger()
 
 _TICK_S: Final = 1.0  # How often to check whether something is due.
-_SHORT_S: Final = 30.0  # Pause between attempts to make space while it is short.
+_SHORT_S: Final = 30.0  # Pause between attempts to free space while it is short.
 _RETRY_S: Final = 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class WriteMode:
-    """Whether the bookie accepts new entries, and why not."""
+    """Says whether the bookie accepts new entries, and why not."""
 
     is_read_only: bool
     reason: str
@@ -67,7 +68,7 @@ class Space:
         bookie: BookieId | None = None,
         session_timeout_s: float = 10.0,
     ) -> None:
-        """Without `store` and `cluster` no ledger is garbage; without `bookie` no copy is
+        """Without `store` and `cluster`, no ledger is garbage; without `bookie`, no copy is
         dropped."""
         self._disk = disk
         self._clock = clock
@@ -93,8 +94,8 @@ class Space:
         )
         self.scrubber = Scrubber(storage, clock, config, self.compactor.damaged)
         self._reserved: dict[str, int] = {}  # Bytes of the reserve, by directory.
-        self._is_ordered_read_only = False  # Whether an operator made it read-only.
-        # The reason why the bookie will leave the cluster; empty: it stays.
+        self._is_ordered_read_only = False  # Whether an operator made the bookie read-only.
+        # The reason why the bookie will leave the cluster; empty if it stays.
         self._leaves_because = ""
         self._tasks: list[asyncio.Task[None]] = []
         self._show_gauges()
@@ -102,7 +103,7 @@ class Space:
     # --- Opening and closing ------------------------------------------------------------------
 
     async def open(self) -> None:
-        """Checks the disks for the first time: the write mode is known when this returns."""
+        """Checks the disks for the first time; the write mode is known when this returns."""
         for directory in self._storage_config.ledger_dirs:
             stat = await self._disk.stat(_reserve_path(directory))
             self._reserved[directory] = stat.size if stat else 0
@@ -119,11 +120,11 @@ class Space:
         self._tasks = [asyncio.create_task(work()) for work in works]
 
     async def failed(self) -> BaseException:
-        """Returns the error that makes it impossible to go on: then the process has to end."""
+        """Returns the error after which the work cannot go on; then the process has to end."""
         return await first_failure(self._tasks)
 
     async def close(self) -> None:
-        """Stops the work; called before the storage is closed. A running step is completed first."""
+        """Stops the work before the storage is closed. A running step is completed first."""
         for task in self._tasks:
             await stop_tasks(task)
         await self.compactor.close()
@@ -135,16 +136,16 @@ class Space:
     def standing(self) -> WriteMode:
         reason = ""
         if self._is_ordered_read_only:
-            reason = "an operator wants it so"
+            reason = "an operator made it read-only"
         elif self._leaves_because:
             reason = self._leaves_because
         elif self._usage.is_short:
             reason = "disk full: " + ", ".join(self._usage.full_directories)
         elif not self._storage.may_promise:
-            reason = "the disk has no room to count this start: nothing is promised before that"
+            reason = "the disk has no room to count this start: until then nothing is promised"
         elif self._storage.catalog.doubts.everything:
             reason = (
-                "anything may have been lost, fences, too: format it, or heal it from other copies"
+                "any entry or fence may have been lost: format it, or heal it from other copies"
             )
         elif self._storage.is_read_only:
             reason = "the journal has no room for another file, or checkpoints fail"
@@ -156,8 +157,8 @@ class Space:
         self._apply()
 
     def set_leaving(self, reason: str) -> None:
-        """Stops accepting entries because the bookie will leave the cluster; an empty reason: it
-        stays (B15)."""
+        """Stops accepting entries because the bookie will leave the cluster; an empty reason means
+        that it stays (B15)."""
         self._leaves_because = reason
         self._apply()
 
@@ -197,7 +198,7 @@ class Space:
         spaces: dict[str, DiskSpace] = {}
         for directory in (self._storage_config.journal_dir, *self._storage_config.ledger_dirs):
             space = await self._disk.space(directory)
-            # A released reserve counts as used: otherwise removing it would look like room.
+            # A released reserve counts as used, because otherwise its removal would look like room.
             missing = self._config.reserve_bytes - self._reserved.get(directory, 0)
             if directory not in self._reserved:
                 missing = 0
@@ -234,7 +235,7 @@ class Space:
                     await file.close()
             else:
                 logger.warning("reserve_given_up", path=path)
-        except OSError as error:  # The next look at the disks tries again.
+        except OSError as error:  # The next check of the disks tries again.
             logger.warning("reserve_not_kept", path=path, reason=str(error))
 
     # --- Background work ----------------------------------------------------------------------

@@ -1,7 +1,7 @@
-"""Reads one entry log, an adopted journal file or a sorted one, by its footer.
+"""Reads one entry log, an adopted journal file or a sorted log, by its footer.
 
-If the footer is damaged nothing is lost: the log is read once and indexed in memory, and its
-records are found as before. Reads raise `TornRecord` if an entry's own bytes are damaged.
+A damaged footer loses no entry: the log is read once and indexed in memory, and its records are
+found as before. A read raises `TornRecord` if the entry's own bytes are damaged.
 """
 
 from array import array
@@ -45,14 +45,15 @@ logger = structlog.get_logger()
 
 _ALL_DURABLE: Final = 2**62
 _PAGES_AHEAD_BYTES: Final = 32 * 1024
-_OPEN_MAX: Final = 256  # Open logs; each takes a file descriptor and the tables of its footer.
+# The most open logs; each takes a file descriptor and the tables of its footer.
+_OPEN_MAX: Final = 256
 
 
 async def open_record_file(
     disk: Disk, path: str, mode: OpenMode, store_id: bytes
 ) -> tuple[File, FileHeader]:
-    """Opens a file of records. Raises `TornRecord` without a header, `WrongCluster` if it belongs
-    to another store."""
+    """Opens a file that consists of records. Raises `TornRecord` if it has no header, and
+    `WrongCluster` if it belongs to another store."""
     file = await disk.open(path, mode)
     try:
         header = unpack_file_header(await file.read_at(0, FILE_HEADER_BYTES))
@@ -73,26 +74,27 @@ class EntryLog:
         self.number = number
         self.records = records
         self.users = 0
-        self.is_gone = False  # The log was removed; its last user closes it.
+        self.is_gone = False  # The log was removed; its last reader closes it.
         self._pages = cache.bodies
         self._serial = next(cache.serials) << 32
         self._tables: Tables | None = None
-        self._memtable: JournalIndex | None = None  # Replaces a footer that is damaged.
-        # Entries that may exist and that `_memtable` does not know.
+        self._memtable: JournalIndex | None = None  # The index that replaces a damaged footer.
+        # Ranges of entries that may exist although `_memtable` does not have them.
         self._doubts = PossibleLosses()
-        self._stretch = b""  # The pages last read by a walk through all ledgers.
+        self._stretch = b""  # The pages that a walk through all ledgers read last.
         self._stretch_at = 0  # The position of `_stretch`.
 
     async def read(self, ledger_id: int, entry_id: int) -> bytes | None:
-        """Returns the entry, if it is there. Raises `TornRecord` if it is damaged, or may be
-        there."""
+        """Returns the entry, or None if it is not in the log. Raises `TornRecord` if the entry is
+        damaged, or may be in a damaged part."""
         place = await self._find(ledger_id, entry_id)
         return await self.records.read(ledger_id, entry_id, place) if place else None
 
     async def read_run(
         self, ledger_id: int, entry_id: int, count_max: int, bytes_max: int
     ) -> list[Buffer]:
-        """Consecutive entries, up to the end of one index page or a damaged record; possibly none."""
+        """Returns consecutive entries, up to the end of one index page or a damaged record;
+        possibly none."""
         if self._memtable is not None:
             return []
         tables = self._tables or await self._load_tables()
@@ -103,7 +105,8 @@ class EntryLog:
         return await self.records.read_run(*run_in_page(page, row, entry_id, count_max, bytes_max))
 
     async def entry_ids(self, ledger_id: int) -> IntArray:
-        """The ledger's entry ids, ascending. Raises `TornRecord` if there may be others."""
+        """Returns the ledger's entry ids, ascending. Raises `TornRecord` if damage may hide more
+        entries."""
         if self._memtable is None:
             try:
                 return await self._entry_ids_in_footer(ledger_id)
@@ -116,8 +119,8 @@ class EntryLog:
         return rows.sorted_columns().entry_ids if rows else array("q")
 
     async def all_of(self, ledger_id: int) -> tuple[Columns, tuple[LossRange, ...]]:
-        """Places of the ledger's entries, ascending, and the ranges that may exist and cannot be
-        found."""
+        """Returns the places of the ledger's entries, ascending, and the ranges that may have
+        further entries which cannot be found."""
         if self._memtable is None:
             try:
                 return await self._columns_in_footer(ledger_id), ()
@@ -138,7 +141,7 @@ class EntryLog:
 
     @property
     def has_sound_footer(self) -> bool:
-        """Whether the footer is sound, as far as it has been read."""
+        """Returns whether the part of the footer that was read is sound."""
         return self._memtable is None
 
     async def _columns_in_footer(self, ledger_id: int) -> Columns:
@@ -186,8 +189,8 @@ class EntryLog:
         return data
 
     async def _page_in_order(self, row: PageRow, ledger_id: int) -> bytes:
-        """Reads a page for a walk through all ledgers: together with the following ones, past the
-        cache."""
+        """Reads a page for a walk through all ledgers, together with the following pages and
+        without the cache."""
         at, stretch = row.position - self._stretch_at, self._stretch
         if not 0 <= at <= len(stretch) - row.size:
             size = max(row.size, _PAGES_AHEAD_BYTES)
@@ -235,7 +238,8 @@ class EntryLog:
 
 
 class EntryLogs:
-    """The logs of a store by number, opened when they are first asked for, some kept open."""
+    """The logs of a store by number. A log is opened when it is first asked for, and some logs are
+    kept open."""
 
     def __init__(
         self, disk: Disk, store_id: bytes, path_of: Callable[[int], str], cache: Cache
@@ -248,13 +252,14 @@ class EntryLogs:
         self._open: dict[int, EntryLog] = {}  # Open logs in order of use, oldest first.
 
     def use(self, number: int) -> "_Use":
-        """A context; entering it raises `TornRecord` or `OSError` if the log cannot be used now."""
+        """Returns a context for one use of the log; entering it raises `TornRecord` or `OSError` if
+        the log cannot be used now."""
         return _Use(self, number)
 
     async def take(self, number: int) -> EntryLog:
         while (log := self._open.pop(number, None)) is None:
             await self._open_log(number)
-        self._open[number] = log  # The log used last is at the end.
+        self._open[number] = log  # The log that was used last is at the end.
         log.users += 1
         return log
 
@@ -273,8 +278,8 @@ class EntryLogs:
             self._open[number] = EntryLog(number, records, self._cache)
 
     async def _open_log(self, number: int) -> None:
-        """Opens the log, which may be closed again before this returns if another caller had opened
-        it."""
+        """Opens the log. The log may be closed again before this returns, if another caller had
+        opened it."""
         file, header = await open_record_file(
             self._disk, self._path_of(number), OpenMode.READ, self._store_id
         )
@@ -283,13 +288,13 @@ class EntryLogs:
             return
         try:
             self._path_of(number)
-        except OSError:  # The log was removed in the meantime; an open file would keep its space.
+        except OSError:  # The log was removed; an open file would keep its space.
             await file.close()
             raise
         self._open[number] = EntryLog(number, RecordFile(file, header, self._cache), self._cache)
 
     async def remove(self, number: int) -> None:
-        """Forgets a log whose file will be removed. Running reads may finish."""
+        """Forgets a log whose file will be removed. Reads in progress may finish."""
         if log := self._open.pop(number, None):
             log.is_gone = True
             if not log.users:
@@ -310,7 +315,8 @@ class EntryLogs:
 
 
 class _Use:
-    """One use of a log. It is a class because a generator would cost a reader of many entries 5 %."""
+    """One use of a log, as a context manager. This is a class because a generator would make
+    readers of many entries 5 % slower."""
 
     __slots__ = ("_log", "_logs", "_number")
 

@@ -1,8 +1,10 @@
-"""Reads an entry, a run of entries, the last entry or the list of entries, in whatever file they are.
+"""Reads an entry, a run of entries, the last entry or the list of entries, from whichever file has
+them.
 
-Journal files are searched first, then entry logs, each from the newest to the oldest, so that the
-youngest of several copies is found (B12). Entries may move during a search. A found entry is right in
-any case; "absent" or "unknown" counts only if nothing moved during the search (B1).
+Journal files are searched first and then entry logs, both from the newest to the oldest, so that
+the youngest of several copies is found (B12). Entries may move during a search. An entry that is
+found is always right, but "absent" or "unknown" counts only if no entry moved during the search
+(B1).
 """
 
 import asyncio
@@ -45,9 +47,10 @@ class Reading:
         stats: Stats,
         has_failed: Callable[[], bool],
     ) -> None:
-        """`files` have entries that are in no log yet, newest first. `ledger` returns a known
-        ledger or None. If the journal `has_failed`, its contents are unknown."""
-        self.moves = 0  # Counts how often entries moved from one file to another.
+        """`files` returns the files with entries that are in no log yet, newest first. `ledger`
+        returns the ledger if it is known, or None. If the journal `has_failed`, its contents are
+        unknown."""
+        self.moves = 0  # The number of times that entries moved from one file to another.
         self._catalog = catalog
         self._logs = logs
         self._files = files
@@ -56,7 +59,7 @@ class Reading:
         self._has_failed = has_failed
 
     def peek(self, ledger_id: int, entry_id: int) -> bytes | None:
-        """The entry if it is in memory; None proves nothing."""
+        """Returns the entry if it is in memory; None proves nothing."""
         ledger = self._ledger(ledger_id)
         if ledger is None or ledger.is_deleted:
             return None
@@ -74,41 +77,42 @@ class Reading:
     async def read_run(
         self, ledger_id: int, first_entry: int, count_max: int, bytes_max: int
     ) -> list[Buffer]:
-        """Consecutive entries, at least the first one. The end of the run does not prove that the next
-        entry is absent.
+        """Returns consecutive entries, at least the first one. The end of the run does not prove
+        that the next entry is absent.
 
         Raises `NoSuchLedger`, `NoSuchEntry`, `EntryStateUnknown`.
         """
         found = await self._read_run(ledger_id, first_entry, count_max, bytes_max)
         if not found:
             found = [await self.read(ledger_id, first_entry)]
-        if len(found) == count_max:  # Usual for small entries: this saves adding up their sizes.
+        # This is usual for small entries, and saves adding up their sizes.
+        if len(found) == count_max:
             return found
         bytes_left = bytes_max - sum(map(len, found))
         while len(found) < count_max and bytes_left >= len(found[-1]):
             wanted = (ledger_id, first_entry + len(found), count_max - len(found), bytes_left)
             more = await self._read_run(*wanted)
             bytes_left -= sum(map(len, more))
-            # A run has at least its first entry, even if that does not fit.
+            # A run has at least its first entry, even if that exceeds the limit.
             if not more or bytes_left < 0:
                 break
             found += more
         return found
 
     async def read_last(self, ledger_id: int) -> bytes:
-        """The entry with the highest id; none after it may have been lost (B1). Raises
+        """Returns the entry with the highest id, if no later entry may have been lost (B1). Raises
         `NoSuchLedger`, `NoSuchEntry`, `EntryStateUnknown`."""
         return await self._answer(lambda: self._read_last(ledger_id))
 
     async def entry_ranges(self, ledger_id: int, ranges_max: int) -> Ranges:
-        """The ranges of all entries here, ascending. Raises `NoSuchLedger`, `EntryStateUnknown`, and
-        `EntryTooLarge` if there are too many ranges.
+        """Returns the ranges of all entries here, ascending. Raises `NoSuchLedger`,
+        `EntryStateUnknown`, and `EntryTooLarge` if there are too many ranges.
         """
         return await self._answer(lambda: self._entry_ranges(ledger_id, ranges_max))
 
     async def _answer(self, question: Callable[[], Awaitable[T]]) -> T:
-        """Answers the question. If entries moved to another file in the meantime and no entry was
-        found, asks again."""
+        """Returns the answer. If no entry was found, but entries moved to another file in the
+        meantime, it asks again."""
         while True:
             moves = self._all_moves
             try:
@@ -131,7 +135,7 @@ class Reading:
                     return await file.records.read(ledger_id, entry_id, place)
                 except _DAMAGE as error:
                     damage = error
-                    # If entries have moved, a failed read is no damage.
+                    # If entries have moved, a failed read is not damage.
                     self._stats.damages_met += moves == self._all_moves
         for number in self._catalog.holding(ledger_id, entry_id):
             try:
@@ -149,7 +153,7 @@ class Reading:
         self, ledger_id: int, entry_id: int, count_max: int, bytes_max: int
     ) -> list[Buffer]:
         """Reads from the youngest place that has the entry, up to an entry that a younger place
-        has."""
+        has, too."""
         try:
             self._require_not_deleted(ledger_id)
             for file in self._files():
@@ -173,7 +177,7 @@ class Reading:
 
     async def _read_last(self, ledger_id: int) -> bytes:
         self._require_not_deleted(ledger_id)
-        if self._has_failed():  # Naming a last entry would deny all later ones.
+        if self._has_failed():  # A response with a last entry would say that there is no later one.
             raise BookieFailed
         last = max(
             [
@@ -210,7 +214,7 @@ class Reading:
         for number, (first, last) in enumerate(ranges_of(entry_ids), start=1):
             found.add(first, last)
             if len(found) > ranges_max:
-                raise EntryTooLarge("a ledger's entries lie in too many ranges to be listed")
+                raise EntryTooLarge("a ledger has entries in too many ranges to list them")
             if number % _IDS_PER_STEP == 0:
                 await asyncio.sleep(0)
 
@@ -220,6 +224,6 @@ class Reading:
             raise NoSuchLedger(ledger_id=ledger_id)
 
     def _absence(self, ledger_id: int) -> type[RollbookError]:
-        if self._has_failed():  # The next start may find data that was written and not synced.
+        if self._has_failed():  # The next start may find data that was written but not synced.
             return BookieFailed
         return NoSuchEntry if self._ledger(ledger_id) else NoSuchLedger

@@ -1,10 +1,11 @@
-"""Deletes ledgers that were deleted in the metadata, and forgets them in the end.
+"""Deletes ledgers that were deleted in the metadata, and finally forgets them.
 
-`core/garbage.py` decides when a ledger may be deleted, `DeletedLedgerScan` finds those that metadata
-does not name. A candidate accepts no more adds, and its metadata is read once more: if a new ledger
-uses the id, it is in metadata before its first add. Then the candidate is fenced and deleted in the
-journal, and removed from the catalog: its entries are dead, and logs without other entries can be
-removed. The deletion is remembered for `deleted_kept_s`, so that a late add does not bring it back.
+`core/garbage.py` decides when a ledger may be deleted, and `DeletedLedgerScan` finds the ledgers
+that metadata does not name. Before a candidate is deleted, its adds are refused and its metadata is
+read once more: if a new ledger uses the id, the ledger is in metadata before its first add. Then
+the candidate is fenced and deleted in the journal, and removed from the catalog. Its entries are
+then dead, and logs without other entries can be removed. The bookie remembers the deletion for
+`deleted_kept_s`, so that a late add does not bring the ledger back.
 """
 
 import asyncio
@@ -26,7 +27,7 @@ from rollbook.proto.tasks import to_its_end
 
 logger = structlog.get_logger()
 
-_BATCH: Final = 1024  # Ledgers deleted by one record.
+_BATCH: Final = 1024  # Ledgers that one record deletes.
 _FACTS_PER_STEP: Final = 4096
 
 
@@ -36,14 +37,14 @@ class GarbageState:
     outcome: str  # Outcome of the last run: "", "done", "braked", "failed" or "off".
     reason: str  # Why the last run failed.
     ended_ms: int  # Wall time of the last run; 0 for never.
-    ledgers: int  # Ledgers compared in the last complete scan.
+    ledgers: int  # Ledgers that the last complete scan compared.
     suspects: int  # Ledgers that metadata did not name.
-    agreed: int  # Suspects on which two scans agree: they are deleted after the wait.
+    agreed: int  # Suspects that two scans agree on: they are deleted after the wait.
     deleted: int  # Ledgers deleted since the start.
 
 
 class Garbage:
-    """`census` is None without a metadata store: then nothing is ever deleted."""
+    """`census` is None without a metadata store; then no ledger is ever deleted."""
 
     def __init__(
         self, storage: Storage, clock: Clock, config: SpaceConfig, census: DeletedLedgerScan | None
@@ -67,8 +68,7 @@ class Garbage:
         self._is_ending = False
 
     def end(self) -> None:
-        """Called when the metadata store is closing: from then on a missing response is no
-        failure."""
+        """Called when the metadata store is closing: after that, a missing response is no failure."""
         self._is_ending = True
 
     @property
@@ -86,10 +86,11 @@ class Garbage:
         )
 
     async def collect(self, *, force: bool = False) -> GarbageState:
-        """Runs one scan, and deletes what it and the earlier ones agree on.
+        """Runs one scan, and deletes the ledgers that it and earlier scans agree on.
 
-        `force` deletes all that two scans agree on at once, however many they are. A failed scan
-        is recorded in the state. Raises `OSError` if the disk is full, `BookieFailed`.
+        With `force`, it immediately deletes all ledgers that two scans agree on, however many there
+        are. A failed scan is recorded in the state. Raises `OSError` if the disk is full,
+        `BookieFailed`.
         """
         async with self._turn:
             began_ns = self._clock.monotonic_ns()
@@ -108,7 +109,8 @@ class Garbage:
         return self.state
 
     async def _collect(self, census: DeletedLedgerScan, *, force: bool) -> None:
-        # Listed before the scan: a ledger that is added later must not be compared.
+        # The ledgers are listed before the scan, because a ledger that is added later must not be
+        # compared.
         ledger_ids = await self._storage.ledger_ids()
         began_ns = self._clock.monotonic_ns()
         absent = await census.absent_of(ledger_ids)
@@ -121,7 +123,7 @@ class Garbage:
                     "garbage_collection_braked",
                     ledgers=len(ledger_ids),
                     gone=self._suspects.agreed,
-                    next_step="check the metadata; if they were deleted: rollbook bookie gc --force",
+                    next_step="check the metadata; if the ledgers were deleted: rollbook bookie gc --force",
                 )
             self._count("braked", "many ledgers are gone at once")
             return
@@ -162,7 +164,7 @@ class Garbage:
         facts, due = self._storage.catalog.facts, list[int]()
         for done, ledger_id in enumerate(list(facts)):
             if done % _FACTS_PER_STEP == 0:
-                await asyncio.sleep(0)  # Adds waiting on the loop go first.
+                await asyncio.sleep(0)  # Adds that wait on the loop run first.
             known = facts.get(ledger_id)
             if known and known.deleted_ms is not None and known.deleted_ms <= before_ms:
                 due.append(ledger_id)

@@ -1,12 +1,12 @@
-"""A bookie's identity on its disks and in the metadata store: checked, made, repaired.
+"""Checks, makes and repairs a bookie's identity on its disks and in the metadata store.
 
-Everything is done under the locks of the directories, in an order in which a crash between any
-two steps leaves a state that the next attempt continues from (`core/identity.py`):
+All this is done under the locks of the directories. The order of the steps ensures that after a
+crash between any two of them the next attempt can continue (`core/identity.py`):
 
     join      stamps JOINING · an empty store · both nodes · stamps MEMBER
-    format    stamps FORMATTING · files removed · a store that doubts · both nodes · stamps MEMBER
-    rejoin    stamps MEMBER with the cookie as it is now · both nodes
-    write-off stamps WRITING_OFF · the store opens without what is gone · doubts · both nodes ·
+    format    stamps FORMATTING · files removed · a store with doubts · both nodes · stamps MEMBER
+    rejoin    stamps MEMBER with the present cookie · both nodes
+    write-off stamps WRITING_OFF · the store opens without the lost parts · doubts · both nodes ·
               stamps MEMBER
     start     stamps with its number · our own node
 """
@@ -80,23 +80,26 @@ OnProgress = Callable[[int], None]
 
 _INCARNATION_BYTES: Final = 16
 _STARTER_BYTES: Final = 8
-_READS_AT_ONCE: Final = 64  # Concurrent reads of ledger metadata.
+_READS_AT_ONCE: Final = 64  # The number of concurrent reads of ledger metadata.
 _LOOK_AGAIN_S: Final = 0.5
 _NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT)
 
 
 @dataclass(frozen=True, slots=True)
 class Formatted:
-    """The state that a bookie starts with after it was formatted or lost something."""
+    """The state with which a bookie starts after it was formatted or lost data."""
 
     incarnation: str
-    ledgers: int  # Number of ledgers in the cluster.
-    doubted: int  # Ledgers for which it answers UNKNOWN about entries that it may have lost.
-    doubts_everything: bool = False  # Whether it answers UNKNOWN about all other ledgers, too.
+    ledgers: int  # The number of ledgers in the cluster.
+    # The number of ledgers for which the bookie answers UNKNOWN about entries that it may have
+    # lost.
+    doubted: int
+    # Whether the bookie answers UNKNOWN about all other ledgers, too.
+    doubts_everything: bool = False
 
 
 class Identity:
-    """The identity of one bookie, as configured."""
+    """The identity of one bookie as the configuration gives it."""
 
     def __init__(
         self,
@@ -129,7 +132,7 @@ class Identity:
         try:
             locks = await lock_directories(self._disk, self._config)
         except DirectoryInUse:
-            # A running bookie's files change, so missing ones prove nothing.
+            # The files of a running bookie change, so a missing file proves nothing.
             return replace(diagnosis, is_running=True)
         try:
             problems = [problem async for problem in self._missing_files()]
@@ -144,7 +147,7 @@ class Identity:
         return diagnose(found, self.cookie)
 
     async def _missing_files(self) -> AsyncIterator[IdentityProblem]:
-        """Yields the problems for which the storage would not open."""
+        """Yields the problems that would keep the storage from opening."""
         try:
             store = await StoreFiles.open(self._disk, self._config, self._randomness)
         except DataLost as error:
@@ -162,13 +165,14 @@ class Identity:
     async def establish(
         self, before_making: Callable[[], Awaitable[None]] | None = None
     ) -> list[DiskLock]:
-        """Makes a new bookie's identity, and accepts an existing one; returns its directories,
+        """Makes a new bookie's identity, or accepts an existing one; returns its directories,
         locked.
 
-        `before_making` may raise before anything is made, because an id is permanent. Raises
-        `WrongBookie` or `WrongCluster`, with the one next step, and `DirectoryInUse`.
+        `before_making` may raise an error before anything is made, because an id is permanent.
+        Raises `WrongBookie` or `WrongCluster`, each with its next step, and `DirectoryInUse`.
         """
-        # Checked before a directory is made at a mount point without its disk.
+        # This is checked first, because otherwise a directory could be made at a mount point
+        # without its disk.
         standing = await self._require_fit()
         if standing is StartDecision.NEW and before_making:
             await before_making()
@@ -204,11 +208,11 @@ class Identity:
         self.incarnation = incarnation
 
     async def begin(self) -> bool:
-        """Counts this start, so that no other copy of the directories can be mistaken for them; after
-        that the directories may change (B8).
+        """Counts this start, so that no other copy of the directories can be mistaken for them.
+        After that the contents may change (B8).
 
         Returns False if the disk has no room to count the start. Until the start is counted, the bookie
-        must promise nothing. Raises `WrongBookie` if another copy of the directories was first.
+        must promise nothing. Raises `WrongBookie` if another copy of the directories started first.
         """
         found, member = await self._look()
         diagnosis = diagnose(found, self.cookie)
@@ -226,7 +230,7 @@ class Identity:
             await self._nodes.write_record(member, self.bookie_id, record)
         except (MetadataConflict, NoSuchNode):
             raise WrongBookie(
-                "a bookie of this name starts elsewhere right now",
+                "a bookie with this id is starting elsewhere",
                 bookie=self.bookie_id,
                 next_step="start one of them",
             ) from None
@@ -237,8 +241,8 @@ class Identity:
     ) -> Formatted:
         """Erases the directories and begins a new life under an id that may have been used before.
 
-        Entries of the earlier life in unclosed ledgers are UNKNOWN to the new one. `patience_s`:
-        the time for an earlier process to end.
+        In the new life, entries of the earlier life in unclosed ledgers are UNKNOWN. An earlier
+        process gets `patience_s` to end.
         """
         locks = await self._lock()
         try:
@@ -256,10 +260,11 @@ class Identity:
         return Formatted(incarnation, ledgers, len(doubted))
 
     async def rejoin(self) -> str:
-        """Writes stamps and cookies again, if the directories are this bookie's beyond doubt.
+        """Writes stamps and cookies again, if the directories certainly belong to this bookie.
 
-        Use it after a cookie was removed, or directories were moved, were added, or lost their stamp.
-        Returns the incarnation. Raises `WrongBookie`, `WrongCluster`, `DirectoryInUse`.
+        Use it after a cookie was removed, or after directories were moved, were added, or lost
+        their stamp. Returns the incarnation. Raises `WrongBookie`, `WrongCluster`,
+        `DirectoryInUse`.
         """
         locks = await self._lock()
         try:
@@ -276,11 +281,12 @@ class Identity:
         return incarnation
 
     async def write_off(self, clock: Clock, on_progress: OnProgress = lambda _: None) -> Formatted:
-        """Lets the bookie continue without something that was lost: a directory, a journal file, an
-        entry log, or the latest state of all of them.
+        """Lets the bookie go on without a lost directory, journal file or entry log, or from an
+        older copy of them.
 
-        The lost entries are UNKNOWN from then on, and ledgers whose fence may be lost are fenced.
-        Raises `WrongBookie`, `WrongCluster`, `DirectoryInUse`; `DataLost`, `BadConfig` if the rest is not enough for a store.
+        The lost entries are UNKNOWN from then on, and ledgers whose fences may be lost are fenced.
+        Raises `WrongBookie`, `WrongCluster`, `DirectoryInUse`; and `DataLost` or `BadConfig` if the
+        rest is not enough for a store.
         """
         locks = await self._lock()
         try:
@@ -290,7 +296,8 @@ class Identity:
             incarnation = found.stamps[0].incarnation
             old_below = await self._draw_ledger_id()
             ledgers, doubted = await self._ledgers_in_doubt(old_below, on_progress)
-            # This counts as a start: otherwise another copy of the directories could be started.
+            # This counts as a start, because otherwise another copy of the directories could be
+            # started.
             record = self._draw_record(incarnation, found.next_start)
             await self._stamp_all(record, MembershipState.WRITING_OFF)
         except BaseException:
@@ -323,9 +330,9 @@ class Identity:
         doubted: Sequence[int] = (),
         old_below: int = 0,
     ) -> None:
-        """Makes a member that holds nothing from directories whose contents are not needed."""
+        """Makes a member without entries from directories whose contents are not needed."""
         record = self._draw_record(incarnation, 0)
-        # No directory can be mistaken for one of an earlier life any more.
+        # From here on, no directory can be mistaken for one of an earlier life.
         await self._stamp_all(record, state)
         await self._remove_files()
         await Storage.make(
@@ -335,7 +342,7 @@ class Identity:
             await self._nodes.write(member, self.cookie, record)
         except NodeExists:
             raise WrongBookie(
-                "another bookie of this name joins the cluster right now",
+                "another bookie with this id is joining the cluster",
                 bookie=self.bookie_id,
                 next_step="give this one an id of its own",
             ) from None
@@ -391,7 +398,7 @@ class Identity:
     async def _replace(self, directory: str, name: str, data: bytes) -> None:
         new, final = f"{directory}/{name}.new", f"{directory}/{name}"
         if await self._disk.stat(new) is not None:
-            await self._disk.unlink(new)  # The file of an interrupted attempt.
+            await self._disk.unlink(new)  # The file is left from an interrupted attempt.
         file = await self._disk.open(new, OpenMode.CREATE)
         try:
             await file.write_and_sync(0, [data])
@@ -401,7 +408,7 @@ class Identity:
         await self._disk.sync_directory(directory)
 
     async def _remove_files(self) -> None:
-        """Removes the files of a life that is over or never began."""
+        """Removes the files of a life that has ended or never began."""
         for _, path in places_of(self.cookie):
             for name in await self._disk.list_directory(path):
                 if is_of_a_store(name):
@@ -411,7 +418,8 @@ class Identity:
     # --- Cluster ------------------------------------------------------------------------------
 
     async def _require_gone(self, patience_s: float) -> None:
-        """Waits until no session is registered under the id, not even the last one of a dead process."""
+        """Waits until no session is registered under the id, not even the last session of a dead
+        process."""
         looks_left = int(patience_s / _LOOK_AGAIN_S)
         while taken := await self._registration():
             if not looks_left:
@@ -422,7 +430,7 @@ class Identity:
                     self.bookie_id,
                     node,
                     self._cluster.url,
-                    "stop it first; if it is dead, type this again when its session is over",
+                    "stop it first; if it is dead, run this command again when its session has expired",
                 )
             looks_left -= 1
             await asyncio.sleep(_LOOK_AGAIN_S)
@@ -435,16 +443,19 @@ class Identity:
         return None
 
     async def _draw_ledger_id(self) -> LedgerId:
-        """Draws a ledger id: all earlier ledgers have lower ids, except those chosen by clients."""
+        """Draws a ledger id. All earlier ledgers have lower ids, except those whose ids clients
+        chose."""
         return await LedgerIds(self._store, self._cluster.root).draw()
 
     async def _ledgers_in_doubt(
         self, old_below: LedgerId, on_progress: OnProgress
     ) -> tuple[int, list[int]]:
-        """How many ledgers exist, and which of them an earlier life may have held or fenced.
+        """Returns how many ledgers exist, and which of them an earlier life may have held or
+        fenced.
 
-        Ledgers are listed twice, and the cluster is checked to be ours before and after, because the
-        bookie would answer ABSENT for a ledger that is not listed. Raises `WrongCluster`, `NoSuchCluster`.
+        Ledgers are listed twice, and the cluster is checked before and after that to be ours,
+        because the bookie would answer ABSENT for a ledger that is not listed. Raises
+        `WrongCluster`, `NoSuchCluster`.
         """
         nodes = LedgerNodes(self._store, self._cluster.root, self._cluster.layout)
         doubted: list[int] = []
@@ -474,7 +485,7 @@ class Identity:
         except (BadMetadata, UnsupportedVersion):
             return True  # Unreadable metadata may name this bookie.
         metadata = stored.metadata
-        # Ids that clients choose are above all that are drawn.
+        # Ids that clients choose are above all ids that are drawn.
         may_have_fenced = metadata.is_closed and ledger_id >= old_below
         return may_have_fenced or may_have_held(metadata, self.bookie_id)
 

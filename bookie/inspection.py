@@ -1,8 +1,8 @@
 """Reads a bookie's files without changing them, for `rollbook bookie`.
 
-Files are read as a start reads them, with the same readers, but nothing is ever cut, completed or
-removed (B10). The files of a running bookie may be read, too, as they are at that moment: entry logs
-never change, the journal grows.
+Files are read as a start reads them, with the same readers, but no file is cut, completed or
+removed (B10). The files of a running bookie may be read, too: entry logs never change, and the
+journal is read in its state at that moment.
 """
 
 from bisect import bisect_right
@@ -63,8 +63,9 @@ from rollbook.proto.wire.digest import pack_entry_ids
 _ALL_DURABLE: Final = 2**62
 _NEEDED: Final = ("needed", "spare", "missing")
 _FIRST_BYTES: Final = 64 * 1024
-_LOOKS: Final = 3  # Attempts to read the catalog, which a running bookie may replace meanwhile.
-_MAKE_ONE: Final = "name the directories of a bookie, as `rollbook bookie init` was given them"
+# Attempts to read the catalog, which a running bookie may replace in the meantime.
+_LOOKS: Final = 3
+_MAKE_ONE: Final = "name the directories of a bookie, as they were given to `rollbook bookie init`"
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +75,7 @@ class Finding:
     file: str
     position: int
     what: str
-    # The ledgers whose entries may be lost; None: they are not known.
+    # The ledgers whose entries may be lost; None if they are not known.
     ledgers: tuple[int, ...] | None = None
 
 
@@ -89,7 +90,7 @@ class StartObstacle:
 
 @dataclass(slots=True)
 class Verified:
-    """The progress of `verify`, with what it found."""
+    """The progress of `verify`, and the damage that it found."""
 
     files: int = 0
     bytes: int = 0
@@ -129,7 +130,7 @@ class StoreFiles:
     async def lock(self) -> list[DiskLock]:
         """Locks the directories, so that no bookie starts and changes them.
 
-        Raises `DirectoryInUse` if one is running. Only existing files are locked.
+        Raises `DirectoryInUse` if a bookie is running. Only existing files are locked.
         """
         directories = (self._config.journal_dir, *self._config.ledger_dirs)
         there = [each for each in directories if await self._disk.stat(f"{each}/lock")]
@@ -138,7 +139,7 @@ class StoreFiles:
     # --- Journal ------------------------------------------------------------------------------
 
     async def journal_files(self) -> list[View]:
-        """The journal files with name and size, oldest first."""
+        """Returns the journal files with name and size, oldest first."""
         numbers = await self._numbers(self._config.journal_dir, ".journal")
         needed = range(self.catalog.replay_start.journal, self.catalog.opened + 1)
         known = sorted({*numbers, *needed} - set(self.catalog.lost))
@@ -148,7 +149,7 @@ class StoreFiles:
         path = journal_path(self._config.journal_dir, number)
         stat = await self._disk.stat(path)
         if number < self.catalog.replay_start.journal:
-            use = "superfluous"  # An entry log was made of this file.
+            use = "superfluous"  # An entry log was made from this file.
         elif number > self.catalog.opened:
             use = "half made"
         elif stat is None:
@@ -170,7 +171,8 @@ class StoreFiles:
             yield _record_view(reader, record)
 
     async def replayed(self) -> AsyncIterator[tuple[str, Replayed]]:
-        """Yields what a start would find in the journal, file by file, oldest first."""
+        """Yields the contents of the journal as a start would find them, file by file, oldest
+        first."""
         first_sequence = self.catalog.replay_start.first_sequence
         for view in await self.journal_files():
             if view["use"] not in _NEEDED or view["bytes"] is None:
@@ -182,7 +184,7 @@ class StoreFiles:
             yield view["path"].rpartition("/")[2], replay(reader, found)
 
     async def ledgers(self) -> LedgerViews:
-        """The ledgers of the store; this reads the whole journal."""
+        """Returns the ledgers of the store; this reads the whole journal."""
         files: list[tuple[str, JournalIndex]] = []
         facts: dict[int, LedgerFacts] = {}
         async for name, replayed in self.replayed():
@@ -229,7 +231,7 @@ class StoreFiles:
         }
 
     def extents(self, number: int) -> list[View]:
-        """The log's live entries, by ledger. Raises `Missing`."""
+        """Returns the log's live entries, by ledger. Raises `Missing`."""
         self._log(number)
         return [
             {
@@ -268,8 +270,8 @@ class StoreFiles:
     # --- Obstacles to a start -----------------------------------------------------------------
 
     async def losses(self) -> AsyncIterator[StartObstacle]:
-        """Yields all losses for which a start would refuse; the start itself (`startup.py`) stops
-        at the first one."""
+        """Yields all losses that would make a start fail; the start itself (`startup.py`) stops at
+        the first one."""
         for directory in self._config.ledger_dirs:
             for number in await self._numbers(directory, ".log"):
                 if is_newer_log(self.catalog, number):
@@ -303,7 +305,8 @@ class StoreFiles:
             proof = await self._durable_through(later)
             first = await first_record(file, header)
             if first and (await read_back(file, header, first.sequence, proof)).is_ended:
-                # A file that ends with END is complete: the space allocated after it was released.
+                # A file that ends with END is complete, because the space allocated after END was
+                # released.
                 return None
             return StartObstacle(path, SHORT_JOURNAL)
         finally:
@@ -312,13 +315,13 @@ class StoreFiles:
     # --- Verification -------------------------------------------------------------------------
 
     async def size(self) -> int:
-        """Bytes that `verify` reads."""
+        """Returns the number of bytes that `verify` reads."""
         journals = [view["bytes"] or 0 for view in await self.journal_files()]
         return sum(journals) + sum(log.file_bytes for log in self.catalog.logs.values())
 
     async def verify(self) -> AsyncIterator[Verified]:
-        """Reads every byte and reports damage. Always yields the same object, with its present
-        state."""
+        """Reads every byte and reports damage. It yields the same object each time, with its
+        present state."""
         state = Verified()
         state.findings += [
             Finding(path, 0, "a copy of the catalog is damaged", ())
@@ -339,7 +342,7 @@ class StoreFiles:
             yield state
         for number in self.catalog.lost:
             path = journal_path(self._config.journal_dir, number)
-            state.findings.append(Finding(path, 0, "the file was given up earlier"))
+            state.findings.append(Finding(path, 0, "the loss of the file was accepted earlier"))
         yield state
 
     async def _verify_journal(
@@ -363,7 +366,7 @@ class StoreFiles:
         stat = await self._disk.stat(path)
         if stat is None or stat.size != log.file_bytes:
             ledgers = tuple(ledger_id for ledger_id, _ in self.catalog.held_in(log.number))
-            what = f"{stat.size} of {log.file_bytes} bytes are there" if stat else "it is missing"
+            what = f"it has {stat.size} of {log.file_bytes} bytes" if stat else "it is missing"
             state.findings.append(Finding(path, 0, what, ledgers))
             return
         try:
@@ -374,7 +377,7 @@ class StoreFiles:
         reader = RecordReader(contents, header.file_id)
         first = reader.next_after(FILE_HEADER_BYTES, 0)
         if first is None:
-            state.findings.append(Finding(path, FILE_HEADER_BYTES, "there is no record in it"))
+            state.findings.append(Finding(path, FILE_HEADER_BYTES, "the file has no record"))
             return
         found = scan(reader, first_sequence=first.sequence, durable_through=_ALL_DURABLE)
         self._count(path, reader, contents, found, state)
@@ -385,8 +388,8 @@ class StoreFiles:
             state.findings.append(Finding(path, at, error.message, ()))
 
     async def _durable_through(self, later: list[View]) -> int:
-        """The last sequence known to be durable: the whole file is durable before the next file gets
-        records."""
+        """Returns the last sequence known to be durable: a file is durable as a whole before the
+        next file gets records."""
         for view in later:
             if view["bytes"] is None:
                 continue
@@ -412,7 +415,7 @@ class StoreFiles:
             state.findings.append(Finding(path, 0, "one of the two headers is damaged", ()))
         for record in _walk(reader, found.end):
             if reader.is_sound(record) and not reader.is_whole(record):
-                what = "a record is damaged where the rest of it makes up for that"
+                what = "a record is damaged, but its other parts make up for the damage"
                 state.findings.append(Finding(path, record.position, what, ()))
 
     def _verify_index(
@@ -437,7 +440,7 @@ class StoreFiles:
     # --- Files --------------------------------------------------------------------------------
 
     async def _read(self, path: str) -> tuple[bytes, FileHeader]:
-        """Reads a whole file. Raises `Missing`, `TornRecord` without a header, `BadConfig` if it
+        """Reads a whole file. Raises `Missing`, `TornRecord` if it has no header, `BadConfig` if it
         belongs to another store."""
         try:
             file = await self._disk.open(path, OpenMode.READ)
@@ -498,10 +501,10 @@ def _wrong_entries(
     sound: list[tuple[int, int]],
     starts: list[int],
 ) -> Iterator[tuple[int, str]]:
-    """Yields entries that a log's index names and that are not at their places."""
+    """Yields entries that a log's index names but that are not at their places."""
     for entry_id, position, length in zip(*unpack_page(page, row), strict=True):
         at = bisect_right(starts, position) - 1
         if at < 0 or position + length > sound[at][1]:
             continue  # The record is damaged and has been reported.
         if not contents.startswith(pack_entry_ids(ledger_id, entry_id), position):
-            yield position, f"the index says that entry {entry_id} is here, and it is not"
+            yield position, f"the index says that entry {entry_id} is here, but it is not"

@@ -1,13 +1,14 @@
-"""The journal: accepted requests are appended here, and answered when they are durable.
+"""The journal, a sequence of files to which accepted requests are appended. A request is answered
+when it is durable.
 
-One task writes. While it waits for the disk, requests gather for the next write (natural group
-commit). The adds of a lone writer wait for no others: on a quick disk they are written in the same
-step. A file is created, preallocated, synced, and named in the catalog before it gets a record, and
-it ends with an END record before its successor gets a record (B3). When a file ends, its memtable
-ends, too, and both are passed to the checkpoint.
+One task writes. Requests that arrive during a write gather for the next write (natural group
+commit). The adds of a lone writer do not wait for others: on a quick disk they are written in the
+same step. A file is created, preallocated, synced, and named in the catalog before it gets a
+record, and it ends with an END record before its successor gets a record (B3). When a file ends,
+its memtable ends, too, and both are passed to the checkpoint.
 
-A failed write or sync leaves the file's contents unknown. It is never retried: the journal is
-poisoned, all waiting requests fail, and the bookie has to stop (B6).
+A failed write or sync leaves the file's contents unknown. The write is never retried: the journal
+is *poisoned*, all waiting requests fail, and the bookie has to stop (B6).
 """
 
 import asyncio
@@ -43,7 +44,7 @@ from rollbook.proto.ports import Clock, Disk, OpenMode, Randomness
 
 logger = structlog.get_logger()
 
-# Larger writes would not help the disk and would delay the first request.
+# Larger writes would not be faster for the disk, and would delay the first request.
 _WRITE_BYTES_MAX: Final = 2 * 1024 * 1024
 _FENCE_BYTES: Final = 1024 * 1024
 _FIRST_BYTES_MIN: Final = 16 * 1024
@@ -60,7 +61,7 @@ def journal_path(directory: str, number: int) -> str:
 
 
 class JournalFile:
-    """One journal file and what is known of its contents."""
+    """One journal file, and the known facts about its contents."""
 
     def __init__(self, path: str, records: RecordFile, packer: RecordPacker) -> None:
         self.number = records.header.number
@@ -70,7 +71,7 @@ class JournalFile:
         self.memtable = JournalIndex()
         self.shape = JournalShape()
         self.deleted: dict[int, None] = {}  # Ledgers whose deletion is in this file.
-        self.doubts: list[EntryRow] = []  # Ranges of entries in this file that are lost to rot.
+        self.doubts: list[EntryRow] = []  # Ranges of entries in this file that rot destroyed.
 
     @property
     def end(self) -> int:
@@ -78,7 +79,7 @@ class JournalFile:
 
 
 class PendingWrite(NamedTuple):
-    item: Frames | Control | None  # None: the caller only waits for earlier items.
+    item: Frames | Control | None  # None if the caller only waits for earlier items.
     is_sync_deferred: bool
     size: int
     on_done: OnDone
@@ -99,9 +100,10 @@ class Journal:
         on_filled: Callable[[JournalFile], None],
     ) -> None:
         self.active: JournalFile  # Set by `open`.
-        self._zeros: ZerosAhead  # The zeros ahead in the active file.
+        self._zeros: ZerosAhead  # How far the active file has zeros after its end.
         self.queued_bytes = 0
-        # Whether no other file can be made: the rest of this one is for fences and recovery.
+        # Whether no other file can be made, so that the rest of this one is for fences and
+        # recovery.
         self.is_full = False
         self.failure: BaseException | None = None
         self._until_it_may_fill = until_it_may_fill
@@ -116,29 +118,31 @@ class Journal:
         self._stats = stats
         self._waiting: deque[PendingWrite] = deque()
         self._writing: list[PendingWrite] = []
-        # The writing task awaits it while it has no work.
+        # The writing task awaits this future while it has no work.
         self._work: asyncio.Future[None] | None = None
-        # Set by a write outside the writing task, which ends with it.
+        # The error of a write that failed outside the writing task; the task then ends with this
+        # error.
         self._failed_at_once: Exception | None = None
         self._solo = LoneWriter(config.alone_after_chunks)
         self._spare: asyncio.Task[RecordFile] | None = None
         self._is_closing = False
-        self._is_closed = False  # No request waits, and no write is in progress.
-        # Some bytes were written without a sync, for requests that did not want one.
+        # Whether the journal has ended: no request waits, and no write is in progress.
+        self._is_closed = False
+        # Whether bytes were written without a sync, for requests that asked for none.
         self._has_unsynced = False
-        self._has_unsaid = False  # Some bytes are durable, and no record says so yet.
-        self._is_silent = False  # Some bytes are unsaid, and no add has come for a while.
+        self._has_unsaid = False  # Whether bytes are durable and no record says so yet.
+        self._is_silent = False  # Whether bytes are unsaid, and no add has come for a while.
         self._silence_timer: asyncio.TimerHandle | None = None
         self._idle_ns = config.idle_after_ms * 1_000_000
         self._written_ns = 0  # The time of the last write.
 
     async def open(self, spare: RecordFile | None, number: int, next_sequence: int) -> None:
-        """Begins the first file of this process: a prepared one, or a new one."""
+        """Begins the first file of this process, which may have been prepared before."""
         self.active = self._begin(spare or await self._create_first(number), next_sequence)
 
     async def _create_first(self, number: int) -> RecordFile:
-        """Creates the first file. On a full disk it is smaller, in space that the start has released,
-        because fences must still be possible (B4)."""
+        """Creates the first file. On a full disk the file is smaller and uses space that the start
+        has released, because fences must still be possible (B4)."""
         size = self._config.journal_file_bytes
         while True:
             try:
@@ -154,10 +158,11 @@ class Journal:
     def append(
         self, item: Frames | Control, *, is_sync_deferred: bool = False
     ) -> asyncio.Future[None]:
-        """The future is done when the item is durable, or, with `is_sync_deferred`, when the system
-        has it.
+        """Queues the item. The returned future is done when the item is durable, or, with
+        `is_sync_deferred`, when the system has it.
 
-        It fails with `BookieFailed` if the outcome is unknown. Cancelling it changes nothing.
+        It fails with `BookieFailed` if the outcome is unknown. If the future is cancelled, the item
+        is still written.
         """
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._enqueue(item, is_sync_deferred, size_of(item), set_when_done(done))
@@ -167,21 +172,21 @@ class Journal:
     def submit(
         self, item: Frames | Control, on_done: OnDone, *, is_sync_deferred: bool = False
     ) -> None:
-        """Like `append`, with a callback. The caller calls `go_on` in the same step, and the write
-        begins then.
+        """Queues an item like `append`, but reports to a callback. The caller calls `go_on` in the
+        same step, and the write begins then.
 
-        `on_done` is called in the step in which the item becomes durable, and never within this call.
-        It must not read, because durable entries are found only when the step ends."""
+        `on_done` is called in the step in which the item becomes durable, never within this call.
+        The callback must not read, because readers find the new entries only when the step ends."""
         self._solo.on_adds(on_done)
         self._enqueue(item, is_sync_deferred, size_of(item), on_done)
 
     def go_on(self) -> None:
-        """Writes the submitted requests: now, for a lone writer, or in the next turn."""
+        """Writes the submitted requests now, for a lone writer, or in the next turn."""
         if not (self._solo.is_alone and self._write_at_once()):
             self._wake()
 
     def on_gone(self, on_done: OnDone) -> None:
-        """No more items are submitted with this callback."""
+        """Called when no more items will be submitted with this callback."""
         self._solo.on_gone(on_done)
 
     @property
@@ -189,15 +194,16 @@ class Journal:
         return bool(self._waiting) and not self._writing
 
     def has_room_for(self, size: int) -> bool:
-        """Whether the item may be queued. If no other file can be made, the end of this one is for
-        fences."""
+        """Returns whether the item may be queued. If no other file can be made, the end of this one
+        is reserved for fences."""
         allocated = self.active.records.header.allocated_bytes
         kept = min(_FENCE_BYTES, allocated // 8)
         end = self.active.end + self.queued_bytes + size + kept
         return not self.is_full or end <= allocated
 
     def sync(self) -> asyncio.Future[None]:
-        """The future is done when everything that was appended before this call is durable."""
+        """Returns a future that is done when all items that were appended before this call are
+        durable."""
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._enqueue(None, False, 0, set_when_done(done))
         self._wake()
@@ -243,13 +249,13 @@ class Journal:
                 await spare.file.close()
 
     def close(self) -> None:
-        """Lets `run` write all requests that wait or still arrive, and end."""
+        """Lets `run` write all requests that wait or still arrive, and then end."""
         self._is_closing = True
         self._wake()
 
     async def _wait_for_work(self) -> None:
-        """Waits for items or for silence. One timer serves many writes: setting one costs as much
-        as packing a lone add."""
+        """Waits until items arrive or none has arrived for a while. One timer serves many writes,
+        because setting a timer costs as much as packing a lone add."""
         self._expect_silence_if_unsaid()
         self._work = asyncio.get_running_loop().create_future()
         await self._work
@@ -276,7 +282,8 @@ class Journal:
     async def _say_what_is_durable(self) -> None:
         """Writes the record that tells rot from a torn tail (B3)."""
         if self._has_unsaid:
-            # Syncs first: the record must not claim that its own bytes are durable.
+            # The sync comes first, because the record must not claim that its own bytes are
+            # durable.
             if self._has_unsynced:
                 await self._sync()
             await self._write(self.active.packer.pack_empty(RecordKind.IDLE))
@@ -313,8 +320,8 @@ class Journal:
         self._written_ns = self._clock.monotonic_ns()
 
     def _write_at_once(self) -> bool:
-        """Writes a single waiting request now, if possible; False: the writing task has to
-        write."""
+        """Writes a single waiting request now, if possible; returns False if the writing task has
+        to write it."""
         if not self._work or self._work.done() or len(self._waiting) != 1:
             return False
         waiting = self._waiting[0]
@@ -325,7 +332,7 @@ class Journal:
         position = self.active.end
         if not self._zeros.takes_none(position, align(position + waiting.size)):
             return False  # This write adds zeros, which takes a while.
-        # The request keeps waiting until it is durable: if the write fails, it fails with all
+        # The request stays in the queue until it is durable: if the write fails, it fails with all
         # others.
         try:
             write = self.active.packer.pack([waiting.item])
@@ -344,16 +351,16 @@ class Journal:
                 self._on_found(write)
         except Exception as error:  # noqa: BLE001  The task ends with it, and poisons.
             self._failed_at_once = error
-            self._wake()  # Has no effect if the callback has woken the writing task.
+            self._wake()  # This has no effect if the callback has woken the writing task.
         else:
             self._expect_silence_if_unsaid()
         return True
 
     def _take(self) -> tuple[list[PendingWrite], int]:
         """Takes the contents of one write: all waiting requests of one kind, in order, up to a
-        bound.
+        limit.
 
-        Adds that are answered before the sync are written separately, and so are those that only
+        Adds that are answered before the sync get a write of their own, and so do callers that only
         wait.
         """
         batch, size = [self._waiting.popleft()], 0
@@ -394,7 +401,7 @@ class Journal:
         if self._fits(size):
             return
         if file.end == FILE_HEADER_BYTES:
-            return  # The file is empty, so this item is as large as a file: the file grows.
+            return  # This item does not fit even into an empty file, so the file grows.
         assert self._spare
         spare = await self._spare
         await self._until_it_may_fill()
@@ -411,7 +418,7 @@ class Journal:
         )
 
     async def fill(self) -> None:
-        """Ends the active file and hands it over to the checkpoint."""
+        """Ends the active file and passes it to the checkpoint."""
         if self._has_unsynced:
             await self._sync()
         await self._write(self.active.packer.pack_empty(RecordKind.END))
@@ -446,7 +453,8 @@ class Journal:
     async def _create(self, number: int, size: int) -> RecordFile:
         path = journal_path(self._config.journal_dir, number)
         if await self._disk.stat(path):
-            await self._disk.unlink(path)  # A half-made file: the catalog does not list it.
+            # The file is incomplete, and the catalog does not list it.
+            await self._disk.unlink(path)
         header = FileHeader(
             Purpose.JOURNAL,
             number,
@@ -477,8 +485,8 @@ class Journal:
 def _tell(batch: Sequence[PendingWrite], cause: BaseException | None = None) -> None:
     """Calls each callback once, even if it has several of the items.
 
-    If a callback raises, its error is raised after the last callback was called: otherwise other
-    callers would wait for ever, and so would a bookie that stops.
+    If a callback raises an error, the error is raised again after the last callback was called.
+    Otherwise the other callers, or a bookie that stops, would wait for ever.
     """
     counts: dict[OnDone, int] = {}
     for waiting in batch:
@@ -499,7 +507,8 @@ def set_when_done(done: asyncio.Future[None]) -> OnDone:
             return
         if error:
             done.set_exception(error)
-            done.exception()  # Marks the exception as seen: the waiting task may be gone.
+            # Marks the exception as seen, because the task that waits for it may be gone.
+            done.exception()
         else:
             done.set_result(None)
 

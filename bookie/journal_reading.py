@@ -1,9 +1,10 @@
 """Reads a journal file back after a stop, a window at a time.
 
 Nearly every file consists of consecutive sound records, followed by blank space. The records are
-replayed in order, in windows that stay in the processor's cache; reading the file as a whole would
-cost more for fresh pages of memory than for its bytes. At the first place that is neither sound nor
-blank, the rest of the file is read as a whole, since its meaning depends on what follows (`scan`).
+replayed in order, in windows that fit into the processor's cache. If the file were read as a whole,
+the fresh pages of memory would cost more than its bytes. From the first place that is neither sound
+nor blank, the rest of the file is read as a whole, since its meaning depends on what follows
+(`scan`).
 """
 
 from array import array
@@ -22,7 +23,7 @@ from rollbook.bookie.core.replay import Replayed, replay_record, replay_scan
 from rollbook.bookie.core.torn_tail import scan, sound_run
 from rollbook.proto.ports import File
 
-# The most that is read past the page cache at a time.
+# The most bytes that are read at a time without the page cache.
 _WINDOW_BYTES: Final = 1024 * 1024
 
 
@@ -33,7 +34,7 @@ class ReadBack:
     end: int  # The position of the next record.
     next_sequence: int
     is_ended: bool
-    unproven_at: int  # Nothing proves that bytes from here to `end` are durable.
+    unproven_at: int  # No record proves that bytes from here to `end` are durable.
     is_blank: bool  # Whether no record was ever written to the file.
 
 
@@ -45,9 +46,10 @@ async def read_back(
     *,
     is_blank: bool = False,
 ) -> ReadBack:
-    """Reads the file back. `is_blank`: it is known to be blank; otherwise that is checked.
+    """Reads the file back. `is_blank` says that the file is known to be blank; otherwise that is
+    checked.
 
-    Sound records are read first. What follows them is blank, or is searched for more records.
+    Sound records are read first. If the rest is not blank, it is searched for more records.
     """
     size = await file.size()
     sound = await _read_sound(file, size, header, first_sequence)
@@ -86,7 +88,7 @@ async def read_back(
 
 @dataclass(slots=True)
 class _SoundRecords:
-    """The records from the start of a file up to the first place without one."""
+    """The sound records from the start of a file up to the first place without one."""
 
     first_sequence: int
     next_sequence: int
@@ -97,7 +99,7 @@ class _SoundRecords:
     starts: "array[int]" = field(default_factory=lambda: array("Q"))
 
     def unproven_at(self, proven: int) -> int:
-        """Where the first record after sequence `proven` begins."""
+        """Returns where the first record after sequence `proven` begins."""
         place = max(0, proven + 1 - self.first_sequence)
         return self.starts[place] if place < len(self.starts) else align(self.end)
 
@@ -128,10 +130,10 @@ async def _read_sound(
 
 
 async def first_record(file: File, header: FileHeader) -> FoundRecord | None:
-    """The first record with a sound head or trailer.
+    """Returns the first record with a sound head or trailer.
 
-    If the beginning of the file is damaged, everything before the next sound record is held at once,
-    perhaps the whole file.
+    If the beginning of the file is damaged, everything before the next sound record is in memory at
+    once, perhaps the whole file.
     """
     size, length = await file.size(), _WINDOW_BYTES
     while True:
@@ -140,11 +142,11 @@ async def first_record(file: File, header: FileHeader) -> FoundRecord | None:
         found = reader.next_after(FILE_HEADER_BYTES, 0)
         if found or FILE_HEADER_BYTES + length >= size:
             return found
-        length *= 2  # The beginning is damaged, or the first record's trailer is further on.
+        length *= 2  # The beginning is damaged, or the first record's trailer comes later.
 
 
 async def is_blank_from(file: File, start: int) -> bool:
-    """Whether nothing was ever written from `start` on."""
+    """Returns whether nothing was ever written from `start` on."""
     for at in range(start, await file.size(), _WINDOW_BYTES):
         if not is_blank(await file.read_at(at, _WINDOW_BYTES), 0):
             return False
@@ -152,13 +154,13 @@ async def is_blank_from(file: File, start: int) -> bool:
 
 
 async def write_again(file: File, start: int, end: int) -> None:
-    """Makes these bytes durable, which may not be so yet (B3): writes all of them again, then syncs.
+    """Makes these bytes durable, if they are not yet (B3): writes all of them again, then syncs.
 
-    If only the process died, not the machine, unsynced data can be read now and be lost later. A sync
-    alone would suffice if no sync had failed before. But after a failed sync the system considers the
-    pages clean, and another sync skips them.
+    If only the process died and not the machine, unsynced data can be read now and be lost later.
+    A sync alone would be enough if no sync had failed before. But after a failed sync the system
+    considers the pages clean, and another sync skips them.
     """
-    # The header may be unsynced as well.
+    # The header may not be synced either.
     start = 0 if start <= FILE_HEADER_BYTES else start
     for at in range(start, end, _WINDOW_BYTES):
         contents = await file.read_at(at, min(_WINDOW_BYTES, end - at))

@@ -1,6 +1,8 @@
-"""Views of ledgers for operators, as plain values, for the admin pages and for `rollbook bookie`.
+"""Makes views of ledgers for operators, as plain values, for the admin pages and for `rollbook
+bookie`.
 
-A ledger's entries may be in several files of this bookie; an entry that was added twice is counted twice.
+A ledger's entries may be in several files of this bookie; an entry that was added twice counts
+twice.
 """
 
 import asyncio
@@ -34,7 +36,7 @@ class LedgerViews:
         newer: Collection[int],
         newer_facts: Callable[[int], LedgerFacts],
     ) -> None:
-        """`newer`: ledgers with facts that are not in the catalog."""
+        """`newer` has the ledgers with facts that are not in the catalog."""
         self._catalog = catalog
         self._files = files
         self._newer = newer
@@ -75,7 +77,7 @@ class LedgerViews:
         }
 
     def _places(self, ledger_id: int) -> Iterator[View]:
-        """The places of a ledger's entries, newest first."""
+        """Yields the places of a ledger's entries, newest first."""
         if self._facts_of(ledger_id).deleted_ms is not None:
             return
         for name, memtable in self._files:
@@ -112,7 +114,8 @@ class LedgerViews:
         return self._catalog.facts.get(ledger_id) or LedgerFacts()
 
     def known_ids(self) -> Iterator[int]:
-        """Yields ids in no order, some of them more than once. Ledgers may change during the iteration."""
+        """Yields ids in no particular order, some of them more than once. Ledgers may change during
+        the iteration."""
         yield from list(self._catalog.facts)
         yield from list(self._catalog.held_ledgers)
         yield from list(self._newer)
@@ -125,7 +128,8 @@ def _first_of(rows: LedgerRows) -> int:
 
 
 async def sorted_ids(known: Iterable[int]) -> IntArray:
-    """Returns the ids ascending, each once. There may be millions: other work runs in between."""
+    """Returns the ids ascending, each once. There may be millions of them, so other work runs in
+    between."""
     ids, pieces = iter(known), list[list[int]]()
     while piece := list(islice(ids, _PIECE)):
         pieces.append(sorted(piece))

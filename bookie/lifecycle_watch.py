@@ -1,8 +1,10 @@
-"""Whether this bookie should leave the cluster, by its lifecycle node (`proto/formats/lifecycle.py`).
+"""Finds out from the lifecycle node whether this bookie should leave the cluster
+(`proto/formats/lifecycle.py`).
 
 The node is read before the bookie registers, so that a bookie that starts during a drain is never
-writable, and followed from then on (B15). An unreadable node counts as leaving: writes to a drained
-bookie may be lost, while the writers of any other bookie can use another one.
+writable, and is watched from then on (B15). If the node is unreadable, the bookie counts as
+leaving. Writes to a drained bookie may be lost, while the writers of any other bookie can use
+another one.
 """
 
 import asyncio
@@ -33,14 +35,15 @@ class LifecycleWatch:
     def __init__(self, nodes: LifecycleNodes, bookie: BookieId) -> None:
         self._nodes = nodes
         self._bookie = bookie
-        self.state: LifecycleState | None = LifecycleState.ACTIVE  # None: the node cannot be read.
+        # None if the node cannot be read.
+        self.state: LifecycleState | None = LifecycleState.ACTIVE
 
     def __bool__(self) -> bool:
         return self.state is not LifecycleState.ACTIVE
 
     @property
     def reason(self) -> str:
-        """Why the bookie accepts no entries; empty if it does."""
+        """Why the bookie accepts no entries; empty if it accepts them."""
         if not self:
             return ""
         if self.state is None:
@@ -60,8 +63,8 @@ class LifecycleWatch:
             logger.info("lifecycle_heard", state=self.state.value if self.state else None)
 
     async def follow(self, on_change: Callable[[], None]) -> None:
-        """Follows the node until cancelled. While the metadata store is unavailable, the last known
-        state holds."""
+        """Watches the node until it is cancelled. While the metadata store is unavailable, the last
+        known state stays in force."""
         while True:
             try:
                 await self._follow_once(on_change)

@@ -1,7 +1,8 @@
-"""Parks reads that wait for news, until the ledger's LAC rises, the ledger is deleted, or time is up.
+"""Parks reads that wait for news until the ledger's LAC rises, the ledger is deleted, or time is
+up.
 
-A parked poll is an object and a timer, not a task. After the wait, for whatever reason it ended, the
-read is answered like a read that did not have to wait.
+A parked poll is an object and a timer, not a task. Whatever ended the wait, the read is then
+answered like a read that did not have to wait.
 """
 
 import asyncio
@@ -21,7 +22,8 @@ the read should be answered at once.
 
 It never raises, because other requests and adds wait for its return."""
 
-_ANSWERED_FIRST: Final = 4  # Polls answered before the add with the news is written.
+# The number of polls that are answered before the add with the news is written.
+_ANSWERED_FIRST: Final = 4
 
 
 class Parked:
@@ -53,11 +55,11 @@ class LongPolls:
         self._of_ledger: dict[int, dict[Parked, None]] = {}
         self._woken: deque[tuple[Parked, int]] = (
             deque()
-        )  # Polls not answered yet, with the time of their news.
+        )  # Polls that are woken but not answered yet, with the time of their news.
         self._is_closing = False
 
     def park(self, read: EntryRead, resume: Resume) -> Parked | None:
-        """Parks the read; returns None if there is nothing to wait for. Raises `Overloaded`."""
+        """Parks the read; returns None if it does not have to wait. Raises `Overloaded`."""
         if (
             self._is_closing
             or read.previous_lac is None
@@ -91,14 +93,14 @@ class LongPolls:
             self._storage.lac_watchers.pop(parked.ledger_id, None)
 
     def close(self) -> None:
-        """Ends every wait as if its time were up."""
+        """Ends all waits as if their time were up."""
         self._is_closing = True
         for parked in [each for others in self._of_ledger.values() for each in others]:
             self._end(parked, None)
 
     def _on_risen(self, ledger_id: int) -> None:
-        """Wakes polls of the ledger. Called while a write is processed: its entries are read
-        later."""
+        """Wakes the polls of the ledger. It is called while a write is processed; that write's
+        entries can be read only later."""
         news_ms = self._clock.wall_us() // 1000
         is_gone = not self._storage.knows(ledger_id)
         for parked in list(self._of_ledger.get(ledger_id, ())):
@@ -109,8 +111,8 @@ class LongPolls:
                 self._woken.append((parked, news_ms))
 
     def tell_first(self) -> None:
-        """Answers some polls before the adds with their news are written: for a lone reader, the sync
-        of these adds would be most of the wait."""
+        """Answers some polls before the adds with their news are written, because for a lone reader
+        the sync of these adds would be most of the wait."""
         for _ in range(min(len(self._woken), _ANSWERED_FIRST)):
             parked, news_ms = self._woken.popleft()
             parked.wake(news_ms, at_once=True)
@@ -121,8 +123,9 @@ class LongPolls:
             parked.wake(news_ms)
 
     def _has_news(self, ledger_id: int, previous_lac: int, piggyback: bool) -> bool:
-        """Whether a poll's wait ends. A poll that wants the entry is answered as soon as the entry is
-        known to be confirmed; any other poll is answered when the add with the LAC is durable."""
+        """Returns whether a poll's wait ends. A poll that wants the entry is answered as soon as
+        the entry is known to be confirmed; any other poll is answered when the add with the LAC is
+        durable."""
         storage = self._storage
         if storage.last_add_confirmed(ledger_id) > previous_lac:
             return True

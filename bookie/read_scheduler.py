@@ -1,4 +1,4 @@
-"""Runs calls that have to wait for the disk: a bounded number at a time, with connections taking turns.
+"""Runs calls that have to wait for the disk, a limited number at a time; connections take turns.
 
 Neither connections nor calls have tasks: a lane starts tasks while there is work, up to its bound.
 Urgent calls have a lane of their own, so that a recovery does not wait for other reads.
@@ -13,36 +13,38 @@ from rollbook.proto.ports import Clock
 from rollbook.proto.tasks import stop_tasks
 from rollbook.proto.wire.messages import ReceivedRequest
 
-# Bytes made for readers in one turn of the loop, which one step of an answer may take: about half a
-# millisecond, and one stretch of a sequential reader, including what reaches into the next stretch.
-# The second limit holds while adds arrive.
+# Bytes that are made for readers in one turn of the loop, possibly all in one step: they take about
+# half a millisecond, and hold one stretch of a sequential reader and a part of the next. The second
+# limit holds while adds arrive.
 _TURN_BYTES: Final = 544 * 1024
 _BYTES_BESIDE_ADDS: Final = 64 * 1024
-_BESIDE_NS: Final = 100_000_000  # After adds, others may follow for this long.
+_BESIDE_NS: Final = 100_000_000  # The time after an add in which more adds are expected.
 _TURNS_GIVEN_MAX: Final = 16
-_ANSWER_BYTES: Final = 768  # The size that a small answer counts as: it takes time, too.
+_ANSWER_BYTES: Final = 768  # The size that a small answer counts as, because it takes time, too.
 
 
 class LoopBudget:
-    """The bytes made for readers since the loop last checked its sockets.
+    """The bytes that were made for readers since the loop last checked its sockets.
 
-    Answers from memory never yield the loop by themselves. When the bytes of a turn are used up, further
-    answers wait for the next turn, so that everything else runs in between. The steps of long answers
-    wait in the same way, and long answers in progress take turns.
+    Answers from memory never yield to the loop by themselves. When the bytes of a turn
+    are used up, further answers wait for the next turn, so that other work runs in between. The
+    steps of long answers wait in the same way, and the long answers take turns.
 
-    Adds go first, since each add waits for several turns. While adds arrive, steps are small, and each
-    step is followed by a turn without a step, in which new requests are read; their adds are written
-    before the next step. Therefore an add is delayed by one step, and not by one in each of its turns.
+    Adds go first, since each add takes several turns. While adds arrive, steps are small, and each
+    step is followed by a turn without a step, in which new requests are read; their adds are
+    written before the next step. Therefore an add is delayed by only one step, and not by a step in
+    each of its turns.
     """
 
     def __init__(self, clock: Clock, adds_wait: Callable[[], bool]) -> None:
-        """`adds_wait`: whether adds will be written in the next turn."""
+        """`adds_wait` says whether adds will be written in the next turn."""
         self._clock = clock
         self._adds_wait = adds_wait
         self._heard_adds_ns = clock.monotonic_ns() - _BESIDE_NS
         self._spent = 0
         self._bytes_max = _TURN_BYTES
-        self._turns_given = 0  # Turns left to adds since the last step for readers.
+        # The number of turns that were left to adds since the last step for readers.
+        self._turns_given = 0
         self._is_giving = False
         self._line = asyncio.Lock()  # A fair lock: first come, first served.
         self.lanes_waiting = 0
@@ -55,8 +57,8 @@ class LoopBudget:
         return self._spent >= self._bytes_max
 
     def check_time(self) -> bool:
-        """Whether the turn has time for work that can wait. If adds are waiting, it leaves the turn
-        to them."""
+        """Returns whether the turn has time for work that can wait. If adds are waiting, it leaves
+        the turn to them."""
         return not self.is_over and not self._try_give_way()
 
     async def come(self) -> int:
@@ -68,7 +70,7 @@ class LoopBudget:
 
     @property
     def step_bytes(self) -> int:
-        """The bytes that a step may take if it begins now."""
+        """The number of bytes that a step may take if it begins now."""
         return _BYTES_BESIDE_ADDS if self._is_beside_adds else _TURN_BYTES
 
     def spend(self, size: int) -> None:
@@ -90,8 +92,8 @@ class LoopBudget:
         self._spent = 0
 
     def _try_give_way(self) -> bool:
-        """Leaves the turn to waiting adds, for a bounded number of turns in a row; returns whether
-        it does."""
+        """Leaves the turn to waiting adds, unless it has left too many turns in a row; returns
+        whether it does."""
         if self._turns_given >= _TURNS_GIVEN_MAX or not self._adds_wait():
             return False
         if not self._is_giving:
@@ -107,7 +109,7 @@ class LoopBudget:
 class StepQueue:
     """Connections with more to write than one turn allows, in the order in which they joined.
 
-    All of them together count as one waiter for a turn.
+    Together they count as one waiter for a turn.
     """
 
     def __init__(self, turn: LoopBudget) -> None:
@@ -116,7 +118,8 @@ class StepQueue:
         self._is_looking = False  # A callback waits for a turn that has time.
 
     def join(self, go_on: Callable[[], None]) -> None:
-        """Calls `go_on` once, when there is time for a step; it may join again."""
+        """Calls `go_on` once, when there is time for a step; after that, the connection may join
+        again."""
         self._waiting[go_on] = None
         if not self._is_looking:
             self._look_soon()
@@ -132,8 +135,8 @@ class StepQueue:
         self._is_looking = False
         if not self._waiting:
             return
-        # Looks again before the pending writes end this turn, that is, before the next turn begins,
-        # which belongs to others if there are any.
+        # Checks again before the pending writes end this turn, because the next turn belongs to
+        # other work if there is any.
         self._look_soon()
         while self._waiting and self._turn.check_time():
             go_on = next(iter(self._waiting))
@@ -144,11 +147,11 @@ class StepQueue:
 class QueuedRequest(NamedTuple):
     call: ReceivedRequest
     heard_ns: int
-    news_ms: int | None = None  # When a long poll got its news, by the wall clock.
+    news_ms: int | None = None  # The wall time at which a long poll got its news.
 
 
 class Queue:
-    """Calls of one connection that no lane has begun."""
+    """The calls of one connection that no lane has begun."""
 
     __slots__ = ("_at_once_max", "_may_begin", "asked", "on_change", "running", "serve")
 
@@ -156,7 +159,7 @@ class Queue:
         self,
         serve: Callable[[QueuedRequest], Awaitable[None]],
         on_change: Callable[[], None],  # May offer the queue to its lane again.
-        # Whether one more call may begin; its argument: no other call is running.
+        # Returns whether one more call may begin; the argument says that no other call is running.
         may_begin: Callable[[bool], bool],
         at_once_max: int,
     ) -> None:
@@ -189,10 +192,11 @@ class Lane:
         self._on_crash = on_crash
         self._ready: dict[Queue, None] = {}
         self._tasks: dict[asyncio.Task[None], None] = {}
-        self._has_newcomer = False  # A task was started that has not checked the queues yet.
-        # A task waits for the next turn; a second one would be no quicker.
+        # Whether a task was started that has not checked the queues yet.
+        self._has_newcomer = False
+        # Whether a task waits for the next turn; a second one would be no quicker.
         self._has_waiter = False
-        self._has_begun = False  # This lane has begun a call since another lane could.
+        self._has_begun = False  # Whether this lane has begun a call since another lane could.
         self._is_closed = False
 
     def offer(self, queue: Queue) -> None:
@@ -212,7 +216,7 @@ class Lane:
 
     def _on_done(self, task: asyncio.Task[None]) -> None:
         del self._tasks[task]
-        self._start()  # A call may have come after the task's last check.
+        self._start()  # A call may have arrived after the task's last check.
         if not task.cancelled() and (error := task.exception()):
             self._on_crash(error)
 
@@ -229,7 +233,8 @@ class Lane:
             if not has_time or (self._has_begun and self._turn.lanes_waiting):
                 if self._has_waiter:
                     return
-                # The lane that ended a turn also runs first in the next turn, which is for others.
+                # The lane that ended a turn would also run first in the next turn, which is for
+                # others.
                 self._has_begun &= not has_time
                 await self._wait()
                 continue

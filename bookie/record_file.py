@@ -1,7 +1,7 @@
-"""One open file of records, from which whole, verified records are read through the cache.
+"""One open file of records. Whole, verified records are read from it through the cache.
 
-For a sequential reader a stretch of the following records is read, too, and the next stretches are
-requested from the disk, so that it works while answers are sent. If several readers need the same
+For a sequential reader, a stretch of the following records is read, too. The next stretches are
+requested as well, so that the disk works while answers are sent. If several readers need the same
 record, one reads it and the others wait.
 """
 
@@ -29,25 +29,29 @@ from rollbook.proto.errors import TornRecord
 from rollbook.proto.ports import Buffer, File
 
 _STRETCH_BYTES: Final = 512 * 1024
-_AHEAD_MAX: Final = 4  # Stretches being read or read ahead: devices vary in how long one takes.
-_REQUESTS_BYTES: Final = 4 * 1024 * 1024  # Bytes that one reader may have requested at a time.
+# The most stretches that are read or read ahead at a time, because the time of a read varies by
+# device.
+_AHEAD_MAX: Final = 4
+# The most bytes that one reader may have requested at a time.
+_REQUESTS_BYTES: Final = 4 * 1024 * 1024
 _BODIES_BYTES: Final = 64 * 1024
-# If a record's first entry has this size, its entries are views of it, cheaper than copies.
+# If a record's first entry has at least this size, its entries are views of the record, which are
+# cheaper than copies.
 _VIEWED_BYTES: Final = 2 * 1024
-_SERIAL_SHIFT: Final = 32  # Bits of a position, which is u32.
+_SERIAL_SHIFT: Final = 32  # The number of bits in a position, which is u32.
 
 
 @dataclass(slots=True)
 class Cache:
-    """Bodies of records by file and position. Each file has a serial number, since a journal file
-    and the entry log made of it share their number."""
+    """A cache of the bodies of records, by file and position. Each file has a serial number, since
+    a journal file and the entry log made from it have the same number."""
 
     bodies: ByteCache[int]
     serials: Iterator[int] = field(default_factory=count)
 
 
 class _Fetch(NamedTuple):
-    """A read of consecutive records that is under way."""
+    """A read of consecutive records that is in progress."""
 
     numbers: range
     has_come: asyncio.Event
@@ -57,14 +61,15 @@ class RecordFile:
     def __init__(self, file: File, header: FileHeader, cache: Cache) -> None:
         self.file = file
         self.header = header
-        self.records = array("I")  # Positions of the records with entries, ascending.
-        # The end of the last record with entries, or of one without after it.
+        self.records = array("I")  # The positions of the records with entries, ascending.
+        # The end of the last record with entries, or of a later record without entries.
         self.end = FILE_HEADER_BYTES
         self._cache = cache.bodies
         self._serial = next(cache.serials) << _SERIAL_SHIFT
-        self._fetches: list[_Fetch] = []  # Reads under way; there are few at a time.
-        self._read_up_to = sys.maxsize  # How far the last sequential reader has read.
-        self._ahead = 1  # Stretches to read ahead; grows by one each time.
+        self._fetches: list[_Fetch] = []  # Reads in progress; there are few at a time.
+        # The position up to which the last sequential reader has read.
+        self._read_up_to = sys.maxsize
+        self._ahead = 1  # The number of stretches to read ahead; it grows by one each time.
         self._readers = 0
         self._is_retired = False
 
@@ -74,7 +79,7 @@ class RecordFile:
         self._cache.put(self._serial | position, body)
 
     def peek(self, place: EntryLocation) -> bytes | None:
-        """The entry if it is in the cache, or None."""
+        """Returns the entry if it is in the cache, or None."""
         at = bisect_right(self.records, place.position) - 1
         record = self.records[at]
         body = self._cache.get(self._serial | record)
@@ -84,7 +89,8 @@ class RecordFile:
         return body[start : start + place.length]
 
     async def read(self, ledger_id: int, entry_id: int, place: EntryLocation) -> bytes:
-        """Raises `TornRecord` if the record is damaged and the entry does not prove itself."""
+        """Raises `TornRecord` if the record is damaged and the entry's own digest does not prove
+        the entry."""
         if (found := self.peek(place)) is not None:
             return found
         at = bisect_right(self.records, place.position) - 1
@@ -104,8 +110,8 @@ class RecordFile:
         return body[start : start + place.length]
 
     async def read_run(self, positions: Sequence[int], lengths: Sequence[int]) -> list[Buffer]:
-        """The entries at these positions, up to the first damaged record. An entry that is kept may
-        keep its whole record in memory."""
+        """Returns the entries at these positions, up to the first damaged record. A caller that
+        keeps an entry may keep its whole record in memory."""
         found: list[Buffer] = []
         source: Buffer
         self._readers += 1
@@ -137,8 +143,8 @@ class RecordFile:
         return found
 
     async def body(self, at: int) -> bytes:
-        """The body of record number `at`. Reads ahead if its predecessor was read before, or is
-        being read."""
+        """Returns the body of record number `at`. It reads ahead if the preceding record was read
+        before, or is being read."""
         if coming := self._fetch_of(at):
             await coming.has_come.wait()
             body = self._cache.get(self._serial | self.records[at])
@@ -153,8 +159,8 @@ class RecordFile:
         return await self._fetch(at, stretch)
 
     def _is_next(self, at: int) -> bool:
-        """Whether a sequential reader reads on here. It may have several requests under way, which
-        start far apart."""
+        """Returns whether this read continues the reads of a sequential reader. Such a reader may
+        have several requests in progress, which start far apart."""
         distance = self.records[at] - self._read_up_to
         return 0 <= distance <= _REQUESTS_BYTES or (at > 0 and self._is_read(at - 1))
 
@@ -165,13 +171,13 @@ class RecordFile:
         return None
 
     def _is_read(self, at: int) -> bool:
-        """Whether the record was read or is being read."""
+        """Returns whether the record was read or is being read."""
         if self._fetches and self._fetch_of(at):
             return True
         return self._cache.peek(self._serial | self.records[at]) is not None
 
     def _announce_behind(self, last: int) -> None:
-        """Requests the next unread stretches, some of which are being read already."""
+        """Requests the next stretches that are not read yet; others among them may be in progress."""
         limit = self._end_of(last) + _REQUESTS_BYTES
         left, self._ahead = self._ahead, min(self._ahead + 1, _AHEAD_MAX)
         first = last + 1
@@ -183,8 +189,8 @@ class RecordFile:
             first = end
 
     def _stretch_of(self, at: int) -> range:
-        """Numbers of the records that one read fetches with record `at`. Stretches are the same for
-        all readers."""
+        """Returns the numbers of the records that one read fetches together with record `at`.
+        Stretches are the same for all readers."""
         start = self.records[at] // _STRETCH_BYTES * _STRETCH_BYTES
         first = bisect_left(self.records, start, 0, at)
         while first < at and self._is_read(first):
@@ -192,8 +198,8 @@ class RecordFile:
         return range(first, self._end_of_stretch(at))
 
     def _end_of_stretch(self, at: int) -> int:
-        """The number of the first record after the stretch with record `at`, or of the first that
-        is being fetched."""
+        """Returns the number of the first record after the stretch with record `at`, or of an
+        earlier record that is being fetched."""
         next_at = (self.records[at] // _STRETCH_BYTES + 1) * _STRETCH_BYTES
         end = bisect_left(self.records, next_at, at)
         for fetch in self._fetches:
@@ -202,7 +208,7 @@ class RecordFile:
         return end
 
     async def _fetch(self, at: int, numbers: range) -> bytes:
-        """Reads record number `at`, verified; the other records go to the cache."""
+        """Reads and verifies record number `at`; the other records that were read go to the cache."""
         start = self.records[numbers[0]]
         fetch = _Fetch(numbers, asyncio.Event())
         self._fetches.append(fetch)
@@ -214,7 +220,8 @@ class RecordFile:
                 lambda contents: self._bodies_in(contents, start, positions),
             )
             for position, body in zip(positions, bodies, strict=True):
-                if body is not None:  # A damaged record's reader reads it again and sees the error.
+                # The reader of a damaged record reads it again and gets the error.
+                if body is not None:
                     self._cache.put(self._serial | position, body)
             if (body := bodies[at - numbers.start]) is None:
                 raise self._damage(self.records[at])
@@ -224,10 +231,11 @@ class RecordFile:
             self._fetches.remove(fetch)
 
     async def bodies_from(self, first: int) -> list[bytes | None]:
-        """Bodies of record number `first` and some after it, from memory or by one short read; None
-        for a damaged one.
+        """Returns the bodies of record number `first` and some after it, from memory or by one
+        short read; None for a damaged one.
 
-        Keeps no body in the cache: a walk through a whole file would push out everything else.
+        It keeps no body in the cache, because a walk through a whole file would evict everything
+        else.
         """
         found: list[bytes | None] = []
         start, last = self.records[first], first
@@ -244,7 +252,7 @@ class RecordFile:
         return self._bodies_in(data, start, self.records[first : last + 1])
 
     async def damaged_body(self, at: int) -> bytes:
-        """Record number `at` as stored: neither its bytes nor its end are verified."""
+        """Returns record number `at` as stored; neither its bytes nor its end are verified."""
         start = self.records[at] + HEAD_BYTES
         return await self.file.read_at(start, self._end_of(at) - start)
 
@@ -258,13 +266,13 @@ class RecordFile:
         return size
 
     def number_at(self, position: int) -> int:
-        """The number of the record at that position."""
+        """Returns the number of the record at that position."""
         return bisect_right(self.records, position) - 1
 
     def _bodies_in(
         self, contents: Buffer, origin: int, positions: Sequence[int]
     ) -> list[bytes | None]:
-        """The verified bodies of these records; None for damaged ones."""
+        """Returns the verified bodies of these records; None for damaged ones."""
         bodies = bodies_in(contents, self.header.file_id, origin, positions)
         if None in bodies:  # If only a head is damaged, the trailer says where the body is.
             reader = RecordReader(bytes(contents), self.header.file_id, origin)
@@ -280,7 +288,7 @@ class RecordFile:
         return self.records[at + 1] if at + 1 < len(self.records) else self.end
 
     async def retire(self) -> None:
-        """Closes the file once it has no readers."""
+        """Closes the file when it has no more readers."""
         self._is_retired = True
         for position in self.records:
             self._cache.drop(self._serial | position)

@@ -1,4 +1,4 @@
-"""Keeps this bookie registered as writable or as read-only while it serves.
+"""Keeps this bookie registered, as writable or as read-only, while it serves.
 
 The bookie sets the wanted mode. This loop registers the bookie in that mode, and registers it again
 after a lost session, an outage of the store or a pause. The loop fails only if another process uses
@@ -30,7 +30,7 @@ class RegistrationLoop:
 
     @property
     def standing(self) -> RegisteredMode | None:
-        """The mode in which others last saw the bookie; None before the first time."""
+        """The mode in which the bookie was last registered; None before the first registration."""
         return self._standing
 
     def want(self, standing: RegisteredMode) -> None:
@@ -44,9 +44,9 @@ class RegistrationLoop:
         self._has_news.set()
 
     async def join(self) -> None:
-        """Returns when others can see the bookie, however long that takes.
+        """Waits, without a limit, until others can see the bookie.
 
-        Raises `NodeExists` if another process has the id and stays.
+        Raises `NodeExists` if another process keeps the id.
         """
         await self._register()
         loop = asyncio.get_running_loop()
@@ -56,12 +56,11 @@ class RegistrationLoop:
         ]
 
     async def failed(self) -> BaseException:
-        """Returns `NodeExists` if another process has the id and stays: this process then has to
-        end."""
+        """Returns `NodeExists` if another process keeps the id; this process then has to end."""
         return await first_failure(self._tasks)
 
     async def close(self) -> None:
-        """Ends the loop. The registration ends with the session."""
+        """Ends the loop. Ends the loop; the registration ends with the session."""
         await stop_tasks(*self._tasks)
 
     async def _follow(self) -> None:

@@ -1,10 +1,10 @@
-"""The responses of a bookie to each request except adds.
+"""Makes the responses of a bookie to all requests except adds.
 
-    at_once   answers from memory, while the chunk with the request is being processed
+    at_once   answers from memory, while the chunk that has the request is being processed
     in_time   answers requests that may have to wait for the disk
 
 Both always return a reply: an error of the storage becomes a reply that names it. A fence is
-durable before any reply (B4); for entries in doubt the only reply is that they are in doubt (B1).
+durable before any reply to it (B4). If entries are in doubt, the reply only says so (B1).
 """
 
 import asyncio
@@ -64,13 +64,13 @@ from rollbook.proto.wire.v2_frames import BATCH_READ_REPLY_HEAD_BYTES
 logger = structlog.get_logger()
 
 _NO_AUTH: Final = AuthReply(AUTH_DISABLED_PLUGIN, b"")
-# The most entries and bytes that end a long poll: it is answered in a turn of other work.
+# The most entries and bytes in the response to a long poll, which is made in a turn of other work.
 _FOLLOWING_MAX: Final = 256
 _FOLLOWING_BYTES_MAX: Final = 64 * 1024
-_BATCH_IDS_MAX: Final = 16 * 1024  # Ids examined for one request.
-_BATCH_STEPS_IN_A_ROW: Final = 64  # Gaps skipped before other work runs.
+_BATCH_IDS_MAX: Final = 16 * 1024  # The most ids that are examined for one request.
+_BATCH_STEPS_IN_A_ROW: Final = 64  # Gaps that are skipped in a row before other work runs.
 _BATCH_STEP_BYTES_MIN: Final = 64 * 1024  # The least size of a step, however short memory is.
-_BATCH_STEP_ENTRIES: Final = 512  # Entries in one step, after which other work runs.
+_BATCH_STEP_ENTRIES: Final = 512  # The most entries in one step; after a step, other work runs.
 
 
 class Answers:
@@ -80,12 +80,14 @@ class Answers:
         self._storage = storage
         self._identity = identity
         self._turn = turn
-        # Java's size of a batch, in both versions; version 3 may add a few bytes around the fields.
+        # The size of a batch as Java counts it, in both versions; in version 3 the fields may add a
+        # few bytes.
         self._batch_bytes_max = frame_bytes_max - BATCH_READ_REPLY_HEAD_BYTES
         self._ranges_max = (frame_bytes_max - ENTRY_BYTES_SLACK) // ENTRY_GROUP_BYTES
 
     def at_once(self, request: Request, news_ms: int | None = None) -> Reply | None:
-        """Answers without waiting; None if it would have to wait. `news_ms` as in `in_time`."""
+        """Answers without waiting; returns None if it would have to wait. For `news_ms` see
+        `in_time`."""
         if type(request) is EntryRead:
             if request.fence or request.previous_lac is not None or request.entry_id < 0:
                 if not _is_sound(request):
@@ -104,8 +106,8 @@ class Answers:
         return None
 
     async def in_time(self, request: Request, making: Making, news_ms: int | None = None) -> Reply:
-        """Answers, also from disk. `news_ms`: the read is a long poll whose wait ended with news
-        then."""
+        """Answers from memory or from disk. If `news_ms` is given, the read is a long poll whose
+        wait ended with news at that time."""
         try:
             if isinstance(request, EntryRead) and request.piggyback and not request.fence:
                 return await self._piggyback(request, news_ms)
@@ -117,8 +119,8 @@ class Answers:
             return refusal_of(request, BookieFailed)
 
     def _brought_along(self, read: EntryRead, news_ms: int | None) -> ReadReply | None:
-        """The answer to a long poll from memory; None if there is no news or the entry is not in
-        memory."""
+        """Returns the answer to a long poll from memory, or None if there is no news or the entry
+        is not in memory."""
         if not read.piggyback or read.fence or read.previous_lac is None:
             return None
         entry_id, lac = self._news(read)
@@ -126,14 +128,16 @@ class Answers:
         return None if body is None else self._news_with(read, entry_id, body, lac, news_ms)
 
     def _news(self, read: EntryRead) -> tuple[EntryId, EntryId]:
-        """The entry that a long poll asks for, and the LAC that says whether it may be returned."""
+        """Returns the entry that a long poll asks for, and the LAC that says whether it may be
+        returned."""
         assert read.previous_lac is not None
         return EntryId(read.previous_lac + 1), EntryId(self._storage.received_lac(read.ledger_id))
 
     def _news_with(
         self, read: EntryRead, entry_id: EntryId, body: bytes, lac: EntryId, news_ms: int | None
     ) -> ReadReply:
-        """A reply with the long poll's entry and confirmed entries after it that are in memory."""
+        """Returns a reply with the long poll's entry and the confirmed entries after it that are in
+        memory."""
         ledger_id = read.ledger_id
         following: list[bytes] = []
         room = min(read.following_bytes_max, _FOLLOWING_BYTES_MAX) - len(body)
@@ -179,10 +183,11 @@ class Answers:
         return self.found(read, body)
 
     async def _piggyback(self, read: EntryRead, news_ms: int | None) -> Reply:
-        """The answer to a long poll from disk: like `_brought_along`, or the LAC alone."""
+        """Returns the answer to a long poll from disk: the same as `_brought_along` from memory, or
+        only the LAC."""
         if not self._storage.knows(read.ledger_id):
             wanted, _ = self._news(read)
-            # Raises the error: the entry is absent or in doubt.
+            # This raises the right error, because the entry is absent or in doubt.
             await self._storage.read(read.ledger_id, wanted)
         entry_id, lac = self._news(read)
         if lac >= entry_id:
@@ -190,18 +195,19 @@ class Answers:
                 body = await self._storage.read(read.ledger_id, entry_id)
                 return self._news_with(read, entry_id, body, lac, news_ms)
             except (NoSuchEntry, EntryStateUnknown):
-                pass  # Other bookies have the entry; the LAC is news nevertheless.
+                pass  # Other bookies have the entry, but the LAC is news nevertheless.
         return ReadReply(None, read.ledger_id, NO_ENTRY, None, lac, news_ms)
 
     async def _fence(self, ledger_id: LedgerId, ledger_key: bytes | None) -> None:
         if ledger_key is None or len(ledger_key) != LEDGER_KEY_BYTES:
             raise Unauthorized("a fence needs the ledger's key", ledger_id=ledger_id)
         if ledger_id < 0:
-            raise InvalidRequest("a ledger's id is not negative", ledger_id=ledger_id)
+            raise InvalidRequest("a ledger id must not be negative", ledger_id=ledger_id)
         await self._storage.fence(ledger_id, ledger_key)
 
     async def _batch_read(self, batch: BatchRead, making: Making) -> Reply:
-        """Reads a batch. Counts bytes as Java does, so that no client gets more than it has room for.
+        """Reads a batch. Counts bytes as Java does, so that no client gets more than it has room
+        for.
 
         If memory is short, the batch is short, and the client requests the rest again.
         """
@@ -209,7 +215,8 @@ class Answers:
             await self._fence(batch.ledger_id, batch.ledger_key)
         room = min(batch.bytes_max, self._batch_bytes_max) - BATCH_READ_REPLY_HEAD_BYTES
         count = min(batch.count_max if batch.count_max > 0 else _BATCH_IDS_MAX, _BATCH_IDS_MAX)
-        pieces: list[bytes] = []  # One piece for each step, so that no copy of the whole is made.
+        # Each step makes one piece, so that the whole answer is never copied.
+        pieces: list[bytes] = []
         next_entry, end, steps = batch.first_entry, batch.first_entry + count, 0
         while next_entry < end and (not pieces or (room > 0 and making.may_grow)):
             steps += 1
@@ -217,7 +224,7 @@ class Answers:
                 await asyncio.sleep(0)
             turn_bytes = await self._turn.come()
             step_bytes = min(room, turn_bytes, max(making.room, _BATCH_STEP_BYTES_MIN))
-            # Ends the batch early, so that it leaves memory to others.
+            # Ends the batch early to leave memory to others.
             if pieces and not making.may_grow:
                 break
             try:
@@ -233,12 +240,12 @@ class Answers:
                     if next_entry < end:
                         continue
                 if pieces:
-                    break  # Reading that entry by itself raises the error.
+                    break  # A read of that entry alone raises the error.
                 raise
             if pieces and _packed_bytes(run[0]) > room:  # Only the first entry may exceed the room.
                 break
             piece, found = join_bodies(run), len(run)
-            size = len(piece)  # The same size as that of all entries one by one.
+            size = len(piece)  # The piece has the same size as all its entries one by one.
             while size > room and len(run) > 1:
                 size -= _packed_bytes(run.pop())
             pieces.append(piece[:size])
@@ -260,15 +267,15 @@ class Answers:
             or len(lac.packet) not in LAC_PACKET_SIZES
             or lac_packet_at(lac.packet) != (lac.ledger_id, lac.last_add_confirmed)
         ):
-            raise InvalidRequest("that is no LAC packet", ledger_id=lac.ledger_id)
+            raise InvalidRequest("the LAC packet is invalid", ledger_id=lac.ledger_id)
         await self._storage.write_lac(
             lac.ledger_id, lac.ledger_key, lac.last_add_confirmed, lac.packet
         )
         return WriteLacReply(None, lac.ledger_id)
 
     async def _read_lac(self, read: ReadLac) -> Reply:
-        """Returns explicit LAC and last entry; an error in finding one outweighs the absence of the
-        other."""
+        """Returns the explicit LAC and the last entry; an error in finding one takes precedence
+        over the absence of the other."""
         packet: bytes | None = None
         last_entry: bytes | None = None
         failure: Failure = None
@@ -308,13 +315,13 @@ def _packed_bytes(body: Buffer) -> int:
 
 
 def _is_sound(read: EntryRead) -> bool:
-    """Whether a piggyback read is valid: it must ask for the entry after its LAC, not for one of
-    its choice."""
+    """Returns whether a piggyback read is valid: it must ask for the entry after its LAC, not for
+    any other."""
     return not read.piggyback or (read.previous_lac is not None and read.entry_id == NO_ENTRY)
 
 
 def said(error: RollbookError) -> type[RollbookError]:
-    """The error that a bookie reports: one without a code on the wire counts as a failure of the
-    bookie."""
+    """Returns the error that a bookie reports: an error without a code on the wire counts as a
+    failure of the bookie."""
     kind = type(error)
     return kind if kind.code.v2 is not None and kind.code.v3 is not None else BookieFailed

@@ -1,8 +1,9 @@
 """Reads and verifies everything in entry logs, round after round.
 
-Damaged entries are put in doubt, durably (B1, B12): their readers get UNKNOWN even if the log or its
-index changes later. The compactor is given the log and moves its sound entries. The progress of a
-round is in the catalog, so a restart continues roughly where the last process stopped.
+Damaged entries are put in doubt, durably (B1, B12): their readers get UNKNOWN even if the log or
+its index changes later. The compactor is notified of the damaged log and moves its sound entries.
+The progress of a round is in the catalog, so after a restart the round continues roughly where it
+stopped.
 
 The cache is not used, so that all verified bytes come from the disk and nothing is evicted.
 """
@@ -39,7 +40,7 @@ Doubt = tuple[int, int, int]
 
 
 class ScrubStopped(Exception):
-    """The scrubber was closed: the round goes on after the next start."""
+    """Raised when the scrubber was closed: the round goes on after the next start."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +49,7 @@ class ScrubState:
     is_suspended: bool
     log: int  # The last log verified in this round; 0 at its start.
     logs_left: int
-    rounds: int  # Rounds finished since the start.
+    rounds: int  # Rounds that were finished since the start.
     round_ended_ms: int  # Wall time of the end of the last round; 0: never.
     read_bytes: int
     damages: int
@@ -56,13 +57,13 @@ class ScrubState:
 
 @dataclass(frozen=True, slots=True)
 class ScrubResult:
-    """The state of one ledger's entries here."""
+    """The state of one ledger's entries on this bookie."""
 
     ledger_id: int
     entries: int
     entry_bytes: int
     damaged: tuple[tuple[int, int], ...]  # The first few ranges of damaged entries.
-    doubts: tuple[tuple[int, int], ...]  # Ranges of entries that may have been here once.
+    doubts: tuple[tuple[int, int], ...]  # Ranges of entries that this bookie may have had once.
 
 
 class Scrubber:
@@ -111,7 +112,8 @@ class Scrubber:
     # --- Rounds -------------------------------------------------------------------------------
 
     async def scrub(self) -> ScrubState:
-        """Runs to the end of the round. Raises `OSError` if the disk cannot be read or is full."""
+        """Verifies logs until the round ends. Raises `OSError` if the disk cannot be read or is
+        full."""
         async with self._turn:
             try:
                 while left := self._left():
@@ -193,8 +195,8 @@ class Scrubber:
     async def _verify_ledger(
         self, log: EntryLog, ledger_id: int, extent: LedgerInLog, bad: Sequence[int]
     ) -> list[Doubt]:
-        """Verifies the ledger's index, and its entries in the records at `bad`: some may prove
-        themselves."""
+        """Verifies the ledger's index, and those of its entries that are in the records at `bad`;
+        their own digests may prove some of them."""
         columns, unknown = await log.all_of(ledger_id)
         if len(columns.entry_ids) < extent.entries and not unknown:
             unknown = EVERYTHING
@@ -210,8 +212,8 @@ class Scrubber:
         return _joined(doubts)
 
     def _on_bad_footer(self, log: EntryLog) -> None:
-        """Reports a log whose footer is damaged. No entry is lost: each opening of the log indexes
-        it in memory, until it is rewritten."""
+        """Reports a log whose footer is damaged. No entry is lost: until the log is rewritten, it
+        is indexed in memory whenever it is opened."""
         if log.number not in self._damaged:
             logger.warning("footer_rotten", log=log.number)
             self._stats.scrub_damages += 1
@@ -256,7 +258,7 @@ class Scrubber:
         )
 
     async def _damaged_in(self, log: EntryLog, ledger_id: int, extent: LedgerInLog) -> list[Doubt]:
-        """Ranges of entries that are sound neither in this log nor elsewhere."""
+        """Returns the ranges of entries that are sound neither in this log nor elsewhere."""
         columns, unknown = await log.all_of(ledger_id)
         damaged = _within(extent, unknown, ledger_id)
         for entry_id, *place in zip(*columns, strict=True):
@@ -293,7 +295,7 @@ def _within(extent: LedgerInLog, ranges: Sequence[LossRange], ledger_id: int) ->
 
 
 def _joined(doubts: Sequence[Doubt]) -> list[Doubt]:
-    """Merges touching ranges of one ledger."""
+    """Merges the adjacent ranges of one ledger."""
     joined: list[Doubt] = []
     for ledger_id, first, last in sorted(doubts):
         if joined and joined[-1][2] + 1 >= first:

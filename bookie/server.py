@@ -1,8 +1,8 @@
 """Serves BookKeeper's protocols, versions 2 and 3, on any number of ports.
 
-Everything runs on the caller's event loop: connections are protocols, requests that need the disk
-run in two lanes of tasks, and one timer checks for clients that are late. Once the storage has
-failed, nothing is acknowledged any more and every connection is closed.
+All work runs on the caller's event loop: connections are protocols, requests that need the disk run
+in two lanes of tasks, and one timer checks for clients that miss their deadlines. After the storage
+has failed, nothing is acknowledged any more and every connection is closed.
 """
 
 import asyncio
@@ -26,11 +26,12 @@ from rollbook.proto.tasks import stop_tasks
 
 logger = structlog.get_logger()
 
-_LOOK_S: Final = 0.5  # Deadlines are noticed at most this late.
-# Deadlines are postponed after such a pause of the whole process.
+_LOOK_S: Final = 0.5  # A missed deadline is noticed at most this much later.
+# Deadlines are postponed if the whole process paused for at least this long.
 _STANDSTILL_NS: Final = 200_000_000
-# When memory is short, clients that have read nothing for this long are closed first. Reading is noticed
-# late: the kernel accepts more only when a good part of its buffer, hundreds of KiB, has been read.
+# When memory is short, clients that have read nothing for this long are closed first. The server
+# notices reads late, because the kernel accepts more bytes only after a good part of its buffer,
+# hundreds of KiB, has been read.
 _SLOW_NS: Final = 5_000_000_000
 
 
@@ -103,8 +104,8 @@ class BookieServer:
         return listener
 
     async def drain(self, deadline_s: float) -> None:
-        """Accepts no more requests, answers the earlier ones, and closes; at the deadline in any
-        case."""
+        """Accepts no more requests, answers the earlier ones, and closes the connections, at the
+        latest at the deadline."""
         await self._stop_listening()
         for connection in list(self._connections):
             connection.leave()
@@ -188,8 +189,8 @@ class BookieServer:
         self._look_after()
 
     def _cut_off_what_stands_still(self, now_ns: int) -> None:
-        """Closes connections with stalled requests, the longest wait first, and only as many as
-        necessary."""
+        """Closes connections with stalled requests, those that have waited longest first, and only
+        as many as necessary."""
         unfinished, overdue = self._shared.unfinished, self._shared.pool.overdue
         allowed_ns = self._frame_timeout_ns
         for connection in unfinished.waited_for(min(allowed_ns, LEAST_NS), now_ns):

@@ -38,7 +38,7 @@ _KINDS: Final[dict[type[Request], str]] = {
 
 
 def kind_of(request: Request) -> str:
-    """The name under which the request is counted."""
+    """Returns the name under which the request is counted."""
     if isinstance(request, EntryRead):
         if request.fence:
             return "fence"
@@ -61,12 +61,13 @@ class ServerContext:
     ordinary: Lane
     urgent: Lane
     writers: StepQueue  # Connections that write a response in several turns.
-    hurried: StepQueue  # Those connections in which acks wait for the end of that response.
-    buffer: memoryview  # All connections receive into it, and empty it at once.
+    hurried: StepQueue  # Connections whose acks wait for the end of such a response.
+    # The buffer into which all connections receive; each connection empties it at once.
+    buffer: memoryview
     unfinished: "Deadlines[Connection]"  # Connections with a partial request.
-    # Connections with a partial request and no memory for the rest of it.
+    # Connections that have a partial request and no memory for the rest of it.
     kept_waiting: "Deadlines[Connection]"
     clogged: "Deadlines[Connection]"  # Connections whose client does not read its responses.
     connections: "dict[Connection, None]"
     on_gone: Callable[[], None]
-    look_after: Callable[[], None]  # Called when deadlines are running or the pool has news.
+    look_after: Callable[[], None]  # Called when a deadline is running or the pool has news.

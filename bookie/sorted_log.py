@@ -1,6 +1,6 @@
 """Writes entries, sorted by ledger and entry, to an entry log: records, END, footer.
 
-The caller first syncs the log, then gives it its name durably, and then adds it to the catalog.
+The caller first syncs the log, then makes its name durable, and then adds it to the catalog.
 """
 
 from array import array
@@ -30,7 +30,7 @@ from rollbook.proto.ports import Buffer, Disk, File, OpenMode, Randomness
 logger = structlog.get_logger()
 
 _RECORD_BYTES: Final = 64 * 1024
-# The disk's queue has at most this much of the log when the journal writes.
+# The disk's queue has at most this many bytes of the log when the journal writes.
 _SYNC_BYTES: Final = 1024 * 1024
 # Packing a page takes as long as copying four times as many bytes.
 _INDEX_STEP_BYTES: Final = 16 * 1024
@@ -43,7 +43,7 @@ Pause: TypeAlias = Callable[[int, int], Awaitable[None]]
 
 
 class _Appender:
-    """Writes one piece after the other, and syncs after each `_SYNC_BYTES`."""
+    """Writes one piece after another, and syncs after each `_SYNC_BYTES`."""
 
     def __init__(self, file: File, position: int) -> None:
         self._file = file
@@ -51,9 +51,9 @@ class _Appender:
         self._unsynced = 0
 
     async def append(self, buffers: Sequence[Buffer]) -> None:
-        # Without a thread: with one the journal's syncs would go to threads, too, and each of them
-        # would have to take the interpreter from a busy loop twice, which costs adds more than
-        # these writes do.
+        # This runs without a thread. If it used a thread, the journal's syncs would use threads,
+        # too. Each of them would have to take the interpreter from a busy loop twice, and adds
+        # would lose more time than they do by these writes.
         await self._file.write_at(self._position, buffers)
         size = sum(map(len, buffers))
         self._position += size
@@ -62,7 +62,7 @@ class _Appender:
             await self.flush()
 
     async def flush(self) -> int:
-        """Writes what is gathered; returns the position after it."""
+        """Writes the gathered bytes; returns the position after them."""
         await self._file.sync()
         self._unsynced = 0
         return self._position
@@ -71,7 +71,7 @@ class _Appender:
 async def write_footer(
     file: File, builder: FooterBuilder, indexed: Indexed, records: IntArray, pause: Pause
 ) -> int:
-    """Writes the footer durably; returns the size of the file."""
+    """Writes and syncs the footer; returns the size of the file."""
     appender = _Appender(file, builder.position)
     packed: list[bytes] = []
     size = 0
@@ -88,7 +88,7 @@ async def write_footer(
 
 
 class SortedWriter:
-    """Writes ENTRIES records one after the other, and collects the places of their entries."""
+    """Writes ENTRIES records one after another, and collects the places of their entries."""
 
     def __init__(self, file: File, file_id: bytes, pause: Pause) -> None:
         self.pause = pause
@@ -113,8 +113,8 @@ class SortedWriter:
         self._ledgers.append((ledger_id, self._columns, last_add_confirmed))
 
     def runs(self, columns: Columns) -> Iterator[Columns]:
-        """Cuts the columns into runs. Each run, when it is taken, nearly fits into the rest of the
-        present record: its first entry always belongs to it, plus its framing.
+        """Cuts the columns into runs. A run is cut when it is taken, so that it fits into the rest
+        of the present record. It always has its first entry, and framing is not counted.
         """
         start, count = 0, len(columns.entry_ids)
         while start < count:
@@ -124,7 +124,7 @@ class SortedWriter:
             start = end
 
     async def add(self, new_ids: Sequence[int], entries: Sequence[Buffer]) -> None:
-        """Adds more entries of the ledger, ascending: one of the `runs`."""
+        """Adds more entries of the ledger, in ascending order: one of the `runs`."""
         if row := self._rows.get(self._ledger_id):
             row[1] = new_ids[-1]
         else:
@@ -168,13 +168,13 @@ class SortedWriter:
 
 
 class NewLog:
-    """A log that is durable under its name, and not yet in the catalog."""
+    """A log that is durable under its name but not yet in the catalog."""
 
     def __init__(self, log: EntryLogInfo, extents: list[Extent], records: RecordFile) -> None:
         self.log = log
         self.extents = extents
         self.records = records
-        # Ranges of entries that the log should have and does not.
+        # Ranges of entries that the log should have but lacks.
         self.doubts: list[tuple[int, int, int]] = []
 
 
@@ -201,7 +201,7 @@ class SortedLog:
         pause: Pause,
     ) -> "SortedLog":
         if await disk.stat(path):
-            await disk.unlink(path)  # The file of an attempt that failed.
+            await disk.unlink(path)  # The file is left from an attempt that failed.
         header = FileHeader(Purpose.LOG, number, store_id, randomness.randbytes(ID_BYTES))
         file = await disk.open(path, OpenMode.CREATE)
         try:
@@ -229,5 +229,5 @@ class SortedLog:
         await self._file.close()
         try:
             await self._disk.unlink(self._path)
-        except OSError as error:  # The next start removes it, or the next attempt does.
+        except OSError as error:  # The next start or the next attempt removes the file.
             logger.warning("entry_log_not_removed", path=self._path, reason=str(error))

@@ -1,12 +1,14 @@
-"""Opens a store from the files on the disks: first the catalog, then the journal.
+"""Opens a store from its files: first the catalog, then the journal.
 
-The catalog says which files must exist: entry logs by name and size, journal files from the replay start
-to the last one opened. A file that is missing or shortened was removed or cut after it was durable. The store
-then refuses to open, and names the file, unless the loss is accepted: then its entries are in doubt
-(B1). Files that the catalog does not know were never needed, or are no longer needed, and are removed.
+The catalog says which files must exist: entry logs by name and size, journal files from the replay
+start to the last one opened. If a file is missing or too short, it was removed or cut after it was
+durable. Then the store does not open, and the error names the file. If its loss is accepted, the
+store opens, and the file's entries are in doubt (B1). Files that the catalog does not list were
+never needed, or are no longer needed, and are removed.
 
-The journal's contents are read into memory again. A file without an END gets one before anything else
-is written, so that its torn tail stays cut (B3). A start that dies can simply be repeated.
+The index of the journal's contents is built in memory again. A file without an END gets one before
+anything else is written, so that its torn tail stays cut (B3). If the process dies during a start,
+the start can simply be repeated.
 """
 
 from collections.abc import Iterable
@@ -41,7 +43,7 @@ from rollbook.proto.ports import Disk, DiskLock, File, FileStat, OpenMode, Rando
 logger = structlog.get_logger()
 
 _FIRST_READ_BYTES = 64 * 1024
-# Reasons why a start refuses; the doctor reports them without a start (`inspection.py`).
+# Reasons why a store does not open; the doctor reports them without a start (`inspection.py`).
 NEWER_LOG: Final = "an entry log is newer than the catalog"
 NEWER_JOURNAL: Final = "a journal file is newer than the catalog"
 MISSING_JOURNAL: Final = "a journal file is missing"
@@ -49,7 +51,7 @@ HEADLESS_JOURNAL: Final = "a journal file has no header"
 SHORT_JOURNAL: Final = "a journal file was cut short"
 STRANGE_JOURNAL: Final = "a journal file belongs to another store"
 LOSS_REMEDY: Final = f"bring the file back; if it is permanently lost: {WRITE_OFF}"
-STRANGE_REMEDY: Final = "put it where it belongs, and this bookie's own in its place"
+STRANGE_REMEDY: Final = "put it where it belongs, and this bookie's own file in its place"
 _MOUNT = f"mount its disks; if they are permanently lost: {FORMAT}"
 
 
@@ -63,15 +65,15 @@ def catalog_directories(config: StorageConfig) -> tuple[str, str]:
 
 @dataclass(slots=True)
 class FoundStore:
-    """The state that a store starts with."""
+    """The state with which a store starts."""
 
     catalog: CatalogFiles
     files: list[JournalFile] = field(default_factory=list)  # Filled files, oldest first.
-    # Facts that are newer than the catalog's.
+    # Facts that are newer than those in the catalog.
     facts: dict[int, LedgerFacts] = field(default_factory=dict)
     next_journal: int = 1
     next_sequence: int = 1
-    spare: RecordFile | None = None  # The last file, if it was prepared and never written to.
+    spare: RecordFile | None = None  # The last file, if it was prepared but never written to.
 
 
 async def make_directories(disk: Disk, config: StorageConfig) -> None:
@@ -88,12 +90,13 @@ async def lock_directories(disk: Disk, config: StorageConfig) -> list[DiskLock]:
 
 
 async def lock_all(disk: Disk, directories: Iterable[str]) -> list[DiskLock]:
-    """Locks all directories or leaves all unlocked. Raises `DirectoryInUse`."""
+    """Locks all directories; if one lock fails, releases the others. Raises `DirectoryInUse`."""
     locks: list[DiskLock] = []
     try:
         for directory in directories:
             lock = await disk.lock(f"{directory}/lock")
-            locks.append(lock)  # Appended one by one: on an error they are released.
+            # They are appended one by one, because on an error they are released.
+            locks.append(lock)
     except BaseException:
         for lock in locks:
             await lock.release()
@@ -108,7 +111,7 @@ async def make_store(
     doubted: Iterable[int] = (),
     old_below: int = 0,
 ) -> None:
-    """Makes an empty store in new or empty directories, or completes one that was interrupted."""
+    """Makes an empty store in new or empty directories, or completes an interrupted attempt."""
     await make_directories(disk, config)
     for directory, suffix in _places(config):
         if await _numbers(disk, directory, suffix):
@@ -130,7 +133,7 @@ async def find_store(
     *,
     accepts_loss: bool = False,
 ) -> FoundStore:
-    """Reads a store. Raises `BadConfig` if there is none, `DataLost` if durable files are
+    """Reads a store. Raises `BadConfig` if there is no store, `DataLost` if durable files are
     missing."""
     for directory in (config.journal_dir, *config.ledger_dirs):
         if await disk.stat(directory) is None:
@@ -146,7 +149,8 @@ async def find_store(
 
 
 async def refuse_remains(disk: Disk, config: StorageConfig) -> None:
-    """Raises `DataLost` if there are files of a store: without a catalog they are unreadable."""
+    """Raises `DataLost` if there are files of a store, because without a catalog they are
+    unreadable."""
     for directory, suffix in _places(config):
         if await _numbers(disk, directory, suffix):
             raise DataLost(
@@ -157,7 +161,7 @@ async def refuse_remains(disk: Disk, config: StorageConfig) -> None:
 
 
 def why_lost(log: EntryLogInfo, stat: FileStat | None) -> str | None:
-    """The flaw of an entry log's file, by its size; None if its size is right."""
+    """Returns the flaw of an entry log's file, by its size; None if its size is right."""
     if stat is None:
         return "an entry log is missing"
     if stat.size != log.file_bytes:
@@ -166,14 +170,14 @@ def why_lost(log: EntryLogInfo, stat: FileStat | None) -> str | None:
 
 
 def is_newer_log(catalog: Catalog, number: int) -> bool:
-    """Whether the catalog knows neither this log nor the journal file of which it was made: then the
-    catalog is stale.
+    """Returns whether the catalog lists neither this log nor the journal file that it was made
+    from: then the catalog is stale.
     """
     return number not in catalog.logs and catalog.opened < number < COMPACTED
 
 
 async def is_unused(disk: Disk, path: str) -> bool:
-    """Whether the file is a prepared journal file that was never written to."""
+    """Returns whether the file is a prepared journal file that was never written to."""
     file = await disk.open(path, OpenMode.READ)
     try:
         return await is_blank_from(file, FILE_HEADER_BYTES)
@@ -182,7 +186,7 @@ async def is_unused(disk: Disk, path: str) -> bool:
 
 
 async def _sync_ancestors(disk: Disk, directory: str) -> None:
-    """Syncs all ancestors: an interrupted attempt may have made any of them."""
+    """Syncs all ancestors, because an interrupted attempt may have made any of them."""
     while directory != "/":
         directory = directory.rpartition("/")[0] or "/"
         try:
@@ -216,7 +220,7 @@ class _Boot:
         self._cache = cache
         self._catalog = catalog
         self._accepts_loss = accepts_loss
-        # Journal files without a record; to find that out the whole file has to be read.
+        # Journal files without a record; the whole file has to be read to find that out.
         self._blank: set[int] = set()
 
     # --- Entry logs ---------------------------------------------------------------------------
@@ -242,7 +246,7 @@ class _Boot:
                 return
         else:
             path = f"log {log.number}"
-            what = "an entry log lies in a ledger directory that is not configured"
+            what = "an entry log is in a ledger directory that is not configured"
         lost = list(self._catalog.catalog.held_in(log.number))
         if lost:  # A log without live entries was about to be removed.
             ids = [ledger_id for ledger_id, _ in lost]
@@ -254,8 +258,8 @@ class _Boot:
         await self._catalog.commit([*doubts, changes.pack_unlog(log.number)])
 
     async def _give_up_catalog(self, what: str, path: str) -> None:
-        """Accepts a stale catalog: it does not know a journal file that was in use, so everything
-        is in doubt."""
+        """Accepts a stale catalog. Such a catalog lacks a journal file that was in use, so
+        everything is in doubt."""
         self._refuse(what, path=path)
         await self._catalog.commit([changes.DOUBT_ALL])
 
@@ -269,7 +273,7 @@ class _Boot:
         logger.error("loss_accepted", what=message, **ids)
 
     async def _drop(self, path: str) -> None:
-        """Removes a file that is ours and not needed."""
+        """Removes a file of ours that is not needed."""
         try:
             file, _ = await open_record_file(
                 self._disk, path, OpenMode.READ, self._catalog.store_id
@@ -305,8 +309,7 @@ class _Boot:
         self.found.next_journal = needed.stop
 
     async def _give_up(self, number: int) -> None:
-        """Accepts the loss of a journal file; its ledgers are unknown, so everything is in
-        doubt."""
+        """Accepts the loss of a journal file. Its ledgers are not known, so everything is in doubt."""
         await self._catalog.commit([changes.DOUBT_ALL, changes.pack_lost(number)])
 
     async def _read_file(self, number: int, needed: range) -> None:
@@ -314,8 +317,8 @@ class _Boot:
         file = await self._disk.open(path, OpenMode.WRITE)
         header = unpack_file_header(await file.read_at(0, FILE_HEADER_BYTES))
         if header is None:
-            # The header's two copies were durable before any record: without them no record can be
-            # identified.
+            # Both copies of the header were durable before any record: without them no record can
+            # be identified.
             self._refuse(HEADLESS_JOURNAL, path=path)
             await self._give_up(number)
             await file.close()
@@ -341,8 +344,8 @@ class _Boot:
         await self._take_in(file, header, path, found)
 
     async def _durable_through(self, later: range) -> int:
-        """The last sequence known to be durable, from the first record of a later file; 0 if there
-        is none."""
+        """Returns the last sequence known to be durable, from the first record of a later file; 0
+        if there is none."""
         for number in later:
             if number in self._blank:
                 continue
@@ -375,14 +378,15 @@ class _Boot:
         packer = RecordPacker(
             header.file_id, found.end, found.next_sequence, found.next_sequence - 1
         )
-        # Nothing may depend on data that a power cut can still destroy, least of all the claim of
-        # an END.
+        # Nothing may depend on data that a power cut can still destroy, and an END depends on the
+        # data before it.
         await write_again(file, found.unproven_at, found.end)
         if not found.is_ended:
             end = packer.pack_empty(RecordKind.END)
             await file.write_and_sync(end.position, end.buffers)
             packer.on_synced(end)
-        # Releases the space allocated after the END: a bookie may have to start on a full disk.
+        # Releases the space that was allocated after the END, because a bookie may have to start on
+        # a full disk.
         await file.truncate(packer.position)
         self.found.next_sequence = packer.next_sequence
         replayed = found.replayed
@@ -414,7 +418,8 @@ class _Boot:
             before = self._facts(control.ledger_id)
             self._set_facts(control.ledger_id, control.applied_to(before, journal))
             is_dropped = control.operation is ControlOperation.DROP
-            # Applied at once, so that no entry is listed that the next checkpoint would remove.
+            # A drop is applied at once: otherwise entries would be listed that the next checkpoint
+            # removes.
             if is_dropped:
                 self._catalog.catalog.drop(control.ledger_id, journal)
             if is_dropped or self._facts(control.ledger_id).deleted_ms is not None:

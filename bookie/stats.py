@@ -1,8 +1,8 @@
-"""The counts of one bookie since it started: the table of its metrics.
+"""The metrics of one bookie, counted since it started.
 
-Each component counts its work here, once per chunk, write or batch, never per entry. Values that exist
-anyway (a queue's bytes, the disk's space) are not counted: a scrape reads them by a function that their
-owner puts here. Names get the prefix `rollbook_bookie_`.
+Each component counts its work here, once for each chunk, write or batch, never for each entry.
+Values that exist anyway (a queue's bytes, the disk's space) are not counted: their owner registers
+a function here that a scrape calls. The names of metrics get the prefix `rollbook_bookie_`.
 """
 
 from dataclasses import dataclass
@@ -41,105 +41,128 @@ REQUESTS: Final = (
 class Stats:
     # --- Server -------------------------------------------------------------------------------
     requests: dict[str, Histogram] = latencies(
-        "request_seconds", "From the arrival of a request to its answer.", "request", REQUESTS
+        "request_seconds",
+        "The time from the arrival of a request to its answer.",
+        "request",
+        REQUESTS,
     )
     refusals: dict[str, int] = counters(
-        "refusals_total", "Requests that were answered with an error, by its reason.", "reason"
+        "refusals_total", "Requests that were answered with an error, by reason.", "reason"
     )
-    received_bytes: int = counter("received_bytes_total", "Bytes that came from clients.")
-    sent_bytes: int = counter("sent_bytes_total", "Bytes that went to clients.")
+    received_bytes: int = counter("received_bytes_total", "Bytes that were received from clients.")
+    sent_bytes: int = counter("sent_bytes_total", "Bytes that were sent to clients.")
     chunk_entries: Histogram = sizes(
-        "chunk_entries", "Adds that were parsed, judged and handed on at a time."
+        "chunk_entries", "Adds that were parsed and passed to the journal together."
     )
     connections: Gauge = gauge("connections", "Clients that are connected.")
     connections_accepted: int = counter("connections_accepted_total", "Clients that connected.")
     connections_closed: dict[str, int] = counters(
         "connections_closed_total",
-        "Connections that the bookie closed or did not take, by reason.",
+        "Connections that the bookie closed or refused, by reason.",
         "reason",
     )
     buffered_bytes: Gauge = gauge(
-        "buffered_bytes", "Requests and answers that are held in memory for clients."
+        "buffered_bytes", "Bytes of requests and answers that are in memory for clients."
     )
     # --- Journal ------------------------------------------------------------------------------
     journal_writes: Histogram = latency(
-        "journal_sync_seconds", "One write to the journal, until it is durable."
+        "journal_sync_seconds", "The time until one write to the journal is durable."
     )
     journal_write_bytes: Histogram = sizes(
-        "journal_write_bytes", "Size of one write to the journal."
+        "journal_write_bytes", "The size of one write to the journal."
     )
     journal_write_entries: Histogram = sizes(
-        "journal_write_entries", "Entries that one write to the journal brought."
+        "journal_write_entries", "The number of entries in one write to the journal."
     )
     journal_queue_bytes: Gauge = gauge(
-        "journal_queue_bytes", "Accepted, and not yet durable in the journal."
+        "journal_queue_bytes", "Bytes that were accepted but are not yet durable in the journal."
     )
     journal_rolls: int = counter("journal_rolls_total", "Journal files that were filled.")
     journal_files_waiting: Gauge = gauge(
-        "journal_files_waiting", "Filled journal files that no entry log was made of yet."
+        "journal_files_waiting", "Filled journal files that are not entry logs yet."
     )
     # --- Checkpoint ---------------------------------------------------------------------------
     checkpoints: dict[str, int] = counters(
-        "checkpoints_total", "Filled journal files that were adopted, rewritten or empty.", "how"
+        "checkpoints_total",
+        "Checkpointed journal files that were adopted, rewritten or empty.",
+        "how",
     )
     checkpoint_latency: Histogram = latency(
-        "checkpoint_seconds", "One checkpoint, from its first write to the replay start."
+        "checkpoint_seconds", "The time of one checkpoint, until the replay start has moved."
     )
     checkpoint_failures: int = counter(
-        "checkpoint_failures_total", "Attempts at a checkpoint that the disk refused."
+        "checkpoint_failures_total", "Checkpoints that failed because of a disk error."
     )
     # --- Stored entries -----------------------------------------------------------------------
     entries_added: int = counter("entries_added_total", "Entries that became durable.")
-    entry_bytes_added: int = counter("entry_added_bytes_total", "Bytes of those entries.")
-    ledgers: Gauge = gauge(
-        "ledgers", "Ledgers of which something is known, deleted ones too for a while."
+    entry_bytes_added: int = counter(
+        "entry_added_bytes_total", "Bytes of entries that became durable."
     )
-    entries: Gauge = gauge("entries", "Entries in entry logs and journal files, repeats too.")
-    entry_logs: Gauge = gauge("entry_logs", "Entry logs.")
+    ledgers: Gauge = gauge(
+        "ledgers", "Ledgers that the bookie knows, including recently deleted ones."
+    )
+    entries: Gauge = gauge("entries", "Entries in entry logs and journal files, including repeats.")
+    entry_logs: Gauge = gauge("entry_logs", "The number of entry logs.")
     entry_log_bytes: Gauge = gauge("entry_log_bytes", "Bytes of all entry logs.")
-    memtable_bytes: Gauge = gauge("memtable_bytes", "Memory of the index of the journal's files.")
+    memtable_bytes: Gauge = gauge(
+        "memtable_bytes", "Bytes of memory for the index of the journal files."
+    )
     doubtful_ledgers: Gauge = gauge(
-        "doubtful_ledgers", "Ledgers with entries that may have been lost; their answer is UNKNOWN."
+        "doubtful_ledgers", "Ledgers with entries that may have been lost and are UNKNOWN."
     )
     doubts_everything: Gauge = gauge(
-        "doubts_everything", "1 if anything may have been lost; else 0."
+        "doubts_everything", "1 if entries of any ledger may have been lost; else 0."
     )
-    damages_met: int = counter("damages_met_total", "Damaged records that readers ran into.")
+    damages_met: int = counter("damages_met_total", "Damaged records that readers found.")
     # --- Cache --------------------------------------------------------------------------------
     cache_hits: Gauge = counter_gauge("cache_hits_total", "Records that were found in the cache.")
-    cache_misses: Gauge = counter_gauge("cache_misses_total", "Records that had to be read.")
-    cache_bytes: Gauge = gauge("cache_bytes", "Records in the cache.")
+    cache_misses: Gauge = counter_gauge(
+        "cache_misses_total", "Records that were read from the disk."
+    )
+    cache_bytes: Gauge = gauge("cache_bytes", "Bytes of the records in the cache.")
     # --- Space --------------------------------------------------------------------------------
-    disk_free_bytes: Gauges = gauges("disk_free_bytes", "Free space, by directory.", "directory")
-    disk_total_bytes: Gauges = gauges("disk_total_bytes", "Size of the disk.", "directory")
+    disk_free_bytes: Gauges = gauges(
+        "disk_free_bytes", "Free bytes on the disk of each directory.", "directory"
+    )
+    disk_total_bytes: Gauges = gauges(
+        "disk_total_bytes", "Size of the disk of each directory.", "directory"
+    )
     read_only: Gauge = gauge("read_only", "1 while new entries are refused; else 0.")
     gc_runs: dict[str, int] = counters(
-        "gc_runs_total", "Scans for deleted ledgers, by how they ended.", "outcome"
+        "gc_runs_total", "Scans for deleted ledgers, by outcome.", "outcome"
     )
-    gc_latency: Histogram = latency("gc_seconds", "One scan for deleted ledgers.")
-    gc_ledgers: int = counter("gc_ledgers_total", "Ledgers that were given up as deleted.")
+    gc_latency: Histogram = latency("gc_seconds", "The time of one scan for deleted ledgers.")
+    gc_ledgers: int = counter(
+        "gc_ledgers_total", "Ledgers that were deleted because metadata no longer names them."
+    )
     gc_surplus_ledgers: Gauge = gauge(
         "gc_surplus_ledgers",
-        "Closed ledgers with copies here, though metadata names other bookies.",
+        "Closed ledgers with copies here although metadata names other bookies.",
     )
     gc_dropped_ledgers: int = counter(
-        "gc_dropped_ledgers_total", "Of such ledgers, those whose copies were dropped."
+        "gc_dropped_ledgers_total", "Closed ledgers whose surplus copies were dropped."
     )
-    gc_logs: int = counter("gc_logs_total", "Entry logs that held nothing any more and went.")
-    gc_freed_bytes: int = counter("gc_freed_bytes_total", "Their bytes.")
+    gc_logs: int = counter(
+        "gc_logs_total", "Entry logs that were removed because they had no live entries."
+    )
+    gc_freed_bytes: int = counter(
+        "gc_freed_bytes_total", "Bytes of entry logs that were removed without live entries."
+    )
     compactions: dict[str, int] = counters(
         "compactions_total", "Entry logs that were rewritten, minor or major.", "kind"
     )
     compaction_read_bytes: int = counter(
-        "compaction_read_bytes_total", "Bytes of logs that were rewritten."
+        "compaction_read_bytes_total", "Bytes of entry logs that were rewritten."
     )
     compaction_written_bytes: int = counter(
-        "compaction_written_bytes_total", "Bytes of the logs made of them."
+        "compaction_written_bytes_total", "Bytes of the entry logs that compaction wrote."
     )
     compaction_failures: int = counter("compaction_failures_total", "Compactions that failed.")
-    scrub_runs: int = counter("scrub_runs_total", "Times that everything was read and verified.")
-    scrub_bytes: int = counter("scrub_read_bytes_total", "Bytes that were read and verified.")
-    scrub_damages: int = counter("scrub_damages_total", "Damaged places that were found.")
+    scrub_runs: int = counter(
+        "scrub_runs_total", "Rounds in which the scrub verified all entry logs."
+    )
+    scrub_bytes: int = counter("scrub_read_bytes_total", "Bytes that the scrub read and verified.")
+    scrub_damages: int = counter("scrub_damages_total", "Damaged places that the scrub found.")
     # --- Membership ---------------------------------------------------------------------------
     registered: Gauge = gauge("registered", "1 while the bookie is registered; else 0.")
     sessions_lost: Gauge = counter_gauge("sessions_lost_total", "Metadata sessions that expired.")
@@ -147,7 +170,7 @@ class Stats:
     # --- Facts that several metrics count -----------------------------------------------------
 
     def on_entries(self, entries: int, entry_bytes: int) -> None:
-        """One write has made these entries durable."""
+        """Counts entries that one write has made durable."""
         if entries:
             self.journal_write_entries.observe(entries)
             self.entries_added += entries

@@ -1,16 +1,16 @@
-"""A bookie's storage: add, read, fence, over journal, entry logs and catalog.
+"""A bookie's storage, which adds, reads and fences, on top of the journal, the entry logs and the
+catalog.
 
-An answer is one of three (B1): the entry; `NoSuchEntry` or `NoSuchLedger`, which is a promise
-that it was never acknowledged here; or `EntryStateUnknown`, where damage or doubt leaves that
-open. Entries that are read are durable, and a fence is acknowledged only when it is durable
+A read has one of three results (B1): the entry; `NoSuchEntry` or `NoSuchLedger`, which promises
+that the entry was never acknowledged here; or `EntryStateUnknown`, if damage or doubts leave that
+open. All entries that can be read are durable, and a fence is acknowledged only when it is durable
 (B4).
 
     add -> fencing -> journal -> memtable        read <- memtable | entry logs <- cache
                           |                                          ^
                         filled --------- checkpoint -----------------+
 
-Everything runs on one event loop; facts that belong together change without an `await` in
-between.
+All work runs on one event loop; facts that belong together change without an `await` in between.
 """
 
 import asyncio
@@ -53,18 +53,18 @@ from rollbook.proto.wire.messages import Failure
 
 logger = structlog.get_logger()
 
-_RETRY_S: Final = (0.1, 10.0)  # First and longest pause between attempts at a checkpoint.
+_RETRY_S: Final = (0.1, 10.0)  # The first and the longest pause between attempts at a checkpoint.
 _FACTS_PER_RECORD: Final = 1024
 _IDS_PER_STEP: Final = 4096
-# Ledgers in memory as objects; more only while their facts are unsaved.
+# The number of ledger objects in memory; there are more only while their facts are unsaved.
 _LEDGERS_MAX: Final = 65_536
 
 
 class Admission(NamedTuple):
-    """Which adds of a stretch were accepted."""
+    """Says which adds of a stretch were accepted."""
 
-    refusals: tuple[Failure, ...]  # One for each group; None for an accepted group.
-    # Done when the accepted adds are; None if `on_done` reports that.
+    refusals: tuple[Failure, ...]  # The refusal of each group, or None if the group is accepted.
+    # Done when the accepted adds are durable; None if `on_done` reports that.
     done: asyncio.Future[None] | None
 
 
@@ -80,37 +80,40 @@ class Storage:
         locks: Sequence[DiskLock],
         stats: Stats,
     ) -> None:
-        # This long method has no parts to be named: it makes all state of a store and explains it.
+        # This method is long because it makes all state of a store and explains it.
         self.stats = stats
-        # Callbacks by ledger whose LAC is awaited. They are called when the LAC was reported or
-        # rose, or the ledger was deleted, and return quickly. A read right after the call may see
-        # an older LAC, but one in the loop's next turn does not.
+        # For each ledger, callbacks that wait for its LAC. They are called when the LAC was
+        # reported or rose, or the ledger was deleted, and must return quickly. A read right after
+        # the call may see an older LAC, but a read in the loop's next turn does not.
         self.lac_watchers: dict[int, Callable[[int], None]] = {}
-        # Ledgers for which no add was accepted since they were put here; an accepted add removes
-        # its ledger.
+        # Ledgers to which no add was accepted since they were put here; an accepted add removes its
+        # ledger.
         self.quiet: dict[int, int] = {}
         self.refuses_adds = False  # Whether all adds are refused, except urgent ones.
-        # While False, no request is accepted that would have to be durable, not even a fence (B8).
+        # While False, no request that would have to be durable is accepted, not even a fence (B8).
         self.may_promise = True
         self._disk = disk
         self._config = config
         self._clock = clock
         self._catalog_files = found.catalog
         self._catalog_files.give_way = Background(clock).give_way
-        self.catalog = found.catalog.catalog  # Others only read it.
+        self.catalog = found.catalog.catalog  # Other classes only read the catalog.
         self.store_id = found.catalog.store_id
         self.cache = cache
         self._locks = locks
         self._filled = found.files  # Filled journal files, oldest first.
         self._has_filled = asyncio.Event()
-        # Set if another file may be filled, or if checkpoints fail, so that none will be.
+        # Set if another file may be filled, or if checkpoints fail, so that no more files will be
+        # filled.
         self._has_room = asyncio.Event()
         self._checkpoints_fail = False
         self._ledgers: dict[int, Ledger] = {}  # Ledgers that were used lately or are busy.
-        self._fences: dict[int, asyncio.Future[None]] = {}  # Fences on their way to the disk.
-        self._drops: dict[int, asyncio.Future[None]] = {}  # Drops on their way to the disk.
+        # Fences that are on their way to the disk.
+        self._fences: dict[int, asyncio.Future[None]] = {}
+        # Drops that are on their way to the disk.
+        self._drops: dict[int, asyncio.Future[None]] = {}
         self._unsaved: dict[int, None] = {}  # Ledgers with facts that the catalog does not have.
-        # Files with lower numbers were replayed at the start.
+        # The start replayed all files with lower numbers.
         self._first_journal = found.next_journal
         self._opened_us = clock.wall_us()
         parts = (disk, config, randomness, found.catalog, cache)
@@ -146,10 +149,10 @@ class Storage:
         doubted: Iterable[int] = (),
         old_below: int = 0,
     ) -> None:
-        """Makes an empty store. Raises `BadConfig` if there is one.
+        """Makes an empty store. Raises `BadConfig` if there is a store already.
 
-        The `doubted` ledgers are fenced and UNKNOWN from the start, never ABSENT; those below
-        `old_below` get nothing from writers (B13).
+        The `doubted` ledgers are fenced and UNKNOWN from the start, never ABSENT; ordinary adds to
+        ledgers below `old_below` are refused (B13).
         """
         await make_store(disk, config, randomness, doubted, old_below)
 
@@ -165,11 +168,11 @@ class Storage:
         locks: Sequence[DiskLock] | None = None,
         stats: Stats | None = None,
     ) -> "Storage":
-        """Opens the store: everything that was ever acknowledged can be read when this returns;
-        `start` is next.
+        """Opens the store: when this returns, everything that was ever acknowledged can be read.
+        The caller then calls `start`.
 
-        `locks` are the result of `lock_directories`, if the caller has them; they are released
-        with the store.
+        `locks` are the result of `lock_directories`, if the caller has it; they are released with
+        the store.
 
         Raises `BadConfig` if there is no store, `DataLost` if durable files are missing,
         `DirectoryInUse`, `WrongCluster`, `OSError`.
@@ -199,7 +202,7 @@ class Storage:
         ]
 
     async def failed(self) -> BaseException:
-        """Returns the error that makes it impossible to go on; the process then has to end."""
+        """Returns the error after which the storage cannot go on; the process then has to end."""
         return await first_failure(self._tasks)
 
     async def close(self) -> None:
@@ -217,7 +220,7 @@ class Storage:
             await lock.release()
 
     def _show_gauges(self, cache: Cache) -> None:
-        """Shows values that a scrape reads and that are not counted."""
+        """Registers the values that a scrape reads and that are not counted."""
         stats, catalog = self.stats, self.catalog
         stats.journal_queue_bytes = lambda: self._journal.queued_bytes
         stats.journal_files_waiting = lambda: len(self._filled)
@@ -247,10 +250,11 @@ class Storage:
     # --- Adding -------------------------------------------------------------------------------
 
     def add(self, adds: Adds, on_done: OnDone | None = None) -> Admission:
-        """Checks the groups of a stretch and sends the accepted ones to the journal, in one step.
+        """Checks the groups of a stretch, and queues the accepted ones in the journal in the same
+        step.
 
-        `on_done` is called before an awaiting task resumes: see `Journal.submit`. Its caller calls `go_on`
-        after its last add, in the same step.
+        `on_done` is called before an awaiting task resumes: see `Journal.submit`. The caller calls
+        `go_on` after its last add, in the same step.
         """
         limits = self._limits_of(adds)
         refusals = tuple([self._refusal_of(group, limits) for group in adds.groups])
@@ -269,11 +273,11 @@ class Storage:
         return Admission(refusals, done)
 
     def go_on(self) -> None:
-        """Called after the last add of a step: the journal may write."""
+        """Called after the last add of a step, so that the journal may write."""
         self._journal.go_on()
 
     def on_adder_gone(self, on_done: OnDone) -> None:
-        """No more adds come with this callback; earlier adds are still reported."""
+        """Called when no more adds come with this callback; earlier adds are still reported."""
         self._journal.on_gone(on_done)
 
     def _limits_of(self, adds: Adds) -> AddLimits:
@@ -302,7 +306,7 @@ class Storage:
 
     def _submit(self, adds: Adds, groups: Sequence[AddGroup], on_done: OnDone) -> None:
         is_deferred = all(group.is_sync_deferred and not group.is_recovery for group in groups)
-        # Refused adds are cut out: they must not reach the journal.
+        # Refused adds are cut out, because they must not reach the journal.
         if len(groups) < len(adds.groups):
             (adds,) = take_frames(adds.frames_of(groups))
         is_all = not adds.start and adds.end == len(adds.buffer)
@@ -312,7 +316,8 @@ class Storage:
         self._journal.submit(frames, on_done, is_sync_deferred=is_deferred)
 
     def _on_written(self, file: JournalFile, write: Write) -> None:
-        """Lets readers find the write, which is durable unless its caller did not want a sync."""
+        """Lets readers find the entries of a write, which is durable unless its caller did not want
+        a sync."""
         entries, entry_bytes = 0, 0
         for record in write.records:
             for control in record.controls:
@@ -325,7 +330,7 @@ class Storage:
             for placed in record.adds:
                 for group, positions, lengths in index_of(placed):
                     lac = group.last_add_confirmed
-                    # Looked up before its LAC rises: a new LAC is news.
+                    # The ledger is looked up before its LAC rises, because a new LAC is news.
                     ledger = self._ledger(group.ledger_id)
                     file.memtable.add_group(
                         group.ledger_id, lac, group.entry_ids, positions, lengths
@@ -367,10 +372,11 @@ class Storage:
     # --- Ledgers ------------------------------------------------------------------------------
 
     async def fence(self, ledger_id: int, ledger_key: bytes) -> None:
-        """Fences the ledger: ordinary adds are refused from the call on. Durable when it returns.
+        """Fences the ledger: ordinary adds are refused from now on. The fence is durable when this
+        returns.
 
-        Raises `Unauthorized`, `NoSuchLedger` if it was deleted, `BookieFailed`, `BookieReadOnly` if it
-        may not promise anything.
+        Raises `Unauthorized`, `NoSuchLedger` if the ledger was deleted, `BookieFailed`, and
+        `BookieReadOnly` if the bookie may not promise anything.
         """
         ledger = self._ledger(ledger_id)
         if refusal := ledger.refusal_of_control(ledger_key):
@@ -393,7 +399,7 @@ class Storage:
     async def write_lac(
         self, ledger_id: int, ledger_key: bytes, last_add_confirmed: int, packet: bytes
     ) -> None:
-        """Writes the explicit LAC, durably. Raises `Unauthorized`, `NoSuchLedger`,
+        """Makes the explicit LAC durable. Raises `Unauthorized`, `NoSuchLedger`,
         `BookieFailed`, and `BookieReadOnly` while the bookie is read-only."""
         ledger = self._ledger(ledger_id)
         if refusal := ledger.refusal_of_control(ledger_key):
@@ -407,34 +413,34 @@ class Storage:
         await self._journal.append(control)
 
     def lac_packet(self, ledger_id: int) -> bytes | None:
-        """The explicit LAC as its writer packed it. Raises `EntryStateUnknown`."""
+        """Returns the explicit LAC as its writer packed it. Raises `EntryStateUnknown`."""
         if self.catalog.doubts.about(ledger_id, NO_ENTRY):
             raise EntryStateUnknown(ledger_id=ledger_id)
         ledger = self._known_ledger(ledger_id)
         return ledger.facts.lac_packet if ledger else None
 
     def last_add_confirmed(self, ledger_id: int) -> int:
-        """The highest durable LAC that an entry or an explicit LAC here names. Doubts can only
-        lower it."""
+        """Returns the highest durable LAC that this bookie knows from an entry or an explicit LAC.
+        If entries are in doubt, the true LAC can only be higher."""
         ledger = self._known_ledger(ledger_id)
         return ledger.last_add_confirmed if ledger else NO_ENTRY
 
     def received_lac(self, ledger_id: int) -> int:
-        """The highest LAC that was reported here, which is true and may not be durable. It may be
-        lower after a restart."""
+        """Returns the highest LAC that was reported here, which is true but may not be durable.
+        After a restart, a lower one may be returned."""
         ledger = self._known_ledger(ledger_id)
         return ledger.received_lac if ledger else NO_ENTRY
 
     def expect_deletion(self, ledger_ids: Iterable[int], *, is_wanted: bool) -> None:
-        """Refuses adds to these ledgers that can be refused, so that the result of a check of their
-        metadata stays true."""
+        """While `is_wanted`, refuses new adds to these ledgers, so that the result of a check of
+        their metadata stays true."""
         for ledger_id in ledger_ids:
             self._ledger(ledger_id).is_suspect = is_wanted
 
     async def delete(self, *ledger_ids: int) -> None:
-        """Deletes the ledgers' entries, durably; late adds are refused from the call on.
+        """Deletes the ledgers' entries, durably; from now on late adds are refused.
 
-        Raises `OSError` and does nothing if the rest of the journal is for fences and recovery.
+        Does nothing and raises `OSError` if the rest of the journal is for fences and recovery.
         """
         wall_ms = self._clock.wall_us() // 1000
         ledgers = list(map(self._ledger, ledger_ids))
@@ -449,9 +455,10 @@ class Storage:
         await deletion
 
     async def drop(self, *ledger_ids: int) -> None:
-        """Drops all entries added before, durably; later adds are accepted (B16).
+        """Drops all entries that were added before, durably; later adds are accepted (B16).
 
-        Key, fence and explicit LAC stay. Raises `OSError` as `delete` does, and `BookieFailed`.
+        The key, the fence and the explicit LAC stay. Raises `OSError` as `delete` does, and
+        `BookieFailed`.
         """
         ledgers = list(map(self._ledger, ledger_ids))
         controls = [
@@ -472,10 +479,10 @@ class Storage:
 
     def _require_room_for(self, controls: Sequence[Control]) -> None:
         if not self._journal.has_room_for(sum(map(size_of, controls))):
-            raise OSError(errno.ENOSPC, "what the journal has left is for fences and recovery")
+            raise OSError(errno.ENOSPC, "the rest of the journal is for fences and recovery")
 
     async def space(self) -> DiskSpace:
-        """The space of all ledger directories; a disk that several share counts once."""
+        """Returns the space of all ledger directories; a disk that has several of them counts once."""
         disks: dict[int, DiskSpace] = {}
         for directory in self._config.ledger_dirs:
             if stat := await self._disk.stat(directory):
@@ -487,21 +494,22 @@ class Storage:
 
     @property
     def is_about_to_write(self) -> bool:
-        """Whether adds will be written in the next turn of the loop. Readers wait only for such adds."""
+        """Returns whether adds will be written in the next turn of the loop. Reads wait only in
+        this case."""
         return self._journal.is_about_to_write
 
     async def force(self) -> None:
-        """Makes everything durable that was acknowledged before the call."""
+        """Makes all requests durable that were acknowledged before the call."""
         await self._journal.sync()
 
     async def entry_ids(self, ledger_id: int) -> list[int]:
-        """Like `entry_ranges`, but as single ids."""
+        """Returns single ids instead of the ranges of `entry_ranges`."""
         ranges = await self.entry_ranges(ledger_id)
         return [entry_id for first, last in ranges for entry_id in range(first, last + 1)]
 
     async def entry_ranges(self, ledger_id: int, ranges_max: int = sys.maxsize) -> Ranges:
-        """The ranges of all entries here. A copier relies on it: no entry is listed that will be
-        dropped.
+        """Returns the ranges of all entries here. A copier relies on this list, which has no entry
+        that will be dropped.
 
         Raises `NoSuchLedger`, `EntryStateUnknown`, and `EntryTooLarge` if there are too many ranges.
         """
@@ -510,27 +518,28 @@ class Storage:
         return await self._reading.entry_ranges(ledger_id, ranges_max)
 
     def holds_entries_of(self, ledger_id: int) -> bool:
-        """Whether entries of the ledger are here and it was not deleted."""
+        """Returns whether entries of the ledger are here and the ledger was not deleted."""
         return not self._is_deleted(ledger_id) and self._has_entries(ledger_id)
 
     def entry_bytes_of(self, ledger_id: int) -> int:
-        """Bytes of the ledger's entries; an entry that is here twice counts twice."""
+        """Returns the bytes of the ledger's entries; an entry that is here twice counts twice."""
         rows = [file.memtable.ledgers.get(ledger_id) for file in self._files()]
         held = sum(each.entry_bytes for each in self.catalog.held(ledger_id))
         return held + sum(each.entry_bytes for each in rows if each)
 
     def knows(self, ledger_id: int) -> bool:
-        """Whether a request here named the ledger, and it was not deleted."""
+        """Returns whether a request to this bookie named the ledger, and the ledger was not
+        deleted."""
         ledger = self._known_ledger(ledger_id)
         return ledger is not None and not ledger.is_deleted
 
     def is_fenced(self, ledger_id: int) -> bool:
-        """Whether the ledger is fenced durably."""
+        """Returns whether the ledger is fenced durably."""
         ledger = self._known_ledger(ledger_id)
         return bool(ledger and ledger.facts.is_fenced)
 
     def _known_ledger(self, ledger_id: int) -> Ledger | None:
-        """The ledger; None if no request here ever named it."""
+        """Returns the ledger, or None if no request to this bookie ever named it."""
         ledger = self._ledgers.get(ledger_id)
         if ledger is not None:
             return ledger
@@ -569,7 +578,7 @@ class Storage:
         )
 
     def _files(self) -> list[JournalFile]:
-        """The journal files with entries that are in no entry log yet, newest first."""
+        """Returns the journal files with entries that are in no entry log yet, newest first."""
         return [self._journal.active, *reversed(self._filled)]
 
     # --- For operators ------------------------------------------------------------------------
@@ -581,7 +590,7 @@ class Storage:
 
     @property
     def end_of_journal(self) -> tuple[int, int]:
-        """The number of the active journal file, and its end."""
+        """The number of the active journal file, and the position of its end."""
         return self._journal.active.number, self._journal.active.end
 
     def views(self) -> LedgerViews:
@@ -593,7 +602,7 @@ class Storage:
     # --- Space --------------------------------------------------------------------------------
 
     async def ledger_ids(self) -> IntArray:
-        """All known ledgers that are not deleted, ascending."""
+        """Returns all known ledgers that are not deleted, ascending."""
         runs: list[list[int]] = []
         background = Background(self._clock)
         for known in (self.catalog.facts, self.catalog.held_ledgers, self._unsaved):
@@ -615,10 +624,11 @@ class Storage:
         return ledger.is_deleted if ledger else self.catalog.is_deleted(ledger_id)
 
     async def distrust(self, ledger_ids: Sequence[int], old_below: int = 0) -> None:
-        """Puts all entries and the fences of these ledgers in doubt: they are fenced and UNKNOWN,
-        durably.
+        """Puts all entries and the fences of these ledgers in doubt, durably: the ledgers are
+        fenced, and their entries are UNKNOWN.
 
-        All ledgers below `old_below` may have lost a fence: their writers are sent elsewhere (B13).
+        All ledgers below `old_below` may have lost a fence, so their writers have to use other
+        bookies (B13).
         """
         saved: dict[int, LedgerFacts] = {}
         for ledger_id in ledger_ids:
@@ -641,8 +651,8 @@ class Storage:
     async def forget(self, *ledger_ids: int) -> None:
         """Forgets deleted ledgers completely. Raises `OSError`.
 
-        Keeps those whose deletion is still in the journal: its replay would also delete a new
-        ledger under the same id.
+        Keeps ledgers whose deletion is still in the journal, because its replay would also delete a
+        new ledger under the same id.
         """
         deleted = [
             each
@@ -655,13 +665,13 @@ class Storage:
             self._unsaved.pop(ledger_id, None)
 
     def open_logs(self, cache: Cache) -> EntryLogs:
-        """Opens logs for a caller that reads many of them and must not displace everything in the
-        cache."""
+        """Opens the logs for a caller that reads many of them and must not evict everything from
+        the cache."""
         return EntryLogs(self._disk, self.store_id, self._path_of_log, cache)
 
     async def doubt(self, doubts: Sequence[tuple[int, int, int]]) -> None:
-        """Puts damaged entries in doubt, given by ledger, first and last entry. Raises
-        `OSError`."""
+        """Puts damaged entries in doubt; each range is given as ledger, first and last entry.
+        Raises `OSError`."""
         await self._catalog_files.commit([changes.pack_doubt(*each) for each in doubts])
         self._damage_events.log(doubts)
 
@@ -671,10 +681,12 @@ class Storage:
         return f"{self._opened_us:x}-{self.catalog.doubts.news:x}"
 
     async def settle(self, stamp: str, ledger_id: int, ranges: Iterable[tuple[int, int]]) -> None:
-        """Ends doubts about entries that are here again or will never be needed, durably.
+        """Ends doubts about entries that were restored or will never be needed; durable when it
+        returns.
 
-        `stamp` is that of the doubts that the caller saw. Raises `Superseded` if more came into doubt
-        since, because the new doubts may be about the same entries. Also raises `OSError`.
+        `stamp` is the stamp of the doubts that the caller saw. Raises `Superseded` if more came
+        into doubt since then, because the new doubts may be about the same entries. Also raises
+        `OSError`.
         """
         await self._until_replay_is_saved()
         settled = list(ranges)
@@ -687,8 +699,8 @@ class Storage:
         logger.info("doubts_settled", ledger_id=ledger_id, ranges=settled)
 
     async def settle_everything(self, stamp: str, old_below: int) -> None:
-        """Ends the doubt about everything; single ledgers may still be in doubt. Raises
-        `Superseded` if more came into doubt since the caller saw it, `OSError`.
+        """Ends the doubt about everything; entries of single ledgers may still be in doubt. Raises
+        `Superseded` if more came into doubt since the caller looked, and `OSError`.
 
         Fences of ledgers that were not checked stay lost: all of them are below `old_below`
         (B13).
@@ -696,7 +708,7 @@ class Storage:
         await self._until_replay_is_saved()
 
         def pack() -> list[bytes]:
-            # While a bookie runs only single entries come into doubt, never everything.
+            # While a bookie runs, only single entries come into doubt, never everything.
             self._require_stamp(stamp.partition("-")[0] == f"{self._opened_us:x}")
             return [changes.pack_old(old_below), changes.TRUST_ALL]
 
@@ -705,11 +717,11 @@ class Storage:
 
     def _require_stamp(self, is_right: bool) -> None:
         if not is_right:
-            raise Superseded("more came into doubt meanwhile", next_step="look again")
+            raise Superseded("more came into doubt in the meantime", next_step="look again")
 
     async def _until_replay_is_saved(self) -> None:
-        """Waits until the replayed files are checkpointed: otherwise the next start would find the
-        same damage in them."""
+        """Waits until the replayed files are checkpointed, because otherwise the next start would
+        find the same damage in them."""
         while self._filled and self._filled[0].number < self._first_journal:
             self._has_room.clear()
             await self._has_room.wait()
@@ -728,7 +740,7 @@ class Storage:
         new: NewLog | None = None,
         doubts: Sequence[tuple[int, int, int]] = (),
     ) -> None:
-        """Removes logs whose live entries are in the new log or in doubt (B5).
+        """Removes logs whose live entries are in the new log or are in doubt (B5).
 
         Raises `OSError` if nothing has changed.
         """
@@ -757,11 +769,11 @@ class Storage:
 
     @property
     def is_read_only(self) -> bool:
-        """Whether entries are refused: space is short, checkpoints fail, fences may have been lost,
-        an operator wants it, or the bookie may not promise anything.
+        """Returns whether entries are refused, because space is short, checkpoints fail, fences may
+        have been lost, an operator wants it, or the bookie may not promise anything.
 
-        While everything is in doubt it is not known which ledgers were fenced (B4): writers use other
-        bookies, and recovery gets its answers as before.
+        While everything is in doubt, it is not known which ledgers were fenced (B4): writers use
+        other bookies, but recovery gets its answers as before.
         """
         is_stuck = self._checkpoints_fail and not self._may_fill
         return (
@@ -774,7 +786,7 @@ class Storage:
 
     @property
     def has_filled_files(self) -> bool:
-        """Whether a checkpoint is in progress or due."""
+        """Returns whether a checkpoint is in progress or due."""
         return bool(self._filled) and not self._checkpoints_fail
 
     @property
@@ -782,14 +794,15 @@ class Storage:
         return len(self._filled) < self._config.waiting_files_max
 
     async def _until_it_may_fill(self) -> None:
-        """Waits while checkpoints do not keep up; if they fail, adds are refused instead."""
+        """Waits while too many files wait for a checkpoint; if checkpoints fail, adds are refused
+        instead."""
         while not (self._may_fill or self._checkpoints_fail):
             self._has_room.clear()
             await self._has_room.wait()
 
     async def checkpoint(self) -> bool:
-        """Checkpoints the oldest filled file; False if there is none. Raises `OSError` if it can be
-        tried again."""
+        """Checkpoints the oldest filled file; returns False if there is none. Raises `OSError` if
+        the checkpoint can be tried again."""
         if not self._filled:
             return False
         file = self._filled[0]
@@ -800,7 +813,7 @@ class Storage:
         records = await self._checkpointer.checkpoint(
             file, lambda: self._pack_facts(self._unsaved, saved)
         )
-        # No other code runs before readers find the entries in their new place only.
+        # No other code runs until readers find the entries, and find them only in their new place.
         del self._filled[0]
         self._reading.moves += 1
         self._on_saved(saved)
@@ -814,7 +827,8 @@ class Storage:
         return True
 
     async def save_facts(self, ledger_ids: Sequence[int]) -> None:
-        """Saves what the journal knows of these ledgers in the catalog. Raises `OSError`."""
+        """Saves in the catalog the facts about these ledgers that only the journal has. Raises
+        `OSError`."""
         saved: dict[int, LedgerFacts] = {}
         await self._catalog_files.commit_latest(lambda: self._pack_facts(ledger_ids, saved))
         self._on_saved(saved)

@@ -1,11 +1,11 @@
-"""Drops copies that metadata no longer names, regularly (`core/surplus.py` says which).
+"""Drops, at regular intervals, copies that metadata no longer names (`core/surplus.py` says which).
 
     every ledger with entries here ─► its metadata, fresh ─► surplus in two looks, and quiet since?
                                                                     │
                           lock ─► metadata, fresh, in the lock's session ─► DROP in the journal ─► release
 
-A ledger with doubts is not dropped before it is healed: every entry that is absent after a drop was
-stored here before.
+A ledger with doubts is not dropped before it is healed. Therefore an entry that is absent after a
+drop was stored here before.
 """
 
 import asyncio
@@ -34,23 +34,23 @@ logger = structlog.get_logger()
 _AT_ONCE: Final = 16
 _SHOWN: Final = 10
 _READS_PER_S: Final = (
-    500  # Ledgers per second: a million take half an hour. Other clients need the store, too.
+    500  # Ledgers per second: a million take half an hour. The store has other clients, too.
 )
 
 
 @dataclass(frozen=True, slots=True)
 class SurplusState:
     is_running: bool
-    outcome: str  # Outcome of the last look: "", "done" or "failed".
+    outcome: str  # The outcome of the last look: "", "done" or "failed".
     reason: str  # Why the last look failed.
     ended_ms: int  # Wall time of the last look; 0 for never.
-    ledgers: int  # Ledgers examined in the last look.
-    # Ledgers here that metadata does not place on this bookie: they are dropped if the next look
-    # finds the same.
+    ledgers: int  # Ledgers that the last look examined.
+    # Ledgers with copies here although metadata names other bookies: the copies are dropped if the
+    # next look finds the same.
     surplus: int
     surplus_bytes: int  # Bytes of the surplus ledgers' entries.
     first_ledgers: tuple[int, ...]  # The first few surplus ledgers.
-    dropped: int  # Ledgers dropped since the start.
+    dropped: int  # Ledgers that were dropped since the start.
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,8 +93,7 @@ class Surplus:
         self._stats.gc_surplus_ledgers = lambda: len(self._copies.ledger_ids)
 
     def end(self) -> None:
-        """Called when the metadata store is closing: from then on a missing response is no
-        failure."""
+        """Called when the metadata store is closing: after that, a missing response is no failure."""
         self._is_ending = True
 
     @property
@@ -112,7 +111,7 @@ class Surplus:
         )
 
     async def look(self) -> SurplusState:
-        """Looks at all ledgers once; drops those for which two looks agree.
+        """Looks at all ledgers once, and drops those for which two looks agree.
 
         A failed look is recorded in the state. Raises `OSError` if the disk is full,
         `BookieFailed`.
@@ -147,10 +146,11 @@ class Surplus:
             left = (each for each in ledger_ids if each in self._copies.ledger_ids)
             surplus_bytes += sum(self._storage.entry_bytes_of(each) for each in left)
         self._ledgers, self._bytes = looked_at, surplus_bytes
-        await self._marks.release_strays()  # Must not wait for the next look, a day later (MK5).
+        # This must not wait for the next look, which is a day later (MK5).
+        await self._marks.release_strays()
 
     async def _ask_about(self, ledger_ids: Sequence[int]) -> list[int]:
-        """Reads the ledgers' metadata; returns those to read again under their locks."""
+        """Reads the ledgers' metadata; returns the ledgers to read again under their locks."""
         asked_ns = self._clock.monotonic_ns()
         for ledger_id in ledger_ids:
             self._copies.on_asked(ledger_id, asked_ns)
@@ -192,7 +192,8 @@ class Surplus:
         looks = await asyncio.gather(*map(self._look_locked, ledger_ids), return_exceptions=True)
         locked = [each for each in looks if isinstance(each, _Locked)]
         try:
-            # No other code runs from here to the journal's queue, so no add is accepted unnoticed.
+            # No other code runs from here until the drop is queued in the journal, so no add is
+            # accepted unnoticed.
             now_ns = self._clock.monotonic_ns()
             going = [each.ledger_id for each in locked if self._is_certain(each, now_ns)]
             if going:

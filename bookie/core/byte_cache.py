@@ -1,4 +1,4 @@
-"""A cache with a budget in bytes; the least recently used is dropped first."""
+"""A cache with a limit in bytes, which drops the least recently used values first."""
 
 from collections.abc import Hashable
 from typing import Generic, TypeVar
@@ -12,7 +12,7 @@ class ByteCache(Generic[K]):
         self.misses = 0
         self.bytes = 0
         self._bytes_max = bytes_max
-        self._values: dict[K, bytes] = {}  # Values in order of use, least recently used first.
+        self._values: dict[K, bytes] = {}  # The values, in the order of their last use.
 
     def get(self, key: K) -> bytes | None:
         value = self._values.pop(key, None)
@@ -24,7 +24,7 @@ class ByteCache(Generic[K]):
         return value
 
     def peek(self, key: K) -> bytes | None:
-        """Returns the value without counting that as a use."""
+        """Returns the value, but does not count this as a use."""
         return self._values.get(key)
 
     def put(self, key: K, value: bytes) -> None:

@@ -1,5 +1,5 @@
-"""The catalog: everything durable that a store knows, except the entries and what is still in
-its journal. Integers are little-endian.
+"""The catalog: all durable facts of a store, except its entries and the facts that are still in its
+journal. Integers are little-endian.
 
 It is a file of CHANGES records, written in two copies. A record is applied whole or not at all,
 so facts that belong together change together. For example, one record adds an entry log and the facts
@@ -8,30 +8,30 @@ about its ledgers, and makes its journal file superfluous (B5).
     change      u8 kind · fields
     LEDGER      i64 ledger · u8 flags (1 fenced, 2 has a packet, 4 deleted) · u8 key bytes + 1 · key ·
                 i64 LAC of the packet · u16 packet bytes · packet · i64 wall ms of the deletion
-    FORGET      i64 ledger              nothing is known of it any more
+    FORGET      i64 ledger              all facts about it are forgotten
     LOG         u64 number · u16 directory · u64 file bytes · u64 age
     EXTENTS     u64 log · u32 extents · the extents, as in `entry_log_format.py`     after their LOG
-    UNLOG       u64 number              its file may go
-    REPLAY      u64 journal file · u64 first sequence in it     earlier ones are not needed
+    UNLOG       u64 number              its file may be removed
+    REPLAY      u64 journal file · u64 first sequence in it     a start replays from there
     OPENED      u64 journal file        it exists and may have records
-    LOST        u64 journal file        it was given up: do not ask for it again
+    LOST        u64 journal file        its loss was accepted: a start does not ask for it again
     DOUBT       i64 ledger · i64 first entry · i64 last entry
-    TRUST       i64 ledger · i64 first entry · i64 last entry    these are here again, or not needed
+    TRUST       i64 ledger · i64 first entry · i64 last entry    these are restored, or not needed
     SCRUBBED    u64 number              logs up to this one have been verified, in this round
     DOUBT_ALL
-    TRUST_ALL                           no DOUBT_ALL any more; doubts about single ledgers stay
-    OLD         i64 ledger              ledgers below it may have been fenced by an earlier life
-    DROP        i64 ledger · u64 journal file   its entries were dropped there; behind its LEDGER
-    COMPLETE                            ends what a new generation begins with
+    TRUST_ALL                           ends DOUBT_ALL; doubts about single ledgers stay
+    OLD         i64 ledger              an earlier life may have fenced ledgers below it
+    DROP        i64 ledger · u64 journal file   its entries were dropped there; after its LEDGER
+    COMPLETE                            the new generation now has all facts
 
-A generation begins with all facts; the older one counts until both copies of the new one are
-durable. The replay start never goes back (B5).
+A generation begins with all facts. The older generation stays in force until both copies of the new
+one are durable. The replay start never goes back (B5).
 
-A deleted ledger has no extents and no doubts, in whatever order the changes are applied: its
-entries are dead, and a log with only dead entries is *empty*. For a dropped ledger the same holds in
-logs older than the journal file with its DROP. If two logs hold the same entry, the copy in the
-*younger* log counts. The age of a log made of a journal file is that file's number; the age of a
-compacted log is that of its youngest source.
+A deleted ledger has no extents and no doubts, even if its changes are applied in another order: its
+entries are dead, and a log with only dead entries is *empty*. The same holds for a dropped ledger
+in logs that are older than the journal file with its DROP. If two logs hold the same entry, readers
+get the copy in the *younger* log. The age of a log made from a journal file is that file's number;
+the age of a compacted log is that of its youngest source.
 """
 
 import struct
@@ -61,11 +61,12 @@ _REPLAY_START: Final = struct.Struct("<BQQ")
 _DOUBT: Final = struct.Struct("<Bqqq")
 _OLD: Final = struct.Struct("<Bq")
 _DROP: Final = struct.Struct("<BqQ")
-COMPACTED: Final = 10**15  # Numbers of compacted logs begin here, above those of all journal files.
+# Numbers of compacted logs begin here, above the numbers of all journal files.
+COMPACTED: Final = 10**15
 
-_PER_RECORD: Final = 512  # Ledgers per record when a new generation is written.
-_EXTENTS_MAX: Final = 256  # Extents applied in one step, about `_STEP_BYTES`.
-# Bytes of changes applied in one step, which takes half a millisecond.
+_PER_RECORD: Final = 512  # The number of ledgers in each record of a new generation.
+_EXTENTS_MAX: Final = 256  # Extents that are applied in one step, about `_STEP_BYTES` of changes.
+# Bytes of changes that are applied in one step; a step takes half a millisecond.
 _STEP_BYTES: Final = 16 * 1024
 _LEDGERS_PER_STEP: Final = 256
 _SHARED_MAX: Final = 4096
@@ -94,7 +95,7 @@ _FENCED, _HAS_PACKET, _DELETED = 1, 2, 4
 
 
 class ReplayStart(NamedTuple):
-    """The place where replay of the journal starts."""
+    """The place where a replay of the journal starts."""
 
     journal: int
     first_sequence: int
@@ -108,7 +109,7 @@ class EntryLogInfo(NamedTuple):
 
 
 class Use(NamedTuple):
-    """How much of a log is live."""
+    """The live part of a log."""
 
     ledgers: int
     entries: int
@@ -150,7 +151,8 @@ def pack_forget(ledger_id: int) -> bytes:
 
 
 def pack_log(log: EntryLogInfo, extents: Iterable[Extent]) -> Iterator[bytes]:
-    """Packs a log in parts, which go into one record, or into several of a new generation."""
+    """Packs a log in parts, which are written to one record, or to several records of a new
+    generation."""
     yield _LOG.pack(Change.LOG, *log)
     for batch in _batches(extents, _EXTENTS_MAX):
         head = _EXTENTS.pack(Change.EXTENTS, log.number, len(batch))
@@ -203,19 +205,19 @@ class Catalog:
         self.logs: dict[int, EntryLogInfo] = {}
         self.doubts = PossibleLosses()
         self.replay_start = ReplayStart(1, 1)
-        self.opened = 0  # The highest journal file that may have records.
-        self.lost: dict[int, None] = {}  # Missing journal files that replay needs.
+        self.opened = 0  # The number of the newest journal file that may have records.
+        self.lost: dict[int, None] = {}  # Missing journal files that a replay would need.
         self.scrubbed = 0
         self.old_below = 0  # Ledgers with lower ids may have been fenced here and forgotten (B13).
-        # The number of removed logs: if it has changed, a look-up of a log has to be repeated.
+        # The number of removed logs; if it has changed, a look-up of a log has to be repeated.
         self.removals = 0
         self.is_complete = False
-        # A log that is being added or removed: readers see only some of its ledgers.
+        # A log that is being added or removed; readers see only some of its ledgers.
         self._changing: int | None = None
-        # Fields of `LedgerInLog` for each ledger, one after the other. Objects would take ten times
-        # the memory, and stores have millions of them.
+        # The fields of all `LedgerInLog` values of each ledger, one value after the other. Objects
+        # would take ten times the memory, and a store has millions of them.
         self._held: dict[int, IntArray] = {}
-        # Ledgers of each log; some may be gone from it in the meantime.
+        # The ledgers of each log; some may have been removed from it in the meantime.
         self._ledgers_of: dict[int, IntArray] = {}
         self._use: dict[int, IntArray] = {}  # The fields of `Use` for each log.
         # Interned: most ledgers have identical facts.
@@ -223,13 +225,13 @@ class Catalog:
         self._dropped: dict[int, int] = {}  # The journal file with the DROP of each dropped ledger.
 
     def held(self, ledger_id: int) -> Iterator[LedgerInLog]:
-        """The ledger's extents in each log, newest log first."""
+        """Returns the ledger's extents in each log, newest log first."""
         fields = self._held.get(ledger_id, ())
         for at in range(len(fields) - _HELD, -1, -_HELD):
             yield LedgerInLog(*fields[at : at + _HELD])
 
     def holding(self, ledger_id: int, entry_id: int) -> list[int]:
-        """The logs whose range has the entry, newest first."""
+        """Returns the logs whose range includes the entry, newest first."""
         fields = self._held.get(ledger_id)
         if fields is None:
             return []
@@ -240,7 +242,8 @@ class Catalog:
         ]
 
     def next_extent(self, ledger_id: int, entry_id: int) -> int:
-        """The first entry of the next range after the entry; a number above all ids if there is none."""
+        """Returns the first entry of the next range after the entry, or a number above all ids if
+        there is none."""
         fields = self._held.get(ledger_id, ())
         return min((first for first in fields[1::_HELD] if first > entry_id), default=2**63)
 
@@ -250,7 +253,7 @@ class Catalog:
         return self._held.keys()
 
     def held_in(self, number: int) -> Iterator[tuple[int, LedgerInLog]]:
-        """The ledgers that one log holds, each with its entries in that log."""
+        """Returns the ledgers that one log holds, each with its entries in that log."""
         for ledger_id in self._ledgers_of[number]:
             fields = self._held.get(ledger_id, ())
             for at in range(0, len(fields), _HELD):
@@ -282,12 +285,13 @@ class Catalog:
     # --- Applying changes ---------------------------------------------------------------------
 
     def apply(self, body: bytes) -> None:
-        """Applies one record's changes. Raises `TornRecord` on bytes that were not packed here."""
+        """Applies the changes of one record. Raises `TornRecord` if the bytes were not packed here."""
         for _ in self.applying(body):
             pass
 
     def applying(self, body: bytes) -> Iterator[None]:
-        """Like `apply`, in steps: readers may run between them, other changes have to wait."""
+        """Applies a record like `apply`, but in steps. Readers may run between the steps; other
+        changes have to wait."""
         try:
             at = step_end = 0
             while at < len(body):
@@ -415,7 +419,7 @@ class Catalog:
         return int(end) - start
 
     def _insert(self, ledger_id: int, fields: IntArray) -> None:
-        """Inserts the fields after those of older logs."""
+        """Inserts the fields after the fields of older logs."""
         known = self._held.get(ledger_id)
         if known is None:
             self._held[ledger_id] = fields
@@ -449,7 +453,7 @@ class Catalog:
 
     def drop(self, ledger_id: int, journal: int) -> None:
         """Applies a DROP that is durable in this journal file, before the catalog has a record of
-        the DROP.
+        it.
 
         A DROP ends no doubts, because later entries may be lost, too.
         """
@@ -466,7 +470,7 @@ class Catalog:
             self._held.pop(ledger_id, None)
 
     def _give_up(self, ledger_id: int) -> None:
-        """Counts the ledger's entries as dead and ends its doubts."""
+        """Counts the ledger's entries as dead, and ends its doubts."""
         for held in self.held(ledger_id):
             self._disuse(held)
         self._held.pop(ledger_id, None)
@@ -482,7 +486,8 @@ class Catalog:
     # --- A new generation ---------------------------------------------------------------------
 
     def pack_all(self) -> Iterator[bytes]:
-        """Yields the bodies of records that, applied to an empty catalog, give this one.
+        """Yields the bodies of records that recreate this catalog when they are applied to an empty
+        one.
 
         A change made between two of these bodies must be written between them.
         """

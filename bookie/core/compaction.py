@@ -1,13 +1,14 @@
-"""Which entry logs are worth rewriting, and which of them are merged.
+"""Decides which entry logs are worth rewriting, and which of them are merged.
 
-A log's fullness is the size of a sorted log of its live entries divided by its own size. Padding and
-framing of an adopted journal are waste, like entries of deleted ledgers, and a freshly compacted log
-is full, however small its entries. The emptiest logs (by tenths, then by age) are rewritten first,
-since they give back the most space for each byte copied. Several of them make one new log.
+A log's fullness is the size of a sorted log of its live entries divided by its own size. Padding
+and framing of an adopted journal file are waste, like entries of deleted ledgers. A log that was
+just compacted is full, even if its entries are small. The emptiest logs (by tenths, then by age)
+are rewritten first, since they give back the most space for each byte copied. Several logs are
+merged into one new log.
 
-The new log has the age of its youngest source (`core/catalog.py`). Therefore logs are merged only if
-that hides nothing (B12): if an entry of an older source was added again, the repeat must not be in a
-log that stays and whose age is in between.
+The new log has the age of its youngest source (`core/catalog.py`). Therefore logs are merged only
+if that hides no entry (B12). If an entry of an older source was added again, a log with the newer
+copy must not stay if its age is in between.
 """
 
 from collections.abc import Callable, Collection, Iterable
@@ -21,10 +22,11 @@ _LEDGER_BYTES: Final = 160
 _ENTRY_BYTES: Final = 16.5
 _ENTRY_SHARE: Final = 1.01
 
-TARGET_BYTES: Final = 256 * 1024 * 1024  # A new log made of several logs has about this size.
-# The index of a new log is in memory until it is finished: 16 bytes for each entry.
+# The approximate size of a new log that is made from several logs.
+TARGET_BYTES: Final = 256 * 1024 * 1024
+# The index of a new log is in memory until the log is finished, and takes 16 bytes for each entry.
 TARGET_ENTRIES: Final = 2 * 1024 * 1024
-_VICTIMS_MAX: Final = 64  # Each source of a new log is an open file.
+_VICTIMS_MAX: Final = 64  # The most sources of a new log; each of them is an open file.
 
 
 class Candidate(NamedTuple):
@@ -35,7 +37,7 @@ class Candidate(NamedTuple):
 
     @property
     def sorted_bytes(self) -> int:
-        """Bytes of a sorted log that has only the live entries."""
+        """The size of a sorted log that has only the live entries."""
         return sorted_bytes(self.use)
 
     @property
@@ -59,9 +61,9 @@ def candidate(log: EntryLogInfo, use: Use) -> Candidate:
 def pick_victims(
     candidates: Iterable[Candidate], threshold: float, damaged: Collection[int] = ()
 ) -> list[Candidate]:
-    """Picks logs, emptiest first by tenths, and the oldest first among equals, because logs adjacent by
-    age can be merged without checking their ledgers. Damaged logs are always picked. Empty logs are
-    never picked, because they are removed.
+    """Picks logs, the emptiest first by tenths of their fullness. Among equals the oldest comes
+    first, because logs that are adjacent by age can be merged without a check of their ledgers.
+    Damaged logs are always picked. Empty logs are never picked, because they are removed.
     """
     found = [
         each
@@ -72,7 +74,7 @@ def pick_victims(
 
 
 class CompactionGroup:
-    """Logs that will be merged into one."""
+    """Logs that will be merged into one new log."""
 
     def __init__(self, first: Candidate) -> None:
         self.numbers = [first.number]
@@ -99,17 +101,18 @@ class CompactionGroup:
 
 
 def is_between(log: EntryLogInfo, oldest: int, age: int) -> bool:
-    """Whether the log's age is between these two ages. If no log is between, a merge hides nothing."""
+    """Returns whether the log's age is between these two ages. If no log is between, a merge hides
+    nothing."""
     return oldest < log.age < age
 
 
 def hides_younger(
     held: Iterable[LedgerInLog], age_of: Callable[[int], int], batch: Collection[int]
 ) -> bool:
-    """Whether merging these logs would hide entries of a ledger that a younger log holds.
+    """Returns whether merging these logs would hide entries of a ledger that a younger log holds.
 
-    `held` has the ledger's entries in all logs. The new log has the age of the youngest log of the
-    batch, even if that one holds no entry of this ledger.
+    `held` lists the ledger's entries in all logs. The new log has the age of the youngest log of
+    the batch, even if that one holds no entry of this ledger.
     """
     new_age = max(map(age_of, batch))
     ours, others = list[LedgerInLog](), list[LedgerInLog]()
@@ -128,7 +131,8 @@ def hides_younger(
 
 
 class CompactionKind(NamedTuple):
-    """Minor or major compaction: which logs it rewrites, and how often. It is off if a value is not above 0."""
+    """The settings of one kind of compaction, minor or major: which logs it rewrites, and how
+    often. It is off if either value is not above 0."""
 
     name: str
     threshold: float
@@ -140,7 +144,8 @@ class CompactionKind(NamedTuple):
 
 
 class CompactionSchedule:
-    """When to run which kind of compaction. A major one does what a minor one does, and more."""
+    """Decides when to run which kind of compaction. A major compaction also does the work of a
+    minor one."""
 
     def __init__(self, minor: CompactionKind, major: CompactionKind, now_ns: int) -> None:
         self.minor, self.major = minor, major
@@ -157,7 +162,8 @@ class CompactionSchedule:
     def due(
         self, now_ns: int, *, is_short: bool = False, has_damage: bool = False
     ) -> CompactionKind | None:
-        """Which kind is due. Ahead of schedule, major is due while space is short, minor on damage."""
+        """Returns the kind that is due. A kind may be due early: a major compaction while space is
+        short, a minor one if there is damage."""
         for kind in self._kinds:
             if self._is_suspended[kind.name]:
                 continue

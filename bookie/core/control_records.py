@@ -1,14 +1,14 @@
-"""The body of a CONTROL record: facts about a ledger, other than its entries, in the journal.
+"""The body of a CONTROL record, which holds facts about ledgers in the journal.
 
     operation   u8 kind · i64 ledger · u8 key bytes + 1, 0 for none · key · i64 number ·
                 u32 packet bytes · packet                                      little-endian
     FENCE       with the key that was shown
     LAC         number: the explicit LAC; packet: as its writer packed it
     DELETE      number: wall time in milliseconds
-    DROP        entries that were added before it are gone; key, fence and explicit LAC stay
+    DROP        removes the entries that were added before it; key, fence and explicit LAC stay
 
-If a control record is damaged, the ledgers that its rows name count as fenced, since a fence that
-was answered must not be forgotten (B4), and their explicit LACs are in doubt.
+If a control record is damaged, the ledgers that its rows name count as fenced, since an
+acknowledged fence must not be forgotten (B4), and their explicit LACs are in doubt.
 """
 
 import struct
@@ -40,7 +40,8 @@ class Control(NamedTuple):
     packet: bytes = b""
 
     def applied_to(self, facts: LedgerFacts, journal: int) -> LedgerFacts:
-        """The facts after this control; `journal` is the number of the file that contains it."""
+        """Returns the facts after this control; `journal` is the number of the file that contains
+        it."""
         if self.ledger_key is not None:
             facts = facts.with_key(self.ledger_key)
         if self.operation is ControlOperation.FENCE:
@@ -68,13 +69,13 @@ class Control(NamedTuple):
 
 
 def is_of_control(row: EntryRow) -> bool:
-    """Whether the row is of a control record: no entry has the row's id. As a possible loss, such a
-    row means the explicit LAC."""
+    """Returns whether the row belongs to a control record: no entry has the row's id. If a possible
+    loss has such a row, the explicit LAC may be lost."""
     return row.first_entry == NO_ENTRY
 
 
 def unpack_controls(body: bytes) -> Iterator[Control]:
-    """Unpacks a sound record. Raises `TornRecord` on bytes that were not packed here."""
+    """Unpacks a sound record. Raises `TornRecord` if the bytes were not packed here."""
     at = 0
     try:
         while at < len(body):

@@ -34,10 +34,10 @@ class Deadlines(Generic[T]):
         return late
 
     def waited_ns(self, who: T, now_ns: int) -> int:
-        """The time since the deadline was started."""
+        """Returns the time since the deadline was started."""
         return now_ns - (self._ends_ns[who] - self._allowed_ns)
 
     def waited_for(self, least_ns: int, now_ns: int) -> list[T]:
-        """Returns those that have waited at least this long, the longest wait first."""
+        """Returns the keys that have waited at least this long, the longest wait first."""
         end_ns_max = now_ns - least_ns + self._allowed_ns
         return list(takewhile(lambda who: self._ends_ns[who] <= end_ns_max, self._ends_ns))

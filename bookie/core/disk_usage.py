@@ -1,9 +1,9 @@
-"""When a bookie stops accepting entries for lack of space, and when it accepts them again.
+"""Decides when a bookie stops accepting entries for lack of space, and when it accepts them again.
 
-A directory becomes full when the share `full` of its disk is used, and stays full until the share is
-down to `low_water`, so that it does not flap. The bookie refuses entries while its journal's disk is
-full, or while all ledger directories are: new logs are placed where there is room. The fuller a disk,
-the sooner it is checked again.
+A directory becomes full when the share `full` of its disk is used, and stays full until usage is
+down to the share `low_water`, so that its state does not flap. The bookie refuses entries while its
+journal's disk is full, or while all ledger directories are full: new logs are placed where there is
+room. A disk that is fuller is checked again sooner.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,7 +19,7 @@ _LOOK_S_MIN: Final = 0.2
 
 class Level(Enum):
     ROOMY = "roomy"
-    WARNING = "warning"  # Nearly full: an operator should make room.
+    WARNING = "warning"  # The disk is nearly full: an operator should make room.
     FULL = "full"
 
 
@@ -83,7 +83,7 @@ class DiskUsage:
 
     @property
     def is_short(self) -> bool:
-        """Whether entries have to be refused for lack of space."""
+        """Returns whether entries have to be refused for lack of space."""
         return self.is_full(self._journal_dir) or all(map(self.is_full, self._ledger_dirs))
 
     def next_look_s(self, interval_s: float) -> float:
@@ -97,8 +97,8 @@ class DiskUsage:
 
 
 def pick_directory(spaces: Sequence[DiskSpace], full: Sequence[bool], number: int) -> int:
-    """The directory of log `number`: directories take turns, except those that are short of space
-    while others are not."""
+    """Returns the directory for log `number`: directories take turns, except those that are short
+    of space while others are not."""
     open_ = [at for at in range(len(spaces)) if not full[at]] or list(range(len(spaces)))
     most = max(spaces[at].free_bytes for at in open_)
     roomy = [at for at in open_ if 2 * spaces[at].free_bytes >= most]

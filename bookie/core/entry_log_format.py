@@ -1,4 +1,4 @@
-"""The footer of an entry log: where its entries are. Little-endian.
+"""The footer of an entry log, which says where the log's entries are. Little-endian.
 
     entry log   file header · records · END record · footer      sorted, or an adopted journal
     footer      page · … · extents · page table · record table · trailer     starts on a sector
@@ -10,10 +10,10 @@
     trailer     magic · version · footer position · extents · pages · records · crc of the three
                 tables · crc of the trailer itself                the last bytes of the file
 
-Positions and lengths are those of the entries' own bytes within their record. A reader of an entry
-reads and verifies the whole record. Pages and tables are checksummed like records (B2). The footer
-has no information that the records lack: a log with a damaged footer is read once and indexed in
-memory.
+Positions and lengths refer to the entries' own bytes within their record. To read an entry, a
+reader reads and verifies the whole record. Pages and tables are checksummed like records (B2). The
+footer has no information that the records lack, so a log with a damaged footer is read once and
+indexed in memory.
 """
 
 import struct
@@ -56,7 +56,7 @@ _extend = google_crc32c.extend
 
 
 class Extent(NamedTuple):
-    """The part of one ledger that one log holds."""
+    """The entries of one ledger that one log holds."""
 
     ledger_id: int
     first_entry: int
@@ -79,7 +79,7 @@ class PageRow(NamedTuple):
 
 
 class Tables:
-    """All of a footer except its pages, kept packed because a store has millions of extents."""
+    """A footer without its pages, kept packed because a store has millions of extents."""
 
     def __init__(self, data: bytes, trailer: "Trailer") -> None:
         self.extents = trailer.extents
@@ -96,7 +96,7 @@ class Tables:
         )
 
     def page_of(self, ledger_id: int, entry_id: int) -> PageRow | None:
-        """The only page that can have the entry."""
+        """Returns the only page that can have the entry."""
         extent = self.extent_of(ledger_id)
         if extent is None or not extent.first_entry <= entry_id <= extent.last_entry:
             return None
@@ -152,7 +152,7 @@ def unpack_page(data: bytes, row: PageRow) -> Columns:
 
 
 def find_in_page(data: bytes, row: PageRow, entry_id: int) -> EntryLocation | None:
-    """Finds an entry in a page that has been checked."""
+    """Returns the place of an entry in a page that has been checked."""
     columns = memoryview(data)[_PAGE.size :].cast("I")
     count, delta = row.entries, entry_id - row.first_entry
     at = bisect_right(columns, delta, 0, count) - 1
@@ -164,7 +164,8 @@ def find_in_page(data: bytes, row: PageRow, entry_id: int) -> EntryLocation | No
 def run_in_page(
     data: bytes, row: PageRow, entry_id: int, count_max: int, bytes_max: int
 ) -> EntryLocations:
-    """Places of the entry and of those that follow it without a gap, in a checked page."""
+    """Returns the places of the entry and of the entries that follow it without a gap, from a
+    checked page."""
     columns = memoryview(data)[_PAGE.size :].cast("I")
     count, delta = row.entries, entry_id - row.first_entry
     positions, lengths = columns[count : 2 * count], columns[2 * count :]
@@ -175,14 +176,14 @@ def run_in_page(
 
 
 class FooterBuilder:
-    """Packs a footer ledger by ledger, so that all pages are never needed at once."""
+    """Packs a footer ledger by ledger, so that its pages are never all needed at once."""
 
     def __init__(self, file_id: bytes, position: int) -> None:
         self.position = position  # The position of the next bytes in the file.
         self.extents: list[Extent] = []
         self._file_id = file_id
         self._footer_at = position
-        # Rows are packed one ledger at a time: packing all at the end would block the loop.
+        # Rows are packed one ledger at a time, because packing all at the end would block the loop.
         self._extent_rows = bytearray()
         self._page_rows = bytearray()
         self._pages = 0
@@ -190,7 +191,7 @@ class FooterBuilder:
     def add_ledger(
         self, ledger_id: int, columns: Columns, last_add_confirmed: int, entry_bytes: int
     ) -> Iterator[bytes]:
-        """Yields the ledger's pages one by one: other work may run in between.
+        """Yields the ledger's pages one by one, so that other work may run in between.
 
         Ledgers come in ascending order.
         """
@@ -277,7 +278,7 @@ def unpack_trailer(data: bytes, file_id: bytes, file_bytes: int) -> Trailer:
         )
     trailer = Trailer(footer_at, extents, pages, records, tables_crc)
     if not footer_at <= trailer_at - trailer.table_bytes:
-        raise TornRecord("an entry log's trailer makes no sense")
+        raise TornRecord("an entry log's trailer is invalid")
     return trailer
 
 

@@ -1,26 +1,29 @@
-"""THE fencing rule: a bookie's facts about a ledger besides its entries, and which adds are refused.
+"""THE fencing rule: which facts about a ledger a bookie keeps besides its entries, and which adds
+it refuses.
 
-A fence never goes away (B4): it is in force from its request on, so that later adds are refused,
-and it counts as answered only once it is durable. Adds of a recovery pass it. A deleted ledger
-stays fenced until it may be forgotten: a late add must not bring it back. A ledger whose entries
-were dropped keeps its key and its fence, and accepts a recovery's adds as before.
+A fence is never lifted (B4). It takes effect when its request arrives, so that later adds are
+refused, but it is acknowledged only once it is durable. A fence does not stop the adds of a
+recovery. A deleted ledger stays fenced until it may be forgotten: a late add must not bring it
+back. A ledger whose entries were dropped keeps its key and its fence, and accepts a recovery's adds
+as before.
 
-The first request about a ledger brings its key; a request with another key is refused
-afterwards. A copy of a ledger that lost its key to damage accepts the next one shown.
+The first request about a ledger sets its key; after that, a request with another key is refused. If
+damage destroyed the key of a ledger, the next key that is shown is accepted.
 
 An add is refused for the first of these reasons that applies:
 
     BookieReadOnly  the bookie is read-only; an urgent add passes while the reserve of disk space has room
-    BookieReadOnly  fences may have been lost on this bookie, of any ledger; adds of a recovery pass
+    BookieReadOnly  fences of any ledger may have been lost on this bookie; adds of a recovery pass
     Overloaded      too many bytes wait for the journal; a recovery or an urgent add may queue twice as many
     Unauthorized    the key differs from the first one that was shown
-    LedgerFenced    the ledger was deleted; or it is fenced, and the add is not of a recovery
-    Overloaded      the bookie still asks whether the ledger was deleted
+    LedgerFenced    the ledger was deleted; or it is fenced, and the add does not come from a recovery
+    Overloaded      the bookie is still finding out whether the ledger was deleted
     BookieReadOnly  the ledger is older than a loss of fences (B13); adds of a recovery pass
 
-A format fences the ledgers that the bookie doubts, although perhaps nobody fenced them. The writer of such a ledger then stops, and
-its log begins a segment with all copies. If the bookie were only read-only for that writer, the ledger would go on with a copy less
-when no other bookie can take the seat.
+A format fences the ledgers that the bookie doubts, although perhaps nobody fenced them. The writer
+of such a ledger then stops, and its log begins a segment with all copies. If the bookie were only
+read-only for that writer and no other bookie could take its place, the ledger would go on with one
+copy less.
 """
 
 from dataclasses import dataclass, replace
@@ -40,14 +43,15 @@ from rollbook.proto.wire.messages import Failure
 
 @dataclass(frozen=True, slots=True)
 class LedgerFacts:
-    """Durable facts: what the journal and the catalog say."""
+    """The durable facts about a ledger: what the journal and the catalog say."""
 
     ledger_key: bytes | None = None
     is_fenced: bool = False
-    lac_packet: bytes | None = None  # The explicit LAC, as its writer packed it.
+    lac_packet: bytes | None = None  # The explicit LAC in the form in which its writer packed it.
     lac_of_packet: int = NO_ENTRY
     deleted_ms: int | None = None  # Wall time of the deletion.
-    # The journal file with the DROP of its entries: those in older logs are dead. 0: never.
+    # The journal file with the DROP of the ledger's entries: entries in older logs are dead. 0:
+    # never.
     dropped_in: int = 0
 
     def with_key(self, ledger_key: bytes) -> Self:
@@ -74,12 +78,12 @@ class LedgerFacts:
         )
 
     def with_drop(self, journal: int) -> Self:
-        """Drops the entries; what is added after this journal file's record counts again."""
+        """Drops the entries; entries that are added after this journal file's record count again."""
         return replace(self, dropped_in=journal)
 
 
 class Ledger:
-    """One ledger, as it is now: facts, and pending changes."""
+    """The present state of one ledger: durable facts and pending changes."""
 
     __slots__ = (
         "deletion_is_wanted",
@@ -100,7 +104,7 @@ class Ledger:
         self.deletion_is_wanted = self.is_deleted
         self.is_suspect = False  # The bookie is finding out whether the ledger was deleted.
         self.last_add_confirmed: int = facts.lac_of_packet  # The highest LAC that is durable here.
-        # The highest LAC received, durable or not: the ledger's LAC is at least that.
+        # The highest LAC received, durable or not: the ledger's LAC is at least this high.
         self.received_lac: int = facts.lac_of_packet
 
     def on_facts(self, facts: LedgerFacts) -> None:
@@ -117,13 +121,14 @@ class Ledger:
             return Unauthorized
         if self.deletion_is_wanted or (self.fence_is_wanted and not is_recovery):
             return LedgerFenced
-        # `Overloaded`, not `LedgerFenced`: the ledger may not be deleted, and its writer goes on.
+        # The answer is `Overloaded`, not `LedgerFenced`, because the ledger may not be deleted and
+        # its writer goes on.
         if self.is_suspect:
             return Overloaded
         return None
 
     def refusal_of_control(self, ledger_key: bytes) -> Failure:
-        """Why a fencing request or an explicit LAC is refused; None if it is not."""
+        """Returns why a fencing request or an explicit LAC is refused; None if it is not."""
         if self.is_deleted:
             return NoSuchLedger
         if self.shown_key is not None and ledger_key != self.shown_key:
@@ -132,7 +137,7 @@ class Ledger:
 
     @property
     def is_at_rest(self) -> bool:
-        """Whether all facts are durable and no change is pending."""
+        """Returns whether all facts are durable and no change is pending."""
         return (
             self.shown_key == self.facts.ledger_key
             and self.fence_is_wanted == self.facts.is_fenced
@@ -148,7 +153,8 @@ class Ledger:
         """Takes the LAC of an accepted add. Returns whether it is higher than any before.
 
         The LAC is right even if the add fails, because the entries that it covers were confirmed.
-        Therefore requests that wait for it are answered at once. Decisions need the durable LAC.
+        Therefore requests that wait for the LAC are answered at once. A decision must use the
+        durable LAC.
         """
         if last_add_confirmed <= self.received_lac:
             return False
@@ -165,7 +171,8 @@ class Ledger:
 
 
 class AddLimits(NamedTuple):
-    """The refusals of a bookie at present, whatever it knows of the ledger; for one stretch of adds."""
+    """The present state of a bookie that decides which adds it refuses, made for one stretch of
+    adds."""
 
     is_read_only: bool
     takes_urgent: (
@@ -179,7 +186,7 @@ class AddLimits(NamedTuple):
     queued_bytes_max: int
 
     def refusal_of_group(self, group: AddGroup) -> Failure:
-        """The refusal that does not depend on the ledger; None if there is no such refusal."""
+        """Returns the refusal that holds for any ledger, or None."""
         # A recovery that is not urgent does not get the reserve: copies can be made on other bookies.
         if self.is_read_only and not (group.is_high_priority and self.takes_urgent):
             return BookieReadOnly

@@ -1,14 +1,16 @@
-"""When a ledger that metadata no longer names may be deleted here.
+"""Decides when a ledger that metadata no longer names may be deleted here.
 
-A ledger is deleted only if all of this holds (B11: nothing else is proof):
-- It was absent from two scans of the metadata that both began after it was known here, the second
-  begun at least `interval` after the first had ended, and from every scan in between and since.
-- After that, `gc_quarantine_s` have passed: time to notice that metadata was deleted, lost or moved by
-  mistake.
-- No more than a share of all ledgers are gone at once, since a wrong or emptied metadata store looks
-  like that. Otherwise nothing is deleted until fewer ledgers are gone, or an operator says so.
+A ledger is deleted only if all of these conditions hold (B11: nothing else is proof):
+- Two scans of the metadata and all scans in between and since missed the ledger. Both began after
+  the ledger was known here, and the second began at least `interval` after the first had ended.
+- After that, `gc_quarantine_s` have passed, so that an operator can notice if metadata was deleted,
+  lost or moved by mistake.
+- At most a certain share of all ledgers is missing at once, because more are missing if the
+  metadata store is wrong or was emptied. Otherwise nothing is deleted until fewer ledgers are
+  missing, or an operator confirms it.
 
-An unfinished scan proves nothing. All this is kept in memory: a restart starts over.
+An unfinished scan proves nothing. These observations are kept in memory, so a restart begins from
+scratch.
 """
 
 from array import array
@@ -17,7 +19,7 @@ from typing import Final
 
 from rollbook.bookie.core.journal_index import IntArray
 
-_BRAKE_LEDGERS_MIN: Final = 100  # Fewer deletions than this are never suspicious.
+_BRAKE_LEDGERS_MIN: Final = 100  # A smaller number of deletions is never suspicious.
 _NOT_AGREED: Final = -1
 
 
@@ -37,7 +39,7 @@ class Suspects:
         self._brake_share = brake_share
         self._ids = array("q")
         self._first_ended_ns = array("q")  # When the first scan that missed the ledger had ended.
-        # When a second scan, begun late enough, had ended; or `_NOT_AGREED`.
+        # When a second scan that began late enough had ended; or `_NOT_AGREED`.
         self._agreed_ns = array("q")
 
     def __len__(self) -> int:
@@ -48,13 +50,13 @@ class Suspects:
         return sum(agreed_ns != _NOT_AGREED for agreed_ns in self._agreed_ns)
 
     def on_scan(self, began_ns: int, ended_ns: int, absent: IntArray, ledgers: int) -> None:
-        """Takes a complete scan of the `ledgers` that were here before it; metadata lacked `absent`
-        (ascending)."""
+        """Takes the result of a complete scan: `ledgers` were here before it, and metadata lacked
+        those in `absent` (ascending)."""
         ids, firsts, agreeds = array("q"), array("q"), array("q")
         at, count = 0, len(self._ids)
         for ledger_id in absent:
             while at < count and self._ids[at] < ledger_id:
-                at += 1  # This ledger is in metadata again: it is no suspect any more.
+                at += 1  # This ledger is in metadata again, so it is no suspect any more.
             ids.append(ledger_id)
             if at == count or self._ids[at] != ledger_id:
                 firsts.append(ended_ns)
@@ -80,8 +82,8 @@ class Suspects:
         self._agreed_ns = array("q", [self._agreed_ns[at] for at in kept])
 
     def judge(self, now_ns: int, *, force: bool) -> GarbageDecision:
-        """Which ledgers to delete now. `force`, from an operator, skips the brake and the wait, but
-        not the second scan."""
+        """Decides which ledgers to delete now. `force`, from an operator, skips the brake and the
+        wait, but not the second scan."""
         agreed = self.agreed
         is_many = agreed > max(_BRAKE_LEDGERS_MIN, self._brake_share * self.ledgers)
         if is_many and not force:

@@ -1,12 +1,12 @@
-"""Natural group commit: requests that arrive while the disk is busy are all written by the next write,
-which begins at once.
+"""Natural group commit: all requests that arrive while the disk is busy are written by the next
+write, which begins at once.
 
-There is no timer: an add that finds the disk idle is written alone, at the latency of the disk, and the
-longer a write takes, the more the next one carries. Waiting requests are cut into records of about
-`_RECORD_BYTES`, the unit that readers read and verify; a write starts on a sector of its own, so
-that durable bytes are never written again (B2).
+There is no timer: an add that finds the disk idle is written alone, at the latency of the disk. The
+longer a write takes, the more requests the next write has. Waiting requests are packed into records
+of about `_RECORD_BYTES`, which readers read and verify as a whole. A write starts on a new sector,
+so that durable bytes are never written again (B2).
 
-The storage bounds the queue, in bytes: it refuses requests before they are queued here.
+The storage limits the bytes in the queue: it refuses requests before they are queued here.
 """
 
 from array import array
@@ -33,7 +33,7 @@ class Frames(NamedTuple):
     """Accepted adds, as they were received."""
 
     frames: bytes
-    moved: int  # Added to a position in the groups, it gives the position in `frames`.
+    moved: int  # The position in `frames` minus the position in `groups`.
     groups: tuple[AddGroup, ...]
 
     @property
@@ -42,7 +42,7 @@ class Frames(NamedTuple):
 
 
 class PlacedFrames(NamedTuple):
-    """The places of adds: positions of `groups` in the file are shifted by `moved`."""
+    """The places of adds: a position in the file is a position in `groups` plus `moved`."""
 
     groups: tuple[AddGroup, ...]
     moved: int
@@ -68,7 +68,7 @@ class Write(NamedTuple):
 
 
 class RecordPacker:
-    """Numbers records and lays them out, one write after the other, in one file."""
+    """Numbers the records of one file and lays them out, one write after the other."""
 
     def __init__(self, file_id: bytes, position: int, next_sequence: int, last_synced: int) -> None:
         self.position = position
@@ -77,7 +77,7 @@ class RecordPacker:
         self._file_id = file_id
 
     def pack(self, items: Iterable[Frames | Control]) -> Write:
-        """Lays out one write. The caller calls `on_synced` before the next one."""
+        """Lays out one write. The caller calls `on_synced` before it lays out the next write."""
         start = self.position
         buffers: list[bytes] = []
         records: list[PlacedRecord] = []
@@ -105,7 +105,7 @@ class RecordPacker:
         return self._close(start, buffers, records)
 
     def pack_empty(self, kind: RecordKind) -> Write:
-        """Packs an IDLE or END record: it has no contents, only a `last_synced`."""
+        """Packs an IDLE or END record, which has only a `last_synced` and no contents."""
         start = self.position
         buffers: list[bytes] = []
         self._place(kind, b"", b"", buffers)
@@ -119,7 +119,7 @@ class RecordPacker:
         return self._close(start, buffers, [])
 
     def on_synced(self, write: Write) -> None:
-        assert write.last_sequence >= self.last_synced, "B3: what is durable became less"
+        assert write.last_sequence >= self.last_synced, "B3: the durable sequence went back"
         self.last_synced = write.last_sequence
 
     def _pack_frames(
@@ -167,7 +167,7 @@ class RecordPacker:
 
 
 def size_of(item: Frames | Control) -> int:
-    """The item's maximum size in a file, without the padding of its write."""
+    """Returns the item's maximum size in a file, without the padding of its write."""
     if isinstance(item, Control):
         body, rows = len(item.pack()), 1
     else:
@@ -196,13 +196,13 @@ def _ends_of(ids: Sequence[int]) -> tuple[int, int]:
 
 
 def index_of(placed: PlacedFrames) -> Iterable[tuple[AddGroup, Sequence[int], Sequence[int]]]:
-    """For each group: the positions of its entries in the file, and their lengths."""
+    """Returns, for each group, the positions of its entries in the file, and their lengths."""
     moved = placed.moved
     for group in placed.groups:
         starts = group.starts
         if len(starts) == 1:
             yield group, (moved + starts[0],), (group.ends[0] - starts[0],)
-        elif isinstance(starts, range):  # A range means that all entries have the same length.
+        elif isinstance(starts, range):  # If it is a range, all entries have the same length.
             places = range(moved + starts.start, moved + starts.stop, starts.step)
             yield (
                 group,

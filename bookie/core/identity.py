@@ -1,32 +1,34 @@
-"""The identity of a bookie, and whether its directories and the metadata store agree on it.
+"""Checks the identity of a bookie: whether its directories and the metadata store agree on it.
 
-A bookie that comes back without entries that it acknowledged, and answers "no such entry", makes
-others drop safe entries. Therefore it serves only if every directory in which it stored acknowledged
-entries is present and of its latest life (B8). The identity is recorded in three places:
+If a bookie comes back without entries that it acknowledged, and answers "no such entry", others
+drop entries that are safe. Therefore it serves only if every directory in which it stored
+acknowledged entries is present and belongs to its latest life (B8). The identity is recorded in
+three places:
 
-    VERSION          in each directory, the stamp: cookie, incarnation, start, place, state
+    VERSION          in each directory: the stamp, with cookie, incarnation, start, place, state
     cookies/ID       in BookKeeper's tree: the cookie alone, in BookKeeper's format
     bookies/ID       in our own tree: the incarnation, the start and its token
 
-The incarnation is random, and drawn again whenever a bookie starts without entries. An id that
-was used before is thus distinguished from a new one even if its cookie was removed. A stamp is
-JOINING until both nodes name its incarnation; nothing is served before it is MEMBER. Therefore
-directories whose stamp is JOINING and known to neither node were never served from, and the stamp may
-be dropped.
+The incarnation is random, and a new one is drawn whenever a bookie starts without entries.
+Therefore an id that was used before can be distinguished from a new one even if its cookie was
+removed. A stamp is JOINING until both nodes name its incarnation; nothing is served before it is
+MEMBER. Therefore no bookie ever served from directories whose stamp is JOINING and known to neither
+node, and the stamp may be dropped.
 
-Starts are counted, so that of two copies of the same directories only one can continue. A start draws
-a number above those in the stamps and in the node, and a token. It writes both to the stamps first,
-then to the node, before anything is acknowledged. A stamp with a lower number than the node was
-copied or restored from a state before a later start: entries acknowledged after that may be missing.
-The same holds if the numbers are equal and the tokens differ: two copies started at the same time, or
-one after the other was interrupted, and this copy lost. A stamp with a higher number than the node is
-left from an interrupted start of the same directories. While the disk has no room to count the start,
-the bookie answers reads and promises nothing, not even a fence.
+Starts are counted, so that only one of two copies of the same directories can go on. A start takes
+a number above all numbers in the stamps and the node, and draws a token. It writes both to the
+stamps and then to the node, before anything is acknowledged. A stamp with a lower number than the
+node was copied, or restored from a state before a later start: entries that were acknowledged after
+that state may be missing. The same holds if the numbers are equal and the tokens differ: then
+another copy started at the same time or after an interrupted start, and this copy lost. A stamp
+with a higher number than the node comes from an interrupted start of the same directories. While
+the disk has no room to count the start, the bookie answers reads and promises nothing, not even a
+fence.
 
     5                                  a cookie, as in its node
     bookieHost: "bk-1"
     …
-    # rollbook stamp 1                 version; comments, for readers of the text as a cookie
+    # rollbook stamp 1                 the version; a reader of cookies takes these lines for comments
     # rollbook incarnation 4e0c…
     # rollbook start 17 9b1d…
     # rollbook place ledger 2
@@ -62,7 +64,8 @@ _LINES: Final = re.compile(
     rb"# rollbook state (joining|formatting|member|writing-off)\n\Z"
 )
 _SUM: Final = re.compile(rb"# rollbook crc32c ([0-9a-f]{8})\n\Z")
-# Files that an empty directory may have: the file system's own, and those we write before the stamp.
+# Files that an empty directory may have: files of the file system, and files that we write before
+# the stamp.
 _NOTHING: Final = frozenset(("lost+found", "lock", f"{STAMP}.new"))
 _STORED: Final = re.compile(r"[0-9]{16}\.(journal|log)(\.[a-z]+)?|catalog-[0-9]{10}\.[ab]|reserve")
 
@@ -72,14 +75,14 @@ _STORED: Final = re.compile(r"[0-9]{16}\.(journal|log)(\.[a-z]+)?|catalog-[0-9]{
 
 class MembershipState(Enum):
     JOINING = "joining"
-    FORMATTING = "formatting"  # The bookie joins under an id that was used before.
+    FORMATTING = "formatting"  # The bookie is joining under an id that was used before.
     MEMBER = "member"
-    # A member whose losses are not recorded yet; it will be a member again.
+    # The bookie is a member whose losses are not recorded yet; it will be a MEMBER again.
     WRITING_OFF = "writing-off"
 
 
 class DirectoryId(NamedTuple):
-    """A directory's role and number; the catalog names entry logs' directories by number."""
+    """A directory's role and number; the catalog refers to the directories of entry logs by number."""
 
     kind: str  # "journal" or "ledger".
     number: int
@@ -118,11 +121,11 @@ def unpack_stamp(data: bytes) -> Stamp:
     lines, version = _LINES.search(text), _VERSIONED.search(text)
     if version and int(version[1]) != _VERSION:
         raise UnsupportedVersion(
-            f"{STAMP} is of version {int(version[1])}; {_VERSION} can be read",
+            f"{STAMP} has version {int(version[1])}, but only {_VERSION} can be read",
             next_step=LATER_RELEASE,
         )
     if lines is None:
-        raise BadMetadata(f"{STAMP} is not one of ours")
+        raise BadMetadata(f"{STAMP} was not written by Rollbook")
     incarnation, start, starter, kind, number, state = (
         part.decode("ascii") for part in lines.groups(b"")
     )
@@ -151,7 +154,7 @@ class StampedDirectory:
 
 
 def condition_of(names: Sequence[str]) -> DirectoryCondition:
-    """The condition of a directory without a stamp, by the names of its files."""
+    """Returns the condition of a directory without a stamp, by the names of its files."""
     names = [name for name in names if name not in _NOTHING]
     if not names:
         return DirectoryCondition.EMPTY
@@ -177,12 +180,12 @@ class FoundStamps:
     cookie: Cookie | None  # The cookie in its node; None if it is missing or unreadable.
     has_cookie: bool
     incarnation: str | None  # The incarnation in our own node.
-    start: int = 0  # How often the bookie was started, as our own node says.
+    start: int = 0  # The number of the latest start, as our own node says.
     starter: str = ""  # The random token of the latest start, as our own node says.
 
     @property
     def next_start(self) -> int:
-        """A start number above all known ones."""
+        """A start number above all known numbers."""
         return 1 + max([self.start, *(stamp.start for stamp in self.stamps)])
 
     @property
@@ -191,7 +194,7 @@ class FoundStamps:
 
     @property
     def was_used(self) -> bool:
-        """Whether the id was used before."""
+        """Returns whether the id was used before."""
         return self.has_cookie or self.incarnation is not None
 
 
@@ -199,8 +202,8 @@ class FoundStamps:
 
 
 class StartDecision(Enum):
-    NEW = "new"  # Nothing was ever served from here: a new bookie can be made.
-    JOINED = "joined"  # Both nodes are present: the stamps will become MEMBER.
+    NEW = "new"  # No bookie ever served from here, so a new bookie can be made.
+    JOINED = "joined"  # Both nodes are present, so the stamps will become MEMBER.
     MEMBER = "member"
     REFUSED = "refused"
 
@@ -222,7 +225,7 @@ class Diagnosis:
 
 
 def diagnose(found: FoundStamps, wanted: Cookie) -> Diagnosis:
-    """Whether a bookie with this cookie may serve from what was found."""
+    """Decides whether a bookie with this cookie may serve from what was found."""
     problems = tuple(_problems(found, wanted))
     if problems:
         return Diagnosis(StartDecision.REFUSED, "", problems)
@@ -236,7 +239,7 @@ def diagnose(found: FoundStamps, wanted: Cookie) -> Diagnosis:
 
 
 def _problems(found: FoundStamps, wanted: Cookie) -> Iterator[IdentityProblem]:
-    """Yields the most informative problems first; each names the one action that repairs it."""
+    """Yields the problems, the most informative first; each names the one action that repairs it."""
     strangers = [problem for problem, _ in _strangers(found, wanted)]
     if strangers:
         yield from strangers
@@ -261,13 +264,13 @@ def _problems(found: FoundStamps, wanted: Cookie) -> Iterator[IdentityProblem]:
             )
         else:
             yield IdentityProblem(
-                "the directories are of different lives of this bookie",
+                "the directories belong to different lives of this bookie",
                 f"mount those that belong together; if they are permanently lost: {FORMAT}",
             )
         return
     if found.incarnation not in (None, stamps[0].incarnation):
         yield IdentityProblem(
-            "the bookie was formatted since these directories were its own",
+            "the bookie was formatted after it used these directories",
             f"mount the newer ones; if they are permanently lost: {FORMAT}",
             found.directories[0].path,
         )
@@ -281,7 +284,7 @@ def _problems(found: FoundStamps, wanted: Cookie) -> Iterator[IdentityProblem]:
 
 
 def _is_cut_short(found: FoundStamps) -> bool:
-    """Whether a join was interrupted: some stamps are not MEMBER, and our node lacks their
+    """Returns whether a join was interrupted: some stamps are not MEMBER, and our node lacks their
     incarnation."""
     return found.incarnation != found.stamps[0].incarnation and any(
         stamp.state is not MembershipState.MEMBER for stamp in found.stamps
@@ -295,7 +298,7 @@ def _has_begun_write_off(found: FoundStamps) -> bool:
 def _strangers(
     found: FoundStamps, wanted: Cookie
 ) -> Iterator[tuple[IdentityProblem, StampedDirectory]]:
-    """Yields directories without a stamp of this bookie for their place, each with its problem."""
+    """Yields each directory that lacks this bookie's stamp for its place, with the problem."""
     for each in found.directories:
         if problem := _strangeness(each, wanted):
             yield problem, each
@@ -305,7 +308,7 @@ def _strangeness(each: StampedDirectory, wanted: Cookie) -> IdentityProblem | No
     match each.condition:
         case DirectoryCondition.FOREIGN:
             return IdentityProblem(
-                "it holds files that are no bookie's", "name an empty one", each.path
+                "it holds files that do not belong to a bookie", "name an empty one", each.path
             )
         case DirectoryCondition.UNSTAMPED:
             return IdentityProblem(f"its {STAMP} is missing", REJOIN, each.path)
@@ -330,7 +333,7 @@ def _strangeness(each: StampedDirectory, wanted: Cookie) -> IdentityProblem | No
         )
     if each.stamp.place != each.place:
         return IdentityProblem(
-            f"it is this bookie's directory `{each.stamp.place}`, and named as `{each.place}`",
+            f"it is this bookie's directory `{each.stamp.place}`, but is named as `{each.place}`",
             "name the directories in the order in which the bookie got them",
             each.path,
         )
@@ -341,7 +344,7 @@ def _lost_directories(found: FoundStamps, wanted: Cookie) -> Iterator[IdentityPr
     for each in found.directories:
         if _is_lost(each, found):
             yield IdentityProblem(
-                f"the bookie's directory `{each.place}` is empty or not there",
+                f"the bookie's directory `{each.place}` is empty or missing",
                 f"mount its disk; if that is permanently lost: {WRITE_OFF}",
                 each.path,
             )
@@ -350,7 +353,7 @@ def _lost_directories(found: FoundStamps, wanted: Cookie) -> Iterator[IdentityPr
     known = _ledger_dirs_known(found.stamps)
     if len(wanted.ledger_dirs) < known:
         yield IdentityProblem(
-            f"the bookie has {known} ledger directories, and {len(wanted.ledger_dirs)} are named",
+            f"the bookie has {known} ledger directories, but {len(wanted.ledger_dirs)} are named",
             "name all of them, in the order in which the bookie got them",
         )
 
@@ -363,17 +366,17 @@ def _directories_behind(found: FoundStamps) -> Iterator[IdentityProblem]:
             continue
         if stamp.start < found.start:
             what = (
-                f"it is as it was at start {stamp.start} of this bookie, "
-                f"and start {found.start} came later, with another copy of it"
+                f"its state is that of start {stamp.start} of this bookie, "
+                f"but start {found.start} came later and used another copy of it"
             )
             yield IdentityProblem(what, remedy, each.path)
         elif stamp.start == found.start and stamp.starter != found.starter:
-            what = f"start {found.start} of this bookie was that of another copy of it"
+            what = f"start {found.start} of this bookie used another copy of it"
             yield IdentityProblem(what, remedy, each.path)
 
 
 def _is_lost(each: StampedDirectory, found: FoundStamps) -> bool:
-    """Whether the directory is empty although it should hold files."""
+    """Returns whether the directory is empty although it should hold files."""
     is_new = each.place.kind == "ledger" and each.place.number >= _ledger_dirs_known(found.stamps)
     return each.condition is DirectoryCondition.EMPTY and not is_new
 
@@ -385,8 +388,8 @@ def _ledger_dirs_known(stamps: Sequence[Stamp]) -> int:
 def _disagreements(found: FoundStamps, wanted: Cookie) -> Iterator[IdentityProblem]:
     if not found.has_cookie or found.incarnation is None:
         yield IdentityProblem(
-            f"the cluster knows no bookie {wanted.bookie_id}: it was taken out",
-            f"to bring it back with all that it holds: {REJOIN}",
+            f"the cluster knows no bookie {wanted.bookie_id}: it was removed",
+            f"to bring it back with all its entries: {REJOIN}",
         )
     elif found.cookie != wanted:
         yield IdentityProblem(
@@ -395,7 +398,7 @@ def _disagreements(found: FoundStamps, wanted: Cookie) -> Iterator[IdentityProbl
     for each in found.directories:
         if each.stamp and each.stamp.cookie != wanted:
             what = _difference(each.stamp.cookie, wanted)
-            yield IdentityProblem(f"what its {STAMP} says {what}", REJOIN, each.path)
+            yield IdentityProblem(f"its {STAMP} {what}", REJOIN, each.path)
 
 
 def _difference(cookie: Cookie | None, wanted: Cookie) -> str:
@@ -410,8 +413,8 @@ def _difference(cookie: Cookie | None, wanted: Cookie) -> str:
 
 
 def why_not_to_erase(found: FoundStamps, wanted: Cookie) -> IdentityProblem | None:
-    """Why the directories must not be formatted, because they could hold another bookie's entries;
-    None if they may be formatted."""
+    """Returns why the directories must not be formatted, because they could hold another bookie's
+    entries; None if they may be formatted."""
     for problem, directory in _strangers(found, wanted):
         if directory.condition not in (DirectoryCondition.UNSTAMPED, DirectoryCondition.DAMAGED):
             return problem
@@ -419,8 +422,8 @@ def why_not_to_erase(found: FoundStamps, wanted: Cookie) -> IdentityProblem | No
 
 
 def can_rejoin(found: FoundStamps, wanted: Cookie) -> bool:
-    """Whether everything that the bookie's latest life needs is present. Cookie and stamps may differ
-    from it."""
+    """Returns whether everything that the bookie's latest life needs is present. The cookie and the
+    stamps may differ from it."""
     return (
         _are_of_one_life(found, wanted)
         and not _has_begun_write_off(found)
@@ -431,10 +434,10 @@ def can_rejoin(found: FoundStamps, wanted: Cookie) -> bool:
 
 
 def can_write_off(found: FoundStamps, wanted: Cookie) -> bool:
-    """Whether the directories that are present are of the bookie's latest life, and would suffice if
-    the rest is permanently lost.
+    """Returns whether the directories that are present belong to the bookie's latest life, and
+    would suffice if the rest is permanently lost.
 
-    The rest may be a directory, or what was written after a copy of a directory was made.
+    The rest may be a directory, or data that was written after a directory was copied.
     """
     return _are_of_one_life(found, wanted) and found.incarnation is not None
 
@@ -450,9 +453,9 @@ def _are_of_one_life(found: FoundStamps, wanted: Cookie) -> bool:
 
 
 def may_have_held(metadata: LedgerMetadata, bookie_id: BookieId) -> bool:
-    """Whether the bookie may be asked for entries to find the ledger's end.
+    """Returns whether recovery may ask the bookie for entries to find the ledger's end.
 
-    The end of a closed ledger is known, so no negative answer can change it.
+    The end of a closed ledger is known, so no negative answer can change the end.
     """
     return metadata.state is not LedgerState.CLOSED and any(
         bookie_id in fragment.ensemble for fragment in metadata.fragments

@@ -1,9 +1,11 @@
-"""Where the entries of one journal file are, until an entry log's index says so.
+"""The index of one journal file: it says where the file's entries are until the file is an entry
+log with an index of its own.
 
-There is no object for an entry: a ledger's entries are rows of columns, 16 bytes each, ascending by id.
-A look-up is then a bisection, and an index page is a slice. Entries nearly always arrive in ascending
-order. Entries out of order (repeats, recovery, repair) are kept in a dict, which is searched first: an
-entry in it was added after the entry with the same id in the columns.
+No object is made for an entry: a ledger's entries are rows of columns, 16 bytes each, in ascending
+order of ids. Therefore an entry is found by bisection, and an index page is made from a slice.
+Entries nearly always arrive in ascending order. Entries that arrive out of order (repeats,
+recovery, repair) are kept in a dict, which is searched first, because such an entry was added after
+the entry with the same id in the columns.
 """
 
 from array import array
@@ -19,7 +21,7 @@ from rollbook.proto.wire.arrays import array_of
 IntArray: TypeAlias = "array[int]"
 
 ROW_BYTES: Final = 16
-_STRAY_BYTES: Final = 200  # About the memory that a dict takes for an entry.
+_STRAY_BYTES: Final = 200  # The approximate memory that a dict takes for an entry.
 _LEDGER_BYTES: Final = 700
 
 
@@ -44,12 +46,12 @@ class Columns(NamedTuple):
 
 
 def run_end(entry_ids: Sequence[int], entry_id: int, start: int, count_max: int) -> int:
-    """Returns the end index of the run of consecutive ids that begins with `entry_id` at `start`;
-    `start` if there is no such run."""
+    """Returns the end index of the run of consecutive ids that begins with `entry_id` at `start`,
+    or `start` if there is no such run."""
     end = min(start + count_max, len(entry_ids))
     if start >= end or entry_ids[start] != entry_id:
         return start
-    # Ids ascend, so equal distances mean that no id is missing.
+    # Ids ascend, so if the distances are equal, no id is missing.
     if entry_ids[end - 1] - entry_id == end - 1 - start:
         return end
     return bisect_left(
@@ -59,10 +61,11 @@ def run_end(entry_ids: Sequence[int], entry_id: int, start: int, count_max: int)
 
 def fitting_end(lengths: Sequence[int], start: int, end: int, bytes_max: int) -> int:
     """Returns the end index of the entries from `start` on that fit into `bytes_max`; the first
-    always does."""
+    entry always counts."""
     if end - start < 2:
         return end
-    # Considers twice as many entries as would fit at the first one's length: later ones may be smaller.
+    # This considers twice as many entries as would fit at the first one's length, because later
+    # ones may be smaller.
     most = 2 + 2 * max(0, bytes_max) // max(1, lengths[start])
     sums = list(accumulate(lengths[start : min(end, start + most)]))
     return start + max(1, bisect_right(sums, bytes_max))
@@ -77,8 +80,8 @@ def _is_ascending(entry_ids: Sequence[int]) -> bool:
 
 
 def _counts_on(entry_ids: IntArray) -> bool:
-    """Whether the ids are consecutive, which is the usual case; costs a twentieth of comparing them
-    one by one."""
+    """Returns whether the ids are consecutive, which is the usual case; this costs a twentieth of
+    comparing them one by one."""
     first, last = entry_ids[0], entry_ids[-1]
     return last - first == len(entry_ids) - 1 and entry_ids == array_of("q", range(first, last + 1))
 
@@ -126,8 +129,8 @@ class LedgerRows:
         return EntryLocation(positions[at], lengths[at])
 
     def run_from(self, entry_id: int, count_max: int, bytes_max: int) -> EntryLocations:
-        """Places of the entry and of those that follow it without a gap, each at its newest
-        place."""
+        """Returns the places of the entry and of the entries that follow it without a gap, each at
+        its newest place."""
         if self.strays:
             if stray := self.strays.get(entry_id):
                 return EntryLocations([stray.position], [stray.length])
@@ -139,7 +142,7 @@ class LedgerRows:
         return EntryLocations(positions[start:end], lengths[start:end])
 
     def absent_from(self, entry_id: int, count_max: int) -> int:
-        """How many consecutive ids, from this one on, are absent."""
+        """Returns how many consecutive ids are absent, beginning with this one."""
         if self.strays:
             count_max = self._until_stray(entry_id, count_max)
         entry_ids = self.columns.entry_ids
@@ -155,7 +158,7 @@ class LedgerRows:
         return self.columns.entry_ids[-1] if self.columns.entry_ids else NO_ENTRY
 
     def sorted_columns(self) -> Columns:
-        """All entries, ascending, each once at its newest place."""
+        """Returns all entries, ascending, each once at its newest place."""
         if not self.strays:
             return self.columns
         places = {
@@ -175,7 +178,7 @@ class JournalIndex:
     def __init__(self) -> None:
         self.ledgers: dict[int, LedgerRows] = {}
         self.entry_bytes = 0
-        self.entries = 0  # Number of entries, including those of dropped ledgers.
+        self.entries = 0  # The number of entries, including those of dropped ledgers.
         self._strays = 0
 
     def of(self, ledger_id: int) -> LedgerRows:
@@ -219,14 +222,14 @@ class JournalIndex:
             self.entry_bytes -= rows.entry_bytes
 
     def by_ledger(self) -> Iterator[tuple[int, LedgerRows]]:
-        """Yields ledgers in ascending order; ledgers may be dropped in the meantime."""
+        """Yields the ledgers in ascending order; ledgers may be dropped in the meantime."""
         for ledger_id in sorted(self.ledgers):
             if rows := self.ledgers.get(ledger_id):
                 yield ledger_id, rows
 
     @property
     def memory_bytes(self) -> int:
-        """An upper estimate of the memory it takes."""
+        """An upper estimate of the memory that the index takes."""
         return (
             self.entries * ROW_BYTES
             + self._strays * _STRAY_BYTES

@@ -1,11 +1,12 @@
-"""How far ahead of its end a journal file has been written, with zeros.
+"""Decides how far ahead of its end a journal file is written with zeros.
 
-The first write to a block that was only allocated changes the file system's metadata, and its
-sync commits that change, too: for small writes this takes up to half of the sync. Therefore a small
-write to a fresh block also writes zeros to a whole stretch, and later writes find blocks that were
-written before. A large write gains nothing from zeros, which would only make it longer.
+The first write to a block that was only allocated changes the file system's metadata, and the sync
+must commit that change, too: for a small write this takes up to half of the sync. Therefore a small
+write to a fresh block also writes zeros to a whole stretch after it, and later writes find blocks
+that were written before. A large write gains nothing from zeros, which would only make it take
+longer.
 
-The zeros affect only speed: unwritten blocks read as zeros, too.
+The zeros change only the speed: unwritten blocks read as zeros, too.
 """
 
 from functools import cache
@@ -13,25 +14,26 @@ from typing import Final
 
 from rollbook.proto.ports import Buffer
 
-# Writes that are larger than this share of a stretch get no zeros: zeros would cost as much as they save.
+# A write that is larger than this share of a stretch gets no zeros, because they would cost as much
+# as they save.
 _LARGE_SHARE: Final = 8
 
 
 class ZerosAhead:
     def __init__(self, end: int, allocated_bytes: int, stretch_bytes: int) -> None:
-        """The file has been written up to `end`. Zeros are added in stretches of this size; 0:
+        """`end` is how far the file has been written. Zeros are added in stretches of this size; 0:
         never."""
         self._end = end
         self._allocated_bytes = allocated_bytes
         self._stretch_bytes = stretch_bytes
 
     def takes_none(self, position: int, end: int) -> bool:
-        """Whether the write from `position` to `end` is made without zeros."""
+        """Returns whether the write from `position` to `end` is made without zeros."""
         is_large = end - position > self._stretch_bytes // _LARGE_SHARE
         return end <= self._end or is_large or not self._stretch_bytes
 
     def behind(self, position: int, end: int) -> Buffer:
-        """The zeros to add after the write from `position` to `end`."""
+        """Returns the zeros to add after the write from `position` to `end`."""
         if self.takes_none(position, end):
             return b""
         stretches = -(-end // self._stretch_bytes)

@@ -1,14 +1,15 @@
-"""Whether only one client adds: then its writes need not wait for others.
+"""Notices when only one client adds, because its writes then need not wait for others.
 
-A write that waits one turn of the loop includes the adds of other connections that arrive in that
-turn. For a lone writer nothing else arrives. If there are several writers, writing at once would give
-each of them a sync of its own, for which the others would have to wait.
+A write that waits for one turn of the loop includes the adds of other connections that arrive in
+that turn. If there is a lone writer, no other adds arrive. If several writers did not wait, each of
+them would get a sync of its own, and the others would have to wait for it.
 """
 
 
 class LoneWriter:
     def __init__(self, chunks_min: int) -> None:
-        """`chunks_min`: chunks in a row from one source after which that source counts as alone."""
+        """`chunks_min` is the number of consecutive chunks after which their source counts as
+        alone."""
         self._chunks_min = chunks_min
         self._source: object = None
         self._chunks = 0

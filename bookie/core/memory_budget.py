@@ -1,34 +1,37 @@
-"""How much a bookie holds for its clients, and which connections it stops reading (B7).
+"""Limits how much memory a bookie holds for its clients, and decides which connections it stops
+reading (B7).
 
-A bookie holds requests that were received and not answered, partial requests, reads in progress, and
-responses that a client has not read. Every connection may hold `floor` bytes. A shared pool lends a
-connection what it holds beyond that, up to a limit for each connection. A connection at its limit is
-not read from until there is room again.
+A bookie holds requests that were received and not answered, partial requests, reads in progress,
+and responses that a client has not read. Every connection may hold `floor` bytes. Beyond that, a
+connection borrows from a shared pool, up to a limit for each connection. A connection at its limit
+is not read from until there is room again.
 
-Partial requests may always hold half of the pool. When the pool is short and they hold more, the
-connections of stalled requests are closed (`core/partial_request_timeout.py`).
+Partial requests may always hold half of the pool. When the pool is short and they hold more than
+that, the connections of stalled requests are closed (`core/partial_request_timeout.py`).
 
-Two exceptions prevent a deadlock. One connection that holds only a partial request is favoured: it may
-finish, even if the pool is empty, since it has nothing else to release. In addition, one answer at a
-time is always made for a client that reads; when unread answers overdraw the pool, a connection is
-closed (`is_overdrawn`).
+There are two exceptions, which prevent a deadlock. One connection that holds only a partial request
+is favoured: it may finish the request even if the pool is empty, since it has nothing else to
+release. In addition, one answer at a time is always made for a client that reads. If unread answers
+overdraw the pool, a connection is closed (`is_overdrawn`).
 
-A connection is read in chunks, whose size doubles while chunks arrive full (`ReadSize`). Chunks stay
-small until a client has shown that it adds or reads its responses. As objects, read requests take many
-times their bytes, and a client that reads nothing would leave a large chunk of them waiting.
+A connection is read in chunks; their size doubles while chunks arrive full (`ReadSize`). Chunks
+stay small until a client has shown that it adds or reads its responses. As objects, read requests
+take many times the memory of their bytes, and a client that reads no responses would leave a large
+chunk of them waiting.
 
-If this file is deleted, these are deleted with it: `core/partial_request_timeout.py`, the tests of both,
-the settings `held_bytes_max`, `connection_bytes_max` and `connection_bytes_floor`, what
-`server.py` does when the pool is short, the account, the gate and the chunk size in
-`connection.py`, `Making` in `request_handlers.py`, the pool in `server_context.py`, and B7 in
-`DESIGN.md`.
+If this file is deleted, the following parts are deleted with it: `core/partial_request_timeout.py`,
+the tests of both, the settings `held_bytes_max`, `connection_bytes_max` and
+`connection_bytes_floor`, what `server.py` does when the pool is short, the account, the gate and
+the chunk size in `connection.py`, `Making` in `request_handlers.py`, the pool in
+`server_context.py`, and B7 in `DESIGN.md`.
 """
 
 from collections.abc import Callable
 from typing import Final
 
 _CHUNK_BYTES_MIN: Final = 2 * 1024
-_CHUNK_BYTES_OF_CALLS: Final = 16 * 1024  # The largest chunk after one with anything but adds.
+# The largest chunk after a chunk with requests other than adds.
+_CHUNK_BYTES_OF_CALLS: Final = 16 * 1024
 CHUNK_BYTES_MAX: Final = 256 * 1024
 
 
@@ -38,8 +41,8 @@ class Pool:
         self.floor = floor
         self.ceiling = ceiling
         self.held = 0
-        self.lent = 0  # The part of the held bytes beyond the floors.
-        self.begun = 0  # The part of the held bytes of partial requests.
+        self.lent = 0  # The part of the held bytes that exceeds the floors.
+        self.begun = 0  # The part of the held bytes that belongs to partial requests.
         self.has_news = False  # Whether a connection in `waiting` may read again.
         self.waiting: dict[ConnectionMemory, None] = {}
         self._roomy = bytes_max - bytes_max // 8
@@ -56,7 +59,7 @@ class Pool:
 
     @property
     def room(self) -> int:
-        """Bytes until the pool is no longer roomy; negative if it is not."""
+        """The bytes that may be lent before the pool is no longer roomy; negative if it is not."""
         return self._roomy - self.lent
 
     @property
@@ -79,7 +82,8 @@ class Pool:
             self.has_news = True
 
     def try_favour(self, account: "ConnectionMemory") -> bool:
-        """Favour this account if none is favoured and it holds a partial request; returns whether it is favoured."""
+        """Favours this account if no account is favoured and it holds a partial request; returns
+        whether it is favoured."""
         if self._favoured is None and account.is_half_a_request:
             self._favoured = account
         return self._favoured is account
@@ -102,8 +106,8 @@ class Pool:
 
 
 class Making:
-    """Memory of an answer in progress. This memory counts for no connection, so it does not keep a
-    connection from being read."""
+    """The memory of an answer in progress. This memory does not count for the connection, so it
+    does not stop reads from it."""
 
     __slots__ = ("_pool", "_size")
 
@@ -114,13 +118,13 @@ class Making:
 
     @property
     def may_grow(self) -> bool:
-        """Whether the answer may grow. It stops growing before the pool is empty, so that adds do not
-        wait for long."""
+        """Returns whether the answer may become larger. It stops growing before the pool is empty,
+        so that adds do not wait for long."""
         return self._pool.is_roomy
 
     @property
     def room(self) -> int:
-        """Bytes by which the answer may grow while `may_grow` holds."""
+        """The bytes by which the answer may grow while `may_grow` is true."""
         return max(0, self._pool.room)
 
     def grow(self, size: int) -> None:
@@ -135,7 +139,7 @@ class Making:
 
 
 class ConnectionMemory:
-    """Memory that one connection holds."""
+    """The memory that one connection holds."""
 
     __slots__ = ("begun", "held", "on_room", "pool", "unread")
 
@@ -143,11 +147,12 @@ class ConnectionMemory:
         self.pool = pool
         self.on_room = on_room
         self.held = 0
-        self.begun = 0  # The part of `held` that is a partial request.
-        self.unread = 0  # The part of `held` that is responses not yet read by the client.
+        self.begun = 0  # The part of `held` that belongs to a partial request.
+        # The part of `held` that belongs to responses that the client has not read.
+        self.unread = 0
 
     def try_take(self) -> bool:
-        """Whether the connection may read more. May make it the favoured one."""
+        """Returns whether the connection may read more. May make it the favoured one."""
         if self.held < self.pool.floor:
             return True
         if self.held >= self.pool.ceiling:
@@ -156,22 +161,24 @@ class ConnectionMemory:
 
     @property
     def is_half_a_request(self) -> bool:
-        """Whether it holds a partial request and nothing else, which waiting does not reduce."""
+        """Returns whether the connection holds only a partial request, which waiting does not
+        reduce."""
         return 0 < self.begun == self.held
 
     @property
     def room(self) -> int:
-        """Bytes that it may receive before it has to stop."""
+        """The bytes that the connection may receive before it has to stop."""
         pool, held = self.pool, self.held
-        # Reading the rest of the request in small pieces would take as long and cost much more work.
+        # Small pieces for the rest of the request would take as long and cost much more work.
         if pool.is_favoured(self):
             return pool.ceiling - held
         return max(pool.floor - held, min(pool.ceiling - held, pool.bytes_max - pool.lent))
 
     def try_resume(self) -> bool:
-        """Whether a paused connection may read again. May make it the favoured one.
+        """Returns whether a paused connection may read again. May make it the favoured one.
 
-        The threshold is below that of `try_take`: pausing and resuming in each turn costs more than it gains.
+        The threshold is lower than in `try_take`, because a connection that paused and resumed in
+        each turn would be slower.
         """
         if self.held <= self.pool.floor // 2:
             return True
@@ -190,7 +197,7 @@ class ConnectionMemory:
     def give(self, size: int) -> None:
         before = self.held
         self.held = before - size
-        assert self.held >= 0, "B7: given back more than was taken"
+        assert self.held >= 0, "B7: more bytes were returned than taken"
         self.pool.held -= size
         if before > self.pool.floor:
             self.pool.take_back(before - max(self.held, self.pool.floor))
@@ -215,16 +222,17 @@ class ConnectionMemory:
 
 
 class ReadGate:
-    """Whether a connection is read from. While the gate is closed, the connection waits for the
-    pool.
+    """The gate of a connection, which is read from only while the gate is open. While the gate is
+    closed, the connection waits for the pool.
 
-    `is_blocked`: the connection is not to be read from, whatever it holds.
+    If `is_blocked` is set, the connection is not read from, whatever it holds.
     """
 
     __slots__ = ("_account", "_calls_max", "_is_closed")
 
     def __init__(self, account: ConnectionMemory, calls_max: int) -> None:
-        """`calls_max`: the gate closes when more calls wait, and opens again at half of them."""
+        """The gate closes when more than `calls_max` calls wait, and opens again at half of
+        them."""
         self._account = account
         self._calls_max = calls_max
         self._is_closed = False
@@ -254,7 +262,7 @@ class ReadGate:
 
 
 class ReadSize:
-    """How many bytes are read from a connection at once."""
+    """The number of bytes that are read from a connection at once."""
 
     __slots__ = ("_account", "_chunk_bytes")
 
@@ -263,12 +271,12 @@ class ReadSize:
         self._chunk_bytes = _CHUNK_BYTES_MIN
 
     def next_bytes(self) -> int:
-        """The maximum size of the next chunk. A small chunk is read even without room, because the
-        gate has already decided to read from the connection."""
+        """Returns the maximum size of the next chunk. A small chunk is read even if there is no
+        room, because the gate has already decided to read from the connection."""
         return min(self._chunk_bytes, max(self._account.room, _CHUNK_BYTES_MIN))
 
     def on_chunk(self, size: int, *, has_calls: bool, calls_waiting: int) -> None:
-        """`has_calls`: the chunk had requests that are no adds."""
+        """`has_calls` says whether the chunk had requests other than adds."""
         if calls_waiting:
             self._chunk_bytes = _CHUNK_BYTES_MIN
         elif size == self._chunk_bytes:

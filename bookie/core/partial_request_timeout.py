@@ -1,10 +1,10 @@
-"""How long a partial request may stall, that is, receive less than 64 KiB more (B7).
+"""Decides how long a partial request may stall, that is, may receive less than 64 KiB more (B7).
 
-Its bytes take memory from others, and only time distinguishes a slow connection from a client that
-will never finish. Therefore the time depends on the memory that the request holds:
+Its bytes take memory from other clients, and only time shows whether a connection is slow or its
+client will never finish. Therefore the time depends on the memory that the request holds:
 
-    up to 1 MiB        the whole time that is allowed
-    beyond             proportionally less, so that size times time is at most that of 1 MiB
+    up to 1 MiB        the full time that is allowed
+    above 1 MiB        proportionally less, so that size times time is at most that of 1 MiB
     memory is short    one second, and the slowest request is closed first, until there is room again
 """
 
@@ -16,7 +16,7 @@ _FAIR_BYTES: Final = 1024 * 1024
 
 
 def patience_ns(allowed_ns: int, begun: int, *, is_short: bool) -> int:
-    """How long a partial request may stall of which `begun` bytes have arrived."""
+    """Returns how long a partial request may stall after `begun` bytes of it have arrived."""
     least_ns = min(allowed_ns, LEAST_NS)
     if is_short:
         return least_ns
@@ -24,17 +24,17 @@ def patience_ns(allowed_ns: int, begun: int, *, is_short: bool) -> int:
 
 
 class PartialRequestProgress:
-    """Decides when the time of a partial request starts again."""
+    """Decides when the deadline of a partial request restarts."""
 
     __slots__ = ("_begun_when_timed",)
 
     def __init__(self) -> None:
-        # Bytes of the partial request that were here when its time started.
+        # The bytes of the partial request that had arrived when its deadline started.
         self._begun_when_timed = 0
 
     def try_restart(self, begun: int, *, is_new: bool) -> bool:
-        """Whether the time starts again with the chunk that brought the request to `begun` bytes.
-        `is_new`: the chunk before had none of them."""
+        """Returns whether the deadline restarts with the chunk that brought the request to `begun`
+        bytes. `is_new` says that the chunk before had no bytes of it."""
         progress = begun if is_new else begun - self._begun_when_timed
         if progress < begun and progress < _PROGRESS_BYTES:
             return False

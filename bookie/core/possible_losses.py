@@ -1,10 +1,11 @@
-"""The doubts of this bookie: ranges that it may have lost, so that its negative answers prove nothing (B1).
+"""The doubts of a bookie: ranges of entries that it may have lost, so that its negative answers
+about them prove nothing (B1).
 
-Doubts are kept by ledger, as ranges of entries. If the lost bytes cannot be assigned to ledgers,
-everything is in doubt. Entry -1 of a ledger means its explicit LAC. A doubt only turns ABSENT into
-UNKNOWN: an entry that is found and sound is returned. A doubt ends when its entries have been restored
-from other copies, or are given up by name. If a ledger was settled as a whole, nothing of it is in
-doubt, even while everything else is.
+Doubts are kept by ledger, as ranges of entries. If it is not known to which ledgers lost bytes
+belonged, everything is in doubt. Entry -1 of a ledger means its explicit LAC. A doubt only turns
+ABSENT into UNKNOWN: an entry that is found and sound is returned. A doubt ends when its entries
+have been restored from other copies, or are given up explicitly. If a ledger was settled as a
+whole, no entry of it is in doubt, even while everything else is.
 """
 
 from bisect import bisect_left, bisect_right
@@ -26,18 +27,18 @@ EVERYTHING: Final = (LossRange(NO_ENTRY, LEDGER_ID_MAX),)
 class PossibleLosses:
     def __init__(self) -> None:
         self.everything = False
-        self.news = 0  # Counts added doubts: a caller may settle some only if it has seen all.
+        self.news = 0  # Doubts added so far: a caller may settle doubts only if it has seen all.
         # Ledgers that are settled although everything else is in doubt.
         self._settled: dict[int, None] = {}
         self._ranges: dict[
             int, list[LossRange]
-        ] = {}  # Ascending ranges that neither touch nor overlap.
+        ] = {}  # For each ledger, ascending ranges that neither touch nor overlap.
 
     def __bool__(self) -> bool:
         return self.everything or bool(self._ranges)
 
     def add(self, ledger_id: int, first_entry: int, last_entry: int) -> bool:
-        """Adds a doubt; returns whether it was not covered before."""
+        """Adds a doubt; returns whether any part of it is new."""
         self.news += 1
         ranges = self._ranges.setdefault(ledger_id, [])
         at = bisect_right(ranges, LossRange(first_entry, LEDGER_ID_MAX))
@@ -87,11 +88,11 @@ class PossibleLosses:
         self._settled.clear()
 
     def all_of(self, ledger_id: int) -> bool:
-        """Whether all entries of the ledger are in doubt."""
+        """Returns whether all entries of the ledger are in doubt."""
         return self.everything and ledger_id not in self._settled
 
     def is_settled(self, ledger_id: int) -> bool:
-        """Whether the ledger is settled although everything else is in doubt."""
+        """Returns whether the ledger is settled although everything else is in doubt."""
         return ledger_id in self._settled
 
     def about(self, ledger_id: int, entry_id: int) -> bool:
@@ -104,14 +105,14 @@ class PossibleLosses:
         return at > 0 and ranges[at - 1].last_entry >= entry_id
 
     def covers(self, ledger_id: int, first_entry: int, last_entry: int) -> bool:
-        """Whether a doubt about this ledger covers all of these entries."""
+        """Returns whether a doubt about this ledger covers all of these entries."""
         return any(
             each.first_entry <= first_entry and last_entry <= each.last_entry
             for each in self._ranges.get(ledger_id, ())
         )
 
     def beyond(self, ledger_id: int, entry_id: int) -> bool:
-        """Whether an entry above this one may have been lost."""
+        """Returns whether an entry above this one may have been lost."""
         if self.all_of(ledger_id):
             return True
         ranges = self._ranges.get(ledger_id)
@@ -126,8 +127,8 @@ class PossibleLosses:
         return tuple(self._ranges.get(ledger_id, ()))
 
     def settled_by(self, ledger_id: int, entry_ids: Sequence[int]) -> Iterator[LossRange]:
-        """Which of these ascending ids were in doubt, as ranges. The entries are here, so they are
-        settled."""
+        """Returns the ranges of those given ids (ascending) that were in doubt. The doubts about
+        these entries end, because the entries are here."""
         for first, last in self._ranges.get(ledger_id, ()):
             start, end = bisect_left(entry_ids, first), bisect_right(entry_ids, last)
             while start < end:

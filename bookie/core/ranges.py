@@ -1,4 +1,4 @@
-"""Ascending ids, stored as ranges: of consecutive ids only the first and the last are stored."""
+"""Ascending ids, stored as ranges: only the first and the last of consecutive ids are stored."""
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
@@ -7,8 +7,8 @@ from rollbook.bookie.core.journal_index import run_end
 
 
 def ranges_of(entry_ids: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Yields first and last id of each run of the ascending ids. Costs a step for each run, not for
-    each id."""
+    """Yields the first and the last id of each run of the ascending ids. It takes one step for each
+    run, not for each id."""
     start, size = 0, len(entry_ids)
     while start < size:
         end = run_end(entry_ids, entry_ids[start], start, size)
@@ -17,7 +17,7 @@ def ranges_of(entry_ids: Sequence[int]) -> Iterator[tuple[int, int]]:
 
 
 class Ranges:
-    """A set of ids. Adding a range costs little if it is at or near the end."""
+    """A set of ids. A range is added quickly if it is at the end or near it."""
 
     def __init__(self) -> None:
         self._firsts: list[int] = []
@@ -31,7 +31,7 @@ class Ranges:
 
     def add(self, first: int, last: int) -> None:
         firsts, lasts = self._firsts, self._lasts
-        # `start` to `end`: ranges that overlap or touch the new one.
+        # The ranges from `start` to `end` overlap or touch the new one.
         start = bisect_left(lasts, first - 1)
         end = bisect_right(firsts, last + 1)
         if start < end:

@@ -1,4 +1,5 @@
-"""Records: the one format of journals, entry logs and the catalog. Integers are little-endian.
+"""The format of records, of which journals, entry logs and the catalog consist. Integers are
+little-endian.
 
     file     header · header again · record · … · END record [· footer, in entry logs]
     header   a sector: magic · version · purpose · number · store id · file id · allocated bytes · crc
@@ -6,18 +7,18 @@
     head     magic · version · kind · count of rows · body bytes · sequence · last_synced ·
              crc of the rows · crc of the body · crc of the head itself
     trailer  the head once more, under another magic
-    row      ledger · first entry · last entry    which ledgers the body speaks of
+    row      ledger · first entry · last entry    names a ledger with entries or facts in the body
     body     FRAMES: add frames, as received (`v2_frames.py`, `v3_frames.py`)
              ENTRIES: (u32 length · entry)*, sorted by ledger and entry; entries: `digest.py`
              CONTROL: `control_records.py`      CHANGES: `catalog.py`      IDLE, END: empty
 
-Checksums are CRC-32C, seeded with the file's random id and the position, so that neither an
-older file's bytes nor a payload that holds a journal are ever taken for a record (B2). Head and
-trailer are equal, and body and rows have separate checksums: a single damaged byte costs at most
-one body, and the rows still name its ledgers.
+Checksums are CRC-32C, seeded with the file's random id and the position. Therefore neither an older
+file's bytes nor a payload that contains a journal are ever mistaken for a record (B2). The head and
+the trailer are equal, and the body and the rows have separate checksums. Therefore a single damaged
+byte costs at most one body, and the rows still name its ledgers.
 
-`last_synced` is the sequence that was durable when the record was made. It distinguishes damage of
-durable data from a write that a crash cut short: see `torn_tail.py`.
+`last_synced` is the highest sequence that was durable when the record was made. It distinguishes
+damage to durable data from a write that a crash cut short: see `torn_tail.py`.
 """
 
 import struct
@@ -45,12 +46,12 @@ _CRC: Final = struct.Struct("<I")
 _unpack_head: Final = struct.Struct(_HEAD.format + "I").unpack
 _ROW: Final = struct.Struct("<qqq")
 _POSITION: Final = struct.Struct("<Q")
-ENTRY_LENGTH: Final = struct.Struct("<I")  # Before each entry of an ENTRIES record.
+ENTRY_LENGTH: Final = struct.Struct("<I")  # Precedes each entry of an ENTRIES record.
 
 FILE_HEADER_BYTES: Final = 2 * SECTOR
 HEAD_BYTES: Final = _HEAD.size + _CRC.size
 RECORD_OVERHEAD_BYTES: Final = 2 * HEAD_BYTES
-# Limits how much a forged head can make us read; the end of the file does, too.
+# Limits how much a forged head can make us read; the end of the file limits it, too.
 _ROWS_MAX: Final = 2**24
 
 _extend = google_crc32c.extend
@@ -62,7 +63,7 @@ def align(position: int) -> int:
 
 
 def is_blank(contents: bytes, start: int) -> bool:
-    """Whether nothing was ever written from `start` on."""
+    """Returns whether nothing was ever written from `start` on."""
     step = len(_BLANK)
     return all(
         contents[at : at + step] == _BLANK[: len(contents) - at]
@@ -74,14 +75,14 @@ _BLANK: Final = bytes(256 * 1024)
 
 
 class Purpose(IntEnum):
-    JOURNAL = 1  # A journal file keeps this purpose after it was adopted as an entry log.
+    JOURNAL = 1  # A journal file keeps this purpose when it is adopted as an entry log.
     LOG = 2
     CATALOG = 3
 
 
 class RecordKind(IntEnum):
     FRAMES = 1  # Add frames, as they were received.
-    ENTRIES = 2  # Entries by themselves, sorted by ledger and entry.
+    ENTRIES = 2  # Entries without their frames, sorted by ledger and entry.
     CONTROL = 3  # Fences, explicit LACs, deletions.
     CHANGES = 4  # Changes of the catalog.
     IDLE = 5  # No contents; its purpose is its `last_synced`.
@@ -94,7 +95,7 @@ class FileHeader:
     number: int
     store_id: bytes  # The store that the file belongs to.
     file_id: bytes  # Random bytes that seed every checksum in the file.
-    # The file was allocated with this size: a file that is shorter and has no END was cut.
+    # The size with which the file was allocated: if a file is shorter and has no END, it was cut.
     allocated_bytes: int = 0
 
     def pack(self) -> bytes:
@@ -113,7 +114,7 @@ class FileHeader:
 
 
 def unpack_file_header(data: bytes) -> FileHeader | None:
-    """Unpacks either of the two copies; None if both are damaged or were never written."""
+    """Unpacks either of the two copies; returns None if both are damaged or were never written."""
     for start in (0, SECTOR):
         fields = data[start : start + _FILE.size]
         crc = data[start + _FILE.size : start + _FILE.size + _CRC.size]
@@ -145,7 +146,7 @@ def unpack_rows(data: bytes) -> list[EntryRow]:
 
 
 class RecordFrame(NamedTuple):
-    """The parts around a record's body."""
+    """The parts of a record that precede and follow its body."""
 
     head: bytes
     rows_and_tail: bytes
@@ -205,12 +206,12 @@ class FoundRecord:
 
     @property
     def ledgers(self) -> int:
-        """The number of its entries' ledgers: each has a row."""
+        """The number of ledgers that the record names: each has a row."""
         return (self.end - HEAD_BYTES - self.body_end) // _ROW.size
 
 
 class RecordReader:
-    """Finds records in the bytes of a file, or of a part of one that starts at `origin`."""
+    """Finds records in the bytes of a file, or in a part of the file that starts at `origin`."""
 
     def __init__(self, contents: bytes, file_id: bytes, origin: int = 0) -> None:
         self._contents = contents
@@ -219,11 +220,11 @@ class RecordReader:
         self._end = origin + len(contents)
 
     def at(self, position: int) -> FoundRecord | None:
-        """The record whose whole head is at this position. Its body may be damaged."""
+        """Returns the record whose whole head is at this position. Its body may be damaged."""
         return self._unpack(position, _HEAD_MAGIC)
 
     def may_start_at(self, position: int) -> bool:
-        """Whether a record's head seems to be here, however long the record is."""
+        """Returns whether a record's head seems to be here, however long the record is."""
         return any(
             self._slice(at, at + len(_HEAD_MAGIC)) == _HEAD_MAGIC
             for at in (position, align(position))
@@ -248,7 +249,8 @@ class RecordReader:
         return True
 
     def is_whole(self, record: FoundRecord) -> bool:
-        """Whether all four parts are sound: any three of them repair or reveal the fourth."""
+        """Returns whether all four parts are sound: from any three of them, the fourth can be
+        repaired or its damage detected."""
         trailer_at = record.end - HEAD_BYTES
         return (
             self._unpack(record.position, _HEAD_MAGIC) == record
@@ -265,7 +267,8 @@ class RecordReader:
         return unpack_rows(found)
 
     def next_after(self, position: int, sequence: int) -> FoundRecord | None:
-        """The first record that starts at `position` or later and is not older than `sequence`."""
+        """Returns the first record that starts at `position` or later and is not older than
+        `sequence`."""
         best: FoundRecord | None = None
         for magic in (_HEAD_MAGIC, _TRAILER_MAGIC):
             at = position - 1
@@ -323,9 +326,9 @@ def bodies_in(
     """Returns the verified bodies of the records at these positions, or None for a record with a
     damaged head or body. `contents` are the file's bytes from `origin` on.
 
-    Combines `at` and `body`, for reading one record after the other. The cost is per record, so only
-    the checksum functions are called. Bodies are copied once, before they are verified, so that they
-    are in the processor's cache by then.
+    It combines `at` and `body` for callers that read one record after the other. To save time for
+    each record, it calls no functions except checksums. Each body is copied before it is verified,
+    so that it is in the processor's cache by then.
     """
     bodies: list[bytes | None] = []
     for position in positions:

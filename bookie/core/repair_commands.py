@@ -6,5 +6,5 @@ INIT: Final = "rollbook bookie init"
 FORMAT: Final = "rollbook bookie format"
 REJOIN: Final = "rollbook bookie rejoin"
 WRITE_OFF: Final = "rollbook bookie write-off"
-# A command for the whole cluster: it takes the metadata URL.
+# This command is for the whole cluster, so it takes the metadata URL.
 RESTORED: Final = "rollbook cluster restored"

@@ -1,11 +1,11 @@
 """The result of reading a journal file again after a stop.
 
-Entries enter a memtable as when they were written, and facts about ledgers are reported in order. If a
-record is damaged, entries in it with a valid digest are kept, and all other entries that its rows name
-are in doubt (B1); ledgers that it may have fenced count as fenced (B4).
+Entries enter a memtable as they did when they were written, and facts about ledgers are reported in
+order. If a record is damaged, its entries with a valid digest are kept, and all other entries that
+its rows name are in doubt (B1); ledgers that it may have fenced count as fenced (B4).
 
 Entries of many records are gathered before they are moved to the memtable. They are always moved
-before a record of another kind is replayed, so that a ledger's entries keep their order.
+before the next record of another kind is replayed, so that a ledger's entries keep their order.
 """
 
 from array import array
@@ -42,7 +42,8 @@ class Replayed:
     memtable: JournalIndex = field(default_factory=JournalIndex)
     shape: JournalShape = field(default_factory=JournalShape)
     records: IntArray = field(default_factory=lambda: array("I"))
-    controls: list[Control] = field(default_factory=list)  # Controls of the file, in order.
+    # The control records of the file, in order.
+    controls: list[Control] = field(default_factory=list)
     doubts: list[EntryRow] = field(default_factory=list)
     fenced_by_damage: list[int] = field(default_factory=list)
     doubts_everything: bool = False
@@ -50,13 +51,15 @@ class Replayed:
 
     @property
     def keys(self) -> dict[int, bytes]:
-        """The key of each ledger: the first one that was shown."""
+        """For each ledger, the first key that was shown."""
         return self._gathered.ledger_keys
 
     def gather(self, record: FoundRecord, body: bytes) -> None:
         end = self._gathered.gather(body, record.body_start)
         if end != len(body):
-            raise TornRecord("a sound record holds what is no add", position=record.position + end)
+            raise TornRecord(
+                "a sound record holds something other than adds", position=record.position + end
+            )
         if len(self._gathered) >= _GATHERED_MAX:
             self.flush()
 
@@ -83,7 +86,7 @@ def replay_scan(result: Replayed, reader: RecordReader, found: Scan) -> None:
 
 
 def replay_record(result: Replayed, record: FoundRecord, body: bytes) -> None:
-    """Replays the next record, which is sound. The caller calls `flush` after the last one."""
+    """Replays the next record, which must be sound. The caller calls `flush` after the last record."""
     if record.kind is RecordKind.FRAMES:
         result.gather(record, body)
         result.records.append(record.position)

@@ -1,7 +1,8 @@
-"""Finds entries in a damaged record that are sound by their own digests.
+"""Finds entries in a damaged record that their own digests prove sound.
 
-A bookie does not know a ledger's digest type or password. But an entry's CRC matches by chance as
-rarely as one of our own. A digest with a key proves nothing here, and neither does a missing digest.
+A bookie does not know the digest type or the password of a ledger. But a damaged entry's CRC
+matches by chance as rarely as one of our own checksums. A digest with a key proves nothing here,
+and neither does an entry without a digest.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -23,7 +24,7 @@ _PROVING: Final = [
 ]
 # Possible distances from a frame's start to its entry.
 _HEAD_BYTES: Final = (v2_frames.ADD_ENTRY_AT, *v3_frames.ADD_ENTRY_AT)
-_FRAME_BYTES_MAX: Final = 2**31  # A limit above every frame size limit that there ever was.
+_FRAME_BYTES_MAX: Final = 2**31  # This is more than any limit of frame sizes has ever been.
 
 
 def proves_itself(entry: bytes, ledger_id: int, entry_id: int) -> bool:
@@ -51,12 +52,13 @@ class Salvaged(NamedTuple):
 def find_entries(
     body: bytes, ledger_ids: Iterable[int], keys: Mapping[int, bytes]
 ) -> list[Salvaged]:
-    """The entries of these ledgers in a damaged FRAMES body that have a valid digest.
+    """Returns the entries of these ledgers in a damaged FRAMES body that have a valid digest.
 
-    Frames are found by the ledger id before each entry, not one after the other, because the length of
-    a frame may be damaged. An apparent frame may therefore be part of a payload that the writer of
-    another ledger wrote. That writer does not know this ledger's key. Only frames with the known key
-    count; if no key is known, all frames of the ledger must have the same key.
+    Frames are found by the ledger id before each entry, and not by following their lengths, because
+    the length of a frame may be damaged. Therefore an apparent frame may be part of a payload that
+    the writer of another ledger wrote. That writer does not know this ledger's key. Only frames
+    with the ledger's known key count; if no key is known, all frames of the ledger must have the
+    same key.
     """
     places = sorted(
         at for ledger_id in ledger_ids for at in _find_all(body, pack_ledger_id(ledger_id))
@@ -106,7 +108,7 @@ def _entry_at(body: bytes, at: int) -> Salvaged | None:
 
 
 def take_frames(body: bytes) -> Iterator[Adds]:
-    """The adds of a FRAMES record, up to the first that cannot be read."""
+    """Returns the adds of a FRAMES record, up to the first add that cannot be read."""
     position = 0
     while position < len(body):
         adds, end = v2_adds.take_adds(body, position, _FRAME_BYTES_MAX)

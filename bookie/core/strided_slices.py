@@ -1,7 +1,7 @@
 """Cuts small entries from a record's body: one call cuts entries of equal length at equal distances.
 
-Adds of equal size are stored like this, from every client. Cutting them one by one would cost several
-times as much as copying their bytes.
+Adds of equal size are stored in this way, whatever client sent them. Cutting them one by one would
+cost several times as much as copying their bytes.
 """
 
 import struct
@@ -12,18 +12,18 @@ from typing import Final
 
 from rollbook.proto.wire.arrays import array_of
 
-_COUNT_MIN: Final = 16  # Fewer entries are cut faster one by one.
+_COUNT_MIN: Final = 16  # A smaller number of entries is cut faster one by one.
 _SHAPES_MAX: Final = 32  # Cached struct formats; each takes up to 32 bytes for each entry.
 
 
 def cut_evenly(
     body: bytes, origin: int, positions: Sequence[int], lengths: Sequence[int], start: int
 ) -> tuple[bytes, ...]:
-    """Cuts the entries from number `start` on from a body that begins at `origin`; may return no
-    entry.
+    """Cuts entries, beginning with number `start`, from a body that begins at `origin`; may return
+    no entry.
 
-    Cuts all entries that fit into the body at the distance of the first two; returns none if one of
-    them is elsewhere.
+    Cuts all entries that lie in the body at the distance of the first two; returns none if one of
+    them does not.
     """
     if len(positions) - start < _COUNT_MIN:
         return ()

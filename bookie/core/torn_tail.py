@@ -1,19 +1,20 @@
-"""The rule for damage in a file of records: rot or a torn tail (B3).
+"""Tells whether damage in a file of records is rot or a torn tail (B3).
 
 Each record says in `last_synced` which sequence was durable when it was made, and records become
-durable in order. A record that is missing or damaged is
+durable in order. A damaged or missing record is
 
-- *rot*, if a record that can be read, or another source (`durable_through`), says that it was durable.
-  The entries that it held are in doubt (B1).
-- a *torn tail* otherwise: it was not durable, so neither it nor anything after it was ever
+- *rot*, if a readable record or another source (`durable_through`) says that the record was
+  durable. Its entries are then in doubt (B1).
+- a *torn tail* otherwise: the record was not durable, so neither it nor any later record was ever
   acknowledged. The file ends before it.
 
 A start therefore does two things before it writes anything else:
 
 - It cuts the torn tail off: it overwrites the tail with an END record in a journal (`startup.py`), and
   with zeros in the catalog, which continues in the same file (`catalog.py`).
-- It writes everything from `unproven_at` on again and syncs it, because these bytes may so far be in the
-  system's memory alone (`journal_reading.write_again`). Nothing depends on them before that.
+- It writes everything from `unproven_at` on again and syncs it, because these bytes may so far be
+  in the system's memory alone (`journal_reading.write_again`). Nothing may depend on these bytes
+  before the sync.
 """
 
 from dataclasses import dataclass
@@ -32,16 +33,17 @@ from rollbook.proto.errors import TornRecord
 
 @dataclass(frozen=True, slots=True)
 class Rot:
-    """Durable data that cannot be read, with its ledgers; None if the ledgers are not known either."""
+    """Durable data that cannot be read, with its ledgers, or None if they are not known."""
 
     position: int
     rows: tuple[EntryRow, ...] | None
-    record: FoundRecord | None = None  # The damaged record, if at least its extent is known.
+    record: FoundRecord | None = None  # The damaged record, if its position and size are known.
 
 
 @dataclass(frozen=True, slots=True)
 class Scan:
-    records: tuple[FoundRecord, ...]  # Sound records in order, without those that have no contents.
+    # The sound records in order, without records that have no contents.
+    records: tuple[FoundRecord, ...]
     rot: tuple[Rot, ...]
     end: int  # The position of the next record.
     next_sequence: int
@@ -75,7 +77,7 @@ def scan(
         return Scan(*known, proven, end if unproven_at < 0 else unproven_at)
 
     for record, hole_at, is_sound in pieces:
-        # Records are missing here: neither head nor trailer of them was found.
+        # Records are missing here: neither their heads nor their trailers were found.
         if record.sequence != sequence:
             if sequence > proven:
                 return found(hole_at, is_ended=False)
@@ -107,7 +109,7 @@ class RecordRun(NamedTuple):
 
 
 def sound_run(reader: RecordReader, position: int, sequence: int) -> RecordRun:
-    """Reads sound records up to the end of the bytes or the first flaw; like `scan`, at less
+    """Reads sound records up to the end of the bytes or the first flaw, like `scan` but at less
     cost."""
     records: list[tuple[FoundRecord, bytes]] = []
     while record := _record_at(reader, position, sequence):
@@ -162,7 +164,7 @@ def _piece_at(reader: RecordReader, position: int, sequence: int) -> _ScannedRec
         if record and record.sequence == sequence:
             if reader.is_sound(record):
                 return _ScannedRecord(record, position, True)
-            # This may be the head of a torn record; an END may be on the next sector.
+            # This may be the head of a torn record; the next sector may have an END.
             damaged = damaged or record
     record = damaged or reader.next_after(position, sequence)
     return _ScannedRecord(record, position, reader.is_sound(record)) if record else None

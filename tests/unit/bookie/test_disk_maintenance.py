@@ -184,7 +184,7 @@ def test_an_operator_may_want_it_read_only() -> None:
         space.set_read_only(True)
         assert storage.add(adds((7, 0))).refusals == (BookieReadOnly,)
         standing = await other_than(standing, space)
-        assert standing.reason == "an operator wants it so"
+        assert standing.reason == "an operator made it read-only"
         node.disk.capacity_bytes = node.disk.system.used_bytes * 10
         await asyncio.sleep(30)
         assert storage.is_read_only

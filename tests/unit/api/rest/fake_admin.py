@@ -200,7 +200,7 @@ class FakeAdmin:
         self, stamp: str, ledger_id: int, ranges: Sequence[tuple[int, int]]
     ) -> None:
         if stamp != "1-1":
-            raise Superseded("more came into doubt meanwhile", next_step="look again")
+            raise Superseded("more came into doubt in the meantime", next_step="look again")
         self.done.append(f"settle {ledger_id} {list(ranges)}")
 
     async def settle_everything(self, stamp: str) -> None:

@@ -264,7 +264,7 @@ async def test_read_only_bookie_is_ready_and_says_why(worked: Worked) -> None:
     try:
         assert (await bookie.client.get("/ready")).status == 200
         status = (await bookie.client.get(f"{API}/status")).json
-        assert (status["state"], status["why"]) == ("read-only", "an operator wants it so")
+        assert (status["state"], status["why"]) == ("read-only", "an operator made it read-only")
     finally:
         await bookie.run("readonly", "off")
 

@@ -168,7 +168,7 @@ REFUSED = {
     ),
     "foreign files": (
         found(without(EMPTY, 0, DirectoryCondition.FOREIGN), None, None),
-        "no bookie's",
+        "do not belong to a bookie",
         "empty one",
     ),
     "another bookie's": (
@@ -192,18 +192,18 @@ REFUSED = {
         "is this bookie's directory `ledger 1`",
         "in the order",
     ),
-    "formatted since": (found(stamped(incarnation=BEFORE)), "was formatted since", FORMAT),
+    "formatted since": (found(stamped(incarnation=BEFORE)), "was formatted after", FORMAT),
     "one of an earlier life": (
         found([*stamped()[:2], *stamped(incarnation=BEFORE)[2:]]),
         "different lives",
         FORMAT,
     ),
-    "cookie removed": (found(stamped(), None), "taken out", REJOIN),
-    "our record removed": (found(stamped(), WANTED, None), "taken out", REJOIN),
-    "both removed": (found(stamped(), None, None), "taken out", REJOIN),
+    "cookie removed": (found(stamped(), None), "it was removed", REJOIN),
+    "our record removed": (found(stamped(), WANTED, None), "it was removed", REJOIN),
+    "both removed": (found(stamped(), None, None), "it was removed", REJOIN),
     "moved": (
         found(stamped(cookie=replace(WANTED, journal_dirs=("/old",)))),
-        "says names other directories",
+        "VERSION names other directories",
         REJOIN,
     ),
     "older than the id of the cluster": (
@@ -267,7 +267,7 @@ def test_fewer_directories_than_it_had_are_refused() -> None:
     fewer = replace(WANTED, ledger_dirs=("/l1",))
     some = [each for each in stamped() if each.path != "/l2"]
     diagnosis = diagnose(found(some), fewer)
-    assert "has 2 ledger directories, and 1 are named" in diagnosis.problems[0].what
+    assert "has 2 ledger directories, but 1 are named" in diagnosis.problems[0].what
     assert not can_rejoin(found(some), fewer)
 
 
