@@ -1,1 +1,1 @@
-"""The content of a cluster's metadata store: ledgers, bookies, cookies, marks, elections."""
+"""The contents of a cluster's metadata store: ledgers, bookies, cookies, marks and elections."""

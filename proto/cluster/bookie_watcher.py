@@ -1,10 +1,9 @@
-"""Which bookies live, which of them accept new entries, and where they listen.
+"""Watches which bookies live, which of them accept new entries, and where they listen.
 
-The watcher reads the two folders of registrations whenever something changes there, when the
-store says that it may have missed something, and regularly anyway, since a watch can be lost in
-unforeseen ways.
-
-A bookie in both folders is on its way from one to the other and counts as read-only.
+The watcher reads the two folders of registrations whenever something changes there and when the
+store reports that events may have been missed. It also reads them regularly, since a watch can be
+lost in unforeseen ways. A bookie in both folders is changing from one to the other, and counts as
+read-only.
 """
 
 import asyncio
@@ -46,7 +45,7 @@ def _nobody() -> Bookies:
 
 @dataclass(frozen=True, slots=True)
 class LiveBookies:
-    """Live bookies by id, in the order of their ids."""
+    """The live bookies by id, in the order of their ids."""
 
     writable: Bookies = field(default_factory=_nobody)
     read_only: Bookies = field(default_factory=_nobody)
@@ -62,13 +61,13 @@ class LiveBookies:
         return self.writable.get(bookie_id) or self.read_only.get(bookie_id)
 
     def refuses(self, bookie_id: BookieId, ledger_id: LedgerId) -> bool:
-        """Returns whether the bookie refuses entries of this ledger's writer, since the ledger is
-        older than the bookie's present life.
+        """Returns whether the bookie refuses entries from this ledger's writer, because the ledger
+        is older than the bookie's present life.
         """
         return ledger_id < self._writers_from.get(bookie_id, 0)
 
     def refusing(self, ledger_id: LedgerId) -> list[BookieId]:
-        """Returns the bookies that refuse entries of this ledger's writer."""
+        """Returns the bookies that refuse entries from this ledger's writer."""
         return [bookie for bookie, lowest in self._writers_from.items() if ledger_id < lowest]
 
 
@@ -79,14 +78,14 @@ class BookieWatcher:
         self._store = store
         self._root = root
         self._look_again_s = look_again_s
-        self._infos: dict[str, BookieServiceInfo] = {}  # The last known infos, by path.
+        self._infos: dict[str, BookieServiceInfo] = {}  # The last known registrations, by path.
         self._current = LiveBookies()
         self._changed = asyncio.Event()
         self._looking = asyncio.Lock()
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Starts the watcher; returns once `current` shows the state of the store."""
+        """Starts the watcher. Returns once `current` shows the state of the store."""
         watch = await self._store.watch(f"{self._root}/{AVAILABLE}", recursive=True)
         try:
             await self._look(None)
@@ -98,13 +97,13 @@ class BookieWatcher:
 
     @property
     def current(self) -> LiveBookies:
-        """The last known state. While the store cannot be reached, it stays as it was."""
+        """The last known state. It does not change while the store cannot be reached."""
         return self._current
 
     async def changed(self, known: LiveBookies) -> LiveBookies:
-        """Returns once `current` differs from `known`; states in between are skipped.
+        """Returns the current state once it differs from `known`. States in between are skipped.
 
-        Raises `MetadataUnavailable` when the watcher has ended.
+        Raises `MetadataUnavailable` if the watcher has ended.
         """
         while self._current is known:
             if self._task is None or self._task.done():
@@ -134,12 +133,13 @@ class BookieWatcher:
             await watch.close()
 
     async def _wait(self, watch: Watch) -> dict[str, None] | None:
-        """Waits for a change. Returns the paths of the changed nodes; None: any node may have changed."""
+        """Waits for a change. Returns the paths of the changed nodes, or None if any node may have changed."""
         dirty: dict[str, None] = {}
         try:
             async with asyncio.timeout(self._look_again_s):
                 event = await _next_event(watch)
-            async with asyncio.timeout(_GATHER_S):  # Bookies come and go in large numbers.
+            # Many bookies may come or go at once, so more changes are awaited here.
+            async with asyncio.timeout(_GATHER_S):
                 while event.kind is not WatchEventKind.RESYNC:
                     dirty[event.path] = None
                     event = await _next_event(watch)
@@ -158,12 +158,13 @@ class BookieWatcher:
                 await asyncio.sleep(_RETRY_PAUSE_S)
 
     async def _look(self, dirty: dict[str, None] | None) -> None:
-        async with self._looking:  # One read at a time, so that no old state replaces a newer one.
+        # Only one read runs at a time, so that no old state replaces a newer one.
+        async with self._looking:
             await self._read_folders(dirty)
 
     async def _read_folders(self, dirty: dict[str, None] | None) -> None:
-        """Lists the writable bookies before and after the read-only ones: a bookie that changes
-        folders, in either direction, is then seen in one of them (RG1).
+        """Lists the writable bookies before and after the read-only ones. So a bookie that changes
+        folders, in either direction, is seen in at least one of them (RG1).
         """
         before = await self._list(AVAILABLE)
         read_only = await self._list(READ_ONLY)
@@ -186,7 +187,7 @@ class BookieWatcher:
         try:
             names = await children_surely(self._store, f"{self._root}/{folder}")
         except NoSuchNode:
-            return []  # The folder does not exist: no bookie was ever in it.
+            return []  # The folder does not exist, so no bookie was ever in it.
         return [bookie_id for name in names if (bookie_id := _as_bookie_id(name)) is not None]
 
     async def _read_infos(
@@ -202,23 +203,23 @@ class BookieWatcher:
             info = self._infos.get(path)
             if info is None or dirty is None or path in dirty:
                 info = await self._read_info(bookie_id, path) or self._current.find(bookie_id)
-            if info is not None:  # None: the bookie left before it was read.
+            if info is not None:  # It is None if the bookie left before it was read.
                 found[bookie_id] = infos[path] = info
         return MappingProxyType(found)
 
     async def _read_info(self, bookie_id: BookieId, path: str) -> BookieServiceInfo | None:
         node = await read_surely(self._store, path, fresh=False)
         if node is None:
-            return None  # The bookie left or changed folders: another event will follow.
+            return None  # The bookie left or changed folders, and another event will follow.
         try:
             return unpack_service_info(bookie_id, node.value)
         except BadMetadata as error:
             logger.warning("bookie_info_unreadable", bookie=bookie_id, reason=error.message)
-            return BookieServiceInfo()  # The bookie lives; its address is not known.
+            return BookieServiceInfo()  # The bookie lives, but its address is not known.
 
 
 class _StreamEnded(Exception):
-    """The store was closed."""
+    """Raised when the store was closed."""
 
 
 async def _next_event(watch: Watch) -> WatchEvent:
@@ -232,4 +233,4 @@ def _as_bookie_id(name: str) -> BookieId | None:
     try:
         return parse_bookie_id(name)
     except InvalidRequest:
-        return None  # The folder of read-only bookies, or a foreign node.
+        return None  # This is the folder of read-only bookies, or a foreign node.

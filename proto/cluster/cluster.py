@@ -1,11 +1,11 @@
-"""Creates the cluster, opens it, and checks that it is not another one.
+"""Creates a cluster, opens it, and checks that the store still holds the expected cluster.
 
-<root>                         by default /ledgers; BookKeeper's, and laid out as BookKeeper does
-<root>/LAYOUT                  where ledgers lie
-<root>/INSTANCEID              the cluster's id; clusters made before BookKeeper had it lack it
+<root>                         the ledgers root, by default /ledgers; it has BookKeeper's layout
+<root>/LAYOUT                  how ledger ids become paths
+<root>/INSTANCEID              the cluster's id; clusters made by an old BookKeeper lack it
 <root>/available[/readonly]    registrations of bookies
 <root>/cookies                 which bookies belong to the cluster; Java's auditor needs it
-<own root>                     our own trees, beside the root; it carries the instance id
+<own root>                     the root of our own trees, beside <root>; it holds the instance id
 """
 
 import shlex
@@ -42,8 +42,8 @@ from rollbook.proto.ids import LedgerId
 from rollbook.proto.metastore.url import Backend, MetadataUrl
 from rollbook.proto.ports import Check, Create, MetadataStore, Node, Randomness
 
-# Where to walk for ledgers, and from which id: below 2^31 - 1 the legacy layout puts them where the
-# hierarchical one does.
+# The layouts whose ledgers are looked for, and from which id on. Below 2^31 - 1 the legacy layout
+# has the same paths as the hierarchical one.
 _WALKS: Final = (
     (Layout.LEGACY_HIERARCHICAL, paths.FIRST_LONG_ID),
     (Layout.HIERARCHICAL, LedgerId(0)),
@@ -56,8 +56,9 @@ _WALKS: Final = (
 class Cluster:
     root: str
     layout: Layout
-    instance_id: str | None  # None: older than instance ids.
-    url: MetadataUrl | None = field(default=None, compare=False)  # Used in error messages only.
+    instance_id: str | None  # None if the cluster is older than instance ids.
+    # It is only used in error messages.
+    url: MetadataUrl | None = field(default=None, compare=False)
 
     @property
     def own_root(self) -> str:
@@ -77,7 +78,7 @@ async def initialise(
 ) -> Cluster:
     """Creates a cluster in one transaction. Raises `ClusterExists` if the root is not empty.
 
-    `url` is used in the advice of errors only.
+    `url` is only used in the next steps of errors.
     """
     cluster = Cluster(root, layout, _draw_instance_id(randomness), url)
     assert layout.takes_new_ledgers
@@ -99,11 +100,12 @@ async def initialise(
 
     async def was_made() -> bool:
         node = await read_surely(store, cluster.path(paths.INSTANCE_ID))
-        return node is not None and node.value == instance_id  # Drawn for this call alone.
+        # Only this call has drawn this instance id.
+        return node is not None and node.value == instance_id
 
     try:
         await transact_surely(store, ops, was_made)
-    except (NodeExists, NoSuchNode):  # Another process creates or removes a cluster right now.
+    except (NodeExists, NoSuchNode):  # Another process is creating or removing a cluster right now.
         await _refuse_what_exists(store, cluster, url)
         raise
     return cluster
@@ -116,13 +118,13 @@ async def open_cluster(
     instance_id: str | None = None,
     url: MetadataUrl | None = None,
 ) -> Cluster:
-    """Opens the cluster at this root; missing nodes have BookKeeper's defaults.
+    """Opens the cluster at this root. For missing nodes BookKeeper's defaults are used.
 
-    `instance_id` is the one that the caller expects, from a directory of the cluster. `url` may
-    name the layout, and is shown in advice, without its options. Raises `NoSuchCluster`,
-    `WrongCluster`, `BadConfig`, `BadMetadata`.
+    `instance_id` is the id that the caller expects, from a directory of the cluster. `url` may name
+    the layout; it is also shown in next steps of errors, without its options. Raises
+    `NoSuchCluster`, `WrongCluster`, `BadConfig`, `BadMetadata`.
     """
-    # Every cluster has this folder, and it is created no later than the rest.
+    # Every cluster has this folder, and it is created at the latest together with the other nodes.
     if await read_surely(store, f"{root}/{paths.AVAILABLE}") is None:
         raise NoSuchCluster(path=root, next_step=f"rollbook cluster init --metadata {_quoted(url)}")
     cluster = Cluster(
@@ -143,8 +145,7 @@ async def open_cluster(
 
 
 async def require_cluster(store: MetadataStore, ours: Cluster) -> None:
-    """Checks that the store still holds this cluster and its own trees; a missing root of these
-    was removed.
+    """Checks that the store still holds this cluster and the root of its own trees.
 
     Raises `NoSuchCluster`, `WrongCluster`, `BadConfig`.
     """
@@ -156,7 +157,7 @@ async def require_cluster(store: MetadataStore, ours: Cluster) -> None:
 
 
 async def ensure_layout(store: MetadataStore, cluster: Cluster) -> None:
-    """Writes the assumed layout to LAYOUT if that is missing, as BookKeeper does.
+    """Writes the assumed layout to LAYOUT if LAYOUT is missing, as BookKeeper does.
 
     Raises `BadConfig`, `BadMetadata` if another layout was written since the cluster was opened.
     """
@@ -172,8 +173,8 @@ async def ensure_layout(store: MetadataStore, cluster: Cluster) -> None:
                 raise  # LAYOUT was written and removed again.
         else:
             return
-    # Other processes would not find the ledgers that this one creates, and bookies would take
-    # them for deleted.
+    # With another layout, other processes would not find the ledgers that this process creates, and
+    # bookies would treat them as deleted.
     if (found := _layout_in(node, cluster.root, cluster.url)) is not cluster.layout:
         raise BadConfig(
             f"another layout was written down since: {found.value}, not {cluster.layout.value}",
@@ -183,7 +184,7 @@ async def ensure_layout(store: MetadataStore, cluster: Cluster) -> None:
 
 
 async def ensure_own_root(store: MetadataStore, cluster: Cluster) -> None:
-    """Creates the root of Rollbook's own trees, in a cluster that BookKeeper created, too."""
+    """Creates the root of Rollbook's own trees, which is missing in a cluster that BookKeeper created."""
     if not await _check_own_root(store, cluster):
         owner = (cluster.instance_id or "").encode()
         try:
@@ -206,7 +207,9 @@ def _asked_by(url: MetadataUrl | None) -> Layout | None:
 
 
 def _layout_in(node: Node, root: str, url: MetadataUrl | None) -> Layout:
-    """Returns the layout in the LAYOUT node. Raises `BadMetadata`, and `BadConfig` if the URL names another."""
+    """Returns the layout in the LAYOUT node. Raises `BadMetadata`, and `BadConfig` if the URL names
+    another layout.
+    """
     asked = _asked_by(url)
     path = f"{root}/{paths.LAYOUT}"
     try:
@@ -217,7 +220,7 @@ def _layout_in(node: Node, root: str, url: MetadataUrl | None) -> Layout:
         raise BadMetadata(
             error.message,
             path=path,
-            # With a wrong layout no ledger would be found, and bookies would take all for deleted.
+            # With a wrong layout no ledger would be found, and bookies would treat all ledgers as deleted.
             next_step="check the metadata URL; if it is right, and only in a cluster that was made "
             f"with the {made_with} layout: {remove}",
         ) from None
@@ -233,9 +236,8 @@ def _layout_in(node: Node, root: str, url: MetadataUrl | None) -> Layout:
 async def _require_assumable(
     store: MetadataStore, root: str, url: MetadataUrl | None, assumed: Layout
 ) -> None:
-    """Checks, if LAYOUT is missing, that every existing ledger is found under the assumed layout.
-
-    Bookies would take other ledgers for deleted. Raises `BadConfig`.
+    """If LAYOUT is missing, checks that every existing ledger is found under the assumed layout,
+    since bookies would treat a ledger that is not found as deleted. Raises `BadConfig`.
     """
     is_new = True
     for layout, start in _WALKS:
@@ -248,7 +250,7 @@ async def _require_assumable(
                 f"start a bookie with the cluster's layout in the metadata URL, zk+{layout.value}://…; "
                 "it writes LAYOUT down"
             )
-            if layout is Layout.LEGACY_HIERARCHICAL:  # No URL can name this layout.
+            if layout is Layout.LEGACY_HIERARCHICAL:  # A URL cannot name this layout.
                 value = pack_layout(layout).decode().replace("\n", "\\n")
                 step = zookeeper_command(url, f"create {root}/{paths.LAYOUT} $'{value}'")
             raise BadConfig(
@@ -292,7 +294,7 @@ def _quoted(url: MetadataUrl | None) -> str:
 
 
 def zookeeper_command(url: MetadataUrl | None, command: str) -> str:
-    """Returns a `zkCli.sh` command, as advice. An embedded store needs no such advice: it checks
+    """Returns a `zkCli.sh` command for a next step. An embedded store needs none, since it checks
     its own bytes.
     """
     where = f" -server {url.place}" if url and url.backend is Backend.ZOOKEEPER else ""
@@ -325,7 +327,9 @@ async def _check_own_root(
 
 
 async def _refuse_inside_another(store: MetadataStore, root: str) -> None:
-    """Refuses roots below another ledgers root, where BookKeeper's tools look, and in Rollbook's own trees."""
+    """Refuses a root below another ledgers root, since BookKeeper's tools look there, and a root in
+    Rollbook's own trees.
+    """
     place = root
     while place:
         node = await read_surely(store, place)

@@ -1,8 +1,8 @@
-"""Which bookies belong to the cluster, and with which directories.
+"""The nodes that say which bookies belong to the cluster, and with which directories.
 
-`CookieNodes` handles the cookies alone, as BookKeeper's tools see them. Rollbook's bookies use
-`MemberNodes`: the cookie, and the record in our own tree. The two change in one transaction, and the
-record's random part shows which process wrote it when a reply is lost (LR1).
+`CookieNodes` handles only the cookies, which BookKeeper's tools use, too. Rollbook's bookies use
+`MemberNodes`, which handles the cookie and the record in our own tree. Both change in one
+transaction. If a reply is lost, the random part of the record shows which process wrote it (LR1).
 """
 
 from dataclasses import dataclass
@@ -45,10 +45,9 @@ class CookieNodes:
         return VersionedCookie(unpack_cookie(node.value), node.stat.version) if node else None
 
     async def create(self, cookie: Cookie) -> VersionedCookie:
-        """Creates a cookie. Raises `NodeExists` if the bookie has one, even an equal one: that
-        belongs to a second bookie with this id.
-
-        After a lost reply, a cookie with our bytes counts as ours.
+        """Creates a cookie. Creates a cookie. Raises `NodeExists` if the bookie has a cookie, even
+        an equal one, since that belongs to a second bookie with this id. After a lost reply, a
+        cookie with our bytes counts as ours.
         """
         data = pack_cookie(cookie)
         await ensure_node(self._store, self._folder)
@@ -85,7 +84,7 @@ class CookieNodes:
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """The metadata store's record of one bookie."""
+    """The cookie and the record of one bookie, as read from the metadata store."""
 
     cookie_node: Node | None
     record_node: Node | None
@@ -100,7 +99,7 @@ class Member:
 
     @property
     def record(self) -> BookieRecord | None:
-        """The parsed record. Raises `BadMetadata`, `UnsupportedVersion`: only Rollbook writes it."""
+        """The parsed record. Raises `BadMetadata` or `UnsupportedVersion`, since only Rollbook writes it."""
         return unpack_bookie_record(self.record_node.value) if self.record_node else None
 
 
@@ -118,9 +117,9 @@ class MemberNodes:
         )
 
     async def write(self, found: Member, cookie: Cookie, record: BookieRecord) -> None:
-        """Writes both nodes, if they are still in exactly the state that was read.
+        """Writes both nodes if they are still in exactly the state that was read.
 
-        Raises `NodeExists`, `MetadataConflict` or `NoSuchNode` if they have changed.
+        Raises `NodeExists`, `MetadataConflict` or `NoSuchNode` if one of them has changed.
         """
         await ensure_own_root(self._store, self._cluster)
         for folder in (self._cookies, self._records):
@@ -134,7 +133,7 @@ class MemberNodes:
         )
 
         async def was_made() -> bool:
-            """Returns whether this write took effect: no other process has drawn this value."""
+            """Returns whether this write took effect. No other process has drawn the same value."""
             node = await read_surely(self._store, record_path)
             if node is None or node.value != packed:
                 return False
@@ -144,7 +143,7 @@ class MemberNodes:
         await transact_surely(self._store, ops, was_made)
 
     async def write_record(self, found: Member, bookie_id: BookieId, record: BookieRecord) -> None:
-        """Writes the record alone. Raises `MetadataConflict` or `NoSuchNode` if it has changed."""
+        """Writes only the record. Raises `MetadataConflict` or `NoSuchNode` if it has changed."""
         assert found.record_node
         version = found.record_node.stat.version
         path = f"{self._records}/{bookie_id}"
@@ -159,4 +158,4 @@ def _as_bookie_id(name: str) -> BookieId | None:
     try:
         return parse_bookie_id(name)
     except InvalidRequest:
-        return None  # The node was not created by a bookie.
+        return None  # No bookie created this node.

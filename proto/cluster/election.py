@@ -1,17 +1,18 @@
-"""Elections as BookKeeper holds them: each candidate has an ephemeral sequential node, and the lowest
-number leads. The others watch the vote before their own.
+"""Elections that work like BookKeeper's: each candidate has an ephemeral sequential node, its vote,
+and the candidate with the lowest number leads. Each of the others watches the vote before its own.
 
-    <folder>                   text: the leader, for people
+    <folder>                   text: the leader, only shown to people
     <folder>/V_dddddddddd      text, ephemeral: a candidate
 
-BookKeeper's auditor is elected in `underreplication/auditorelection`, our steward in our own tree.
+BookKeeper's auditor is elected in `underreplication/auditorelection`, and Rollbook's steward in our own tree.
 
-- A vote belongs to a session, not to a process: after a lost reply it is found by its session, and a
-  session never has two of ours (EL1).
+- A vote belongs to a session, not to a process. After a lost reply the vote is found by its
+  session, and we never cast two votes in one session (EL1).
 - A leader may have been replaced without knowing it. Every change that an old leader must not make
-  names `Vote.check` in its transaction, and is made in `Vote.session` or never (EL2).
-- An abandoned vote blocks no candidate: if a session has two, Java's retry left the older one, which
-  its process does not know; a vote of no session was left by a person or a backup. They are removed (EL3).
+  has `Vote.check` in its transaction, and can only be made in `Vote.session` (EL2).
+- An abandoned vote blocks no candidate, since candidates remove it (EL3). If a session has two
+  votes, a retry in Java left the older one, and its process does not know it. A vote without a
+  session was left by a person or a backup.
 """
 
 import asyncio
@@ -63,7 +64,7 @@ _RETRY_PAUSE_S: Final = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Vote:
-    """A cast vote. Names are never reused, so an existing node of this name is the vote that was cast."""
+    """A vote that was cast. Names are never reused, so if a node of this name exists, it is this vote."""
 
     path: str
     session: SessionId
@@ -81,12 +82,12 @@ class _Cast:
 
 
 class Election:
-    """One candidate in an election. A process has at most one for each folder and session."""
+    """A candidate in an election. A process has at most one for each folder and session."""
 
     def __init__(
         self, store: MetadataStore, folder: str, candidate: BookieId, *, above: str
     ) -> None:
-        """`above`: an existing node; missing nodes from there to `folder` are created."""
+        """`above` is an existing node. Missing nodes between it and `folder` are created."""
         self._store = store
         self._folder = folder
         self._above = above
@@ -94,7 +95,9 @@ class Election:
         self._candidate = candidate
 
     async def stand(self) -> Vote:
-        """Casts a vote, or finds the one that this session has. Raises `Unavailable`, `SessionExpired`."""
+        """Casts a vote, or finds the vote that this session has already cast. Raises `Unavailable`,
+        `SessionExpired`.
+        """
         await ensure_path(self._store, self._folder, self._above)
         while True:
             session = self._store.session
@@ -107,7 +110,8 @@ class Election:
                 return Vote(ours[0].path, session)
             if self._store.session != session:
                 continue
-            with suppress(ConnectionLost):  # After a lost connection, the loop looks for the vote.
+            # If the connection was lost, the next round of the loop looks for the vote.
+            with suppress(ConnectionLost):
                 await self._store.create(
                     f"{self._folder}/{VOTE_PREFIX}", self._vote, CreateMode.EPHEMERAL_SEQUENTIAL
                 )
@@ -120,12 +124,12 @@ class Election:
         node = await read_surely(self._store, self._folder, fresh=False)
         if node is None or node.value != self._vote:
             with suppress(NoSuchNode, OutcomeUnknown, Unavailable, SessionExpired):
-                await self._store.set(self._folder, self._vote)  # Written for people only.
+                await self._store.set(self._folder, self._vote)  # This is only written for people.
         logger.info("election_won", folder=self._folder, candidate=self._candidate)
         return vote
 
     async def until_lost(self, vote: Vote) -> None:
-        """Returns when the vote is gone: another candidate may lead."""
+        """Returns when the vote is gone, and another candidate may lead."""
         watch = await self._store.watch(vote.path)
         try:
             while await read_surely(self._store, vote.path) is not None:
@@ -134,10 +138,10 @@ class Election:
             await watch.close()
 
     async def serve(self, lead: Callable[[Vote], Coroutine[Any, Any, None]]) -> Never:
-        """Runs `lead` while this candidate leads; `lead` runs until it is cancelled.
+        """Runs `lead` while this candidate leads, and cancels it afterwards.
 
-        Raises the errors of `lead`, but waits while the metadata store is unavailable. Before it
-        ends in any way, it withdraws the vote.
+        Raises the errors of `lead`, but waits while the metadata store is unavailable. However it
+        ends, it withdraws the vote first.
         """
         try:
             while True:
@@ -153,7 +157,7 @@ class Election:
             await self.withdraw()
 
     async def withdraw(self) -> None:
-        """Withdraws the vote. If the store cannot be reached, the session's end removes it."""
+        """Withdraws the vote. If the store cannot be reached, the vote goes away with the session."""
         session = self._store.session
         with suppress(Unavailable, OutcomeUnknown, SessionExpired, NoSuchNode):
             for cast in await self._casts():
@@ -161,7 +165,7 @@ class Election:
                     await self._remove(cast)
 
     async def leader(self) -> BookieId | None:
-        """Returns the present leader, as its vote names it. None: there is no leader, or its vote
+        """Returns the leader that the first vote names, or None if there is no leader or its vote
         is unreadable.
         """
         for cast in await self._casts():
@@ -173,7 +177,7 @@ class Election:
         return None
 
     async def _wait_until_first(self, vote: Vote) -> bool:
-        """Returns True once the vote is the first one, False if the vote was removed. Removes orphaned votes."""
+        """Returns True once the vote is the first one, or False if it was removed. Removes orphaned votes."""
         while True:
             casts = await self._casts()
             index = next((i for i, cast in enumerate(casts) if cast.path == vote.path), None)
@@ -190,7 +194,7 @@ class Election:
                 await watch.close()
 
     async def _remove_orphan(self, cast: _Cast, casts: list[_Cast]) -> bool:
-        """Removes the vote if it is an orphan. Returns whether it was one."""
+        """Removes the vote if it is an orphan, and returns whether it was."""
         of_session = [each for each in casts if each.owner == cast.owner]
         if cast.owner != NO_SESSION and cast is of_session[-1]:
             return False
@@ -205,7 +209,7 @@ class Election:
             )
 
     async def _casts(self) -> list[_Cast]:
-        """Returns the votes in order."""
+        """Returns the votes in the order of their numbers."""
         try:
             await self._store.sync()
             names = await children_surely(self._store, self._folder)
@@ -223,7 +227,7 @@ class Election:
 
 
 async def _next_or_later(watch: Watch) -> None:
-    """Waits for a change, or for a while: a watch can be lost in unforeseen ways."""
+    """Waits for a change, but only for a limited time, since a watch can be lost in unforeseen ways."""
     with suppress(TimeoutError):
         async with asyncio.timeout(LOOK_AGAIN_S):
             try:

@@ -1,23 +1,24 @@
 """Draws ids for new ledgers, from the same counters as BookKeeper's own clients.
 
-A counter is the number that the store gives to a sequential node; it is stored with the parent
-and never goes back, so an id is not given out twice even when the highest ledgers are deleted.
-The node itself is of no use and is removed at once.
+A counter is the number that the store gives to a sequential node. It is stored with the parent and
+never decreases, so no id is given out twice, even if the highest ledgers are deleted. The node
+itself is not needed and is removed at once.
 
     idgen/ID-NNNNNNNNNN                     id = N, while N < 2^31 - 1
     idgen-long/HOB-HHHHHHHHHH/ID-NNNNNNNNNN id = H * 2^32 + N, from then on, with the highest H
 
-If `idgen-long` exists the short ids are used up. When the numbers below one `HOB` are used up,
-the next one is made; all but the newest three are removed.
+If `idgen-long` exists, the short ids are used up. When the numbers below a `HOB` are used up, the
+next `HOB` is created; all except the newest three are removed.
 
 Callers that ask for an id while others are being drawn share the next draw, which takes two
 transactions for all of them. If a draw fails, all callers without an id get the error at the
 same time.
 
-A drawn id is only a proposal: it is taken once the ledger's node has been created.
+A drawn id is only a proposal. It is taken when the ledger's node is created.
 
-A store that was restored from an older copy has the counters of that time. `skip` moves them past every id
-that can have been drawn since: to a new `HOB`. Ids that were drawn before the copy stay below it.
+A store that was restored from an older copy has the counters of that time. `skip` moves them to a
+new `HOB`, past every id that may have been drawn since the copy. Ids that were drawn before the
+copy are below this `HOB`, too.
 """
 
 import asyncio
@@ -46,23 +47,24 @@ from rollbook.proto.formats.paths import HIGH_PREFIX, ID_PREFIX, LONG_IDS, SHORT
 from rollbook.proto.ids import LedgerId
 from rollbook.proto.ports import Create, CreateMode, Delete, MetadataStore
 
-_NUMBERS: Final = 2**31 - 1  # A counter's numbers below this are used; after it, it wraps.
+# Only a counter's numbers below this are used, since beyond it the counter wraps.
+_NUMBERS: Final = 2**31 - 1
 _HIGH: Final = re.compile(rf"{HIGH_PREFIX}([0-9]{{10}})")
-_HIGH_MAX: Final = 2**31 - 1  # Ids have 63 bits; a higher name is foreign.
+_HIGH_MAX: Final = 2**31 - 1  # Ids have 63 bits, so a node with a higher number is foreign.
 _HIGH_KEPT: Final = 3
 _AT_ONCE_MAX: Final = 256
-# Used nodes that are still to be removed. If more wait, further ones stay until their session ends.
+# The most used nodes that wait to be removed. If there are more, the oldest stay until their session ends.
 _USED_MAX: Final = 16 * 1024
-# In units of 2^32 ids. No counter moves further between a copy of the store and its return; higher
-# ids were chosen by a client.
+# In units of 2^32 ids: no counter moves further between the time of a copy and its restoration.
+# Higher ids were chosen by a client.
 _HIGHS_WITHIN_REACH: Final = 16
-# Ids above the counter that count as drawn since the copy. Larger: more deleted ledgers with ids
-# chosen by users keep a bookie from starting; smaller: fewer later ledgers reveal the copy.
+# How far above the counter an id counts as drawn since the copy. Larger: more deleted ledgers whose
+# ids users chose keep a bookie from starting. Smaller: fewer later ledgers reveal the copy.
 _DRAWN_WITHIN_REACH: Final = 1 << 20
 
 
 _Waiter = asyncio.Future[LedgerId | None]
-"""A caller that waits for its id; None: it is its turn to draw."""
+"""A caller that waits for its id. The result None means that it is this caller's turn to draw."""
 
 
 def is_ahead(ledger_id: int, position: int) -> bool:
@@ -77,13 +79,14 @@ class LedgerIds:
         self._store = store
         self._short = f"{root}/{SHORT_IDS}"
         self._long = f"{root}/{LONG_IDS}"
-        self._is_long = False  # Once True, it stays True.
+        self._is_long = False  # It never becomes False again.
         self._is_drawing = False
-        self._waiting: deque[_Waiter] = deque()  # The callers whose ids are drawn next, in order.
-        self._used: list[str] = []  # Nodes of drawn numbers, still to be removed.
+        # The callers for whom ids are drawn next, in order.
+        self._waiting: deque[_Waiter] = deque()
+        self._used: list[str] = []  # The nodes of drawn numbers that are still to be removed.
 
     async def draw(self) -> LedgerId:
-        """Returns an id that no other call gets, here or elsewhere."""
+        """Returns an id that no other call gets, in this process or another one."""
         if self._is_drawing:
             drawn = await self._wait()
             if drawn is not None:
@@ -93,15 +96,15 @@ class LedgerIds:
             drawn = await self._draw_for_all()
         finally:
             self._pass_on()
-        await self._remove_used()  # Done by the caller that drew, while the others continue.
+        await self._remove_used()  # Only the caller that drew does this; the others have continued.
         return drawn
 
     async def skip(self, above: int = 0) -> LedgerId:
-        """Moves the counters on, and returns the lowest id that can be drawn from now on.
+        """Advances the counters, and returns the lowest id that can be drawn from now on.
 
-        That id is higher than `above` and than all that this cluster's counters can have given out
-        before their store was restored from a copy (LI1). Raises `InvalidRequest` if there are no
-        such ids, `NoSuchCluster`.
+        This id is higher than `above`, and higher than all ids that this cluster's counters can
+        have given out before the store was restored from a copy (LI1). Raises `InvalidRequest` if
+        there are no such ids, and `NoSuchCluster`.
         """
         try:
             await ensure_node(self._store, self._long)
@@ -118,7 +121,7 @@ class LedgerIds:
         return LedgerId(high << 32)
 
     async def _wait(self) -> LedgerId | None:
-        """Waits for an id; None: it is this caller's turn to draw ids."""
+        """Waits for an id. Returns None if it is this caller's turn to draw ids."""
         waiter: _Waiter = asyncio.get_running_loop().create_future()
         self._waiting.append(waiter)
         try:
@@ -137,10 +140,9 @@ class LedgerIds:
         self._is_drawing = False
 
     async def _draw_for_all(self) -> LedgerId:
-        """Draws an id for this caller first, then for all callers that wait by now.
-
-        All of them get their ids in the same turn of the loop: with a lock, each would be woken by
-        the previous one, a turn later.
+        """Draws an id for this caller and for all callers that wait by now. All of them get their
+        ids in the same turn of the loop; with a lock, each would be woken by the previous one, a
+        turn later.
         """
         own: _Waiter = asyncio.get_running_loop().create_future()
         together = deque([own, *self._waiting])
@@ -153,7 +155,7 @@ class LedgerIds:
                 if not waiter.done():
                     waiter.set_exception(error.copy())
             together.clear()
-        finally:  # If this caller is cancelled, the next waiting one draws.
+        finally:  # If this caller is cancelled, the next caller draws.
             self._waiting.extendleft(each for each in reversed(together) if each is not own)
         drawn = own.result()
         assert drawn is not None
@@ -167,7 +169,7 @@ class LedgerIds:
             try:
                 left = await self._remove_nodes(taken)
             except RollbookError:
-                return  # The next caller draws for all that remain.
+                return  # The next caller that draws tries to remove these nodes again.
             finally:
                 self._used += left
                 del self._used[:-_USED_MAX]
@@ -175,8 +177,9 @@ class LedgerIds:
     async def _remove_nodes(self, paths: list[str]) -> list[str]:
         """Removes nodes, and returns those that are left.
 
-        Some may be gone, with their session, or because the reply to their removal was lost. A
-        missing node makes the whole transaction fail, so the existing ones are then listed.
+        Some may be gone already, with their session, or because the reply to their removal was
+        lost. A missing node makes the whole transaction fail, so then the existing nodes are listed
+        and removed.
         """
         for _ in range(ATTEMPTS):
             try:
@@ -195,14 +198,15 @@ class LedgerIds:
             try:
                 names = await self._store.children(parent)
             except NoSuchNode:
-                # The parent was one of the oldest counters, which are deleted with all lower numbers.
+                # The parent was an old counter, which was deleted together with all its nodes.
                 continue
             there.update(f"{parent}/{name}" for name in names)
         return [path for path in paths if path in there]
 
     async def _draw(self, count: int) -> list[LedgerId]:
-        """Draws `count` ids or fewer, at least one."""
-        if not self._is_long:  # Read each time: another process may have called `skip`.
+        """Draws at least one id and at most `count` ids."""
+        # This is read each time, since another process may have called `skip`.
+        if not self._is_long:
             self._is_long = await read_surely(self._store, self._long, fresh=False) is not None
         if not self._is_long:
             numbers = await self._draw_numbers(self._short, count)
@@ -222,14 +226,16 @@ class LedgerIds:
             try:
                 numbers = await self._draw_numbers(self._high_path(high), count, is_made=True)
             except NoSuchNode:
-                continue  # The counter was removed as one of the oldest after the list was read.
+                continue  # After the list was read, the counter was removed as one of the oldest.
             if numbers:
                 return [LedgerId(high << 32 | number) for number in numbers]
             await ensure_node(self._store, self._high_path(high + 1))
             await self._remove([*highs, high + 1][:-_HIGH_KEPT])
 
     async def _draw_numbers(self, counter: str, count: int, *, is_made: bool = False) -> list[int]:
-        """Draws numbers; none if the counter has run out. Numbers whose response was lost are skipped."""
+        """Draws numbers, and returns none if the counter is used up. If a response was lost, its
+        numbers are skipped.
+        """
         one = Create(f"{counter}/{ID_PREFIX}", mode=CreateMode.EPHEMERAL_SEQUENTIAL)
         for _ in range(ATTEMPTS):
             try:
@@ -257,7 +263,7 @@ class LedgerIds:
             try:
                 await delete_surely(self._store, self._high_path(high))
             except (NoSuchNode, NodeNotEmpty):
-                # Another process has removed it or is still drawing from it: the next caller removes it.
+                # Another process has removed the counter, or is still drawing from it and removes it later.
                 pass
 
     def _high_path(self, high: int) -> str:
@@ -265,7 +271,7 @@ class LedgerIds:
 
 
 def _hand_out(drawn: list[LedgerId], waiting: deque[_Waiter]) -> None:
-    """Hands out ids in order; a cancelled caller gets none."""
+    """Gives the ids to the callers in order. A cancelled caller gets no id."""
     for ledger_id in drawn:
         while waiting:
             waiter = waiting.popleft()

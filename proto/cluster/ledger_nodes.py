@@ -1,9 +1,8 @@
-"""Creates, reads, compares-and-swaps, deletes and lists the nodes with the metadata of ledgers.
-
-Parents are made and removed with the nodes below them (`sparse_nodes.py`). Each change by this
-process is logged here, so that the events of one `ledger_id` show its life: created, fragments
-changed, recovery started, closed, deleted. Bookies log when they fence it and when they delete
-their copy.
+"""Creates, reads, updates, deletes and lists the nodes with the metadata of ledgers. Updates are
+made by compare-and-swap. Parents are created and removed with the nodes below them
+(`sparse_nodes.py`). Every change by this process is logged here, so that the events of one
+`ledger_id` show its life: created, fragments changed, recovery started, closed, deleted. Bookies
+log when they fence a ledger and when they delete their copy.
 """
 
 from collections import deque
@@ -58,13 +57,14 @@ from rollbook.proto.ports import (
 logger = structlog.get_logger()
 
 _LOWEST: Final = LedgerId(0)
-_ID_RACES_MAX: Final = 100  # Lost in a row to clients that pick ids themselves.
+# The most drawn ids in a row that other clients may have taken by choosing ids themselves.
+_ID_RACES_MAX: Final = 100
 
 
 @dataclass(frozen=True, slots=True)
 class StoredLedger:
     metadata: LedgerMetadata
-    version: int  # The version that a change made from this metadata must name.
+    version: int  # The version of the node; a change that is based on this metadata must name it.
     created_ms: int
 
 
@@ -85,13 +85,13 @@ class LedgerNodes:
             try:
                 return await self.create(metadata)
             except NodeExists:
-                continue  # A client chose this very id.
+                continue  # Another client chose this very id.
         raise MetadataConflict("every id that was drawn is taken", path=self._root)
 
     async def create(self, metadata: LedgerMetadata) -> StoredLedger:
-        """Creates a ledger under the caller's own id. Raises `NodeExists` if that is taken."""
+        """Creates a ledger under an id that the caller chose. Raises `NodeExists` if the id is taken."""
         assert metadata.creation_token is not None
-        # Stored in the metadata: a restore would lose the node's own time.
+        # The time is stored in the metadata, since restoring a backup would change that of the node.
         assert metadata.created_ms is not None
         if not self._layout.takes_new_ledgers:
             raise InvalidRequest(
@@ -117,7 +117,7 @@ class LedgerNodes:
         return StoredLedger(metadata, 0, metadata.created_ms)
 
     async def read(self, ledger_id: LedgerId, *, fresh: bool = False) -> StoredLedger:
-        """Reads a ledger. Raises `NoSuchLedger`, but never because a replica of the store lags."""
+        """Reads a ledger. Raises `NoSuchLedger`, but never only because a replica of the store lags."""
         path = self.path(ledger_id)
         node = await read_surely(self._store, path, fresh=fresh)
         if node is None and not fresh:
@@ -132,7 +132,7 @@ class LedgerNodes:
         return await read_surely(self._store, self.path(ledger_id)) is not None
 
     async def watch(self, ledger_id: LedgerId) -> Watch:
-        """Watches a ledger, and reports every change from now on."""
+        """Watches a ledger. The watch reports every change from now on."""
         return await self._store.watch(self.path(ledger_id))
 
     async def update(self, stored: StoredLedger, metadata: LedgerMetadata) -> StoredLedger:
@@ -157,10 +157,11 @@ class LedgerNodes:
         checks: Sequence[Check],
         session: SessionId,
     ) -> StoredLedger:
-        """Returns an update that is made in this session, while all `checks` hold, or never.
+        """Updates a ledger in this session and only while all `checks` hold.
 
-        Raises `SessionExpired`; `MetadataConflict` or `NoSuchNode` if the ledger or a checked
-        node has changed, with `op=INDEX` in its ids: the ledger comes after the checks.
+        Raises `SessionExpired`. Raises `MetadataConflict` or `NoSuchNode` if the ledger or a
+        checked node has changed, with `op=INDEX` in its ids, where the ledger comes after the
+        checks.
         """
         path = self.path(metadata.ledger_id)
         data = pack_ledger_metadata(metadata)
@@ -188,7 +189,7 @@ class LedgerNodes:
         await remove_empty_parents(self._store, self._root, path)
 
     def ids(self, start: LedgerId = _LOWEST) -> "LedgerWalk":
-        """Returns all ledgers from `start` on, in the order of their ids."""
+        """Returns the ids of all ledgers from `start` on, in ascending order."""
         return LedgerWalk(self._store, self._root, self._layout, start)
 
 
@@ -212,11 +213,11 @@ def _log_change(before: LedgerMetadata, after: LedgerMetadata) -> None:
 
 
 class LedgerWalk:
-    """The ids of all ledgers, one directory in memory at a time.
+    """Walks through the ids of all ledgers. Only one directory is in memory at a time.
 
-    Ledgers that are made or deleted in the meantime may be missed or seen; those that exist
-    during the whole walk are all seen. A walk that ends by itself was complete: whatever could
-    not be read raises.
+    A ledger that is created or deleted in the meantime may or may not be seen; a ledger that exists
+    during the whole walk is seen. A walk that ends without an error was complete, since a directory
+    that cannot be read raises an error.
     """
 
     def __init__(
@@ -226,7 +227,7 @@ class LedgerWalk:
         self._root = root
         self._layout = layout
         self._start = start
-        # Directories to open, the next one last: their tree and their digits.
+        # The directories to open, each with its tree and its digits; the next one is at the end.
         self._pending: list[tuple[Split, str]] = [(s, "") for s in reversed(splits_of(layout))]
         self._found: deque[LedgerId] = deque()
         self._is_fresh = False
@@ -236,7 +237,7 @@ class LedgerWalk:
 
     async def __anext__(self) -> LedgerId:
         if not self._is_fresh:
-            # Later reads see at least this state on any replica.
+            # After a sync, reads see at least this state on any replica.
             await read_surely(self._store, self._root)
             self._is_fresh = True
         while not self._found:
@@ -252,7 +253,7 @@ class LedgerWalk:
         except NoSuchNode:
             if not directory:
                 raise NoSuchCluster(path=self._root) from None
-            return  # The directory's last ledger was deleted after the directory was listed.
+            return  # The last ledger of this directory was deleted after its parent was listed.
         children = children_of(self._layout, split, digits, names)
         if children and is_whole_id(split, children[0]):
             self._found.extend(id_ for id_ in map(_as_id, children) if id_ >= self._start)

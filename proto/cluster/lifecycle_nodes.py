@@ -1,9 +1,10 @@
-"""Whether each bookie stays in the cluster or leaves it (`formats/lifecycle.py`).
+"""The nodes that say whether a bookie stays in the cluster or leaves it (`formats/lifecycle.py`).
 
-    <own root>/lifecycle/<bookie id>    no node: the bookie is Active
+    <own root>/lifecycle/<bookie id>    if there is no node, the bookie is Active
 
-A node is kept when its bookie becomes Active again, so that its version only grows: a change that was
-made from an older state is refused. `bookie remove` deletes it together with the cookie.
+When a bookie becomes Active again, its node is kept, so that the version only grows. Therefore a
+change that is based on an older state is refused. `bookie remove` deletes it together with the
+cookie.
 """
 
 from collections.abc import Sequence
@@ -36,7 +37,7 @@ logger = structlog.get_logger()
 class StoredLifecycle:
     bookie: BookieId
     lifecycle: Lifecycle
-    version: int | None  # None: the node does not exist.
+    version: int | None  # None if the node does not exist.
 
 
 class LifecycleNodes:
@@ -49,14 +50,16 @@ class LifecycleNodes:
         return f"{self.folder}/{bookie}"
 
     async def read(self, bookie: BookieId) -> StoredLifecycle:
-        """Reads a bookie's state. Raises `BadMetadata`, `UnsupportedVersion`: the state is never guessed."""
+        """Reads a bookie's state. If that is not possible it raises `BadMetadata` or
+        `UnsupportedVersion`, since a state is never guessed.
+        """
         node = await read_surely(self._store, self.path(bookie))
         if node is None:
             return StoredLifecycle(bookie, Lifecycle(), None)
         return StoredLifecycle(bookie, unpack_lifecycle(node.value), node.stat.version)
 
     async def list(self) -> list[StoredLifecycle]:
-        """Returns states of bookies that have a node. An invalid one is logged and left out."""
+        """Returns the states of all bookies that have a node. An invalid node is logged and left out."""
         try:
             names = await children_surely(self._store, self.folder)
         except NoSuchNode:
@@ -77,12 +80,11 @@ class LifecycleNodes:
         checks: Sequence[Check] = (),
         session: SessionId | None = None,
     ) -> StoredLifecycle:
-        """Writes a state, if the present one is exactly the one that was read and all `checks` hold.
+        """Writes a state if the present one is still exactly the one that was read, and all `checks` hold.
 
-        With `session`, the write is made in that session or never.
-
-        `lifecycle` carries a token that was drawn for this write. Raises `MetadataConflict`,
-        `NodeExists` or `NoSuchNode` if something has changed, `SessionExpired`.
+        With `session`, the write can only be made in this session. `lifecycle` must have a token
+        that was drawn for this write. Raises `MetadataConflict`, `NodeExists` or `NoSuchNode` if
+        something has changed, `SessionExpired`.
         """
         assert lifecycle.token
         assert lifecycle.token != found.lifecycle.token
@@ -100,7 +102,7 @@ class LifecycleNodes:
         return StoredLifecycle(found.bookie, lifecycle, version)
 
     async def watch(self, bookie: BookieId | None = None) -> Watch:
-        """Watches one bookie's node, or all nodes."""
+        """Watches the node of one bookie, or all nodes."""
         if bookie is not None:
             return await self._store.watch(self.path(bookie))
         return await self._store.watch(self.folder, recursive=True)

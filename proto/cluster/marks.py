@@ -1,16 +1,17 @@
-"""The tree that auditors and replication workers share, ours and Java's
+"""The tree that Rollbook's and Java's auditors and replication workers share
 (`formats/replication.py` has its layout).
 
-- A mark says that copies of a ledger are missing on these bookies, or, without bookies, that its copies
-  are badly placed. Marking twice adds what is new (MK1).
-- Only the holder of a ledger's lock removes its mark. It removes the version that it read before it
-  began, in the session that holds the lock or never, so marks added since then stay (MK2).
-- A lock belongs to the session that made it. Everything that is safe only under the lock names
-  `Lock.check` in its transaction, and is made in `Lock.session` or never (MK3).
-- A node that cannot be read raises `BadMetadata`; callers log it and go on with the next (MK4).
+- A mark says that copies of a ledger are missing on these bookies; a mark without bookies says that
+  the ledger's copies are badly placed. Marking a ledger again adds what is new (MK1).
+- Only the holder of a ledger's lock removes its mark. It removes only the version that it read
+  before it began, and only in the session that holds the lock, so bookies that were added since
+  then stay (MK2).
+- A lock belongs to the session that created it. Every change that is safe only under the lock has
+  `Lock.check` in its transaction, and can only be made in `Lock.session` (MK3).
+- A node that cannot be read raises `BadMetadata`. Callers log the error and go on with the next node (MK4).
 
-Drain tasks have the form of marks and are in our own tree (`MarkTree`): Java's worker would find
-the copies of a draining bookie sound, and delete the marks.
+Drain tasks have the form of marks, but are in our own tree (`MarkTree`): Java's worker would
+consider the copies of a draining bookie sound, and delete the marks.
 """
 
 import asyncio
@@ -79,7 +80,7 @@ from rollbook.proto.ports import (
     Watch,
 )
 
-_RACES_MAX: Final = 20  # Lost races with other processes that mark the same ledger.
+_RACES_MAX: Final = 20  # The most races that are lost to other processes that mark the same ledger.
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,12 +98,12 @@ class Lock:
 
     @property
     def check(self) -> Check:
-        """An operation that succeeds in this session only while the lock is held."""
+        """An operation for transactions. In this session it succeeds only while the lock is held."""
         return Check(self.path)
 
 
 class Checked(Enum):
-    """The checks whose completion times BookKeeper keeps."""
+    """The checks for which BookKeeper stores the time of completion."""
 
     ALL_LEDGERS = CHECKED_ALL
     PLACEMENT = CHECKED_PLACEMENT
@@ -110,7 +111,7 @@ class Checked(Enum):
 
 
 class MarkTree:
-    """Marks below one existing folder."""
+    """The marks below one existing folder."""
 
     def __init__(self, store: MetadataStore, folder: str) -> None:
         self._store = store
@@ -120,7 +121,9 @@ class MarkTree:
         return f"{self.folder}/{mark_path(ledger_id)}"
 
     async def mark(self, ledger_id: LedgerId, missing: Iterable[BookieId], now_ms: int) -> bool:
-        """Marks a ledger; returns whether anything was new (MK1). Raises `BadMetadata` for an unreadable mark."""
+        """Marks a ledger, and returns whether anything was new (MK1). Raises `BadMetadata` if its
+        mark is unreadable.
+        """
         path, missing = self.path(ledger_id), tuple(missing)
         new = pack_mark(
             UnderreplicatedMark(()).with_missing(missing, now_ms)
@@ -146,10 +149,10 @@ class MarkTree:
         raise MetadataConflict("the mark changes again and again", path=path)
 
     async def mark_new(self, missing: Mapping[LedgerId, tuple[BookieId, ...]], now_ms: int) -> bool:
-        """Marks ledgers none of which is marked yet, in one transaction.
+        """Marks several ledgers in one transaction. None of them may be marked yet.
 
-        Returns False if one of them is marked, a parent folder is missing, or the reply was lost.
-        The caller then calls `mark` for each.
+        Returns False if one of them is marked, if a parent folder is missing, or if the reply was
+        lost. The caller then calls `mark` for each ledger.
         """
         packed = {
             each: pack_mark(UnderreplicatedMark(each, now_ms))
@@ -166,7 +169,7 @@ class MarkTree:
         return True
 
     async def _create(self, path: str, new: bytes) -> None:
-        """Creates the node and its folder in one round trip, since a mark usually has a folder of its own."""
+        """Creates a mark and its folder in one round trip, since a mark usually has a folder of its own."""
 
         async def was_made() -> bool:
             node = await read_surely(self._store, path)
@@ -175,11 +178,11 @@ class MarkTree:
         ops = Create(path.rpartition("/")[0]), Create(path, new)
         try:
             await transact_surely(self._store, ops, was_made)
-        except (NodeExists, NoSuchNode):  # The folder exists, or its own parents are missing.
+        except (NodeExists, NoSuchNode):  # The folder exists already, or its parents are missing.
             await create_sparse(self._store, self.folder, path, new, lambda node: node.value == new)
 
     async def read(self, ledger_id: LedgerId) -> StoredMark | None:
-        """Returns a ledger's mark; None: it is not marked. Raises `BadMetadata` (MK4)."""
+        """Returns a ledger's mark, or None if the ledger is not marked. Raises `BadMetadata` (MK4)."""
         path = self.path(ledger_id)
         node = await read_surely(self._store, path)
         if node is None:
@@ -190,9 +193,9 @@ class MarkTree:
             raise BadMetadata(error.message, path=path) from None
 
     async def unmark(self, stored: StoredMark, lock: Lock) -> bool:
-        """Removes a mark; returns whether it is gone. False: the ledger was marked again (MK2).
+        """Removes a mark, and returns whether it is gone. It is not if the ledger was marked again (MK2).
 
-        Raises `SessionExpired` or `NoSuchNode` if the lock is not held any more.
+        Raises `SessionExpired` or `NoSuchNode` if the lock is no longer held.
         """
         assert lock.ledger_id == stored.ledger_id
         path = self.path(stored.ledger_id)
@@ -212,15 +215,15 @@ class MarkTree:
         except NoSuchNode as error:
             if error.ids.get("op") == 0:
                 raise
-            return True  # Another client removed it without the lock, or a person did.
+            return True  # A person, or another client without the lock, removed the mark.
         await remove_empty_parents(self._store, self.folder, path)
         return True
 
     async def ids(self) -> AsyncIterator[LedgerId]:
-        """Returns all marked ledgers in the order of their ids. Ledgers marked in the meantime may
-        be missed.
+        """Returns all marked ledgers in the order of their ids. A ledger that is marked in the
+        meantime may be missed.
         """
-        # Later reads see at least this state on any replica.
+        # After a sync, reads see at least this state on any replica.
         await read_surely(self._store, self.folder)
         pending = [(0, self.folder)]
         while pending:
@@ -229,7 +232,7 @@ class MarkTree:
                 names = await self._names_in(folder)
                 pending += [(depth + 1, f"{folder}/{name}") for name in reversed(names)]
                 continue
-            leaves = [folder]  # Usually each has one mark: several folders are read at once.
+            leaves = [folder]  # A folder usually has one mark, so several folders are read at once.
             while pending and pending[-1][0] == _DEPTH and len(leaves) < _LEAVES_AT_ONCE:
                 leaves.append(pending.pop()[1])
             found = await asyncio.gather(*map(self._names_in, leaves), return_exceptions=True)
@@ -245,10 +248,12 @@ class MarkTree:
         try:
             return await children_surely(self._store, folder)
         except NoSuchNode:
-            return []  # The folder's last mark was removed after the folder was listed.
+            return []  # The last mark of this folder was removed after its parent was listed.
 
     def ledger_of(self, path: str) -> LedgerId | None:
-        """Returns the ledger whose mark is at this path of an event of `watch`; None: the path is a folder."""
+        """Returns the ledger whose mark is at this path, which is from an event of `watch`, or None
+        if the path is a folder.
+        """
         ledger_id = ledger_of_mark(path.rpartition("/")[2])
         return ledger_id if ledger_id is not None and self.path(ledger_id) == path else None
 
@@ -256,22 +261,25 @@ class MarkTree:
         return await self._store.watch(self.folder, recursive=True)
 
 
-_DEPTH: Final = 4  # Folders above a mark.
+_DEPTH: Final = 4  # The number of folders above a mark.
 _LEAVES_AT_ONCE: Final = 32
 
 
 class Marks(MarkTree):
-    """BookKeeper's own marks. One object for each session knows all locks that the session holds."""
+    """BookKeeper's own marks, and the locks for them. Each session has one such object, which knows
+    all locks that the session holds.
+    """
 
     def __init__(self, store: MetadataStore, root: str) -> None:
         super().__init__(store, f"{root}/{ROOT}/{MARKS}")
         self._root = root
         self._top = f"{root}/{ROOT}"
         self._held: dict[LedgerId, Lock] = {}
-        self._strays: dict[LedgerId, Lock] = {}  # Locks the session may hold and no caller uses.
+        # The locks that the session may hold and no caller uses.
+        self._strays: dict[LedgerId, Lock] = {}
 
     async def prepare(self) -> None:
-        """Creates the folders. Raises `BadMetadata` if marks have another format here."""
+        """Creates the folders. Raises `BadMetadata` if the marks of this cluster have another format."""
         await ensure_node(self._store, self._top)
         path, layout = f"{self._top}/{LAYOUT}", pack_replication_layout()
         await ensure_node(self._store, path, layout)
@@ -288,11 +296,11 @@ class Marks(MarkTree):
     # --- Locks --------------------------------------------------------------------------------
 
     async def take(self, ledger_id: LedgerId, holder: str) -> Lock | None:
-        """Takes a ledger's lock. None: another user has it, perhaps in this session.
+        """Takes a ledger's lock, or returns None if another caller holds it, perhaps in this session.
 
-        `holder` is for people. Raises `SessionExpired`, `Unavailable`. If the call is cancelled or
-        its outcome is unknown, the session may hold the lock: the next `take` of this ledger takes
-        it after all, or `release_strays` releases it.
+        `holder` is only shown to people. Raises `SessionExpired`, `Unavailable`. If the call is
+        cancelled or its outcome is unknown, the session may hold the lock: the next `take` for this
+        ledger then returns it, or `release_strays` releases it.
         """
         session = self._store.session
         if session == NO_SESSION:
@@ -310,7 +318,8 @@ class Marks(MarkTree):
                 pack_lock(holder),
                 lambda node: node.stat.owner == session,
                 CreateMode.EPHEMERAL,
-                # A known lock that was not lost belongs to another user of this session.
+                # Unless the outcome of an earlier call is unknown, an existing lock of this session
+                # belongs to another caller.
                 only_if_lost=ledger_id not in self._strays,
                 session=session,
             )
@@ -326,9 +335,9 @@ class Marks(MarkTree):
         return lock
 
     async def release(self, lock: Lock) -> None:
-        """Releases a lock. No work begun under it may still be running.
+        """Releases a lock. No work that was begun under the lock may still be running.
 
-        Raises `Unavailable` or `OutcomeUnknown`; a later `take` or `release_strays` tries again.
+        If it raises `Unavailable` or `OutcomeUnknown`, a later `take` or `release_strays` tries again.
         """
         self._strays[lock.ledger_id] = lock
         try:
@@ -345,13 +354,14 @@ class Marks(MarkTree):
         self._strays.pop(lock.ledger_id, None)
 
     async def release_strays(self, but: LedgerId | None = None) -> None:
-        """Releases locks that no caller uses and that may still exist.
+        """Releases the locks that no caller uses and that may still exist.
 
         While the session has such a lock, no other process works on its ledger (MK5).
         """
         for ledger_id, lock in list(self._strays.items()):
             if ledger_id != but and ledger_id not in self._held:
-                self._held[ledger_id] = lock  # A caller can take the lock only after its release.
+                # This prevents callers from taking the lock before it is released.
+                self._held[ledger_id] = lock
                 await self.release(lock)
 
     def _forget(self, lock: Lock) -> None:
@@ -359,7 +369,7 @@ class Marks(MarkTree):
             del self._held[lock.ledger_id]
 
     async def locked(self) -> set[LedgerId]:
-        """Returns ids of locked ledgers."""
+        """Returns the ids of the locked ledgers."""
         try:
             names = await children_surely(self._store, f"{self._top}/{LOCKS}")
         except NoSuchNode:
@@ -367,7 +377,7 @@ class Marks(MarkTree):
         return {ledger_id for name in names if (ledger_id := ledger_of_mark(name)) is not None}
 
     async def holder(self, ledger_id: LedgerId) -> str | None:
-        """Returns the name that the holder of the ledger's lock gave itself; None: the ledger is not locked."""
+        """Returns the `holder` of the ledger's lock, or None if the ledger is not locked."""
         path = f"{self._top}/{LOCKS}/{mark_name(ledger_id)}"
         node = await read_surely(self._store, path)
         try:
@@ -381,7 +391,7 @@ class Marks(MarkTree):
         return await read_surely(self._store, self._switch) is None
 
     async def disable(self) -> None:
-        """Disables repair: no repair begins from now on. Idempotent."""
+        """Disables repair: no repair begins from now on. The call is idempotent."""
         await ensure_path(self._store, self._switch, self._root)
 
     async def enable(self) -> None:
@@ -400,12 +410,14 @@ class Marks(MarkTree):
     # --- Settings and times -------------------------------------------------------------------
 
     async def delay(self) -> tuple[int, int] | None:
-        """Returns the delay in seconds, and how often it was written; None: not set. Raises `BadMetadata`."""
+        """Returns the delay in seconds and how often it was written, or None if it is not set.
+        Raises `BadMetadata`.
+        """
         node = await read_surely(self._store, self._delay)
         return (unpack_seconds(node.value), node.stat.version) if node else None
 
     async def set_delay(self, seconds: int) -> None:
-        """Sets the delay. Writing it again unchanged asks the auditor to audit now."""
+        """Sets the delay. If it is written again unchanged, the auditor audits at once."""
         await self._put(self._delay, pack_seconds(seconds))
 
     async def watch_delay(self) -> Watch:
@@ -416,7 +428,7 @@ class Marks(MarkTree):
         return f"{self._top}/{LOST_BOOKIE_DELAY}"
 
     async def checked_at_ms(self, check: Checked) -> int | None:
-        """Returns when the check was last completed. An invalid time counts as never."""
+        """Returns when the check was last completed, or None if it never was or the stored time is invalid."""
         node = await read_surely(self._store, f"{self._top}/{check.value}")
         try:
             return unpack_checked_at(node.value) if node else None

@@ -1,12 +1,12 @@
-"""How a bookie shows that it lives: an ephemeral node under its id, among the writable or the
-read-only ones.
+"""Registers a live bookie: it has an ephemeral node under its id, in the folder of writable or of
+read-only bookies.
 
 A bookie registers when it is ready to serve, since clients connect as soon as they see the node.
-While it changes folders it is in both: the new node is made before the old one is removed,
-so that the bookie is not taken for dead (RG1). A node of another session belongs to an earlier
-process, whose session has yet to expire, or to a second process with the same id, which must
-stop (RG2). An earlier process is known to be dead if it held the very lock that we hold now; then
-its node is removed at once.
+While it changes folders it is in both: the new node is created before the old one is removed, so
+that no watcher considers the bookie dead (RG1). A node of another session belongs to an earlier
+process whose session has not expired yet, or to a second process with the same id, which must stop
+(RG2). The earlier process is known to be dead if it held the very lock that we hold now. In this
+case its node is removed at once.
 """
 
 import asyncio
@@ -50,7 +50,7 @@ from rollbook.proto.tasks import stop_tasks
 
 logger = structlog.get_logger()
 
-_TICK_S: Final = 2.0  # A reachable store may be this late to end a session.
+_TICK_S: Final = 2.0  # A store that can be reached may end a session this much too late.
 _LOOK_AGAIN_S: Final = 0.5
 _RETRY_PAUSE_S: Final = 0.5
 
@@ -68,8 +68,8 @@ def id_taken(
     url: MetadataUrl | None,
     next_step: str,
 ) -> NodeExists:
-    """Returns the error for an id that is registered at `path`; it describes the other process, if
-    the node does.
+    """Returns the error for an id that is registered at `path`. It describes the other process, as
+    far as the node does.
     """
     if node.stat.owner == NO_SESSION:
         return NodeExists(
@@ -97,7 +97,7 @@ class BookieRegistration:
         session_timeout_s: float,
         url: MetadataUrl | None = None,
     ) -> None:
-        """`url` is shown in the text of errors."""
+        """`url` is only shown in the text of errors."""
         self._store = store
         self._root = root
         self._url = url
@@ -107,20 +107,20 @@ class BookieRegistration:
         self._looks = max(1, math.ceil(self._patience_s / _LOOK_AGAIN_S))
         self._holder = info.holder
         self._standing: RegisteredMode | None = None  # The mode that was requested last.
-        # The last known state: a session may be over before this process hears of it.
+        # The last known state. A session may be over before this process learns of it.
         self.is_registered = False
-        self._logged: RegisteredMode | None = None  # The mode in the latest event.
+        self._logged: RegisteredMode | None = None  # The mode that was logged in the latest event.
         self.sessions_lost = 0
         self._turn = asyncio.Lock()
 
     def describe(self, info: BookieServiceInfo) -> None:
-        """Sets the info that the next `register` publishes."""
+        """Sets the information that the next `register` publishes."""
         self._data = pack_service_info(info)
 
     async def await_others(self) -> None:
         """Returns when no other process is registered under this bookie's id.
 
-        Raises `NodeExists` if another process stays registered.
+        Raises `NodeExists` if another process remains registered.
         """
         for _ in range(ATTEMPTS):
             try:
@@ -132,10 +132,10 @@ class BookieRegistration:
         raise MetadataUnavailable("sessions end too quickly", bookie=self._bookie_id)
 
     async def register(self, standing: RegisteredMode) -> None:
-        """Returns when others can see the bookie in that state.
+        """Registers the bookie. Returns when other processes can see it in this mode.
 
-        Raises `NodeExists` if another process is registered under its id and stays. A cancelled
-        call leaves the bookie in the old folder, the new one, or both.
+        Raises `NodeExists` if another process is registered under its id and remains so. After a
+        cancelled call the bookie may be in the old folder, the new one, or both.
         """
         async with self._turn:
             self._standing = standing
@@ -148,7 +148,7 @@ class BookieRegistration:
             raise MetadataUnavailable("sessions end too quickly", bookie=self._bookie_id)
 
     async def keep(self) -> None:
-        """Registers the bookie again whenever its session was lost; runs until cancelled.
+        """Registers the bookie again whenever its session was lost. Runs until it is cancelled.
 
         Raises `NodeExists` if another process has taken its id in the meantime: the bookie must
         stop.
@@ -165,7 +165,7 @@ class BookieRegistration:
                 has_news.clear()
                 for task in tasks:
                     if task.done():
-                        # If the watch has failed, crash rather than miss changes silently.
+                        # If the watch has failed, it is better to crash than to miss changes silently.
                         task.result()
                 await self._restore()
         finally:
@@ -185,7 +185,7 @@ class BookieRegistration:
                 )
 
     async def _hear_node(self, path: str, has_news: asyncio.Event) -> None:
-        """Watches the node: others may remove it, and another process may register in its place."""
+        """Watches the node, since others may remove it, and another process may register in its place."""
         watch = await self._watch(path)
         try:
             async for _ in watch:
@@ -222,13 +222,16 @@ class BookieRegistration:
                 await asyncio.sleep(_RETRY_PAUSE_S)
 
     async def _establish(self, standing: RegisteredMode) -> None:
-        """Registers from any state. Afterwards this session has one node, in the right folder."""
+        """Registers the bookie, whatever the state was before. Afterwards this session has one
+        node, in the right folder.
+        """
         for each in RegisteredMode:
             await self._await_departure(self._path(each))
         path = self._path(standing)
         try:
             await self._enter(path)
-        except NoSuchNode:  # A cluster that never saw a read-only bookie may lack its folder.
+        # A cluster that never had a read-only bookie may lack the folder for them.
+        except NoSuchNode:
             try:
                 await ensure_path(self._store, path.rpartition("/")[0], above=self._root)
                 await self._enter(path)
@@ -262,8 +265,8 @@ class BookieRegistration:
                                 raise MetadataUnavailable(
                                     "the metadata store was closed", path=path
                                 )
-                # This counts as one look, however long this process or the store was stopped; a
-                # stopped store ends no sessions (MS3).
+                # This counts as one look, however long this process or the store was stopped, since
+                # a stopped store ends no sessions (MS3).
                 node = await read_surely(self._store, path)
                 if node is None or self._is_ours(node):
                     return
@@ -282,7 +285,7 @@ class BookieRegistration:
         )
 
     async def _remove_dead(self, path: str) -> bool:
-        """Removes the node if its process is known to be dead; returns whether it was."""
+        """Removes the node if its process is known to be dead, and returns whether it was removed."""
         node = await read_surely(self._store, path)
         if node is None or self._is_ours(node) or not self._holder:
             return False
@@ -300,7 +303,7 @@ class BookieRegistration:
         return node is not None and not self._is_ours(node)
 
     async def _correct(self, path: str) -> None:
-        """Updates the node: an earlier one of this session may have other endpoints."""
+        """Updates the node, since an earlier call in this session may have written other endpoints."""
         node = await read_surely(self._store, path)
         if node is not None and self._is_ours(node) and node.value != self._data:
             await set_surely(self._store, path, self._data, node.stat.version)

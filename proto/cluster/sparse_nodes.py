@@ -1,7 +1,7 @@
-"""Nodes deep in a tree whose inner nodes exist only while they have children.
+"""Creates and removes nodes deep in a tree whose inner nodes exist only while they have children.
 
-Every client of the cluster, Java's too, creates parents on demand and removes empty ones. A create
-whose parent was removed in the meantime creates the parent again.
+All clients of the cluster, including Java's, create parents on demand and remove empty parents. If
+a parent is removed while a node below it is being created, it is created again.
 """
 
 from typing import Final
@@ -26,9 +26,9 @@ _RACES_MAX: Final = 20
 async def create_sparse(
     store: MetadataStore, top: str, path: str, value: bytes, is_ours: IsOurs
 ) -> None:
-    """Creates a node and its missing parents. Raises `NodeExists`, and `NoSuchNode` if `top` is missing.
-
-    Most parents exist, so the node itself is tried first, then its parents from below.
+    """Creates a node and its missing parents. Raises `NodeExists`, and `NoSuchNode` if `top` is
+    missing. Usually the parents exist, so the node itself is tried first, then its parents from the
+    lowest on.
     """
     for _ in range(_RACES_MAX):
         try:
@@ -42,7 +42,7 @@ async def create_sparse(
 
 
 async def remove_empty_parents(store: MetadataStore, top: str, path: str) -> None:
-    """Removes empty parents of a deleted node; `top` stays. Empty parents that remain do no harm."""
+    """Removes the empty parents of a deleted node below `top`. Empty parents that remain do no harm."""
     parent = path.rpartition("/")[0]
     while parent != top:
         try:

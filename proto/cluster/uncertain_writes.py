@@ -1,22 +1,22 @@
-"""Decides whether our write was made when its reply was lost. No other module decides that (LR1).
+"""Decides whether our write was made if its reply was lost. No other module decides this (LR1).
 
-A write that ends in `ConnectionLost` may have been made. It is requested again, and if that is
-refused, the node shows:
+A write that ends with `ConnectionLost` may have been made. It is requested again. If the second
+request is refused, the node shows whether the first one was applied:
 
-    create   ours iff the node carries what only we can have put there: a token, or our session
+    create   ours iff the node has something that only we can have written: a token, or our session
     set      made iff the version is the expected one + 1 and the bytes are ours
-    delete   made iff the node is gone, or lives a second life that is not ours
+    delete   made iff the node is gone, or was created again by another process
 
-Contents alone prove nothing, since two clients may write the same. Requests on an old connection
-no longer take effect once a new one answers, so a read on the new one is reliable.
+The contents alone prove nothing, since two clients may write the same. Once a new connection
+answers, requests on an old one no longer take effect, so a read on the new connection is reliable.
 
-A write that is safe only while a lock is held names the session that holds it: it is made in
-that session or never. A request belongs to the session in which it was made, so one read before
-each attempt is enough.
+A write that is safe only while a lock is held names the session that holds the lock, and can only
+be made in this session. A request belongs to the session in which it was made, so it is enough to
+read the current session once before each attempt.
 
-These functions return or raise a definite result (`MetadataUnavailable`: the write was not made),
-or raise `ConnectionLost` after several attempts: the outcome is then unknown until the caller
-reads the node later.
+These functions return or raise a definite result; `MetadataUnavailable` means that the write was
+not made. If several attempts fail, they raise `ConnectionLost`, and the outcome is unknown until
+the caller reads the node later.
 """
 
 import asyncio
@@ -43,7 +43,7 @@ from rollbook.proto.ports import (
     SessionId,
 )
 
-ATTEMPTS: Final = 6  # Each of them waits for the connection as long as the store does.
+ATTEMPTS: Final = 6  # Each attempt waits for the connection as long as the store does.
 _PAUSE_S: Final = 0.02  # The pause before the second attempt; it doubles with each further one.
 _RACES_MAX: Final = 20
 
@@ -63,9 +63,10 @@ async def create_surely(
 ) -> None:
     """Creates a node. Raises `NodeExists` if another process made it, `NoSuchNode` if it has no parent.
 
-    `only_if_lost`: other processes may write what `is_ours` checks, so `is_ours` is used only after
-    a reply was lost; otherwise another process made an existing node. An ephemeral node is created
-    in one session only, `session` if it is given. Raises `SessionExpired` if that session is over.
+    With `only_if_lost`, `is_ours` is used only after a reply was lost, for the case that other
+    processes may write what it checks; before that, an existing node was made by another process.
+    An ephemeral node is created in one session only, which is `session` if it is given. Raises
+    `SessionExpired` if that session is over.
     """
     lost = False
     for attempt in range(ATTEMPTS):
@@ -101,7 +102,7 @@ async def ensure_node(store: MetadataStore, path: str, value: bytes = b"") -> No
 
 
 async def ensure_path(store: MetadataStore, path: str, above: str = "") -> None:
-    """Creates the node and missing ones between it and `above`, which exists."""
+    """Creates the node and the missing nodes between it and `above`, which exists."""
     made = above
     for name in path[len(above) + 1 :].split("/"):
         made = f"{made}/{name}"
@@ -109,10 +110,10 @@ async def ensure_path(store: MetadataStore, path: str, above: str = "") -> None:
 
 
 async def set_surely(store: MetadataStore, path: str, value: bytes, version: int) -> int:
-    """Sets a value; returns the new version. Raises `MetadataConflict` or `NoSuchNode` if that failed.
+    """Sets a value and returns the new version. Raises `MetadataConflict` or `NoSuchNode` if that failed.
 
-    After a lost reply `MetadataConflict` only shows that the node has moved on: our write may
-    have been overwritten since. Evaluating the change again finds that out.
+    After a lost reply, `MetadataConflict` only shows that the node has changed: our write may have
+    been made and overwritten since. The caller finds out by evaluating the change again.
     """
     lost = False
     for attempt in range(ATTEMPTS):
@@ -135,9 +136,9 @@ async def set_surely(store: MetadataStore, path: str, value: bytes, version: int
 
 
 async def put_surely(store: MetadataStore, path: str, value: bytes) -> None:
-    """Writes the node whatever its value is, even an equal one: the last writer wins.
+    """Writes the node whatever its value is, even if it is equal. The last writer wins.
 
-    Raises `NoSuchNode` if it has no parent, `MetadataConflict` if others keep writing it.
+    Raises `NoSuchNode` if the node has no parent, and `MetadataConflict` if others keep writing it.
     """
     for _ in range(_RACES_MAX):
         node = await read_surely(store, path)
@@ -163,10 +164,11 @@ async def delete_surely(
     *,
     session: SessionId | None = None,
 ) -> None:
-    """Deletes a node. Raises `NoSuchNode` if it was gone before, `MetadataConflict`, `NodeNotEmpty`.
+    """Deletes a node. Raises `NoSuchNode` if the node was missing before, `MetadataConflict`, `NodeNotEmpty`.
 
-    Before a retry `is_ours` checks the present node: ours may have been removed when a session
-    ended. With `session`, deletes only in that session; raises `SessionExpired` once it is over.
+    Before a retry, `is_ours` checks the present node, since our node may have been removed when a
+    session ended. With `session`, it deletes only in this session, and raises `SessionExpired` once
+    the session is over.
     """
     lost = False
     for attempt in range(ATTEMPTS):
@@ -201,11 +203,10 @@ async def transact_surely(
     *,
     session: SessionId | None = None,
 ) -> None:
-    """Applies a transaction. Raises the error of the first op that fails.
-
-    `was_made` checks for something that no other transaction can have written. With `session`,
-    the transaction is made only in that session; raises `SessionExpired` if the session ended and
-    the transaction was not made in it.
+    """Applies a transaction. Raises the error of the first operation that fails. `was_made` checks
+    for something that no other transaction can have written. With `session`, the transaction is
+    made only in this session, and `SessionExpired` is raised if the session ended before the
+    transaction was made.
     """
     lost = False
     for attempt in range(ATTEMPTS):
@@ -229,7 +230,9 @@ async def transact_surely(
 
 
 async def read_surely(store: MetadataStore, path: str, *, fresh: bool = True) -> Node | None:
-    """Reads a node, again if the connection breaks. With `fresh` it sees every write acknowledged so far."""
+    """Reads a node, and tries again if the connection breaks. With `fresh`, it sees every write
+    that was acknowledged so far.
+    """
     for attempt in range(ATTEMPTS):
         await _pause(attempt)
         try:
@@ -242,7 +245,7 @@ async def read_surely(store: MetadataStore, path: str, *, fresh: bool = True) ->
 
 
 async def children_surely(store: MetadataStore, path: str) -> list[str]:
-    """Raises `NoSuchNode`."""
+    """Lists the children of a node, and tries again if the connection breaks. Raises `NoSuchNode`."""
     for attempt in range(ATTEMPTS):
         await _pause(attempt)
         try:
@@ -255,8 +258,8 @@ async def children_surely(store: MetadataStore, path: str) -> list[str]:
 def _require(store: MetadataStore, session: SessionId | None) -> None:
     if session is None:
         return
-    # A store without a session waits for its first one and writes in that; the caller could not
-    # have named it.
+    # A store without a session waits for its first session and writes in it, since the caller could
+    # not name it.
     if session == NO_SESSION or store.session != session:
         raise SessionExpired(session=session)
 
@@ -266,7 +269,7 @@ async def _look(store: MetadataStore, path: str) -> Node | None:
 
 
 async def _settle(look: Awaitable[T]) -> T:
-    """Checks the outcome of a write whose reply was lost; if the check fails, the outcome stays unknown."""
+    """Checks the outcome of a write whose reply was lost. If the check fails, the outcome stays unknown."""
     try:
         return await look
     except MetadataUnavailable as error:
@@ -274,8 +277,8 @@ async def _settle(look: Awaitable[T]) -> T:
 
 
 def _not_settled(lost: bool, path: str) -> ConnectionLost | MetadataUnavailable:
-    """Returns the error of an unsettled write; a session that ended before anything was sent leaves
-    no doubt.
+    """Returns the error of a write whose attempts failed. If the session ended before anything was
+    sent, the write was certainly not made.
     """
     return (ConnectionLost if lost else MetadataUnavailable)(path=path)
 

@@ -1,1 +1,1 @@
-"""The formats of nodes in the metadata store: BookKeeper's and our own."""
+"""The formats of nodes in the metadata store, both BookKeeper's and Rollbook's own."""

@@ -1,10 +1,11 @@
-"""The record of a bookie in our own tree: the incarnation that acknowledged its entries, and how
-often it has started.
+"""The record of a bookie in our own tree. It has the incarnation that acknowledged the bookie's
+entries, and counts its starts.
 
-JSON, `{"incarnation": "4e0c…", "start": 17, "starter": "9b1d…", "version": 1}`. It outlives the
-cookie, which BookKeeper's tools remove together with the bookie, so an id that was used before is
-never taken for a new one. Each process that starts draws a `starter` and also writes it to its
-directories: it shows which process wrote the record when two have copies of the same directories.
+JSON, `{"incarnation": "4e0c…", "start": 17, "starter": "9b1d…", "version": 1}`. The record outlives
+the cookie, which BookKeeper's tools remove together with the bookie, so an id that was used before
+is never mistaken for a new one. Each process that starts draws a `starter`, and also writes it to
+its directories. If two processes have copies of the same directories, it shows which of them wrote
+the record.
 """
 
 import json
@@ -24,7 +25,7 @@ _START_MAX: Final = 10**12
 @dataclass(frozen=True, slots=True)
 class BookieRecord:
     incarnation: str
-    start: int = 0  # The number of the latest start.
+    start: int = 0  # How often the bookie has started.
     starter: str = ""
 
     def __post_init__(self) -> None:

@@ -1,10 +1,10 @@
-"""Checks on a node's bytes before anything parses them."""
+"""Checks the bytes of a node before they are parsed."""
 
 from typing import Final
 
 from rollbook.proto.errors import BadMetadata
 
-# ZooKeeper's default limit for one packet.
+# This is ZooKeeper's default limit for one packet.
 METADATA_BYTES_MAX: Final = 1024 * 1024
 
 

@@ -1,12 +1,12 @@
 """The cookie that ties a bookie's id to its directories and to its cluster.
 
-The same text is in a node and in the file VERSION of each of the bookie's directories: the
-layout version on a line, then the protobuf text of a CookieFormat. Rollbook writes version 5.
-Version 4 has the same form; version 3 is three bare lines: bookie id, journal directories, ledger
+A node and the file VERSION in each of the bookie's directories have the same text: a line with the
+layout version, then the protobuf text of a CookieFormat. Rollbook writes version 5. Version 4 has
+the same form. Version 3 has three lines after its version: bookie id, journal directories, ledger
 directories.
 
-Journal directories are joined by `,`. Ledger and index directories are a count, then each path
-after a TAB.
+Journal directories are separated by `,`. Ledger and index directories are written as their number,
+and then each path after a TAB.
 """
 
 import re
@@ -22,18 +22,22 @@ from rollbook.proto.wire.schema.data_formats_pb2 import CookieFormat
 
 _VERSION: Final = 5
 _READABLE: Final = re.compile(r"[345]")
-_REMEMBERED: Final = 4  # Parsed texts to cache: a start reads the same text from each directory.
+# How many parsed texts are cached. A start reads the same text from each directory.
+_REMEMBERED: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Cookie:
-    """Two cookies agree iff they are equal, directories as strings and in their order."""
+    """The contents of a cookie. Two cookies agree iff they are equal; directories are compared as
+    strings, in their order.
+    """
 
     bookie_id: BookieId
     journal_dirs: tuple[str, ...]
     ledger_dirs: tuple[str, ...]
-    index_dirs: tuple[str, ...] = ()  # Only if configured apart from the ledger directories.
-    instance_id: str | None = None  # None: the cluster is older than instance ids.
+    # Empty unless they are configured separately from the ledger directories.
+    index_dirs: tuple[str, ...] = ()
+    instance_id: str | None = None  # None if the cluster is older than instance ids.
 
 
 @lru_cache(_REMEMBERED)

@@ -1,8 +1,8 @@
-"""LAYOUT, which says where ledgers are below the root, and INSTANCEID, which names the cluster.
+"""The nodes LAYOUT, which says where ledgers are below the root, and INSTANCEID, which has the cluster's id.
 
 LAYOUT is text without a newline at its end: the layout format version, LF, the ledger manager's
-Java class, `:`, the manager's version. Java loads the class by this name. Version 1, from before
-BookKeeper 4.2, has a short name in place of the class. INSTANCEID is a UUID as text.
+Java class, `:`, the manager's version. Java loads the class that is named here. Version 1, from
+before BookKeeper 4.2, has a short name instead of the class. INSTANCEID is a UUID as text.
 """
 
 import re
@@ -14,12 +14,13 @@ from rollbook.proto.formats.bounds import decode_ascii
 
 
 class Layout(Enum):
-    """How ledger ids become paths; the values are the names that BookKeeper's URLs use."""
+    """The ways to turn ledger ids into paths. The values are the names that BookKeeper's URLs use."""
 
-    HIERARCHICAL = "hierarchical"  # Short paths below 2^31 - 1, long ones from there on.
+    HIERARCHICAL = "hierarchical"  # Paths are short for ids below 2^31 - 1, and long from there on.
     LONG_HIERARCHICAL = "longhierarchical"
-    LEGACY_HIERARCHICAL = "legacyhierarchical"  # Short paths only. Read and updated, never made.
-    FLAT = "flat"  # Read and updated, never made.
+    # All paths are short. Rollbook reads and updates such clusters, but creates none.
+    LEGACY_HIERARCHICAL = "legacyhierarchical"
+    FLAT = "flat"  # Rollbook reads and updates such clusters, but creates none.
 
     @property
     def takes_new_ledgers(self) -> bool:

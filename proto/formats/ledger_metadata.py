@@ -1,4 +1,4 @@
-"""Ledger metadata as the bytes of its node, in BookKeeper's three versions.
+"""Converts ledger metadata to and from the bytes of its node, in BookKeeper's three versions.
 
 `BookieMetadataFormatVersion`, TAB, the version in decimal, LF; then, by version:
 
@@ -6,11 +6,11 @@
        and its bookies after TABs; if closed, the last entry, TAB, `CLOSED`; in recovery the same
        with -102 for the last entry. It has neither ack quorum nor digest nor password.
     2  the protobuf text of a LedgerMetadataFormat
-    3  its bytes, after their number as a varint; what follows them is ignored
+    3  the bytes of that message, after their number as a varint; further bytes are ignored
 
-New ledgers are written in version 3; an existing one keeps the version it was read in. The
-message's end counts only in CLOSED ledgers; others are written with length 0 and last entry -1.
-Unknown fields are dropped, as Java does.
+New ledgers are written in version 3; an existing ledger keeps the version in which it was read. The
+message's length and last entry count only in CLOSED ledgers; others are written with length 0 and
+last entry -1. Unknown fields are dropped, as in Java.
 """
 
 import re
@@ -93,7 +93,8 @@ def _to_message(metadata: LedgerMetadata) -> LedgerMetadataFormat:
         lastEntryId=NO_ENTRY if metadata.last_entry is None else metadata.last_entry,
         state=_STATE_NUMBERS[metadata.state],
         digestType=_digest_number(metadata.digest_type),
-        password=metadata.password,  # Even if empty: Java cannot rewrite a ledger without it.
+        # It is written even if it is empty, since Java cannot rewrite a ledger without it.
+        password=metadata.password,
         ackQuorumSize=metadata.quorum.ack,
         ctime=metadata.created_ms,
     )
@@ -117,7 +118,8 @@ def _from_message(
         raise BadMetadata("closed, but its last entry is not named")
     ack = message.ackQuorumSize if message.HasField("ackQuorumSize") else message.quorumSize
     has_password = message.HasField("password")
-    has_digest = message.HasField("digestType") or has_password  # Java's default is CRC32, too.
+    # CRC32 is also the default in Java.
+    has_digest = message.HasField("digestType") or has_password
     return _checked(
         ledger_id,
         (message.ensembleSize, message.quorumSize, ack),
@@ -153,7 +155,7 @@ def _pack_varint(value: int) -> bytes:
 
 
 def _unpack_varint(data: bytes) -> tuple[int, int]:
-    """Returns the value and where it ends."""
+    """Returns the value of a varint, and where it ends."""
     value = 0
     for index, byte in enumerate(data[:_VARINT_BYTES_MAX]):
         value |= (byte & 0x7F) << 7 * index
@@ -226,7 +228,7 @@ def _checked(
     length: int | None,
     **rest: Any,
 ) -> LedgerMetadata:
-    """Builds the metadata; refuses invalid input, which would fail the assertions of the value."""
+    """Builds the metadata. Refuses invalid input, which would fail the assertions of `LedgerMetadata`."""
     try:
         quorum = Quorum(*sizes)
     except InvalidRequest as error:

@@ -1,12 +1,12 @@
-"""The lifecycle record of a bookie in our own tree: whether it stays, leaves, or may be removed.
+"""The lifecycle record of a bookie in our own tree. It says whether the bookie stays, leaves, or
+may be removed.
 
 JSON, `{"state": "draining", "token": "4e0c…", "since_ms": 17…, "ledgers": 120, "is_forced": false,
-"reason": "", "version": 1}`. A bookie without such a node is Active. `token` is drawn for each
-write: it shows which process made the write when a reply was lost (LR1).
-
-The bookie's record is a separate node: a start writes that record, a drain writes this one, and
-neither may make the other's write fail. This node is not below the cookie, since Java could not
-delete a cookie with a child.
+"reason": "", "version": 1}`. A bookie without such a node is Active. A new `token` is drawn for
+each write: if a reply was lost, the token shows which process made the write (LR1). The bookie's
+record is a separate node, since a start writes that record and a drain writes this one, and neither
+may make the write of the other fail. This node is not below the cookie, since Java could not delete
+a cookie with a child.
 """
 
 import json
@@ -33,10 +33,11 @@ class LifecycleState(Enum):
 class Lifecycle:
     state: LifecycleState = LifecycleState.ACTIVE
     token: str = ""
-    since_ms: int = 0  # When this state began; shown to people only.
-    ledgers: int = 0  # Ledgers that named the bookie when the drain began.
-    is_forced: bool = False  # The drain was begun although too few bookies remain for some ledgers.
-    reason: str = ""  # Why a drain failed, or why it began again by itself.
+    since_ms: int = 0  # When this state began. It is only shown to people.
+    ledgers: int = 0  # How many ledgers named the bookie when the drain began.
+    # True if the drain was begun although too few bookies remain for some ledgers.
+    is_forced: bool = False
+    reason: str = ""  # The reason why a drain failed, or why it began again by itself.
 
     def __post_init__(self) -> None:
         assert _TOKEN.fullmatch(self.token)
@@ -45,7 +46,7 @@ class Lifecycle:
 
     @property
     def takes_entries(self) -> bool:
-        """Whether the bookie may be writable, and a target of copies."""
+        """True if the bookie may be writable and may get copies."""
         return self.state is LifecycleState.ACTIVE
 
 

@@ -1,14 +1,14 @@
-"""Where nodes are below a cluster's ledgers root, and which of them are ledgers.
+"""Defines where nodes are below a cluster's ledgers root, and which of them are ledgers.
 
     short   id as 10 digits, split 2-4-4:       12345 -> 00/0001/L2345
     long    id as 19 digits, split 3-4-4-4-4:   2^31-1 -> 000/0000/0021/4748/L3647
     flat    `L` and at least 10 digits:         12345 -> L0000012345
 
-The hierarchical layout uses short paths below 2^31 - 1 and long ones from there on. **A node is
-a ledger if its path is the one that its id gets under the cluster's layout**; everything else
+The hierarchical layout uses short paths for ids below 2^31 - 1, and long paths from there on. **A
+node is a ledger if its path is that of a ledger id under the cluster's layout**; everything else
 under the root is foreign and ignored.
 
-Rollbook's own trees are never under that root: they have a root of their own beside it (`own_root`).
+Rollbook's own trees are never under this root. They have a root of their own beside it (`own_root`).
 """
 
 import re
@@ -29,15 +29,19 @@ READ_ONLY: Final = "available/readonly"
 COOKIES: Final = "cookies"
 SHORT_IDS: Final = "idgen"
 LONG_IDS: Final = "idgen-long"
-# The prefix of ephemeral sequential nodes; the number is the id, or its low half.
+# The prefix of the ephemeral sequential nodes from which ids are drawn; the number is the id or its low half.
 ID_PREFIX: Final = "ID-"
-OWN_BOOKIES: Final = "bookies"  # Rollbook's own node: facts about each bookie beyond its cookie.
-LIFECYCLE: Final = "lifecycle"  # Rollbook's own node: whether a bookie stays or leaves.
-HIGH_PREFIX: Final = "HOB-"  # Under LONG_IDS; the number is the high half of the ids below it.
+# A folder of Rollbook's own tree, with a record for each bookie besides its cookie.
+OWN_BOOKIES: Final = "bookies"
+# A folder of Rollbook's own tree, which says whether each bookie stays or leaves.
+LIFECYCLE: Final = "lifecycle"
+# The prefix of nodes under LONG_IDS; the number is the high half of the ids below the node.
+HIGH_PREFIX: Final = "HOB-"
 
 FIRST_LONG_ID: Final = LedgerId(2**31 - 1)
 
-_SHORT: Final = (2, 4, 4)  # How the digits of an id are split into names, the last being a leaf.
+# How the digits of an id are split into names; the last name is that of the leaf.
+_SHORT: Final = (2, 4, 4)
 _LONG: Final = (3, 4, 4, 4, 4)
 _FLAT: Final = (10,)
 _DIGITS_MAX: Final = 19
@@ -46,7 +50,9 @@ Split = tuple[int, ...]
 
 
 def own_root(ledgers_root: str) -> str:
-    """Returns the root of our trees: beside the ledgers root, one for each cluster of the store."""
+    """Returns the root of Rollbook's own trees. It is beside the ledgers root, so each cluster in a
+    store has its own.
+    """
     parent, _, name = ledgers_root.rpartition("/")
     suffix = "" if name == "ledgers" else f"-{name}"
     return f"{parent}/rollbook{suffix}"
@@ -66,7 +72,7 @@ def ledger_path(layout: Layout, ledger_id: LedgerId) -> str:
 
 
 def ledger_of_path(layout: Layout, path: str) -> LedgerId | None:
-    """Returns the ledger at a path below the ledgers root; None if the node is no ledger."""
+    """Returns the ledger at a path below the ledgers root, or None if the node is no ledger."""
     digits = path.replace("/", "").replace("L", "")
     if not digits.isascii() or not digits.isdecimal() or len(digits) > _DIGITS_MAX:
         return None
@@ -81,7 +87,7 @@ def ledger_of_path(layout: Layout, path: str) -> LedgerId | None:
 
 
 def splits_of(layout: Layout) -> tuple[Split, ...]:
-    """Returns the trees to walk; the tree of the lower ids comes first."""
+    """Returns the trees to walk. The tree with the lower ids comes first."""
     if layout is Layout.FLAT:
         return (_FLAT,)
     if layout is Layout.HIERARCHICAL:
@@ -90,7 +96,7 @@ def splits_of(layout: Layout) -> tuple[Split, ...]:
 
 
 def directory_path(split: Split, digits: str) -> str:
-    """Returns the directory of the ids that start with these digits; empty for the root itself."""
+    """Returns the directory of the ids that start with these digits. It is empty for the root itself."""
     names, start = [], 0
     for width in split:
         if start >= len(digits):
@@ -101,7 +107,7 @@ def directory_path(split: Split, digits: str) -> str:
 
 
 def children_of(layout: Layout, split: Split, digits: str, names: Iterable[str]) -> list[str]:
-    """Returns the digits of a directory's nodes, lowest ids first; foreign names are left out."""
+    """Returns the digits of a directory's nodes, lowest ids first. Foreign names are left out."""
     depth = list(accumulate(split, initial=0)).index(len(digits))
     is_leaf = depth == len(split) - 1
     width = f"{split[depth]},{_DIGITS_MAX}" if split == _FLAT else f"{split[depth]}"
@@ -110,7 +116,8 @@ def children_of(layout: Layout, split: Split, digits: str, names: Iterable[str])
     if split == _FLAT:
         found.sort(key=len)
         doubtful = found
-    else:  # Ids of one width: if the lowest and the highest belong here, so do all between.
+    # The ids have one width: if the lowest and the highest belong here, so do all ids between them.
+    else:
         doubtful = [*found[:1], *found[-1:]]
     if is_leaf and not all(_is_at_home(layout, split, each) for each in doubtful):
         found = [each for each in found if _is_at_home(layout, split, each)]

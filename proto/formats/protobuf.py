@@ -1,7 +1,8 @@
-"""Reads and writes protobuf as text and as bytes; hostile input raises `BadMetadata`.
+"""Reads and writes protobuf as text and as bytes. Hostile input raises `BadMetadata`.
 
 Text is written as Java writes it: one field per line in the order of field numbers, two spaces of
-indentation, names of enum values, and escapes for all but printable ASCII. Any legal text is read.
+indentation, names of enum values, and escapes for everything except printable ASCII. Any legal text
+is read.
 """
 
 from functools import lru_cache
@@ -18,7 +19,8 @@ from rollbook.proto.ids import BookieId, parse_bookie_id
 M = TypeVar("M", bound=Message)
 
 _BOOKIES_KNOWN: Final = 10_000
-_ESCAPES_MAX: Final = 200_000  # Each costs the parser 160 bytes for a while: 32 MB in all.
+# The parser uses 160 bytes for each of them for a while, 32 MB in total.
+_ESCAPES_MAX: Final = 200_000
 
 
 def pack_text(message: Message) -> bytes:
@@ -52,7 +54,7 @@ def unpack_binary(kind: type[M], data: bytes, bytes_max: int = METADATA_BYTES_MA
 
 
 def as_text(value: str) -> str:
-    """Checks a string field of a binary message: protobuf returns `bytes` if it is not UTF-8."""
+    """Checks a string field of a binary message, since protobuf returns `bytes` if the field is not UTF-8."""
     if not isinstance(value, str):
         raise BadMetadata(f"{value!r:.80} is not UTF-8")
     return value
@@ -60,7 +62,7 @@ def as_text(value: str) -> str:
 
 @lru_cache(maxsize=_BOOKIES_KNOWN)
 def as_bookie_id(value: str) -> BookieId:
-    """Checks and interns a bookie id: few ids occur in very many ledgers."""
+    """Checks and interns a bookie id, since few ids occur in very many ledgers."""
     try:
         return parse_bookie_id(as_text(value))
     except InvalidRequest as error:
@@ -69,8 +71,7 @@ def as_bookie_id(value: str) -> BookieId:
 
 def _complete(message: M) -> M:
     """Refuses a message with an unknown enum value, which protobuf treats as a missing field.
-
-    Without this check we would guess the value, and lose it at the next write.
+    Without this check we would guess the value, and the next write would lose it.
     """
     known = message.DESCRIPTOR.fields_by_number
     strays = UnknownFieldSet(message)

@@ -1,19 +1,19 @@
 """The nodes below the ledgers root that auditors and replication workers share.
 
     underreplication/LAYOUT                                  text: type BASIC, version 1
-    underreplication/ledgers/hhhh/hhhh/hhhh/hhhh/urLdddd…    text: the bookies whose copies lack
+    underreplication/ledgers/hhhh/hhhh/hhhh/hhhh/urLdddd…    text: bookies with missing copies
     underreplication/locks/urLdddd…                          text, ephemeral: who repairs it
     underreplication/auditorelection                         text: the auditor, for people
     underreplication/auditorelection/V_dddddddddd            text, ephemeral: a candidate
-    underreplication/disable                                 empty: while it exists, none starts
+    underreplication/disable                                 empty: no repair starts
     underreplication/lostBookieRecoveryDelay                 seconds as decimal digits
     underreplication/{checkallledgers,placementpolicycheck,replicascheck}ctime
-                                                             binary: when that was last done
+                                                             binary: time of the last check
 
 `hhhh` are the 16-bit groups of the ledger id in lower-case hex, the highest first; `dddd…` is the
-id in decimal with at least ten digits. A marked ledger is locked under the name of its mark.
+id in decimal with at least ten digits. The lock of a marked ledger has the name of its mark.
 
-Java refuses any other LAYOUT, reads the vote as a bookie id, and writes its host name into locks.
+Java refuses any other LAYOUT, parses the vote as a bookie id, and writes its host name into locks.
 """
 
 import re
@@ -39,15 +39,17 @@ from rollbook.proto.wire.schema.data_formats_pb2 import (
     UnderreplicatedLedgerFormat,
 )
 
-ROOT: Final = "underreplication"  # Below the ledgers root; the rest below this.
+# This node is below the ledgers root, and the other nodes are below it.
+ROOT: Final = "underreplication"
 LAYOUT: Final = "LAYOUT"
 MARKS: Final = "ledgers"
 LOCKS: Final = "locks"
 ELECTION: Final = "auditorelection"
-# The prefix of ephemeral sequential nodes; the lowest number is the auditor.
+# The prefix of ephemeral sequential nodes; the candidate with the lowest number is the auditor.
 VOTE_PREFIX: Final = "V_"
 DISABLED: Final = "disable"
-LOST_BOOKIE_DELAY: Final = "lostBookieRecoveryDelay"  # Written again unchanged: audit now.
+# If it is written again unchanged, the auditor audits at once.
+LOST_BOOKIE_DELAY: Final = "lostBookieRecoveryDelay"
 CHECKED_ALL: Final = "checkallledgersctime"
 CHECKED_PLACEMENT: Final = "placementpolicycheckctime"
 CHECKED_REPLICAS: Final = "replicascheckctime"
@@ -62,19 +64,19 @@ _LAYOUT: Final = ("BASIC", 1)
 
 @dataclass(frozen=True, slots=True)
 class UnderreplicatedMark:
-    """Bookies whose copies of a ledger are missing, in the order in which that was found."""
+    """The bookies whose copies of a ledger are missing, in the order in which this was found."""
 
     missing: tuple[BookieId, ...]
     marked_ms: int | None = None  # When the ledger was last marked.
 
     def with_missing(self, bookies: Iterable[BookieId], now_ms: int) -> Self:
-        """Adds new bookies at the end; without any, the result equals the old mark."""
+        """Adds new bookies at the end. If none is new, the result equals the old mark."""
         new = tuple(bookie for bookie in dict.fromkeys(bookies) if bookie not in self.missing)
         return replace(self, missing=self.missing + new, marked_ms=now_ms) if new else self
 
 
 def mark_path(ledger_id: LedgerId) -> str:
-    """Returns a mark's path below MARKS."""
+    """Returns the path of a ledger's mark below MARKS."""
     digits = f"{ledger_id:016x}"
     groups = (digits[start : start + 4] for start in range(0, 16, 4))
     return "/".join((*groups, mark_name(ledger_id)))
@@ -86,7 +88,7 @@ def mark_name(ledger_id: LedgerId) -> str:
 
 
 def ledger_of_mark(name: str) -> LedgerId | None:
-    """Returns the ledger of a mark's name; None if the name is not in our spelling."""
+    """Returns the ledger whose mark has this name, or None if no mark has such a name."""
     match = _LEAF.fullmatch(name)
     if not match or (value := int(match[1])) > LEDGER_ID_MAX:
         return None
@@ -109,7 +111,9 @@ def unpack_mark(data: bytes) -> UnderreplicatedMark:
 
 
 def pack_lock(holder: str) -> bytes:
-    """Returns a lock's contents, for people only: a lock belongs to the session that created it."""
+    """Returns the contents of a lock. They are only for people, since a lock belongs to the session
+    that created it.
+    """
     return pack_text(LockDataFormat(bookieId=holder))
 
 
@@ -126,8 +130,9 @@ def unpack_vote(data: bytes) -> BookieId:
 
 
 def number_of_vote(name: str) -> int | None:
-    """Returns the number by which candidates are ranked. The counter behind the names wraps to negative
-    numbers."""
+    """Returns the number by which candidates are ranked. It may be negative, since the store's
+    counter wraps.
+    """
     digits = name.removeprefix(VOTE_PREFIX)
     return int(digits) if digits != name and re.fullmatch(r"-?\d{10}", digits, re.ASCII) else None
 
@@ -157,7 +162,7 @@ def unpack_seconds(data: bytes) -> int:
 
 
 def pack_checked_at(at_ms: int) -> bytes:
-    """Packs the contents of any of the three CHECKED_* nodes: their messages differ in names only."""
+    """Packs the contents of any of the three CHECKED_* nodes. Their messages differ only in names."""
     return pack_binary(CheckAllLedgersFormat(checkAllLedgersCTime=at_ms))
 
 

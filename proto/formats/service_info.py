@@ -1,7 +1,7 @@
-"""The content of a bookie's registration: where it listens and what it can do.
+"""The contents of a bookie's registration: where it listens and what it can do.
 
-The bytes of a BookieServiceInfoFormat; its fields start at number 6. Empty bytes come from bookies
-older than this message: their id is their address.
+It has the bytes of a BookieServiceInfoFormat, whose fields start at number 6. Bookies that are
+older than this message write no bytes, and their id is their address.
 """
 
 from collections.abc import Mapping
@@ -14,26 +14,33 @@ from rollbook.proto.ids import BookieId
 from rollbook.proto.ports import Address
 from rollbook.proto.wire.schema.data_formats_pb2 import BookieServiceInfoFormat
 
-BOOKIE_PROTOCOL: Final = "bookie-rpc"  # The endpoint that clients use; always published.
+BOOKIE_PROTOCOL: Final = "bookie-rpc"  # The endpoint that clients use. It is always published.
 HTTP_PROTOCOL: Final = "http"
-TLS_PROTOCOL: Final = "rollbook-tls"  # For requests over TLS; BookKeeper ignores it.
+TLS_PROTOCOL: Final = "rollbook-tls"  # The endpoint for requests over TLS. BookKeeper ignores it.
 
-# Rollbook's properties. Other clients ignore them; a bookie without them gets plain BookKeeper.
-INCARNATION: Final = "rollbook.incarnation"  # Drawn when the bookie's directories were formatted.
-# The holder of the lock on the bookie's directories: `DiskLock.token`.
+# Rollbook's properties. Other clients ignore them. To a bookie without them, Rollbook's clients
+# speak plain BookKeeper.
+
+# A value that was drawn when the bookie's directories were formatted.
+INCARNATION: Final = "rollbook.incarnation"
+# The `DiskLock.token` of the lock on the bookie's directories.
 HOLDER: Final = "rollbook.holder"
-DRAINING: Final = "rollbook.draining"  # "true": it will leave the cluster, and gives up its seats.
-DOUBTING: Final = "rollbook.doubting"  # "true": it may have lost anything, and accepts no entries.
-# The bookie refuses writers of ledgers with lower ids: it may have forgotten their fences.
+# "true" if the bookie will leave the cluster, and gives up its seats.
+DRAINING: Final = "rollbook.draining"
+# "true" if the bookie may have lost any entry, and accepts none.
+DOUBTING: Final = "rollbook.doubting"
+# The bookie refuses the writers of ledgers with lower ids, since it may have forgotten their fences.
 WRITERS_FROM: Final = "rollbook.writers-from"
-# Names of Rollbook's extensions that the bookie understands.
+# The names of Rollbook's extensions that the bookie understands.
 EXTENSIONS: Final = "rollbook.extensions"
 
-# The names of extensions. `batch-read`: batches in version 3, and in both versions batches that
-# skip gaps. A bookie that announces it also checks for doubts before it returns a last entry under
-# a fence: recovery takes that entry as a denial of all later ones (FR3).
+# The names of extensions. `batch-read` means batch reads in version 3, and batch reads that skip
+# gaps in both versions. A bookie that announces it also checks for doubts before it returns a last
+# entry under a fence, since recovery concludes from this entry that the bookie has no later one
+# (FR3).
 BATCH_READ: Final = "batch-read"
-IDENTITY: Final = "identity"  # It returns its id on any connection, as addresses are reused.
+# The bookie returns its id on any connection, since addresses are reused.
+IDENTITY: Final = "identity"
 
 _PORT_MAX: Final = 65535
 
@@ -58,7 +65,7 @@ class BookieServiceInfo:
 
     @property
     def address(self) -> Address | None:
-        """The address for requests; None if the bookie publishes none."""
+        """The address for requests, or None if the bookie publishes none."""
         return self._address(BOOKIE_PROTOCOL)
 
     @property
@@ -66,7 +73,7 @@ class BookieServiceInfo:
         return self._address(TLS_PROTOCOL)
 
     def address_for(self, *, tls: bool) -> Address | None:
-        """Returns the address for a client, which uses TLS always or never; None if there is none."""
+        """Returns the address for a client that always uses TLS, or never; None if there is no such address."""
         return self.tls_address if tls else self.address
 
     @property
@@ -86,12 +93,12 @@ class BookieServiceInfo:
 
     @property
     def gives_up_seats(self) -> bool:
-        """Whether writers leave the bookie although it is registered."""
+        """True if writers leave the bookie although it is registered."""
         return self.is_draining or dict(self.properties).get(DOUBTING) == "true"
 
     @property
     def writers_from(self) -> int:
-        """The lowest ledger id whose writers are accepted; 0 if all are."""
+        """The lowest ledger id whose writer is accepted; 0 if all writers are accepted."""
         lowest = dict(self.properties).get(WRITERS_FROM, "")
         return int(lowest) if lowest.isascii() and lowest.isdigit() else 0
 
@@ -119,7 +126,9 @@ def describe_bookie(
     tls: Address | None = None,
     properties: Mapping[str, str] | None = None,
 ) -> BookieServiceInfo:
-    """Returns the record that one of our bookies publishes; the ids are those of a Java bookie."""
+    """Returns the record that a bookie of Rollbook publishes. Its endpoints have the same ids as
+    those of a Java bookie.
+    """
     endpoints = [Endpoint("bookie", BOOKIE_PROTOCOL, address.host, address.port)]
     if tls:
         endpoints.append(Endpoint("bookie-tls", TLS_PROTOCOL, tls.host, tls.port))
@@ -136,7 +145,8 @@ def describe_bookie(
 
 
 def pack_service_info(info: BookieServiceInfo) -> bytes:
-    assert info.endpoints  # Empty bytes would mean a bookie older than this message.
+    # A record without endpoints would be empty, which means a bookie older than this message.
+    assert info.endpoints
     message = BookieServiceInfoFormat(properties=dict(info.properties))
     for endpoint in info.endpoints:
         message.endpoints.add(
@@ -156,7 +166,7 @@ def unpack_service_info(bookie_id: BookieId, data: bytes) -> BookieServiceInfo:
     message = unpack_binary(BookieServiceInfoFormat, data)
     try:
         properties = tuple(sorted((as_text(k), as_text(v)) for k, v in message.properties.items()))
-    except UnicodeDecodeError:  # Keys are decoded by protobuf.
+    except UnicodeDecodeError:  # Protobuf itself decodes the keys.
         raise BadMetadata("the name of a property is not UTF-8") from None
     return BookieServiceInfo(tuple(map(_endpoint, message.endpoints)), properties)
 
