@@ -34,7 +34,7 @@ def parse_address(
         raise BadConfig(
             f"{what} is {text!r}, which is not host:port",
             settings=(what,),
-            next_step="write for example 127.0.0.1:3181 or [::1]:3181",
+            next_step="write an address such as 127.0.0.1:3181 or [::1]:3181",
         )
     return Address(host, port)
 
@@ -44,9 +44,10 @@ def require_reachable(listens: Iterable[Address], advertised: Address) -> None:
     places = [each for each in listens if not is_loopback(each.host)]
     if not places and not is_loopback(advertised.host):
         raise BadConfig(
-            f"it would be registered as {advertised}, and it listens where only this machine can reach it",
+            f"this server would be registered as {advertised}, but only this machine can reach the "
+            "addresses on which it listens",
             settings=("listen", "advertise"),
-            next_step="say --listen :PORT, which binds every address, or advertise no other name",
+            next_step="use --listen :PORT, which binds every address, or do not advertise another name",
         )
 
 

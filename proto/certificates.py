@@ -10,6 +10,6 @@ def require_certificate_of(key: str | None, certificate: str | None, said_as: st
     """
     if key and not certificate:
         raise BadConfig(
-            f"the key {key} is for a certificate, and there is none",
+            f"there is no certificate for the key {key}",
             next_step=f"say {said_as}, too",
         )

@@ -82,21 +82,21 @@ class Unavailable(RollbookError):
 
 
 class OutcomeUnknown(RollbookError):
-    """It may have been done; the caller must find out before trying again."""
+    """The request may have taken effect; the caller must find out before trying again."""
 
     code = Code("OUTCOME_UNKNOWN", "UNKNOWN", 503)
     outcome = Outcome.UNKNOWN
 
 
 class Superseded(RollbookError):
-    """Someone else moved on; the caller must stop and look again."""
+    """Another client has changed the state; the caller must stop and read it again."""
 
     code = Code("SUPERSEDED", "ABORTED", 409)
     outcome = Outcome.NOT_APPLIED
 
 
 class Missing(RollbookError):
-    """The caller has its answer: there is nothing there."""
+    """The caller has a definite answer: what it asked for does not exist."""
 
     code = Code("NOT_FOUND", "NOT_FOUND", 404)
     outcome = Outcome.NOT_APPLIED
@@ -110,7 +110,7 @@ class Corrupt(RollbookError):
 
 
 class Invalid(RollbookError):
-    """The caller has a bug, or passed one on."""
+    """The caller has a bug, or passed on invalid input."""
 
     code = Code("INVALID", "INVALID_ARGUMENT", 400, v2=100, v3=404)
     outcome = Outcome.NOT_APPLIED
@@ -132,7 +132,7 @@ class BookieReadOnly(Unavailable):
 
 
 class EntryStateUnknown(Unavailable):
-    """This bookie may have lost what it is asked for, so its silence proves nothing."""
+    """This bookie may have lost the entry, so it cannot say that the entry does not exist."""
 
     # V2 has no code for this error.
     code = Code("ENTRY_STATE_UNKNOWN", "UNAVAILABLE", 503, v2=101, v3=507)
@@ -151,7 +151,7 @@ class RecoveryIncomplete(Unavailable):
 
 
 class ArchiveUnwritable(Unavailable):
-    """Files of an archive cannot be written; none of this step counts."""
+    """Files of an archive cannot be written; this step has no effect."""
 
     code = Code("ARCHIVE_UNWRITABLE", "UNAVAILABLE", 503)
 
@@ -163,13 +163,13 @@ class NotEnoughBookies(Unavailable):
 
 
 class DrainBlocked(NotEnoughBookies):
-    """Some ledgers have no other bookie that could take the place of one that is to be drained."""
+    """For some ledgers, no other bookie can replace the one that is to be drained."""
 
     code = Code("DRAIN_BLOCKED", "FAILED_PRECONDITION", 409)
 
 
 class OperationIncomplete(Unavailable):
-    """The operation came to its end, and some of it could not be done."""
+    """The operation has ended, but a part of it could not be done."""
 
     code = Code("OPERATION_INCOMPLETE", "UNAVAILABLE", 503)
     outcome = Outcome.UNKNOWN
@@ -177,7 +177,7 @@ class OperationIncomplete(Unavailable):
 
 
 class Overloaded(Unavailable):
-    """A queue is full; come back after a moment."""
+    """A queue is full; try again after a moment."""
 
     code = Code("OVERLOADED", "RESOURCE_EXHAUSTED", 503, v2=106, v3=506)
 
@@ -195,7 +195,7 @@ class MetadataUnavailable(Unavailable):
 
 
 class MetadataFull(Unavailable):
-    """The disk of the metadata store is nearly full; it takes nothing that grows."""
+    """The disk of the metadata store is nearly full; it refuses writes that need more space."""
 
     code = Code("METADATA_FULL", "UNAVAILABLE", 503)
 
@@ -207,7 +207,7 @@ class ServerUnreachable(Unavailable):
 
 
 class ReaderStalled(Unavailable):
-    """Nothing has come from the log for too long, not even word of what it waits for."""
+    """The log has sent nothing for too long, not even a report of what it waits for."""
 
     code = Code("STALLED", "UNAVAILABLE", 503)
 
@@ -234,13 +234,13 @@ class OwnerChanging(Unavailable):
 
 
 class ConnectionLost(OutcomeUnknown):
-    """The line broke after the request was sent and before its answer came."""
+    """The connection broke after the request was sent and before its answer came."""
 
     code = Code("CONNECTION_LOST", "UNAVAILABLE", 503)
 
 
 class QuorumTimeout(OutcomeUnknown):
-    """The deadline passed with some of the answers outstanding."""
+    """The deadline passed before all necessary answers came."""
 
     code = Code("DEADLINE", "DEADLINE_EXCEEDED", 504)
 
@@ -258,7 +258,7 @@ class BookieFailed(OutcomeUnknown):
 
 
 class AppendUnsettled(OutcomeUnknown):
-    """The writer stopped before the entry was confirmed; it may be kept or not."""
+    """The writer stopped before the entry was confirmed; the entry may or may not be kept."""
 
     code = Code("APPEND_UNSETTLED", "UNKNOWN", 503)
 
@@ -270,7 +270,7 @@ class Interrupted(OutcomeUnknown):
 
 
 class RecordsUnacked(OutcomeUnknown):
-    """Records were submitted and not acknowledged before their client was closed."""
+    """The client was closed before all submitted records were acknowledged."""
 
     code = Code("RECORDS_UNACKED", "UNKNOWN", 503)
 
@@ -315,38 +315,38 @@ class ProducerGap(Superseded):
 
 
 class EarlierFailed(Superseded):
-    """An append before it on the same stream has failed, so it was not tried."""
+    """An earlier append on the same stream failed, so this one was not tried."""
 
     code = Code("EARLIER_FAILED", "ABORTED", 409)
 
 
 class DuplicateTooOld(Superseded):
-    """The batch is in the log already, so long ago that its offsets are forgotten."""
+    """The batch is in the log already, but it is so old that its offsets are no longer known."""
 
     code = Code("DUPLICATE_TOO_OLD", "ALREADY_EXISTS", 409)
     outcome = Outcome.APPLIED
 
 
 class SinkReplayDiverged(Superseded):
-    """A batch that is written again differs from what is in the log of it."""
+    """A batch that was written again differs from the batch in the log."""
 
     code = Code("SINK_REPLAY_DIVERGED", "ABORTED", 409)
 
 
 class MirrorHeld(Superseded):
-    """The log that is to be a mirror has records of another origin."""
+    """The log cannot become a mirror, since it has records from another origin."""
 
     code = Code("MIRROR_HELD", "FAILED_PRECONDITION", 409)
 
 
 class ArchiveHeld(Superseded):
-    """Another export writes to this archive, or has its cursor."""
+    """Another export writes to this archive or holds its cursor."""
 
     code = Code("ARCHIVE_HELD", "ABORTED", 409)
 
 
 class WriterHeld(Superseded):
-    """Somebody else is the exclusive writer of this log."""
+    """Another client is the exclusive writer of this log."""
 
     code = Code("WRITER_HELD", "FAILED_PRECONDITION", 409)
 
@@ -364,7 +364,7 @@ class LogSealed(Superseded):
 
 
 class LogReplaced(Superseded):
-    """The log was deleted, and another one has its name now."""
+    """The log was deleted, and another log now has its name."""
 
     code = Code("LOG_REPLACED", "FAILED_PRECONDITION", 412)
 
@@ -376,13 +376,13 @@ class LogExists(Superseded):
 
 
 class Guarded(Superseded):
-    """A protected mark stands in the way."""
+    """A protected mark prevents this."""
 
     code = Code("GUARDED", "FAILED_PRECONDITION", 409)
 
 
 class CursorAhead(Superseded):
-    """The cursor stands further on, and nobody said that it may go back."""
+    """The cursor is at a later position, and the request does not allow it to move back."""
 
     code = Code("CURSOR_AHEAD", "FAILED_PRECONDITION", 409)
 
@@ -394,7 +394,7 @@ class OwnerFenced(Superseded):
 
 
 class MetadataConflict(Superseded):
-    """The metadata has another version than the one the change was made from."""
+    """The metadata has changed since the version on which this change is based."""
 
     code = Code("CONFLICT", "ABORTED", 409)
 
@@ -412,7 +412,7 @@ class NodeNotEmpty(Superseded):
 
 
 class SessionExpired(Superseded):
-    """The metadata session is over and took its ephemeral nodes along."""
+    """The metadata session is over, and its ephemeral nodes are gone."""
 
     code = Code("SESSION_EXPIRED", "ABORTED", 409)
 
@@ -430,7 +430,7 @@ class LifecycleConflict(Superseded):
 
 
 class OperationEnded(Superseded):
-    """The operation has ended or cannot be stopped, so a request changes it no more."""
+    """The operation has ended or cannot be stopped, so a request no longer changes it."""
 
     code = Code("OPERATION_ENDED", "FAILED_PRECONDITION", 409)
 
@@ -475,19 +475,19 @@ class LogDeleted(Missing):
 
 
 class Truncated(Missing):
-    """The position lies before the head of the log."""
+    """The position is before the head of the log."""
 
     code = Code("TRUNCATED", "OUT_OF_RANGE", 410)
 
 
 class BeyondTail(Missing):
-    """The position lies beyond the tail of the log."""
+    """The position is beyond the tail of the log."""
 
     code = Code("BEYOND_TAIL", "OUT_OF_RANGE", 416)
 
 
 class NoSuchServer(Missing):
-    """There is no such log server, or it takes no logs."""
+    """There is no such log server, or it accepts no logs."""
 
     code = Code("SERVER_NOT_FOUND", "NOT_FOUND", 404)
 
@@ -514,7 +514,7 @@ class NoSuchCluster(Missing):
 
 
 class DigestMismatch(Corrupt):
-    """The bytes are not the ones that were written."""
+    """The bytes differ from those that were written."""
 
     code = Code("DIGEST_MISMATCH", "DATA_LOSS", 500)
 
@@ -526,7 +526,7 @@ class BlockCorrupt(Corrupt):
 
 
 class BadFrame(Corrupt):
-    """A peer sent bytes that are no message of its protocol."""
+    """A peer sent bytes that are not a message of its protocol."""
 
     code = Code("BAD_FRAME", "INVALID_ARGUMENT", 400, v2=100, v3=404)
 
@@ -538,7 +538,7 @@ class BadMetadata(Corrupt):
 
 
 class TornRecord(Corrupt):
-    """A record on disk ends before its length says."""
+    """A record on disk is shorter than its length says."""
 
     code = Code("TORN_RECORD", "DATA_LOSS", 500)
 
@@ -550,13 +550,13 @@ class DataLost(Corrupt):
 
 
 class LogDataLoss(Corrupt):
-    """Records are gone that a reader was to read."""
+    """Records that a reader was going to read are lost."""
 
     code = Code("LOG_DATA_LOSS", "DATA_LOSS", 500)
 
 
 class ArchiveDamaged(Corrupt):
-    """An archive of logs does not hold what its manifests say."""
+    """An archive of logs does not match its manifests."""
 
     code = Code("ARCHIVE_DAMAGED", "DATA_LOSS", 500)
 
@@ -569,13 +569,13 @@ class InvalidRequest(Invalid):
 
 
 class InvalidBlock(Invalid):
-    """A block of records is not what it says it is."""
+    """A block of records is malformed."""
 
     code = Code("INVALID_BLOCK", "INVALID_ARGUMENT", 400)
 
 
 class DuplicateDiffers(Invalid):
-    """The request has the number, or the key, of another one that was taken."""
+    """An earlier request with this number or key was accepted, and it was a different one."""
 
     code = Code("DUPLICATE_DIFFERS", "INVALID_ARGUMENT", 422)
 
@@ -613,7 +613,7 @@ class BadConfig(Invalid):
 
 
 class NotConfirmed(Invalid):
-    """It would destroy something, and nobody confirmed that it is meant."""
+    """This would destroy data, and it was not confirmed."""
 
     code = Code("NOT_CONFIRMED", "FAILED_PRECONDITION", 400)
 
@@ -625,7 +625,7 @@ class EntryTooLarge(Invalid):
 
 
 class UnsupportedVersion(Invalid):
-    """The peer or the stored format has a version that we do not speak."""
+    """The peer or the stored format has a version that is not supported."""
 
     code = Code("UNSUPPORTED_VERSION", "UNIMPLEMENTED", 400, v2=103, v3=503)
 
@@ -655,19 +655,19 @@ class WrongCluster(Invalid):
 
 
 class PartOfLog(Invalid):
-    """The ledger is a segment of a log, which would lose records or its owner by that."""
+    """The ledger is a segment of a log, which would lose records or its owner by this change."""
 
     code = Code("PART_OF_LOG", "FAILED_PRECONDITION", 409)
 
 
 class OlderMetadata(Invalid):
-    """The metadata store is older than what was built on it."""
+    """The metadata store is older than the data that depends on it."""
 
     code = Code("OLDER_METADATA", "FAILED_PRECONDITION", 409)
 
 
 class WrongBookie(Invalid):
-    """These directories are not this bookie's, or not all of them, or not of its latest life."""
+    """These directories belong to another bookie, are incomplete, or are from an earlier life of it."""
 
     code = Code("WRONG_BOOKIE", "FAILED_PRECONDITION", 409)
 

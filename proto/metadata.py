@@ -121,7 +121,7 @@ class LedgerMetadata:
             if (self.last_entry, self.length) == (last_entry, length):
                 return self
             raise LedgerClosed(
-                "the ledger was closed elsewhere, at another entry",
+                "another client closed the ledger at another entry",
                 ledger_id=self.ledger_id,
                 last_entry=self.last_entry,
                 wanted=last_entry,
@@ -176,7 +176,7 @@ class LedgerMetadata:
             raise self._changed("the fragment is still being written", first_entry)
         ensemble = self.fragments[index].ensemble
         if old not in ensemble or new in ensemble:
-            raise self._changed(f"cannot put {new} into the place of {old}", first_entry)
+            raise self._changed(f"cannot replace {old} by {new}", first_entry)
         slot = ensemble.index(old)
         repaired = Fragment(first_entry, (*ensemble[:slot], new, *ensemble[slot + 1 :]))
         fragments = (*self.fragments[:index], repaired, *self.fragments[index + 1 :])
@@ -208,7 +208,9 @@ class LedgerMetadata:
         to them.
         """
         if last_entry < fragments[-1].first_entry - 1:
-            raise self._changed(f"it cannot end at {last_entry}", fragments[-1].first_entry)
+            raise self._changed(
+                f"the ledger cannot end at entry {last_entry}", fragments[-1].first_entry
+            )
         return replace(
             self,
             state=LedgerState.CLOSED,
@@ -255,7 +257,7 @@ def find_flaw(
     if fragments[-1].first_entry > ENTRY_ID_MAX:
         return f"a fragment starts at entry {fragments[-1].first_entry}"
     if any(len(fragment.ensemble) != quorum.ensemble for fragment in fragments):
-        return f"a fragment has not {quorum.ensemble} bookies"
+        return f"a fragment does not have {quorum.ensemble} bookies"
     if {last_entry is None, length is None} != {state is not LedgerState.CLOSED}:
         return f"its last entry is {last_entry}, its length {length} and its state {state.value}"
     if last_entry is not None and not NO_ENTRY <= last_entry <= ENTRY_ID_MAX:

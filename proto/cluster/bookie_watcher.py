@@ -107,7 +107,7 @@ class BookieWatcher:
         """
         while self._current is known:
             if self._task is None or self._task.done():
-                raise MetadataUnavailable("nobody watches the bookies any more")
+                raise MetadataUnavailable("the watcher of the bookies has ended")
             await self._changed.wait()
         return self._current
 

@@ -153,7 +153,7 @@ async def require_cluster(store: MetadataStore, ours: Cluster) -> None:
     if found != ours:
         raise WrongCluster("the cluster's layout has changed", path=ours.root)
     if await read_surely(store, ours.own_root) is None:
-        raise WrongCluster("our own trees are gone from it", path=ours.own_root)
+        raise WrongCluster("the root of our own trees is gone", path=ours.own_root)
 
 
 async def ensure_layout(store: MetadataStore, cluster: Cluster) -> None:
@@ -177,7 +177,7 @@ async def ensure_layout(store: MetadataStore, cluster: Cluster) -> None:
     # bookies would treat them as deleted.
     if (found := _layout_in(node, cluster.root, cluster.url)) is not cluster.layout:
         raise BadConfig(
-            f"another layout was written down since: {found.value}, not {cluster.layout.value}",
+            f"another layout has been written since: {found.value}, not {cluster.layout.value}",
             path=path,
             next_step="open the cluster again, as a restart does, to use the layout in LAYOUT",
         )
@@ -228,7 +228,7 @@ def _layout_in(node: Node, root: str, url: MetadataUrl | None) -> Layout:
         raise BadConfig(
             f"the metadata URL says {asked.value}, LAYOUT says {found.value}",
             path=root,
-            next_step="write zk://… there, which takes what LAYOUT says",
+            next_step="write zk://… instead, which uses the layout in LAYOUT",
         )
     return found
 
@@ -248,7 +248,7 @@ async def _require_assumable(
         if paths.ledger_path(layout, lowest) != paths.ledger_path(assumed, lowest):
             step = (
                 f"start a bookie with the cluster's layout in the metadata URL, zk+{layout.value}://…; "
-                "it writes LAYOUT down"
+                "it writes LAYOUT"
             )
             if layout is Layout.LEGACY_HIERARCHICAL:  # A URL cannot name this layout.
                 value = pack_layout(layout).decode().replace("\n", "\\n")
@@ -317,7 +317,7 @@ async def _check_own_root(
             write = zookeeper_command(url, f"create {path} {node.value.decode()}")
             next_step += f"; if it is right, its {paths.INSTANCE_ID} is gone: {write}"
         raise WrongCluster(
-            "what lies beside the ledgers root belongs to another cluster",
+            "the trees beside the ledgers root belong to another cluster",
             path=cluster.own_root,
             expected=cluster.instance_id,
             found=node.value.decode("ascii", "replace"),
@@ -338,7 +338,9 @@ async def _refuse_inside_another(store: MetadataStore, root: str) -> None:
             is_taken = True
         if is_taken:
             raise ClusterExists(
-                "it would lie within another cluster", path=place, next_step="take another root"
+                "the new cluster would be inside another cluster",
+                path=place,
+                next_step="use another root",
             )
         place = place.rpartition("/")[0]
 
@@ -359,7 +361,7 @@ async def _refuse_what_exists(
         raise ClusterExists(
             "trees of an earlier cluster are still there",
             path=cluster.own_root,
-            next_step="remove them, or take another root",
+            next_step="remove them, or use another root",
         )
     return found is not None
 

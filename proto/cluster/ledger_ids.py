@@ -114,7 +114,7 @@ class LedgerIds:
         high = max(above >> 32, *highs, 0) + 1
         if high > _HIGH_MAX:
             raise InvalidRequest(
-                f"no counter gives ids above {above}",
+                f"there are no ledger ids above {above}",
                 next_step="name the highest id that was drawn",
             )
         await ensure_node(self._store, self._high_path(high))

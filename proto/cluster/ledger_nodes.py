@@ -86,7 +86,7 @@ class LedgerNodes:
                 return await self.create(metadata)
             except NodeExists:
                 continue  # Another client chose this very id.
-        raise MetadataConflict("every id that was drawn is taken", path=self._root)
+        raise MetadataConflict("all ids that were drawn are taken", path=self._root)
 
     async def create(self, metadata: LedgerMetadata) -> StoredLedger:
         """Creates a ledger under an id that the caller chose. Raises `NodeExists` if the id is taken."""
@@ -95,7 +95,7 @@ class LedgerNodes:
         assert metadata.created_ms is not None
         if not self._layout.takes_new_ledgers:
             raise InvalidRequest(
-                f"the {self._layout.value} layout takes no new ledgers", path=self._root
+                f"the {self._layout.value} layout accepts no new ledgers", path=self._root
             )
         path = self.path(metadata.ledger_id)
 

@@ -146,7 +146,7 @@ class MarkTree:
                 return True
             except (MetadataConflict, NoSuchNode):
                 continue
-        raise MetadataConflict("the mark changes again and again", path=path)
+        raise MetadataConflict("other processes keep changing the mark", path=path)
 
     async def mark_new(self, missing: Mapping[LedgerId, tuple[BookieId, ...]], now_ms: int) -> bool:
         """Marks several ledgers in one transaction. None of them may be marked yet.

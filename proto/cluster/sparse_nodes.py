@@ -38,7 +38,7 @@ async def create_sparse(
             if parent == top:
                 raise
             await create_sparse(store, top, parent, b"", lambda _: True)
-    raise MetadataConflict("its parents are removed again and again", path=path)
+    raise MetadataConflict("other processes keep removing its parents", path=path)
 
 
 async def remove_empty_parents(store: MetadataStore, top: str, path: str) -> None:

@@ -153,7 +153,7 @@ async def put_surely(store: MetadataStore, path: str, value: bytes) -> None:
         except NoSuchNode:
             if node is None:
                 raise
-    raise MetadataConflict("it is written again and again", path=path)
+    raise MetadataConflict("other processes keep writing it", path=path)
 
 
 async def delete_surely(

@@ -52,13 +52,13 @@ def unpack_bookie_record(data: bytes) -> BookieRecord:
         version, incarnation = fields["version"], fields["incarnation"]
         start, starter = fields.get("start", 0), fields.get("starter", "")
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        raise BadMetadata(f"no record of a bookie: {data[:80]!r}") from None
+        raise BadMetadata(f"not the record of a bookie: {data[:80]!r}") from None
     if version != _VERSION:
         raise UnsupportedVersion(f"a bookie's record of version {version!r:.20}")
     if not isinstance(incarnation, str) or not _INCARNATION.fullmatch(incarnation):
         raise BadMetadata(f"{incarnation!r:.80} is no incarnation")
     if type(start) is not int or not 0 <= start <= _START_MAX:
-        raise BadMetadata(f"{start!r:.80} is not a number of a start")
+        raise BadMetadata(f"{start!r:.80} is not the number of a start")
     if not isinstance(starter, str) or not _STARTER.fullmatch(starter):
-        raise BadMetadata(f"{starter!r:.80} is no token of a start")
+        raise BadMetadata(f"{starter!r:.80} is not the token of a start")
     return BookieRecord(incarnation, start, starter)

@@ -82,7 +82,7 @@ def _unpack_three_lines(body: bytes) -> CookieFormat:
 def _pack_list(paths: tuple[str, ...], separator: str) -> str:
     for path in paths:
         if not path or separator in path or not _is_unicode(path):
-            raise InvalidRequest(f"directory {path!r} cannot be named in a cookie")
+            raise InvalidRequest(f"directory {path!r} cannot be written to a cookie")
     return separator.join(paths)
 
 
@@ -98,7 +98,7 @@ def _is_unicode(path: str) -> bool:
 def _unpack_list(text: str, separator: str) -> tuple[str, ...]:
     paths = tuple(text.split(separator)) if text else ()
     if not all(paths):
-        raise BadMetadata(f"a list of directories has an empty one: {text[:200]!r}")
+        raise BadMetadata(f"a list of directories has an empty entry: {text[:200]!r}")
     return paths
 
 

@@ -56,7 +56,7 @@ def unpack_layout(data: bytes) -> Layout:
     name, _, manager_version = rest.partition(":")
     layout = _BY_NAME.get((format_version, name))
     if layout is None or manager_version != _MANAGER_VERSION:
-        raise BadMetadata(f"LAYOUT names no ledger manager that we know: {data[:200]!r}")
+        raise BadMetadata(f"LAYOUT names an unknown ledger manager: {data[:200]!r}")
     return layout
 
 
@@ -72,5 +72,5 @@ def pack_instance_id(instance_id: str) -> bytes:
 def unpack_instance_id(data: bytes) -> str:
     text = decode_ascii(data, "INSTANCEID")
     if not _UUID.fullmatch(text):
-        raise BadMetadata(f"INSTANCEID is no UUID: {text[:80]!r}")
+        raise BadMetadata(f"INSTANCEID is not a UUID: {text[:80]!r}")
     return text

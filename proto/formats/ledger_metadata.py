@@ -115,7 +115,7 @@ def _from_message(
     state = _STATES[message.state]
     is_closed = state is LedgerState.CLOSED
     if is_closed and not message.HasField("lastEntryId"):
-        raise BadMetadata("closed, but its last entry is not named")
+        raise BadMetadata("the ledger is closed, but its last entry is missing")
     ack = message.ackQuorumSize if message.HasField("ackQuorumSize") else message.quorumSize
     has_password = message.HasField("password")
     # CRC32 is also the default in Java.
@@ -161,7 +161,7 @@ def _unpack_varint(data: bytes) -> tuple[int, int]:
         value |= (byte & 0x7F) << 7 * index
         if byte < 0x80:
             return value, index + 1
-    raise BadMetadata("its size is cut short")
+    raise BadMetadata("the size of the message is incomplete")
 
 
 # --- Version 1 --------------------------------------------------------------------------------
@@ -187,7 +187,7 @@ def _unpack_lines(ledger_id: LedgerId, body: bytes) -> LedgerMetadata:
     except UnicodeDecodeError:
         raise BadMetadata("not UTF-8") from None
     if len(lines) < 3:
-        raise BadMetadata("it ends in its first three lines")
+        raise BadMetadata("the text ends within its first three lines")
     write, ensemble, length = map(_number, lines[:3])
     state, last_entry = LedgerState.OPEN, None
     fragments: list[Fragment] = []

@@ -77,7 +77,7 @@ def unpack_lifecycle(data: bytes) -> Lifecycle:
     if version != _VERSION:
         raise UnsupportedVersion(f"a bookie's lifecycle of version {version!r:.20}")
     if not isinstance(token, str) or not _TOKEN.fullmatch(token):
-        raise BadMetadata(f"{token!r:.80} is no token of a lifecycle")
+        raise BadMetadata(f"{token!r:.80} is not the token of a lifecycle")
     if not isinstance(reason, str) or type(is_forced) is not bool:
         raise BadMetadata(f"not the lifecycle of a bookie: {data[:80]!r}")
     if not all(type(each) is int and 0 <= each < 2**63 for each in (since_ms, ledgers)):
@@ -85,5 +85,5 @@ def unpack_lifecycle(data: bytes) -> Lifecycle:
     try:
         known = LifecycleState(state)
     except ValueError:
-        raise BadMetadata(f"{state!r:.40} is no state of a bookie") from None
+        raise BadMetadata(f"{state!r:.40} is not a state of a bookie") from None
     return Lifecycle(known, token, since_ms, ledgers, is_forced, reason)

@@ -78,7 +78,7 @@ def _complete(message: M) -> M:
     for index in range(len(strays)):
         if (number := strays[index].field_number) in known:
             name = f"{message.DESCRIPTOR.name}.{known[number].name}"
-            raise BadMetadata(f"{name} has a value that is not known")
+            raise BadMetadata(f"{name} has an unknown value")
     if not message.IsInitialized():
-        raise BadMetadata(f"{message.DESCRIPTOR.name} lacks a field that it must have")
+        raise BadMetadata(f"{message.DESCRIPTOR.name} lacks a required field")
     return message

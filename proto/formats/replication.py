@@ -146,7 +146,7 @@ def check_replication_layout(data: bytes) -> None:
     message = unpack_text(LedgerRereplicationLayoutFormat, data)
     if (message.type, message.version) != _LAYOUT:
         raise BadMetadata(
-            f"marks are kept as {message.type[:40]!r} {message.version}; only {_LAYOUT} is known"
+            f"marks have the format {message.type[:40]!r} {message.version}; only {_LAYOUT} is known"
         )
 
 

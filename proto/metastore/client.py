@@ -264,7 +264,9 @@ class StoreClient:
         if self._closed:
             raise MetadataUnavailable(_CLOSED)
         if len(self._calls) >= CALLS_MAX:
-            raise Overloaded(f"{CALLS_MAX} calls of the metadata store wait for their answers")
+            raise Overloaded(
+                f"{CALLS_MAX} calls to the metadata store are waiting for their answers"
+            )
         return await self._ask(question)
 
     async def _ask(self, question: Question) -> Result:

@@ -23,7 +23,7 @@ class _Bell:
             self._reader.set_result(None)
 
     async def heard(self) -> None:
-        assert self._reader is None, "a stream has one reader at a time"
+        assert self._reader is None, "a stream can have only one reader at a time"
         self._reader = asyncio.get_running_loop().create_future()
         try:
             await self._reader

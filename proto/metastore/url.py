@@ -102,7 +102,7 @@ class MetadataUrl:
             return cls(Backend.SQLITE, path)
         if scheme == "memory" and colon and _NAME.fullmatch(rest):
             return cls(Backend.MEMORY, rest)
-        raise BadConfig(f"metadata URL {said[:200]!r} is none of {_FORMS}")
+        raise BadConfig(f"metadata URL {said[:200]!r} has none of the forms {_FORMS}")
 
     def __str__(self) -> str:
         """The URL without options, which may hold secrets."""
@@ -140,11 +140,11 @@ def _parse_hosts(text: str, url: str) -> str:
         if match is None or not 0 < port < 65536:
             if "@" in url:  # The part may be from a password, so it is not shown.
                 raise BadConfig(
-                    f"metadata URL {url}: no user stands before the hosts",
+                    f"metadata URL {url}: there must be no user before the hosts",
                     next_step="write zk://host/ledgers?auth=digest:user:password",
                 )
             raise BadConfig(
-                f"metadata URL {url}: {part!r} is no host or host:port",
+                f"metadata URL {url}: {part!r} is not host or host:port",
                 next_step="separate the hosts by commas: zk://host1:2181,host2:2181/ledgers",
             )
         hosts.append(f"{match[1]}:{port}")
@@ -175,7 +175,9 @@ def _parse_options(query: str) -> ZooKeeperOptions:
     given: dict[str, str] = {}
     for name, value in parse_qsl(query, keep_blank_values=True):
         if name not in _OPTIONS:
-            raise BadConfig(f"metadata URL: {name[:40]!r} is no option; use {', '.join(_OPTIONS)}")
+            raise BadConfig(
+                f"metadata URL: {name[:40]!r} is not an option; use {', '.join(_OPTIONS)}"
+            )
         if name in given or not value:
             raise BadConfig(f"metadata URL: option {name} is given twice or without a value")
         given[name] = value

@@ -73,9 +73,7 @@ def parse_config(data: bytes, path: str, sections: Collection[str]) -> dict[str,
         if name not in sections:
             raise BadConfig(f"{path}: unknown section [{name}]", next_step=_known(sections))
         if not isinstance(table, dict):
-            raise BadConfig(
-                f"{path}: `{name}` stands outside a section", next_step=_known(sections)
-            )
+            raise BadConfig(f"{path}: `{name}` is outside a section", next_step=_known(sections))
     return tables
 
 

@@ -59,7 +59,7 @@ class LoopThread:
         if threading.current_thread() is self._thread:
             work.close()
             raise RuntimeError(
-                "called on the client's own thread, as from a callback: it would wait for itself"
+                "this was called on the client's own thread, as in a callback, and would wait for itself"
             )
 
     def start(self, make: Callable[[], Coroutine[Any, Any, None]]) -> None:
@@ -87,7 +87,7 @@ class LoopThread:
 
     def _over(self) -> ClientClosed:
         if self._pid != os.getpid():
-            return ClientClosed("it belongs to the process that this one was forked from")
+            return ClientClosed("the client belongs to the process from which this one was forked")
         return ClientClosed()
 
     def close(self) -> None:

@@ -161,7 +161,7 @@ def name_of_this_host() -> str:
     """Returns a name that resolves to an address of this machine. Raises `BadConfig`."""
     name, reason = socket.gethostname(), "it is localhost on every host"
     if name != "localhost":
-        reason = "it leads to no address of this host"
+        reason = "it resolves to no address of this host"
         try:
             found = socket.getaddrinfo(name, 0, type=socket.SOCK_DGRAM)
         except OSError as error:
@@ -169,7 +169,8 @@ def name_of_this_host() -> str:
         if any(_is_of_this_host(family, place) for family, _, _, _, place in found):
             return name
     raise BadConfig(
-        f"a server on every address is found by the host's name, and {name!r} does not lead here: {reason}",
+        "a server that binds every address is registered under the host's name, but "
+        f"{name!r} does not resolve to it: {reason}",
         next_step="say --advertise HOST:PORT",
     )
 
@@ -190,7 +191,7 @@ def _own_address() -> str:
     except OSError as error:
         raise BadConfig(
             f"this host does not know its own address: {describe_error(error)}",
-            next_step="say which one others should use",
+            next_step="configure the address that others should use",
         ) from error
 
 
@@ -205,7 +206,7 @@ def _canonical_name(address: str) -> str:
         reason = describe_error(error)
     raise BadConfig(
         f"{address}, which is this host's, has no name: {reason}",
-        next_step="give it a name in DNS or /etc/hosts, or say which one others should use",
+        next_step="give it a name in DNS or /etc/hosts, or configure the address that others should use",
     )
 
 

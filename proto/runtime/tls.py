@@ -153,5 +153,5 @@ def _no_password() -> str:
 def _unusable(files: tuple[str, ...], error: Exception) -> BadConfig:
     return BadConfig(
         f"cannot use {', '.join(filter(None, files))}: {error}",
-        next_step="give PEM files that this user may read, the key in the clear",
+        next_step="give PEM files that this user may read, with an unencrypted key",
     )

@@ -155,7 +155,7 @@ class LedgerDigest:
         if len(body) < _SMALL:
             body = bytes(body)
         if len(body) < self.overhead_bytes:
-            raise self._mismatch("an entry is cut short", entry_id)
+            raise self._mismatch("an entry is incomplete", entry_id)
         header = bytes(body[:ENTRY_HEADER_BYTES])
         payload = bytes(body[self.overhead_bytes :])
         if body[ENTRY_HEADER_BYTES : self.overhead_bytes] != self.digest(header, payload):

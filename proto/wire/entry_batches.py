@@ -34,10 +34,12 @@ def unpack_bodies(data: bytes, position: int, end: int) -> Iterator[memoryview]:
     view = memoryview(data)
     while position < end:
         if end - position < _SIZE.size:
-            raise BadFrame(f"a batch ends in {end - position} bytes that are no size")
+            raise BadFrame(
+                f"a batch ends with {end - position} bytes, which are too few for a size"
+            )
         (size,) = _SIZE.unpack_from(data, position)
         position += _SIZE.size
         if not ENTRY_HEADER_BYTES <= size <= end - position:
-            raise BadFrame(f"a batch holds an entry of {size} bytes in {end - position}")
+            raise BadFrame(f"a batch has an entry of {size} bytes where {end - position} are left")
         yield view[position : position + size]
         position += size

@@ -142,7 +142,7 @@ def unpack_entry_list(data: bytes) -> EntryList:
     entries, last_entry = EntryList(data[_HEADER.size :]), -1
     for group in entries.groups:
         if not group.is_sound():
-            raise BadFrame(f"{tuple(group)} in an entry list is no set of runs")
+            raise BadFrame(f"{tuple(group)} in an entry list is not a valid group of runs")
         if group.first_start <= last_entry:
             raise BadFrame("an entry list's groups are not in ascending order")
         last_entry = group.last_entry

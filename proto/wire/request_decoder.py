@@ -83,7 +83,7 @@ def _unpack(buffer: bytes, position: int, end: int) -> Heard:
         return call
     if not _is_sound(request):
         return Refused(call.refuse(InvalidRequest))
-    assert isinstance(origin, v3.V3ReplyHeader), "version 2 has one dress only"
+    assert isinstance(origin, v3.V3ReplyHeader), "version 2 has only one form of adds"
     frame = v3.pack_request(origin.txn_id, request, is_high_priority=is_high_priority)
     adds, taken = v3_adds.take_adds(frame, 0, len(frame))
     assert adds is not None

@@ -61,7 +61,7 @@ _PLAIN_READ_WORD: Final = pack_header(VERSION, READ)
 def code_of(error: Failure) -> int:
     if error is None:
         return OK
-    assert error.code.v2 is not None, f"{error.__name__} is nothing that a bookie says"
+    assert error.code.v2 is not None, f"{error.__name__} is not an error that a bookie returns"
     return error.code.v2
 
 
@@ -198,7 +198,7 @@ def _unpack(layout: struct.Struct, buffer: bytes, position: int, end: int) -> tu
 
 
 def cut_short(size: int) -> BadFrame:
-    return BadFrame(f"{size} bytes are too short for a message of their kind")
+    return BadFrame(f"{size} bytes are too few for a message of this kind")
 
 
 def _unpack_fence_key(header: Header, buffer: bytes, position: int, end: int) -> bytes | None:

@@ -82,7 +82,7 @@ _STATUSES: Final = frozenset(pb.StatusCode.values())
 def code_of(error: Failure) -> pb.StatusCode.ValueType:
     if error is None:
         return pb.EOK
-    assert error.code.v3 is not None, f"{error.__name__} is nothing that a bookie says"
+    assert error.code.v3 is not None, f"{error.__name__} is not an error that a bookie returns"
     return pb.StatusCode.ValueType(error.code.v3)
 
 
@@ -110,9 +110,9 @@ def _auth_fields(message: pb.AuthMessage) -> tuple[str, bytes]:
     try:
         plugin = message.authPluginName
     except UnicodeDecodeError as error:
-        raise BadFrame("an authentication plugin's name is no UTF-8") from error
+        raise BadFrame("the name of an authentication plugin is not UTF-8") from error
     if not isinstance(plugin, str):
-        raise BadFrame("an authentication plugin's name is no UTF-8")
+        raise BadFrame("the name of an authentication plugin is not UTF-8")
     return plugin, message.payload
 
 
@@ -123,7 +123,7 @@ def _parse(kind: type[_Message], data: bytes) -> _Message:
     try:
         message = kind.FromString(data)
     except DecodeError as error:
-        raise BadFrame(f"{len(data)} bytes are no {kind.__name__} of version 3") from error
+        raise BadFrame(f"{len(data)} bytes are not a valid {kind.__name__} of version 3") from error
     if not message.IsInitialized():
         raise BadFrame(f"a {kind.__name__} of version 3 lacks a required field")
     return message
@@ -408,7 +408,7 @@ def _request_message(request: Request) -> tuple[BookieOperation, dict[str, Any]]
 
 
 def _read_message(read: EntryRead) -> pb.ReadRequest:
-    assert not (read.fence and read.piggyback), "a read has one flag"
+    assert not (read.fence and read.piggyback), "a read can have only one flag"
     flag = None
     if read.fence:
         flag = pb.ReadRequest.FENCE_LEDGER
@@ -494,5 +494,5 @@ def _reply(response: pb.Response) -> Reply:
         case pb.START_TLS:
             return StartTlsReply(outer)
     if outer is None:
-        raise BadFrame("a reply of version 3 says EOK and nothing else")
+        raise BadFrame("a reply of version 3 has the status EOK but no message")
     return Refusal(outer)

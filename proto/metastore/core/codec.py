@@ -146,7 +146,9 @@ def _from_client(head: object, values: "_Values") -> FromClient:
     match head:
         case ["hello", int(protocol), str(store), int(session), int(timeout_ms)]:
             if protocol != PROTOCOL:
-                raise BadFrame(f"protocol {protocol} is not ours, which is {PROTOCOL}")
+                raise BadFrame(
+                    f"the peer uses protocol {protocol}, but this process uses {PROTOCOL}"
+                )
             return Hello(store, session, timeout_ms)
         case ["get", int(request_id), str(path)]:
             return Ask(request_id, Get(path))

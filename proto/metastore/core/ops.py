@@ -29,7 +29,7 @@ def check_path(path: str) -> None:
     if path == ROOT or (len(path) <= PATH_CHARACTERS_MAX and _PATH.fullmatch(path)):
         return
     raise InvalidRequest(
-        f"{path[:80]!r} is no path: `/` or `/name/name`, each name 1 to 255 visible ASCII "
+        f"{path[:80]!r} is not a valid path: `/` or `/name/name`, each name 1 to 255 visible ASCII "
         "characters, not `.` or `..`"
     )
 
@@ -44,7 +44,7 @@ def check_ops(ops: Sequence[Op]) -> None:
             weight += _weigh(op)
             if weight > REQUEST_BYTES_MAX:
                 raise EntryTooLarge(
-                    f"a request carries {REQUEST_BYTES_MAX:,} bytes at most", path=op.path
+                    f"a request may have at most {REQUEST_BYTES_MAX:,} bytes", path=op.path
                 )
         except RollbookError as error:
             error.ids["op"] = index

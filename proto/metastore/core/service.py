@@ -108,7 +108,7 @@ class MetadataService:
         if isinstance(message, Hello):
             self._greet(connection, known, message)
         elif known.session == known.lost_session == NO_SESSION:
-            self._hang_up(connection, "it asked before it had a session")
+            self._hang_up(connection, "it sent a request before it had a session")
         else:
             result: Result | RollbookError
             try:
@@ -163,7 +163,7 @@ class MetadataService:
             return
         elif (before := self._speaking_for.get(session)) is not None:
             # Messages that wait on the older connection are never processed (MS6).
-            self._hang_up(before, "its session came back on another connection")
+            self._hang_up(before, "its session continues on another connection")
         known.session = session
         self._speaking_for[session] = connection
         self.sessions.on_heartbeat(session)
@@ -207,7 +207,7 @@ class MetadataService:
     ) -> None:
         check_path(watch.path)
         if len(known.watches) >= WATCHES_MAX:
-            raise Overloaded(f"{WATCHES_MAX} watches of one client are all it may have")
+            raise Overloaded(f"a client may have at most {WATCHES_MAX} watches")
         known.watches[watch.watch_id] = None
         self._watches.add((connection, watch.watch_id), watch.path, recursive=watch.recursive)
         if watch.since is not None and watch.since != self._applied_txn:  # MS5.

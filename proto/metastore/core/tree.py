@@ -210,7 +210,7 @@ class _Change:
         if path in self._nodes.rows:
             raise NodeExists(path=path)
         if parent.owner != NO_SESSION:
-            raise InvalidRequest("an ephemeral node has no children", path=path)
+            raise InvalidRequest("an ephemeral node cannot have children", path=path)
         owner = self._session if op.mode.is_ephemeral else NO_SESSION
         txn, now_ms = self._txn, self._now_ms
         self._put(parent_path, parent._replace(creates=parent.creates + 1))

@@ -99,7 +99,7 @@ class EmbeddedConnector:
         if not self._create and not os.path.exists(self._path):
             raise NoSuchCluster(
                 f"there is no metadata store {self._path}",
-                next_step=f"make one: rollbook cluster init --metadata sqlite://{self._path}",
+                next_step=f"create it: rollbook cluster init --metadata sqlite://{self._path}",
             )
 
     def why_silent(self) -> str:
@@ -132,8 +132,8 @@ class EmbeddedConnector:
         return protocol
 
 
-_WRITABLE: Final = "its directory must be there for the user who runs this, and writable"
-_ADVICE: Final = "start a server on it, or wait for the one that starts"
+_WRITABLE: Final = "its directory must be there, and writable for the user of this process"
+_ADVICE: Final = "start a server on it, or wait for one that is starting"
 
 
 class _SocketChannel(asyncio.Protocol):

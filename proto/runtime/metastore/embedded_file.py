@@ -197,7 +197,9 @@ class StoreFile:
         _write_again(f"{self._path}-wal")
         (version,) = ask("PRAGMA user_version").fetchone()
         if version != FORMAT:
-            raise UnsupportedVersion(f"{self._path} has format {version}; this is for {FORMAT}")
+            raise UnsupportedVersion(
+                f"{self._path} has format {version}; this release reads format {FORMAT}"
+            )
         (verdict,) = ask("PRAGMA quick_check(1)").fetchone()
         if verdict != "ok":
             raise _damaged(self._path, verdict)
@@ -260,7 +262,7 @@ def _is_full(error: sqlite3.Error) -> bool:
 
 
 def _mend(error: sqlite3.Error) -> str:
-    return MAKE_ROOM if _is_full(error) else "look what is wrong with that disk"
+    return MAKE_ROOM if _is_full(error) else "find out what is wrong with that disk"
 
 
 def _unusable(what: str, error: sqlite3.Error) -> MetadataUnavailable:
@@ -272,7 +274,7 @@ def _unusable(what: str, error: sqlite3.Error) -> MetadataUnavailable:
 
 def _not_kept(reason: str, mend: str) -> OutcomeUnknown:
     return OutcomeUnknown(
-        f"{reason}; what was to be kept just then may be there or not",
+        f"{reason}; the changes of that moment may be there or not",
         next_step=f"{mend}, and start this again",
     )
 
@@ -290,8 +292,8 @@ def _create(path: str, store: str) -> None:
     for stale in (f"{path}-wal", f"{path}-journal"):
         if os.path.exists(stale):  # SQLite would take a stale log for the log of the new file.
             raise BadConfig(
-                f"{stale} is left of a metadata store that is gone",
-                next_step="bring that store back, or remove what is left of it",
+                f"{stale} was left by a metadata store that is gone",
+                next_step="bring that store back, or remove this file",
             )
     unfinished = f"{path}.new"
     for leftover in (unfinished, f"{unfinished}-journal"):

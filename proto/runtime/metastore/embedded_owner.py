@@ -252,7 +252,7 @@ def socket_address(path: str) -> Iterator[str]:
         return
     if not os.path.isdir("/proc/self/fd"):
         raise BadConfig(
-            f"{path} is too long for a socket beside it: {_SOCKET_PATH_BYTES_MAX} bytes"
+            f"{path} is too long a path for a socket beside it; the limit is {_SOCKET_PATH_BYTES_MAX} bytes"
         )
     folder = os.open(os.path.dirname(full), os.O_RDONLY | os.O_DIRECTORY)
     try:

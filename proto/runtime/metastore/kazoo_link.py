@@ -264,7 +264,7 @@ def _sasl_options(options: ZooKeeperOptions) -> dict[str, str] | None:
         return None
     if importlib.util.find_spec("puresasl") is None:
         raise BadConfig(
-            "metadata URL: sasl needs a package that is not there",
+            "metadata URL: sasl needs a package that is not installed",
             next_step="pip install pure-sasl",
         )
     mechanism, user, password = options.sasl

@@ -93,7 +93,7 @@ logger = structlog.get_logger()
 _RETRY_DELAY_S: Final = 1.0
 # The longest wait for the end of the session; after this time, the session lasts until it expires.
 _CLOSE_TIMEOUT_S: Final = 5.0
-_ADVICE: Final = "check the metadata URL, and that its servers run"
+_ADVICE: Final = "check the metadata URL, and whether its servers are running"
 _NO_OPTIONS: Final = ZooKeeperOptions()
 
 _ERRORS: Final[dict[type[Exception], type[RollbookError]]] = {

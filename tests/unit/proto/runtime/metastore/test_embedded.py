@@ -157,7 +157,7 @@ async def test_a_new_file_does_not_inherit_the_log_of_a_deleted_one(
     house: House, path: str, rest: str
 ) -> None:
     Path(path + rest).write_bytes(b"commits of another store")
-    with pytest.raises(BadConfig, match="left of a metadata store"):
+    with pytest.raises(BadConfig, match="left by a metadata store"):
         await house.open(create=True)
     assert not os.path.exists(path)
     os.unlink(path + rest)
@@ -556,7 +556,7 @@ def sqlite_error(code: int) -> sqlite3.Error:
         (OSError(errno.EDQUOT, "no room"), "make room on that disk, and start this again"),
         (OSError(errno.EACCES, "no"), "its directory must be there"),
         (sqlite_error(sqlite3.SQLITE_FULL), "make room on that disk, and start this again"),
-        (sqlite_error(sqlite3.SQLITE_IOERR), "look what is wrong with that disk"),
+        (sqlite_error(sqlite3.SQLITE_IOERR), "find out what is wrong with that disk"),
         (
             sqlite_error(sqlite3.SQLITE_CANTOPEN),
             "check that the user of this process may read and write it",
