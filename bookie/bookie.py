@@ -335,8 +335,8 @@ class Bookie:
         return Address(host, self._tls_listener.address.port)
 
     async def register(self, http: Address | None = None) -> None:
-        """Waits until others can see the bookie. It first waits, without a limit, until an earlier
-        session of its id has ended.
+        """Waits until others can see the bookie. Before that it waits, without a limit, until an
+        earlier session of its id has ended.
 
         Raises `NodeExists` if another process keeps the id, and the error that `failed` returns if
         that comes first.

@@ -145,7 +145,7 @@ class CatalogFiles:
         self._writing: asyncio.Task[None] | None = None
         self._failure: BaseException | None = None
         self._has_failed = asyncio.Event()
-        # This is called between steps, so that adds go first.
+        # This callback runs between steps, so that adds go first.
         self.give_way: Callable[[], Awaitable[None]] = _next_turn
 
     # --- Opening ------------------------------------------------------------------------------

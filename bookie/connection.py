@@ -1,8 +1,9 @@
 """One connection: it receives chunks of requests and sends replies.
 
-A chunk is parsed at once. Its adds are passed to the journal together, and are answered together
-when they are durable. Reads from memory are answered in the same pass and written together; all
-other requests wait in a queue for a lane. No task, future or log line is made for a single frame.
+A chunk is parsed at once. The adds of a chunk are passed to the journal together, and are answered
+together when they are durable. Reads from memory are answered in the same pass and written
+together; all other requests wait in a queue for a lane. No task, future or log line is made for a
+single frame.
 
 A response is kept in pieces until the client reads it. The pieces are written one by one, as fast
 as the system accepts them; the response is never copied as a whole.
@@ -73,7 +74,8 @@ class Connection(asyncio.BufferedProtocol):
         self._line = shared.writers  # The queue in which the next write waits.
         self._read_size = ReadSize(self._account)
         self._is_clogged = False  # The client does not read its responses.
-        self._is_leaving = False  # It answers the requests that it has received, then closes.
+        # The connection answers the requests that it has received, then closes.
+        self._is_leaving = False
         self._is_gone = False
         self._progress = PartialRequestProgress()
         self._written_bytes = 0
@@ -200,7 +202,7 @@ class Connection(asyncio.BufferedProtocol):
             if answered:
                 elapsed_ns = shared.clock.monotonic_ns() - now_ns
                 shared.stats.requests["read"].observe(elapsed_ns, answered)
-        # This happens even after an error, because nothing else wakes the journal for these adds.
+        # The journal is woken even after an error, because nothing else wakes it for these adds.
         finally:
             if self._adds:
                 shared.storage.go_on()

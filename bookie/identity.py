@@ -171,7 +171,7 @@ class Identity:
         `before_making` may raise an error before anything is made, because an id is permanent.
         Raises `WrongBookie` or `WrongCluster`, each with its next step, and `DirectoryInUse`.
         """
-        # This is checked first, because otherwise a directory could be made at a mount point
+        # The directories are checked first, because otherwise one could be made at a mount point
         # without its disk.
         standing = await self._require_fit()
         if standing is StartDecision.NEW and before_making:
@@ -209,7 +209,7 @@ class Identity:
 
     async def begin(self) -> bool:
         """Counts this start, so that no other copy of the directories can be mistaken for them.
-        After that the contents may change (B8).
+        After that the contents of the directories may change (B8).
 
         Returns False if the disk has no room to count the start. Until the start is counted, the bookie
         must promise nothing. Raises `WrongBookie` if another copy of the directories started first.
@@ -296,8 +296,8 @@ class Identity:
             incarnation = found.stamps[0].incarnation
             old_below = await self._draw_ledger_id()
             ledgers, doubted = await self._ledgers_in_doubt(old_below, on_progress)
-            # This counts as a start, because otherwise another copy of the directories could be
-            # started.
+            # The write-off counts as a start, because otherwise another copy of the directories
+            # could be started.
             record = self._draw_record(incarnation, found.next_start)
             await self._stamp_all(record, MembershipState.WRITING_OFF)
         except BaseException:

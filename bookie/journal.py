@@ -161,8 +161,8 @@ class Journal:
         """Queues the item. The returned future is done when the item is durable, or, with
         `is_sync_deferred`, when the system has it.
 
-        It fails with `BookieFailed` if the outcome is unknown. If the future is cancelled, the item
-        is still written.
+        The future fails with `BookieFailed` if the outcome is unknown. If the future is cancelled,
+        the item is still written.
         """
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._enqueue(item, is_sync_deferred, size_of(item), set_when_done(done))
@@ -351,7 +351,7 @@ class Journal:
                 self._on_found(write)
         except Exception as error:  # noqa: BLE001  The task ends with it, and poisons.
             self._failed_at_once = error
-            self._wake()  # This has no effect if the callback has woken the writing task.
+            self._wake()  # The call has no effect if the callback has woken the writing task.
         else:
             self._expect_silence_if_unsaid()
         return True

@@ -99,7 +99,7 @@ class LongPolls:
             self._end(parked, None)
 
     def _on_risen(self, ledger_id: int) -> None:
-        """Wakes the polls of the ledger. It is called while a write is processed; that write's
+        """Wakes the polls of the ledger. The call comes while a write is processed; that write's
         entries can be read only later."""
         news_ms = self._clock.wall_us() // 1000
         is_gone = not self._storage.knows(ledger_id)

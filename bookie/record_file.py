@@ -143,8 +143,8 @@ class RecordFile:
         return found
 
     async def body(self, at: int) -> bytes:
-        """Returns the body of record number `at`. It reads ahead if the preceding record was read
-        before, or is being read."""
+        """Returns the body of record number `at`. The file is read ahead if the preceding record
+        was read before, or is being read."""
         if coming := self._fetch_of(at):
             await coming.has_come.wait()
             body = self._cache.get(self._serial | self.records[at])
@@ -234,7 +234,7 @@ class RecordFile:
         """Returns the bodies of record number `first` and some after it, from memory or by one
         short read; None for a damaged one.
 
-        It keeps no body in the cache, because a walk through a whole file would evict everything
+        No body is kept in the cache, because a walk through a whole file would evict everything
         else.
         """
         found: list[bytes | None] = []

@@ -3,8 +3,8 @@
     at_once   answers from memory, while the chunk that has the request is being processed
     in_time   answers requests that may have to wait for the disk
 
-Both always return a reply: an error of the storage becomes a reply that names it. A fence is
-durable before any reply to it (B4). If entries are in doubt, the reply only says so (B1).
+Both functions always return a reply: an error of the storage becomes a reply that names it. A fence
+is durable before any reply to it (B4). If entries are in doubt, the reply only says so (B1).
 """
 
 import asyncio
@@ -187,7 +187,7 @@ class Answers:
         only the LAC."""
         if not self._storage.knows(read.ledger_id):
             wanted, _ = self._news(read)
-            # This raises the right error, because the entry is absent or in doubt.
+            # The read raises the right error, because the entry is absent or in doubt.
             await self._storage.read(read.ledger_id, wanted)
         entry_id, lac = self._news(read)
         if lac >= entry_id:

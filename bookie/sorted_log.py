@@ -51,7 +51,7 @@ class _Appender:
         self._unsynced = 0
 
     async def append(self, buffers: Sequence[Buffer]) -> None:
-        # This runs without a thread. If it used a thread, the journal's syncs would use threads,
+        # Writes run without a thread. If they used a thread, the journal's syncs would use threads,
         # too. Each of them would have to take the interpreter from a busy loop twice, and adds
         # would lose more time than they do by these writes.
         await self._file.write_at(self._position, buffers)
@@ -114,7 +114,7 @@ class SortedWriter:
 
     def runs(self, columns: Columns) -> Iterator[Columns]:
         """Cuts the columns into runs. A run is cut when it is taken, so that it fits into the rest
-        of the present record. It always has its first entry, and framing is not counted.
+        of the present record. A run always has its first entry, and framing is not counted.
         """
         start, count = 0, len(columns.entry_ids)
         while start < count:

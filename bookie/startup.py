@@ -2,9 +2,9 @@
 
 The catalog says which files must exist: entry logs by name and size, journal files from the replay
 start to the last one opened. If a file is missing or too short, it was removed or cut after it was
-durable. Then the store does not open, and the error names the file. If its loss is accepted, the
-store opens, and the file's entries are in doubt (B1). Files that the catalog does not list were
-never needed, or are no longer needed, and are removed.
+durable. In that case the store does not open, and the error names the file. If its loss is
+accepted, the store opens, and the file's entries are in doubt (B1). Files that the catalog does not
+list were never needed, or are no longer needed, and are removed.
 
 The index of the journal's contents is built in memory again. A file without an END gets one before
 anything else is written, so that its torn tail stays cut (B3). If the process dies during a start,
@@ -95,7 +95,7 @@ async def lock_all(disk: Disk, directories: Iterable[str]) -> list[DiskLock]:
     try:
         for directory in directories:
             lock = await disk.lock(f"{directory}/lock")
-            # They are appended one by one, because on an error they are released.
+            # The locks are appended one by one, because on an error those are released.
             locks.append(lock)
     except BaseException:
         for lock in locks:
@@ -309,7 +309,8 @@ class _Boot:
         self.found.next_journal = needed.stop
 
     async def _give_up(self, number: int) -> None:
-        """Accepts the loss of a journal file. Its ledgers are not known, so everything is in doubt."""
+        """Accepts the loss of a journal file. The ledgers of the file are not known, so everything
+        is in doubt."""
         await self._catalog.commit([changes.DOUBT_ALL, changes.pack_lost(number)])
 
     async def _read_file(self, number: int, needed: range) -> None:

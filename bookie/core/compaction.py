@@ -7,8 +7,8 @@ are rewritten first, since they give back the most space for each byte copied. S
 merged into one new log.
 
 The new log has the age of its youngest source (`core/catalog.py`). Therefore logs are merged only
-if that hides no entry (B12). If an entry of an older source was added again, a log with the newer
-copy must not stay if its age is in between.
+if that hides no entry (B12). An entry of an older source may have been added again; then no log
+with the newer copy may stay if its age is between the ages of the sources.
 """
 
 from collections.abc import Callable, Collection, Iterable
@@ -132,7 +132,7 @@ def hides_younger(
 
 class CompactionKind(NamedTuple):
     """The settings of one kind of compaction, minor or major: which logs it rewrites, and how
-    often. It is off if either value is not above 0."""
+    often. This kind of compaction is off if either value is not above 0."""
 
     name: str
     threshold: float

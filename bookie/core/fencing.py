@@ -1,7 +1,7 @@
 """THE fencing rule: which facts about a ledger a bookie keeps besides its entries, and which adds
 it refuses.
 
-A fence is never lifted (B4). It takes effect when its request arrives, so that later adds are
+A fence is never lifted (B4). A fence takes effect when its request arrives, so that later adds are
 refused, but it is acknowledged only once it is durable. A fence does not stop the adds of a
 recovery. A deleted ledger stays fenced until it may be forgotten: a late add must not bring it
 back. A ledger whose entries were dropped keeps its key and its fence, and accepts a recovery's adds

@@ -6,7 +6,7 @@ A ledger is deleted only if all of these conditions hold (B11: nothing else is p
 - After that, `gc_quarantine_s` have passed, so that an operator can notice if metadata was deleted,
   lost or moved by mistake.
 - At most a certain share of all ledgers is missing at once, because more are missing if the
-  metadata store is wrong or was emptied. Otherwise nothing is deleted until fewer ledgers are
+  metadata store is wrong or was emptied. If more are missing, no ledger is deleted until fewer are
   missing, or an operator confirms it.
 
 An unfinished scan proves nothing. These observations are kept in memory, so a restart begins from

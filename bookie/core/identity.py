@@ -16,10 +16,10 @@ MEMBER. Therefore no bookie ever served from directories whose stamp is JOINING 
 node, and the stamp may be dropped.
 
 Starts are counted, so that only one of two copies of the same directories can go on. A start takes
-a number above all numbers in the stamps and the node, and draws a token. It writes both to the
-stamps and then to the node, before anything is acknowledged. A stamp with a lower number than the
-node was copied, or restored from a state before a later start: entries that were acknowledged after
-that state may be missing. The same holds if the numbers are equal and the tokens differ: then
+a number above all numbers in the stamps and the node, and draws a token. The start writes both to
+the stamps and then to the node, before anything is acknowledged. A stamp with a lower number than
+the node was copied, or restored from a state before a later start: entries that were acknowledged
+after that state may be missing. The same holds if the numbers are equal and the tokens differ: then
 another copy started at the same time or after an interrupted start, and this copy lost. A stamp
 with a higher number than the node comes from an interrupted start of the same directories. While
 the disk has no room to count the start, the bookie answers reads and promises nothing, not even a

@@ -118,8 +118,8 @@ class Making:
 
     @property
     def may_grow(self) -> bool:
-        """Returns whether the answer may become larger. It stops growing before the pool is empty,
-        so that adds do not wait for long."""
+        """Returns whether the answer may become larger. The answer stops growing before the pool is
+        empty, so that adds do not wait for long."""
         return self._pool.is_roomy
 
     @property

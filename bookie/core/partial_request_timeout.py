@@ -1,7 +1,8 @@
 """Decides how long a partial request may stall, that is, may receive less than 64 KiB more (B7).
 
-Its bytes take memory from other clients, and only time shows whether a connection is slow or its
-client will never finish. Therefore the time depends on the memory that the request holds:
+The bytes of such a request take memory from other clients, and only time shows whether a connection
+is slow or its client will never finish. Therefore the time depends on the memory that the request
+holds:
 
     up to 1 MiB        the full time that is allowed
     above 1 MiB        proportionally less, so that size times time is at most that of 1 MiB

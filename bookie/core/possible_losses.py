@@ -127,7 +127,7 @@ class PossibleLosses:
         return tuple(self._ranges.get(ledger_id, ()))
 
     def settled_by(self, ledger_id: int, entry_ids: Sequence[int]) -> Iterator[LossRange]:
-        """Returns the ranges of those given ids (ascending) that were in doubt. The doubts about
+        """Yields the ids that were in doubt, as ranges; the given ids ascend. The doubts about
         these entries end, because the entries are here."""
         for first, last in self._ranges.get(ledger_id, ()):
             start, end = bisect_left(entry_ids, first), bisect_right(entry_ids, last)

@@ -7,8 +7,8 @@ from rollbook.bookie.core.journal_index import run_end
 
 
 def ranges_of(entry_ids: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Yields the first and the last id of each run of the ascending ids. It takes one step for each
-    run, not for each id."""
+    """Yields the first and the last id of each run of the ascending ids. The iteration takes one
+    step for each run, not for each id."""
     start, size = 0, len(entry_ids)
     while start < size:
         end = run_end(entry_ids, entry_ids[start], start, size)

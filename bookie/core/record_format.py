@@ -17,8 +17,8 @@ file's bytes nor a payload that contains a journal are ever mistaken for a recor
 the trailer are equal, and the body and the rows have separate checksums. Therefore a single damaged
 byte costs at most one body, and the rows still name its ledgers.
 
-`last_synced` is the highest sequence that was durable when the record was made. It distinguishes
-damage to durable data from a write that a crash cut short: see `torn_tail.py`.
+`last_synced` is the highest sequence that was durable when the record was made. This value
+distinguishes damage to durable data from a write that a crash cut short: see `torn_tail.py`.
 """
 
 import struct
@@ -326,9 +326,9 @@ def bodies_in(
     """Returns the verified bodies of the records at these positions, or None for a record with a
     damaged head or body. `contents` are the file's bytes from `origin` on.
 
-    It combines `at` and `body` for callers that read one record after the other. To save time for
-    each record, it calls no functions except checksums. Each body is copied before it is verified,
-    so that it is in the processor's cache by then.
+    This function combines `at` and `body` for callers that read one record after the other. To save
+    time for each record, it calls no functions except checksums. Each body is copied before it is
+    verified, so that it is in the processor's cache by then.
     """
     bodies: list[bytes | None] = []
     for position in positions:

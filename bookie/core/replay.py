@@ -4,8 +4,9 @@ Entries enter a memtable as they did when they were written, and facts about led
 order. If a record is damaged, its entries with a valid digest are kept, and all other entries that
 its rows name are in doubt (B1); ledgers that it may have fenced count as fenced (B4).
 
-Entries of many records are gathered before they are moved to the memtable. They are always moved
-before the next record of another kind is replayed, so that a ledger's entries keep their order.
+Entries of many records are gathered before they are moved to the memtable. Gathered entries are
+always moved before the next record of another kind is replayed, so that a ledger's entries keep
+their order.
 """
 
 from array import array
