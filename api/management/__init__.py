@@ -1,1 +1,1 @@
-"""The cluster as HTTP management and the dashboard see it: cookies, ledgers, operations and callbacks."""
+"""Management of the cluster for HTTP and the dashboard: cookies, ledgers, operations and callbacks."""

@@ -1,4 +1,4 @@
-"""Callbacks as HTTP management and the dashboard see them; `recovery/callbacks.py` keeps and sends them."""
+"""Management of callbacks for HTTP and the dashboard; `recovery/callbacks.py` stores and sends them."""
 
 import asyncio
 import secrets
@@ -19,7 +19,7 @@ Facts = dict[str, Any]
 
 _SECRET_BYTES: Final = 32
 _LOOK_AGAIN_S: Final = 0.1
-_TEST_S: Final = 15.0  # More than the 10 s that a receiver has.
+_TEST_S: Final = 15.0  # Longer than the 10 s in which a receiver has to answer.
 
 
 class _Deadlines(Protocol):
@@ -27,7 +27,7 @@ class _Deadlines(Protocol):
 
 
 class ClusterCallbacks:
-    """`look` and `act` put a deadline on calls of the metadata store."""
+    """`look` and `act` wrap calls of the metadata store with a deadline."""
 
     def __init__(
         self,
@@ -45,7 +45,9 @@ class ClusterCallbacks:
         self._look, self._act = look, act
 
     async def list(self, *, shows_urls: bool) -> Sequence[Facts]:
-        """All callbacks, oldest first. `shows_urls`: whole URLs, not only their origins."""
+        """Returns all callbacks, oldest first. With `shows_urls`, their whole URLs are shown, not only the
+        origins.
+        """
 
         async def read() -> Sequence[Facts]:
             found = [await self._facts(each, shows_urls) for each in await self._nodes.list()]
@@ -65,7 +67,9 @@ class ClusterCallbacks:
     async def create(
         self, url: str, kinds: Sequence[str], bookie: str | None, principal: str
     ) -> Facts:
-        """Returns the callback with its secret, once. Raises `InvalidRequest`, `Overloaded`."""
+        """Creates a callback, and returns it with its secret, which is not shown again. Raises
+        `InvalidRequest`, `Overloaded`.
+        """
         require_allowed(parse_target(url), self._hosts)
         if bookie is not None:
             bookie = str(parse_bookie_id(bookie))
@@ -96,7 +100,7 @@ class ClusterCallbacks:
         return await self._act(self._known(delete()))
 
     async def deliveries(self, callback_id: str) -> Facts:
-        """The last hundred attempts, newest first. Raises `Missing`."""
+        """Returns the last hundred attempts, newest first. Raises `Missing`."""
 
         async def read() -> Facts:
             rows, waiting = await self._nodes.rows(callback_id)
@@ -105,7 +109,7 @@ class ClusterCallbacks:
         return await self._look(self._known(read()))
 
     async def test(self, callback_id: str) -> Facts:
-        """Sends one event once, and waits for the result. Raises `Missing`, `OutcomeUnknown`."""
+        """Sends one test event once, and waits for the result. Raises `Missing`, `OutcomeUnknown`."""
         token, now_ms = secrets.token_hex(8), self._now_ms()
         event = Event(
             f"test@{token}", EventKind.TEST, now_ms, "", text="Somebody asked for this test."
@@ -129,7 +133,7 @@ class ClusterCallbacks:
             ) from None
 
     async def _facts(self, callback: RegisteredCallback, shows_urls: bool) -> Facts | None:
-        """The callback's facts; None: it has been deleted since it was listed."""
+        """Returns the callback's facts, or None if it has been deleted since it was listed."""
         try:
             rows, waiting = await self._nodes.rows(callback.id)
         except Missing:

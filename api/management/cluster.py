@@ -1,6 +1,5 @@
-"""The cluster as HTTP management and the dashboard see it: by the functions that the shell's commands call.
-
-Cookies, ledgers and operations have files of their own. Every call has the deadlines of `store_calls.py`.
+"""Management of the cluster for HTTP and the dashboard, by the same functions that the shell's commands call.
+Cookies, ledgers and operations have files of their own. The deadlines of all calls are in `store_calls.py`.
 """
 
 import asyncio
@@ -51,7 +50,8 @@ Facts = dict[str, Any]
 _TASKS_MAX: Final = 100
 _SPACE_S: Final = 5.0
 _SPACE_BOOKIES_MAX: Final = 1000
-_PAGES_AT_ONCE: Final = 8  # A bookie that hangs holds a thread for as long as _PAGES_S.
+# Concurrent requests to bookies; a bookie that hangs blocks a thread for _PAGES_S.
+_PAGES_AT_ONCE: Final = 8
 _PAGES_S: Final = 5.0
 _PAGES_BYTES_MAX: Final = 1024 * 1024
 
@@ -75,8 +75,8 @@ class ClusterManagement:
         pages_of: PagesOf | None = None,
         callback_hosts: Sequence[str] = (),
     ) -> None:
-        """`metadata`: its URL, for people, without secrets. `pages_of`: how a bookie's own pages are asked.
-        `callback_hosts`: where callbacks may be sent.
+        """`metadata` is the URL of the metadata store without its secrets, for display. `pages_of` returns a
+        client of a bookie's own pages. `callback_hosts` are the hosts to which callbacks may be sent.
         """
         self._pages_of = pages_of
         self._events = events
@@ -131,7 +131,9 @@ class ClusterManagement:
         return judge(members) | {"members": members}
 
     async def log_servers(self) -> list[Facts]:
-        """Registered log servers, by name. `http`: the URL of the REST API; empty: it has none."""
+        """Returns the registered log servers, by name. `http` is the URL of the REST API, or empty if the
+        server has none.
+        """
         return await self._calls.look(self._log_servers())
 
     async def _log_servers(self) -> list[Facts]:
@@ -152,7 +154,9 @@ class ClusterManagement:
         ]
 
     async def node(self, path: str) -> Facts:
-        """A node of the metadata store with its secrets, and its children's names. Raises `NoSuchNode`."""
+        """Returns a node of the metadata store, including secrets, and the names of its children. Raises
+        `NoSuchNode`.
+        """
         return await self._calls.look(self._node(path))
 
     async def _node(self, path: str) -> Facts:
@@ -168,7 +172,7 @@ class ClusterManagement:
     # --- Bookies ------------------------------------------------------------------------------
 
     async def bookies(self) -> list[Facts]:
-        """All bookies, by id."""
+        """Returns all bookies, by id."""
         return await self._calls.look(self._bookies())
 
     async def _bookies(self) -> list[Facts]:
@@ -207,7 +211,7 @@ class ClusterManagement:
     async def set_lifecycle(
         self, name: str, state: LifecycleState, *, force: bool = False
     ) -> Facts:
-        """Raises `LifecycleConflict` with the states that are allowed, `NotEnoughBookies`, `Missing`."""
+        """Raises `LifecycleConflict` with the allowed states, `NotEnoughBookies`, `Missing`."""
         bookie = parse_bookie_id(name)
 
         async def change() -> StoredLifecycle:
@@ -241,7 +245,7 @@ class ClusterManagement:
     async def ask_pages(
         self, name: str, method: str, path: str, body: Mapping[str, Any] | None
     ) -> Any:
-        """The bookie's response at the address that it registered, and at no other.
+        """Returns the bookie's response; the request is sent only to the address that the bookie registered.
 
         Raises its errors, `Missing` if it has no pages, `BookieUnreachable`.
         """
@@ -281,7 +285,7 @@ class ClusterManagement:
     # --- Space --------------------------------------------------------------------------------
 
     async def space(self) -> dict[str, tuple[int, int]]:
-        """Free and total bytes of each bookie that responds, among the first thousand."""
+        """Returns the free and total bytes of those of the first thousand bookies that respond."""
         self._calls.require_store()
         found = await self._ledgers.space_of_bookies(_SPACE_S, _SPACE_BOOKIES_MAX)
         return {str(bookie): space for bookie, space in sorted(found.items())}
@@ -289,7 +293,7 @@ class ClusterManagement:
     # --- Recovery -----------------------------------------------------------------------------
 
     async def recovery(self) -> Facts:
-        """The facts of `rollbook recovery status`, the first tasks, and the rate."""
+        """Returns the facts of `rollbook recovery status`, the first tasks, and the rate."""
         return await self._calls.look(self._recovery())
 
     async def _recovery(self) -> Facts:
@@ -310,7 +314,7 @@ class ClusterManagement:
         return await self._calls.act(delay_of(self._store, self._cluster, seconds))
 
     async def set_rate(self, bytes_per_s: int) -> Facts:
-        """Sets the repair rate; 0: unlimited."""
+        """Sets the repair rate; 0 means unlimited."""
         return await self._calls.act(rate_of(self._store, self._cluster, bytes_per_s))
 
     # --- Events -------------------------------------------------------------------------------
@@ -318,8 +322,8 @@ class ClusterManagement:
     async def events(
         self, wanted: Mapping[str, str], after: str, limit: int
     ) -> tuple[list[Facts], str | None]:
-        """Events as this server saw them. Raises `Missing` if it does not know `after`."""
-        self._calls.require_store()  # Without the store, later events would be missing.
+        """Returns the events that this server saw. Raises `Missing` if the server does not know `after`."""
+        self._calls.require_store()  # Without the store, the latest events would be missing.
         kind = wanted.get("kind")
         which = EventFilter(
             EventKind(kind) if kind else None, wanted.get("bookie"), wanted.get("log")

@@ -1,4 +1,4 @@
-"""Cookies of bookies over HTTP: listed, read, written and deleted by an operator."""
+"""Management of bookies' cookies over HTTP: an operator can list, read, write and delete them."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -52,8 +52,9 @@ class CookieManagement:
         return {"bookie": str(bookie), "text": text, "version": node.stat.version}
 
     async def put(self, name: str, text: str, version: int | None) -> Facts:
-        """From exactly that version; None: there is none yet. Raises `LifecycleConflict` while the bookie is in
-        use."""
+        """The cookie must have exactly this version; None: it must not exist yet. Raises `LifecycleConflict`
+        while the bookie is in use.
+        """
         bookie = parse_bookie_id(name)
         try:
             cookie = unpack_cookie(text.encode())
@@ -87,7 +88,7 @@ class CookieManagement:
         )
 
     async def generate(self, name: str, directories: Mapping[str, Sequence[str]]) -> Facts:
-        """The cookie that this bookie would write; nothing is stored."""
+        """Returns the cookie that this bookie would write, without storing it."""
         cookie = Cookie(
             parse_bookie_id(name),
             journal_dirs=tuple(directories["journal_dirs"]),

@@ -1,4 +1,6 @@
-"""Ledgers over HTTP: pages of them, one with its fragments, its entries, and its end."""
+"""Management of ledgers over HTTP: lists them in pages, describes one, reads its entries, closes and deletes
+it.
+"""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -27,8 +29,8 @@ from rollbook.recovery.tasks import BadCopies, Failures
 
 Facts = dict[str, Any]
 
-_READS: Final = 64  # Metadata reads at a time.
-# Ledgers that are read for one page; a rare state takes several pages.
+_READS: Final = 64  # Concurrent reads of metadata.
+# Ledgers that are read for one page; ledgers in a rare state take several pages to find.
 _LOOKED_AT_MAX: Final = 4096
 _ENTRIES_MAX: Final = 1000
 _ENTRY_BYTES_MAX: Final = 4 * 1024 * 1024
@@ -53,10 +55,12 @@ class LedgerManagement:
         bookie: str | None = None,
         short: bool | None = None,
     ) -> tuple[list[Facts], int | None]:
-        """Rows with ids above `after`, and the `after` of the next page; None: there is none.
+        """Returns rows with ids above `after`, and the `after` of the next page, or None if this is the last
+        page.
 
-        A page may have fewer rows than `limit`, even none, and a next one: the number of ledgers that are read
-        for a page is bounded (MG3). `short`: a ledger that is marked, since it lacks copies.
+        A page may have fewer rows than `limit`, or none, although there is a next page: the number of ledgers
+        that are read for a page is bounded (MG3). `short` selects ledgers by their mark, which says that they
+        lack copies.
         """
         return await self._calls.look(self._page(after, limit, state, bookie, short))
 
@@ -93,10 +97,13 @@ class LedgerManagement:
         try:
             return await self._ledgers.metadata(ledger_id)
         except (NoSuchLedger, BadMetadata):
-            return None  # Deleted in the meantime; `recovery` counts unreadable ones.
+            # It was deleted in the meantime, or is unreadable, which `recovery` counts.
+            return None
 
     async def describe(self, ledger_id: int) -> Facts:
-        """The ledger with its fragments, its mark, and why its last repair failed. Raises `NoSuchLedger`."""
+        """Returns the ledger with its fragments, its mark, and the reason why its last repair failed. Raises
+        `NoSuchLedger`.
+        """
         return await self._calls.look(self._describe(ledger_id))
 
     async def _describe(self, ledger_id: int) -> Facts:
@@ -129,7 +136,7 @@ class LedgerManagement:
         )
 
     async def list_bad(self, after: int, limit: int) -> tuple[list[Facts], int | None]:
-        """Entries that a check found bad, and entries that a repair found lost."""
+        """Returns the entries that checks found bad, and the entries that repairs found lost."""
         return await self._calls.look(self._bad_page(after, limit))
 
     async def _bad_page(self, after: int, limit: int) -> tuple[list[Facts], int | None]:
@@ -167,7 +174,9 @@ class LedgerManagement:
         return rows, found[limit - 1] if len(found) > limit else None
 
     async def entries(self, ledger_id: int, first: int, last: int | None) -> dict[int, bytes]:
-        """Confirmed entries from `first` to `last`, up to 4 MiB. Raises `NoSuchLedger`, `EntryUnavailable`."""
+        """Returns the confirmed entries from `first` to `last`, at most 4 MiB of them. Raises `NoSuchLedger`,
+        `EntryUnavailable`.
+        """
         return await self._calls.look(self._read_entries(ledger_id, first, last), ACT_S)
 
     async def _read_entries(self, ledger_id: int, first: int, last: int | None) -> dict[int, bytes]:
@@ -186,7 +195,9 @@ class LedgerManagement:
         return found
 
     async def delete(self, ledger_id: int, *, force: bool) -> Facts:
-        """Stops the writer, deletes the ledger. Raises `NoSuchLedger`, `PartOfLog`, `RecoveryIncomplete`."""
+        """Stops the ledger's writer, and deletes the ledger. Raises `NoSuchLedger`, `PartOfLog`,
+        `RecoveryIncomplete`.
+        """
 
         async def remove() -> Facts:
             await require_no_part(

@@ -1,4 +1,6 @@
-"""Lasting operations over HTTP: begun, listed and cancelled. A recovery server carries them out."""
+"""Management of lasting operations over HTTP: begins, lists and cancels them. A recovery server carries them
+out.
+"""
 
 import secrets
 from collections.abc import Mapping, Sequence
@@ -29,7 +31,9 @@ class OperationManagement:
         self._operations = OperationNodes(ledgers.store, ledgers.cluster)
 
     async def list_page(self, after: str, limit: int) -> tuple[list[Facts], str | None]:
-        """Operations in metadata, newest first. `after`: the last one of the previous page."""
+        """Returns the operations in metadata, newest first. `after` is the last operation of the previous
+        page.
+        """
         found = [each.operation for each in await self._calls.look(self._operations.list())]
         ids = [each.id for each in found]
         begins = ids.index(after) + 1 if after in ids else 0
@@ -63,7 +67,7 @@ class OperationManagement:
         return self._operation_facts(begun)
 
     async def _find_begun(self, principal: str, key: str | None) -> Any:
-        """The operation that the caller began under this key."""
+        """Returns the operation that the caller began under this key."""
         return (
             await self._calls.look(self._operations.read(id_of_key(principal, key)))
             if key
@@ -71,7 +75,7 @@ class OperationManagement:
         )
 
     async def _checked(self, kind: str, about: Facts, *, is_new: bool) -> Facts:
-        """Refuses an impossible request at once, and not in the operation."""
+        """Refuses an impossible request at once, before an operation is created."""
         if "ledger_id" in about and is_new:
             await self._calls.look(self._ledgers.metadata(about["ledger_id"], fresh=True))
         if kind == "recover" and is_new:

@@ -1,7 +1,8 @@
 """Calls of HTTP management to the metadata store.
 
-Each question has a deadline, unless it reads all ledgers. While the metadata store is out of reach nothing is sent to it, and calls fail at
-once. A change that was sent and not answered has an unknown outcome, as in the shell.
+Each read has a deadline, unless it covers all ledgers. While the metadata store cannot be reached, nothing is
+sent to it, and calls fail at once. A change that was sent but not answered has an unknown outcome, as in the
+shell.
 """
 
 import asyncio
@@ -21,11 +22,11 @@ from rollbook.proto.ports import MetadataStore, SessionState
 T = TypeVar("T")
 
 _LOOK_S: Final = 10.0
-ACT_S: Final = 20.0  # Less than the 30 s of an HTTP exchange.
+ACT_S: Final = 20.0  # Shorter than the 30 s that an HTTP exchange may take.
 
 
 class StoreWatch:
-    """Whether the metadata store can be reached now. `run` it in a task."""
+    """Knows whether the metadata store can be reached now. The owner calls `run` in a task."""
 
     def __init__(self, store: MetadataStore) -> None:
         self.is_connected = True
@@ -38,7 +39,7 @@ class StoreWatch:
 
 
 class StoreCalls:
-    """Makes calls while the store can be reached, with deadlines and next steps for HTTP."""
+    """Makes calls with a deadline while the store can be reached, and gives their errors next steps for HTTP."""
 
     def __init__(self, watch: StoreWatch) -> None:
         self._watch = watch
@@ -48,8 +49,10 @@ class StoreCalls:
             raise MetadataUnavailable(next_step="check that the metadata store runs")
 
     async def look(self, question: Coroutine[Any, Any, T], deadline_s: float | None = _LOOK_S) -> T:
-        """Raises `MetadataUnavailable` for whatever keeps the store from answering: to ask again does no harm."""
-        # Closes a coroutine that is not awaited because the store is unavailable.
+        """Reads from the store. Raises `MetadataUnavailable` if the store does not answer, whatever the
+        cause: a retry does no harm.
+        """
+        # Close the coroutine if it is not awaited because the store is unavailable.
         with closing(question):
             self.require_store()
             try:
@@ -63,7 +66,7 @@ class StoreCalls:
                 ) from error
 
     async def walk(self, change: Coroutine[Any, Any, T], find_out: str) -> T:
-        """Makes a change that reads all ledgers first, without a deadline."""
+        """Makes a change that reads all ledgers first, and therefore has no deadline."""
         return await self.act(change, find_out, None)
 
     async def act(
@@ -72,7 +75,7 @@ class StoreCalls:
         find_out: str = "ask GET /api/v1/recovery what is in force",
         deadline_s: float | None = ACT_S,
     ) -> T:
-        """Makes a change. Raises `OutcomeUnknown`, with `find_out` as the next step, after the deadline."""
+        """Makes a change. After the deadline, raises `OutcomeUnknown` with `find_out` as the next step."""
         with closing(change):
             self.require_store()
             try:
@@ -90,7 +93,7 @@ class StoreCalls:
 
 @contextmanager
 def steps_for_http() -> Iterator[None]:
-    """Makes errors recommend HTTP requests instead of shell commands."""
+    """Replaces the shell commands that errors recommend with HTTP requests."""
     try:
         yield
     except RollbookError as error:

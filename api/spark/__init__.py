@@ -1,11 +1,11 @@
-"""Logs as tables and streams of Spark: the data source `rollbook`.
+"""The data source `rollbook`, which shows logs as tables and streams of Spark.
 
     from rollbook import spark as rollbook_spark
 
     rollbook_spark.register(spark)
     orders = spark.read.format("rollbook").options(endpoint="log://127.0.0.1:7400", log="orders").load()
 
-See DESIGN.md of `rollbook.api`, and docs/spark.md.
+See DESIGN.md of `rollbook.api` and docs/spark.md for more.
 """
 
 from rollbook.api.spark.requirements import require_libraries

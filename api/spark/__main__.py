@@ -1,10 +1,10 @@
-"""`python -m rollbook.api.spark export …`: the commands of `rollbook spark`, also below spark-submit."""
+"""Runs the commands of `rollbook spark` by `python -m rollbook.api.spark export …`, also under spark-submit."""
 
 import sys
 
 
 def run_pipeline() -> None:
-    """Runs a pipeline from the command line: `export orders --archive DIR`."""
+    """Runs a pipeline from the command line, for example `export orders --archive DIR`."""
     from rollbook.api.cli.main import main
 
     sys.argv[1:1] = ["spark"]

@@ -1,9 +1,9 @@
-"""Appends a batch to a log exactly once: it first finds out which part of the batch the log has.
+"""Appends a batch to a log exactly once: first it finds out which part of the batch is in the log already.
 
-A cursor of the query records the last batch that is in the log as a whole. A process that commits for the
-first time reads the headers of the blocks after it: those that bear this query's producer and this batch's
-epoch are there already, and only the rest is appended (SK6). So no memory of producers is needed; it detects
-what another process of the same query appends meanwhile.
+A cursor of the query records the last batch that is completely in the log. A process that commits for the
+first time reads the headers of the blocks after that batch: blocks with this query's producer and this
+batch's epoch belong to the batch, and only the rest is appended (SK6). The log therefore need not remember
+producers for this. If it does, it detects blocks that another process of the same query appends meanwhile.
 """
 
 import json
@@ -32,21 +32,23 @@ from rollbook.proto.errors import (
 )
 
 _logger: Final = logging.getLogger("rollbook.spark")
-_BLOCK_BYTES_MAX: Final = 6 * 1024 * 1024  # A block of this size fits into a gRPC message.
-_AHEAD: Final = 4  # Blocks on their way at a time.
+_BLOCK_BYTES_MAX: Final = 6 * 1024 * 1024  # The maximum block size, which fits into a gRPC message.
+_AHEAD: Final = 4  # The maximum number of blocks in flight.
 _ROUNDS: Final = 3
 _whole: dict[
     tuple[str, str, str], int
-] = {}  # The last batch that this process has appended, by log and query.
+] = {}  # The last batch that this process has appended, for each log and query.
 
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """`query`: the producer's id without its family; `number`: the batch's."""
+    """A batch of a query. `query` is the producer's id without its family, and `number` is the number of the
+    batch.
+    """
 
     query: str
     number: int
-    is_recorded: bool  # False: it is appended once more if it is written again.
+    is_recorded: bool  # False: if the batch is written again, it is appended again.
 
     @property
     def producer(self) -> bytes:
@@ -70,17 +72,19 @@ class LogSink:
         self._bytes_max = min(config.batch_bytes_max, _BLOCK_BYTES_MAX)
         self._records_max = config.batch_records_max
         self._key = (channel.access.endpoint, self._log.uid, batch.query)
-        self._first = self._end = -1  # The batch's offsets in the log.
-        self._sent: dict[int, Future[messages.AppendAck]] = {}  # Appends in flight, by number.
+        self._first = self._end = -1  # The range of the batch's offsets in the log.
+        # The appends in flight, by block number.
+        self._sent: dict[int, Future[messages.AppendAck]] = {}
 
     def append(self, rows: ArrowRows) -> None:
-        """Returns when the whole batch is in the log. Raises `SinkReplayDiverged`."""
+        """Appends the rows, and returns when the whole batch is in the log. Raises `SinkReplayDiverged`."""
         batch = self._batch
         if not batch.is_recorded:
             self._append_rest(rows, 0, 0)
             return
         known = _whole.pop(self._key, None)
-        goes_on = known is not None and known < batch.number  # Nothing of it can be there.
+        # True: no part of this batch can be in the log.
+        goes_on = known is not None and known < batch.number
         if goes_on and self._try_append(lambda: self._append_rest(rows, 0, 0)):
             self._on_whole()
             return
@@ -92,11 +96,11 @@ class LogSink:
         self._on_whole()
 
     def last_whole(self) -> int:
-        """The query's last batch that is completely in the log; -1: there is none."""
+        """Returns the number of the query's last batch that is completely in the log, or -1."""
         return self._last_batch().batch
 
     def _try_append(self, act: Callable[[], None], *, raises: bool = False) -> bool:
-        """False: the log has an unknown part of this batch, and the caller must read it."""
+        """Returns False if the log has an unknown part of this batch, which the caller has to read."""
         try:
             act()
         except (DuplicateDiffers, DuplicateTooOld, ProducerGap, _Doubtful) as error:
@@ -131,14 +135,14 @@ class LogSink:
         runs = cut(start, len(rows), rows.size, self._bytes_max, self._records_max)
         try:
             for index, (first, last) in enumerate(runs):
-                if index:  # The log has accepted one, so it accepts the following ones.
+                if index:  # The log has accepted one block, so it accepts the following ones.
                     self._send_ahead(rows, runs[index : index + _AHEAD], seq)
                 seq = self._append_block(rows, first, last, seq) + 1
         finally:
             self._await_sent()
 
     def _append_block(self, rows: ArrowRows, first: int, last: int, seq: int) -> int:
-        """Appends a block, and returns its number: 0 if the log has forgotten the producer."""
+        """Appends a block, and returns its number, which is 0 if the log has forgotten the producer."""
         while True:
             try:
                 ack = self._sent_before(seq) or self._append_alone(rows, first, last, seq)
@@ -159,7 +163,7 @@ class LogSink:
         return self._channel.patiently(partial(self._log.append_block, block))
 
     def _send_ahead(self, rows: ArrowRows, runs: Sequence[tuple[int, int]], seq: int) -> None:
-        """Sends blocks ahead: the log accepts a producer's blocks in order, even if one of them fails."""
+        """Sends blocks ahead. The log accepts a producer's blocks only in order, even if one of them fails."""
         thread, log = self._log.inside()
         for number, (first, last) in enumerate(runs, seq):
             if number not in self._sent:
@@ -167,7 +171,9 @@ class LogSink:
                 self._sent[number] = thread.submit(log.append_block(block))
 
     def _sent_before(self, seq: int) -> messages.AppendAck | None:
-        """The ack of a block sent ahead; None: it was not sent, or failed, and is then sent again, alone."""
+        """Returns the ack of a block that was sent ahead. Returns None if it was not sent or has failed; then
+        the caller sends it alone.
+        """
         sent = self._sent.pop(seq, None)
         try:
             return None if sent is None else sent.result()
@@ -183,7 +189,7 @@ class LogSink:
     # --- What the log has ---------------------------------------------------------------------
 
     def _written(self, start: int) -> tuple[list[Block], int]:
-        """This batch's blocks in the log, in order, and the number of the last one."""
+        """Returns this batch's blocks in the log, in order, and the number of the last one."""
         found: list[Block] = []
         head = self._channel.tail_of(self._log.name, self._log.uid).head
         for batch in self._log.read_batches(max(start, head)):
@@ -200,7 +206,9 @@ class LogSink:
         return found, _ref_of(found[-1]).seq if found else -1
 
     def _is_same(self, block: Block, rows: ArrowRows, start: int) -> bool:
-        """Compares a block's checksum with the one to be written; if they differ, compares the records."""
+        """Returns whether a block of the log equals the one to be written. Compares the checksums, and if
+        they differ, the records.
+        """
         end = start + block.count
         if end > len(rows):
             return False
@@ -212,7 +220,9 @@ class LogSink:
     # --- The last batch -----------------------------------------------------------------------
 
     def _last_batch(self) -> LastBatch:
-        """The cursor's last batch; without a cursor, one is made at the tail before any append."""
+        """Returns the last batch that the cursor names. If there is no cursor, it is made at the tail before
+        any append.
+        """
         cursor = self._log.cursor(self._batch.cursor)
         try:
             return _last_batch_of(self._channel.patiently(cursor.get))
@@ -234,13 +244,13 @@ class LogSink:
                 cursor.commit(last.end, blob=_blob_of(last), may_rewind=True)
             except (
                 RollbookError
-            ) as error:  # The batch is in the log: only the search for it takes longer.
+            ) as error:  # The batch is in the log; only a later search takes longer.
                 _logger.warning("mark_not_moved: %s of %s: %s", cursor, self._name, error)
         _whole[self._key] = number
 
 
 class _Doubtful(Exception):
-    """The log had a block that this process did not know of."""
+    """The log has a block of which this process did not know."""
 
 
 def _ref_of(block: Block) -> ProducerRef:

@@ -1,16 +1,16 @@
-"""The folder of an archive: how files are written to it, and how manifests make them count.
+"""The folder of an archive: writes files into it, and publishes them by manifests.
 
     PATH/_archive.json                                     its id
     PATH/_lock                                             one export at a time
-    PATH/_manifests/ns%2Flog/00000000000000000000.json     one for each step, named for its first offset
-    PATH/_steps/                                           steps that were begun: intents, and files on their way
+    PATH/_manifests/ns%2Flog/00000000000000000000.json     one for each step, named by its first offset
+    PATH/_steps/                                           unfinished steps: intents, and files that are being written
     PATH/log=ns%2Flog/date=2026-01-31/FIRST-NEXT-ID.parquet
 
-A step has three parts, and can be killed in each of them. Its files are written and synced under
-`_steps`, which no reader uses. An intent names all of them. Then they are moved to their places, and the
-intent becomes the manifest, by a link that fails if there is one. The next export completes an intent
-that it finds (SA4), and deletes other files under `_steps`. The folder has one path for the driver and
-all executors.
+A step has three parts, and may be killed in each of them. First its files are written and synced under
+`_steps`, which no reader uses. Then an intent is written that names all of them. Finally the files are moved
+to their places, and the intent becomes the manifest by a link, which fails if the manifest exists already.
+The next export completes an intent that it finds (SA4), and deletes other files under `_steps`. The driver
+and all executors must see the folder at the same path.
 """
 
 import fcntl
@@ -71,9 +71,9 @@ class Archive:
     def manifests(
         self, log: str, on_damaged: Callable[[str, RollbookError], None] | None = None
     ) -> list[Manifest]:
-        """`on_damaged`: gets the name of an unreadable manifest, and why; the others are returned.
-
-        Raises `ArchiveDamaged`, `UnsupportedVersion` without it.
+        """Reads manifests. If `on_damaged` is given, it is called with the name of each unreadable manifest
+        and the reason, and the other manifests are returned. Otherwise raises `ArchiveDamaged`,
+        `UnsupportedVersion`.
         """
         folder = self._at(_MANIFESTS, _quoted(log))
         try:
@@ -126,10 +126,9 @@ class Archive:
             yield
 
     def complete(self) -> list[Manifest]:
-        """Completes unfinished steps whose files were all written, and deletes the files of others (SA4).
-
-        It also deletes the files of a step whose records another export, on a machine without this lock,
-        has archived first.
+        """Completes unfinished steps whose files were all written, and deletes the files of other unfinished
+        steps (SA4). It also deletes the files of a step whose records were archived first by another export,
+        on a machine that did not see this lock.
         """
         found = []
         with unwritable():
@@ -152,7 +151,7 @@ class Archive:
         return found
 
     def _drop_moved(self, log: str, moves: Mapping[str, str]) -> None:
-        """Deletes files in their places that no manifest names."""
+        """Deletes files that were moved to their places but are named by no manifest."""
         named = {file.path: None for each in self.manifests(log) for file in each.files}
         for target in moves.values():
             if target not in named:
@@ -160,8 +159,8 @@ class Archive:
                     os.unlink(self._at(target))
 
     def publish(self, manifest: Manifest, moves: Mapping[str, str]) -> None:
-        """Publishes a manifest, which counts when this returns. `moves`: the present path of each file, and
-        its path in the manifest.
+        """Publishes a manifest, which is valid when this returns. `moves` has the present path of each file,
+        and its path in the manifest.
 
         Raises `ArchiveHeld`, `ArchiveUnwritable`.
         """
@@ -227,7 +226,7 @@ def _quoted(log: str) -> str:
 
 
 def require_name(log: str) -> None:
-    """Raises `BadConfig`: file systems have no longer names of folders."""
+    """Raises `BadConfig` if the name of the folder would be longer than file systems allow."""
     if len(_FOLDER) + len(_quoted(log)) > _NAME_BYTES_MAX:
         raise BadConfig(
             f"{log} cannot be archived: its folder would have a name of"
@@ -237,7 +236,7 @@ def require_name(log: str) -> None:
 
 
 def place_of(log: str, day: str, first: int, end: int, piece: int) -> str:
-    """A file's place below the archive."""
+    """Returns the path of a file below the archive."""
     return f"{_FOLDER}{_quoted(log)}/date={day}/{first:020}-{end:020}-{piece:016x}.parquet"
 
 
@@ -247,7 +246,7 @@ def drop_folder(path: str) -> None:
 
 
 def sizes_in(archive: Archive, paths: Iterable[str]) -> dict[str, int]:
-    """The sizes of existing files."""
+    """Returns the sizes of those files that exist."""
     found = {}
     for path in paths:
         try:
@@ -267,7 +266,7 @@ def _sync_folder(folder: str) -> None:
 
 @contextmanager
 def unwritable(what: str = "the archive") -> Iterator[None]:
-    """Turns any system error into one error with the file's name."""
+    """Turns any system error into an error that names the file."""
     try:
         yield
     except OSError as error:

@@ -1,7 +1,8 @@
-"""Blocks as Arrow batches, without unpacking a record.
+"""Turns blocks into Arrow batches without unpacking a record.
 
-The sections of a block are buffers in Arrow's layout, so a column is made of them unchanged, also of a part of
-a block. Small blocks are merged, for an Arrow batch costs about 100 µs in Spark whatever it holds.
+The sections of a block are buffers in Arrow's layout, so columns of a block or of a part of it use them
+unchanged. Small blocks are merged, since each Arrow batch costs about 100 µs in Spark, independent of its
+size.
 """
 
 from array import array
@@ -14,15 +15,15 @@ import pyarrow.compute as pc
 
 from rollbook.logservice.core.record_block import Block, Section
 
-ROWS_ALONE: Final = 1000  # A block of this many rows,
-BYTES_ALONE: Final = 64 * 1024  # or bytes, is a batch of its own.
+ROWS_ALONE: Final = 1000  # Rows from which on a block is a batch of its own.
+BYTES_ALONE: Final = 64 * 1024  # Bytes from which on a block is a batch of its own.
 _ROWS_MERGED: Final = 10_000
 _BYTES_MERGED: Final = 1024 * 1024
 _IOTA: Final = 16 * 1024
 
 
 class Slice(NamedTuple):
-    """The records of a block from one index to another."""
+    """The records of one block between two indexes."""
 
     log: str
     block: Block
@@ -65,7 +66,7 @@ class Batches:
         yield self._made(columns, rows)
 
     def _made(self, columns: list[Any], rows: int) -> "pa.RecordBatch":
-        if not columns:  # `count()` needs no column.
+        if not columns:  # `count()` selects no column.
             return pa.RecordBatch.from_struct_array(pa.array([{}] * rows, pa.struct([])))
         return pa.RecordBatch.from_arrays(columns, schema=self._schema)
 
@@ -116,7 +117,7 @@ def _strings(
 
 
 def _headers(part: Slice, kind: "pa.DataType") -> "pa.Array":
-    """The column of headers; a record without headers has an empty array."""
+    """Returns the column of headers, which is an empty array for a record without headers."""
     _, block, first, last = part
     ends = block.section(Section.HEADER_OFFSETS)
     pair = kind.value_type

@@ -1,4 +1,4 @@
-"""Reading ranges of logs as a table."""
+"""Reads ranges of logs as a table."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from rollbook.logservice.ids import Earliest
 if TYPE_CHECKING:
     from rollbook.api.spark.logs import Logs
 
-_ASKED_FROM: Final = 1000  # Records: a smaller span is one piece, whatever its segments are.
+_ASKED_FROM: Final = 1000  # The number of records from which on a span is divided by its segments.
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class TaskPartition(InputPartition):
 
 
 def spans_of(options: SourceOptions) -> tuple[Span, ...]:
-    """Resolves the ranges of a batch read now."""
+    """Resolves the offsets of a batch read at the present time."""
     from rollbook.api.spark.channel import channel_of
     from rollbook.api.spark.logs import Logs, require_some
     from rollbook.api.spark.tails import SelectionTails
@@ -66,7 +66,7 @@ def planned(options: SourceOptions, spans: Sequence[Span], logs: "Logs") -> list
 def read_task(
     access: ServerAccess, schema: StructType, spans: Task, fails_on_data_loss: bool
 ) -> Iterator["pa.RecordBatch"]:
-    """Yields exactly the records of the spans as Arrow batches; runs in a worker."""
+    """Yields exactly the records of the spans, as Arrow batches. This runs in a worker."""
     from rollbook.api.spark.arrow import Batches
     from rollbook.api.spark.channel import channel_of
     from rollbook.api.spark.fetch import slices_of
@@ -79,7 +79,7 @@ def read_task(
 
 
 class BatchReader(DataSourceReader):
-    """`spans`: fixed at `load()`; None: resolved when they are needed."""
+    """`spans` are the ranges that `load()` has fixed. None: they are resolved when they are needed."""
 
     def __init__(
         self, options: SourceOptions, schema: StructType, spans: tuple[Span, ...] | None
@@ -96,7 +96,7 @@ class BatchReader(DataSourceReader):
             return [TaskPartition(task) for task in planned(self._options, spans, logs)]
 
     def read(self, partition: InputPartition) -> Iterator["pa.RecordBatch"]:
-        """Spark makes an empty partition if there is none."""
+        """Returns no partition if there is nothing to read; Spark then makes an empty one."""
         spans = partition.spans if isinstance(partition, TaskPartition) else ()
         options = self._options
         return read_task(options.access, self._schema, spans, options.fails_on_data_loss)

@@ -1,8 +1,7 @@
-"""One client for each process and way to the servers, and calls that are repeated.
+"""Shares one client in each process for the same connection options, and retries calls.
 
-Spark repeats nothing that fails on the driver: an exception there ends the query. So calls that may be
-repeated are repeated here. A worker process is used for many tasks; its client stays open from one to the
-next.
+Spark does not retry on the driver: an exception there ends the query. Calls that may be repeated are
+therefore retried here. A worker process runs many tasks; its client stays open between them.
 """
 
 import os
@@ -27,7 +26,7 @@ _making: Final = threading.Lock()
 
 
 class ServerChannel:
-    """The connection of drivers and tasks to the servers."""
+    """The connection of a driver or a task to the servers."""
 
     def __init__(self, access: ServerAccess) -> None:
         self.access = access
@@ -43,11 +42,11 @@ class ServerChannel:
         )
 
     def ask(self, word: Any) -> Any:
-        """Asks any request of `rollbook.logservice.messages` that may be repeated."""
+        """Sends a request of `rollbook.logservice.messages` that may be repeated."""
         return self.patiently(lambda: self.client.ask(word))
 
     def patiently(self, call: Callable[[], T]) -> T:
-        """Repeats passing failures, as often as the options say."""
+        """Repeats a call after passing failures, as often as the options allow."""
         access, began_s = self.access, time.monotonic()
         for attempt in range(access.retries + 1):
             try:
@@ -67,7 +66,9 @@ class ServerChannel:
 
 
 def channel_of(access: ServerAccess) -> ServerChannel:
-    """The process's channel, created on first use: a client does not survive a fork."""
+    """Returns the channel of this process, which is created on first use, since a client does not survive a
+    fork.
+    """
     key = (os.getpid(), access)
     with _making:
         if key not in _channels:
@@ -83,7 +84,7 @@ def _token_of(access: ServerAccess) -> str:
 
 
 def _file(path: str) -> str:
-    """Resolves a path on this machine, or the name of a file that Spark has distributed."""
+    """Resolves a path on this machine, or the name of a file that Spark distributed."""
     if not path or os.path.exists(path):
         return path
     from pyspark import SparkFiles

@@ -39,7 +39,7 @@ def schema_of(columns: Sequence[str]) -> StructType:
 
 
 def check_schema(schema: StructType) -> None:
-    """A user's schema from `.schema()`. Raises `BadConfig`."""
+    """Returns the schema that a user gave by `.schema()`. Raises `BadConfig`."""
     for field in schema.fields:
         wanted = _TYPES.get(field.name)
         if wanted is None:
@@ -56,7 +56,7 @@ def check_schema(schema: StructType) -> None:
 
 
 def shape_of(kind: Any) -> Any:
-    """A type without its nullability."""
+    """Returns a type without its nullability."""
     if isinstance(kind, ArrayType):
         return ("array", shape_of(kind.elementType))
     if isinstance(kind, StructType):

@@ -1,4 +1,4 @@
-"""How errors are shown in Spark: as text, because Spark passes on nothing else."""
+"""Shows errors in Spark as text, because Spark passes on nothing else."""
 
 import re
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ _SHOWN: Final = re.compile(r"RollbookFailure: ([A-Z][A-Z_]+): ([^\n]+)")
 
 
 class RollbookFailure(Exception):
-    """Begins with the reason, in capitals; ends with the next step."""
+    """Returns the error's text, which begins with the reason in capitals and ends with the next step."""
 
 
 @contextmanager
@@ -24,7 +24,7 @@ def shown_in_spark() -> Iterator[None]:
 
 @contextmanager
 def original_from_spark() -> Iterator[None]:
-    """On the driver: raises a task's error as the original one."""
+    """Raises the original error of a task, on the driver."""
     try:
         yield
     except Exception as error:

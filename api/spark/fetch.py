@@ -1,4 +1,4 @@
-"""Reads the spans of a task: every record of them, or an error."""
+"""Reads the spans of a task, and returns every record of them or raises an error."""
 
 import logging
 import time
@@ -37,7 +37,7 @@ _AHEAD: Final = 4  # Spans whose first records are being fetched while the previ
 
 
 class _Reading:
-    """One span, read from now on."""
+    """The reader of one span, which starts to fetch at once."""
 
     def __init__(self, channel: ServerChannel, span: Span, fails_on_data_loss: bool) -> None:
         self.span = span
@@ -121,7 +121,7 @@ class _Reading:
         self.position = max(self.position, end)
 
     def _named(self, error: RollbookError) -> RollbookError:
-        """Adds the log, the requested range, and the existing one to the error."""
+        """Adds the log, the requested range and the existing range to the error."""
         span, point = self.span, Point(self.span.uid, self.position)
         if isinstance(error, NoSuchLog | LogDeleted):
             return deleted(span.log, point)
@@ -143,7 +143,7 @@ def _slices(log: str, batch: RecordBatch) -> Iterator[Slice]:
 def slices_of(
     channel: ServerChannel, spans: Sequence[Span], fails_on_data_loss: bool
 ) -> Iterator[Slice]:
-    """Slices of all spans, in order. A caller that leaves early closes their streams."""
+    """Yields slices of all spans, in order. If the caller stops early, the streams are closed."""
     waiting = deque(spans)
     open_: deque[_Reading] = deque()
     try:

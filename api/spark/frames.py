@@ -1,4 +1,4 @@
-"""Rows of Spark as columns of a log, and columns as blocks, without unpacking a record."""
+"""Turns rows of Spark into columns of a log, and columns into blocks, without unpacking a record."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -29,11 +29,11 @@ _TAKES: Final = {
     "headers": (HEADERS,),
     "log": (StringType(),),
 }
-_BLOCK_BYTES: Final = 512  # An upper bound on the directory and paddings of a block.
+_BLOCK_BYTES: Final = 512  # The maximum bytes of a block's directory and padding.
 
 
 def check_columns(schema: StructType, log: str) -> None:
-    """Checks the columns of rows to be written; `log`: the option. Raises `BadConfig`."""
+    """Checks the columns of rows that will be written. `log` is the option of this name. Raises `BadConfig`."""
     found = {field.name: field.dataType for field in schema.fields}
     for name, kind in found.items():
         if name not in _TAKES:
@@ -54,7 +54,7 @@ def check_columns(schema: StructType, log: str) -> None:
 
 
 def columns_of(batch: "pa.RecordBatch") -> "pa.Table":
-    """The rows with the columns of `SCHEMA`. Raises `InvalidRequest`."""
+    """Returns the rows with the columns of `SCHEMA`. Raises `InvalidRequest`."""
     arrays: list[Any] = []
     for field in SCHEMA:
         index = batch.schema.get_field_index(field.name)
@@ -78,7 +78,7 @@ def columns_of(batch: "pa.RecordBatch") -> "pa.Table":
 
 
 def by_log(batch: "pa.RecordBatch", log: str) -> Iterator[tuple[str, "pa.Table"]]:
-    """The rows of each log, in their order."""
+    """Yields the rows of each log, which keep their order."""
     if log:
         yield log, columns_of(batch)
         return
@@ -91,7 +91,7 @@ def by_log(batch: "pa.RecordBatch", log: str) -> Iterator[tuple[str, "pa.Table"]
 
 
 def sorted_by_bytes(table: "pa.Table") -> "pa.Table":
-    """Sorts rows, which arrive in any order, into the same order each time."""
+    """Sorts rows, which may arrive in any order, so that their order is the same each time."""
     return table.sort_by(
         [("value", "ascending"), ("key", "ascending"), ("event_time", "ascending")]
     )
@@ -99,7 +99,7 @@ def sorted_by_bytes(table: "pa.Table") -> "pa.Table":
 
 @dataclass(frozen=True)
 class ArrowRows:
-    """Columns in one piece each, from which blocks are cut."""
+    """Columns from which blocks are cut. Each column is one piece of memory."""
 
     table: "pa.Table"
 
@@ -115,7 +115,7 @@ class ArrowRows:
         return column.chunk(0) if column.num_chunks else pa.array([], column.type)
 
     def size(self, start: int, end: int) -> int:
-        """A block's size for these rows, at most."""
+        """Returns the maximum size of a block with these rows."""
         count = end - start
         size = _BLOCK_BYTES + _bytes_in(self._column("value"), start, end) + 4 * (count + 1)
         key = self._column("key")
@@ -149,7 +149,7 @@ class ArrowRows:
         return pack_sections(sections, count, producer=producer, codec=codec)
 
     def records(self, start: int, end: int) -> list[tuple[Any, ...]]:
-        """Value, key, headers and event time of each row, for comparisons only."""
+        """Returns value, key, headers and event time of each row, for comparisons only."""
         part = self.table.slice(start, end - start)
         value, key, times, headers = (part.column(name).to_pylist() for name in SCHEMA.names)
         pairs = ({each["key"]: each["value"] or b"" for each in row or ()} for row in headers)
@@ -161,7 +161,7 @@ def _one(column: Any) -> Any:
 
 
 def _ends(array: Any, index: int) -> int:
-    """Where the item before `index` ends."""
+    """Returns where the item before `index` ends."""
     ends = memoryview(array.buffers()[1]).cast("i")
     return int(ends[array.offset + index])
 
@@ -197,7 +197,7 @@ def _validity(section: Section, array: Any) -> list[tuple[Section, Any]]:
 
 
 def _headers(array: Any) -> list[tuple[Section, Any]]:
-    """The column of headers; a record without headers has an empty list."""
+    """Returns the column of headers, which is an empty list for a record without headers."""
     counts = pc.fill_null(pc.list_value_length(array), 0).cast(pa.int32())
     ends = pa.concat_arrays([pa.array([0], pa.int32()), pc.cumulative_sum(counts)])
     names, contents = array.flatten().flatten()

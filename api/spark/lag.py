@@ -1,4 +1,4 @@
-"""How far queries are behind their logs, by Spark's reports of their progress."""
+"""Reports how far queries are behind their logs, from Spark's reports of their progress."""
 
 import json
 from collections.abc import Mapping
@@ -13,13 +13,15 @@ __all__ = ["Lag", "RollbookListener", "lag"]
 
 
 def lag(query: Any) -> Lag:
-    """Records that a streaming query has not read yet, as of its last progress."""
+    """Returns the number of records that a streaming query had not read at its last report."""
     progress = query.lastProgress
     return lag_of(_sources(progress))
 
 
 def _sources(progress: Any) -> list[tuple[Any, Any]]:
-    """Latest and end offset of each source, as Spark shows them: text, or an object."""
+    """Returns the latest and the end offset of each source in the form in which Spark shows them: text, or an
+    object.
+    """
     if progress is None:
         return []
     shown = json.loads(progress.json) if hasattr(progress, "json") else progress
@@ -36,9 +38,9 @@ class _Gauges:
 
 
 class RollbookListener(StreamingQueryListener):
-    """Shows the lag of every query in Prometheus: `spark.streams.addListener(RollbookListener())`.
+    """Exports the lag of every query to Prometheus: `spark.streams.addListener(RollbookListener())`.
 
-    `registry`: of `prometheus_client`; by default its own.
+    `registry` is a registry of `prometheus_client`, by default the global one.
     """
 
     def __init__(self, registry: Any = None) -> None:
@@ -74,7 +76,7 @@ class RollbookListener(StreamingQueryListener):
         self._gauges.seconds.labels(query).set(progress.batchDuration / 1000)
 
     def onQueryIdle(self, event: Any) -> None:  # noqa: N802
-        """Does nothing, since the lag is unchanged."""
+        """Does nothing, since an idle query's lag has not changed."""
 
     def onQueryTerminated(self, event: Any) -> None:  # noqa: N802
         query = self._names.pop(str(event.id), str(event.id))

@@ -1,4 +1,4 @@
-"""A driver's knowledge of the logs that it plans for: where they begin and end, and their segments."""
+"""Tells a driver where the logs that it plans for begin and end, and what their segments are."""
 
 import time
 from collections.abc import Iterable, Mapping
@@ -20,7 +20,7 @@ from rollbook.logservice.ids import (
 )
 from rollbook.proto.errors import BeyondTail, LogDataLoss, NoSuchLog
 
-_SEGMENTS_S: Final = 60.0  # How long the means of segments are reused.
+_SEGMENTS_S: Final = 60.0  # Seconds for which the mean sizes of segments are reused.
 
 
 class Logs:
@@ -59,7 +59,7 @@ class Logs:
         finds_latest: bool,
         is_strict: bool,
     ) -> dict[str, int]:
-        """The offsets of positions."""
+        """Returns the offsets that positions stand for."""
         return {
             log: self._place(log, wanted.of(log), tail, finds_latest, is_strict)
             for log, tail in tails.items()

@@ -1,4 +1,4 @@
-"""The dependencies of this package beside Rollbook, checked once, so that one error says what to install."""
+"""Checks the further dependencies of this package once, so that one error says what to install."""
 
 from importlib.metadata import PackageNotFoundError, version
 from typing import Final

@@ -1,10 +1,10 @@
-"""The reading side of pipelines: ranges of logs and files of archives, each as a piece whose records are counted
-and hashed.
+"""Reads pieces for pipelines, which are ranges of logs and files of archives, and counts and hashes their
+records.
 
-Workers pass the offset and value of every record to Spark, since `xxhash64` is Spark's, and after
-the records of a piece one row of facts about it. With a folder they also write the records to
-files, so that the hashed bytes are the written ones. A failed task may leave a file: only files
-in a result accepted by Spark are named by a manifest.
+Workers pass the offset and value of every record to Spark, which has the function `xxhash64`. After the
+records of a piece they pass one row of facts about it. With a folder they also write the records to files, so
+that the hashed bytes are the written ones. A failed task may leave a file; a manifest names only files in a
+result that Spark has accepted.
 """
 
 import io
@@ -50,7 +50,7 @@ _ZSTD_LEVEL: Final = 1
 
 
 class FilePiece(NamedTuple):
-    """A file of an archive, to be read back."""
+    """A file of an archive that is read back."""
 
     path: str
     first: int
@@ -70,7 +70,7 @@ class Measured(NamedTuple):
     facts: Mapping[str, Any]
 
     def file(self) -> ArchiveFile:
-        """The file that was written."""
+        """Returns the file that was written."""
         facts = self.facts
         is_whole = (self.first, self.last + 1) == (facts["first"], facts["next"])
         path = place_of(facts["log"], facts["day"], self.first, self.last + 1, self.piece)
@@ -109,7 +109,9 @@ def _unpacked(text: str) -> list[tuple[Piece, ...]]:
 
 
 class ScanSource(DataSource):
-    """Options: those for connecting to servers; `pieces`; `folder`, into which files are written."""
+    """The data source of a scan. Its options are those for connecting to servers, `pieces`, and the `folder`
+    for written files.
+    """
 
     @classmethod
     def name(cls) -> str:
@@ -176,14 +178,16 @@ def _facts(piece: int, facts: Mapping[str, Any]) -> "pa.RecordBatch":
 
 
 class _Sequence:
-    """Checks that records are in order by offset and time, block by block, at no cost for each record."""
+    """Checks that records are in order by offset and time. It compares blocks, so that single records cost
+    nothing.
+    """
 
     def __init__(self, at: int) -> None:
         self.first = self.next = at
         self.first_us = self.last_us = 0
 
     def fault(self, part: Slice) -> str:
-        """Why `part` does not continue where the last one ended; empty: it does."""
+        """Returns the reason why `part` does not follow the last part, or an empty text if it does."""
         at, time_us = part.block.base_offset + part.first, part.block.timestamp_us
         expected, last_us = self.next, self.last_us
         self.next = at + part.rows
@@ -200,7 +204,7 @@ class _Sequence:
 
 
 class _Output:
-    """One file being written. Its contents are known when it is closed."""
+    """A file that is being written. Its contents are known when it is closed."""
 
     def __init__(self, folder: str, log: str, uid: str, part: Slice) -> None:
         self.piece = int.from_bytes(os.urandom(8), "big") >> 1
@@ -286,7 +290,7 @@ class _Output:
 
 
 class _Checked(io.RawIOBase):
-    """A new file, with the checksum of what has been written to it."""
+    """A new file, and the checksum of the bytes that were written to it."""
 
     def __init__(self, path: str) -> None:
         super().__init__()
@@ -316,7 +320,7 @@ class _Checked(io.RawIOBase):
             os.close(folder)
 
     def close(self) -> None:
-        """Closes the file. pyarrow also calls this, and does not know that the file will be synced."""
+        """Does nothing, since pyarrow calls this, although the file still has to be synced."""
 
     def drop(self) -> None:
         self._file.close()
@@ -325,7 +329,9 @@ class _Checked(io.RawIOBase):
 def written(
     channel: ServerChannel, spans: Sequence[Span], folder: str
 ) -> Iterator["pa.RecordBatch"]:
-    """Writes files of the spans, one for each log and day. Raises `LogDataLoss`, `ArchiveUnwritable`."""
+    """Writes the records of the spans to files, one for each log and day. Raises `LogDataLoss`,
+    `ArchiveUnwritable`.
+    """
     uids = {span.log: span.uid for span in spans}
     output: _Output | None = None
     try:
@@ -344,14 +350,15 @@ def written(
             output.drop()
 
 
-# --- Pieces that are looked at ----------------------------------------------------------------
+# --- Pieces that are checked -----------------------------------------------------------------
 
 
 def _span_rows(channel: ServerChannel, number: int, span: Span) -> Iterator["pa.RecordBatch"]:
-    """Yields a range's rows and facts. A defect is a fact, too, so that all other pieces are checked.
+    """Yields the rows and the facts of a range. A defect is also a fact, so that all other pieces are
+    checked.
 
-    `lost`: the records that are damaged or gone. `unread`: why the range could not be read to its end,
-    which proves nothing about its records.
+    The fact `lost` names records that are damaged or gone. `unread` is the reason why the range could not be
+    read to its end, which proves nothing about its records.
     """
     sequence, batches = _Sequence(span.start), Batches(_HASHED)
     faults: list[str] = []
@@ -401,7 +408,7 @@ def _groups(data: bytes) -> Iterator["pa.RecordBatch"]:
 
 
 def _faults_in(batch: "pa.RecordBatch", facts: dict[str, Any]) -> list[str]:
-    """Checks that offsets are dense, and times do not go back. `facts`: where the previous batch ended."""
+    """Checks that offsets are dense, and times do not go back. `facts` has the end of the previous batch."""
     if not batch.num_rows:
         return []
     offsets, times = batch.column("offset"), batch.column("timestamp").cast(pa.int64())
@@ -424,7 +431,7 @@ def _faults_in(batch: "pa.RecordBatch", facts: dict[str, Any]) -> list[str]:
 def measure(
     spark: Any, way: Mapping[str, str], tasks: Sequence[Sequence[Piece]], **more: str
 ) -> list[Measured]:
-    """`way`: the options for connecting to servers."""
+    """Measures pieces. `way` has the options for connecting to servers."""
     from pyspark.sql import functions as f
 
     if not tasks:
@@ -445,5 +452,5 @@ def measure(
 
 
 def folder_of(path: str, run: str) -> str:
-    """The folder of a run's files until they are published."""
+    """Returns the folder in which a run's files are until they are published."""
     return os.path.join(path, STEPS, run)

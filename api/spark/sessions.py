@@ -1,4 +1,4 @@
-"""The functions for a program's SparkSession."""
+"""The functions that use a program's SparkSession."""
 
 from typing import Any
 
@@ -11,10 +11,10 @@ def register(spark: Any) -> None:
 
 
 def read(spark: Any, *, archive: Any = None, **options: Any) -> Any:
-    """A DataFrame over the logs' present records. The options are those of `format("rollbook")`.
+    """Returns a DataFrame with the present records of logs. The options are those of `format("rollbook")`.
 
-    `archive`: the folder that `rollbook spark export` wrote: the table has archived and other records, each
-    once.
+    `archive` is a folder that `rollbook spark export` wrote: the table then has archived and live records,
+    each once.
     """
     register(spark)
     if archive is not None:
@@ -25,7 +25,7 @@ def read(spark: Any, *, archive: Any = None, **options: Any) -> Any:
 
 
 def read_stream(spark: Any, **options: Any) -> Any:
-    """A streaming DataFrame over logs, by default from their tails on."""
+    """Returns a streaming DataFrame of the records of logs, by default from their tails on."""
     register(spark)
     return spark.readStream.format("rollbook").options(**_texts(options)).load()
 

@@ -1,9 +1,7 @@
-"""Writing rows to logs: tasks bring columns into shape, and the driver appends them when Spark commits the
-batch.
+"""Writes rows to logs: tasks prepare the columns, and the driver appends them when Spark commits the batch.
 
-A task may run twice, at the same time or after a failure. So it appends nothing; its result is
-appended if Spark accepts it. `abort` comes also after a commit that took effect, and undoes
-nothing.
+A task may run twice, concurrently or after a failure, so it appends nothing; its result is appended if Spark
+accepts it. Spark may call `abort` even after a successful commit, so it undoes nothing.
 """
 
 import hashlib
@@ -30,7 +28,7 @@ from rollbook.logservice.core.record_block import Codec
 from rollbook.proto.errors import BadConfig, EntryTooLarge, InvalidRequest
 
 _logger: Final = logging.getLogger("rollbook.spark")
-# Internal names of Spark: tests/spark/test_session.py checks that they exist.
+# Internal names of Spark. The tests in tests/spark/test_session.py check that they exist.
 _QUERY: Final = "sql.streaming.queryId"
 _BATCH: Final = "streaming.sql.batchId"
 
@@ -60,7 +58,7 @@ def check(options: SinkOptions, schema: StructType, overwrite: bool) -> None:
 
 
 def _written(options: SinkOptions, batches: Iterator["pa.RecordBatch"]) -> TaskRows:
-    """Collects a task's rows; runs in the task."""
+    """Collects the rows of a task. This runs in the task."""
     from pyspark import TaskContext
 
     context: Any = TaskContext.get()
@@ -113,11 +111,11 @@ def _codec_of(options: SinkOptions) -> Codec:
 
 
 def _commit(options: SinkOptions, messages: Sequence[Any], batch: MicroBatch) -> None:
-    """Appends the rows of all tasks; runs on the driver."""
+    """Appends the rows of all tasks. This runs on the driver."""
     task_rows = [each for each in messages if isinstance(each, TaskRows)]
     _check_size(options, sum(each.size for each in task_rows))
     gathered: dict[str, list[Any]] = {}
-    for message in task_rows:  # Messages are in the order of partitions.
+    for message in task_rows:  # The messages are in the order of partitions.
         for log, data in message.rows:
             gathered.setdefault(log, []).append(pa.ipc.open_stream(data).read_all())
     channel = channel_of(options.access)
@@ -128,7 +126,7 @@ def _commit(options: SinkOptions, messages: Sequence[Any], batch: MicroBatch) ->
 
 
 class StreamSink(DataSourceStreamArrowWriter):
-    """A sink with exactly-once appends: a batch that is written again is found in the log."""
+    """A sink with exactly-once appends: it finds a repeated batch in the log."""
 
     def __init__(self, options: SinkOptions, schema: StructType, checkpoint: str) -> None:
         self._options, self._schema, self._checkpoint = options, schema, checkpoint
@@ -150,7 +148,7 @@ class StreamSink(DataSourceStreamArrowWriter):
         _logger.warning("batch_aborted: %d", batchId)
 
     def _name(self) -> str:
-        """The name of the query, or of its checkpoint if Spark gives none."""
+        """Returns a name for the query, made from its checkpoint if Spark gives no query id."""
         if not self._checkpoint:
             raise InvalidRequest(
                 "neither a query id nor a checkpointLocation is known to this sink"
@@ -159,7 +157,7 @@ class StreamSink(DataSourceStreamArrowWriter):
 
 
 class BatchSink(DataSourceArrowWriter):
-    """A sink that appends at least once, and with `txnId` exactly once."""
+    """A sink that appends at least once, or exactly once with the option `txnId`."""
 
     def __init__(self, options: SinkOptions, schema: StructType) -> None:
         self._options, self._schema = options, schema
@@ -175,5 +173,5 @@ class BatchSink(DataSourceArrowWriter):
             _commit(self._options, messages, MicroBatch(name, 0, is_recorded=bool(txn)))
 
     def abort(self, messages: list[Any]) -> None:
-        """Does nothing: either nothing was appended, or it stays."""
+        """Does nothing: rows that were appended stay."""
         _logger.warning("write_aborted")

@@ -23,15 +23,15 @@ from rollbook.proto.errors import BadConfig
 
 
 class RollbookSource(DataSource):
-    """Spark makes a source at each `load()`, and pickles it, so the source holds no open connection.
-
-    The ends of a batch read are found in `schema()`, so that a DataFrame stays what it was at `load()` (SK4).
+    """Spark makes a source at each `load()` and pickles it, so the source has no open connection. The ends of
+    a batch read are resolved in `schema()`, so that a DataFrame keeps the contents that it had at `load()`
+    (SK4).
     """
 
     def __init__(self, options: Mapping[str, str]) -> None:
         self.options = {name.lower(): value for name, value in options.items()}
         self._spans: tuple[Span, ...] | None = None
-        self._refusal = ""  # Why there are none.
+        self._refusal = ""  # The reason why there are no options.
         with shown_in_spark():
             self._values: dict[str, Any] = values_of(self.options, os.environ)
 
@@ -45,9 +45,7 @@ class RollbookSource(DataSource):
         try:
             with shown_in_spark():
                 self._spans = spans_of(options)
-        except (
-            RollbookFailure
-        ) as failure:  # Does not affect a stream, whose checkpoint may be well beyond.
+        except RollbookFailure as failure:  # A stream goes on: its checkpoint may be far ahead.
             self._refusal = str(failure)
         return schema_of(options.columns)
 

@@ -1,4 +1,4 @@
-"""Reading logs as a stream: micro-batches whose ends Spark keeps in its checkpoint."""
+"""Reads logs as a stream of micro-batches, whose ends Spark keeps in its checkpoint."""
 
 import logging
 import time
@@ -42,11 +42,13 @@ if TYPE_CHECKING:
     from rollbook.api.spark.tails import SelectionTails
 
 _logger: Final = logging.getLogger("rollbook.spark")
-_CURSOR_S: Final = 10.0  # A log's cursor is moved no more often.
+_CURSOR_S: Final = 10.0  # The minimum seconds between two moves of a log's cursor.
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """A stream's reader. The source's process has one for each query; tasks get a copy with options only."""
+    """The reader of a stream. The source's process has one for each query; tasks get a copy that only has the
+    options.
+    """
 
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
         self._options, self._schema = options, schema
@@ -57,7 +59,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return initial(str(starting or "latest"))
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
-        """The limit that Spark passes back. Spark knows no two limits at once, which the options allow."""
+        """Returns a limit that Spark passes back. The options allow two limits at once, which Spark cannot
+        express.
+        """
         options = self._options
         if options.rows_max:
             return ReadMaxRows(options.rows_max)
@@ -110,7 +114,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 class _Live:
-    """The source's state from batch to batch, which need not survive a restart."""
+    """The state that the source keeps between batches, which need not survive a restart."""
 
     def __init__(
         self,
@@ -123,9 +127,9 @@ class _Live:
         self._frozen: dict[str, TailPoint] | None = None  # Under AvailableNow.
         self._seen: Mapping[str, TailPoint] = {}
         self._last: tuple[dict[str, Any], BatchEnd] | None = (
-            None  # The end that was packed last, or unpacked.
+            None  # The end that was packed or unpacked last.
         )
-        self._starts: Points | None = None  # The first batch's start, once it is resolved.
+        self._starts: Points | None = None  # The start of the first batch, once it is resolved.
         self._triggered_s = time.monotonic()
         self._moved_s: dict[str, float] = {}
 
@@ -175,7 +179,9 @@ class _Live:
         return idle_wait_s(logs) if given is None else given
 
     def unpacked(self, offset: dict[str, Any]) -> BatchEnd | None:
-        """Caches the last offset: unpacking thousands of logs is slow, and Spark usually passes that one."""
+        """Unpacks an offset. The last one is cached, since unpacking thousands of logs is slow, and Spark
+        usually passes that offset.
+        """
         if self._last is None or self._last[0] != offset:
             found = unpack(offset)
             if found is None:
@@ -188,7 +194,9 @@ class _Live:
         return self._last[0]
 
     def _first_end(self, is_limited: bool) -> dict[str, Any]:
-        """The first end, at once, with its start beside it: the checkpoint then has the start (SK1)."""
+        """Returns the first end without waiting. It includes the start, so that the checkpoint has the start,
+        too (SK1).
+        """
         from rollbook.api.spark.logs import require_some
 
         tails = self._frozen if self._frozen is not None else self._tails.ask()
@@ -218,7 +226,7 @@ class _Live:
             waited_s = time.monotonic() - self._triggered_s
             is_little = sum(backlogs[name] for name in behind) < options.rows_min
             if is_little and waited_s < options.delay_s_max:
-                # There is news, so that the tails have not waited; Spark asks again after 10 ms.
+                # Since there are new records, the tails did not wait; Spark asks again after 10 ms.
                 time.sleep(min(self._wait_s(len(starts)), options.delay_s_max - waited_s))
                 return dict(starts)
         bytes_max = options.bytes_max if is_limited else 0
@@ -240,7 +248,9 @@ class _Live:
         return planned(self._options, spans, self._logs)
 
     def move_cursors(self, end: dict[str, Any]) -> None:
-        """Publishes what a batch has read. A failure to do so does not end the query."""
+        """Moves the cursors to the end of a batch that was read. A failure to move one does not end the
+        query.
+        """
         found = self.unpacked(end)
         now_s, options = time.monotonic(), self._options
         for name, point in (found.ends if found else {}).items():

@@ -1,4 +1,4 @@
-"""One table over an archive and its logs."""
+"""Makes one table of an archive and its logs."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -23,12 +23,12 @@ from rollbook.api.spark.tails import SelectionTails
 from rollbook.logservice.ids import AtOffset, AtTime, Earliest, Latest, Position
 from rollbook.proto.errors import BadConfig
 
-_LOOKS: Final = 3  # Attempts to find newer manifests, if a log was truncated since they were read.
+_LOOKS: Final = 3  # The number of attempts to read manifests, if logs are truncated meanwhile.
 _SPANS: Final = "spans"
 
 
 class SpansSource(DataSource):
-    """The data source `rollbook` with fixed ranges: `spans`, beside the options of batch reads."""
+    """The data source `rollbook` with fixed ranges. It has the option `spans` besides those of batch reads."""
 
     @classmethod
     def name(cls) -> str:
@@ -61,7 +61,7 @@ def _spans_as_text(spans: Sequence[Span]) -> str:
 
 
 def table(spark: Any, path: str, given: Mapping[str, str]) -> Any:
-    """A DataFrame over archived and live records, as of now."""
+    """Returns a DataFrame with the archived and live records that exist now."""
     with shown_in_spark():
         options = source_options(values_of(given, os.environ))
         options.require_for("batch")
@@ -80,8 +80,9 @@ def table(spark: Any, path: str, given: Mapping[str, str]) -> Any:
 
 
 def parts_of(options: SourceOptions, archive: Archive) -> list[Parts]:
-    """Manifests are read before the tails, so records archived in the meantime are read from the
-    log."""
+    """Returns the parts of the table. Manifests are read before the tails, so records that are archived in
+    the meantime are read from the log.
+    """
     for look in range(_LOOKS):
         chains = archive.chains(options.selection.covers)
         tails = _tails(options)
@@ -119,7 +120,7 @@ def _tails(options: SourceOptions) -> dict[str, TailPoint]:
 
 
 def _offset(log: str, wanted: StartPositions, *, at_latest: int | None) -> int | None:
-    """A position for `divide`. A time means the whole log: Spark compares the times."""
+    """Returns the position to pass to `divide`. A time selects the whole log, since Spark compares the times."""
     position: Position = wanted.of(log)
     match position:
         case AtOffset(offset):
@@ -159,7 +160,7 @@ def _archived(spark: Any, root: str, clips: Sequence[Clip], options: SourceOptio
 
 
 def _within(rows: Any, options: SourceOptions) -> Any:
-    """Filters rows by time; records of a log are in its order."""
+    """Filters rows by time, which never goes back within a log."""
     from pyspark.sql import functions as f
 
     for wanted, is_start in ((options.starting, True), (options.ending, False)):

@@ -1,9 +1,9 @@
-"""Where the logs of a selection begin and end: kept up to date by the servers, so that a trigger makes no
+"""Knows where the logs of a selection begin and end. Servers report changes, so that a trigger makes no
 request.
 
-Servers' updates open no log. Two things need a request all the same: a log that no server reports at the
-moment may be moving from one to another, and is gone only if a server says so; and the tail of a log whose
-owner died may be further on, which its next owner finds.
+The reports of servers do not open logs. Two cases need a request all the same. A log that no server reports
+at the moment may be moving between servers, and is gone only if a server says so. The tail of a log whose
+owner died may be higher than known, and only the next owner finds it.
 """
 
 import re
@@ -19,16 +19,17 @@ from rollbook.logservice import messages
 from rollbook.logservice.ids import LogName
 from rollbook.proto.errors import LogDeleted, NoSuchLog
 
-_INEXACT_S: Final = 10.0  # How often the owner of a log is looked up whose tail may be further on.
-_ASKED_MAX: Final = 20  # Owners that are looked up in one trigger, at most.
-# A literal namespace at the start of a pattern.
+# Seconds between two look-ups of the owner of a log whose tail may be higher.
+_INEXACT_S: Final = 10.0
+_ASKED_MAX: Final = 20  # The maximum number of owners that are looked up in one trigger.
+# Matches a literal namespace at the start of a pattern.
 _NAMESPACE: Final = re.compile(r"[a-z0-9_-]+/(?![?*{])")
-_LITERAL: Final = re.compile(r"\\.|\[\^?\]?[^]]*\]")  # An escaped character, or a class of some.
+_LITERAL: Final = re.compile(r"\\.|\[\^?\]?[^]]*\]")  # Matches an escaped character, or a class.
 _GROUP: Final = re.compile(r"\([^()]*\)")
 
 
 def namespace_of(pattern: str) -> str:
-    """The one namespace, with a slash, of all matching logs; empty: there may be several."""
+    """Returns the namespace of all matching logs, with a slash, or an empty text if they may have several."""
     found = _NAMESPACE.match(pattern)
     rest, shorter = "", _LITERAL.sub("", pattern)
     while rest != shorter:
@@ -37,16 +38,19 @@ def namespace_of(pattern: str) -> str:
 
 
 class SelectionTails:
-    """The known tails of a selection, in one process; closed with its client."""
+    """The known tails of a selection in one process. They are closed with the client."""
 
     def __init__(self, channel: ServerChannel, selection: Selection) -> None:
         self._channel, self._selection = channel, selection
         self._watch: SyncTailsWatch | None = None
         self._known: dict[str, TailPoint] = {}
-        self._inexact: dict[str, float] = {}  # Since when each is, or when it was requested.
+        # For each log, the time since which its tail is inexact, or of the last request.
+        self._inexact: dict[str, float] = {}
 
     def ask(self) -> dict[str, TailPoint]:
-        """Tails of all existing logs of the selection: they cover every append acknowledged before the call."""
+        """Returns the tails of all existing logs of the selection, which cover every append that was
+        acknowledged before the call.
+        """
         self.close()
         watch = self._watch = self._opened()
         self._known, self._inexact = {}, {}
@@ -56,8 +60,9 @@ class SelectionTails:
         return dict(self._known)
 
     def wait(self, known: Points, wait_s: float) -> dict[str, TailPoint]:
-        """The same as soon as a log has more than is known, or another log appears or disappears; after `wait_s`
-        at the latest."""
+        """Returns the tails as soon as a log has more records than `known`, or a log appears or disappears,
+        but at the latest after `wait_s`.
+        """
         if self._watch is None:
             return self.ask()
         due_s = time.monotonic() + wait_s
@@ -102,12 +107,12 @@ class SelectionTails:
                 self._inexact.setdefault(name, time.monotonic())
 
     def _stale(self) -> list[str]:
-        """Logs whose owner must be looked up again."""
+        """Returns the logs whose owners must be looked up again."""
         before_s = time.monotonic() - _INEXACT_S
         return [name for name, at_s in self._inexact.items() if at_s < before_s][:_ASKED_MAX]
 
     def _ask_for(self, names: Iterable[str]) -> None:
-        """Asks the logs' owners for tails, which opens the logs."""
+        """Requests the tails from the logs' owners, which opens the logs."""
         for name in names:
             try:
                 self._known[name] = TailPoint.of(self._channel.tail_of(LogName.parse(name)))

@@ -1,4 +1,5 @@
-"""`rollbook.wal`: state machines that a log keeps alike on many machines. `wal.aio`: with an event loop.
+"""`rollbook.wal`: state machines whose replicas on many machines are kept identical by a log. Programs with
+an event loop use `wal.aio`.
 
 See ../DESIGN.md.
 """

@@ -1,4 +1,4 @@
-"""`rollbook.wal.aio`: what `rollbook.wal` offers, for programs with an event loop."""
+"""`rollbook.wal.aio`: the classes of `rollbook.wal` for programs with an event loop."""
 
 from rollbook.api.wal.exclusive_writer import ExclusiveWriter
 from rollbook.api.wal.machine import State, StateMachine

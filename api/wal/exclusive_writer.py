@@ -1,10 +1,11 @@
-"""`ExclusiveWriter`: a log's writer epoch, acquired, renewed, released.
+"""`ExclusiveWriter`: acquires, renews and releases a log's writer epoch.
 
-The epoch decides; the lease only tells others when they may take it without disturbing. So a
-writer that could not renew for a while goes on, unless another one has taken its place.
+Only the epoch decides who may write; the lease tells others when they can take the epoch without disturbing
+an active writer. A writer that could not renew its lease for a while therefore continues, unless another one
+has taken its place.
 
-A writer waits for its turn for as long as it takes, also while the log cannot be served at all: that is
-logged once, as a warning of `logging`.
+A writer waits for its turn without a time limit, even while the log cannot be served at all; then it logs one
+warning by `logging`.
 """
 
 import asyncio
@@ -36,22 +37,23 @@ from rollbook.proto.errors import (
     WriterHeld,
 )
 
-logger = logging.getLogger("rollbook.wal")  # Every program has it; structlog is a server's.
+# Programs have `logging` in any case, but structlog is for servers.
+logger = logging.getLogger("rollbook.wal")
 
 LEASE_S: Final = 1.0
-_RENEWALS: Final = 3  # Renewals during one lease.
-_FAILURES_LOGGED: Final = 3  # Every change of the log's owner causes fewer failures than that.
+_RENEWALS: Final = 3  # The number of renewals during one lease.
+_FAILURES_LOGGED: Final = 3  # A change of the log's owner causes fewer failures than this.
 
 
 def is_passing(error: RollbookError) -> bool:
-    """Whether a retry is of use, also of a request that may have been applied."""
+    """Returns whether a retry may help, even for a request that may have been applied."""
     return isinstance(error, Unavailable | OutcomeUnknown | OwnerFenced)
 
 
 class ExclusiveWriter:
-    """Appends as the only writer, from `async with` to its end, or until another one fences it.
+    """Appends as the log's only writer within an `async with` block, unless another writer fences it.
 
-    All earlier acks are below `fence`, and no other writer's record comes between its own.
+    All earlier acknowledged records are below `fence`, and no other writer's record comes between its own.
     """
 
     def __init__(
@@ -62,14 +64,15 @@ class ExclusiveWriter:
         mode: AcquireMode | str = AcquireMode.WAIT,
         lease_s: float = LEASE_S,
     ) -> None:
-        """`mode`: `"wait"` until there is no other writer, `"steal"`, `"fail"` with
-        `WriterHeld`."""
+        """While there is another writer, `mode` `"wait"` waits, `"steal"` takes its place, and `"fail"`
+        raises `WriterHeld`.
+        """
         if lease_s <= 0:
             raise BadConfig("lease_s has to be above 0")
         self.holder = holder
         self.epoch: WriterEpoch
         self.fence: Offset
-        self.failure: RollbookError | None = None  # Why it is no longer the writer.
+        self.failure: RollbookError | None = None  # The reason why it is no longer the writer.
         self.on_lost: Callable[[], None] = lambda: None  # Called then.
         self._log = log
         self._mode = AcquireMode(mode)
@@ -78,7 +81,7 @@ class ExclusiveWriter:
         self._renewing: asyncio.Task[None]
 
     async def __aenter__(self) -> Self:
-        """Waits without a limit of its own. Raises `WriterHeld`, `LogSealed`, `Missing`."""
+        """Waits for its turn, without a time limit. Raises `WriterHeld`, `LogSealed`, `Missing`."""
         grant = await self._acquire()
         self.epoch, self.fence = grant.writer_epoch, grant.fence_offset
         self._writer = self._log.writer(epoch=self.epoch)
@@ -91,7 +94,7 @@ class ExclusiveWriter:
         await self._writer.ready()
 
     def submit(self, value: bytes) -> Submission:
-        """Like `Writer.submit`; raises `StaleEpoch` if the writer was fenced."""
+        """Submits a record like `Writer.submit`. Raises `StaleEpoch` if the writer was fenced."""
         self._check()
         return self._writer.submit(value)
 
@@ -101,7 +104,8 @@ class ExclusiveWriter:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Submitted records are sent; then another one may be the writer, at once.
+        """Sends the submitted records, and then releases the epoch, so that another writer can follow at
+        once.
 
         Raises the error that ended the writer, with the number of unacknowledged records, if the caller has not
         seen it.
@@ -113,14 +117,15 @@ class ExclusiveWriter:
             attach(loss.error(), error)
 
     async def leave(self) -> None:
-        """Leaves like `__aexit__`, for a caller that checks each submission itself."""
+        """Does the same as `__aexit__`, for a caller that checks each submission itself."""
         try:
             try:
                 await self._writer.drain()
             except asyncio.CancelledError:
                 self._writer.warn_of_pending()
                 raise
-            with suppress(RollbookError):  # Another writer has it by now, or it runs out by itself.
+            # Another writer has the epoch by now, or the lease expires by itself.
+            with suppress(RollbookError):
                 await self._log.release_writer(self.epoch)
         finally:
             self.end()
@@ -133,7 +138,8 @@ class ExclusiveWriter:
 
     async def _acquire(self) -> WriterGrant:
         pauses, logged, failures = Pauses(LogClientConfig()), set[str](), 0
-        attempt = new_attempt()  # Otherwise a writer that lost the response would wait for itself.
+        # With a new name, a writer that lost the response would wait for itself.
+        attempt = new_attempt()
         while True:
             try:
                 return await self._log.acquire_writer(
@@ -142,13 +148,13 @@ class ExclusiveWriter:
             except RollbookError as error:
                 was_released = isinstance(
                     error, StaleEpoch
-                )  # The grant was released before its response arrived.
+                )  # True: the grant was released before its response arrived.
                 is_in_order = was_released or isinstance(error, WriterHeld)
                 if self._mode is not AcquireMode.WAIT or not (is_in_order or is_passing(error)):
                     raise
-                if was_released:  # The old attempt's name is granted nothing more.
+                if was_released:  # The old attempt's name gets no more grants.
                     attempt = new_attempt()
-                failures = 0 if is_in_order else failures + 1  # Failures in a row.
+                failures = 0 if is_in_order else failures + 1  # The number of consecutive failures.
                 lasts = isinstance(error, NotEnoughBookies) or failures >= _FAILURES_LOGGED
                 if lasts and error.code.reason not in logged:
                     logged.add(error.code.reason)

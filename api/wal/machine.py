@@ -1,4 +1,4 @@
-"""`StateMachine`: one of several replicas of a state, fed by a log. It follows until it leads.
+"""`StateMachine`: one of several replicas of a state that a log feeds. It follows the log unless it leads.
 
     class Counter:
         total = 0
@@ -16,10 +16,10 @@
     counter = Counter()
     async with wal.aio.StateMachine(client, "counter", counter, holder="node-1") as machine:
         async with machine.lead() as term:              # Waits for its turn.
-            assert await term.propose(b"5") == 5        # What apply said.
-        await machine.read(lambda: counter.total)       # On any replica, led by whomever.
+            assert await term.propose(b"5") == 5        # The result of `apply`.
+        await machine.read(lambda: counter.total)       # On any replica, leading or not.
 
-`core/replica.py`, `core/term_rules.py` and `core/snapshot_pointer.py` have the rules.
+The rules are in `core/replica.py`, `core/term_rules.py` and `core/snapshot_pointer.py`.
 """
 
 import asyncio
@@ -59,9 +59,9 @@ SNAPSHOT_EVERY: Final = 10_000
 
 
 class State(Protocol):
-    """Yours. It sees the same calls in the same order in every replica, so it must be deterministic: no
-    clock, no randomness, no other input, and quick. An invalid command has a result, too; an exception ends
-    the replica.
+    """The state that a program provides. In every replica it gets the same calls in the same order, so it
+    must be deterministic: it uses no clock, no randomness and no other input. It must also be quick. Even an
+    invalid command must have a result: an exception ends the replica.
     """
 
     def apply(self, command: bytes) -> Any: ...
@@ -70,7 +70,9 @@ class State(Protocol):
 
 
 class StateMachine:
-    """A replicated state: it follows the log from `async with` on, and leads when it is asked to and may."""
+    """A replicated state, which follows the log within an `async with` block, and leads in a term from
+    `lead`.
+    """
 
     def __init__(
         self,
@@ -82,14 +84,15 @@ class StateMachine:
         lease_s: float = LEASE_S,
         snapshot_every: int = SNAPSHOT_EVERY,
     ) -> None:
-        """`holder`: the leader's name for others, perhaps an address. `lease_s`: seconds for which a dead
-        leader is not replaced. `snapshot_every`: a restart replays about this many records at most.
+        """`holder` is the name that others see while this machine leads, for example its address. `lease_s`
+        is the number of seconds before a dead leader is replaced. `snapshot_every` is about the maximum
+        number of records that a restart replays.
         """
         self.name = LogName.parse(name)
         self.holder = holder
-        self.failure: RollbookError | None = None  # Why it has stopped.
+        self.failure: RollbookError | None = None  # The error that stopped it.
         self.checkpoint_failure: RollbookError | None = (
-            None  # The error of the last checkpoint that began by itself.
+            None  # The error of the last automatic checkpoint.
         )
         self._client = client
         self._state = state
@@ -99,7 +102,7 @@ class StateMachine:
         self._snapshots: Snapshots
         self._log: Log
         self._barrier = SharedBarrier(lambda: self._log.tail_offset(messages.Consistency.BARRIER))
-        self._snapshot_at = Offset(0)  # Where the last one was begun.
+        self._snapshot_at = Offset(0)  # The offset at which the last snapshot was begun.
         self._moved = asyncio.Event()
         self._following: asyncio.Task[None] | None = None
         self._term: Term | None = None
@@ -107,22 +110,21 @@ class StateMachine:
 
     @property
     def applied(self) -> Offset:
-        """The offset below which all records are in the state."""
+        """Returns the offset below which all records are in the state."""
         return self._replica.applied
 
     @property
     def epoch(self) -> WriterEpoch:
-        """The epoch of the writer of the newest record in the state."""
+        """Returns the epoch of the writer of the newest record in the state."""
         return self._replica.epoch
 
     @property
     def timeout_s(self) -> float:
-        """The time-out of its client."""
+        """Returns the time-out of the client."""
         return self._client.config.timeout_s
 
     async def __aenter__(self) -> Self:
-        """Creates the log unless it exists; the state is restored when this returns, and
-        follows."""
+        """Creates the log unless it exists. When this returns, the state is restored and follows the log."""
         name = f"{self.name}{SUFFIX}"
         self._log = await self._open(str(self.name), name)
         if self._log.config.writer_mode is not WriterMode.EXCLUSIVE:
@@ -143,12 +145,14 @@ class StateMachine:
     # --- For everybody ------------------------------------------------------------------------
 
     def lead(self, mode: messages.AcquireMode | str = messages.AcquireMode.WAIT) -> Term:
-        """A term: `async with` it to lead once, when it is this machine's turn. Until then it follows."""
+        """Returns a term for one leadership. Enter it by `async with`, which waits for this machine's turn;
+        until then the machine follows.
+        """
         writer = ExclusiveWriter(self._log, self.holder, mode=mode, lease_s=self._lease_s)
         return Term(self, writer)
 
     async def leader(self) -> str:
-        """The `holder` of the present leader; empty: there is none."""
+        """Returns the `holder` of the present leader, or an empty text if there is none."""
         state = await self._log.state()
         if state.owner and not state.writer_holder:  # Only the log's owner knows.
             question = messages.GetLog(self.name)
@@ -156,13 +160,15 @@ class StateMachine:
         return state.writer_holder
 
     async def read(self, query: Callable[[], T]) -> T:
-        """The result of `query` on a state with all commands acknowledged before this call."""
+        """Returns the result of `query` on a state that has all commands that were acknowledged before this
+        call.
+        """
         await self.barrier()
         return query()
 
     async def barrier(self) -> None:
-        """Returns when every command acknowledged before this call is applied. Raises the error that
-        stopped the replica, and `ReaderStalled`.
+        """Returns when every command that was acknowledged before this call has been applied. Raises the
+        error that stopped the replica, and `ReaderStalled`.
         """
         tail = await self._barrier.tail()
         try:
@@ -174,9 +180,9 @@ class StateMachine:
             raise ReaderStalled(log=self.name, position=self.applied, tail=tail) from None
 
     async def checkpoint(self) -> bool:
-        """A snapshot of the present state; records before the previous one are truncated.
+        """Writes a snapshot of the present state, and truncates the records before the previous snapshot.
 
-        False: another replica was faster.
+        Returns False if another replica was faster.
         """
         self.check()
         before = await self._snapshots.newest()
@@ -187,7 +193,7 @@ class StateMachine:
         return await self._snapshots.write(data, applied, epoch, before)
 
     def check(self) -> None:
-        """Raises the error that stopped it."""
+        """Raises the error that stopped the machine, if there is one."""
         if self.failure is not None:
             raise again(self.failure, Outcome.NOT_APPLIED) from self.failure.__cause__
 
@@ -215,7 +221,7 @@ class StateMachine:
             failure = InvalidRequest(
                 f"the state raised {type(error).__name__}: {error}", offset=self.applied
             )
-            failure.outcome = Outcome.APPLIED  # If this was a command.
+            failure.outcome = Outcome.APPLIED  # This applies if the call was a command.
             self._fail(failure)
             raise failure from error
 
@@ -229,7 +235,7 @@ class StateMachine:
         self._tell()
 
     def _tell(self) -> None:
-        """Wakes all waiters, which check the state again."""
+        """Wakes all waiters, so that they check the state again."""
         self._moved.set()
         self._moved = asyncio.Event()
 
@@ -241,25 +247,25 @@ class StateMachine:
     # --- Following ----------------------------------------------------------------------------
 
     def begin(self, term: Term) -> None:
-        """Begins a term; there is one at a time, and the state has one source."""
+        """Begins a term. Only one term is allowed at a time, so that the state has one source of commands."""
         self.check()
         if self._term is not None:
             raise InvalidRequest("it leads already, or waits for its turn")
         self._term = term
 
     def end(self, term: Term) -> None:
-        """Ends a term; from now on the machine follows."""
+        """Ends a term: the machine follows the log again."""
         assert self._term is term
         self._term = None
         self.follow()
 
     def follow(self) -> None:
-        """Follows the log, unless it does so already."""
+        """Starts to follow the log, unless the machine follows it already."""
         if self._following is None:
             self._following = asyncio.create_task(self._follow())
 
     async def stop_following(self) -> None:
-        """Stops following: when it returns, only a term changes the state."""
+        """Stops following. After this returns, only a term changes the state."""
         await stop_tasks(self._following)
         self._following = None
 
@@ -270,9 +276,9 @@ class StateMachine:
             self._fail(error)
 
     async def replay(self, end: Offset | None, on_applied: OnApplied | None = None) -> None:
-        """Applies confirmed records, up to `end`, or until the log is sealed. It has no time limit.
+        """Applies confirmed records up to `end`, or until the log is sealed, without a time limit.
 
-        A caller that wants each record gets `Truncated` if only a snapshot is left of some.
+        With `on_applied`, raises `Truncated` if some of the records are only left in a snapshot.
         """
         self.check()
         pauses = Pauses(self._client.config)
@@ -301,8 +307,8 @@ class StateMachine:
     # --- Snapshots ----------------------------------------------------------------------------
 
     async def _open(self, name: str, beside: str) -> Log:
-        """Opens or creates the log, or the log for its snapshots. Both have the server's default number of
-        copies, since the server knows how many bookies there are. One request cannot create both.
+        """Opens or creates the log, or the log of its snapshots. Both get the server's default number of
+        copies, since the server knows the number of bookies. One request cannot create both logs.
         """
         try:
             return await self._client.open(name)
@@ -312,7 +318,7 @@ class StateMachine:
             return await self._client.open(name, create=config)
 
     async def _restore(self) -> bool:
-        """Restores the newest snapshot; False if none is newer than the state."""
+        """Restores the newest snapshot. Returns False if no snapshot is newer than the state."""
         pauses = Pauses(self._client.config)
         while True:
             try:
@@ -322,7 +328,7 @@ class StateMachine:
                 cursor, snapshot = newest
                 data = await self._snapshots.load(snapshot)
             except RollbookError as error:
-                # Truncated: newer ones were written in the meantime.
+                # `Truncated` means that newer snapshots were written in the meantime.
                 if not isinstance(error, Truncated) and not is_passing(error):
                     raise
                 await asyncio.sleep(pauses.next_s(error, is_known=False))
@@ -336,7 +342,7 @@ class StateMachine:
     async def _checkpoint(self) -> None:
         try:
             await self.checkpoint()
-        except RollbookError as error:  # The log grows; it is tried again after the same amount.
+        except RollbookError as error:  # The log grows; a later checkpoint tries again.
             self.checkpoint_failure = error
         else:
             self.checkpoint_failure = None

@@ -1,7 +1,7 @@
-"""Asks for the log's present end, with one request for many readers.
+"""Requests the log's present end by one request for many readers.
 
-A response is valid for all callers that asked before the request was sent. So one request is in flight at a time,
-and all later callers share the next one.
+A response is valid for all callers that asked before the request was sent. One request is in flight at a
+time, and all later callers share the next one.
 """
 
 import asyncio
@@ -17,10 +17,13 @@ class SharedBarrier:
     def __init__(self, ask: Callable[[], Awaitable[Offset]]) -> None:
         self._ask = ask
         self._sent: asyncio.Task[Offset] | None = None
-        self._next: asyncio.Task[Offset] | None = None  # The next barrier, which is not sent yet.
+        # The next barrier, which has not been sent yet.
+        self._next: asyncio.Task[Offset] | None = None
 
     async def tail(self) -> Offset:
-        """The log's tail after a shared barrier. Cancelling a waiter does not cancel the barrier."""
+        """Returns the log's tail, as a shared barrier reports it. Cancelling a waiter does not cancel the
+        barrier.
+        """
         if self._next is None:
             self._next = asyncio.create_task(self._send(self._sent))
             self._next.add_done_callback(_look_at)
@@ -40,6 +43,6 @@ class SharedBarrier:
 
 
 def _look_at(task: "asyncio.Task[Offset]") -> None:
-    """Retrieves the task's error, since it may have no waiter any more."""
+    """Retrieves the task's error, since nobody may wait for it any more."""
     if not task.cancelled():
         task.exception()

@@ -1,4 +1,6 @@
-"""Snapshots of a state, written, found again, and no longer needed: `core/snapshot_pointer.py` has the rules."""
+"""Writes and finds snapshots of a state, and truncates old ones (the rules are in
+`core/snapshot_pointer.py`).
+"""
 
 import asyncio
 import os
@@ -29,9 +31,9 @@ class Snapshots:
         return cursor, SnapshotPointer.unpack(cursor.blob)
 
     async def load(self, snapshot: SnapshotPointer) -> bytes:
-        """Raises `Truncated` if there are newer ones by now."""
+        """Reads a snapshot. Raises `Truncated` if newer snapshots have replaced it."""
         pieces, token = await self._open_pieces(), snapshot.token.encode()
-        # Fails without an owner: otherwise the newest records would silently be missing.
+        # This fails if the log has no owner; otherwise the newest records would be missing silently.
         await pieces.tail_offset()
         found: list[bytes] = []
         async for batch in pieces.read_batches(snapshot.first, snapshot.next):
@@ -41,7 +43,9 @@ class Snapshots:
     async def write(
         self, data: bytes, applied: Offset, epoch: WriterEpoch, before: StoredPointer | None
     ) -> bool:
-        """Writes the newest snapshot, unless `before` no longer is the newest; then it does not count (WK6)."""
+        """Writes the newest snapshot. Returns False if `before` is no longer the newest one: then the
+        snapshot is not valid (WK6).
+        """
         pieces, token = await self._open_pieces(), os.urandom(8).hex()
         async with pieces.writer() as writer:
             sent = [await writer.send(each, key=token.encode()) for each in pieces_of(data)]
@@ -65,5 +69,5 @@ class Snapshots:
 async def _truncate(log: Log, before: Offset) -> None:
     try:
         await log.truncate(before)
-    except Guarded:  # Another writer's protected cursor prevents it; the next snapshot tries again.
+    except Guarded:  # A protected cursor prevents it; the next snapshot tries again.
         pass

@@ -1,11 +1,11 @@
-"""The same kit for programs without an event loop, on the thread of their client.
+"""The classes of `rollbook.wal` for programs without an event loop, on the thread of their client.
 
     with wal.StateMachine(client, "counter", counter, holder="node-1") as machine:
         with machine.lead() as term:
             assert term.propose(b"5") == 5
         machine.read(lambda: counter.total)
 
-The state is used on that thread alone, by whatever is given to `read`, too: so it needs no lock.
+Only that thread uses the state, also for functions that are passed to `read`, so the state needs no lock.
 """
 
 import logging
@@ -28,7 +28,7 @@ _logger: Final = logging.getLogger("rollbook.wal")
 
 
 class _Entered:
-    """Enters and leaves its asyncio twin on the twin's thread."""
+    """Enters and leaves its asyncio counterpart on the thread of that object."""
 
     def __init__(self, thread: LoopThread, twin: AbstractAsyncContextManager[Any, None]) -> None:
         self._thread = thread
@@ -71,7 +71,7 @@ class ExclusiveWriter(_Entered):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Like its asyncio twin; records that still wait for room are sent, too."""
+        """Does the same as its asyncio counterpart, and also sends records that still wait for room."""
         wait(self._pending.copy())
         if self._failed:
             _logger.warning("records_unacked: %d of %s", self._failed, self._writer.holder)
@@ -84,17 +84,17 @@ class ExclusiveWriter(_Entered):
 
     @property
     def epoch(self) -> WriterEpoch:
-        """The writer epoch that was granted."""
+        """Returns the writer epoch that was granted."""
         return self._writer.epoch
 
     @property
     def fence(self) -> Offset:
-        """The offset above all records of earlier writers."""
+        """Returns the offset above all records of earlier writers."""
         return self._writer.fence
 
     @property
     def failure(self) -> RollbookError | None:
-        """The error that ended the writer; None: it has not ended."""
+        """Returns the error that ended the writer, or None if it has not ended."""
         return self._writer.failure
 
     def append(self, value: bytes) -> Offset:
@@ -102,7 +102,7 @@ class ExclusiveWriter(_Entered):
         return self.submit(value).result()
 
     def submit(self, value: bytes) -> "Future[Offset]":
-        """Submits a record, which is sent after all that this thread has submitted before."""
+        """Submits a record, which is sent after all records that this thread submitted before."""
         future = self._thread.submit(self._append(value))
         self._pending.add(future)
         future.add_done_callback(self._on_done)
@@ -143,7 +143,7 @@ class StateMachine(_Entered):
 
     @property
     def failure(self) -> RollbookError | None:
-        """The error that ended the machine; None: it has not ended."""
+        """Returns the error that ended the machine, or None if it has not ended."""
         return self._machine.failure
 
     def lead(self, mode: AcquireMode | str = AcquireMode.WAIT) -> "Term":
@@ -182,7 +182,7 @@ class Term(_Entered):
         return self._thread.run(self._term.propose(command))
 
     def submit(self, command: bytes) -> "Future[Any]":
-        """Like `propose`, without waiting for the result."""
+        """Proposes a command like `propose`, but does not wait for the result."""
         return self._thread.submit(self._term.propose(command))
 
     def over(self) -> RollbookError:

@@ -1,4 +1,4 @@
-"""`Term`: one leadership of a state machine. `core/term_rules.py` has the rules."""
+"""`Term`: one leadership of a state machine (the rules are in `core/term_rules.py`)."""
 
 import asyncio
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ class _Waiter:
     result: "asyncio.Future[Any]"
 
     def tell(self, result: Any) -> None:
-        if not self.result.done():  # Otherwise there is no waiter any more.
+        if not self.result.done():  # If it is done, its waiter was cancelled.
             self.result.set_result(result)
 
     def fail(self, error: RollbookError) -> None:
@@ -30,7 +30,7 @@ class _Waiter:
             self.result.set_exception(error)
 
     def failure(self) -> RollbookError:
-        """The error of a settled command that was not acked."""
+        """Returns the error of a settled command that was not acked."""
         try:
             self.submission.result()
         except RollbookError as error:
@@ -41,7 +41,9 @@ class _Waiter:
 
 
 class Term:
-    """One leadership: from entering it until it is over. It never leads again: take a new term."""
+    """One leadership, from entering it until it is over. A term leads only once; take a new one to lead
+    again.
+    """
 
     def __init__(self, machine: "StateMachine", writer: ExclusiveWriter) -> None:
         self._machine = machine
@@ -54,16 +56,16 @@ class Term:
 
     @property
     def epoch(self) -> WriterEpoch:
-        """The writer epoch under which it appends."""
+        """Returns the writer epoch of this term."""
         return self._rules.epoch
 
     @property
     def is_over(self) -> bool:
-        """Whether anything has ended it; `over` says what."""
+        """Returns whether the term has ended; `over` says why."""
         return self._rules.over is not None
 
     async def __aenter__(self) -> Self:
-        """Waits for its turn to lead, then until all acked records are in the state."""
+        """Waits for its turn to lead, and then until all acknowledged records are in the state."""
         machine, writer = self._machine, self._writer
         machine.begin(self)
         try:
@@ -83,10 +85,10 @@ class Term:
         return self
 
     async def propose(self, command: bytes) -> Any:
-        """Proposes a command; returns the result of `apply` once the command is durable. If it is
-        cancelled, the command may be applied or not.
+        """Proposes a command, and returns the result of `apply` once the command is durable. If the call is
+        cancelled, the command may or may not be applied.
 
-        An error's `outcome` says whether the command is applied, or ever will be.
+        The `outcome` of an error says whether the command was applied or may still be.
         """
         self._check()
         await self._writer.ready()
@@ -98,7 +100,9 @@ class Term:
         return await waiter.result
 
     async def over(self) -> RollbookError:
-        """Waits for the end and for all waiters' results. Returns why; `StaleEpoch`: another one leads."""
+        """Waits for the end of the term and the results of all waiters. Returns the reason; `StaleEpoch`
+        means that another machine leads.
+        """
         try:
             return await asyncio.shield(self._running)
         except asyncio.CancelledError:
@@ -107,7 +111,9 @@ class Term:
             return self._rules.over
 
     async def __aexit__(self, *_: object) -> None:
-        """Waits for the results of proposed commands, then lets another one lead; this machine follows."""
+        """Waits for the results of proposed commands, and then lets another machine lead; this machine
+        follows.
+        """
         self._is_given_up = True
         self._changed.set()
         try:
@@ -134,9 +140,9 @@ class Term:
         try:
             rules.on_over(await self._serve())
             await self._settle()
-        finally:  # If it is cancelled, it was not waited for.
+        finally:  # If the task is cancelled, nobody waited for it.
             rules.on_over(_given_up())
-            self._writer.end()  # Ends the remaining waiters, one way or the other.
+            self._writer.end()  # This settles the submissions of all remaining waiters.
             for waiter in rules.take_rest():
                 waiter.fail(waiter.failure())
         assert rules.over is not None
@@ -166,7 +172,7 @@ class Term:
             waiter.tell(result)
 
     async def _settle(self) -> None:
-        """Gives the waiters their outcomes, as far as these can be known (WK5)."""
+        """Gives the waiters their outcomes, if these can be known (WK5)."""
         rules, below = self._rules, self._rules.settled_below()
         assert rules.over is not None
         if rules.oldest is None or below is None:

@@ -1,9 +1,9 @@
-"""An archive's contents for a log: files of records, and the manifests that make them count.
+"""The contents of an archive for one log: files of records, and the manifests that make them valid.
 
-A manifest names the files of one run of offsets, and the contents of each of them. A file that no manifest
-names is nothing (SA1). The manifests of a log follow each other without a hole: the archive ends where the
-last one does, and there the next export begins (SA2). A log that was deleted and created again has another
-uid, and another archive.
+A manifest names the files of one run of offsets, and describes the contents of each file. A file that no
+manifest names is ignored (SA1). The manifests of a log follow each other without a hole: the archive ends
+where the last manifest ends, and the next export begins there (SA2). A log that was deleted and created again
+has another uid, and needs another archive.
 """
 
 import json
@@ -20,19 +20,19 @@ from rollbook.proto.errors import ArchiveDamaged, UnsupportedVersion
 
 VERSION: Final = 1
 _BITS: Final = 64
-_DIGITS: Final = 20  # Digits of an offset in a name: names sort like offsets.
+_DIGITS: Final = 20  # The digits of an offset in a name, so that names sort like offsets.
 
 
 class ArchiveFile(NamedTuple):
-    """One file: its records, and its bytes."""
+    """One file of the archive, with its range of records and its checksums."""
 
     path: str  # Below the archive.
     first: int
     next: int
     records: int
-    xor: int  # Spark's xxhash64(offset, value), xored over all records.
+    xor: int  # The xor of Spark's xxhash64(offset, value) over all records.
     bytes: int
-    crc: int  # CRC-32C of all its bytes.
+    crc: int  # The CRC-32C of all bytes of the file.
     first_us: int
     last_us: int
 
@@ -55,7 +55,7 @@ class Manifest:
 
     @property
     def name(self) -> str:
-        """The manifest's name; only one manifest can begin at an offset."""
+        """Returns the manifest's name, which allows only one manifest to begin at an offset."""
         return f"{self.first:0{_DIGITS}}.json"
 
     def pack(self) -> bytes:
@@ -113,18 +113,18 @@ def hex_of(xor: int) -> str:
 
 
 def unsigned(xor: int) -> int:
-    """Removes the sign, which Spark's numbers have."""
+    """Turns a signed number of Spark into an unsigned one."""
     return xor % (1 << _BITS)
 
 
-# --- What may become one ----------------------------------------------------------------------
+# --- Making a manifest -----------------------------------------------------------------------
 
 
 def manifest_of(log: str, uid: str, first: int, end: int, files: Iterable[ArchiveFile]) -> Manifest:
-    """The manifest of files that hold exactly these records: no hole, no record twice (SA1). Raises
-    `ArchiveDamaged`.
+    """Returns a manifest of files that together hold exactly these records, each once and without a hole
+    (SA1). Raises `ArchiveDamaged`.
 
-    Spark may run a task a second time, and both files may be reported. They hold the same records, and one is taken.
+    Spark may run a task twice and report both files. These hold the same records, so one of them is used.
     """
     found: list[ArchiveFile] = []
     at = first
@@ -159,12 +159,12 @@ def _not_exact(log: str, what: str) -> ArchiveDamaged:
     )
 
 
-# --- What there is of a log -------------------------------------------------------------------
+# --- The archive of one log -------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """The manifests of one log, from its first archived record on."""
+    """The consecutive manifests of one log, from its first archived record on."""
 
     log: str
     uid: str
@@ -187,7 +187,7 @@ class Chain:
 
 
 def faults_of(log: str, manifests: Sequence[Manifest]) -> list[str]:
-    """Why these manifests are no chain; empty: they are a chain (SA2)."""
+    """Returns the reason why these manifests are not a chain, or an empty text if they are one (SA2)."""
     found: list[str] = []
     ordered = sorted(manifests, key=lambda each: (each.first, each.next))
     for each in ordered:
@@ -210,7 +210,7 @@ def faults_of(log: str, manifests: Sequence[Manifest]) -> list[str]:
 
 
 def chain_of(log: str, manifests: Sequence[Manifest]) -> Chain | None:
-    """The log's chain; None: nothing of it is archived. Raises `ArchiveDamaged`."""
+    """Returns the log's chain, or None if no record of it is archived. Raises `ArchiveDamaged`."""
     if not manifests:
         return None
     if faults := faults_of(log, manifests):

@@ -1,7 +1,7 @@
-"""One table over an archive and its logs: which records come from files, and which from the log (SA3).
+"""Decides for a table over an archive and its logs which records come from files, and which from a log (SA3).
 
-Records that manifests name come from files, the rest from the log, from where the last manifest ends. So no
-record comes twice, whether it was truncated or not; a hole between both is an error.
+Records that manifests name come from files, and all later ones from the log. No record therefore comes twice,
+whether it was truncated or not; a hole between archive and log is an error.
 """
 
 from typing import NamedTuple
@@ -13,7 +13,7 @@ from rollbook.proto.errors import BeyondTail, LogDataLoss
 
 
 class Clip(NamedTuple):
-    """The records of a file from `start` up to `end`."""
+    """The records of one file from `start` up to `end`."""
 
     log: str
     file: ArchiveFile
@@ -31,7 +31,9 @@ class Parts(NamedTuple):
 
 
 def is_overtaken(chain: Chain | None, tail: TailPoint | None) -> bool:
-    """Whether the log was truncated beyond these manifests: newer ones exist, or records are lost."""
+    """Returns whether the log was truncated beyond the end of these manifests, so that either newer manifests
+    exist or records are lost.
+    """
     return chain is not None and tail is not None and tail.head > chain.next
 
 
@@ -44,7 +46,8 @@ def divide(
     *,
     is_strict: bool = True,
 ) -> Parts:
-    """`start`: None is the first existing record; -1 the tail. `end`: None is the tail.
+    """Divides a range. A `start` of None is the first existing record, and -1 is the tail. An `end` of None
+    is the tail.
 
     Raises `LogReplaced`, `LogDataLoss`, `BeyondTail`.
     """

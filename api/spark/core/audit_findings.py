@@ -1,4 +1,4 @@
-"""An audit's findings: how counts and hashes differ from what they should be."""
+"""Derives an audit's findings from counts and hashes that are not as expected."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -15,7 +15,7 @@ class AuditFinding(NamedTuple):
 
 
 class Content(NamedTuple):
-    """A range's number of records, and the xor of their hashes."""
+    """The number of records in a range, and the xor of their hashes."""
 
     records: int
     xor: int
@@ -24,7 +24,7 @@ class Content(NamedTuple):
 def judge_file(
     log: str, file: ArchiveFile, content: Content, size: int, crc: int, faults: Sequence[str]
 ) -> list[AuditFinding]:
-    """Compares a file's present state with its manifest. `size`: -1 if the file cannot be opened."""
+    """Compares a file's present state with its manifest. `size` is -1 if the file cannot be opened."""
 
     def found(kind: str, what: str) -> AuditFinding:
         return AuditFinding(log, file.first, file.next, kind, f"{file.path}: {what}")
@@ -49,7 +49,7 @@ def judge_file(
 def judge_span(
     log: str, start: int, end: int, content: Content, faults: Sequence[str]
 ) -> list[AuditFinding]:
-    """Checks that a range is dense and in order, with each record once."""
+    """Checks that a range has each record once, in order and without a hole."""
     findings = [AuditFinding(log, start, end, "log", fault) for fault in faults]
     if not findings and content.records != end - start:
         what = f"it has {content.records} records, and should have {end - start}"
@@ -60,7 +60,7 @@ def judge_span(
 def compare(
     log: str, start: int, end: int, one: Content, other: Content, where: str
 ) -> list[AuditFinding]:
-    """Compares a range in two places; `where`: the name of the other one."""
+    """Compares a range in two places. `where` names the other place."""
     if one == other:
         return []
     return [AuditFinding(log, start, end, "differs", _differs(one, other, where))]
@@ -73,18 +73,21 @@ def _differs(one: Content, other: Content, where: str) -> str:
 
 
 class Mirrored(NamedTuple):
-    """A mirror's part of one range of its source, by the offsets that its records name."""
+    """The records of a mirror for one range of its source, by the source offsets that they name."""
 
     records: int
     xor: int
-    shift_least: int  # The difference of its own offsets to those of the source:
-    shift_most: int  # the same for all, if records are in order and none is missing or repeated.
+    shift_least: int  # The smallest difference between its own offsets and those of the source.
+    # The largest difference, which is the same if no record is out of order, missing or repeated.
+    shift_most: int
 
 
 def judge_mirror(
     log: str, start: int, end: int, source: Content, mirror: Mirrored | None
 ) -> list[AuditFinding]:
-    """`mirror`: None if it has nothing of the range."""
+    """Compares a mirror with a range of its source. `mirror` is None if the mirror has no record of the
+    range.
+    """
     if mirror is None:
         return [AuditFinding(log, start, end, "mirror", "the mirror has none of these records")]
     findings = compare(log, start, end, Content(mirror.records, mirror.xor), source, "the source")

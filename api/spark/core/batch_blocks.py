@@ -1,9 +1,10 @@
-"""How a batch of rows becomes blocks of a log, and how a repeated batch is distinguished from another one.
+"""Rules that divide a batch of rows into blocks of a log, and that recognise a repeated batch.
 
-The rows of a batch have one order: that of its partitions, and within each that of its rows. They are cut into
-as few blocks as the log's limits allow, by nothing but their sizes (SK5). Block `seq` of batch `epoch` has these
-as its producer's numbers. The log is the truth about what was written: its blocks of a batch must hold the first
-rows of the batch (SK6); the rest is appended after them.
+The rows of a batch have a fixed order: by partition, and within a partition in the order of its rows. They
+are cut into as few blocks as the log's limits allow, and the cuts depend only on the sizes of rows (SK5).
+Each block carries the batch as its producer's `epoch`, and its place in the batch as `seq`. The log decides
+what was written: its blocks of a batch must hold the first rows of the batch (SK6), and the rest is appended
+after them.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,7 +21,7 @@ DIVERGED: Final = (
 
 @dataclass(frozen=True, slots=True)
 class WrittenBlock:
-    """A block of this batch that the log has."""
+    """A block of this batch that is in the log."""
 
     offset: int
     count: int
@@ -29,14 +30,16 @@ class WrittenBlock:
 
 @dataclass(frozen=True, slots=True)
 class LastBatch:
-    """The last batch that is completely in the log: its number, and where it starts and ends."""
+    """The number of the last batch that is completely in the log, and its start and end."""
 
     batch: int
     start: int
     end: int
 
     def looks_from(self, batch: int, log: str) -> int:
-        """Where blocks of this batch may be. Raises `SinkReplayDiverged`."""
+        """Returns the offset from which on blocks of this batch may be in the log. Raises
+        `SinkReplayDiverged`.
+        """
         if batch < self.batch:
             raise SinkReplayDiverged(
                 f"batch {batch} is written to {log} after batch {self.batch} of the same query",
@@ -48,7 +51,9 @@ class LastBatch:
 def cut(
     start: int, end: int, size_of: Callable[[int, int], int], bytes_max: int, records_max: int
 ) -> list[tuple[int, int]]:
-    """Cuts rows into runs within the limits; a single row may be larger. `size_of` grows with its range."""
+    """Cuts rows into runs within the limits, which a single row may exceed. `size_of` has to grow with its
+    range.
+    """
     found: list[tuple[int, int]] = []
     while start < end:
         low, high = start + 1, min(end, start + records_max)
@@ -69,7 +74,8 @@ def rows_written(
     is_same: Callable[[WrittenBlock, int], bool],
     log: str,
 ) -> int:
-    """How many of the batch's rows the log has. `is_same`: whether a block holds the rows from there on (SK6).
+    """Returns the number of the batch's rows that are in the log. `is_same` tells whether a block holds the
+    rows from an index on (SK6).
 
     Raises `SinkReplayDiverged`.
     """

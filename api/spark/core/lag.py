@@ -1,4 +1,4 @@
-"""How many records a stream has not read yet."""
+"""Computes how many records a stream has not read yet."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -8,16 +8,16 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Lag:
-    """`logs`: the lag of each log; `records`: the total."""
+    """The lag of a stream: `logs` has the lag of each log, and `records` is the total."""
 
     records: int = 0
     logs: Mapping[str, int] = field(default_factory=dict)
 
 
 def lag_of(sources: Iterable[tuple[Any, Any]]) -> Lag:
-    """Of the sources that are ours: pairs of latest and end offset, as Spark shows them.
-
-    The latest offset has the logs that go on beyond the end. A log that two sources read counts with the slower one.
+    """Computes the lag from pairs of latest and end offset, as Spark shows them, of those sources that are
+    ours. The latest offset names the logs that have records beyond the end. If two sources read a log, the
+    slower one counts.
     """
     logs: dict[str, int] = {}
     for latest, end in sources:
@@ -30,7 +30,7 @@ def lag_of(sources: Iterable[tuple[Any, Any]]) -> Lag:
 
 
 def _logs(offset: Any) -> dict[str, tuple[str, int]]:
-    """Positions by log; empty for the offset of another kind of source."""
+    """Returns the positions by log, which are empty for the offset of another kind of source."""
     if isinstance(offset, str):
         try:
             offset = json.loads(offset)

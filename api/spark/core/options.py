@@ -1,7 +1,7 @@
-"""The options of the data source `rollbook`: one table, by which all of them are checked.
+"""The options of the data source `rollbook`, in one table from which all of them are checked.
 
-Spark hands them over as text under names of any case. An option that is unknown, that contradicts another
-one, or that has no valid value is refused with its name, its value and what is accepted.
+Spark passes options as text, under names of any case. An option that is unknown, contradicts another one, or
+has an invalid value is refused with an error that shows its name, its value and the valid values.
 """
 
 import json
@@ -55,9 +55,9 @@ _INSTEAD: Final = {
 
 class Option(NamedTuple):
     name: str
-    accepts: str  # The valid values, for people.
+    accepts: str  # A description of the valid values.
     parse: Callable[[str], Any]
-    reads: str = ""  # Who takes it: `b` batch reads, `s` streams.
+    reads: str = ""  # The reads that accept it: `b` batch reads, `s` streams.
     writes: bool = False
 
 
@@ -125,7 +125,7 @@ def _time(value: str | int) -> Position:
 
 
 class StartPositions(NamedTuple):
-    """Start positions: of the named logs, and of all others."""
+    """The start positions of the named logs, and of all others."""
 
     others: Position
     named: tuple[tuple[str, Position], ...] = ()
@@ -238,9 +238,11 @@ OPTIONS: Final = (
 )
 _BY_NAME: Final = {each.name.lower(): each for each in OPTIONS}
 _OF_A_TABLE: Final = (
-    "option."  # Spark adds this prefix to OPTIONS during CREATE TABLE, and later drops the options.
+    # The prefix that Spark adds to OPTIONS during CREATE TABLE; later it drops the options.
+    "option."
 )
-_OF_SPARK: Final = ("checkpointlocation", "path", "queryname")  # It hands them to sinks, too.
+# Options of Spark itself, which it also passes to sinks.
+_OF_SPARK: Final = ("checkpointlocation", "path", "queryname")
 LOST_BY_CREATE_TABLE: Final = (
     "this source has been given no options: Spark does not pass the OPTIONS of CREATE TABLE … USING rollbook on "
     "to sources that are written in Python"
@@ -252,7 +254,7 @@ USE_A_VIEW: Final = (
 
 
 def values_of(options: Mapping[str, str], environment: Mapping[str, str]) -> dict[str, Any]:
-    """Option values by their proper names, each checked. Raises `BadConfig`."""
+    """The checked values of options, under their proper names. Raises `BadConfig`."""
     found: dict[str, Any] = {}
     given = {name.lower(): value for name, value in options.items()}
     is_table = any(name.startswith(_OF_A_TABLE) for name in given)
@@ -292,7 +294,7 @@ def _parsed(option: Option, value: str) -> Any:
 
 
 def _unknown(name: str, value: str) -> BadConfig:
-    """The error of an unknown option; its value is not shown if it may be a secret."""
+    """Returns the error for an unknown option, without its value if that may be a secret."""
     is_secret = any(word in name for word in ("token", "password", "secret", "jaas"))
     shown = f"option {name}" if is_secret else f"option {name}={value[:80]!r}"
     ours = _INSTEAD.get(name) or next(iter(get_close_matches(name, _BY_NAME, 1)), "")
@@ -308,7 +310,9 @@ def _unknown(name: str, value: str) -> BadConfig:
 
 @dataclass(frozen=True, slots=True)
 class ServerAccess:
-    """How to connect to the servers. Secrets are in files, since options appear in plans and logs."""
+    """The settings for connecting to the servers. Secrets are in files, since options appear in plans and
+    logs.
+    """
 
     endpoint: str
     token_file: str = ""
@@ -322,7 +326,7 @@ class ServerAccess:
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Selects logs by names, by prefix, or by pattern."""
+    """A selection of logs by names, by prefix, or by pattern."""
 
     names: tuple[str, ...] = ()
     prefix: str = ""
@@ -343,7 +347,7 @@ class Selection:
 
 @dataclass(frozen=True, slots=True)
 class SplitLimits:
-    """How a range is divided into tasks."""
+    """The limits by which a range is divided into tasks."""
 
     partitions_min: int = 0
     records_max: int = 0  # 0: no limit.
@@ -354,8 +358,9 @@ class SplitLimits:
 class SourceOptions:
     access: ServerAccess
     selection: Selection
-    starting: StartPositions | None  # None: a stream starts at the tail, a batch at the head.
-    finds_latest: bool  # A time after the last record means the tail.
+    # None: a stream starts at the tail, and a batch read at the head.
+    starting: StartPositions | None
+    finds_latest: bool  # True: a time after the last record means the tail.
     ending: StartPositions
     rows_max: int
     bytes_max: int
@@ -370,7 +375,7 @@ class SourceOptions:
     given: tuple[str, ...]  # The names of all options that were given.
 
     def require_for(self, kind: str) -> None:
-        """`kind`: `batch` or `stream`. Raises `BadConfig` for an option of the other one."""
+        """`kind`: `batch` or `stream`. Raises `BadConfig` if an option is only for the other kind of read."""
         for name in self.given:
             if kind[0] not in _BY_NAME[name.lower()].reads:
                 other = "streaming" if kind == "batch" else "batch"
@@ -384,7 +389,7 @@ class SourceOptions:
 @dataclass(frozen=True, slots=True)
 class SinkOptions:
     access: ServerAccess
-    log: str  # Empty: the column `log` names it.
+    log: str  # The log to write to. Empty: the column `log` names it.
     commits_in_tasks: bool
     batch_bytes_max: int
     sorts_rows: bool
@@ -409,7 +414,7 @@ def access_of(values: Mapping[str, Any]) -> ServerAccess:
 
 
 def source_options(values: Mapping[str, Any]) -> SourceOptions:
-    """Raises `BadConfig` for contradictions."""
+    """Checks for contradictions. Raises `BadConfig`."""
     _require_taken(values, "reads", lambda option: bool(option.reads))
     chosen = [name for name in _SELECTS if name in values]
     if len(chosen) != 1:
@@ -484,7 +489,7 @@ def _end_of(values: Mapping[str, Any]) -> StartPositions:
 
 
 def sink_options(values: Mapping[str, Any], *, is_stream: bool = False) -> SinkOptions:
-    """A batch write may go into a view, which has options for reads: they mean nothing to it. Raises `BadConfig`."""
+    """Ignores read options: a batch write may go into a view, which has such options. Raises `BadConfig`."""
     if is_stream:
         _require_taken(values, "writes", lambda option: option.writes)
     return SinkOptions(

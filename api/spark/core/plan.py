@@ -1,8 +1,8 @@
-"""Plans the offsets that a trigger reads, and the tasks that read them: pure functions of their arguments.
+"""Plans which offsets a trigger reads, and which tasks read them, by pure functions.
 
-A replayed batch is planned again, perhaps by another process. The same range, segments and limits give the same
-tasks, and whatever the limits, tasks and their spans are in the order of logs and offsets: a plan that keeps rows
-in order hands them to a sink in the same order each time.
+A replayed batch is planned again, perhaps by another process. The same range, segments and limits give the
+same tasks. With any limits, tasks and their spans are in the order of logs and offsets, so a query that keeps
+rows in order passes them to a sink in the same order each time.
 """
 
 import heapq
@@ -13,14 +13,16 @@ from typing import Final, NamedTuple
 from rollbook.api.spark.core.options import SplitLimits
 
 _MIB: Final = 1024 * 1024
-PIECE_BYTES_MIN: Final = 16 * _MIB  # A cut at the end of a segment leaves no less on either side.
-TASK_BYTES: Final = 64 * _MIB  # A task costs about 10 ms: small spans share one, up to this
-TASK_RECORDS: Final = 250_000  # or this many records.
-RECORD_BYTES: Final = 100  # Assumed where nothing is known.
+# The minimum size on either side of a cut at the end of a segment.
+PIECE_BYTES_MIN: Final = 16 * _MIB
+# The maximum bytes of small spans that share a task, since a task costs about 10 ms.
+TASK_BYTES: Final = 64 * _MIB
+TASK_RECORDS: Final = 250_000  # The maximum number of records of spans that share a task.
+RECORD_BYTES: Final = 100  # The assumed size of a record if nothing is known.
 
 
 class Span(NamedTuple):
-    """Records of one log, from `start` up to `end`."""
+    """The records of one log from `start` up to `end`."""
 
     log: str
     uid: str
@@ -29,7 +31,9 @@ class Span(NamedTuple):
 
 
 class MeasuredSegment(NamedTuple):
-    """A run of offsets and what its records take. `end`: None as long as it is open."""
+    """A run of offsets, with the number and the bytes of its records. `end` is None while the segment is
+    open.
+    """
 
     start: int
     end: int | None
@@ -49,14 +53,14 @@ class SizedSpan(NamedTuple):
 Task = tuple[Span, ...]
 
 
-# --- How much ---------------------------------------------------------------------------------
+# --- The amount to read ----------------------------------------------------------------------
 
 
 def divide(limit: int, backlogs: Mapping[str, int], turn: int = 0) -> dict[str, int]:
-    """Divides `limit` evenly among the logs; what some do not need is shared by the others.
+    """Divides `limit` evenly among the logs. Logs that need less leave the rest to the others.
 
-    If the limit is below one for each log, logs take turns: `turn` grows by the granted number, so that
-    every log has its turn.
+    If the limit is smaller than the number of logs, the logs take turns: the caller adds the granted number
+    to `turn`, so that each log gets its turn.
     """
     names = sorted(name for name, backlog in backlogs.items() if backlog > 0)
     granted = dict.fromkeys(names, 0)
@@ -85,7 +89,9 @@ def next_ends(
     bytes_max: int = 0,
     record_bytes: Mapping[str, int] | None = None,
 ) -> dict[str, int]:
-    """Where a trigger from `starts` ends. 0: no limit. By bytes, each log may get one record too many."""
+    """Returns where a trigger that begins at `starts` ends. A limit of 0 means no limit. With a limit in
+    bytes, each log may get one record too many.
+    """
     backlogs = {name: max(tails.get(name, 0) - start, 0) for name, start in starts.items()}
     turn = sum(starts.values())
     granted = dict(backlogs)
@@ -100,19 +106,19 @@ def next_ends(
 
 
 def record_bytes_of(segments: Sequence[MeasuredSegment]) -> int:
-    """The size of a log's records, by its last segments with records."""
+    """Returns the mean size of a log's records, from its last segments with records."""
     recent = [each for each in segments if each.records > 0][-2:]
     records = sum(each.records for each in recent)
     return max(sum(each.bytes for each in recent) // records, 1) if records else RECORD_BYTES
 
 
-# --- Which tasks ------------------------------------------------------------------------------
+# --- The tasks -------------------------------------------------------------------------------
 
 
 def split(
     spans: Iterable[Span], segments: Mapping[str, Sequence[MeasuredSegment]], limits: SplitLimits
 ) -> list[Task]:
-    """Tasks that read every record of the spans, each once."""
+    """Returns tasks that read each record of the spans once."""
     pieces: list[SizedSpan] = []
     for span in sorted(spans):
         if span.end > span.start:
@@ -138,7 +144,7 @@ def _at_segments(span: Span, segments: Sequence[MeasuredSegment]) -> list[SizedS
 
 
 def _bytes_of(start: int, end: int, segments: Sequence[MeasuredSegment]) -> int:
-    """The approximate size of a range, by the mean of the segment that it begins in."""
+    """Returns the approximate size of a range, from the mean record size of its first segment."""
     mean = RECORD_BYTES * 1.0
     for each in segments:
         if each.records > 0 and each.start <= start:
@@ -185,7 +191,7 @@ def _coalesced(pieces: Sequence[SizedSpan], limits: SplitLimits) -> list[Task]:
         records_max = min(records_max, limits.records_max)
     left_over = len(pieces) - max(
         limits.partitions_min, 1
-    )  # How many may still be joined to others.
+    )  # The number of pieces that may still be joined to others.
     tasks: list[list[Span]] = []
     size = records = 0
     for piece in pieces:

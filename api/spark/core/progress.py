@@ -1,15 +1,16 @@
-"""A stream's progress: what Spark keeps of it in its checkpoint, and how it continues.
+"""A stream's progress: the offsets that Spark keeps in its checkpoint, and the rules for continuing from
+them.
 
     {"v": 1, "start": "latest"}                                      before the first batch
     {"v": 1, "from": {"ns/log": [uid, first]},                       the end of a batch: the logs that it reads,
              "logs": {"ns/log": [uid, next]}}                        each from where, and where all logs end
 
-Spark asks for the initial offset twice, and again after a crash in the first batch. So it is what
-the options say, which never changes; the first end resolves it, and has the start of its batch
-beside it, in Spark's own checkpoint (SK1). Every end has it, since logs may appear in any batch;
-logs without new records are in it once, so that idle logs cost little. A uid distinguishes a log
-from another one that was created later under its name: offsets of the one mean other records in the
-other (SK2).
+Spark asks for the initial offset twice, and again after a crash in the first batch. The initial offset is
+therefore the text of the options, which never changes. The end of the first batch resolves it, and includes
+the start of its batch, so that Spark's own checkpoint has the start (SK1). Every end includes the start of
+its batch, since logs may appear in any batch; a log without new records is named only once, so that idle logs
+cost little. A uid distinguishes a log from another one that was created later under its name: the same offset
+means another record there (SK2).
 """
 
 from collections.abc import Mapping
@@ -31,14 +32,14 @@ TOLERATE: Final = "to go on without these records, set failOnDataLoss=false"
 
 
 class Point(NamedTuple):
-    """The next record of the log that has this uid."""
+    """The next record to read from the log that has this uid."""
 
     uid: str
     next: int
 
 
 class TailPoint(NamedTuple):
-    """A log as its server knows it."""
+    """The head and the tail of a log, as its server knows them."""
 
     uid: str
     head: int
@@ -55,7 +56,7 @@ Points = Mapping[str, Point]
 
 @dataclass(frozen=True, slots=True)
 class BatchEnd:
-    """`starts`: of the logs that the batch reads; `ends`: of all logs."""
+    """An offset of Spark. `starts` has the logs that the batch reads, and `ends` has all logs."""
 
     starts: Points
     ends: Points
@@ -77,7 +78,9 @@ def initial(start: str) -> dict[str, Any]:
 
 
 def unpack(offset: Mapping[str, Any]) -> BatchEnd | None:
-    """Parses an offset; None: before the first batch. Raises `UnsupportedVersion`, `InvalidRequest`."""
+    """Parses an offset. Returns None for an offset before the first batch. Raises `UnsupportedVersion`,
+    `InvalidRequest`.
+    """
     version = offset.get("v")
     if isinstance(version, int) and version > VERSION:
         raise UnsupportedVersion(
@@ -99,7 +102,7 @@ def unpack(offset: Mapping[str, Any]) -> BatchEnd | None:
 
 
 def moved(known: Points, tails: Mapping[str, TailPoint]) -> list[str]:
-    """Logs with new records, in order: all others are where the last batch ended."""
+    """Returns the logs with new records, in order. All other logs end where the last batch ended."""
     found = [
         name
         for name, tail in tails.items()
@@ -112,7 +115,7 @@ def moved(known: Points, tails: Mapping[str, TailPoint]) -> list[str]:
 
 
 def idle_wait_s(logs: int) -> float:
-    """How long a trigger without records waits for some: so long that an idle query takes at most 2 % of a
+    """Returns how long a trigger without records waits for some, so that an idle query takes at most 2 % of a
     processor.
 
     Spark takes about 16 ms for each trigger, and 8 ms more for each thousand of logs.
@@ -121,14 +124,16 @@ def idle_wait_s(logs: int) -> float:
 
 
 class Beginning(NamedTuple):
-    """Where the next batch starts, and what it must leave out for that."""
+    """Where the next batch starts, and which losses this start skips."""
 
     starts: dict[str, Point]
     losses: list[RollbookError]
 
 
 def begin(known: Points, tails: Mapping[str, TailPoint]) -> Beginning:
-    """Begins where the last batch ended. Logs that it did not know start at their heads (SK3)."""
+    """Lets the next batch begin where the last one ended. Logs that the last batch did not know start at
+    their heads (SK3).
+    """
     starts: dict[str, Point] = {}
     losses: list[RollbookError] = []
     for name in sorted({**known, **tails}):
@@ -153,7 +158,7 @@ def ends_of(starts: Points, ends: Mapping[str, int]) -> dict[str, Point]:
     return {name: Point(point.uid, ends.get(name, point.next)) for name, point in starts.items()}
 
 
-# --- What may be lost -------------------------------------------------------------------------
+# --- Losses ----------------------------------------------------------------------------------
 
 
 def truncated(log: str, start: int, end: int, tail: TailPoint | None) -> RollbookError:

@@ -1,4 +1,4 @@
-"""A mirrored record's origin: three headers, as text."""
+"""The origin of a mirrored record, in three text headers."""
 
 from collections.abc import Mapping
 from typing import Final, NamedTuple
@@ -15,7 +15,7 @@ class RecordOrigin(NamedTuple):
 
 
 def origin_of(headers: Mapping[str, bytes]) -> RecordOrigin | None:
-    """The origin of a record; None: it is not mirrored."""
+    """Returns the origin of a record, or None if the record is not mirrored."""
     try:
         log, at, uid = headers[LOG].decode().partition("@")
         return RecordOrigin(log, uid, int(headers[OFFSET])) if at else None

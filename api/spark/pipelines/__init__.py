@@ -1,1 +1,1 @@
-"""Jobs over logs and archives: export, audit, mirror, restore."""
+"""Jobs that work on logs and archives: export, audit, mirror and restore."""

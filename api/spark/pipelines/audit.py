@@ -1,10 +1,9 @@
-"""Checks that logs, archives and mirrors hold what they should: every record once, in order, with the bytes
-that were written.
+"""Checks that logs, archives and mirrors hold every record once, in order, with the bytes that were written.
 
-a log by itself       dense, in order, times that do not go back, by segment
-an archive            each file as it was written (size, CRC-32C), as its manifest says (count, xor), and no hole between them
-an archive and a log  the ranges that both still have, file by file
-a log and a mirror    by segment, by the offsets that the mirror's records name in a header
+a log by itself       by segment: offsets are dense and in order, and times do not go back
+an archive            each file has the size, CRC-32C, count and xor of its manifest, and there is no hole between files
+an archive and a log  the ranges that both still have are equal, file by file
+a log and a mirror    by segment: the records are equal, matched by the source offset in a header
 """
 
 import os
@@ -40,12 +39,15 @@ Measure = Callable[[Sequence[Sequence[Piece]]], list[Measured]]
 _TASK_BYTES: Final = 64 * 1024 * 1024
 _RECORD_BYTES: Final = 100  # The assumed size of a record.
 _UNSEEN: Final = "it was not looked at"
-_TURNS: Final = 3  # Attempts, since retention may truncate records while they are read.
+# The maximum number of attempts if retention truncates records while they are read.
+_TURNS: Final = 3
 
 
 @dataclass(frozen=True)
 class _Look:
-    """A piece to be measured, and its description. `file`: of the archive; None: a range of the log."""
+    """A piece to be measured, and its description. `file` is a file of the archive, or None for a range of
+    the log.
+    """
 
     log: str
     what: Span | FilePiece
@@ -55,7 +57,7 @@ class _Look:
 
 class ArchiveAudit:
     def __init__(self, way: Way | None, archive: Archive | None, report: Report) -> None:
-        """`way`: None checks the archive alone."""
+        """Creates an audit. If `way` is None, only the archive is checked."""
         self._way, self._archive, self._report = way, archive, report
         self._looks: list[_Look] = []
 
@@ -81,7 +83,9 @@ class ArchiveAudit:
         on_progress(total, total)
 
     def _pinned(self, selection: Selection) -> tuple[dict[str, Chain | None], dict[str, TailPoint]]:
-        """Pins manifests, then logs, like a table; again if an export and a truncation came in between."""
+        """Fixes the manifests and then the ends of the logs, like a table, and repeats this if an export and
+        a truncation came in between.
+        """
         for _ in range(_TURNS):
             findings: list[AuditFinding] = []
             chains = self._chains(selection, findings)
@@ -94,7 +98,9 @@ class ArchiveAudit:
     def _chains(
         self, selection: Selection, findings: list[AuditFinding]
     ) -> dict[str, Chain | None]:
-        """The chains of all archives; defects of damaged ones are recorded, and the rest is checked."""
+        """Returns the chains of all archived logs. Defects of a damaged chain are recorded, and its rest is
+        checked.
+        """
         if self._archive is None:
             return {}
         assert self._archive.id
@@ -178,7 +184,7 @@ class ArchiveAudit:
         return tasks
 
     def _judge(self, look: _Look, found: Measured, now: TailPoint | None, *, is_last: bool) -> None:
-        """`now`: the log after it was read."""
+        """Judges the measurements of one piece. `now` is the state of the log after the read."""
         row = self._report.logs[look.log]
         content = Content(found.records, found.xor)
         if isinstance(look.what, FilePiece):
@@ -212,7 +218,9 @@ class ArchiveAudit:
 
 
 def rest_of(span: Span, found: Measured, now: TailPoint | None) -> Span:
-    """Pieces to read again, since the log was truncated during the read: truncation is not damage."""
+    """Returns the part of a span to read again if the log was truncated during the read, since truncation is
+    not damage.
+    """
     facts = found.facts
     if not (facts.get("lost") or facts.get("unread")) or facts.get("faults"):
         return span
@@ -222,7 +230,7 @@ def rest_of(span: Span, found: Measured, now: TailPoint | None) -> Span:
 
 
 def judged(span: Span, found: Measured) -> list[AuditFinding]:
-    """Judges a span by itself."""
+    """Judges a span without a comparison."""
     facts = found.facts
     if unread := facts.get("unread", "" if facts else _UNSEEN):
         return [AuditFinding(span.log, span.start, span.end, "unread", unread)]
@@ -238,7 +246,7 @@ def _records(look: _Look) -> int:
 
 
 def ranges_of(way: Way, log: str, start: int, end: int) -> list[tuple[int, int]]:
-    """The segments between two offsets."""
+    """Returns the ranges of the segments between two offsets."""
     bounds = [each.start for each in Logs(way.channel).segments_of(log)]
     inside = [start, *(at for at in sorted(dict.fromkeys(bounds)) if start < at < end), end]
     return [(low, high) for low, high in pairwise(inside) if high > low]
@@ -247,7 +255,7 @@ def ranges_of(way: Way, log: str, start: int, end: int) -> list[tuple[int, int]]
 def audit_mirror(
     spark: Any, way: Way, to: Way, log: str, target: str, report: Report, on_progress: Progress
 ) -> None:
-    """Audits a mirror by segments of its source, from its head to where the mirror is."""
+    """Audits a mirror by segments of its source, from the source's head to the last mirrored record."""
     tails = way.tails(Selection(names=(log,)))
     require_some(Selection(names=(log,)), tails)
     tail = tails[log]
@@ -286,7 +294,9 @@ def audit_mirror(
 
 
 def _of_mirror(spark: Any, to: Way, log: str, uid: str, target: str) -> Any:
-    """`source`: the offset that a record comes from; null if it comes from elsewhere."""
+    """Returns the rows of a mirror. Their column `source` is the source offset of a record, or null for a
+    record from elsewhere.
+    """
     register(spark)
 
     def header(name: str) -> str:
@@ -301,7 +311,9 @@ def _of_mirror(spark: Any, to: Way, log: str, uid: str, target: str) -> Any:
 
 
 class _Foreign(NamedTuple):
-    """Records of a mirror that do not name its source, and between which of its offsets they are."""
+    """The number of records in a mirror that do not name its source, and the range of offsets in which they
+    are.
+    """
 
     records: int
     first: int
@@ -309,7 +321,7 @@ class _Foreign(NamedTuple):
 
 
 def _bounds_of(rows: Any) -> tuple[int, int, _Foreign]:
-    """The first and the last record of the source, and the records of another origin."""
+    """Returns the first and the last source offset in the mirror, and the records of another origin."""
     foreign = "CASE WHEN source IS NULL THEN offset END"
     with original_from_spark():
         (found,) = rows.selectExpr(

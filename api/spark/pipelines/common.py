@@ -1,4 +1,4 @@
-"""The shared part of all pipelines: how they reach servers, which logs they mean, and how they report progress."""
+"""The parts that all pipelines share: connections to servers, the selection of logs, and reports of progress."""
 
 import re
 import time
@@ -12,12 +12,13 @@ from rollbook.api.spark.core.options import Selection, access_of, source_options
 from rollbook.api.spark.core.progress import TailPoint
 from rollbook.api.spark.tails import SelectionTails
 
-Progress = Callable[[int, int], None]  # Records done, and all of them, as far as is known.
+# The number of records that are done, and of all known records.
+Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
 class Way:
-    """`options`: the data source's options for connecting to the servers."""
+    """A way to the servers: `options` are the data source's options for connecting to them."""
 
     options: Mapping[str, str]
 
@@ -46,7 +47,9 @@ def selection_of(names: Sequence[str]) -> Selection:
 
 
 def _pattern_of(names: Sequence[str]) -> str:
-    """One namespace is outside of the alternatives, so that only its logs are requested."""
+    """Returns a pattern. A single namespace is not within the alternatives, so that only its logs are
+    requested.
+    """
     wanted: dict[str, list[str]] = {}
     for name in names:
         namespace, _, log = (name if "/" in name else f"default/{name}").partition("/")
@@ -61,7 +64,7 @@ def _pattern_of(names: Sequence[str]) -> str:
 
 @dataclass
 class Report:
-    """The results of a pipeline, for `report.json` and its page."""
+    """The results of a pipeline, for `report.json` and the report's page."""
 
     kind: str
     began_s: float = field(default_factory=time.time)

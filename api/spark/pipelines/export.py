@@ -1,10 +1,10 @@
-"""Logs into an archive of Parquet files, step by step; after each step a protected cursor moves.
+"""Exports logs into an archive of Parquet files, step by step, and moves a protected cursor after each step.
 
     wanted ─► plan.py: ranges and tasks ─► scan.py: files under _steps ─► archive.py: manifest ─► cursor
 
-The archive itself has its progress, so there is no checkpoint to lose. A cursor moves only over records that
-a manifest names (SA5), so retention and truncation leave what is not archived. A log is protected from its
-first export on: the cursor is made at its head before its first record is read.
+The progress is stored in the archive itself, so there is no checkpoint to lose. A cursor moves only over
+records that a manifest names (SA5), so retention and truncation keep records that are not archived. A log is
+protected from its first export on: the cursor is made at the log's head before the first record is read.
 """
 
 import json
@@ -55,7 +55,7 @@ _OF_ONE_LOG: Final = (
 class ExportOptions:
     selection: Selection
     cursor: str = "archive"
-    step_bytes: int = _STEP_BYTES  # About: a step that is killed is done again.
+    step_bytes: int = _STEP_BYTES  # The approximate size of a step; a killed step is repeated.
     split: SplitLimits = field(default_factory=SplitLimits)
 
 
@@ -73,9 +73,10 @@ class Export:
         self._chains: dict[str, Chain | None] = {}
 
     def run(self, on_progress: Progress) -> None:
-        """All that exists now. Logs that cannot be exported hold up no others.
+        """Exports all records that exist now. A log that cannot be exported does not delay the others.
 
-        Raises `ArchiveUnwritable` at once; an error of one log, such as `LogReplaced`, at the end.
+        Raises `ArchiveUnwritable` at once, but an error of a single log, such as `LogReplaced`, only at the
+        end.
         """
         for manifest in self._archive.complete():
             _logger.info("step_completed: %s up to %d", manifest.log, manifest.next)
@@ -127,7 +128,9 @@ class Export:
         row |= {"first": chain.first if chain else tail.head, "next": self._next(log, tail)}
 
     def _require_own(self, log: str, cursor: SyncCursor) -> None:
-        """Refuses a cursor without a blob: it is a reader's, which would lose its place."""
+        """Refuses the cursor of another archive or program, for example of a reader, which would lose its
+        position.
+        """
         try:
             found = self._channel.patiently(cursor.get)
         except NoSuchCursor:
@@ -173,7 +176,7 @@ class Export:
         try:
             measured = self._measure(pieces, folder)
         except BaseException:
-            drop_folder(folder)  # A full disk has room again.
+            drop_folder(folder)  # Dropping the folder makes room on a full disk.
             raise
         for each in measured:
             found.setdefault(each.facts["log"], []).append((each.file(), each.facts["path"]))
@@ -204,7 +207,7 @@ class Export:
 
 
 def _combined(failed: Mapping[str, RollbookError]) -> RollbookError:
-    """The error of the first log, which names the others."""
+    """Returns the error of the first log, which names the others."""
     first, *others = failed
     error = failed[first].copy()
     if others:
@@ -230,7 +233,7 @@ def export(
     on_progress: Progress,
     every_s: float = 0.0,
 ) -> None:
-    """`every_s`: exports repeatedly until it is interrupted; 0: once."""
+    """Exports logs. With `every_s`, it does so repeatedly until it is interrupted; 0 means once."""
 
     def measured(tasks: Sequence[Sequence[Piece]], folder: str) -> list[Measured]:
         return measure(spark, way.options, tasks, folder=folder)

@@ -1,9 +1,9 @@
-"""A log into another one, also of another cluster: each record once, with headers that say where it comes from.
+"""Mirrors a log into another one, perhaps of another cluster: each record once, with headers that name its
+origin.
 
-A stream from the source to the sink, which is exactly-once by its checkpoint. With a new checkpoint the mirror
-itself says where to start: after the source record that its last record names. A lost checkpoint loses and
-repeats nothing (SA6). A mirror whose records were all truncated cannot say it, and needs the checkpoint that it
-had.
+The mirror is a stream from the source to the sink, which is exactly-once by its checkpoint. With a new
+checkpoint, it starts after the source record that the mirror's last record names, so a lost checkpoint loses
+and repeats nothing (SA6). If all records of the mirror were truncated, it needs its old checkpoint.
 """
 
 from typing import Any, Final
@@ -23,9 +23,10 @@ _TRIGGER_BYTES: Final = "64m"
 def start_of(
     way: Way, to: Way, log: str, target: str, *, has_checkpoint: bool = False
 ) -> tuple[str, int]:
-    """The uid of the source, and its first record that the mirror lacks. Raises `MirrorHeld`.
+    """Returns the uid of the source, and the offset of its first record that the mirror lacks. Raises
+    `MirrorHeld`.
 
-    `has_checkpoint`: Spark takes the start from the checkpoint, and ignores this one.
+    If `has_checkpoint`, Spark takes the start from the checkpoint and ignores the returned offset.
     """
     selection = Selection(names=(log,))
     tails = way.tails(selection)
@@ -65,7 +66,9 @@ def mirror(
     on_progress: Progress,
     every_s: float = 0.0,
 ) -> None:
-    """`every_s`: runs continuously, with a batch this often; 0: mirrors what exists now."""
+    """Mirrors a log. With `every_s`, it runs continuously, with a batch at this interval; 0 means to mirror
+    the existing records.
+    """
     register(spark)
     uid, start = start_of(way, to, log, target, has_checkpoint=_has_begun(spark, checkpoint))
     stream = (
@@ -95,7 +98,7 @@ def mirror(
 
 
 def _has_begun(spark: Any, checkpoint: str) -> bool:
-    """Whether a query has noted its first batch there. Spark knows the file system."""
+    """Returns whether a query has recorded its first batch in this checkpoint, whose file system Spark knows."""
     hadoop = spark._jvm.org.apache.hadoop.fs  # noqa: SLF001 - Spark has no public way to list files.
     offsets = hadoop.Path(checkpoint, "offsets")
     system = offsets.getFileSystem(spark._jsc.hadoopConfiguration())  # noqa: SLF001
@@ -105,7 +108,9 @@ def _has_begun(spark: Any, checkpoint: str) -> bool:
 
 
 def _headers(log: str, uid: str) -> str:
-    """Headers without those of another mirror, from which this one may read."""
+    """Returns the expression for a record's headers. It replaces the headers of another mirror, which may be
+    the source.
+    """
     ours = ", ".join(f"'{name}'" for name in (provenance.LOG, provenance.OFFSET, provenance.TIME))
     said = {
         provenance.LOG: f"'{provenance.as_text(log, uid)}'",
@@ -120,7 +125,7 @@ def _headers(log: str, uid: str) -> str:
 
 
 def _note(query: Any, row: dict[str, Any], seen: int, on_progress: Progress) -> int:
-    """Counts each batch once; Spark keeps the last hundred."""
+    """Counts each batch once. Spark keeps the reports of the last hundred batches."""
     from rollbook.api.spark.lag import lag
 
     for each in query.recentProgress:

@@ -1,4 +1,4 @@
-"""A report as `report.json`, and as one page that needs nothing beside it."""
+"""Writes a report as `report.json`, and as one page that needs no other files."""
 
 import html
 import json

@@ -1,8 +1,8 @@
-"""An archive back into a log: every archived record once, in order, however often it is begun.
+"""Restores an archive into a log: every archived record once, in order, however often the restore is begun.
 
-Each file of the archive is a batch of the sink, by its place in the archive: the log's part of it is
-found by the producer's numbers, and the rest is appended (SK6). Records keep value, key, headers and
-event time; the server assigns its time, and offsets from the end of the log.
+Each file of the archive is a batch of the sink, numbered by its place in the archive. The part that the log
+has already is found by the producer's numbers, and the rest is appended (SK6). Records keep value, key,
+headers and event time; the server assigns new times, and new offsets at the end of the log.
 """
 
 import hashlib
@@ -54,12 +54,12 @@ def restore(
 
 
 def query_of(archive: Archive, log: str) -> str:
-    """The producer's id, which is different for each archive."""
+    """Returns the producer's id, which is different for each archive."""
     return f"restore-{archive.id}-{hashlib.sha256(log.encode()).hexdigest()[:12]}"
 
 
 def last_whole(channel: ServerChannel, target: str, query: str) -> int:
-    """The last file that is completely in the log; -1: none."""
+    """Returns the number of the last file that is completely in the log, or -1."""
     return LogSink(channel, target, MicroBatch(query, 0, is_recorded=True), Codec.NONE).last_whole()
 
 

@@ -1,9 +1,9 @@
-"""Tracks which records are in a state, and checks which one comes next.
+"""Tracks which records have been applied to a state, and checks that the next one follows them.
 
-A state is what its commands make of it: each record of the log, once, in the order of the log
-(WK1). Only a record that readers see, or that was acked, is a record of the log. Its writers
-follow one another: after a record of one epoch none of an older one comes (WK2). So a leader
-knows, and a replica checks, that no other writer came in between.
+A state is the result of its commands: each record of the log, applied once, in the order of the log (WK1).
+Only a record that readers see, or that was acked, is a record of the log. Writers follow one another: after a
+record of one epoch there is no record of an older epoch (WK2). A leader therefore knows, and a replica
+checks, that no other writer's record came in between.
 """
 
 from rollbook.logservice.ids import FIRST_OFFSET, NO_WRITER_YET, Offset, WriterEpoch
@@ -12,15 +12,15 @@ from rollbook.proto.errors import BadFrame
 
 class Replica:
     def __init__(self) -> None:
-        self.applied: Offset = FIRST_OFFSET  # All below it is in the state.
-        self.epoch: WriterEpoch = NO_WRITER_YET  # Under which the newest of it was written.
+        self.applied: Offset = FIRST_OFFSET  # All records below this offset are in the state.
+        self.epoch: WriterEpoch = NO_WRITER_YET  # The epoch of the newest record in the state.
 
     def on_restored(self, applied: Offset, epoch: WriterEpoch) -> None:
-        """Notes that the state has been restored from a snapshot."""
+        """Records that the state was restored from a snapshot."""
         self.applied, self.epoch = applied, epoch
 
     def on_block(self, base: Offset, end: Offset, epoch: WriterEpoch) -> int:
-        """Returns how many records at the front of the block are in the state already.
+        """Returns the number of records at the start of the block that are in the state already.
 
         Raises `BadFrame` for a block that cannot be the next one.
         """

@@ -1,18 +1,18 @@
-"""Snapshots, and the pointer that says which one counts.
+"""The format of snapshots, and of the pointer that says which snapshot is valid.
 
-A snapshot is written into a log of its own, NAME.snapshots, in pieces, each with the snapshot's
-token as its key. It counts from the moment at which the pointer names it: the protected cursor `snapshot` of
-the log, at the first offset that is not in it, whose blob is JSON:
+Snapshots are written in pieces into a separate log, NAME.snapshots; the key of each piece is the token of its
+snapshot. A snapshot is valid once the pointer names it. The pointer is the protected cursor `snapshot` of the
+log, at the first offset that is not in the snapshot, and its blob is JSON:
 
-    epoch           the newest writer epoch in it
-    first, next     where its pieces are in the other log, perhaps among those of others
+    epoch           the newest writer epoch in the snapshot
+    first, next     the range of its pieces in the other log, which may also have pieces of other snapshots
     token, length, crc32c
 
-The pointer is moved by compare-and-set from the version that was read before the snapshot was begun. So
-of two replicas that write at once one does it in vain, and pieces are in the order of pointers (WK6).
+The pointer is moved by compare-and-set from the version that was read before the snapshot was begun. If two
+replicas write at once, only one of them succeeds, and pieces are in the order of pointers (WK6).
 
-Then both logs are truncated up to the previous snapshot: a replica that has begun to restore that
-one has time to finish, until yet another one is written.
+Then both logs are truncated up to the previous snapshot: a replica that has begun to restore the previous
+snapshot can finish, unless yet another one is written first.
 """
 
 import json
@@ -32,7 +32,7 @@ _PIECE_BYTES: Final = 256 * 1024
 
 @dataclass(frozen=True, slots=True)
 class SnapshotPointer:
-    """Where a snapshot is, and its checks."""
+    """The place of a snapshot's pieces, and its length and checksum."""
 
     epoch: WriterEpoch
     first: Offset
@@ -46,7 +46,7 @@ class SnapshotPointer:
 
     @classmethod
     def unpack(cls, blob: bytes) -> Self:
-        """Raises `DigestMismatch`: a blob that we did not write cannot be interpreted."""
+        """Parses a blob. Raises `DigestMismatch` if it has another form than this class writes."""
         try:
             fields = json.loads(blob)
             token = str(fields.pop("token"))
@@ -68,5 +68,5 @@ def pieces_of(data: bytes) -> Iterator[bytes]:
 
 
 def is_due(applied: Offset, snapshot_at: Offset, every: int) -> bool:
-    """Whether a replay from the last snapshot would be too long."""
+    """Returns whether a replay from the last snapshot would be too long."""
     return applied - snapshot_at >= every

@@ -1,17 +1,17 @@
-"""One leadership: from the grant of a writer epoch to its end, after which it never leads again.
+"""The rules of a term, which is one leadership: from the grant of a writer epoch until it ends for ever.
 
     granted ──► replay up to the fence ──► serving ──► over
                                               │ proposed: waits
                                               │ acked: applied, answered
 
-- It serves when all that was written under older epochs is in the state: what lies below the fence (WK3).
-- A proposal is applied when it is acked, and not before; it is the very next
-  record of the log, since no other writer has this epoch. Anything else is the end of the term.
-- A term that is over takes and applies nothing more; all waiting calls fail (WK4).
-- A fenced leader need not say "unknown". Of the waiting proposals, a front part is in the log, in
-  its order, and no other record has this epoch; nothing is placed after the next writer's fence.
-  So a replay up to there shows for each whether it was appended, with its result, or never will
-  be (WK5).
+- A term serves once all records of older epochs are in the state, which are those below the fence (WK3).
+- A proposal is applied when it is acked, and not before. It is the next record of the log, since no other
+  writer has this epoch; if it is not, the term ends.
+- A term that is over accepts and applies no more commands; all waiting calls fail (WK4).
+- A fenced leader can find out the outcomes of its proposals. The first of the waiting proposals are in the
+  log, in their order, and no other record has this epoch; no proposal is placed after the next writer's
+  fence. A replay up to that fence therefore shows for each proposal whether it was appended, and with which
+  result, or never will be (WK5).
 """
 
 from collections import deque
@@ -25,13 +25,13 @@ W = TypeVar("W")
 
 
 class TermRules(Generic[W]):
-    """`W`: the type of waiters for the result of a command."""
+    """The state of one term. `W` is the type of waiters for the result of a command."""
 
     def __init__(self, epoch: WriterEpoch, fence: Offset) -> None:
         self.epoch = epoch
         self.fence = fence
         self.over: RollbookError | None = None
-        self._waiting: deque[W] = deque()  # Waiters in the order of their proposals.
+        self._waiting: deque[W] = deque()  # The waiters, in the order of their proposals.
 
     @property
     def oldest(self) -> W | None:
@@ -45,8 +45,9 @@ class TermRules(Generic[W]):
         self._waiting.append(waiter)
 
     def on_acked(self, offset: Offset, applied: Offset) -> W:
-        """The proposer of the command to be applied now. Raises `BadFrame` if another record was
-        in between."""
+        """Returns the waiter whose command is applied now. Raises `BadFrame` if another record came in
+        between.
+        """
         assert self.over is None
         if offset != applied:
             raise BadFrame("somebody wrote under our epoch", expected=applied, told=offset)
@@ -57,7 +58,9 @@ class TermRules(Generic[W]):
             self.over = error
 
     def settled_below(self) -> Offset | None:
-        """The offset below which a command that is not there never will be. None: it is not known."""
+        """Returns the bound of the term's records: a proposal that is not in the log below it never will be.
+        None: it is not known.
+        """
         match self.over:
             case StaleEpoch(ids={"current_epoch": int(epoch), "fenced_at": int(fence)}):
                 return Offset(fence) if epoch > self.epoch else None
@@ -66,7 +69,7 @@ class TermRules(Generic[W]):
         return None
 
     def on_replayed(self, epoch: WriterEpoch) -> W | None:
-        """Returns the proposer of a record that was read back after the term's end."""
+        """Returns the waiter for a record that was read back after the term's end."""
         assert self.over is not None
         return self._waiting.popleft() if epoch == self.epoch and self._waiting else None
 
