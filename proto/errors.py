@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Final, Self
 
 
 class Outcome(Enum):
-    """Whether a refused or failed change took effect."""
+    """The effect of a request that was refused or failed: whether it changed anything."""
 
     APPLIED = "applied"
     NOT_APPLIED = "not_applied"

@@ -103,7 +103,7 @@ class LedgerMetadata:
     # --- The writer ---------------------------------------------------------------------------
 
     def with_writer_ensemble(self, first_entry: EntryId, ensemble: Ensemble) -> Self:
-        """Moves the open end to another ensemble (LM2).
+        """Moves the open end of the ledger to another ensemble (LM2).
 
         Raises `LedgerFenced` unless the ledger is OPEN. Otherwise a recovery has begun and may have
         counted negative answers of the present ensemble, so entries on a new ensemble could be
@@ -162,7 +162,7 @@ class LedgerMetadata:
     # --- Re-replication -----------------------------------------------------------------------
 
     def with_replacement(self, first_entry: EntryId, old: BookieId, new: BookieId) -> Self:
-        """Gives `new` the seat of `old` in the fragment that starts at `first_entry` (LM4).
+        """Gives the seat of `old` to `new`, in the fragment that starts at `first_entry` (LM4).
 
         Raises `LedgerFenced` while the ledger is in recovery, which uses a frozen ensemble, and
         `MetadataConflict` if the fragment is the open one, is gone, or has changed.

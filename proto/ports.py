@@ -116,7 +116,7 @@ class File(Protocol):
         """Reads bytes, and returns fewer than requested only at the end of the file."""
 
     async def read_with(self, position: int, length: int, use: Callable[[Buffer], T]) -> T:
-        """Like `read_at`, but returns the result of `use` on the bytes.
+        """Reads bytes as `read_at` does, but returns the result of `use` on them.
 
         The bytes may be a view of memory that is reused once `use` returns, so `use` may keep only
         copies.
@@ -376,7 +376,7 @@ class MetadataStore(Protocol):
         """Returns the events of the session from now on; the first event is the current state."""
 
     async def sync(self) -> None:
-        """Returns when reads are fresh: they then see every write that was acknowledged before this call."""
+        """Returns when later reads will see every write that was acknowledged before this call."""
 
     async def close(self) -> None:
         """Ends the session at once. If the store is reachable, the session's ephemeral nodes are

@@ -3,8 +3,8 @@
     <own root>/lifecycle/<bookie id>    if there is no node, the bookie is Active
 
 When a bookie becomes Active again, its node is kept, so that the version only grows. Therefore a
-change that is based on an older state is refused. `bookie remove` deletes it together with the
-cookie.
+change that is based on an older state is refused. `bookie remove` deletes the node together with
+the cookie.
 """
 
 from collections.abc import Sequence

@@ -2,8 +2,8 @@
 
     underreplication/LAYOUT                                  text: type BASIC, version 1
     underreplication/ledgers/hhhh/hhhh/hhhh/hhhh/urLdddd…    text: bookies with missing copies
-    underreplication/locks/urLdddd…                          text, ephemeral: who repairs it
-    underreplication/auditorelection                         text: the auditor, for people
+    underreplication/locks/urLdddd…                          text, ephemeral: the worker that repairs it
+    underreplication/auditorelection                         text: the auditor, only shown to people
     underreplication/auditorelection/V_dddddddddd            text, ephemeral: a candidate
     underreplication/disable                                 empty: no repair starts
     underreplication/lostBookieRecoveryDelay                 seconds as decimal digits

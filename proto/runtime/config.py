@@ -93,7 +93,7 @@ def load_config(
     """Reads one section. Errors about values of `file` name `file_path`. A flag whose value is None
     was not given.
 
-    `variables` has the environment variables, by field, that are named like the flags. `said_by`
+    `variables` maps fields to environment variables that are named like flags. `said_by`
     describes the origin of fields that come from a file in another form. `check` is called as well;
     it raises `BadConfig` for errors that only the caller can detect. `sources` is filled with the
     origin of each value that is not a default, by `section.name`.

@@ -95,7 +95,7 @@ def read_fully(descriptor: int, position: int, length: int) -> bytes:
 
 
 class Direct:
-    """A second descriptor of a file, which bypasses the page cache. It is closed with its last user.
+    """A second descriptor of a file, which bypasses the page cache. It is closed when nothing uses it any more.
 
     For data that is read once, new pages would cost more than the rest of the read, and displace other pages.
     """

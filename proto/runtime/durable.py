@@ -1,7 +1,7 @@
 """Makes bytes durable and reserves space for them, also on systems that lack Linux's calls for this.
 
 macOS has neither `fdatasync` nor `posix_fallocate`, and its `fsync` leaves the bytes in the
-disk's own cache: `F_FULLFSYNC` does not. If a file system refuses that, `fsync` is all there is.
+disk's own cache: `F_FULLFSYNC` does not. If a file system refuses this, only `fsync` is left.
 """
 
 import fcntl

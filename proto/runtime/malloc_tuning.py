@@ -29,7 +29,7 @@ def keep_freed_memory() -> None:
 
 @cache
 def keep_pieces_of_messages() -> None:
-    """Makes glibc keep freed memory in a library, which must not change the program's settings:
-    glibc adapts to the largest block that was freed.
+    """Makes glibc keep freed memory without a change of its settings, which belong to the program
+    that uses this library: glibc adapts to the largest block that was freed.
     """
     bytearray(_LESSON_BYTES)

@@ -36,8 +36,8 @@ def array_of(typecode: Literal["I", "q"], values: range) -> "array[int]":
 
 @cache
 def _side_by_side(typecode: str) -> tuple[int, int, int]:
-    """Returns two large numbers, one with a 1 and the other with the numbers from 0 on in its
-    places, and the size of a place in bytes.
+    """Returns a large number of ones side by side, another one with the numbers from 0 on, and how
+    many bytes each of these takes.
     """
     item_bytes = array(typecode).itemsize
     ones, numbers = (

@@ -24,8 +24,8 @@ _ROWS: Final = 32
 def count_alike(
     buffer: bytes, position: int, size: int, rows: int, varints: tuple[range, ...]
 ) -> int:
-    """Returns how many frames, from the one at `position` on, are like that frame; looks at `rows`
-    frames of `size` bytes.
+    """Returns how many of `rows` frames of `size` bytes, of which the first is at `position`, are
+    like the first.
 
     Frames are alike if they agree in everything except the values of the varints at these places;
     the lengths of the varints must agree. All rows must be within the buffer.

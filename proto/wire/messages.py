@@ -303,7 +303,7 @@ class ReplyHeader(Protocol):
 
     @property
     def is_supported(self) -> bool:
-        """Tells whether the version is supported. If it is not, the only reply is UnsupportedVersion."""
+        """True if the version is supported; otherwise the only reply is UnsupportedVersion."""
 
     def pack(self, reply: Reply) -> bytes:
         """Returns the reply's frame. It is empty if the protocol cannot express the reply; then the

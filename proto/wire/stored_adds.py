@@ -69,7 +69,8 @@ class _Shape(NamedTuple):
 class StoredAdds:
     def __init__(self) -> None:
         self.ledger_keys: dict[int, bytes] = {}  # The first key that was sent for each ledger.
-        self._rows: defaultdict[int, list[int]] = defaultdict(list)  # Row numbers by ledger.
+        # The row numbers of each ledger.
+        self._rows: defaultdict[int, list[int]] = defaultdict(list)
         self._entry_ids: IntArray = array("q")
         self._lacs: IntArray = array("q")
         self._starts: IntArray = array("I")

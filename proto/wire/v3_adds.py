@@ -209,7 +209,7 @@ def take_adds(buffer: bytes, position: int, frame_bytes_max: int) -> tuple[Adds 
     groups: dict[tuple[bytes, ...], _Opened] = {}
     current: tuple[bytes, ...] = ()
     current_ledger_id, high_varint, high_bits = -1, b"", 0
-    run_from = position  # A run may begin here.
+    run_from = position  # A run is looked for again from this position on.
     first, size, body_bytes_max = position, len(buffer), frame_bytes_max - LENGTH_BYTES
     while match := _match_request(buffer, position + LENGTH_BYTES):
         txn_id, priority, add_size, ledger, entry, key, body_size = match.groups()
@@ -553,7 +553,7 @@ def take_add_replies(buffer: bytes, position: int) -> tuple[list[AddReplies], in
     """
     replies: dict[bytes, _Heard | AddReplies] = {}
     current, high_varint, high_bits = b"", b"", 0
-    run_from = position  # A run may begin here.
+    run_from = position  # A run is looked for again from this position on.
     add_entry_id: _Append | None = None
     while match := _match_reply(buffer, position + LENGTH_BYTES):
         head, entry = match.groups()
@@ -583,7 +583,7 @@ def take_add_replies(buffer: bytes, position: int) -> tuple[list[AddReplies], in
             replies[head], current, add_entry_id = heard, head, None
         if len(entry) != heard.entry_bytes:
             break
-        # Remember this head, too: it recurs if ledgers alternate.
+        # The head is remembered, too, since it recurs if ledgers alternate.
         if buffer.startswith(head, head_at + size) and buffer.startswith(
             head, head_at + _REPLIES_ALIKE_MIN * size
         ):

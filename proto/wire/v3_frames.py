@@ -41,13 +41,13 @@ ADD_HEADER: Final = b"\x08\x03\x10\x02\x18"
 BATCH_READ_HEADER: Final = b"\x08\x03\x10\x0c\x18"
 PRIORITY_TAG: Final = b"\x20"
 
-# Fields of a Request and of a Response.
+# The tags of fields of a Request and of a Response.
 READ_TAG: Final = b"\xa2\x06"
 ADD_TAG: Final = b"\xaa\x06"
 BATCH_READ_TAG: Final = b"\xca\x3e"
 RESPONSE_STATUS_TAG: Final = b"\x10"
 
-# Fields of an AddRequest.
+# The tags of fields of an AddRequest.
 ADD_LEDGER_TAG: Final = b"\x08"
 ADD_ENTRY_TAG: Final = b"\x10"
 ADD_KEY_TAG: Final = b"\x1a\x14"  # The tag, with the size of a key.
@@ -57,16 +57,16 @@ FLAG_RECOVERY: Final = b"\xa0\x06\x01"
 # Everything that may follow the entry.
 ADD_TAILS: Final = (b"", FLAG_RECOVERY, DEFERRED_SYNC, DEFERRED_SYNC + FLAG_RECOVERY)
 
-# Fields of an AddResponse, a ReadResponse and a BatchReadResponse.
+# The tags of fields of an AddResponse, a ReadResponse and a BatchReadResponse.
 STATUS_TAG: Final = b"\x08"
 LEDGER_TAG: Final = b"\x10"
 ENTRY_TAG: Final = b"\x18"
-# Further fields of a ReadResponse.
+# The tags of further fields of a ReadResponse.
 READ_BODY_TAG: Final = b"\x22"
 READ_LAC_TAG: Final = b"\x28"
 READ_LAC_UPDATED_TAG: Final = b"\x30"
 READ_FOLLOWING_TAG: Final = b"\xca\x3e"
-# Further fields of a BatchReadResponse.
+# The tags of further fields of a BatchReadResponse.
 BATCH_REQUEST_ID_TAG: Final = b"\x20"
 BATCH_ENTRIES_TAG: Final = b"\x2a"
 

@@ -104,7 +104,7 @@ class MetadataService:
     def on_message(self, connection: ConnectionId, message: FromClient, now_ms: int) -> None:
         known = self._connections.get(connection)
         if known is None:
-            return  # The client was disconnected, so its further messages are not processed.
+            return  # The client has been disconnected, so its further messages are not processed.
         if isinstance(message, Hello):
             self._greet(connection, known, message)
         elif known.session == known.lost_session == NO_SESSION:

@@ -1,7 +1,7 @@
 """Adapts kazoo to the ZooKeeper store. One thread owns the socket. The module adds features that kazoo lacks.
 
 The thread passes everything that it receives (responses, changes, the state of the session) to the
-event loop, in this order. Missing from kazoo 2.11, and added here:
+event loop, in this order. kazoo 2.11 lacks the following features, and this module adds them:
 
 - Persistent watches (ZooKeeper 3.6): two requests, and events that kazoo would drop.
 - A request knows whether it has left this process. Until then it can be taken back.
