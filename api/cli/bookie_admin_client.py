@@ -1,4 +1,4 @@
-"""Calls a bookie's admin pages, and raises their problems as the errors they are."""
+"""Calls a bookie's admin pages, and raises the errors that they return."""
 
 import http.client
 import json
@@ -25,8 +25,8 @@ class AdminClient:
     url: str  # `http://host:port`, or `host:port`.
     token_file: str | None = None
     ca_file: str | None = None
-    tls_certificate: str | None = None  # Sent to a bookie that has --tls-authorities.
-    tls_key: str | None = None  # None: the key is in the certificate's file.
+    tls_certificate: str | None = None  # The certificate for a bookie that has --tls-authorities.
+    tls_key: str | None = None  # If None, the key is in the certificate's file.
     insecure: bool = False  # The token may go over the network in the clear.
     timeout_s: float = 30.0
     answer_bytes_max: int = 64 * 1024 * 1024
@@ -144,7 +144,7 @@ def answer_of(status: int, media_type: str, answer: bytes) -> Any:
 
 
 def error_of(problem: Any) -> RollbookError:
-    """The error with the problem's reason, the same as within one process."""
+    """Returns the error that the bookie raised, rebuilt from the problem's reason."""
     if not isinstance(problem, dict):
         return RollbookError("the bookie sent an invalid response")
     reason, fields = problem.get("reason"), problem.get("fields") or []

@@ -7,7 +7,7 @@ import click
 
 
 class AnyBytes(click.types.StringParamType):
-    """Part of a record: it need not be UTF-8, unlike all other text of a command line."""
+    """The type of a part of a record, which need not be UTF-8, unlike all other arguments."""
 
 
 class WholeNumber(click.IntRange):

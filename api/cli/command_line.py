@@ -1,4 +1,4 @@
-"""Checks the arguments before a command runs: their text is UTF-8, but for parts of records."""
+"""Checks the arguments before a command runs: all except parts of records must be UTF-8."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -43,7 +43,7 @@ def _texts_in(value: Any) -> Iterator[str]:
 
 
 def _is_utf8(text: str) -> bool:
-    """Whether the argument is UTF-8; Python decodes other bytes as lone surrogates."""
+    """Returns whether the argument is UTF-8; Python decodes other bytes as lone surrogates."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -52,7 +52,7 @@ def _is_utf8(text: str) -> bool:
 
 
 def _not_utf8(param: click.Parameter, text: str) -> InvalidRequest:
-    """The error shows one byte of the value only, which may be a password."""
+    """Returns an error that shows only one byte of the value, which may be a password."""
     is_option = isinstance(param, click.Option)
     name = max(param.opts, key=len) if is_option else param.human_readable_name.upper()
     start = next(at for at, each in enumerate(text) if "\udc80" <= each <= "\udcff")

@@ -1,6 +1,6 @@
-"""Names for a completing shell: from the server in use, if it responds at once.
+"""Looks up names for shell completion at the selected server, if it responds at once.
 
-A completion that fails is silent: a user is typing.
+A completion that fails prints nothing, because the user is typing.
 """
 
 import asyncio
@@ -44,10 +44,10 @@ def names_of_servers(context: click.Context, incomplete: str) -> list[str]:
 
 
 def names_of_cursors(context: click.Context, incomplete: str) -> list[str]:
-    """Cursors of the log that the command line names before."""
+    """Returns the cursors of the log that the command line names before them."""
 
     async def names(client: Client) -> Iterable[str]:
-        # An option without its value yet ends the parsing: names stay where they were found.
+        # An option that still lacks its value ends the parsing; the log's name may then be left in `args`.
         log = context.params.get("log") or context.args[0]
         found: messages.Cursors = await client.ask(messages.ListCursors(LogName.parse(log)))
         return [each.name for each in found.cursors]
@@ -63,7 +63,7 @@ def positions(context: click.Context, incomplete: str) -> list[str]:
 
 
 def names_of_bookies(context: click.Context, incomplete: str) -> list[str]:
-    """Bookies in the metadata store in use."""
+    """Returns the ids of bookies in the selected metadata store."""
     from rollbook.api.cli.cluster.actions import run_on_store
     from rollbook.proto.cluster.cluster import Cluster
     from rollbook.proto.cluster.cookies import CookieNodes

@@ -9,8 +9,9 @@ from rollbook.proto.printable import harmless
 
 
 def ask_whether(what: str, yes: bool) -> None:
-    """Asks the user. `yes`: the act was confirmed beforehand. Raises `NotConfirmed` if there is no
-    terminal, or the answer is no."""
+    """Asks the user. Asks the user, unless `yes` says that the user has already confirmed. Raises
+    `NotConfirmed` if there is no terminal, or if the answer is no.
+    """
     if yes:
         return
     if not sys.stdin.isatty():

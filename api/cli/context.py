@@ -1,4 +1,4 @@
-"""`rollbook context`: clusters by name. `context_file.py` reads and writes the file."""
+"""The commands of `rollbook context`, which name clusters. `context_file.py` reads and writes the file."""
 
 import os
 from typing import Any
@@ -55,7 +55,7 @@ def add(
     from rollbook.api.cli.cluster.actions import parse_url
     from rollbook.api.client.url import parse_log_url
 
-    parse_log_url(server)  # An invalid URL is reported here, and not at each use.
+    parse_log_url(server)  # Reports an invalid URL now and not at each use.
     if metadata:
         parse_url(metadata)
     known = context_file.load()

@@ -1,4 +1,4 @@
-"""`--context`, and the names that complete it."""
+"""The option `--context` and its completion."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -32,8 +32,9 @@ def names_of_contexts(_: click.Context, __: click.Parameter, incomplete: str) ->
 
 
 def named_of(called: click.Context, place: str) -> tuple[bool, bool]:
-    """Whether `place` is named (`server`, `url`), and whether a context is; typed values take precedence
-    over exported ones, so that either can be typed whatever is exported."""
+    """Returns whether the option `place` (`server`, `url`) is set, and whether a context is. Typed values
+    take precedence over exported ones, so that a user can type either, whatever is exported.
+    """
     place_source, context_source = map(called.get_parameter_source, (place, "context"))
     typed = ParameterSource.COMMANDLINE
     if (place_source is typed) != (context_source is typed):
@@ -43,7 +44,7 @@ def named_of(called: click.Context, place: str) -> tuple[bool, bool]:
 
 
 def context_option(unless: str) -> Callable[[F], F]:
-    """`unless`: an option that takes precedence over the context."""
+    """Returns the option `--context`; the option `unless` takes precedence over it."""
     return click.option(
         "--context",
         metavar="NAME",
@@ -55,7 +56,9 @@ def context_option(unless: str) -> Callable[[F], F]:
 
 
 def at_context(access: "LogAccess", name: str | None, *, is_named: bool) -> "LogAccess":
-    """`name`: None is the current context, if any. `is_named`: the user named a server. Raises `BadConfig`."""
+    """`name`: Returns the named context; None means the current one, if any. `is_named` means that the user
+    named a server. Raises `BadConfig`.
+    """
     from rollbook.api.context_file import find, load
     from rollbook.proto.errors import InvalidRequest
 

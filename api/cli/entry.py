@@ -1,4 +1,4 @@
-"""Where the command begins: an interrupt during the imports shows no traceback either."""
+"""Starts the command, so that even an interrupt during the imports shows no traceback."""
 
 import sys
 from typing import Final

@@ -1,7 +1,7 @@
-"""How a command reports its failure: what happened, what took effect, what to do (SH1).
+"""Reports a command's failure: what happened, what took effect and what to do (SH1).
 
-For people that is lines on stderr; with `-o json` or `-o ndjson` it is one line of JSON there, so that a program that
-reads the one reads the other.
+People get lines on stderr. With `-o json` or `-o ndjson` stderr gets one line of JSON, so that the program
+that parses the output can parse the error.
 """
 
 import json
@@ -23,7 +23,8 @@ _OUTCOMES: Final = {
     Outcome.UNKNOWN: "unknown: it may have been done",
 }
 _COUNTS: Final = ("acknowledged", "in_doubt", "not_appended", "next_offset")
-_PARTS: Final = ("created", "appended")  # Printed beside the counts of an import that ended early.
+# Facts that are printed with the counts of an import that ended early.
+_PARTS: Final = ("created", "appended")
 
 
 def explain_error(error: RollbookError) -> None:
@@ -73,7 +74,9 @@ def explain(
 
 
 def _is_for_programs(words: Sequence[str]) -> bool:
-    """Looks at the command line itself, since a command that cannot be parsed has no options."""
+    """Returns whether to print JSON. It reads the command line, since a command that was not parsed has no
+    options.
+    """
     for word, following in zip_longest(words, words[1:], fillvalue=""):
         if word == "--":
             break
@@ -86,7 +89,7 @@ def _is_for_programs(words: Sequence[str]) -> bool:
 
 
 def _counts_in(ids: Mapping[str, Any]) -> str:
-    """Counts of an append that ended early; its records were sent in order."""
+    """Describes the counts of an append that ended early; its records were sent in order."""
     acknowledged, in_doubt, refused, next_offset = (ids[name] for name in _COUNTS)
     found = f"{acknowledged} records are acknowledged"
     if next_offset is not None:
@@ -97,7 +100,7 @@ def _counts_in(ids: Mapping[str, Any]) -> str:
 
 
 def _parts_in(ids: Mapping[str, Any]) -> str:
-    """Counts of an import that ended early."""
+    """Describes the counts of an import that ended early."""
     done = ["the log was created"] if ids["created"] else []
     if ids["appended"]:
         done.append(f"{ids['appended']:,} records were appended, below offset {ids['next_offset']}")

@@ -9,7 +9,7 @@ _NS_PER_S: Final = 1_000_000_000
 
 
 def _bounds_ns() -> Iterator[int]:
-    """Bounds from a microsecond to a hundred seconds, each 1 % above the one before."""
+    """Returns bounds from a microsecond to a hundred seconds, each 1 % above the previous one."""
     bound = 1_000.0
     while bound < 100 * _NS_PER_S:
         yield round(bound)
@@ -25,7 +25,9 @@ def new_latencies() -> Histogram:
 
 
 def percentiles(latencies: Histogram) -> dict[str, float | None]:
-    """A percentile is None if no timed append is beyond it: it would just be the maximum."""
+    """Returns the percentiles and the maximum. A percentile is None if no timed append is beyond it, since it
+    would equal the maximum.
+    """
     shares = {"p50_ms": 0.5, "p99_ms": 0.99, "p999_ms": 0.999}
     timed = latencies.count
     kept = {name: share for name, share in shares.items() if timed * (1 - share) > 1 - 1e-9}

@@ -1,4 +1,4 @@
-"""Groups that know their commands by name, and import one when it is called: `--help` is quick."""
+"""Groups that know their commands by name, and import a command when it is called, to keep `--help` quick."""
 
 import importlib
 from collections.abc import Mapping
@@ -8,7 +8,7 @@ import click
 
 
 class LazyCommand(NamedTuple):
-    """A command's module, and its line in the overview."""
+    """A command's module and its line in the overview."""
 
     module: str
     attribute: str
@@ -19,7 +19,7 @@ _ALIASES: Final = {"list": "ls", "info": "show", "describe": "show", "delete": "
 
 
 class AliasGroup(click.Group):
-    """Accepts command names of other tools, too; `--help` shows ours only."""
+    """A group that also accepts command names of other tools; `--help` shows only its own."""
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name in self.commands or cmd_name not in _ALIASES:

@@ -1,4 +1,6 @@
-"""A server's machine and log level. It imports nothing of bookies, so that a log server starts faster."""
+"""A server's machine and log level. This module imports no code of bookies, so that a log server starts
+faster.
+"""
 
 import random
 from dataclasses import dataclass, field

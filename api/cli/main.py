@@ -1,7 +1,6 @@
-"""The command `rollbook`: its groups are imported when they are called, so that `--help` is quick.
+"""The command `rollbook`. It imports a group when the group is called, to keep `--help` quick.
 
-Every group raises `RollbookError` freely; here is the one place that prints it and turns it into
-an exit code:
+Groups raise `RollbookError`; only this module prints it and turns it into an exit code:
 
     0 done · 1 failed · 2 wrong usage · 3 not found · 4 conflict · 5 unavailable or timed out ·
     6 denied · 7 damaged data · 8 degraded · 130 interrupted
@@ -25,7 +24,8 @@ from rollbook.proto import errors
 FAILED: Final = 1
 DENIED: Final = 6
 INTERRUPTED: Final = 130
-_COMPLETE: Final = "_ROLLBOOK_COMPLETE"  # Set by the shell while it completes a command.
+# The variable that the shell sets while it completes a command.
+_COMPLETE: Final = "_ROLLBOOK_COMPLETE"
 
 _GROUPS: Final = {
     "demo": "Watch it keep its promises: ends by itself in seconds",
@@ -69,7 +69,7 @@ _EXIT_CODES: Final[tuple[tuple[type[errors.RollbookError], int], ...]] = (
     (errors.Invalid, 2),
 )
 
-# Refusals by the system, by its own names.
+# Next steps for errors of the operating system.
 _ADVICE: Final = {
     errno.EACCES: "run it as the user who owns that",
     errno.EPERM: "run it as the user who owns that",
@@ -81,18 +81,18 @@ _ADVICE: Final = {
     errno.EMFILE: "allow more open files: ulimit -n 65536",
 }
 
-# Python modules that Windows does not have.
+# Python modules that do not exist on Windows.
 _NOT_ON_WINDOWS: Final = ("fcntl", "grp", "pwd", "resource")
 
 
 def _drop_output() -> None:
-    """Discards output: otherwise Python would fail again when it flushes."""
+    """Discards all further output, because Python would fail again when it flushes."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 @contextmanager
 def _until_the_reader_leaves() -> Iterator[None]:
-    """A closed standard output (`| head`) ends the command without a failure, unlike in click."""
+    """Ends the command without a failure if standard output is closed (`| head`); click would report one."""
     try:
         yield
     except BrokenPipeError:
@@ -102,7 +102,8 @@ def _until_the_reader_leaves() -> Iterator[None]:
 
 class _Root(LazyGroup):
     def make_context(self, *arguments: Any, **more: Any) -> click.Context:
-        with _until_the_reader_leaves():  # `--help` prints here, and its reader may leave.
+        # `--help` prints here, and the reader of its output may exit.
+        with _until_the_reader_leaves():
             return super().make_context(*arguments, **more)
 
     def invoke(self, ctx: click.Context) -> Any:
@@ -180,19 +181,20 @@ def main() -> None:
     except click.UsageError as error:
         _explain_usage(error)
         sys.exit(error.exit_code)
-    except click.ClickException as error:  # Not about usage, such as an unreadable file.
+    # The error is not about usage, but for example about an unreadable file.
+    except click.ClickException as error:
         explain(error.format_message(), "", errors.Outcome.NOT_APPLIED)
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
     except OSError as error:
-        # Such errors are a full disk for the output, or a directory of another user.
+        # Examples are a full disk for the output, and a directory of another user.
         where = f" ({error.filename})" if error.filename else ""
         number = error.errno or 0
         explain(
             f"{error.strerror or error}{where}",
             errno.errorcode.get(number, ""),
-            errors.Outcome.UNKNOWN,  # The error may follow the command's last change.
+            errors.Outcome.UNKNOWN,  # The command may have made its change before the error.
             _ADVICE.get(number, ""),
         )
         _drop_output()
@@ -211,7 +213,7 @@ def main() -> None:
         error.next_step = error.next_step or f"{_command_that_was_typed()} --help"
         explain_error(error)
         sys.exit(exit_code(error))
-    if isinstance(result, int):  # The exit code from `ctx.exit(code)`.
+    if isinstance(result, int):  # `ctx.exit(code)` returns the exit code.
         sys.exit(result)
 
 
@@ -230,7 +232,7 @@ def _explain_usage(error: click.UsageError) -> None:
 
 
 def _command_that_was_typed() -> str:
-    """The typed command; click does not name an option without its value."""
+    """Returns the command that was typed; click does not say which one if an option lacks its value."""
     command: click.Command | None = rollbook
     path = ["rollbook"]
     for word in sys.argv[1:]:

@@ -1,4 +1,4 @@
-"""Finds the cluster's metadata: by `--metadata`, otherwise by a context."""
+"""Finds the cluster's metadata by `--metadata` or by a context."""
 
 import os
 from collections.abc import Callable
@@ -20,7 +20,7 @@ WHERE: Final = "Where the metadata lies: zk://host,host/ledgers or sqlite:///pat
 @dataclass(frozen=True, slots=True)
 class Metadata:
     url: str
-    context: str = ""  # The context that gave the URL.
+    context: str = ""  # The name of the context that the URL comes from, if any.
 
     @property
     def shown(self) -> str:
@@ -31,7 +31,7 @@ class Metadata:
 
     @property
     def flag(self) -> str:
-        """The flag for another command with the same target."""
+        """Returns the flag that selects the same target in another command."""
         name, value = ("context", self.context) if self.context else ("metadata", self.shown)
         return f" --{name} {quote(value)}"
 
@@ -55,7 +55,7 @@ _OPTIONS: Final = (
 
 
 def with_metadata(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Passes both options on as one value."""
+    """Passes both options to the command as one value."""
 
     @wraps(command)
     def wrapped(url: str | None, context: str | None, **more: Any) -> Any:
@@ -72,8 +72,9 @@ def with_metadata(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def metadata_or_server(called: click.Context, url: str | None) -> Metadata | None:
-    """None: a log server is asked, because it was typed, or because nothing names the metadata. Raises
-    `InvalidRequest`."""
+    """Returns None if a log server is to be asked, because the user typed one or nothing names the metadata.
+    Raises `InvalidRequest`.
+    """
     typed = [
         name
         for name in ("url", "server")
@@ -93,7 +94,9 @@ def metadata_or_server(called: click.Context, url: str | None) -> Metadata | Non
 def metadata_that_is_meant(
     called: click.Context, url: str | None, context: str | None, *, is_needed: bool = True
 ) -> Metadata | None:
-    """The metadata of an option or context; None if there is none and not `is_needed`. Raises `BadConfig`."""
+    """Returns the metadata of the option or context; None if neither names one and it is not `is_needed`.
+    Raises `BadConfig`.
+    """
     is_named, names_context = named_of(called, "url")
     if url and is_named:
         if names_context:

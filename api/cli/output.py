@@ -1,8 +1,8 @@
-"""How commands show facts: tables and lines for people, JSON for programs.
+"""Prints facts as tables and lines for people, or as JSON for programs.
 
 People get units: sizes (`…bytes`) as `256 MiB`, durations (`…_s`) as `30d`, under a name without `_s`. JSON has the numbers.
 
-Text from others (names, values, errors) is escaped here for all commands. JSON has its own escapes.
+Control characters in names, values and errors are escaped here for all commands. JSON has its own escapes.
 """
 
 import json
@@ -18,7 +18,7 @@ from rollbook.proto.printable import harmless
 
 _FORMATS: Final = ("table", "json", "ndjson")
 _HUMP: Final = re.compile(r"(?<=[a-z0-9])([A-Z])")
-_THEN_MS: Final = 10**12  # A time in 2001: smaller values are durations.
+_THEN_MS: Final = 10**12  # A wall time in 2001; smaller values are durations.
 _SIZE: Final = re.compile("(?:.*_)?bytes(?:_max)?")
 _DURATION: Final = re.compile("(?!.*_per_s$).*_s")
 _KIB: Final = 1024
@@ -41,7 +41,7 @@ def _output_option(help_text: str, *more: str) -> Callable[[F], F]:
 
 output_option: Final = _output_option("For people, or for programs.")
 bare_output_option: Final = _output_option("For people, for programs, or as bare as can be.", "raw")
-list_output_option: Final = _output_option(  # The option of lists of things with names.
+list_output_option: Final = _output_option(  # The option for commands that list things with names.
     "For people or programs; `wide` has all columns, `name` (and `raw`) is a name a line.",
     "raw",
     "wide",
@@ -50,7 +50,7 @@ list_output_option: Final = _output_option(  # The option of lists of things wit
 
 
 def examples(*lines: str) -> str:
-    """Formats examples for the end of a `--help`."""
+    """Returns the examples in the form in which `--help` shows them at its end."""
     return "\b\nExamples:\n" + "\n".join(f"  {line}" for line in lines)
 
 
@@ -62,7 +62,7 @@ def show_facts(facts: Mapping[str, Any], output: str) -> None:
 
 
 def show_rows(columns: Sequence[str], rows: Iterable[Mapping[str, Any]], output: str) -> None:
-    """Prints rows: `ndjson` shows each row as it arrives, other formats wait for all."""
+    """Prints rows: Prints rows. `ndjson` prints each row as it arrives; other formats wait for all rows."""
     if output == "ndjson":
         for row in rows:
             click.echo(json.dumps(row))
@@ -73,7 +73,7 @@ def show_rows(columns: Sequence[str], rows: Iterable[Mapping[str, Any]], output:
 
 
 def tell(facts: Mapping[str, Any], output: str, bare: str) -> None:
-    """Prints facts. `bare`: the only fact that `raw` prints."""
+    """Prints facts. Prints facts; `bare` names the only fact that `raw` prints."""
     if output == "raw":
         fact = "-" if facts[bare] is None else str(facts[bare])
         click.echo(harmless(fact) if sys.stdout.isatty() else fact)
@@ -88,10 +88,12 @@ def tell_rows(
     bare: str,
     wide: Sequence[str] = (),
 ) -> None:
-    """Prints rows. `bare`: the column of names. `wide`: columns that are shown on request."""
+    """Prints rows. Prints a table. `bare` is the column of names; `wide` are columns that only `-o wide`
+    shows.
+    """
     if output in ("raw", "name"):
         as_shown = harmless if sys.stdout.isatty() else str
-        # Rows are written without click, which would flush after each of millions.
+        # Bypasses click, which would flush after each row, of which there may be millions.
         for row in rows:
             sys.stdout.write(f"{as_shown(str(row[bare]))}\n")
         sys.stdout.flush()
@@ -143,7 +145,7 @@ def shown(value: object) -> str:
 
 
 def _title(name: str) -> str:
-    """The title of a line or a column, without the unit, which is beside the value."""
+    """Returns the title of a line or a column, without the unit that the value shows."""
     return name.removesuffix("_s") if _DURATION.fullmatch(name) else name
 
 
@@ -156,7 +158,7 @@ def _with_unit(name: str, value: object) -> str:
 
 
 def size_of(count: float) -> str:
-    """A size such as `256 MiB`, `1.4 GiB`; below 1 KiB the number alone."""
+    """Returns a size such as `256 MiB` or `1.4 GiB`; below 1 KiB only the number."""
     if count < _KIB:
         return shown(count)
     power = 0
@@ -167,7 +169,7 @@ def size_of(count: float) -> str:
 
 
 def duration_of(seconds: float) -> str:
-    """A duration such as `30d`, `1h 30m`, `0.25s`; from a minute on in whole seconds."""
+    """Returns a duration such as `30d`, `1h 30m` or `0.25s`; from one minute on it is in whole seconds."""
     if seconds < _UNITS_OF_TIME[-2][1]:
         return f"{shown(seconds)}s"
     left, parts = round(seconds), []
@@ -185,7 +187,7 @@ def _time(wall_ms: int) -> str:
 
 
 def time_of(wall_us: int) -> str:
-    """A time in RFC 3339 format, in UTC, with milliseconds."""
+    """Returns a time in RFC 3339 format, in UTC, with milliseconds."""
     if not wall_us:
         return "-"
     return f"{datetime.fromtimestamp(wall_us / 1e6, UTC).isoformat('T', 'milliseconds')[:23]}Z"

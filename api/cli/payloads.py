@@ -1,4 +1,4 @@
-"""How commands show the bytes of records and entries, unchanged or as text, and their progress bars.
+"""Shows the bytes of records and entries, unchanged or as text, and progress bars.
 
 This module imports only click, since most commands of logs load it.
 """
@@ -21,7 +21,7 @@ def print_bytes(data: bytes) -> None:
 
 @contextmanager
 def bar(label: str, length: int) -> Iterator[Callable[[int], None]]:
-    """A progress bar on a terminal, never within the output, and not if the total is unknown."""
+    """Shows a progress bar on a terminal if the total is known; it is never part of the output."""
     hidden = not length or not sys.stderr.isatty()
     with click.progressbar(
         length=max(1, length), label=label, file=sys.stderr, hidden=hidden
@@ -31,7 +31,7 @@ def bar(label: str, length: int) -> Iterator[Callable[[int], None]]:
 
 @contextmanager
 def bar_of_shares(label: str) -> Iterator[Callable[[int, int], None]]:
-    """A progress bar for work that reports how much is done, and of how much."""
+    """Shows a progress bar for work that reports what is done and the total."""
     with bar(label, _SHARES) as advance:
         shown = 0
 
@@ -45,7 +45,9 @@ def bar_of_shares(label: str) -> Iterator[Callable[[int, int], None]]:
 
 
 def as_text(value: bytes) -> str:
-    """Text if possible, otherwise hexadecimal after `hex:`, as is text that begins with `hex:`."""
+    """Returns text if possible, otherwise `hex:` and hexadecimal. Text that begins with `hex:` is shown in
+    hexadecimal, too.
+    """
     try:
         text = value.decode()
     except UnicodeDecodeError:

@@ -1,4 +1,4 @@
-"""`--rest-origin`, of each command that runs a log server."""
+"""The option `--rest-origin` of commands that run a log server."""
 
 from typing import Final
 

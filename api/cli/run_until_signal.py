@@ -1,4 +1,4 @@
-"""A server's life as the system sees it: SIGTERM or SIGINT ends it in order, and it does end."""
+"""Runs a server until SIGTERM or SIGINT, which shut it down in order and within a limited time."""
 
 import asyncio
 import signal
@@ -9,11 +9,12 @@ from typing import Any, Final
 from rollbook.api.cli.startup import notify_manager
 from rollbook.proto.runtime.accept_errors import survive_full_file_table
 
-_STOP_S_MAX: Final = 20  # Work that has not stopped by then never will.
+# Seconds for the shutdown. Longer: slow work can still finish, a stuck server is killed later.
+_STOP_S_MAX: Final = 20
 
 
 async def until_stopped(serving: Coroutine[Any, Any, None], stop_s_max: int = _STOP_S_MAX) -> None:
-    """Runs `serving` to its end, or until a signal asks the process to stop: then it is cancelled."""
+    """Runs `serving` to its end, or cancels it when a signal asks the process to stop."""
     loop = asyncio.get_running_loop()
     survive_full_file_table(loop)
     task = loop.create_task(serving)
@@ -23,7 +24,7 @@ async def until_stopped(serving: Coroutine[Any, Any, None], stop_s_max: int = _S
         nonlocal is_stopping
         if not is_stopping:  # A second signal must not interrupt the shutdown.
             is_stopping = True
-            signal.alarm(stop_s_max)  # The kernel's alarm fires even if a disk hangs.
+            signal.alarm(stop_s_max)  # The kernel's alarm ends the process even if a disk hangs.
             notify_manager("STOPPING=1")
             task.cancel()
 

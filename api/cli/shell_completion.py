@@ -1,10 +1,10 @@
-"""The scripts that shells run to complete a line: click's, and ours where those fall short.
+"""The scripts with which shells complete a line: those of click, corrected where they fail.
 
-- Bash cuts words at colons, which ids and positions have, too: it is given the whole line to ask
-  about, and of an answer what comes behind the last colon.
-- To fish a description may have commas.
-- To fish and zsh `--option=value` is one word, of which we are asked for the end: it stays behind its beginning.
-- Where an option takes a file or a directory, shells complete those themselves.
+- Bash splits words at colons, which ids and positions contain. Its script asks about the whole line, and
+  passes on the part of an answer after the last colon.
+- In fish, a description may contain commas.
+- In fish and zsh `--option=value` is one word; only its value is completed, and the part up to `=` stays.
+- Shells complete files and directories themselves.
 """
 
 import os
@@ -71,7 +71,7 @@ complete --no-files --command %(prog_name)s --arguments "(%(complete_func)s)"
 """
 
 _ANSWERS: Final = "    for type key descr in "
-_ZSH: Final = ZshComplete.source_template.replace(  # The rest of the script completes file names.
+_ZSH: Final = ZshComplete.source_template.replace(  # The rest of zsh's script completes file names.
     _ANSWERS, f"    [[ $PREFIX == --*=* ]] && compset -P '*='\n{_ANSWERS}"
 )
 
@@ -108,7 +108,7 @@ class _Zsh(_WithFiles, ZshComplete):
     source_template = _ZSH
 
     def get_completions(self, args: list[str], incomplete: str) -> list[CompletionItem]:
-        """Completions of a whole word: they replace everything that was typed of it."""
+        """Returns completions that replace the whole word typed so far."""
         found = super().get_completions(args, incomplete)
         option, equals, _ = incomplete.partition("=")
         if equals and option.startswith("--"):
@@ -118,7 +118,7 @@ class _Zsh(_WithFiles, ZshComplete):
 
 
 def _metavar_of_last(root: click.Command, words: Sequence[str]) -> str:
-    """The metavar of the option that waits for its value; empty if none does."""
+    """Returns the metavar of the option that still lacks its value; empty if there is none."""
     command = root
     for word in words:
         if isinstance(command, click.Group):

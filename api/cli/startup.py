@@ -1,4 +1,4 @@
-"""How a server starts: it waits for its cluster, reports that it serves, also to a service manager (SU1, SU2)."""
+"""Starts a server: waits for its cluster, and reports its readiness, also to a service manager (SU1, SU2)."""
 
 import asyncio
 import os
@@ -25,10 +25,9 @@ logger = structlog.get_logger()
 
 _PAUSES_S: Final = (0.5, 2.0)  # The first and the longest pause between attempts.
 _REPORT_EVERY_S: Final = 10.0
-_MANAGER: Final = "NOTIFY_SOCKET"  # systemd sets it for `Type=notify`.
+_MANAGER: Final = "NOTIFY_SOCKET"  # The variable that systemd sets for `Type=notify`.
 
-# A server that has not started has only its session in the store, so another attempt repeats
-# nothing.
+# Until a server has started, the store has only its session, so an attempt can be repeated.
 _PASSING: Final = (MetadataUnavailable, NoSuchCluster, SessionExpired, ConnectionLost)
 
 T = TypeVar("T")
@@ -37,7 +36,9 @@ T = TypeVar("T")
 async def open_with_cluster(
     url: MetadataUrl, open_store: Callable[[], Awaitable[MetadataStore]]
 ) -> tuple[MetadataStore, Cluster]:
-    """The metadata store and the cluster of `url`. An error or a cancellation leaves no store open."""
+    """Opens the metadata store and the cluster at `url`. On an error or a cancellation it leaves no store
+    open.
+    """
     store = await open_store()
     try:
         return store, await open_cluster(store, url.ledgers_root, url=url)
@@ -50,10 +51,10 @@ async def open_with_cluster(
 async def starting(
     start: Callable[[], AbstractAsyncContextManager[T]], startup_s: float
 ) -> AsyncIterator[T]:
-    """Enters the context that `start` returns. Each attempt enters a new one; a failed attempt must leave
+    """Enters the context that `start` returns. Each attempt enters a new context; a failed attempt must leave
     nothing open.
 
-    A session that expires between two requests of a start ends that attempt and not the server (SU1).
+    If the session expires during a start, only the attempt fails and not the server (SU1).
     """
     async with AsyncExitStack() as stack:
         yield await retry_while_missing(lambda: stack.enter_async_context(start()), startup_s)
@@ -92,7 +93,7 @@ def say_ready(*lines: str) -> None:
 
 
 def notify_manager(state: str) -> None:
-    """Notifies the service manager that started this process, if there is one."""
+    """Notifies the service manager if one started this process."""
     path = os.environ.get(_MANAGER, "")
     if not path:
         return

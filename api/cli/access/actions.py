@@ -1,4 +1,4 @@
-"""The actions of `rollbook access`: each reads the file as a server does, and replaces it whole, with the change.
+"""The actions of `rollbook access`. Each reads the file as a server does, and replaces it by a changed one.
 
 A server that reads it at that time sees the old file or the new one; its last line, `# end`, shows that
 it is complete (AF1).
@@ -69,7 +69,7 @@ def add(path: str, name: str, days: int | None, **what: Any) -> None:
 
 
 def remove(path: str, names: Sequence[str], yes: bool) -> None:
-    """Raises `BadConfig` if one is missing, or its section is not found; then nothing has changed."""
+    """Raises `BadConfig` and changes nothing if a principal or its section is missing."""
     there = read(path)
     for name in names:
         _require_known(path, there, name)
@@ -108,7 +108,7 @@ def rotate(path: str, name: str, days: int | None) -> None:
 
 
 def drop_old_tokens(path: str, name: str) -> None:
-    """Drops all tokens but the newest, which `rotate` has added."""
+    """Drops all tokens except the newest one, which `rotate` has added."""
     principal = _require_known(path, read(path), name)
     if len(principal.tokens) < 2:
         raise BadConfig(f"{name} has one token alone", path=path, next_step="rotate it first")
@@ -133,8 +133,9 @@ def _require_known(path: str, there: Principals, name: str) -> Principal:
 
 
 def _parted(path: str, text: str, name: str) -> tuple[str, str, str]:
-    """The text before the principal's section, the section, and the text after it. Raises
-    `BadConfig`."""
+    """Returns the text before the principal's section, the section, and the text after it. Raises
+    `BadConfig`.
+    """
     heads = [*_HEAD.finditer(text)]
     for head, following in zip(heads, [*heads[1:], None], strict=True):
         with suppress(tomllib.TOMLDecodeError, AttributeError):
@@ -151,7 +152,7 @@ def _parted(path: str, text: str, name: str) -> tuple[str, str, str]:
 
 
 def _start_of_comment(text: str, head: int) -> int:
-    """Where the comment begins that ends right above the head, without an empty line between."""
+    """Returns the start of the comment directly above the head, without an empty line between."""
     start = head
     while start:
         line = text.rfind("\n", 0, start - 1) + 1
@@ -162,8 +163,9 @@ def _start_of_comment(text: str, head: int) -> int:
 
 
 def _end_of_values(text: str, start: int, stop: int) -> int:
-    """After the last line with a value, and one empty line: a comment below is about the next
-    section."""
+    """Returns the position after the last line with a value and one empty line: a comment below belongs to
+    the next section.
+    """
     end = start + text.startswith("\n", start)
     for line in re.finditer(r"[^\n]*\n?", text[start:stop]):
         if line[0].strip() and not line[0].lstrip().startswith("#"):
@@ -173,11 +175,10 @@ def _end_of_values(text: str, start: int, stop: int) -> int:
 
 @contextmanager
 def _locked(path: str) -> Iterator[None]:
-    """Locks the file's folder. Two commands that changed a file at the same time would undo each other's
-    change."""
+    """Locks the file's folder, because two commands at the same time would undo each other's changes."""
     try:
         import fcntl
-    except ImportError:  # Windows has no fcntl, and no server reads such a file there.
+    except ImportError:  # Windows has no fcntl, and no server reads an access file there.
         yield
         return
     folder = os.open(os.path.dirname(os.path.realpath(path)), os.O_RDONLY)
@@ -196,9 +197,9 @@ def _rewrite(
     *,
     tokens: int | None,
 ) -> None:
-    """Replaces the file by one in which only these principals have changed. Raises `BadConfig`.
+    """Replaces the file by a copy in which only these principals have changed. Raises `BadConfig`.
 
-    `tokens`: the number of tokens that each principal then has; None: it was removed.
+    `tokens` is the number of tokens that each principal has afterwards; None means that it was removed.
     """
     with open(path, encoding="utf-8") as file:
         text = change(file.read())
@@ -218,8 +219,7 @@ def _rewrite(
 
 
 def _replace(path: str, section: str, text: str | None = None) -> None:
-    """Replaces the file by one of the same mode and owner. `text`: replaces the present contents. Raises
-    `OSError`."""
+    """Replaces the file's contents by `text`, with the same mode and owner. Raises `OSError`."""
     path = os.path.realpath(path)
     there, found = "", None
     with suppress(FileNotFoundError), open(path, encoding="utf-8") as file:

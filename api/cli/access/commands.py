@@ -1,4 +1,6 @@
-"""`rollbook access`: who may do what. What the commands do is in `actions.py`."""
+"""The commands of `rollbook access`, which manage principals and their rights. Their actions are in
+`actions.py`.
+"""
 
 from typing import Any, Final
 

@@ -48,7 +48,7 @@ SETTINGS: Final = frozenset(
 )
 # Smaller values of these fields delete records.
 _KEEPING: Final = ("retention_age_s", "retention_bytes")
-# One of these bounds the other, so they are checked together.
+# One of these settings bounds the other, so they are checked together.
 _TOGETHER: Final = frozenset(("record_bytes_max", "batch_bytes_max"))
 
 
@@ -93,9 +93,9 @@ def _bookies_of(quorum: Quorum) -> int:
 
 
 def read_spec(path: str) -> dict[LogName, dict[str, Any]]:
-    """Each log's configuration fields. Raises `BadConfig`, with the next step."""
+    """Returns each log's configuration fields. Raises `BadConfig` with the next step."""
     found: dict[LogName, dict[str, Any]] = {}
-    where = ""  # Errors of the file itself name it already.
+    where = ""  # Errors about the whole file already name it.
     try:
         for name, table in read_config_file(path, (_SECTION,)).get(_SECTION, {}).items():
             where = f"{path}: {name}: "
@@ -116,7 +116,7 @@ def fields_of(table: Any) -> dict[str, Any]:
     counts = [_number(key, table[key]) if key in table else None for key in _COPIES]
     if any(counts):
         found["quorum"] = quorum_of(*counts)
-    # Impossible settings are found before any log is read.
+    # Reports impossible settings before any log is read.
     (LogConfig if found.keys() >= _TOGETHER else ConfigValues)(**found)
     return found
 
@@ -214,7 +214,7 @@ def set_log(
     shortened: list[str] = []
 
     async def plan(client: Client) -> dict[str, Any]:
-        # Raises an error if the log is missing: this path creates none.
+        # Raises an error if the log is missing, because `log set` does not create logs.
         await client.ask(messages.GetLog(name))
         await require_bookies(client, wanted.get("quorum"), anyway or dry_run)
         return await _plan(client, name, wanted, shortened)
@@ -228,7 +228,7 @@ def set_log(
 
 
 def _typed(text: str) -> tuple[str, Any]:
-    """Parses a value like the file of `apply`. Raises `InvalidRequest`, `BadConfig`."""
+    """Parses a value like one in the file of `apply`. Raises `InvalidRequest`, `BadConfig`."""
     key, equals, value = text.partition("=")
     if not equals:
         raise InvalidRequest(

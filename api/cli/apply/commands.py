@@ -1,4 +1,4 @@
-"""`rollbook apply`: creates and updates logs from a file. Its action is in `actions.py`."""
+"""`rollbook apply`: creates and updates logs from a file. The action is in `actions.py`."""
 
 from typing import TYPE_CHECKING, Any
 

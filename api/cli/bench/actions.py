@@ -34,7 +34,7 @@ from rollbook.proto.stats import Histogram
 T = TypeVar("T")
 
 _MIB: Final = 1 << 20
-_AT_ONCE: Final = 16  # Logs that are created or deleted at a time.
+_AT_ONCE: Final = 16  # The number of logs that are created or deleted at the same time.
 _BURST_RECORDS: Final = 1_000
 _BURSTS_MIN: Final = 100
 _BURST_BYTES: Final = 4 * _MIB
@@ -42,7 +42,8 @@ _WINDOW_BYTES_IN_ALL: Final = 128 * _MIB
 _WARM_UP_S: Final = 1.0
 _TICK_S: Final = 0.1
 _ARRIVAL_S_MAX: Final = 30.0  # The longest wait until acked records reach the followers.
-_STAMP: Final = struct.Struct("<q")  # The time when the record was due; 0: not measured.
+# The time when the record was due; 0 means that it is not measured.
+_STAMP: Final = struct.Struct("<q")
 
 
 # --- The commands -------------------------------------------------------------------------------
@@ -54,12 +55,12 @@ class Load:
 
     size: int
     writers: int
-    records: int  # The total number of records, at most.
-    rate: float | None  # Records per second of all writers together.
+    records: int  # The maximum number of records in total.
+    rate: float | None  # The records per second of all writers together.
     in_flight: int | None
 
     def of_each(self, writers: int) -> int:
-        """The number of records for each writer."""
+        """Returns the number of records for each writer."""
         return max(1, self.records // writers)
 
 
@@ -177,7 +178,7 @@ async def _append_all(
     stamps: bool = True,
     on_sent: Callable[[int], object] | None = None,
 ) -> int:
-    """Appends through `load.writers` writers for each log. Returns the number of acked records."""
+    """Appends through `load.writers` writers to each log. Returns the number of acked records."""
     count = len(logs) * load.writers
     of_each = load.of_each(count)
     burst = [os.urandom(load.size) for _ in range(_burst_records(load.size, of_each))]
@@ -211,7 +212,9 @@ async def _append_all(
 
 
 def _burst_records(size: int, records: int) -> int:
-    """The records of a burst, one of which is timed: the fewer records, the smaller, for enough timings."""
+    """Returns the number of records in a burst. One record of each is timed, so bursts are smaller if there
+    are few records.
+    """
     return max(1, min(_BURST_RECORDS, records // _BURSTS_MIN, _BURST_BYTES // max(1, size)))
 
 
@@ -229,7 +232,7 @@ async def _read_all(
 
 
 class _Followers:
-    """One follower for each log."""
+    """The followers, one for each log, and what they have received."""
 
     def __init__(self, latencies: Histogram) -> None:
         self.received = 0
@@ -237,7 +240,7 @@ class _Followers:
         self._has_news = asyncio.Event()
 
     async def follow(self, log: Log, is_ready: asyncio.Event) -> None:
-        """Sets `is_ready` when the server has confirmed the position."""
+        """Follows the log, and sets `is_ready` when the server has confirmed the position."""
         async for event in log.events("latest"):
             if isinstance(event, RecordBatch):
                 self._take(event.values())
@@ -313,7 +316,7 @@ def _run(
 
 @asynccontextmanager
 async def _somewhere(access: LogAccess) -> AsyncIterator[LogAccess]:
-    """The named cluster, or otherwise a new one."""
+    """Yields the named cluster, or starts a new one."""
     if access.server:
         yield access
         return
@@ -328,7 +331,7 @@ async def _somewhere(access: LogAccess) -> AsyncIterator[LogAccess]:
 
 @asynccontextmanager
 async def new_logs(client: Client, count: int, keep: bool) -> AsyncIterator[Sequence[Log]]:
-    """Creates logs and deletes all of them at any end: it also waits for creations in progress."""
+    """Creates logs and always deletes all of them at the end; it also waits for creations in progress."""
     prefix = f"bench-{secrets.token_hex(4)}"
     openings: dict[str, asyncio.Task[Log]] = {}
 
@@ -351,7 +354,7 @@ def _may_be_there(opening: asyncio.Task[Log]) -> bool:
 
 
 async def _delete(client: Client, names: Sequence[str]) -> None:
-    """Deletes logs. A failure is reported, and does not hide why the bench ended."""
+    """Deletes logs. Deletes the logs; reports a failure without hiding the error that ended the bench."""
 
     async def delete(name: str) -> None:
         try:
@@ -386,7 +389,7 @@ async def _together(work: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
 
 @contextmanager
 def _ticking(label: str, seconds: float) -> Iterator[None]:
-    """A progress bar by time, since records are not counted while they are measured."""
+    """Shows a progress bar by time, since records are not counted during the measurement."""
     with bar(label, int(seconds / _TICK_S)) as advance:
 
         async def tick() -> None:
@@ -419,5 +422,5 @@ class _Cost:
 
 
 def _names(logs: Sequence[Log], keep: bool) -> dict[str, Any]:
-    """The names of the logs if they are kept; otherwise only their number."""
+    """Returns the names of the logs if they are kept; otherwise only their number."""
     return {"logs": [str(log.name) for log in logs] if keep else len(logs)}

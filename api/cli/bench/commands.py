@@ -1,6 +1,6 @@
-"""`rollbook bench`: how fast a cluster of log servers is, from here.
+"""The commands of `rollbook bench`, which measure a cluster of log servers from this machine.
 
-What the commands do is in `actions.py` and `bench_load`, which are loaded when one is called.
+Their actions are in `actions.py` and `load.py`, which are imported when a command is called.
 """
 
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Puts a client of named logs under load, and measures it. `rollbook bench` and the project's own benchmarks
+"""Puts load on a client of named logs, and measures it. `rollbook bench` and the project's own benchmarks
 share it.
 """
 
@@ -24,13 +24,13 @@ class LoadTimer(Protocol):
     def goes_on(self, sent: int) -> bool: ...
 
     def sample(self) -> Callable[[Any], None]:
-        """Returns a function to call when the present append is acked."""
+        """Starts timing an append. Returns a function to call when it is acked."""
 
 
 class Stopwatch:
-    """A clock for one writer: over after a number of records or of seconds, whichever is first.
+    """A clock for one writer, which ends after a number of records or of seconds, whichever comes first.
 
-    `on_sent` gets the number of records submitted since its last call.
+    `on_sent` receives the number of records submitted since its last call.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class Stopwatch:
         self._end_ns = time.perf_counter_ns() + round(seconds * _NS_PER_S)
 
     def goes_on(self, sent: int, due_ns: int = 0) -> bool:
-        """Whether to go on; records due after the end are not waited for."""
+        """Returns whether to go on; records due after the end are not waited for."""
         if self._on_sent is not None:
             self._on_sent(sent - self._reported)
             self._reported = sent
@@ -66,8 +66,8 @@ async def flood(
 ) -> int:
     """Appends bursts, record by record, as fast as possible. Returns the number of acked records, which is all of them.
 
-    It checks every ack. `first`: the offset of the first record, if this is the only writer;
-    then all others have to follow. Of each burst the last record is timed.
+    It checks every ack, and times the last record of each burst. `first` is the offset of the first record if
+    this is the only writer; all others must follow it.
     """
     under_way: deque[list[Submission]] = deque()
     sent = acked = 0
@@ -98,7 +98,7 @@ async def flood(
 
 
 def _acked(submissions: list[Submission], first: int | None) -> int:
-    """The number of acked records; checks that their offsets follow `first`, if that is known."""
+    """Returns the number of acked records; checks that their offsets follow `first`, if it is known."""
     offsets = [each.result() for each in submissions]
     if first is not None:
         assert offsets[0] == first, f"{offsets[0]} is not {first}"
@@ -124,7 +124,7 @@ async def in_turn(writer: Writer, values: Sequence[bytes], clock: Stopwatch, in_
 
 @dataclass(frozen=True, slots=True)
 class SendSchedule:
-    """The times when records are due: a late record does not postpone later ones."""
+    """Yields the times when records are due: a late record does not postpone later ones."""
 
     start_ns: int
     interval_ns: float
@@ -140,7 +140,9 @@ async def at_pace(
     pace: SendSchedule,
     in_flight: int = sys.maxsize,
 ) -> int:
-    """Times each append from when it was due; `value_of` gets that time. Returns the number of records."""
+    """Times each append from the time when it was due, which `value_of` receives. Returns the number of
+    records.
+    """
     under_way: deque[Submission] = deque()
     sent = 0
     while clock.goes_on(sent, due_ns := pace.due_ns(sent)):

@@ -1,4 +1,4 @@
-"""`rollbook bookie`: one bookie, its identity, its files, and requests to a running one."""
+"""The commands of `rollbook bookie`: a bookie's identity, its files, and requests to a running bookie."""
 
 from typing import Final
 

@@ -1,6 +1,6 @@
-"""`rollbook bookie init|format|rejoin|write-off|doctor` say who a bookie is, and mend that.
+"""`rollbook bookie init|format|rejoin|write-off|doctor` create, check and repair a bookie's identity.
 
-They take the flags and the configuration file of `rollbook server bookie`, and want it stopped.
+They take the flags and the configuration file of `rollbook server bookie`, which must be stopped.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
@@ -13,7 +13,7 @@ from rollbook.api.cli.output import examples, output_option, show_facts, show_ro
 from rollbook.bookie.core.repair_commands import FORMAT, INIT, REJOIN, WRITE_OFF
 from rollbook.proto.printable import harmless
 
-if TYPE_CHECKING:  # Loaded when a command needs them: `--help` is quick.
+if TYPE_CHECKING:  # Imported when a command needs them, to keep `--help` quick.
     from rollbook.bookie.core.identity import Diagnosis
     from rollbook.bookie.identity import Formatted, Identity
 

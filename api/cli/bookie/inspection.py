@@ -1,10 +1,10 @@
-"""`rollbook bookie info|ledgers|ledger|journal|entrylog|mark|verify` look at a bookie,
-`gc|compact|scrub|readonly` tell a running one what to do.
+"""`rollbook bookie info|ledgers|ledger|journal|entrylog|mark|verify` inspect a bookie;
+`gc|compact|scrub|readonly` send requests to a running one.
 
-A running bookie is asked over HTTP (`--http`); the files of a stopped one are read where they are
-(`--journal-dir`, `--ledger-dir`), and never changed. Files can be looked at while the bookie runs,
-too, as a moment's picture; only `verify` wants it stopped, since files that come and go under it
-would look like damage.
+A running bookie is asked over HTTP (`--http`). The files of a stopped one are read directly (`--journal-dir`,
+`--ledger-dir`), and never changed. Files can also be read while the bookie runs and show one moment. Only
+`verify` needs a stopped bookie, because files that appear or disappear during the check would look like
+damage.
 """
 
 import os
@@ -30,7 +30,7 @@ from rollbook.api.cli.output import (
 )
 from rollbook.proto.errors import BadConfig, DataLost, Missing, NoSuchLedger
 
-if TYPE_CHECKING:  # Loaded when a command needs them: `--help` is quick.
+if TYPE_CHECKING:  # Imported when a command needs them, to keep `--help` quick.
     from rollbook.api.cli.bookie_admin_client import AdminClient
     from rollbook.bookie.inspection import StoreFiles
 
@@ -55,7 +55,7 @@ _LEDGER_COLUMNS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Where:
-    """The bookie that a command is about: a running one, or its files."""
+    """The bookie that a command inspects: a running bookie, or the files of one."""
 
     http: str | None
     token_file: str | None
@@ -84,7 +84,7 @@ class Where:
 
     @property
     def flags(self) -> str:
-        """The flags as the user would type them again."""
+        """Returns the flags as the user would type them again."""
         typed: tuple[tuple[str, str | None], ...] = (
             ("http", self.http),
             ("token-file", self.token_file),
@@ -102,7 +102,7 @@ class Where:
 
     @contextmanager
     def advising(self, lists: str) -> Iterator[None]:
-        """Adds to a `Missing` the command that lists what exists."""
+        """Adds a next step to `Missing`: the command that lists what exists."""
         try:
             yield
         except Missing as error:
@@ -110,7 +110,7 @@ class Where:
             raise
 
     def read(self, use: Callable[["StoreFiles"], Awaitable[T]]) -> T:
-        """Reads the bookie's files with `use`."""
+        """Opens the bookie's files and passes them to `use`."""
         import asyncio
 
         from rollbook.bookie.config import StorageConfig
@@ -244,7 +244,7 @@ def _takes(*options: Callable[[Command], Command]) -> Callable[[Command], Comman
             command(where, **rest)
 
         run.__doc__, run.__name__ = command.__doc__, command.__name__
-        run.__dict__.update(command.__dict__)  # The options that click has collected so far.
+        run.__dict__.update(command.__dict__)  # Keeps the options that click has collected so far.
         found: Command = run
         for option in reversed(options):
             found = option(found)
@@ -633,7 +633,7 @@ def _follow(client: "AdminClient", started: Any, no_wait: bool, output: str) -> 
 
 
 def _wait_for(client: "AdminClient", started: Any) -> Any:
-    """Waits until the operation ends; its problem is raised as the original error."""
+    """Waits until the operation ends. Raises the operation's error if it failed."""
     operation, is_shown = started, sys.stderr.isatty()
     while operation["state"] == "running":
         time.sleep(_POLL_S)
@@ -654,7 +654,7 @@ def _wait_for(client: "AdminClient", started: Any) -> Any:
 
 
 def _bar(label: str, length: int) -> Any:
-    """A progress bar on a terminal, which is never part of the output."""
+    """Shows a progress bar on a terminal; it is never part of the output."""
     return click.progressbar(
         length=max(1, length), label=label, file=sys.stderr, hidden=not sys.stderr.isatty()
     )

@@ -1,4 +1,6 @@
-"""`rollbook bookie drain|undrain|mark-drained|safe-to-remove|remove`: bookies leave the cluster."""
+"""The commands `rollbook bookie drain|undrain|mark-drained|safe-to-remove|remove`, with which bookies leave
+the cluster.
+"""
 
 from typing import Any
 

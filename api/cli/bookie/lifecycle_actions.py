@@ -1,4 +1,6 @@
-"""The actions of `rollbook bookie drain|undrain|mark-drained|safe-to-remove|remove`, by metadata alone."""
+"""The actions of `rollbook bookie drain|undrain|mark-drained|safe-to-remove|remove`. They use only the
+metadata.
+"""
 
 import asyncio
 import random

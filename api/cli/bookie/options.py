@@ -1,6 +1,6 @@
-"""The flags that select a bookie; `server/bookie_settings.py` makes settings of them.
+"""The flags that select a bookie. `server/bookie_settings.py` turns them into settings.
 
-Only click is imported here: every `--help` loads this.
+This module imports only click, because every `--help` loads it.
 """
 
 from collections.abc import Callable
@@ -48,7 +48,7 @@ _OPTIONS: Final = (
 
 
 def bookie_options(command: F) -> F:
-    """Adds the options of commands about one bookie: its id, and where its files are."""
+    """Adds the options for one bookie's id and the directories of its files."""
     for option in reversed(_OPTIONS):
         command = option(command)
     return command

@@ -1,4 +1,4 @@
-"""The actions of `rollbook cluster`, on the metadata store of a URL."""
+"""The actions of `rollbook cluster`, which use the metadata store at a URL."""
 
 import asyncio
 import random
@@ -19,13 +19,15 @@ from rollbook.proto.runtime.metastore import COMMAND_TIMEOUT_S, open_metadata_st
 
 T = TypeVar("T")
 
-_TIMEOUT_S: Final = 5.0  # The time-out of one request: a person waits for the answer.
+# The time-out of one request; it is short because a person waits for the response.
+_TIMEOUT_S: Final = 5.0
 
 
 def make_cluster(url: str, layout: str | None, *, if_missing: bool = False) -> dict[str, Any]:
-    """Creates a cluster and returns its facts; with `if_missing` those of an existing one. Raises `ClusterExists`.
+    """Creates a cluster and returns its facts; with `if_missing`, returns those of an existing cluster.
+    Raises `ClusterExists`.
 
-    An existing one with another layout than requested is refused in any case.
+    A cluster whose layout differs from the requested one is always refused.
     """
     place = parse_url(url)
     hint = Layout(place.layout.value) if place.layout else None
@@ -86,7 +88,7 @@ def run_on_store(
     look: Callable[[MetadataStore, Cluster], Awaitable[T]],
     timeout_s: float | None = None,
 ) -> T:
-    """`timeout_s`: the limit of all requests together."""
+    """Runs `work` on the store; `timeout_s` is the limit for all requests together."""
     place = parse_url(url)
 
     async def run(store: MetadataStore) -> T:
@@ -128,7 +130,9 @@ def parse_url(text: str) -> MetadataUrl:
 async def _with_store(
     url: MetadataUrl, use: Callable[[MetadataStore], Awaitable[T]], *, create: bool = False
 ) -> T:
-    """Opens the store without serving other processes: an embedded store without an owner is used briefly."""
+    """Opens the store without serving other processes. If an embedded store has no owner, this process uses
+    it briefly.
+    """
     try:
         async with await open_metadata_store(
             url,

@@ -1,4 +1,4 @@
-"""`rollbook cluster`: make a cluster, and look at one."""
+"""The commands of `rollbook cluster`, which create and inspect a cluster."""
 
 from typing import TYPE_CHECKING, Any, Final
 
@@ -44,7 +44,7 @@ def group() -> None:
         "rollbook cluster init --metadata zk://zk1/ledgers --layout longhierarchical --if-missing",
     )
 )
-@metadata_option(WHERE, required=True)  # Creating a cluster needs an explicit URL.
+@metadata_option(WHERE, required=True)  # A new cluster needs an explicit URL.
 @click.option(
     "--layout",
     type=click.Choice(_LAYOUTS),

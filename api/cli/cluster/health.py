@@ -1,12 +1,12 @@
-"""Finds a cluster's health for `rollbook cluster health`: the members in the metadata, and which of them can be
-reached.
+"""Determines a cluster's health for `rollbook cluster health` from the members in the metadata and whether
+they can be reached.
 
-healthy       bookies suffice for all copies of a new log, every member can be reached, none is missing
-degraded      it works, and somebody should look: one is down, read-only, draining, unreachable, its clock is
-              wrong, or logs are written with fewer copies than they want, cannot be opened by the server that should own
-              them, or lack segments whose ledgers were deleted
-unavailable   a new log takes no append, since too few bookies for its acks take entries, or every log
-              server that is registered is out of reach
+healthy       enough bookies for all copies of a new log; every member is there and can be reached
+degraded      it works, but needs attention: a member is down, read-only, draining, unreachable, or its clock is
+              wrong; or logs are written with fewer copies than configured, cannot be opened by the server that
+              should own them, or lack segments whose ledgers were deleted
+unavailable   a new log cannot take appends, since too few bookies for its acks are writable, or no registered log
+              server can be reached
 """
 
 import asyncio
@@ -31,14 +31,14 @@ CODES: Final = {"healthy": 0, "degraded": 8, "unavailable": 5}
 
 
 def look_at_health(url: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Returns the verdict, and a row for each member."""
+    """Returns the verdict and a row for each member."""
 
     found = run_on_store(url, find_members)
     return judge(found), found
 
 
 async def find_members(store: MetadataStore, cluster: Cluster) -> list[dict[str, Any]]:
-    """A row for each bookie and log server, each asked whether it can be reached."""
+    """Returns a row for each bookie and log server, after trying to reach each of them."""
     bookies = [{"kind": "bookie", **each} for each in await list_bookies(store, cluster)]
     servers = await _log_servers(store, cluster.own_root)
     found = [*bookies, *servers]
@@ -57,8 +57,7 @@ def judge(found: Sequence[dict[str, Any]]) -> dict[str, Any]:
     degraded = sum(each.get("logs_degraded", 0) for each in servers)
     unopened = sum(each.get("logs_unopened", 0) for each in servers)
     lost = sum(each.get("segments_lost", 0) for each in servers)
-    # A new log's defaults are a setting of its server. A cluster of bookies alone is judged by the
-    # default.
+    # Log servers are configured with the defaults of new logs. Without log servers, `DEFAULT_QUORUM` applies.
     acks = max((each.get("acks", 0) for each in servers), default=0) or DEFAULT_QUORUM.ack
     ensemble = max((each.get("ensemble", 0) for each in servers), default=0)
     ensemble = ensemble or DEFAULT_QUORUM.ensemble
@@ -88,9 +87,9 @@ def new_logs_with(writable: int, acks: int, ensemble: int) -> str:
 
 
 async def server_records(store: MetadataStore, own_root: str) -> list[ServerRecord]:
-    """The registered log servers by name. A server that was killed and started again is registered twice
-    until its old session ends:
-    the life that was registered last counts, among those of one name and among those at one address.
+    """Returns the registered log servers by name. A server that was killed and started again is registered
+    twice until its old session ends. Of the registrations with the same name or the same address, the latest
+    counts.
     """
     folder = f"{own_root}/{FOLDER}"
     try:
@@ -134,7 +133,7 @@ def _state_of(record: ServerRecord) -> str:
 
 
 async def check_reachable(address: str | None) -> bool:
-    """Whether the port is open; which program listens there is not checked."""
+    """Returns whether the port is open, without checking which program listens there."""
     if not address:
         return False
     place = parse_address(address, "the address")

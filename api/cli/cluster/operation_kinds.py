@@ -1,4 +1,4 @@
-"""The work of each lasting operation: by the functions that the shell's commands call.
+"""The work of each long-running operation, done by the functions that the shell's commands call.
 
 verify            {"ledger_id": 7}
 recover           {"ledger_id": 7}
@@ -29,7 +29,7 @@ _PROBLEMS_SHOWN = 20
 
 
 def kinds_of(ledgers: Ledgers, worker: WorkerConfig, name: str) -> dict[str, OperationKind]:
-    """`name`: the name in the locks of repaired ledgers."""
+    """Returns the work of each kind; `name` is written into the locks of ledgers under repair."""
     store, cluster = ledgers.store, ledgers.cluster
     departures = Departures(store, cluster, SystemClock(), random.SystemRandom())
     drain = DrainOperation(departures, PresenceNodes(store, cluster))
@@ -42,7 +42,7 @@ def kinds_of(ledgers: Ledgers, worker: WorkerConfig, name: str) -> dict[str, Ope
         def on_progress(entries: int) -> None:
             nonlocal done
             done += entries
-            if last_entry is not None:  # It is closed, so its number of entries is known.
+            if last_entry is not None:  # Only a closed ledger has a known number of entries.
                 run.on_progress(min(done, last_entry + 1), last_entry + 1)
 
         verdict = await ledgers.verify(ledger_id, None, on_progress=on_progress)
@@ -89,13 +89,15 @@ async def recover_outside_logs(ledgers: Ledgers, ledger_id: int) -> dict[str, An
 
 
 def log_made_for(custom: Mapping[str, bytes]) -> str | None:
-    """The log for which a ledger with this custom metadata was created."""
+    """Returns the log for which a ledger with this custom metadata was created."""
     belonging = belonging_of(custom)
     return str(belonging.name) if belonging else None
 
 
 def describe_error(error: RollbookError) -> Mapping[str, Any]:
-    """The error as RFC 9457. Imports FastAPI late: it takes a third of a second, and few processes need it."""
+    """Returns the error as a problem of RFC 9457. FastAPI is imported here because it takes a third of a
+    second and few processes need it.
+    """
     from rollbook.api.rest.problems import problem_of
 
     return problem_of(error)

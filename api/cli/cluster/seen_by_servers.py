@@ -1,8 +1,8 @@
-"""`rollbook cluster info` and `health` without the metadata store: what a log server knows, and which members
-can be reached from here.
+"""`rollbook cluster info` and `health` without the metadata store. They show what a log server knows, and
+which members this machine can reach.
 
-A log server knows the log servers, how many bookies accept new records, and what has failed for it lately; it
-does not know bookies that it has not used.
+A log server knows the log servers, how many bookies accept new records, and its recent failures. It does not
+know bookies that it has not used.
 """
 
 import asyncio
@@ -89,7 +89,7 @@ def verdict(
 
 
 def _quorum_of(limits: messages.ServiceLimits) -> Quorum:
-    """The quorum of a new log; if the server does not report it, a single bookie."""
+    """Returns the quorum of a new log, or a single bookie if the server does not report it."""
     return limits.quorum or Quorum(1, 1, 1)
 
 

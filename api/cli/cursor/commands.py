@@ -1,4 +1,4 @@
-"""`rollbook cursor`: named positions of logs. What the commands do is in `actions.py`."""
+"""The commands of `rollbook cursor`, which manage named positions in logs. Their actions are in `actions.py`."""
 
 from typing import TYPE_CHECKING, Any, Final
 
@@ -72,7 +72,8 @@ def show(access: "LogAccess", **how: Any) -> None:
 
 @group.command(
     "set",
-    context_settings={"ignore_unknown_options": True},  # Such as -10, which is a position.
+    # Allows positions such as -10, which look like options.
+    context_settings={"ignore_unknown_options": True},
     epilog=examples(
         "rollbook cursor set orders billing 1700",
         "rollbook cursor set orders billing -10 --protect",

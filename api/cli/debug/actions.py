@@ -1,5 +1,6 @@
-"""The content of a `rollbook debug bundle`: JSON by subject, and metrics, in one archive that its owner alone may
-read."""
+"""The content of a `rollbook debug bundle`: JSON files by subject, and metrics, in one archive that only its
+owner may read.
+"""
 
 import asyncio
 import io
@@ -34,7 +35,7 @@ _LIBRARIES: Final = ("grpcio", "protobuf", "kazoo", "structlog", "fastapi", "uvi
 
 
 class _Archive:
-    """A new archive, readable only by its owner, and removed if it is not completed."""
+    """A new archive that only its owner may read. It is removed if it is not completed."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -55,7 +56,7 @@ class _Archive:
             with self._file:
                 if failed is None:
                     self._tar.close()
-        except BaseException:  # Either the disk is full, or the user interrupted.
+        except BaseException:  # For example, the disk is full, or the user pressed Ctrl-C.
             os.unlink(self._path)
             raise
         if failed is not None:
@@ -63,7 +64,9 @@ class _Archive:
 
 
 class _Gathering:
-    """Facts by subject; `missing`: what was unavailable, and why. Pages are archived as they arrive."""
+    """The gathered facts by subject; `missing` lists what was unavailable and why. Pages are archived as they
+    arrive.
+    """
 
     def __init__(self, archive: _Archive) -> None:
         self.found: dict[str, Any] = {}
@@ -162,7 +165,7 @@ class _Gathering:
     # ------------------------------------------------------------------------------------------
 
     def write(self) -> None:
-        """Writes the rows that are not written yet."""
+        """Archives the rows that are not archived yet."""
         found = {**self.found, "about": _about(), "missing": self.missing}
         for subject, facts in sorted(found.items()):
             text = json.dumps(facts, indent=2, default=_plain)
@@ -180,10 +183,9 @@ def bundle(
         try:
             access.run(lambda client: gathering.servers(client, names, logs_max))
         except RollbookError as error:
-            # The metadata is read also if servers refuse, because then help may well be needed.
-            if not metadata or isinstance(
-                error, BadConfig
-            ):  # Either no other server exists, or the input is invalid.
+            # The metadata is read even if servers refuse, because help is then likely to be needed. Without
+            # metadata there is nothing else to read, and invalid input stays invalid.
+            if not metadata or isinstance(error, BadConfig):
                 raise
             gathering.miss("servers", error)
         if metadata:
@@ -198,8 +200,9 @@ def bundle(
 
 
 def _metadata_of(access: LogAccess, url: str | None) -> Metadata | None:
-    """The same targets as other commands, except that none must be named here, and that a named server may be of
-    another cluster than the context in use. Raises `BadConfig`, `InvalidRequest`."""
+    """Selects the same targets as other commands do. But none must be named here, and a named server may
+    belong to another cluster than the current context. Raises `BadConfig`, `InvalidRequest`.
+    """
     called = click.get_current_context()
     is_named = bool(url) and named_of(called, "url")[0]
     if not is_named and not (access.context and find(access.context).metadata):
@@ -220,7 +223,7 @@ def _about() -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """Replaces a cursor's blob, which is private, by its size."""
+    """Replaces a cursor's private blob by its size."""
     if isinstance(value, Enum):
         return value.value
     return f"{len(value)} bytes" if isinstance(value, bytes) else str(value)

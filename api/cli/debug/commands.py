@@ -1,4 +1,4 @@
-"""`rollbook debug`: collects diagnostics for support. Its action is in `actions.py`."""
+"""`rollbook debug`: collects diagnostics for support. The action is in `actions.py`."""
 
 from typing import TYPE_CHECKING, Any
 

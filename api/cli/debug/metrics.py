@@ -1,8 +1,8 @@
-"""The `/metrics` of all members in the metadata, for a bundle.
+"""Reads the `/metrics` of all members in the metadata for a bundle.
 
-A log server gets the same token as from any command, except one that would be read on the way, and only
-if the asked server knows it: the metadata may be another cluster's. A bookie gets no token, because its
-pages for probes need none. Redirections are not followed.
+A log server gets the token that any command would send, but never in the clear over a network, and only if
+the asked server knows this log server: the metadata may belong to another cluster. A bookie gets no token,
+because its pages for probes need none. Redirects are not followed.
 """
 
 import asyncio
@@ -26,9 +26,10 @@ from rollbook.proto.ports import MetadataStore
 from rollbook.proto.runtime.system_errors import describe_error
 from rollbook.proto.runtime.tls import trusting_context
 
-_PATIENCE_S: Final = 5.0  # The limit of one scrape, from the first to the last byte.
+_PATIENCE_S: Final = 5.0  # The time limit of one scrape, from the first to the last byte.
 _BYTES_MAX: Final = 4 << 20
-_ANSWER_BYTES_MAX: Final = _BYTES_MAX + (1 << 20)  # Leaves room for headers and chunk sizes.
+# The limit of a response, with room for headers and chunk sizes.
+_ANSWER_BYTES_MAX: Final = _BYTES_MAX + (1 << 20)
 _AT_ONCE: Final = 8
 _SERVERS_MAX: Final = 100
 _CHUNK: Final = 1 << 16
@@ -36,13 +37,13 @@ _CHUNK: Final = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class ScrapeTarget:
-    name: str  # The name of the server, and of its file in the bundle.
-    url: str  # Empty: the server was configured without pages.
+    name: str  # The name of the server and of its file in the bundle.
+    url: str  # Empty if the server was configured without pages.
     server_id: str = ""  # The id of a log server, since several clusters may use the same names.
 
     @property
     def wants(self) -> str:
-        """The flag with which the server would have pages."""
+        """Returns the flag that makes the server serve pages."""
         return "--rest" if self.server_id else "--http"
 
 
@@ -77,8 +78,9 @@ async def gather(
     keep: Callable[[str, bytes], None],
 ) -> dict[str, RollbookError]:
     """Passes each page to `keep` with its server's name as it arrives: at most `_AT_ONCE` pages are held.
-    Returns by name why a page is missing or incomplete. `known`: the ids of log servers of the cluster that
-    the token is for."""
+    Returns, by server name, why a page is missing or incomplete. `known` has the ids of the log servers that
+    may get the token.
+    """
     places = [each for each in places if each.url]
     free = asyncio.Semaphore(_AT_ONCE)
     missing: dict[str, RollbookError] = {
@@ -120,7 +122,7 @@ async def _page(place: ScrapeTarget, access: LogAccess, is_known: bool) -> bytes
     host, is_tls = parts.hostname or "", parts.scheme == "https"
     wire = _Wire()
     connection = http.client.HTTPConnection(host, parts.port or (443 if is_tls else 80))
-    connection.sock = wire  # It has the part of a socket that HTTPConnection uses.
+    connection.sock = wire  # `wire` has the socket methods that HTTPConnection uses.
     shown = _headers(place, access) if is_known else {}
     connection.request("GET", "/metrics", headers={"connection": "close", **shown})
     tls = _tls(access) if is_tls else None
@@ -141,7 +143,7 @@ async def _page(place: ScrapeTarget, access: LogAccess, is_known: bool) -> bytes
 
 
 class _Wire:
-    """A socket of bytes for HTTPConnection. asyncio transports them, so any wait can be cancelled."""
+    """A socket for HTTPConnection over an asyncio stream, so that any wait can be cancelled."""
 
     def __init__(self) -> None:
         self.said = b""

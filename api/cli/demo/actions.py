@@ -1,6 +1,6 @@
-"""The clients of `rollbook demo`: they append and check every ack, read and check every record.
+"""The clients of `rollbook demo`, which append and check every ack, and read and check every record.
 
-Record number N has to get offset N: so a reader can check each record.
+Record number N must get offset N, so that a reader can check each record.
 """
 
 import asyncio
@@ -30,12 +30,12 @@ def require(holds: bool, promise: str, **ids: Any) -> None:
 
 
 def make_records(count: int) -> list[bytes]:
-    """Random records: they cannot be compressed, and all differ."""
+    """Random records, all different, which cannot be compressed."""
     return [hashlib.shake_128(number.to_bytes(8)).digest(RECORD_BYTES) for number in range(count)]
 
 
 class Appending:
-    """Submits record after record through one writer, and checks their acks as they arrive."""
+    """Submits records one after the other through one writer, and checks their acks as they arrive."""
 
     def __init__(self, writer: Writer, records: Sequence[bytes]) -> None:
         self.acked = 0
@@ -60,7 +60,7 @@ class Appending:
             self._has_news.set()
 
     async def alone(self, count: int) -> Histogram:
-        """Appends one record after the other. Returns the time that each took."""
+        """Appends one record after the other. Returns the time that each append took."""
         took = new_latencies()
         for _ in range(count):
             begun_ns = time.monotonic_ns()
@@ -79,7 +79,7 @@ class Appending:
         return time.monotonic() - begun_s
 
     async def at_pace(self, count: int, per_second: int) -> None:
-        """Appends at a steady pace; after a delay there is no burst."""
+        """Appends at a steady rate, without a burst after a delay."""
         end, at_once = self._submitted + count, round(per_second * _TICK_S)
         while self._submitted < end:
             for _ in range(min(at_once, end - self._submitted)):
@@ -107,7 +107,7 @@ class Appending:
 async def check(
     batches: AsyncIterator[RecordBatch], records: Sequence[bytes], start: int = 0
 ) -> int:
-    """Checks that each record is there once, in its place, byte for byte. Returns their number."""
+    """Checks that each record is there exactly once, at its offset, byte for byte. Returns their number."""
     expected = start
     async for batch in batches:
         require(batch.base_offset == expected, "offsets are dense", next=batch.base_offset)

@@ -1,9 +1,9 @@
-"""A process of `rollbook demo`: any command, until the demo is gone.
+"""Runs any command as a process of `rollbook demo`, until the demo ends.
 
     python -m rollbook.api.cli.demo.child server bookie …
 
-Its standard input is a pipe that is never written to. However the demo ends, the pipe ends with it,
-and so does this process.
+Its standard input is a pipe that is never written to. When the demo ends or is killed, the pipe closes, and
+this process ends too.
 """
 
 import os

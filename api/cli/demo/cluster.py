@@ -1,7 +1,7 @@
 """The cluster of `rollbook demo`: three bookies and two log servers, each a process of its own.
 
-They share one directory: the embedded metadata store, whichever of them serves it, the bookies' files,
-and each process's output (`NAME.log`).
+They share one directory. It has the embedded metadata store, which one of the processes serves, the bookies'
+files, and the output of each process (`NAME.log`).
 """
 
 import asyncio
@@ -21,7 +21,7 @@ from rollbook.proto.runtime.metastore import open_metadata_store
 
 BOOKIES: Final = ("bk-1", "bk-2", "bk-3")
 LOG_SERVERS: Final = ("log-1", "log-2")
-_SMALL: Final = {  # Limits for five processes on a laptop, with little to store.
+_SMALL: Final = {  # Limits that suit five processes on a laptop with little to store.
     "ROLLBOOK_STORAGE_JOURNAL_FILE_BYTES": str(32 << 20),
     "ROLLBOOK_STORAGE_QUEUED_BYTES_MAX": str(16 << 20),
     "ROLLBOOK_STORAGE_INDEX_BYTES_MAX": str(16 << 20),
@@ -47,7 +47,7 @@ class DemoCluster:
         url = MetadataUrl.parse(self.url)
         async with await open_metadata_store(url, create=True) as store:
             await initialise(store, url.ledgers_root, random.SystemRandom())
-        # Each loads its code while the others do: alone it would be no faster.
+        # The processes start at the same time, since none would start faster alone.
         await asyncio.gather(*map(self.start_bookie, BOOKIES), *map(self._start_log, LOG_SERVERS))
 
     async def start_bookie(self, name: str) -> None:
@@ -89,12 +89,12 @@ class DemoCluster:
         self.addresses[name] = line.rpartition(" on ")[2].strip()
 
     async def kill(self, name: str) -> None:
-        """Kills a process by SIGKILL; returns when it has ended."""
+        """Kills a process by SIGKILL and waits for its end."""
         self._processes[name].kill()
         await self._processes[name].wait()
 
     def last_words(self) -> Iterator[str]:
-        """The last output of the processes, for people who want to know why."""
+        """Returns the last output of each process, to show why the demo failed."""
         for name in self._processes:
             with open(self._log_of(name), encoding="utf-8", errors="replace") as log:
                 yield from (f"{name}: {line.rstrip()}" for line in list(log)[-_LAST_WORDS:])
@@ -111,7 +111,7 @@ class DemoCluster:
 
 
 def _environment() -> Mapping[str, str]:
-    """The environment without the user's variables for other Rollbook servers."""
+    """Returns the environment without the user's variables for other Rollbook servers."""
     ours = {name: value for name, value in os.environ.items() if not name.startswith("ROLLBOOK_")}
     return {**ours, **_SMALL}
 

@@ -1,10 +1,9 @@
-"""Runs `rollbook demo`: the main job, with real processes and real kills, everything
-verified.
+"""Runs `rollbook demo`: it does the main job with real processes and real kills, and verifies everything.
 
-Three bookies and two log servers share an embedded metadata store. A writer appends, exactly
-once, and a tail reads along. A bookie is killed and comes back; the server that owns the log is
-killed, and the other one takes over. Then the log is read back, truncated and sealed, and every
-copy of every entry is checked. A step that takes too long has failed.
+Three bookies and two log servers share an embedded metadata store. A writer appends each record exactly once,
+and a tail reads them as they come. A bookie is killed and comes back; the server that owns the log is killed,
+and the other one takes over. Then the log is read back, truncated and sealed, and every copy of every entry
+is checked. A step fails if it takes too long.
 """
 
 import asyncio
@@ -35,7 +34,8 @@ AT_PACE: Final = 40_000
 RECORDS: Final = ALONE + AT_SPEED + AT_PACE
 PER_SECOND: Final = 10_000
 KEPT_FROM: Final = 70_000
-_CONFIG: Final = LogConfig(roll_bytes=1 << 20)  # Many segments, so that some can be freed.
+# Small segments, so that there are many and some can be freed.
+_CONFIG: Final = LogConfig(roll_bytes=1 << 20)
 _CLIENT: Final = LogClientConfig(timeout_s=60, silences_max=12)  # Long enough for a slow machine.
 _NAME: Final = "demo"
 _BOOKIE: Final = "bk-2"
@@ -123,7 +123,7 @@ async def _append(cluster: DemoCluster, client: Client, log: Log, records: Seque
 async def _append_through(
     group: asyncio.TaskGroup, appending: Appending, kill: Callable[[], Awaitable[str]]
 ) -> None:
-    """Appends half of the records at a pace, and kills a process early on."""
+    """Appends half of the records at a steady rate, and kills a process early on."""
     before = appending.acked
     paced = group.create_task(appending.at_pace(AT_PACE // 2, PER_SECOND))
     await appending.reach(before + AT_PACE // 8)
@@ -141,7 +141,7 @@ async def _owner(cluster: DemoCluster, client: Client) -> str:
         (found,) = await client.lookup([_NAME])
         if found.is_owner and found.address in names:
             return names[found.address]
-        await asyncio.sleep(0.05)  # The log changes its owner, since the machine stood still.
+        await asyncio.sleep(0.05)  # A long pause of the machine can make the log change its owner.
 
 
 # --- Reading, truncating, sealing -----------------------------------------------------------------

@@ -1,6 +1,6 @@
 """`rollbook dev`: a whole cluster in one process, for a laptop.
 
-The cluster itself is in `dev/local_cluster.py`, which is loaded when the command is called.
+The cluster is in `dev/local_cluster.py`, which is imported when the command is called.
 """
 
 import click

@@ -1,13 +1,13 @@
-"""A whole cluster in this process: the metadata in one file, bookies, one log server, recovery.
+"""A whole cluster in this process: bookies, one log server and recovery, with the metadata in one file.
 
-Everything is below one directory, and is found there again:
+All its files are in one directory, where the next run finds them:
 
     metadata.db              the embedded store
     bk-1/journal, ledgers    each bookie's files
     LOCK                     who runs it
 
-A bookie is known by its name, so it may listen on another port in each life: if its usual one is
-in use it takes a free one. Bookies of earlier runs are started, too, whatever number is requested.
+A bookie is known by its name, so its port may change between runs: if its usual port is in use, it takes a
+free one. All bookies of earlier runs are started, even if fewer are requested.
 """
 
 import os
@@ -55,7 +55,7 @@ from rollbook.recovery.stats import PART
 
 DASHBOARD_PORT: Final = 7500
 _MIB: Final = 1024 * 1024
-_LEASE_S: Final = 30.0  # Long, since no other server could take over while this machine is busy.
+_LEASE_S: Final = 30.0  # Long, because no other server could take over when this machine is busy.
 _HOST: Final = "127.0.0.1"
 _NAME: Final = re.compile(r"bk-([1-9][0-9]?)")
 
@@ -68,7 +68,7 @@ class Sizes:
     index_bytes: int
     cache_bytes: int
     tail_memory_bytes: int
-    page_cache_bytes: int  # The total for all bookies.
+    page_cache_bytes: int  # The page cache of all bookies together.
 
 
 SMALL: Final = Sizes(32 * _MIB, 16 * _MIB, 32 * _MIB, 64 * _MIB, 256 * _MIB)
@@ -80,10 +80,10 @@ class LocalCluster:
     url: str  # The metadata URL.
     bookies: dict[str, Bookie]
     logs: RunningLogServer
-    dashboard: str = ""  # The dashboard's URL; empty: the command has no --http.
+    dashboard: str = ""  # The dashboard's URL; empty if the command has no --http.
 
     async def failed(self) -> BaseException:
-        """Waits for the error that stops a bookie."""
+        """Waits until an error stops a bookie, and raises it."""
         return await first_of(*(bookie.failed() for bookie in self.bookies.values()))
 
 
@@ -96,13 +96,12 @@ async def local_cluster(
     http: str = "",
     callback_hosts: tuple[str, ...] = (),
 ) -> AsyncIterator[LocalCluster]:
-    """Runs the whole cluster within the context. `folder` is an absolute path; `server.metadata` is
-    ignored. `http`: where management
-    and the dashboard are served, with the certificate and the tokens of the log server. `callback_hosts`: where
-    callbacks may be sent.
+    """Runs the whole cluster within the context. `folder` is an absolute path; `server.metadata` is ignored.
+    `http` is the address of management and the dashboard, which use the certificate and the tokens of the log
+    server. `callback_hosts` are the hosts to which callbacks may be sent.
 
-    Raises `DirectoryInUse` if another process runs it, `BadConfig` if that can be no directory of
-    ours, and the errors of parts that cannot start.
+    Raises `DirectoryInUse` if another process uses the folder, `BadConfig` if the folder is unsuitable, and
+    the errors of parts that cannot start.
     """
     machine = RealMachine(SystemDisk(sizes.page_cache_bytes))
     async with AsyncExitStack() as stack:
@@ -206,10 +205,10 @@ async def _dashboard(
 
 
 def dashboard_address(http: str, server: LogServerConfig) -> Address:
-    """Where management and the dashboard listen.
+    """Returns the address of management and the dashboard.
 
-    Raises `BadConfig` if it is invalid, or if it is off loopback without TLS and a token: `insecure` is for logs
-    (MG2).
+    Raises `BadConfig` if it is invalid, or off loopback without TLS and a token; `insecure` applies only to
+    logs (MG2).
     """
     address = parse_address(http, "--http", default_host=_HOST, default_port=DASHBOARD_PORT)
     is_locked = server.tls_certificate and (server.token_file or server.access_file)
@@ -225,8 +224,9 @@ def dashboard_address(http: str, server: LogServerConfig) -> Address:
 async def _open_bookie(
     machine: RealMachine, folder: str, url: str, number: int, sizes: Sizes
 ) -> Bookie:
-    """Opens a bookie, and tries again if its port is taken: another process may take a free port before the
-    bookie listens on it."""
+    """Opens a bookie. It tries again if another process took the free port before the bookie could listen on
+    it.
+    """
     settings = _bookie_settings(folder, url, number, sizes)
     try:
         return await Bookie.open(machine, await open_metadata_store(url), settings)
@@ -238,7 +238,7 @@ async def _open_bookie(
 
 
 def _explain_and_end(error: BaseException) -> None:
-    """Prints the error like `main`, which is not used here, and ends the process."""
+    """Prints the error as `main` would, and ends the process."""
     if isinstance(error, RollbookError):
         explain_error(error)
     end_process(error)
@@ -252,7 +252,7 @@ async def _ensure_cluster(store: MetadataStore, url: str) -> None:
 
 
 def _found(folder: str) -> list[int]:
-    """The numbers of bookies that earlier runs created."""
+    """Returns the numbers of the bookies that earlier runs created."""
     matches = map(_NAME.fullmatch, os.listdir(folder))
     return [int(match[1]) for match in matches if match]
 
@@ -289,7 +289,7 @@ def _log_settings(url: str, bookies: int, server: LogServerConfig, sizes: Sizes)
 
 
 def usual_or_free(usual: Address) -> Address:
-    """The usual port, or port 0 if another process listens there: then the system picks one."""
+    """Returns the usual port, or 0 if another process listens there, so that the system picks a free one."""
     try:
         require_free(usual)
     except BadConfig:
@@ -298,7 +298,7 @@ def usual_or_free(usual: Address) -> Address:
 
 
 def require_free(address: Address) -> None:
-    """Raises `BadConfig` if the port is not free now; another process may take it before we do."""
+    """Raises `BadConfig` if the port is in use. Another process may still take it afterwards."""
     try:
         found = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
         with socket.socket(found[0][0], socket.SOCK_STREAM) as trial:

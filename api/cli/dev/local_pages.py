@@ -1,5 +1,4 @@
-"""The admin pages of a bookie in this process, called without a network. Rights are checked as for any
-caller."""
+"""Calls the admin pages of a bookie in this process, without a network. Rights are checked as for any caller."""
 
 import json
 from collections.abc import AsyncIterator, Mapping

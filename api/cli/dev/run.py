@@ -47,11 +47,11 @@ def run_dev(
     log_level: str,
     rest_origin: tuple[str, ...] = (),
 ) -> None:
-    """Runs a cluster for people: prints where things are, and what to do with them."""
+    """Runs a cluster for people: prints the addresses, and commands to try."""
     configure_logs(level=log_level, as_json=False)
     folder = _folder(data)
     where = _on_this_machine("--listen", listen, DEFAULT_PORT)
-    # A free port for gRPC means a free port for REST, too.
+    # If gRPC takes a free port, REST takes one, too.
     usual = 0 if where.endswith(":0") else REST_PORT
     config = LogServerConfig(
         metadata="",
@@ -65,7 +65,7 @@ def run_dev(
 
 
 def _on_this_machine(flag: str, typed: str | None, usual_port: int) -> str:
-    """Raises `BadConfig`: it has no access control for doors that are open to others."""
+    """Raises `BadConfig` for an address off loopback, since `rollbook dev` has no access control."""
     text = typed or str(usual_or_free(Address(_HOST, usual_port)))
     address = parse_address(text, flag, default_host=_HOST, default_port=usual_port)
     if not is_loopback(address.host):
@@ -79,16 +79,19 @@ def _on_this_machine(flag: str, typed: str | None, usual_port: int) -> str:
 
 
 def _folder(data: str) -> str:
-    """Raises `BadConfig`: an unset variable of a script does not mean the current directory."""
+    """Raises `BadConfig` for an empty path: an unset variable in a script must not select the current
+    directory.
+    """
     if not data:
         raise BadConfig("--data is empty", next_step="say --data DIR; where you are is `--data .`")
     return os.path.abspath(data)
 
 
 def run_all(bookies: int, data: str, config: LogServerConfig, http: str, log_level: str) -> None:
-    """Runs a cluster for scripts: prints one line when it serves."""
+    """Runs a cluster for scripts: prints one line when it is ready."""
     if http:
-        require_free(dashboard_address(http, config))  # Fails before anything starts.
+        # Reports a port in use before anything starts.
+        require_free(dashboard_address(http, config))
     check_rest_origins(config)
     configure_logs(level=log_level, as_json=not sys.stderr.isatty())
     _run(_serve(_folder(data), bookies, config, LARGE, http, _say_to_scripts))
@@ -111,7 +114,7 @@ async def _serve(
 ) -> None:
     async with local_cluster(data, bookies, config, sizes, http, callback_hosts) as cluster:
         calm_collector()
-        with suppress(OSError):  # The output may be closed.
+        with suppress(OSError):  # Standard output may be closed.
             say(cluster)
             sys.stdout.flush()
         raise await cluster.failed()

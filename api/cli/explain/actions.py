@@ -1,4 +1,4 @@
-"""The facts that `rollbook explain` shows, put together from what any log server knows."""
+"""Gathers the facts that `rollbook explain` shows, which any log server knows."""
 
 import asyncio
 import time
@@ -18,7 +18,7 @@ from rollbook.logservice.log_config import WriterMode
 from rollbook.proto.errors import OutcomeUnknown, ServerUnreachable, Unavailable
 
 _EVENTS: Final = 5
-_PART_S: Final = 0.4  # The limit of one part, so that the whole answer comes within a second.
+_PART_S: Final = 0.4  # The time limit of one part, so that the whole answer takes at most a second.
 _OUTAGE_S: Final = 0.8
 _AGAIN_S: Final = 3.0
 _SERVERS_MAX: Final = 8
@@ -28,7 +28,7 @@ _SEGMENT_COLUMNS: Final = ("segment_id", "ledger_id", "state", "from", "to", "by
 
 @dataclass(frozen=True)
 class _Found:
-    """The parts that arrived in time; others are None, or empty."""
+    """The parts that arrived in time; all others are None or empty."""
 
     state: messages.LogState | None
     tail: messages.LogTail | None
@@ -64,10 +64,9 @@ def explain_log(access: LogAccess, log: str, output: str) -> None:
 
 
 class Look:
-    """Asks for each part separately. If something is unavailable, it asks all servers for the missing
-    parts, within a second. An unavailable part does not keep the others from being shown. No request opens
-    a log.
-    If nothing is unavailable, missing parts are waited for.
+    """Asks for each part separately, so that an unavailable part does not hide the others. If something is
+    unavailable, it asks all servers for the missing parts, within a second. No request opens a log. If
+    everything is available, it waits for slow parts.
     """
 
     def __init__(self, client: Client, log: LogName, timeout_s: float) -> None:
@@ -86,10 +85,11 @@ class Look:
             self._ask(messages.ListServers(), _PART_S),
             self._parts_at(None),
         )
-        if outage is None:  # The server is busy: without this response nothing else can be judged.
+        # The server is busy; ask again, since nothing else can be judged without this response.
+        if outage is None:
             outage = await self._ask(messages.GetOutage(), _AGAIN_S) or messages.Outage()
         if None in parts and outage.obstacles:
-            # While the metadata store is away only the log's owner knows it.
+            # While the metadata store is unavailable, only the log's owner knows the log.
             addresses = [each.address for each in servers.servers] if servers is not None else []
             for other_tail, others in await asyncio.gather(
                 *map(self._parts_at, addresses[:_SERVERS_MAX])
@@ -115,8 +115,9 @@ class Look:
         )
 
     async def _parts_at(self, server: str | None) -> tuple[messages.LogTail | None, list[Any]]:
-        """The tail, if the log has an owner, and the other parts; each is None if it was not available in
-        time."""
+        """Returns the tail, if the log has an owner, and the other parts; each is None if it did not arrive
+        in time.
+        """
         due_s = time.monotonic() + _PART_S
         asked = [asyncio.ensure_future(self._ask(word, _PART_S, server)) for word in self._parts]
 
@@ -126,7 +127,7 @@ class Look:
         async def state() -> messages.LogState | None:
             return await self._state_by(await asked[1], due_s - time.monotonic())
 
-        # One gather: if one of them raises, it takes the errors of the others, too.
+        # A single gather also collects the errors of the other requests if one raises.
         *parts, found, state_there = await asyncio.gather(*asked, tail(), state())
         return found, [state_there or parts[0], *parts[1:]]
 
@@ -143,7 +144,9 @@ class Look:
     async def _state_by(
         self, owners: messages.LogOwners | None, timeout_s: float
     ) -> messages.LogState | None:
-        """The state according to the server that owns the log, or should: no other knows what is wrong."""
+        """Returns the state from the server that owns or should own the log: only this server knows what is
+        wrong.
+        """
         owner = _owner_in(owners)
         if owner is None or not owner.address:
             return None
@@ -152,7 +155,9 @@ class Look:
         return found
 
     async def _ask(self, word: Any, timeout_s: float, server: str | None = None) -> Any:
-        """The response; None: it was not available. Raises errors that are answers, such as `NoSuchLog`."""
+        """Returns the response, or None if it was not available. Raises errors that answer the request, such
+        as `NoSuchLog`.
+        """
         timeout_s = min(timeout_s, self._timeout_s)
         try:
             return await self._client.ask(word, timeout_s=timeout_s, server=server)

@@ -1,4 +1,4 @@
-"""`rollbook explain`: shows what is going on with a log. Its action is in `actions.py`."""
+"""`rollbook explain`: shows what is going on with a log. The action is in `actions.py`."""
 
 from typing import TYPE_CHECKING, Any
 

@@ -21,7 +21,7 @@ from rollbook.proto.ids import NO_ENTRY, LedgerId
 from rollbook.proto.metadata import LedgerMetadata
 from rollbook.proto.wire.digest import DigestType
 
-_METADATA_READS: Final = 64  # Metadata reads at a time.
+_METADATA_READS: Final = 64  # The number of concurrent metadata reads.
 _JAVAS_DIGEST: Final[dict[DigestType | None, str]] = {
     DigestType.CRC32: "CRC32",
     DigestType.HMAC: "MAC",
@@ -116,7 +116,7 @@ def facts_of_ledger(stored: StoredLedger) -> dict[str, Any]:
 
 
 def facts_as_bookkeeper(stored: StoredLedger) -> dict[str, Any]:
-    """Facts with the names of BookKeeper's HTTP server, without the password."""
+    """Returns the facts without the password, under the names that BookKeeper's HTTP server uses."""
     metadata, quorum = stored.metadata, stored.metadata.quorum
     return {
         "ledger_id": metadata.ledger_id,

@@ -58,7 +58,9 @@ def measure(
 async def _measure_appends(
     writer: LedgerWriter, size: int, window: int, seconds: float
 ) -> dict[str, Any]:
-    """Keeps `window` entries in flight, submitted in tens; the first second, a warm-up, does not count."""
+    """Keeps `window` entries in flight and submits them in tens. The first second is a warm-up and does not
+    count.
+    """
     payload = os.urandom(size)
     together = max(1, window // 10)
     latencies = new_latencies()

@@ -1,6 +1,7 @@
-"""`rollbook ledger`: ledgers of any BookKeeper cluster, looked at, written, read, recovered, verified.
+"""The commands of `rollbook ledger`, which inspect, write, read, recover and verify ledgers of any BookKeeper
+cluster.
 
-What the commands do is in `actions.py` and its neighbours, which are loaded when one is called.
+Their actions are in `actions.py` and its neighbours, which are imported when a command is called.
 """
 
 from collections.abc import Callable
@@ -98,7 +99,7 @@ _frame_option: Final = click.option(
 
 
 def with_access(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Passes the common options on as one value."""
+    """Passes the common options to the command as one value."""
 
     @wraps(command)
     def wrapped(

@@ -1,4 +1,4 @@
-"""How `rollbook ledger` connects to a cluster, and how it shows what it finds there."""
+"""Connects `rollbook ledger` to a cluster, and shows what it finds there."""
 
 import asyncio
 import os
@@ -34,7 +34,7 @@ _SECTIONS: Final = ("bookie", "ledger", "server", "space", "storage")
 
 @dataclass(frozen=True)
 class LedgerAccess:
-    """How to connect to the cluster."""
+    """The settings for connecting to the cluster."""
 
     metadata: Metadata
     config_file: str | None
@@ -50,7 +50,7 @@ class LedgerAccess:
         needs_bookies: bool = True,
         **settings: Any,
     ) -> T:
-        """`settings`: the client settings that this work needs."""
+        """Runs work with a client; `settings` are the client settings that the work needs."""
         configure_logs(level="error", as_json=False)
         with _advising(self.metadata):
             return asyncio.run(self._run(work, needs_bookies, settings))

@@ -1,4 +1,4 @@
-"""The actions of `rollbook ledger append|read`: standard input to entries, entries to standard output."""
+"""The actions of `rollbook ledger append|read`, which write standard input to a ledger and print its entries."""
 
 import asyncio
 import json
@@ -82,7 +82,7 @@ async def _append_chunks(writer: LedgerWriter, frame: str, advance: Callable[[in
 
 
 async def _append_all(writer: LedgerWriter, payloads: Sequence[bytes]) -> None:
-    """Appends piece by piece: the window is bounded, and so is a single append."""
+    """Appends the entries in pieces, because the window and the size of one append are bounded."""
     start = 0
     while start < len(payloads):
         end, size = start, 0
@@ -98,7 +98,7 @@ async def _append_all(writer: LedgerWriter, payloads: Sequence[bytes]) -> None:
 
 
 def _look(future: "asyncio.Future[range]") -> None:
-    """Retrieves the future's error, which `flush` reports."""
+    """Takes the future's error, which `flush` reports."""
     if not future.cancelled():
         future.exception()
 

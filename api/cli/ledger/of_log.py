@@ -1,4 +1,4 @@
-"""Keeps `rollbook ledger rm` and `recover` away from segments of logs, unless the log is named."""
+"""Makes `rollbook ledger rm` and `recover` refuse segments of logs, unless the user names the log."""
 
 import random
 from collections.abc import Sequence
@@ -26,8 +26,8 @@ async def require_no_part(
     instead: str,
     may_insist: bool = True,
 ) -> None:
-    """Raises `PartOfLog`; `instead` is the alternative for logs, with `{0}` for the name of one and `{1}` for
-    its path in HTTP. `may_insist`: the caller has an option that names the log.
+    """Raises `PartOfLog` if a log needs the ledger. `instead` is the alternative for logs, where `{0}` is the
+    log's name and `{1}` its HTTP path. `may_insist` says that the caller has an option that names the log.
     """
     nodes = LogMetadataStore(ledgers.store, ledgers.cluster, SystemClock(), random.SystemRandom())
     for ledger_id in ledger_ids:
@@ -44,7 +44,7 @@ async def require_no_part(
 
 
 async def _log_of(ledgers: Ledgers, nodes: LogMetadataStore, ledger_id: int) -> str | None:
-    """The log that needs the ledger; None: no log does, as for an orphan or a discarded segment."""
+    """Returns the log that needs the ledger, or None if no log does, as for an orphan or a discarded segment."""
     try:
         stored = await ledgers.metadata(ledger_id, fresh=True)
         belonging = belonging_of(dict(stored.metadata.custom))

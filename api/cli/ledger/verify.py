@@ -48,7 +48,7 @@ def verify_ledgers(
                     raise
                 continue  # The ledger was deleted after it was listed.
             except EntryUnavailable as error:
-                # The end of an open ledger is unknown. The others are verified all the same.
+                # The end of this open ledger is unknown. The other ledgers are still verified.
                 facts = _without_an_end(ledger_id, error)
             found.append(facts)
             if output == "ndjson":

@@ -1,4 +1,4 @@
-"""The actions of `rollbook log` on logs as a whole; `log_records` is about their records."""
+"""The actions of `rollbook log` on whole logs; `records.py` has those on records."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -18,7 +18,7 @@ from rollbook.proto.errors import InvalidRequest, LogExists, NotEnoughBookies
 from rollbook.proto.printable import harmless
 from rollbook.proto.quorum import Quorum
 
-# A retention without a bound, as new logs have it.
+# No bound on retention, which is the default of new logs.
 UNBOUNDED: Final = "none"
 _UNITS: Final = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 _TAIL_COLUMNS: Final = ("log", "head", "tail", "last", "sealed", "exact", "owner")
@@ -43,7 +43,7 @@ def create_log(access: LogAccess, log: str, output: str, anyway: bool, **setting
     wanted = settings_of(**settings)
 
     async def make(client: Client) -> messages.LogState:
-        """Creates the log. Fields that the user does not name get the server's defaults."""
+        """Creates the log. Creates a log. Fields that the user does not set get the server's defaults."""
         name = LogName.parse(log)
         await require_bookies(client, wanted.get("quorum"), anyway)
         config = ConfigValues(**wanted) if wanted else None
@@ -80,7 +80,7 @@ def settings_of(
     labels: Sequence[str],
     description: str | None,
 ) -> dict[str, Any]:
-    """The configuration fields that the user named."""
+    """Returns the configuration fields that the user set."""
     found: dict[str, Any] = {
         "roll_bytes": roll_bytes and bytes_in(roll_bytes),
         "roll_age_s": roll_age and seconds_in(roll_age),
@@ -101,13 +101,13 @@ def settings_of(
 
 
 def quorum_of(copies: int | None, acks: int | None, ensemble: int | None) -> Quorum:
-    """Fills in missing values from given ones."""
+    """Derives missing values from those that the user gave."""
     count = copies or max(acks or 0, min(3, ensemble or 3))
     return Quorum(ensemble or count, count, acks or count // 2 + 1)
 
 
 async def require_bookies(client: Client, quorum: Quorum | None, anyway: bool) -> None:
-    """Raises `NotEnoughBookies`: the log would promise copies for which there is no bookie now."""
+    """Raises `NotEnoughBookies` if the log would promise more copies than bookies can store now."""
     if quorum is None:
         return
     usable = (await client.limits()).usable_bookies
@@ -124,7 +124,9 @@ async def require_bookies(client: Client, quorum: Quorum | None, anyway: bool) -
 
 
 def seconds_in(text: str) -> int:
-    """Raises `InvalidRequest`: a fraction of a second would be lost, and 500ms of grace be 0."""
+    """Raises `InvalidRequest` for fractions of a second, which would be dropped: 500ms of grace would become
+    0.
+    """
     seconds, lost = divmod(parse_age_us(text), 1_000_000)
     if lost:
         raise InvalidRequest(f"{text!r} is not a whole number of seconds")
@@ -142,7 +144,7 @@ def bytes_in(text: str) -> int:
 
 
 def in_order(labels: Iterable[tuple[str, str]]) -> tuple[tuple[str, str], ...]:
-    """Labels in the servers' order: in any order they mean the same."""
+    """Returns the labels in the servers' order, since their order has no meaning."""
     return tuple(sorted(labels))
 
 
@@ -225,7 +227,7 @@ def _facts(state: messages.LogState) -> dict[str, Any]:
 
 
 def shown_setting(value: Any) -> Any:
-    """A setting as in JSON."""
+    """Returns a setting in the form that it has in JSON."""
     if isinstance(value, Quorum):
         return {"ensemble": value.ensemble, "write": value.write, "ack": value.ack}
     if isinstance(value, WriterMode):
@@ -296,7 +298,7 @@ def truncate_log(
         )
 
         async def truncate(client: Client) -> messages.TruncateAnswer:
-            """The confirmed position, wherever the tail is now."""
+            """Returns the position that the user confirmed, even if the tail has moved since."""
             opened = await client.open(log)
             return await opened.truncate(planned.new_head, force_roll=force_roll)
 

@@ -1,6 +1,7 @@
-"""`rollbook log`: named logs, made, appended to, read, followed, truncated.
+"""The commands of `rollbook log`, which create, append to, read, follow and truncate named logs.
 
-What the commands do is in `actions.py` and `log_records`, which are loaded when one is called.
+Their actions are in `actions.py`, `records.py` and their neighbours, which are imported when a command is
+called.
 """
 
 from collections.abc import Callable
@@ -83,7 +84,9 @@ _limit_option: Final = click.option("--limit", type=WholeNumber(1), help="At mos
 
 
 def with_access_to(server: str | None, otherwise: str) -> Callable[[Any], Any]:
-    """Passes the common options on as one value. `otherwise` runs if the user names no server."""
+    """Passes the common options to the command as one value. `otherwise` tells the help what is used if the
+    user names no server.
+    """
     server_option = click.option(
         "--server",
         metavar="URL",
@@ -113,7 +116,7 @@ def with_access_to(server: str | None, otherwise: str) -> Callable[[Any], Any]:
             access = LogAccess(server or "", token_file, *tls, timeout_s, insecure, tls_name)
             is_named, names_context = named_of(click.get_current_context(), "server")
             name = context if names_context else None
-            # In all other cases the caller does not mean a context.
+            # In all other cases the command uses no context.
             if name or (server is not None and not is_named):
                 from rollbook.api.cli.context_option import at_context
 
@@ -133,7 +136,7 @@ def _is_named(option: str) -> bool:
 
 
 def completed_by(name: str) -> Callable[[click.Context, click.Parameter, str], list[str]]:
-    """Completes by the function of that name."""
+    """Returns a completion function that imports the named function when it is called."""
 
     def complete(context: click.Context, _: click.Parameter, incomplete: str) -> list[str]:
         from rollbook.api.cli import completion

@@ -1,4 +1,4 @@
-"""How commands connect to log servers."""
+"""Connects commands to log servers."""
 
 import asyncio
 import shlex
@@ -42,11 +42,11 @@ _NAMED: Final = (
     "tls_key",
     "tls_name",
 )
-_CONNECT_S: Final = 1.5  # The longest wait of a user to learn that no server is reachable.
+_CONNECT_S: Final = 1.5  # The time limit after which a command reports that it can reach no server.
 
 
 class _WaitNotice:
-    """Reports on stderr what a command waits for."""
+    """Reports on stderr what a command is waiting for."""
 
     def __init__(self, server: str) -> None:
         self._server = server
@@ -58,7 +58,7 @@ class _WaitNotice:
         elif outage.obstacles:
             text = f"{outage.cause} · {outage.next_step}"
         else:
-            return  # The wait has no known reason.
+            return  # The reason for waiting is unknown.
         if text != self._said:
             self._said = text
             click.echo(f"waiting: {harmless(text)}", err=True)
@@ -82,7 +82,7 @@ class LogAccess:
             return asyncio.run(self.use(work))
 
     async def use(self, work: Callable[[Client], Awaitable[T]], **settings: Any) -> T:
-        """`settings`: the client settings that this work needs."""
+        """Runs work with a client; `settings` are the client settings that the work needs."""
         client = connect(
             self.server,
             LogClientConfig(
@@ -109,7 +109,9 @@ class LogAccess:
 
     @property
     def flags(self) -> str:
-        """The flags as given; a context by its name, since a server may not be named beside it."""
+        """Returns the flags that the user gave, or the context's name instead of its server, since both
+        cannot be named.
+        """
         flags = ""
         for name in _NAMED:
             value = getattr(self, name)
@@ -143,8 +145,9 @@ class LogAccess:
                 return "start one with `rollbook dev`, or say where one is: --server URL"
 
     def _other_server(self, url: str) -> str:
-        """Returns the flags for another server. A typed server replaces every context that was not typed,
-        and then nothing of the context is used, so its values are repeated as flags."""
+        """Returns the flags for another server. A typed server replaces a context that was not typed, with
+        all its values, so these are repeated as flags.
+        """
         flags = f"--server {url}"
         for name in _NAMED:
             is_unused = name.startswith("tls_") and url.startswith("log://")
@@ -156,7 +159,7 @@ class LogAccess:
 
     @contextmanager
     def advising(self, log: str = "") -> Iterator[None]:
-        """Adds the next command to errors, with the given flags."""
+        """Adds a next step to errors: the command to run, with the flags that the user gave."""
         flags = self.flags
         steps: dict[type[RollbookError], str] = {
             LogDeleted: f"rollbook log undelete {log}{flags}, or rollbook log create {log}{flags} for a new one",

@@ -1,7 +1,7 @@
-"""The actions of `rollbook log export` and `import`. If either is interrupted and run again, it continues
-where it stopped.
+"""The actions of `rollbook log export` and `import`. If one of them is interrupted and run again, it
+continues where it stopped.
 
-An import appends each block at its expected offset, so no record is appended twice, whatever responses were
+An import appends each block at its expected offset, so no record is appended twice even if responses are
 lost: the target has exactly the file's records.
 """
 
@@ -51,7 +51,8 @@ _AGAIN: Final = f"import the file again, while nothing else appends: {_REPEAT}"
 def export_log(access: LogAccess, log: str, file: str, output: str) -> None:
     async def export(client: Client) -> dict[str, Any]:
         opened = await client.open(log)
-        with _opened(file) as found:  # Opened after the log, so that a missing log leaves no file.
+        # Opens the file after the log, so that a missing log leaves no file.
+        with _opened(file) as found:
             first, start, end = _whole_part(found, ExportedLog(str(opened.name), opened.uid))
             tail = await opened.tail_offset()
             head = await opened.head_offset()
@@ -64,7 +65,7 @@ def export_log(access: LogAccess, log: str, file: str, output: str) -> None:
                     next_step="export to another file",
                 )
             found.seek(end)
-            found.truncate()  # Removes the end mark, or a frame that was being written.
+            found.truncate()  # Removes the end mark or an incomplete frame.
             if not end:
                 found.write(pack_head(ExportedLog(str(opened.name), opened.uid)))
             with bar_of_shares(log) as on_progress:
@@ -114,7 +115,9 @@ def _readable(file: str) -> BinaryIO:
 
 
 def _whole_part(file: BinaryIO, origin: ExportedLog) -> tuple[int | None, int | None, int]:
-    """The file's first and next offsets, and its last block's end. Raises `InvalidRequest`, `BlockCorrupt`."""
+    """Returns the file's first and next offsets, and the position where its last block ends. Raises
+    `InvalidRequest`, `BlockCorrupt`.
+    """
     has = read_head(file)
     if has is None:
         return None, None, 0
@@ -131,7 +134,7 @@ def _whole_part(file: BinaryIO, origin: ExportedLog) -> tuple[int | None, int | 
 
 
 def _blocks_of(batch: RecordBatch) -> Iterator[tuple[bytes, int, int]]:
-    """The batch's blocks: whole ones unchanged, and the batch's part of others."""
+    """Yields the batch's blocks. A block that the batch has only in part is packed again with that part."""
     for block in batch.blocks:
         start = max(block.base_offset, batch.base_offset)
         end = min(block.next_offset, batch.next_offset)
@@ -171,7 +174,7 @@ def import_log(
                 was_there = await opened.tail_offset("barrier")
                 with bar_of_shares(log) as on_progress:
                     head = await opened.head_offset()
-                    # Opened by the first comparison: an empty log is not read.
+                    # The first comparison opens it, so that an empty log is not read.
                     reader = opened.bounded_events(head, was_there)
                     async with aclosing(batches_of(reader)) as batches:
                         stored = _StoredRecords(opened, head, batches)
@@ -205,13 +208,13 @@ class _Import:
 
     def __init__(self) -> None:
         self.has_created = False
-        self.appended = 0  # Records that were acknowledged.
-        self.sent = 0  # Records of the unacknowledged append.
+        self.appended = 0  # The number of acknowledged records.
+        self.sent = 0  # The number of records in the unacknowledged append.
         self.next_offset: int | None = None
 
     @contextmanager
     def in_errors(self) -> Iterator[None]:
-        """Adds to an error in its block what the import has done so far."""
+        """Adds what the import has done so far to an error raised in its block."""
         try:
             yield
         except asyncio.CancelledError:
@@ -232,7 +235,7 @@ class _Import:
         return bool(self.has_created or self.appended or may_have)
 
     def _with_counts(self, error: RollbookError) -> RollbookError:
-        # Another import appends to the log.
+        # Another import is appending to the log.
         if isinstance(error, OffsetMismatch) and not error.next_step:
             error.next_step = _AGAIN
         if not self._has_changed(error.outcome):
@@ -260,11 +263,14 @@ async def _append_all(
     progress: _Import,
     on_progress: Callable[[int, int], None],
 ) -> int:
-    """Appends the records that the log lacks; returns its tail. Raises `OffsetMismatch`, `BlockCorrupt`."""
+    """Appends the records that the log lacks. Returns the log's tail. Raises `OffsetMismatch`,
+    `BlockCorrupt`.
+    """
     size = os.fstat(file.fileno()).st_size
     producer = os.urandom(PRODUCER_ID_BYTES)
     first: int | None = None
-    end, seq = 0, 0  # The end of the file's records so far, and the number of appended blocks.
+    # `end` is the offset after the last record that was read from the file; `seq` counts the appended blocks.
+    end, seq = 0, 0
     for frame in read_frames(file):
         first = frame.first_offset if first is None else first
         at = frame.first_offset - first
@@ -290,15 +296,16 @@ async def _append_all(
 
 
 class _StoredRecords:
-    """Compares the log's records, in one read over all of them, with the file's frames, which are in order."""
+    """Compares the log's records with the file's frames, which are in order, by reading the log once."""
 
     def __init__(self, log: Log, head: int, batches: AsyncIterator[RecordBatch]) -> None:
         self._log, self._head, self._batches = log, head, batches
-        self._read: deque[Record] = deque()  # Records of the last batch that are not compared yet.
+        # The records of the last batch that are not compared yet.
+        self._read: deque[Record] = deque()
 
     async def require_same(self, frame: ExportedBlock, start: int) -> None:
         """Checks that the log has the frame's records from `start` on. Raises `OffsetMismatch`."""
-        if start < self._head:  # Truncated records cannot be compared.
+        if start < self._head:  # Skips truncated records, which cannot be compared.
             return
         for offset, wanted in enumerate(Block(frame.block).records(), start):
             found = await self._at(offset)
@@ -309,7 +316,7 @@ class _StoredRecords:
                 )
 
     async def _at(self, offset: int) -> Record | None:
-        """The log's record at `offset`; None: the log lacks it. Earlier records are dropped."""
+        """Returns the log's record at `offset`, or None if the log lacks it. Drops earlier records."""
         while not self._read or self._read[-1].offset < offset:
             batch = await anext(self._batches, None)
             if batch is None:
@@ -321,5 +328,5 @@ class _StoredRecords:
 
 
 def _content(record: Record) -> tuple[Any, ...]:
-    """A record without offset and time, which the log assigns."""
+    """Returns a record without its offset and time, which the log assigns."""
     return record.value, record.key, dict(record.headers), record.event_time_us

@@ -1,12 +1,12 @@
-"""The file of `rollbook log export`: blocks of records as the log has them, each packed and with a checksum.
+"""The file of `rollbook log export`: the log's blocks of records, each compressed and with a checksum.
 
-    head     "RBKX", 1 (u32), length (u32) and CRC-32C (u32) of what follows: JSON with `log` and `uid`
-    frame    "RBKF", length (u32), first offset (u64), records (u32), CRC-32C (u32) of the bytes that follow: a block, by zstd
+    head     "RBKX", 1 (u32), length (u32) and CRC-32C (u32) of the JSON that follows, with `log` and `uid`
+    frame    "RBKF", length (u32), first offset (u64), records (u32), CRC-32C (u32) of the block that follows, in zstd
     end      "RBKE", the offset after the last record (u64)
 
-Each of the three begins with fields that have a CRC-32C (u32) of their own after them, so that a
-length is used only if it is right. A file without its end was left by an interrupted export; its
-frames are whole, and a repeated export continues after them. All other deviations are damage.
+Each of the three begins with fields that are followed by their own CRC-32C (u32), so that a damaged length is
+never used. An interrupted export leaves a file without the end; its whole frames are valid, and a repeated
+export continues after them. Any other deviation is damage.
 """
 
 import json
@@ -34,7 +34,7 @@ _LEVEL: Final = 3
 
 
 class ExportedLog(NamedTuple):
-    """Identifies the exported log."""
+    """The identity of the exported log."""
 
     log: str
     uid: str
@@ -44,7 +44,7 @@ class ExportedBlock(NamedTuple):
     block: bytes
     first_offset: int
     records: int
-    end: int  # The position in the file after the block.
+    end: int  # The position in the file directly after the block.
 
     @property
     def next_offset(self) -> int:
@@ -73,7 +73,7 @@ def _with_crc(fields: bytes) -> bytes:
 def _read_fields(
     file: BinaryIO, layout: struct.Struct, start: bytes = b""
 ) -> tuple[Any, ...] | None:
-    """Reads fields; None: the file ends before them. Raises `BlockCorrupt`."""
+    """Reads fields with their checksum. Returns None if the file ends before them. Raises `BlockCorrupt`."""
     at = file.tell() - len(start)
     data = start + file.read(layout.size + _CRC.size - len(start))
     if len(data) < layout.size + _CRC.size:
@@ -90,7 +90,8 @@ def _damaged(at: int) -> BlockCorrupt:
 
 
 def read_head(file: BinaryIO) -> ExportedLog | None:
-    """None: the file is empty, or its export was interrupted before it had a head.
+    """Returns the log's identity, or None if the file is empty or its export was interrupted before the head
+    was complete.
 
     Raises `InvalidRequest`, `UnsupportedVersion`, `BlockCorrupt`.
     """
@@ -117,7 +118,7 @@ def read_head(file: BinaryIO) -> ExportedLog | None:
 
 
 def is_ended(file: BinaryIO) -> bool:
-    """Whether an export wrote the file to its end. Does not move the file's position."""
+    """Returns whether an export completed the file, without moving the file's position."""
     at, size = file.tell(), _END.size + _CRC.size
     file.seek(max(file.seek(0, os.SEEK_END) - size, 0))
     last = file.read(size)

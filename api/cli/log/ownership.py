@@ -1,4 +1,4 @@
-"""The actions of commands about a log's writer, its server, and the verification of its contents."""
+"""The actions of commands that manage a log's writer and its server, and verify its contents."""
 
 import shlex
 import time
@@ -29,7 +29,7 @@ def show_writer(access: LogAccess, log: str, output: str) -> None:
     name = LogName.parse(log)
 
     async def ask(client: Client) -> dict[str, Any]:
-        """Asks the owner, since no other server knows the writer."""
+        """Shows the writer that the owner names, since no other server knows it."""
         owners = await client.lookup([str(name)])
         address = owners[0].address if owners and owners[0].is_owner else None
         state: messages.LogState = await client.ask(messages.GetLog(name), server=address)
@@ -86,9 +86,8 @@ def acquire_writer(
         again += f" --ttl {shlex.quote(ttl)}" if ttl else ""
         if isinstance(error, WriterHeld):
             error.next_step = f"{again} --wait{access.flags}, or with --steal, which fences"
-        elif (
-            error.outcome is Outcome.UNKNOWN
-        ):  # It may have been granted: the same attempt id is granted again.
+        # The epoch may have been granted; the same attempt id gets the same epoch again.
+        elif error.outcome is Outcome.UNKNOWN:
             again += f" --attempt {shlex.quote(attempt)}"
             again += " --wait" if wait else " --steal" if steal else ""
             error.next_step = f"{again}{access.flags}"
@@ -157,13 +156,13 @@ def drain_server(access: LogAccess, server_id: str, resume: bool, wait: bool, ou
 
 
 def verify_log(access: LogAccess, log: str, output: str) -> None:
-    """Reads the log like a program: each block's checksum, each offset in turn, up to a barrier."""
+    """Reads the log like a program, up to a barrier, and checks each block's checksum and each offset."""
 
     async def read(client: Client) -> dict[str, Any]:
         opened = await client.open(log)
         end = await opened.tail_offset(consistency=messages.Consistency.BARRIER)
         head = await opened.head_offset()
-        # Checked first, since readers may be served from memory.
+        # Looks for deleted ledgers first, because reads may be served from memory.
         for segment in await opened.segments():
             if segment.state is messages.SegmentState.LOST:
                 raise DataLost(

@@ -1,15 +1,15 @@
-r"""How a record is written where its reader says so: `rollbook log read orders -f '%o %t %k=%v\n'`.
+r"""Formats records as the user specifies: `rollbook log read orders -f '%o %t %k=%v\n'`.
 
-    %o  offset                        %k  key, empty if it has none        %v  value
-    %t  time, as `ts:` takes it       %h  headers, as `name=value,…`       %s  bytes of the value
-    %T  the same, in microseconds     %h{NAME}  that one, empty if it has none
-    %e  the producer's own time, in microseconds, empty if it has none     %%  a percent sign, whatever follows
+    %o  offset                        %k  key, empty if there is none      %v  value
+    %t  time, in the form of `ts:`    %h  headers, as `name=value,…`       %s  size of the value in bytes
+    %T  time, in microseconds         %h{NAME}  this header, empty if there is none
+    %e  the producer's event time, in microseconds, empty if there is none     %%  a percent sign
 
-    %k{hex}  %k{base64}  %v{hex}  %v{base64}      for what would not survive as it is
-    \n  \t  \r  \0  \\                            and nothing comes behind a record that is not said
+    %k{hex}  %k{base64}  %v{hex}  %v{base64}      for bytes that would not survive unencoded
+    \n  \t  \r  \0  \\                            nothing else is printed after a record
 
-Bytes of records and of the format are written unchanged. Control characters of a record are shown as `\x1b`
-on a terminal only: the writer of a record must not control the reader's terminal.
+Bytes of records and of the format are written unchanged. Only on a terminal are a
+record's control characters shown as `\x1b`, so that the writer of a record cannot control the terminal.
 """
 
 import base64
@@ -37,7 +37,7 @@ _AS: Final[dict[str, Callable[[bytes], bytes]]] = {
 
 
 def compile_format(text: str, *, on_terminal: bool = False) -> Write:
-    """Compiles a command's argument. Raises `InvalidRequest`."""
+    """Compiles a format into a function that writes a record. Raises `InvalidRequest`."""
     parts: list[Write] = []
     end = 0
     while end < len(text):

@@ -1,4 +1,4 @@
-"""Reads records from standard input and writes them to standard output: framed, or as JSON.
+"""Reads records from standard input, and writes them to standard output, framed or as JSON.
 
 len32    (u32 length, big-endian · payload)*
 """
@@ -24,7 +24,7 @@ _ARRAY: Final = "write [{…}, {…}] as `log read -o json` does, or take --form
 
 
 class Cutter:
-    """Cuts a stream of bytes into entries."""
+    """Splits a stream of bytes into entries."""
 
     def __init__(self, frame: str) -> None:
         self._frame = frame
@@ -74,8 +74,9 @@ class InputRecord(NamedTuple):
 
 
 def record_of_json(line: bytes) -> InputRecord:
-    """Reads a record as `log read -o ndjson` writes it; its offset and its time are those of another log. Raises
-    `InvalidRequest`."""
+    """Reads a record in the format of `log read -o ndjson`. Its offset and time are ignored, because they
+    belong to another log. Raises `InvalidRequest`.
+    """
     try:
         fields = json.loads(line)
     except (ValueError, RecursionError) as error:
@@ -171,14 +172,14 @@ def _unpacked(text: Any, where: str) -> bytes:
 
 
 def input_bytes() -> int:
-    """The size of the input; 0 if it is not known."""
+    """Returns the size of the input, or 0 if it is unknown."""
     status = os.fstat(sys.stdin.fileno())
     return status.st_size if stat.S_ISREG(status.st_mode) else 0
 
 
 async def standard_input() -> AsyncIterator[bytes]:
-    """Yields standard input, read by a thread, since reading a terminal or a pipe may block. It bypasses
-    Python's buffer, whose lock a blocked thread would hold when the process ends.
+    """Yields standard input. A thread reads it, because reading a terminal or a pipe may block. The thread
+    bypasses Python's buffer, whose lock it would still hold if it were blocked when the process ends.
     """
     loop = asyncio.get_running_loop()
     chunks: asyncio.Queue[bytes | OSError] = asyncio.Queue(maxsize=4)
@@ -196,7 +197,7 @@ async def standard_input() -> AsyncIterator[bytes]:
                 asyncio.run_coroutine_threadsafe(putting, loop).result()
             except (RuntimeError, CancelledError):
                 putting.close()
-                return  # The loop is closed or closing: nothing reads the input any more.
+                return  # The loop is closed or closing, so nobody reads the input any more.
             if not chunk or isinstance(chunk, OSError):
                 return
 
@@ -219,7 +220,7 @@ def framed(payloads: Iterable[bytes], frame: str) -> bytes:
 
 
 def as_json(name: str, value: bytes) -> dict[str, str]:
-    """The value as text if possible, otherwise encoded under another name."""
+    """Returns the value as text if possible, otherwise in base64 under another name."""
     try:
         return {name: value.decode()}
     except UnicodeDecodeError:

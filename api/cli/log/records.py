@@ -1,4 +1,4 @@
-"""The actions of `rollbook log append|read|tail`: standard input to records, records to standard output."""
+"""The actions of `rollbook log append|read|tail`, which append standard input and print records."""
 
 import asyncio
 import json
@@ -59,12 +59,14 @@ from rollbook.proto.errors import (
 _PREVIEW_CHARS: Final = 80
 _PLAIN: Final = InputRecord(b"")
 _BATCH_RECORDS: Final = (
-    # The size of numbered batches. It never changes: the same input must give the same batches.
+    # The size of numbered batches. It must never change, because the same input must always make the same
+    # batches.
     500
 )
 _BATCH_BYTES: Final = 128 * 1024
 _INTERRUPTED_S: Final = (
-    2.0  # Longer: fewer records of unknown outcome, and a longer wait after Ctrl-C.
+    # Seconds to wait for acks after Ctrl-C. Longer: fewer records of unknown outcome, later exits.
+    2.0
 )
 
 
@@ -110,7 +112,7 @@ def append_input(
 
 
 def _each_has(key: str | None, headers: Sequence[str], event_time: str | None) -> InputRecord:
-    """Adds the options to each record. Raises `InvalidRequest`."""
+    """Adds the values of the options to each record. Raises `InvalidRequest`."""
     pairs: dict[str, bytes] = {}
     for each in headers:
         name, equals, value = each.partition("=")
@@ -131,13 +133,15 @@ def _each_has(key: str | None, headers: Sequence[str], event_time: str | None) -
 
 
 class _Source:
-    """The command's records, from its arguments or standard input."""
+    """The records to append, from the arguments or standard input."""
 
     def __init__(self, values: Sequence[str], frame: str, each_has: InputRecord) -> None:
         self._values, self._frame, self._each_has = values, frame, each_has
 
     async def records(self, advance: Callable[[int], None]) -> AsyncIterator[list[InputRecord]]:
-        """Yields records. `advance` gets the number of bytes read. Raises `InvalidRequest`, `EntryTooLarge`."""
+        """Yields records. Yields the records in lists; `advance` receives the number of bytes read. Raises
+        `InvalidRequest`, `EntryTooLarge`.
+        """
         if self._values:
             yield [self._record_of(os.fsencode(value)) for value in self._values]
             return
@@ -159,7 +163,9 @@ class _Source:
 
 
 async def _epoch_for(log: Log, holder: str, steal: bool, flags: str) -> WriterEpoch:
-    """Becomes the writer, so that no older one returns; fences another writer only on request."""
+    """Acquires the writer epoch, so that no earlier writer can return. Fences another holder only if `steal`
+    is set.
+    """
     require_exclusive(log, flags)
     try:
         return (await log.acquire_writer(holder, "steal" if steal else "fail")).writer_epoch
@@ -173,7 +179,9 @@ async def _epoch_for(log: Log, holder: str, steal: bool, flags: str) -> WriterEp
 
 
 async def _append_all(writer: Writer, source: _Source, log: str) -> Submission | None:
-    """Appends all records; returns the first one. An early error counts records that are acked, or whose outcome is unknown."""
+    """Appends all records and returns the first one. An error says how many records were acked and how many
+    have an unknown outcome.
+    """
     first: Submission | None = None
     try:
         with _cancelled_by_sigterm(), source.bar(log) as advance:
@@ -185,7 +193,7 @@ async def _append_all(writer: Writer, source: _Source, log: str) -> Submission |
             async with asyncio.timeout(_INTERRUPTED_S):
                 await writer.drain()
         writer.end()
-        writer.take_loss()  # The error below reports the loss.
+        writer.take_loss()  # The loss is reported by the error below.
         raise _counted(Interrupted("interrupted"), writer.tally) from None
     except RollbookError as error:
         await writer.drain()
@@ -210,7 +218,7 @@ def _counted(error: RollbookError, tally: Tally) -> RollbookError:
 
 @contextmanager
 def _cancelled_by_sigterm() -> Iterator[None]:
-    """Makes SIGTERM cancel the task, like SIGINT."""
+    """Makes SIGTERM cancel the task, as SIGINT does."""
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
     assert task is not None
     loop.add_signal_handler(signal.SIGTERM, task.cancel)
@@ -240,7 +248,9 @@ async def append_numbered(
     expect: int | None,
     epoch: int | None,
 ) -> dict[str, Any]:
-    """Appends batches in turn. Equal input gives equal batches, so the log recognises those that it has."""
+    """Appends batches in turn. The same input makes the same batches, so the log recognises those that it
+    already has.
+    """
     numbered = _Numbered(log, producer, expect, epoch)
     tally = numbered.tally
     try:
@@ -270,18 +280,19 @@ class _Numbered:
     ) -> None:
         self.tally = Tally()
         self.first_offset: int | None = None
-        self.repeated = 0  # Records that the log already had.
+        self.repeated = 0  # The number of records that the log already had.
         self._log, self._producer, self._epoch = log, producer, epoch
         self._expects = expect is not None
         self._expected = expect
         self._seq = 0
         self._batch: list[InputRecord] = []
         self._bytes = 0
-        self._is_sent = False  # False: the batch is in this process only.
+        self._is_sent = False  # Set once the batch may have reached the server.
 
     def give_up(self, *, is_unknown: bool) -> None:
-        """Counts the records of the last batch. `is_unknown`: the records that were sent may have
-        been appended."""
+        """Counts the records of the last batch. `is_unknown` means that records which were sent may have been
+        appended.
+        """
         if is_unknown and self._is_sent:
             self.tally.in_doubt = len(self._batch)
         else:
@@ -316,7 +327,7 @@ class _Numbered:
             error.message = f"a program appends as producer {self._producer!r}"
             error.next_step = "give --producer another name, or append with that program"
             raise
-        except DuplicateTooOld:  # The log has the record, but no longer knows its offset.
+        except DuplicateTooOld:  # The log has the records, but no longer knows their offset.
             self.repeated += len(self._batch)
             self._expected = None
         else:
@@ -376,9 +387,10 @@ async def _print_all(reader: EventReader, printer: "_RecordPrinter") -> None:
 async def _print_closed(
     log: Log, position: Position, end: int | None, printer: "_RecordPrinter", stalled: ReaderStalled
 ) -> None:
-    """The part of the range that is in closed segments: it needs neither the log's owner nor its end.
+    """Prints the part of the range that is in closed segments, which needs neither the log's owner nor its
+    end.
 
-    Raises `stalled` if there is more, or if the position depends on the end.
+    Raises `stalled` if the range has more records, or if the position depends on the log's end.
     """
     try:
         segments = await log.segments()
@@ -408,7 +420,7 @@ async def _print_closed(
 
 
 def _say_none(log: str, start: str, tail: LogTail) -> None:
-    """Says that there are no records: an empty table could be a failure, or another log."""
+    """Reports that there are no records, since an empty table could look like a failure."""
     if tail.head == tail.tail:
         said = (
             f"{log} is empty"
@@ -437,7 +449,7 @@ class _RecordPrinter:
         self.has_begun = False
 
     def show(self, batch: RecordBatch) -> None:
-        """Prints the batch's wanted records."""
+        """Prints the records of the batch that are in the range."""
         wanted = min(self.left, len(batch))
         self.left -= wanted
         if self._output == "raw" and self._write is None:

@@ -1,4 +1,6 @@
-"""`rollbook log writer`: who may append to an exclusive log. The actions of the commands are in `ownership.py`."""
+"""The commands of `rollbook log writer`, which manage the writer of an exclusive log. Their actions are in
+`ownership.py`.
+"""
 
 from typing import TYPE_CHECKING, Any
 

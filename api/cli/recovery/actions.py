@@ -23,7 +23,7 @@ from rollbook.recovery.possible_losses import DoubtsPage
 
 _MIB: Final = 1024 * 1024
 _PATH: Final = "/api/v1/bookie/doubts"
-_RANGES: Final = 1000  # Ranges that one request settles.
+_RANGES: Final = 1000  # The number of ranges that one request settles.
 _WAITING: Final = 5
 _LOST: Final = 7
 _ACCEPTED: Final = re.compile(r"(\d{1,19})(?::(\d{1,19})-(\d{1,19}))?")
@@ -32,7 +32,7 @@ _COLUMNS: Final = ("ledger_id", "outcome", "lost", "given_up", "waiting", "reaso
 
 @dataclass(frozen=True, slots=True)
 class AdminDoubts:
-    """A bookie's doubts, over its admin pages."""
+    """The doubts of a bookie, read and settled over its admin pages."""
 
     client: AdminClient
 
@@ -53,7 +53,7 @@ class AdminDoubts:
 
 
 class AdminViews(Protocol):
-    """The content of a bookie's admin pages (`bookie/admin.py`)."""
+    """Returns the content of a bookie's admin page (`bookie/admin.py`)."""
 
     def doubts(self, after: int, limit: int) -> Mapping[str, Any]: ...
 
@@ -137,7 +137,7 @@ def heal_bookie(
 
 
 def accepted_of(texts: Sequence[str]) -> dict[int, list[EntrySpan]]:
-    """The ranges in `--accept-loss`, by ledger. Raises `InvalidRequest`."""
+    """Returns the ranges in `--accept-loss` by ledger. Raises `InvalidRequest`."""
     found: dict[int, list[EntrySpan]] = {}
     for text in texts:
         match = _ACCEPTED.fullmatch(text)
@@ -206,7 +206,7 @@ def _text(entries: EntrySpan) -> str:
 
 
 def summary(healing: Healing, dry_run: bool) -> str:
-    """One sentence: whether the bookie is whole, and what was done for it."""
+    """Returns a sentence that says whether the bookie is whole, and what was done for it."""
     counts = healing.ledgers
     total, bookie = counts.total(), healing.bookie
     done = _count(healing.entries, "entry", "entries")

@@ -83,7 +83,7 @@ def recover_bookies(
 
 
 def require_absent(ledgers: Ledgers, bookies: Sequence[BookieId]) -> None:
-    """Refuses bookies that accept entries: they would get new ones while they are emptied."""
+    """Refuses writable bookies, which would get new entries while they are emptied."""
     for bookie in bookies:
         if bookie in ledgers.live().writable:
             raise InvalidRequest(

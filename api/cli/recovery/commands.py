@@ -1,6 +1,6 @@
-"""`rollbook recovery`: bring back what bookies have lost, and watch over recovery.
+"""The commands of `rollbook recovery`, which restore lost entries and control recovery servers.
 
-What the commands do is in `actions.py` and `recovery_status`, which are loaded when one is called.
+Their actions are in `actions.py`, `bookie.py` and `status.py`, which are imported when a command is called.
 """
 
 from typing import TYPE_CHECKING, Any

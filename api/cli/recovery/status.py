@@ -1,4 +1,6 @@
-"""The actions of `rollbook recovery status`, `ls` and the switches, by metadata alone: BookKeeper's processes obey them, too."""
+"""The actions of `rollbook recovery status`, `ls` and the switches. They use only the metadata, so the
+switches also apply to BookKeeper's processes.
+"""
 
 import random
 from collections.abc import AsyncIterator, Mapping
@@ -29,8 +31,10 @@ from rollbook.recovery.tasks import (
     RateOrder,
 )
 
-COUNT_MAX: Final = 10_000  # Marks that `status` counts at most: a walk over more would take long.
-_ASKS: Final = parse_bookie_id("command")  # The id of a command, which only reads the votes.
+# The most marks that `status` counts, since counting more would take long.
+COUNT_MAX: Final = 10_000
+# The id of a command, which reads the votes but does not stand for election.
+_ASKS: Final = parse_bookie_id("command")
 _PART_COLUMNS: Final = ("process", "part", "state", "restarts", "last_error")
 _CHECK_COLUMNS: Final = (
     "check",
@@ -143,7 +147,7 @@ async def read_tasks(
             }
             try:
                 if (found := await tree.read(ledger_id)) is None:
-                    continue  # The task has been done since it was listed.
+                    continue  # The task was done after it was listed.
                 row["bookies"] = list(found.mark.missing)
                 row["since"] = _as_time(found.mark.marked_ms)
             except BadMetadata as error:
@@ -165,7 +169,9 @@ def list_tasks(metadata: Metadata, failed: bool, limit: int | None, output: str)
 async def ask_for_audit(
     store: MetadataStore, cluster: Cluster, *, anyway: bool = False
 ) -> dict[str, Any]:
-    """Writes the delay again, which requests an audit from BookKeeper's auditor, too; ours makes all checks."""
+    """Requests an audit by writing the delay again, which BookKeeper's auditor obeys, too. Rollbook's auditor
+    makes all checks.
+    """
     marks, orders = Marks(store, cluster.root), AuditOrders(store, cluster)
     missing = await _missing(store, cluster)
     token = f"{random.SystemRandom().getrandbits(128):032x}"
@@ -212,7 +218,7 @@ def switch(metadata: Metadata, enables: bool) -> None:
 async def delay_of(
     store: MetadataStore, cluster: Cluster, seconds: int | None = None
 ) -> dict[str, Any]:
-    """Returns the delay. `seconds`: sets it first."""
+    """Returns the delay, after setting it to `seconds` if that is given."""
     marks = Marks(store, cluster.root)
     if seconds is not None:
         await marks.set_delay(seconds)
@@ -230,7 +236,7 @@ def delay(metadata: Metadata, seconds: int | None, output: str) -> None:
 async def rate_of(
     store: MetadataStore, cluster: Cluster, bytes_per_s: int | None = None
 ) -> dict[str, Any]:
-    """Returns the rate. `bytes_per_s`: sets it first; 0 is unlimited."""
+    """Returns the rate. Returns the rate, after setting it to `bytes_per_s` if that is given; 0 is unlimited."""
     order = RateOrder(store, cluster)
     if bytes_per_s is not None:
         await order.write(bytes_per_s)
@@ -277,7 +283,9 @@ def _stewards(store: MetadataStore, cluster: Cluster) -> Election:
 
 
 async def _missing(store: MetadataStore, cluster: Cluster) -> list[BookieId]:
-    """Bookies with a cookie that are not registered, and bookies that the auditor misses."""
+    """Returns the bookies with a cookie that are not registered, and those that the auditor counts as
+    missing.
+    """
     missing = {row["id"] for row in await list_bookies(store, cluster) if row["state"] == "down"}
     for each in await PresenceNodes(store, cluster).list():
         missing.update(map(BookieId, each.audit.get("missing", ())))

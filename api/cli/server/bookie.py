@@ -1,6 +1,6 @@
-"""One bookie as a process: what `rollbook server bookie` runs until it is stopped.
+"""The process of `rollbook server bookie`: one bookie, which runs until it is stopped.
 
-A composition root: here packages meet that know nothing of each other.
+This is a composition root: it connects packages that do not know each other.
 """
 
 import asyncio
@@ -46,13 +46,13 @@ if TYPE_CHECKING:
 
 logger = structlog.get_logger()
 
-# Files besides connections: the store, handshakes, metadata, admin pages.
+# Open files that are not connections: those of the store, handshakes, metadata and admin pages.
 _OTHER_FILES: Final = 768
 
 
 def run_bookie(flags: Mapping[str, Any]) -> None:
     """Runs a bookie until it is stopped. Raises `StorageFailed`, `RollbookError`."""
-    # Reading the file may log, and the file's log level is not known before that.
+    # Reading the file may log before its log level is known.
     configure_logs(level=flags["log_level"] or "info", as_json=not sys.stderr.isatty())
     with advising(flags):
         config_file = flags["config_file"]
@@ -65,13 +65,14 @@ def run_bookie(flags: Mapping[str, Any]) -> None:
 
 
 class StorageFailed(Exception):
-    """Unacknowledged requests may be lost; a new start finds out."""
+    """The bookie's storage failed. Unacknowledged requests may be lost; the next start finds out."""
 
 
 def _recovery_settings(file: BookieFile, settings: Settings) -> "RecoverySettings | None":
     if not settings.bookie.with_recovery:
         return None
-    from rollbook.api.cli.server.recovery import recovery_of_bookie  # Loaded only on demand.
+    # Imported only if the bookie runs a recovery server.
+    from rollbook.api.cli.server.recovery import recovery_of_bookie
 
     return recovery_of_bookie(file, settings)
 
@@ -91,8 +92,9 @@ async def _recovery(
     machine: RealMachine,
     stats: "RecoveryStats | None",
 ) -> AsyncIterator[str]:
-    """The parts of a recovery server, with a session of their own; returns their name for
-    people."""
+    """Starts the parts of a recovery server with their own session. Returns the parts' names for the ready
+    line.
+    """
     if settings is None:
         yield ""
         return
@@ -144,7 +146,7 @@ async def serve_bookie(settings: Settings, recovery: "RecoverySettings | None" =
                     is_serving = True
                     raise await bookie.failed()
             finally:
-                await bookie.leave()  # Called first, so that requests for pages fail at once.
+                await bookie.leave()  # Leaves first, so that requests for pages fail at once.
     except Exception as error:
         is_of_storage = isinstance(error, OSError | BookieFailed)
         reason = "it failed" if is_serving else "it could not start"
@@ -152,7 +154,7 @@ async def serve_bookie(settings: Settings, recovery: "RecoverySettings | None" =
             logger.error(
                 "bookie_failed", bookie=bookie_id, reason=str(error) or type(error).__name__
             )
-        # Errors that are not logged here are explained by `main`, once.
+        # `main` explains the errors that are not logged here, so that each is reported once.
         if is_of_storage:
             raise StorageFailed from error
         raise
@@ -162,7 +164,7 @@ async def serve_bookie(settings: Settings, recovery: "RecoverySettings | None" =
 
 
 def _within_limits(settings: Settings) -> Settings:
-    """Limits connections to the files that the system allows: the store needs some, too."""
+    """Limits the connections so that the store still has enough of the files that the system allows."""
     server = settings.server
     allowed = allow_open_files(server.connections_max + _OTHER_FILES)
     connections = max(1, allowed - _OTHER_FILES)
@@ -173,7 +175,7 @@ def _within_limits(settings: Settings) -> Settings:
 
 
 def _say_ready(bookie: Bookie, http: Address | None, parts: str) -> None:
-    """Prints a line for people and scripts, whose last word is the bookie's address."""
+    """Prints a line for people and scripts; its last word is the bookie's address."""
     pages = f" (http on {http})" if http else ""
     say_ready(f"ready: bookie {bookie.bookie_id}{parts}{pages} on {bookie.address}")
     logger.info("bookie_ready", bookie=bookie.bookie_id, address=str(bookie.address))
@@ -183,7 +185,7 @@ def _say_ready(bookie: Bookie, http: Address | None, parts: str) -> None:
 async def _admin_pages(
     bookie: Bookie, machine: RealMachine, recovery: "RecoveryStats | None"
 ) -> AsyncIterator[Address | None]:
-    """Yields the address of the bookie's HTTP; None if it has none."""
+    """Yields the HTTP address of the bookie, or None if it serves no HTTP."""
     config = bookie.config.bookie
     if not config.http:
         yield None
@@ -217,7 +219,9 @@ def _tls_files(config: BookieConfig) -> TlsFiles:
 
 
 def _require_safe(config: BookieConfig) -> None:
-    """Checks that a port open to all authenticates, and that a registered address is reachable."""
+    """Checks that a port off loopback authenticates its clients, and that the registered address is
+    reachable.
+    """
     listen, advertised, _ = addresses_of(config)
     tls_listen = tls_address_of(config)
     require_reachable([each for each in (listen, tls_listen) if each], advertised)

@@ -1,4 +1,4 @@
-"""A bookie's settings and machine. Commands about a bookie import this only when they are called."""
+"""A bookie's settings and machine. Commands for a bookie import this module only when they are called."""
 
 import asyncio
 import os
@@ -49,14 +49,15 @@ _HEADING: Final = re.compile(rf"^\s*\[({'|'.join(_SECTIONS)})\]", re.MULTILINE)
 
 
 def load_settings(config_file: str | None = None, **flags: Any) -> Settings:
-    """Defaults < file < environment < flags; a flag FOO-BAR is ROLLBOOK_FOO_BAR in the environment
-    and foo_bar under [bookie] in the file. Raises `BadConfig`.
+    """Returns the settings. Flags take precedence over the environment, it over the file, and the file over
+    defaults. The flag FOO-BAR is ROLLBOOK_FOO_BAR in the environment and foo_bar under [bookie] in the file.
+    Raises `BadConfig`.
     """
     return settings_of(read_bookie_config(config_file) if config_file else BookieFile({}), **flags)
 
 
 def settings_of(file: "BookieFile", **flags: Any) -> Settings:
-    """The settings in a file that was read."""
+    """Returns the settings from a file that was read, the environment and the flags."""
     directories = {
         name: tuple(flags.pop(name, ()) or _listed_in_environ(variable))
         for name, variable in (
@@ -100,15 +101,16 @@ def settings_of(file: "BookieFile", **flags: Any) -> Settings:
 
 
 def http_address_of(config: BookieConfig) -> Address:
-    """The address of the bookie's HTTP. Raises `BadConfig`."""
+    """Returns the HTTP address of the bookie. Raises `BadConfig`."""
     return parse_address(
         config.http, "http", default_host=EVERY_ADDRESS, default_port=_DEFAULT_HTTP_PORT
     )
 
 
 def _advertising(config: BookieConfig) -> BookieConfig:
-    """A bookie that listens on every address is registered under its host's name, unless another name is
-    given."""
+    """Returns the advertised address. A bookie that listens on every address advertises its host's name,
+    unless another one is given.
+    """
     for setting in ("listen", "tls_listen"):
         text = getattr(config, setting)
         if text and not config.advertise:
@@ -130,7 +132,7 @@ def _check_bookie(config: BookieConfig) -> None:
         MetadataUrl.parse(config.metadata)
 
 
-# Variables of settings whose flags are repeated for each directory.
+# The variables of settings whose flags are repeated for each directory.
 _OF_DIRECTORIES: Final = {
     "journal_dir": f"{PREFIX}JOURNAL_DIR",
     "ledger_dirs": f"{PREFIX}LEDGER_DIR",
@@ -140,9 +142,9 @@ _OF_DIRECTORIES: Final = {
 @dataclass(frozen=True, slots=True)
 class BookieFile:
     tables: Mapping[str, Mapping[str, Any]]
-    # Names of settings that differ in the file.
+    # The settings that have another name in the file.
     said_by: Mapping[str, str] = field(default_factory=dict)
-    path: str | None = None  # The file's path, if it has the tables' own names.
+    path: str | None = None  # The path of the file if it is TOML, for error messages.
 
 
 def read_bookie_config(path: str) -> BookieFile:
@@ -159,7 +161,7 @@ def read_bookie_config(path: str) -> BookieFile:
     places = {
         key: f"{key} in {path} line {line}"
         for key, line in lines_of_keys(text).items()
-        if properties[key].strip()  # An empty property sets nothing.
+        if properties[key].strip()  # Skips properties without a value.
     }
     with telling_who_said(places):
         translated = translate(properties, address_of_this_host)
@@ -207,7 +209,9 @@ def _listed_in_environ(variable: str) -> list[str]:
 
 
 async def open_store(config: BookieConfig, *, serve: bool) -> MetadataStore:
-    """`serve`: with an embedded store, this process may be its owner and serve other processes."""
+    """Opens the metadata store. If it is embedded, `serve` lets this process own it and serve other
+    processes.
+    """
     url = MetadataUrl.parse(config.metadata)
     if url.backend is Backend.MEMORY:
         raise BadConfig(
@@ -241,7 +245,7 @@ async def _with_identity(settings: Settings, use: Callable[[Identity], Awaitable
 
 @contextmanager
 def advising(flags: Mapping[str, Any]) -> Iterator[None]:
-    """Adds flags to commands that errors recommend, so that they can be typed unchanged."""
+    """Adds the flags to commands that errors recommend, so that they can be typed unchanged."""
     try:
         yield
     except RollbookError as error:

@@ -1,8 +1,8 @@
-"""`rollbook server`: processes that serve until they are stopped.
+"""The commands of `rollbook server`, which run servers until they are stopped.
 
-A server prints one line to standard output once it serves, `ready: … on HOST:PORT`, and its log to
-standard error. SIGTERM and SIGINT end it in order, within seconds; what was acknowledged does not
-depend on that. It ends with 74 when its storage has failed, else with the codes of `main`.
+A server that is ready prints one line to standard output, `ready: … on HOST:PORT`; its log goes to standard
+error. SIGTERM and SIGINT shut it down in order, within seconds. Acknowledged data is safe even if it is
+killed. It exits with 74 if its storage has failed, otherwise with the codes in `main`.
 """
 
 import sys
@@ -34,7 +34,9 @@ def group() -> None:
 
 
 def _log_level_option(command: F) -> F:
-    """Adds the option, whose default is in the settings, since a file may change it."""
+    """Adds an option without a default of its own: the default is in the settings, because a file may change
+    it.
+    """
     return click.option(
         "--log-level",
         "log_level",

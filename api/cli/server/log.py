@@ -1,6 +1,6 @@
-"""One log server as a process: what `rollbook server log` runs until it is stopped.
+"""The process of `rollbook server log`: one log server, which runs until it is stopped.
 
-A composition root: here the service meets its door and the machine.
+This is a composition root: it connects the service with gRPC, REST and the machine.
 """
 
 import asyncio
@@ -59,13 +59,15 @@ DEFAULT_PORT: Final = 7400
 REST_PORT: Final = 7480
 _SECTIONS: Final = ("log_server", "log_service", "ledger")
 _OPEN_FILES: Final = 65_536
-HTTP_PART: Final = 0.4  # The share of HTTP in the server's connections; the rest is for gRPC.
-# Readers of a log get its end from its owner's memory. Writing an explicit LAC to three bookies costs more than an
-# append: with 10,000 logs of one append every two seconds, and 1 s here, it was two thirds of all the work.
+# The share of the server's connections that HTTP may use; gRPC gets the rest.
+HTTP_PART: Final = 0.4
+# Writing an explicit LAC to three bookies costs more than an append, and readers get a log's end from its
+# owner's memory. Smaller: with 10,000 logs of one append every two seconds, 1 s here made two thirds of all
+# the work.
 _LEDGER: Final = ClientConfig(explicit_lac_idle_ms=30_000)
 _LAC: Final = "ledger.explicit_lac_idle_ms"
 _NAME_CHARACTERS_MAX: Final = 200
-_GRACE_S: Final = 1.0  # Time for the last responses, after all logs are handed over.
+_GRACE_S: Final = 1.0  # Seconds for the last responses after all logs are handed over.
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +77,7 @@ class LogSettings:
     server: LogServerConfig
     service: LogServiceConfig = field(default_factory=LogServiceConfig)
     ledger: ClientConfig = _LEDGER
-    # Where values come from that are no defaults, by `section.name`.
+    # The sources of values that are not defaults, by `section.name`.
     sources: Mapping[str, str] = field(default_factory=dict, compare=False)
 
     def shown(self) -> Sequence[Mapping[str, str]]:
@@ -84,8 +86,9 @@ class LogSettings:
 
 
 def load_log_settings(config_file: str | None = None, **flags: Any) -> LogSettings:
-    """Defaults < file < environment < flags; a flag FOO-BAR is ROLLBOOK_FOO_BAR in the environment
-    and foo_bar under [log_server] in the file. Raises `BadConfig`.
+    """Returns the settings. Flags take precedence over the environment, it over the file, and the file over
+    defaults. The flag FOO-BAR is ROLLBOOK_FOO_BAR in the environment and foo_bar under [log_server] in the
+    file. Raises `BadConfig`.
     """
     tables = read_config_file(config_file, _SECTIONS) if config_file else {}
     given = {name: value for name, value in flags.items() if value is not False and value != ()}
@@ -123,7 +126,7 @@ def load_log_settings(config_file: str | None = None, **flags: Any) -> LogSettin
     )
     is_in_file = "explicit_lac_idle_ms" in (tables.get("ledger") or {})
     if not is_in_file and not sources[_LAC].startswith(PREFIX):
-        del sources[_LAC]  # The value is our own default for log servers.
+        del sources[_LAC]  # The value is the default of log servers.
     return settings
 
 
@@ -147,18 +150,16 @@ async def _serve(settings: LogSettings) -> None:
 @dataclass(frozen=True, slots=True)
 class RunningLogServer:
     server: LogServer
-    address: Address  # The address on which it listens.
+    address: Address  # The address on which the server listens.
     stats: LogStats
-    http: str = ""  # The URL of its REST API; empty: none.
+    http: str = ""  # The URL of its REST API; empty if there is none.
 
 
 def log_server(
     settings: LogSettings, *, serves_store: bool, dashboard: Callable[[], str] | None = None
 ) -> AbstractAsyncContextManager[RunningLogServer]:
     """Runs a registered log server within the context. At the end it hands its logs over, if that is quick.
-
-    `serves_store`: if the metadata store is embedded, this process may be its owner. `dashboard`: see
-    `RestServer`.
+    `serves_store` lets this process own an embedded metadata store. `dashboard`: see `RestServer`.
     """
     start = partial(_log_server, settings, serves_store=serves_store, dashboard=dashboard)
     return starting(start, settings.server.startup_s)
@@ -171,7 +172,7 @@ async def _log_server(
     """Makes one attempt to start a log server."""
     config, machine = settings.server, RealMachine()
     listen, advertised, name = addresses_of(config)
-    # Drawing from the system for every token would cost more than the tokens are worth.
+    # Seeds a generator once, because system randomness is too expensive for every token.
     randomness = random.Random(random.SystemRandom().getrandbits(128))
     async with AsyncExitStack() as stack:
         ledgers, lease = await _open_ledgers(
@@ -191,19 +192,20 @@ async def _log_server(
             config=settings.service,
         )
         shown = ShownToPeers(config)
-        if serves_store:  # Otherwise the whole cluster is in this process.
+        # Without it, the whole cluster is in this process and no peer checks the certificate.
+        if serves_store:
             report_untrusted(config, advertised.host)
         peers = GrpcPeers(shown.security, shown.look)
         stack.push_async_callback(peers.close)
         service = LogService(server, server.clock, peers.ask)
         relay = _make_relay(stack, server, shown)
-        # One for all doors, so that they share quotas.
+        # gRPC and REST share one authenticator, so that they share quotas.
         authenticator = Authenticator.of(config.token_file, config.access_file)
         grpc = await GrpcServer.start(service, _grpc_config(config, listen), authenticator, relay)
         stack.push_async_callback(grpc.close, _GRACE_S)
         http = ""
         if config.rest:
-            # FastAPI and Prometheus' library, only on demand.
+            # Imports FastAPI and Prometheus' library only on demand.
             from rollbook.api.cli.server.log_rest import serve_rest
 
             http = await serve_rest(
@@ -226,7 +228,9 @@ async def _open_ledgers(
     *,
     serves_store: bool,
 ) -> tuple[Ledgers, MetadataStore]:
-    """The client of the bookies, and the metadata session that is the lease. The stack closes both."""
+    """Opens the client of the bookies and the metadata session that serves as the lease. The stack closes
+    both.
+    """
     config = settings.server
 
     async def open_store() -> MetadataStore:
@@ -254,7 +258,7 @@ async def _open_ledgers(
 
 
 def _make_relay(stack: AsyncExitStack, server: LogServer, shown: ShownToPeers) -> Relay:
-    """The relay of calls to the owners of logs. The stack closes its connections."""
+    """Returns the relay of calls to the owners of logs. The stack closes its connections."""
     relayed = GrpcPeers(
         shown.security, shown.look, options=RELAY_OPTIONS, shows=((RELAYED_KEY, "1"),)
     )
@@ -263,7 +267,7 @@ def _make_relay(stack: AsyncExitStack, server: LogServer, shown: ShownToPeers) -
 
 
 def _is_other_server(server: LogServer, address: str) -> bool | None:
-    """Whether another server has registered the address; None: it is this server's."""
+    """Returns whether another server has registered the address; None if the address is this server's own."""
     if address == server.address:
         return None
     return any(each.info.address == address for each in server.membership.servers)
@@ -298,7 +302,7 @@ def _check_server(config: LogServerConfig) -> None:
 
 
 def rest_address_of(config: LogServerConfig) -> Address:
-    """The address of HTTP, if the server has it. Raises `BadConfig`."""
+    """Returns the HTTP address if the server serves HTTP. Raises `BadConfig`."""
     return parse_address(config.rest, "rest", default_host=EVERY_ADDRESS, default_port=REST_PORT)
 
 
@@ -311,7 +315,7 @@ def check_rest_origins(config: LogServerConfig) -> None:
             settings=("rest_origin",),
         )
     if config.rest_origin:
-        # Imported here, since it loads Starlette.
+        # Imported here because it loads Starlette.
         from rollbook.api.rest.cross_origin import check_origins
 
         asks = bool(config.token_file or config.access_file)
@@ -319,7 +323,7 @@ def check_rest_origins(config: LogServerConfig) -> None:
 
 
 def addresses_of(config: LogServerConfig) -> tuple[Address, Address, str]:
-    """The listening address, the advertised address, and the name. Raises `BadConfig`."""
+    """Returns the listening address, the advertised address and the server's name. Raises `BadConfig`."""
     listen = parse_address(
         config.listen, "listen", default_host=EVERY_ADDRESS, default_port=DEFAULT_PORT
     )
@@ -363,7 +367,7 @@ def _grpc_config(config: LogServerConfig, listen: Address) -> GrpcConfig:
 
 
 def tls_files(config: LogServerConfig) -> TlsFiles | None:
-    """The TLS files; None: connections are not encrypted."""
+    """Returns the TLS files, or None if connections are not encrypted."""
     if not config.tls_certificate:
         return None
     return TlsFiles(config.tls_certificate, config.tls_key, config.tls_authorities)

@@ -1,4 +1,4 @@
-"""A log server's credentials as a client of other log servers."""
+"""The credentials of a log server as a client of other log servers."""
 
 import os
 import ssl
@@ -18,20 +18,20 @@ from rollbook.proto.runtime.tls import TlsFiles, client_context, server_context,
 
 logger = structlog.get_logger()
 
-_ROOTS: Final = "GRPC_DEFAULT_SSL_ROOTS_FILE_PATH"  # The variable with gRPC's default CAs.
+# The environment variable that names gRPC's default CAs.
+_ROOTS: Final = "GRPC_DEFAULT_SSL_ROOTS_FILE_PATH"
 
 
 def authorities_of_peers(config: LogServerConfig) -> str:
-    """A file of CAs; empty: the system's."""
+    """Returns the path of the CAs' file; empty if the system's CAs are used."""
     return config.peer_authorities or config.tls_authorities
 
 
 def report_untrusted(config: LogServerConfig, host: str) -> None:
     """Logs an error if a server with these settings would refuse this one's certificate.
 
-    Log servers of a cluster have the same settings, so whatever refuses this certificate refuses
-    those of the others, too: then none of them relays. Nothing else shows that before a client
-    needs a relay.
+    Log servers of a cluster have the same settings, so if one certificate is refused, all are, and no server
+    relays. Without this check the first client that needs a relay would show it.
     """
     if not config.tls_certificate or is_loopback(host):
         return
@@ -47,7 +47,9 @@ def report_untrusted(config: LogServerConfig, host: str) -> None:
 
 
 def _why_refused(config: LogServerConfig, name: str) -> str:
-    """Why clients would refuse the certificate, by a handshake in memory. Raises `BadConfig`."""
+    """Returns why clients would refuse the certificate, according to a handshake in memory. Raises
+    `BadConfig`.
+    """
     files = TlsFiles(config.tls_certificate, config.tls_key)
     authorities = authorities_of_peers(config) or os.environ.get(_ROOTS, "")
     trusting = client_context(authorities) if authorities else trusting_context()
@@ -64,7 +66,7 @@ def _why_refused(config: LogServerConfig, name: str) -> str:
 
 
 class ShownToPeers:
-    """Credentials of servers as each other's clients: their server certificates."""
+    """The credentials that servers show each other: their server certificates."""
 
     def __init__(self, config: LogServerConfig) -> None:
         """Raises `BadConfig`."""
@@ -85,8 +87,9 @@ class ShownToPeers:
         )
 
     def look(self) -> object:
-        """Returns a value that changes when the result of `security` may change. A file that is empty for a
-        moment changes nothing (AF1)."""
+        """Returns a value that changes when the result of `security` may change. A file that is empty while
+        it is replaced changes nothing (AF1).
+        """
         token = b""
         if self._token is not None:
             self._token.look(time.monotonic_ns(), time.time_ns())

@@ -1,4 +1,4 @@
-"""REST beside a log server's gRPC: loaded only with `--rest`."""
+"""Serves REST beside a log server's gRPC. This module is imported only with `--rest`."""
 
 import asyncio
 from collections.abc import Callable
@@ -25,7 +25,7 @@ from rollbook.proto.tasks import stop_tasks
 
 
 def _metrics_of(stack: AsyncExitStack, service: LogService, config: LogServerConfig) -> Metrics:
-    """Makes the metrics; closing the stack ends their tasks. Raises `BadConfig`."""
+    """Creates the metrics. Closing the stack ends their tasks. Raises `BadConfig`."""
     metrics = Metrics()
     metrics.add(PART, service.stats)
     metrics.add_process(__version__)
@@ -51,8 +51,8 @@ async def serve_rest(
     authenticator: Authenticator | None,
     dashboard: Callable[[], str] | None = None,
 ) -> str:
-    """Serves REST until the stack closes. Returns its URL at that host for others; empty if only this
-    machine can reach it and the host is another one. Raises `BadConfig`.
+    """Serves REST until the stack closes. Returns its URL at `host`; empty if it is reachable only from this
+    machine but `host` is not loopback. Raises `BadConfig`.
     """
     config = settings.server
     metrics = _metrics_of(stack, service, config)

@@ -1,4 +1,6 @@
-"""HTTP management and the dashboard beside a recovery server, or without one: loaded only with `--http`."""
+"""Serves management and the dashboard over HTTP, beside a recovery server or without one. This module is
+imported only with `--http`.
+"""
 
 import asyncio
 import secrets
@@ -30,19 +32,20 @@ from rollbook.proto.ports import Address
 from rollbook.proto.runtime.metrics import Metrics
 from rollbook.recovery.events import ClusterEventLog
 
-_BOUNDS: Final = Bounds(connections=256, may_stream=True)  # Each open page has a stream.
+# Each open page of the dashboard holds a stream.
+_BOUNDS: Final = Bounds(connections=256, may_stream=True)
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessAccess:
-    """How management reaches the processes of the cluster."""
+    """The credentials and functions with which management reaches the cluster's processes."""
 
     log_tls: LogTls = IN_THE_CLEAR
     # The metrics of log servers in this process, by name.
     own_logs: Mapping[str, Metrics] = field(default_factory=dict)
-    metrics_token_file: str = ""  # Shown to other log servers, for their /metrics.
-    pages_of: PagesOf | None = None  # How a bookie's own pages are asked.
-    callback_hosts: Sequence[str] = ()  # Where callbacks may be sent.
+    metrics_token_file: str = ""  # The token for the /metrics of other log servers.
+    pages_of: PagesOf | None = None  # The function that calls a bookie's own pages.
+    callback_hosts: Sequence[str] = ()  # The hosts to which callbacks may be sent.
 
 
 @asynccontextmanager
@@ -55,7 +58,8 @@ async def management(
     own: OwnProcess,
     access: ProcessAccess,
 ) -> AsyncIterator[Address]:
-    """Serves management and yields its address. `metadata`: the URL without secrets. `own`: the process that serves it.
+    """Serves management and yields its address. `metadata` is the URL without secrets; `own` is the process
+    that serves it.
 
     Raises `BadConfig`.
     """
@@ -94,7 +98,7 @@ async def management(
 
 
 def _log_servers(stack: AsyncExitStack, admin: ClusterManagement, tls: LogTls) -> LogServers:
-    """The log servers as the pages see them. The stack closes the connections."""
+    """Returns access to the log servers for the pages. The stack closes the connections."""
 
     async def log_addresses() -> list[str]:
         return [each["address"] for each in await admin.log_servers()]
@@ -105,7 +109,7 @@ def _log_servers(stack: AsyncExitStack, admin: ClusterManagement, tls: LogTls) -
 
 
 def _sample(stack: AsyncExitStack, admin: ClusterManagement, access: ProcessAccess) -> Samples:
-    """Starts sampling the counters of log servers, until the stack closes."""
+    """Samples the counters of log servers until the stack closes."""
     sampler = Sampler(
         admin.log_servers,
         access.own_logs,
@@ -119,5 +123,5 @@ def _sample(stack: AsyncExitStack, admin: ClusterManagement, access: ProcessAcce
 
 
 def audit_of(authenticator: Authenticator | None) -> AuditLog:
-    """The audit. Without authentication it has no principals, and follows the log level."""
+    """Returns the audit log. Without authentication it names no principals and follows the log level."""
     return authenticator.audit if authenticator else AuditLog(time.monotonic_ns, heeds_level=True)

@@ -1,6 +1,6 @@
-"""One recovery server as a process: what `rollbook server recovery` runs until it is stopped.
+"""The process of `rollbook server recovery`: one recovery server, which runs until it is stopped.
 
-A composition root: here auditor and worker meet the machine.
+This is a composition root: it connects the auditor and the worker with the machine.
 """
 
 import asyncio
@@ -70,48 +70,51 @@ _PARTS: Final = ("audit", "steward", "heal", "worker")
 
 @dataclass(frozen=True)
 class RecoveryServerConfig:
-    """The cluster of a recovery server, and the parts that it runs."""
+    """The settings of a recovery server: its cluster and the parts that it runs."""
 
     metadata: str  # The URL of the cluster: zk://host,host/ledgers or sqlite:///path.
-    name: str = ""  # The name in votes and locks; empty: the host's name.
+    name: str = ""  # The name in votes and locks; empty for the host's name.
     no_auditor: bool = False
     no_worker: bool = False
-    # The token for bookies' admin pages, where doubts are read and healed.
+    # The token for the admin pages of bookies, over which doubts are read and healed.
     bookie_token_file: str = ""
-    # The CAs of the admin pages' certificates; if set, they are read over HTTPS.
+    # The CAs of the admin pages' certificates. If it is set, the pages are called over HTTPS.
     bookie_ca_file: str = ""
     tls_authorities: str = (
-        ""  # A file with the CAs of bookies' certificates. Empty: connections are not encrypted.
+        # A file with the CAs of bookies' certificates. If it is empty, connections are not encrypted.
+        ""
     )
     tls_certificate: str = ""  # A file with the certificate for bookies that request one.
-    tls_key: str = ""  # A file; empty: the key is in the certificate's file.
-    http: str = ""  # The address of management, dashboard and metrics over HTTP; empty: none.
-    # True: neither votes nor works, for clusters with BookKeeper's autorecovery.
+    tls_key: str = ""  # The file with the key of tls_certificate; empty if that has it.
+    http: str = ""  # The HTTP address of management, dashboard and metrics; empty for none.
+    # If True, it neither votes nor repairs, for clusters with BookKeeper's autorecovery.
     only_http: bool = False
     http_token_file: str = ""  # Callers that show this token over HTTP may do everything.
-    access_file: str = ""  # Rights over HTTP: `rollbook access`.
-    http_tls_certificate: str = ""  # A file; HTTP speaks TLS with it.
-    http_tls_key: str = ""  # A file; empty: the key is in the certificate's file.
-    # A file; the CAs of log servers' certificates. Empty: the dashboard contacts them in the clear,
-    # and shows tokens to this machine only.
+    access_file: str = ""  # The file with the rights over HTTP, managed by `rollbook access`.
+    http_tls_certificate: str = ""  # The certificate's file for HTTP, which then uses TLS.
+    http_tls_key: str = ""  # The file with the key of http_tls_certificate; empty if that has it.
+    # A file with the CAs of log servers' certificates. If it is empty, the dashboard connects in the clear,
+    # and sends tokens only to this machine.
     log_tls_authorities: str = ""
-    # The name in the certificates of log servers. Empty: the one that each advertises.
+    # The name in the log servers' certificates. If it is empty, each server's advertised name.
     log_tls_name: str = ""
     log_metrics_token_file: str = (
-        ""  # The token for log servers' /metrics, which the dashboard's charts need.
+        ""  # The token for the log servers' /metrics, which the dashboard's charts need.
     )
-    # Hosts that callbacks may be sent to, each with a port or without. Empty: callbacks cannot be made.
+    # The hosts to which callbacks may be sent, each with or without a port. If it is empty, no callbacks are
+    # sent.
     callback_hosts: tuple[str, ...] = ()
-    callback_ca_file: str = ""  # The CAs of receivers' certificates, instead of the system's.
-    # Shows metrics off loopback without TLS and token. Management is never served like that.
+    # A file with the CAs of callback receivers' certificates, instead of the system's.
+    callback_ca_file: str = ""
+    # Serves metrics off loopback without TLS and token. Management always needs both.
     insecure: bool = False
-    log_level: str = "info"  # debug, info, warning or error.
-    # Seconds without contact after which the metadata store ends its session. Longer: short outages
-    # are survived, a dead server's locks and votes stay longer. Shorter: its work is taken over
-    # sooner, and pauses are mistaken for it.
+    log_level: str = "info"  # One of debug, info, warning and error.
+    # Seconds without contact after which the metadata store ends its session. Longer: short outages are
+    # survived, but a dead server's locks and votes stay longer. Shorter: a dead server's work is taken over
+    # sooner, but pauses are mistaken for its death.
     session_timeout_s: float = 10.0
-    # Seconds to wait at the start for a metadata store or cluster that is not there. Longer:
-    # machines may start in any order. Shorter: a wrong address is reported sooner.
+    # Seconds to wait at the start for a missing metadata store or cluster. Longer: machines may start in any
+    # order. Shorter: a wrong address is reported sooner.
     startup_s: float = 60.0
 
     def __post_init__(self) -> None:
@@ -163,7 +166,7 @@ class RecoverySettings:
     heal: HealConfig = field(default_factory=HealConfig)
     worker: WorkerConfig = field(default_factory=WorkerConfig)
     ledger: ClientConfig = field(default_factory=ClientConfig)
-    # Where values come from that are no defaults, by `section.name`.
+    # The sources of values that are not defaults, by `section.name`.
     sources: Mapping[str, str] = field(default_factory=dict, compare=False)
 
     def shown(self) -> Sequence[Mapping[str, str]]:
@@ -183,8 +186,9 @@ class RecoverySettings:
 
 
 def load_recovery_settings(config_file: str | None = None, **flags: Any) -> RecoverySettings:
-    """Defaults < file < environment < flags; a flag FOO-BAR is ROLLBOOK_FOO_BAR in the environment
-    and foo_bar under [recovery] in the file. Raises `BadConfig`.
+    """Returns the settings. Flags take precedence over the environment, it over the file, and the file over
+    defaults. The flag FOO-BAR is ROLLBOOK_FOO_BAR in the environment and foo_bar under [recovery] in the
+    file. Raises `BadConfig`.
     """
     file = _file_of(config_file) if config_file else BookieFile({})
     sources: dict[str, str] = {}
@@ -201,7 +205,7 @@ def load_recovery_settings(config_file: str | None = None, **flags: Any) -> Reco
 
 
 def _file_of(path: str) -> BookieFile:
-    """Reads our TOML file, or the `bk_server.conf` of BookKeeper's autorecovery."""
+    """Reads a TOML file, or the `bk_server.conf` of BookKeeper's autorecovery."""
     if path.endswith(".toml"):
         return BookieFile(read_config_file(path, RECOVERY_SECTIONS), path=path)
     found = read_bookie_config(path)
@@ -214,10 +218,10 @@ def _file_of(path: str) -> BookieFile:
 
 
 def recovery_of_bookie(file: BookieFile, settings: Settings) -> RecoverySettings:
-    """The settings of a recovery server in a bookie's process, whose file may have a recovery server's
+    """Returns the settings of a recovery server in a bookie's process, whose file may have a recovery server's
     sections. Raises `BadConfig`.
 
-    If [recovery] does not say how bookies are contacted, this section does.
+    If [recovery] does not say how to contact bookies, the bookie's section does.
     """
     bookie = settings.bookie
     _, _, bookie_id = addresses_of(bookie)
@@ -311,12 +315,14 @@ async def _serve(settings: RecoverySettings) -> None:
 
 @asynccontextmanager
 async def _pages(settings: RecoverySettings, server: RecoveryServer) -> AsyncIterator[str]:
-    """Lines for people on what HTTP serves, and where: off loopback without access control only metrics."""
+    """Returns lines for people that say what HTTP serves and where. Off loopback without access control, HTTP
+    serves only metrics.
+    """
     config = settings.server
     if not config.http:
         yield ""
         return
-    # FastAPI takes a third of a second to load.
+    # Imported here because FastAPI takes a third of a second to load.
     from rollbook.api.cli.server.management import ProcessAccess, management
     from rollbook.api.dashboard.log_servers import LogTls
     from rollbook.api.rest.metrics_page import start_metrics_page
@@ -382,11 +388,11 @@ def recovery_server(
     doubts_of: DoubtsOf = lambda _: None,
     stats: RecoveryStats | None = None,
 ) -> AbstractAsyncContextManager[RecoveryServer]:
-    """Runs a recovery server within the context. `serves_store`: if the metadata store is embedded, this
-    process may be its
-    owner. `doubts_of`: the doubts of bookies in this process; other bookies are asked over their admin pages.
+    """Runs a recovery server within the context. `serves_store` lets this process own an embedded metadata
+    store. `doubts_of` has the doubts of bookies in this process; other bookies are asked over their admin
+    pages.
 
-    Raises the error that ends the server or the context; a group only if both have failed.
+    Raises the error that ends the server or the context, and an exception group only if both have failed.
     """
     start = partial(
         _recovery_server,
@@ -448,7 +454,7 @@ async def _recovery_server(
                     running.cancel()
         except BaseExceptionGroup as errors:
             failure = unwrapped(errors)
-        if failure is not None:  # Raised outside `except`, so that it keeps its own cause.
+        if failure is not None:  # Raised outside `except` so that the error keeps its own cause.
             raise failure
 
 
@@ -460,7 +466,7 @@ async def _open_ledgers(
     *,
     serves_store: bool,
 ) -> Ledgers:
-    """The client of the bookies. The stack closes it, and then its metadata store."""
+    """Opens the client of the bookies. The stack closes it, and then its metadata store."""
     config = settings.server
     url = MetadataUrl.parse(config.metadata)
 
@@ -494,7 +500,7 @@ def _doubts_over_http(
 def _pages_of_bookie(
     config: RecoveryServerConfig, ledgers: Ledgers, bookie: BookieId
 ) -> AdminClient | None:
-    """A bookie's pages at its registered address; None: it is not registered, or has no pages."""
+    """Returns a bookie's pages at its registered address, or None if it is not registered or has no pages."""
     info = ledgers.live().find(bookie)
     if info is None or info.http_address is None:
         return None

@@ -152,7 +152,7 @@ def _way(access: LogAccess) -> Way:
 def _running(
     kind: str, access: LogAccess, master: str | None, report_folder: str, output: str
 ) -> Iterator[tuple[Any, Report, "_Bar"]]:
-    """Runs work with a Spark session."""
+    """Runs work with a Spark session, which it closes."""
     with _reporting(kind, access, report_folder, output) as (report, bar):
         session = _session(kind, master)
         bar.watch(session)
@@ -167,7 +167,7 @@ def _running(
 def _reporting(
     kind: str, access: LogAccess, report_folder: str, output: str
 ) -> Iterator[tuple[Report, "_Bar"]]:
-    """Writes the report, however the work ends."""
+    """Writes the report, even if the work fails."""
     report, bar = Report(kind), _Bar(kind)
     try:
         with access.advising():
@@ -175,7 +175,7 @@ def _reporting(
     except BaseException as error:
         report.error = _why(error)
         bar.close()
-        # A second error, such as a full disk, would hide the first one.
+        # A second error, such as a full disk, must not hide the first one.
         with suppress(RollbookError):
             report_page.write(report, report_folder)
         raise
@@ -188,7 +188,7 @@ def _reporting(
 
 
 def _why(error: BaseException) -> str:
-    """The error's text without the Java stack that Spark adds."""
+    """Returns the error's text without the Java stack that Spark adds."""
     if isinstance(error, RollbookError):
         return str(error)
     if isinstance(error, KeyboardInterrupt):
@@ -198,7 +198,7 @@ def _why(error: BaseException) -> str:
 
 
 def _session(kind: str, master: str | None) -> Any:
-    """The Spark session: the one of spark-submit if that started this process."""
+    """Returns a Spark session: that of spark-submit if it started this process, otherwise a new one."""
     from pyspark.errors import PySparkRuntimeError
     from pyspark.sql import SparkSession
 
@@ -234,8 +234,9 @@ def _show(report: Report, page: str, output: str) -> None:
 
 
 class _Bar:
-    """A progress bar on a terminal, never within the output. Between two steps it shows the progress of
-    Spark's tasks."""
+    """A progress bar on a terminal, which is never part of the output. During a step it shows the progress of
+    Spark's tasks.
+    """
 
     def __init__(self, kind: str) -> None:
         self._kind, self._is_shown = kind, sys.stderr.isatty()
@@ -250,7 +251,7 @@ class _Bar:
         self._draw("")
 
     def watch(self, session: Any) -> None:
-        """Shows progress from a thread of its own, until `close`."""
+        """Shows the progress from a separate thread until `close`."""
         if self._is_shown:
             self._watching = threading.Thread(target=self._follow, args=(session,), daemon=True)
             self._watching.start()

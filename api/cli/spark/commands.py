@@ -1,6 +1,6 @@
-"""`rollbook spark`: jobs over whole logs, run by Spark.
+"""The commands of `rollbook spark`, which run jobs over whole logs with Spark.
 
-What the commands do is in `actions.py`, which is loaded when one is called, and loads pyspark.
+Their actions are in `actions.py`, which imports pyspark and is imported when a command is called.
 """
 
 from collections.abc import Callable
@@ -32,7 +32,7 @@ def group() -> None:
 
 
 def _work() -> Any:
-    """Imports the actions. Without pyspark, raises `BadConfig`, which says what to install."""
+    """Imports the actions. Raises `BadConfig` without pyspark; the error says what to install."""
     try:
         from rollbook.api.cli.spark import actions as spark_work
     except ImportError as error:
