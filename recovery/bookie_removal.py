@@ -190,8 +190,8 @@ class Departures:
             raise NotConfirmed(
                 f"{verdict.unreadable} ledgers have metadata that cannot be read: they may name "
                 f"{', '.join(bookies)}",
-                next_step="see to them first: rollbook recovery status",
-            ).with_http_step("see to them first: GET /api/v1/recovery")
+                next_step="examine them first: rollbook recovery status",
+            ).with_http_step("examine them first: GET /api/v1/recovery")
         if damage.named and ledgers_given_up != damage.below_ack:
             raise NotConfirmed(
                 f"{damage.named} ledgers name {', '.join(bookies)}; without them {damage.below_ack} "

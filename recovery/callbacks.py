@@ -171,7 +171,7 @@ class CallbackNodes:
             names = await children_surely(self._store, self.folder)
             if len(names) >= CALLBACKS_MAX:
                 raise Overloaded(
-                    f"there are {len(names)} callbacks, and {CALLBACKS_MAX} at most",
+                    f"there are {len(names)} callbacks; at most {CALLBACKS_MAX} are allowed",
                     next_step="delete one first: DELETE /api/v1/callbacks/{id}",
                 )
             ops: list[Op] = [
@@ -186,7 +186,7 @@ class CallbackNodes:
             except (MetadataConflict, NodeExists, NoSuchNode):
                 continue
             return
-        raise MetadataConflict("it is written again and again", path=self.cursor)
+        raise MetadataConflict("other processes keep writing it", path=self.cursor)
 
     async def _begun_cursor(self, begun: EventCursor) -> Op:
         found, version = await self.read_cursor()

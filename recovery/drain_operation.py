@@ -116,6 +116,6 @@ def _result(notes: DrainNotes) -> dict[str, Any]:
             f"{len(others)} of {len(notes.ended)} bookies are not drained: "
             + "; ".join(f"{bookie}: {why}" for bookie, why in list(others.items())[:10]),
             drained=drained,
-            next_step="ask GET /api/v1/bookies/{id}/lifecycle of each for its reason",
+            next_step="send GET /api/v1/bookies/{id}/lifecycle to see the reason for each bookie",
         )
     return {"drained": drained}

@@ -282,7 +282,7 @@ class LedgerHealer:
             if self._task.is_wholly_doubted and WHOLE not in accepted:
                 unread_rest = []
             if not unread_rest:
-                error.next_step = f"see to the bookies named; if they are permanently lost: --accept-loss {ledger_id}"
+                error.next_step = f"restart or repair these bookies; if they are permanently lost: --accept-loss {ledger_id}"
                 raise
             logger.warning("ledger_tail_given_up", ledger_id=ledger_id, reason=error.message)
             self.found.reason = error.message
@@ -305,7 +305,7 @@ class LedgerHealer:
         request = EntryRead(self._task.ledger_id, NO_ENTRY, key, fence=True)
         error = error_of(await self._call(request))
         if error is not None and not issubclass(error, Missing | EntryStateUnknown):
-            raise error("it cannot be fenced there", ledger_id=self._task.ledger_id)
+            raise error("the bookie cannot fence it", ledger_id=self._task.ledger_id)
 
     async def _call(self, request: EntryRead | ListEntries) -> Reply:
         """Send a request to the bookie. If the connection is lost, the request is sent again, since the

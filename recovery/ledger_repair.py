@@ -185,7 +185,7 @@ class LedgerRepair:
             is_to_spread = self._checks_placement and self.found.is_complete
             if not is_to_spread or not await self._spread(stored.metadata):
                 return self.found
-        raise MetadataConflict("the ledger changes again and again", ledger_id=self._lock.ledger_id)
+        raise MetadataConflict("the ledger keeps changing", ledger_id=self._lock.ledger_id)
 
     # --- Before the copies --------------------------------------------------------------------
 

@@ -173,7 +173,9 @@ class OperationRunner:
         logger.info("operation_started", operation=operation.id, kind=operation.kind)
         try:
             if kind is None:
-                raise InvalidRequest(f"this release knows no operation {operation.kind!r:.40}")
+                raise InvalidRequest(
+                    f"this release does not know the operation {operation.kind!r:.40}"
+                )
             if not operation.is_cancel_asked:
                 result = await self._work(kind, run, change)
                 self._tell_end(await end(lambda each: each.finished(self._now_ms(), result)))
@@ -191,7 +193,7 @@ class OperationRunner:
         except Exception as error:
             logger.error("operation_failed", operation=operation.id, exc_info=error)
             problem = self._describe(
-                RollbookError(next_step="read the log of its runner, then begin another one")
+                RollbookError(next_step="read the log of its runner, then start another operation")
             )
             self._tell_end(await end(lambda each: each.failed(self._now_ms(), problem)))
             return

@@ -176,7 +176,7 @@ class OperationNodes:
             except (MetadataConflict, NoSuchNode):
                 continue
             return changed
-        raise MetadataConflict("it is written again and again", path=path)
+        raise MetadataConflict("other processes keep writing it", path=path)
 
     async def watch(self) -> Watch:
         return await self._store.watch(self.folder, recursive=True)

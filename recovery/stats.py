@@ -18,18 +18,22 @@ class RecoveryStats:
     is_steward: Gauge = gauge("is_steward", "1 while this process leads as steward; else 0.")
     index_ledgers: Gauge = gauge("index_ledgers", "Ledgers in the index of this process.")
     missing_bookies: Gauge = gauge("missing_bookies", "Bookies that are not registered.")
-    lost_bookies: Gauge = gauge("lost_bookies", "Of them, those that were missing for the delay.")
+    lost_bookies: Gauge = gauge(
+        "lost_bookies", "Missing bookies that were missing for the whole delay."
+    )
     short_ledgers: Gauge = gauge(
         "short_ledgers", "Ledgers that are marked as short of copies, counted twice a minute."
     )
     overdue_ledgers: Gauge = gauge(
-        "overdue_ledgers", "Of them, those that were marked `overdue_s` ago or earlier."
+        "overdue_ledgers", "Marked ledgers that were marked `overdue_s` ago or earlier."
     )
     unmarked_ledgers: Gauge = gauge(
         "unmarked_ledgers", "Ledgers of lost bookies that are about to be marked."
     )
-    draining_bookies: Gauge = gauge("draining_bookies", "Bookies that are being emptied.")
-    draining_ledgers: Gauge = gauge("draining_ledgers", "Ledgers that name them, once for each.")
+    draining_bookies: Gauge = gauge("draining_bookies", "Bookies that are draining.")
+    draining_ledgers: Gauge = gauge(
+        "draining_ledgers", "Ledgers that name draining bookies, counted once for each bookie."
+    )
     running_repairs: Gauge = gauge("running_repairs", "Ledgers that are being repaired.")
     repairs: Gauge = counter_gauge("repairs_total", "Ledgers that were repaired.")
     failures: Gauge = counter_gauge("failures_total", "Attempts at a repair that failed.")

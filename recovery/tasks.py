@@ -104,7 +104,7 @@ class _Notes(Generic[T]):
                 return
             except (NodeExists, NoSuchNode, MetadataConflict):
                 continue
-        raise MetadataConflict("it is written again and again", path=path)
+        raise MetadataConflict("other processes keep writing it", path=path)
 
     async def _put(self, path: str, node: Node | None, data: bytes) -> None:
         if node is None:

@@ -74,7 +74,7 @@ class ClusterCallbacks:
         if bookie is not None:
             bookie = str(parse_bookie_id(bookie))
         if EventKind.TEST.value in kinds:
-            raise InvalidRequest("a test is sent by `:test`, and is no kind to ask for")
+            raise InvalidRequest("the kind test cannot be requested: send a test by `:test`")
         tracks = await self._look(self._events.known())
         callback = RegisteredCallback(
             secrets.token_hex(16),
@@ -126,7 +126,7 @@ class ClusterCallbacks:
                     await asyncio.sleep(_LOOK_AGAIN_S)
         except TimeoutError:
             raise OutcomeUnknown(
-                f"the test waits to be sent for {_TEST_S:g} s already",
+                f"the test was not sent within {_TEST_S:g} s",
                 event=event.id,
                 next_step="ask GET /api/v1/recovery whether a process leads in the part operations, "
                 f"then GET /api/v1/callbacks/{callback_id}/deliveries",
@@ -153,7 +153,7 @@ class ClusterCallbacks:
         try:
             return await work
         except Missing as error:
-            error.next_step = "ask GET /api/v1/callbacks: it lists those that there are"
+            error.next_step = "send GET /api/v1/callbacks to list the callbacks"
             raise
 
     async def _nothing(self, callback_id: str) -> Facts:

@@ -110,7 +110,7 @@ class ClusterManagement:
             self._clock,
             callback_hosts,
             calls.look,
-            lambda work: calls.act(work, "ask GET /api/v1/callbacks which there are"),
+            lambda work: calls.act(work, "send GET /api/v1/callbacks to list the callbacks"),
         )
 
     # --- The cluster --------------------------------------------------------------------------
@@ -223,7 +223,7 @@ class ClusterManagement:
             return await self._departures.mark_drained(bookie)
 
         await self._calls.walk(
-            change(), f"ask GET /api/v1/bookies/{bookie}/lifecycle what it is now"
+            change(), f"send GET /api/v1/bookies/{bookie}/lifecycle to see its present state"
         )
         return await self.bookie(name)
 
@@ -238,7 +238,9 @@ class ClusterManagement:
             _row_of(await self._bookies(), bookie)
             return facts_of(await self._departures.remove([bookie], ledgers_given_up=given_up))
 
-        return await self._calls.walk(remove(), "ask GET /api/v1/bookies whether it is still there")
+        return await self._calls.walk(
+            remove(), "send GET /api/v1/bookies to see whether it still exists"
+        )
 
     # --- A bookie's own pages -----------------------------------------------------------------
 
@@ -254,7 +256,7 @@ class ClusterManagement:
         client = self._pages_of(bookie) if self._pages_of else None
         if client is None:
             raise Missing(
-                f"bookie {bookie} shows no pages of its own now",
+                f"bookie {bookie} does not show its own pages now",
                 bookie=bookie,
                 next_step="start it with --http, and the recovery server with bookie_token_file in its [recovery] settings",
             )
@@ -331,9 +333,9 @@ class ClusterManagement:
         page = await self._events.page(which, after, limit)
         if page is None:
             raise Missing(
-                "this server does not know the event that the page was to begin after",
+                "this server does not know the event after which the page should begin",
                 after=after[:200],
-                next_step="ask without `after`: a server keeps the last 10,000 events that it saw",
+                next_step="send the request without `after`: a server keeps the last 10,000 events that it saw",
             )
         found, next_after = page
         return [each.facts() for each in found], next_after
@@ -346,5 +348,5 @@ def _row_of(rows: Sequence[Facts], bookie: BookieId) -> Facts:
     raise Missing(
         f"the cluster knows no bookie {bookie}",
         bookie=bookie,
-        next_step="ask GET /api/v1/bookies: it lists the bookies",
+        next_step="send GET /api/v1/bookies to list the bookies",
     )

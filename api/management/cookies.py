@@ -46,7 +46,7 @@ class CookieManagement:
             raise Missing(
                 f"bookie {bookie} has no cookie",
                 bookie=bookie,
-                next_step="ask GET /api/v1/cookies: it lists those that there are",
+                next_step="send GET /api/v1/cookies to list the cookies",
             )
         text = node.value.decode("utf-8", "backslashreplace")
         return {"bookie": str(bookie), "text": text, "version": node.stat.version}
@@ -59,7 +59,7 @@ class CookieManagement:
         try:
             cookie = unpack_cookie(text.encode())
         except (BadMetadata, UnicodeEncodeError) as error:
-            raise InvalidRequest(f"that is no cookie: {error}"[:200]) from None
+            raise InvalidRequest(f"that is not a cookie: {error}"[:200]) from None
         if cookie.bookie_id != bookie:
             raise InvalidRequest(f"it is the cookie of {cookie.bookie_id}", bookie=bookie)
 
@@ -71,7 +71,9 @@ class CookieManagement:
                 await self._cookies.update(VersionedCookie(cookie, version), cookie)
             return await self._read(bookie)
 
-        return await self._calls.walk(store(), f"ask GET /api/v1/cookies/{bookie} what it is now")
+        return await self._calls.walk(
+            store(), f"send GET /api/v1/cookies/{bookie} to see the present cookie"
+        )
 
     async def delete(self, name: str) -> Facts:
         """Raises `LifecycleConflict` while the bookie is in use, `Missing`."""
@@ -84,7 +86,7 @@ class CookieManagement:
             return found
 
         return await self._calls.walk(
-            remove(), f"ask GET /api/v1/cookies/{bookie} whether it is there"
+            remove(), f"send GET /api/v1/cookies/{bookie} to see whether it exists"
         )
 
     async def generate(self, name: str, directories: Mapping[str, Sequence[str]]) -> Facts:

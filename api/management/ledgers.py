@@ -210,13 +210,13 @@ class LedgerManagement:
                 await self._ledgers.delete(ledger_id, None, is_forced=force)
             except RecoveryIncomplete as error:
                 error.next_step = (
-                    "send it with force=true to delete it though its writer may go on for a while"
+                    "use force=true to delete it although its writer may continue for a while"
                 )
                 raise
             return {"ledger_id": ledger_id, "state": "deleted"}
 
         return await self._calls.walk(
-            remove(), f"ask GET /api/v1/ledgers/{ledger_id}: 404 once it is gone"
+            remove(), f"send GET /api/v1/ledgers/{ledger_id}, which returns 404 once it is deleted"
         )
 
 

@@ -58,7 +58,7 @@ class OperationManagement:
         operation_id = id_of_key(principal, key) if key else secrets.token_hex(16)
         now_ms = self._clock.wall_us() // 1000
         wanted = LastingOperation(operation_id, kind, about, principal, now_ms)
-        find_out = f"ask GET /api/v1/operations/{operation_id} whether it was begun"
+        find_out = f"send GET /api/v1/operations/{operation_id} to see whether it was begun"
         try:
             begun = await self._calls.act(self._operations.create(wanted, now_ms), find_out)
         except OutcomeUnknown as error:
@@ -94,7 +94,7 @@ class OperationManagement:
             about["to"] = [str(each) for each in targets]
             if clash := set(bookies).intersection(targets):
                 raise InvalidRequest(
-                    f"`to` names {', '.join(sorted(clash))}, which is to be emptied"
+                    f"`to` names {', '.join(sorted(clash))}, which should be emptied"
                 )
         if not is_new:
             return about
@@ -114,7 +114,7 @@ class OperationManagement:
         if await self._calls.look(self._operations.read(operation_id)) is None:
             raise _no_operation(operation_id)
         change = self._operations.change(operation_id, lambda each: each.cancel_asked(now_ms))
-        find_out = f"ask GET /api/v1/operations/{operation_id} for its state"
+        find_out = f"send GET /api/v1/operations/{operation_id} to see its state"
         return self._operation_facts(await self._calls.act(change, find_out))
 
     def _operation_facts(self, operation: LastingOperation) -> Facts:
@@ -146,5 +146,5 @@ def _no_operation(operation_id: str) -> Missing:
     return Missing(
         "there is no such operation",
         operation=operation_id,
-        next_step="ask GET /api/v1/operations: it lists those of seven days",
+        next_step="send GET /api/v1/operations to list the operations of seven days",
     )

@@ -35,7 +35,7 @@ class StoreWatch:
     async def run(self) -> Never:
         async for event in self._store.session_events():
             self.is_connected = event.state is SessionState.CONNECTED
-        raise AssertionError("they end with the store alone")
+        raise AssertionError("they end only with the store")
 
 
 class StoreCalls:
@@ -72,7 +72,7 @@ class StoreCalls:
     async def act(
         self,
         change: Coroutine[Any, Any, T],
-        find_out: str = "ask GET /api/v1/recovery what is in force",
+        find_out: str = "send GET /api/v1/recovery to see the present settings",
         deadline_s: float | None = ACT_S,
     ) -> T:
         """Makes a change. After the deadline, raises `OutcomeUnknown` with `find_out` as the next step."""
@@ -84,7 +84,7 @@ class StoreCalls:
                         return await change
             except TimeoutError as error:
                 raise OutcomeUnknown(
-                    f"nothing was heard of it for {ACT_S:g} s", next_step=find_out
+                    f"no response within {ACT_S:g} s", next_step=find_out
                 ) from error
             except OutcomeUnknown as error:
                 error.next_step = error.next_step or find_out

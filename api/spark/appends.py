@@ -107,7 +107,7 @@ class LogSink:
             if raises:
                 raise SinkReplayDiverged(
                     f"{self._name} has records of batch {self._batch.number} that this query did not write: {error}",
-                    next_step="see that no other copy of the query runs",
+                    next_step="make sure that no other copy of the query runs",
                     log=self._name,
                 ) from error
             _logger.info("batch_looked_up: %s of %s: %s", self._batch.number, self._name, error)

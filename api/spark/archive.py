@@ -180,7 +180,7 @@ class Archive:
                 os.rename(self._at(source), self._at(target))
             elif not os.path.exists(self._at(target)):
                 raise ArchiveDamaged(
-                    f"{self._at(target)} is not there, and an export that was killed has written it",
+                    f"{self._at(target)} is missing, although a killed export has written it",
                     next_step=f"to export these records again, delete {intent}",
                 )
             folders[folder] = folders[os.path.dirname(folder)] = None
@@ -200,7 +200,7 @@ class Archive:
                 if file.read() != manifest.pack():
                     raise ArchiveHeld(
                         f"another export has archived {manifest.log} from {manifest.first} on",
-                        next_step="see that one export at a time writes to this archive",
+                        next_step="make sure that only one export at a time writes to this archive",
                     ) from None
         for folder in (self._at(place), self._at(_MANIFESTS), self.path):
             _sync_folder(folder)
@@ -273,5 +273,5 @@ def unwritable(what: str = "the archive") -> Iterator[None]:
         where = f" ({error.filename})" if error.filename else ""
         raise ArchiveUnwritable(
             f"{what} cannot be written: {error.strerror or error}{where}",
-            next_step="make room, or see to the rights of the folder, and run it again: nothing of this step counts",
+            next_step="make room, or fix the rights of the folder, and run it again: this step had no effect",
         ) from error

@@ -129,7 +129,7 @@ class StateMachine:
         self._log = await self._open(str(self.name), name)
         if self._log.config.writer_mode is not WriterMode.EXCLUSIVE:
             raise BadConfig(
-                f"everybody may append to {self.name}: its records are no commands",
+                f"every program may append to {self.name}, so its records are not commands",
                 next_step="create it with writer_mode=WriterMode.EXCLUSIVE",
             )
         self._snapshots = Snapshots(self._log, lambda: self._client.open(name, create=True))

@@ -35,7 +35,7 @@ class _Waiter:
             self.submission.result()
         except RollbookError as error:
             return error
-        unheard = ClientClosed("it was acked, and not applied here")
+        unheard = ClientClosed("it was acked, but not applied here")
         unheard.outcome = Outcome.APPLIED
         return unheard
 

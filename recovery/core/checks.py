@@ -242,14 +242,14 @@ def unpack_bad(data: bytes) -> dict[BookieId, tuple[EntrySpan, ...]]:
     try:
         fields = json.loads(data)
         if fields["version"] != _VERSION:
-            raise UnsupportedVersion(f"bad copies of version {fields['version']!r:.20}")
+            raise UnsupportedVersion(f"bad copies in a format of version {fields['version']!r:.20}")
         bad = {
             parse_bookie_id(bookie): tuple(EntrySpan(first, last) for first, last in parts)
             for bookie, parts in fields["bad"].items()
         }
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, InvalidRequest):
-        raise BadMetadata(f"no list of bad copies: {data[:80]!r}") from None
+        raise BadMetadata(f"not a list of bad copies: {data[:80]!r}") from None
     numbers = [number for parts in bad.values() for part in parts for number in part]
     if not all(type(number) is int and number >= 0 for number in numbers):
-        raise BadMetadata(f"no list of bad copies: {data[:80]!r}")
+        raise BadMetadata(f"not a list of bad copies: {data[:80]!r}")
     return bad

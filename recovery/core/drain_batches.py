@@ -43,7 +43,7 @@ class DrainStep:
 
 
 DRAINED: Final = "drained"
-CALLED_OFF: Final = "its drain was called off"
+CALLED_OFF: Final = "its drain was cancelled"
 
 
 def next_drains(

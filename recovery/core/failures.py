@@ -170,7 +170,7 @@ def unpack_failure(data: bytes) -> Failure:
         fields = json.loads(data)
         version = fields["version"]
         if version != _VERSION:
-            raise UnsupportedVersion(f"a failure of version {version!r:.20}")
+            raise UnsupportedVersion(f"a failure record in a format of version {version!r:.20}")
         drains = tuple(fields.get("drains", ()))  # Older releases did not write `drains`.
         # Older releases did not write `in_a_row`.
         in_a_row = fields.get("in_a_row", fields["attempts"])

@@ -160,7 +160,7 @@ def judge(
     if first < window.stop:
         found.settled.append(EntrySpan(first, window.stop - 1))
     assert not any(covers(found.settled, each) for each in (*found.lost, *found.waiting)), (
-        "HL1: doubt ends about an entry that is not here"
+        "HL1: a doubt about a missing entry ends"
     )
     return found
 

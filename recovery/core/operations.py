@@ -129,9 +129,9 @@ class LastingOperation:
         """Check that a repeated key belongs to the same request (OP2). Raises `DuplicateDiffers`."""
         if (self.kind, _canonical(self.about)) != (kind, _canonical(about)):
             raise DuplicateDiffers(
-                f"this Idempotency-Key belongs to operation {self.id}, which is another request",
+                f"this Idempotency-Key belongs to operation {self.id}, whose request is different",
                 operation=self.id,
-                next_step="send the same request again, or draw another key",
+                next_step="send the same request again, or use another key",
             )
 
 
@@ -172,7 +172,7 @@ def unpack_operation(data: bytes) -> LastingOperation:
         fields = json.loads(data)
         version = fields.pop("version")
         if version != _VERSION:
-            raise UnsupportedVersion(f"an operation of version {version!r:.20}")
+            raise UnsupportedVersion(f"an operation in a format of version {version!r:.20}")
         known = {name: fields[name] for name in LastingOperation.__slots__ if name in fields}
         operation = LastingOperation(**known | {"state": OperationStatus(fields["state"])})
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):

@@ -513,7 +513,7 @@ def test_a_step_whose_files_are_gone_does_not_count(pipes: Pipes, log: SyncLog, 
     (path,) = Path(pipes.archive.path).rglob("*.parquet")
     kept = path.read_bytes()
     path.unlink()
-    with pytest.raises(ArchiveDamaged, match="is not there, and an export that was killed"):
+    with pytest.raises(ArchiveDamaged, match="is missing, although a killed export"):
         pipes.export()
     assert pipes.archive.manifests(f"default/{name}") == []
     path.write_bytes(kept)

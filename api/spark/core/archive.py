@@ -153,8 +153,8 @@ def manifest_of(log: str, uid: str, first: int, end: int, files: Iterable[Archiv
 
 def _not_exact(log: str, what: str) -> ArchiveDamaged:
     return ArchiveDamaged(
-        f"the export of {log} is not whole: {what}",
-        next_step="nothing of it counts; run it again",
+        f"the export of {log} is not complete: {what}",
+        next_step="nothing of it was published; run it again",
         log=log,
     )
 
@@ -199,7 +199,9 @@ def faults_of(log: str, manifests: Sequence[Manifest]) -> list[str]:
             found.append(f"manifest {each.name}: {error.message}")
     for before, after in pairwise(ordered):
         if before.uid != after.uid:
-            found.append(f"from {after.first} on the archive is of another log that had this name")
+            found.append(
+                f"from {after.first} on, the archive belongs to another log that had this name"
+            )
         elif before.next < after.first:
             found.append(f"no manifest has records [{before.next}, {after.first})")
         elif before.next > after.first:

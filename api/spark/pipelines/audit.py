@@ -38,7 +38,7 @@ from rollbook.proto.errors import NoSuchLog, RollbookError
 Measure = Callable[[Sequence[Sequence[Piece]]], list[Measured]]
 _TASK_BYTES: Final = 64 * 1024 * 1024
 _RECORD_BYTES: Final = 100  # The assumed size of a record.
-_UNSEEN: Final = "it was not looked at"
+_UNSEEN: Final = "it was not checked"
 # The maximum number of attempts if retention truncates records while they are read.
 _TURNS: Final = 3
 
@@ -137,7 +137,7 @@ class ArchiveAudit:
         if tail is None:
             return
         if chain is not None and chain.uid != tail.uid:
-            what = "the archive is of another log that had this name"
+            what = "the archive belongs to another log that had this name"
             self._find(AuditFinding(log, chain.first, chain.next, "replaced", what))
             chain = None
         if chain is not None and tail.head > chain.next:

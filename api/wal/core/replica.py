@@ -27,7 +27,7 @@ class Replica:
         if not base <= self.applied < end:
             raise BadFrame("records were left out, or sent twice", expected=self.applied, told=base)
         if epoch < self.epoch:
-            raise BadFrame("a writer who was fenced wrote on", epoch=epoch, newest=self.epoch)
+            raise BadFrame("a fenced writer continued to write", epoch=epoch, newest=self.epoch)
         self.epoch = epoch
         return self.applied - base
 

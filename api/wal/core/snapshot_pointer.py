@@ -52,7 +52,7 @@ class SnapshotPointer:
             token = str(fields.pop("token"))
             return cls(token=token, **{name: int(value) for name, value in fields.items()})  # type: ignore[arg-type]  # Names that are none raise TypeError.
         except (ValueError, TypeError, KeyError, AttributeError):
-            raise DigestMismatch("the mark `snapshot` names no snapshot") from None
+            raise DigestMismatch("the cursor `snapshot` names no snapshot") from None
 
     def check(self, data: bytes) -> bytes:
         """Raises `DigestMismatch`."""

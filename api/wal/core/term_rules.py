@@ -50,7 +50,7 @@ class TermRules(Generic[W]):
         """
         assert self.over is None
         if offset != applied:
-            raise BadFrame("somebody wrote under our epoch", expected=applied, told=offset)
+            raise BadFrame("another writer wrote under our epoch", expected=applied, told=offset)
         return self._waiting.popleft()
 
     def on_over(self, error: RollbookError) -> None:

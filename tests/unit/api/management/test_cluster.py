@@ -235,7 +235,7 @@ async def test_next_steps_name_what_http_has(cluster: LocalCluster) -> None:
         "GET /api/v1/bookies lists the bookies",
         "stop it first; if its copies are to be moved before: POST /api/v1/bookies:drain",
         "drain them first: POST /api/v1/bookies:drain; or send it with give_up=0",
-        "send it with force=true to delete it though its writer may go on for a while",
+        "use force=true to delete it although its writer may continue for a while",
     ]
 
 
