@@ -9,7 +9,7 @@
             async for entry in reader.read():
                 print(entry.entry_id, entry.payload)
 
-`rollbook.ledger.sync` has the same for programs without an event loop.
+`rollbook.ledger.sync` offers the same to programs without an event loop.
 """
 
 import importlib

@@ -1,7 +1,7 @@
 """One connection to a bookie: it sends requests and receives replies until it breaks.
 
-    calls      one request, one reply; found by transaction id, in version 2 by the reply's ids
-    channels   the adds of a ledger, as bytes; their replies are handed on a batch at a time
+    calls      one request, one reply, matched by transaction id; in version 2 by the reply's ids
+    channels   the adds of a ledger, as bytes; their replies are passed on in batches
 
 All requests of one turn of the loop are sent in one write, or in one write for each 32 requests:
 the bookie then works on the first requests while the later ones are packed. When the socket is
@@ -60,11 +60,11 @@ from rollbook.proto.wire.messages import (
 from rollbook.proto.wire.reply_decoder import ReplyDecoder
 
 RECEIVE_BYTES: Final = 256 * 1024
-_ALONE_BYTES: Final = 64 * 1024  # Adds of this size are worth a system call of their own.
+_ALONE_BYTES: Final = 64 * 1024  # Adds of this size or more get a system call of their own.
 # Requests per write: a bookie works on them while later requests of the same turn are packed.
 _ASKED_TOGETHER: Final = 32
-_TICK_S: Final = 0.02  # A deadline is noticed at most this late.
-_LAST_CHANCE_S: Final = 5.0  # The last wait for any response after a caller has given up.
+_TICK_S: Final = 0.02  # How late a missed deadline may be noticed.
+_LAST_CHANCE_S: Final = 5.0  # How long to wait for any response after a caller has given up.
 
 _ledger_id_of: Final = attrgetter("ledger_id")
 # The reply class for each request class, and the fields of the request that the reply repeats.
@@ -104,7 +104,7 @@ class _PendingRequest:
         return self.sent_at >= 0
 
     def take(self, now: float) -> bytes:
-        """The frame to send now; empty if the caller has given up."""
+        """Returns the frame to send now; empty if the caller has given up."""
         if self.future.done():
             return b""
         self.sent_at = now
@@ -112,18 +112,19 @@ class _PendingRequest:
 
 
 class AddSink(Protocol):
-    """The writer that adds to a ledger. No method is called during a call of the channel."""
+    """The writer that adds to a ledger. The channel calls these methods only while the writer is
+    not in a call of the channel."""
 
     def on_add_replies(self, channel: "AddChannel", replies: AddReplies) -> None:
-        """Takes a batch of replies in the step in which they are received. A faulty bookie may name
+        """Handles a batch of replies as soon as they are received. A faulty bookie may name
         entries twice, or entries that were never sent."""
 
     def on_channel_open(self, channel: "AddChannel") -> None:
-        """Called whenever the channel is connected or reconnected: adds without a reply have to be
-        sent again."""
+        """Notifies the sink that the channel was connected or reconnected: adds without a reply
+        have to be sent again."""
 
     def on_channel_lost(self, channel: "AddChannel", error: RollbookError) -> None:
-        """Called whenever the connection was lost or could not be made. The channel tries to
+        """Notifies the sink that the connection was lost or could not be made. The channel tries to
         reconnect, with growing pauses, until it is closed."""
 
 
@@ -172,16 +173,16 @@ class AddChannel:
 
     @property
     def queued_bytes(self) -> int:
-        """Bytes that were handed over and that the kernel has not taken yet.
+        """The number of bytes that were handed over and that the kernel has not taken yet.
 
-        Bytes in front of the socket count for each of its ledgers: at most 512 KiB, and the rest
-        of one frame.
+        Bytes that wait in front of the socket count for each of its ledgers: at most 512 KiB, and
+        the rest of one frame.
         """
         client = self._client
         return 0 if client is None else self.waiting_bytes + client.unsent_bytes
 
     def write(self, frames: bytes | list[bytes], count: int) -> None:
-        """Writes `count` adds; the channel must be open. The caller bounds their number."""
+        """Writes `count` adds. The channel must be open. The caller bounds their number."""
         assert self._client is not None
         self.unanswered += count
         self._client.write_adds(self, frames, count)
@@ -190,15 +191,15 @@ class AddChannel:
         """Reports that an add has waited this long for its reply, longer than the caller's
         deadline.
 
-        If the bookie sent nothing in all that time, its connection is closed for all channels and
-        made again, and `on_channel_lost` is called.
+        If the bookie has sent nothing in all that time, its connection is closed for all channels
+        and made again, and `on_channel_lost` is called.
         """
         if self._client is not None:
             self._client.complain(waited_s)
 
     def close(self) -> None:
-        """Closes the channel: it passes on no more replies. Adds that were written are still sent, as
-        long as the connection lasts and less than 16 MiB of such adds wait already. Idempotent."""
+        """Closes the channel, which passes on no more replies. Adds that were written are still
+        sent while the connection lasts, unless 16 MiB of such adds wait already. Idempotent."""
         if not self.is_closed:
             self.is_closed = True
             self._on_close(self)
@@ -228,13 +229,14 @@ class WaitingAdds:
         return len(self._frames)
 
     def take(self, _now: float) -> bytes:
-        """The frames to send now."""
+        """Returns the frames to send now."""
         self.channel.waiting_bytes -= len(self._frames)
         return self._frames
 
 
 class BookieClient(asyncio.BufferedProtocol):
-    """One connection; when it is over, `on_lost` is called once, before its channels are notified."""
+    """One connection to a bookie. When it ends, `on_lost` is called once, before its channels are
+    notified."""
 
     def __init__(
         self,
@@ -262,13 +264,13 @@ class BookieClient(asyncio.BufferedProtocol):
         self._transport: asyncio.Transport  # Set by `connection_made`.
         self._decoder = ReplyDecoder(config.frame_bytes_max)
         self._heard_at = self._made_at = 0.0
-        self._given_up_at = 0.0  # When a request was first given up after `_heard_at`.
+        self._given_up_at = 0.0  # When the first request was given up after `_heard_at`.
         # In version 2 a call that was given up keeps its key until its response has come.
         self._waiting: dict[_Key, _PendingRequest] = {}
         self._given_up = 0
         self._rooms = tuple(Capacity(config.calls_max, config.call_bytes_max) for _ in range(2))
         self._timer: asyncio.TimerHandle | None = None
-        # Open channels by ledger, and how many replies closed channels still expect.
+        # The open channels by ledger, and how many replies the closed channels still expect.
         self._channels: dict[LedgerId, AddChannel] = {}
         self._owed: dict[LedgerId, int] = {}
         # `drained` waits for this future, which is done when closed channels have all their replies.
@@ -289,10 +291,11 @@ class BookieClient(asyncio.BufferedProtocol):
     # --- Calls --------------------------------------------------------------------------------
 
     def can_tell_apart(self, request: Request) -> bool:
-        """Whether the response to this request cannot be confused with the response to another one.
+        """Whether no response to another request could be mistaken for the response to this one.
 
-        Version 2 matches responses by ids alone, so two requests for the same entry use different
-        connections: the late response to a plain read must not count as the response to a fence.
+        Version 2 matches responses by ids alone. Therefore two requests for the same entry use
+        different connections: the late response to a plain read must not count as the response to a
+        fence.
         """
         if self.version != v2_frames.VERSION or isinstance(request, BatchRead):
             return True
@@ -309,8 +312,8 @@ class BookieClient(asyncio.BufferedProtocol):
             raise self._unreachable(f"another bookie is there: {name.decode(errors='replace')!r}")
 
     async def call(self, request: Request, due: float, *, is_high_priority: bool) -> Reply:
-        """Calls the bookie until the loop's time `due`. Raises `BookieUnreachable` if
-        nothing was sent, else `ConnectionLost`, `BookieTimeout`."""
+        """Calls the bookie and waits for its reply until the loop's time `due`. Raises
+        `BookieUnreachable` if nothing was sent, otherwise `ConnectionLost` or `BookieTimeout`."""
         key, frame = self._pack(request, is_high_priority)
         size = len(frame)
         room = self._rooms[is_high_priority]
@@ -332,10 +335,10 @@ class BookieClient(asyncio.BufferedProtocol):
     def start(
         self, request: Request, due: float, *, is_high_priority: bool
     ) -> asyncio.Future[Reply] | None:
-        """Like `call`, but without a task that waits: returns a future of the result. Cancel the
+        """Like `call`, but without a task that waits: it returns a future of the result. Cancel the
         future to drop the answer.
 
-        Returns None if the call would have to wait first, or is not possible now.
+        Returns None if the call would have to wait first, or cannot be sent now.
         """
         if self.is_over or not self.can_tell_apart(request):
             return None
@@ -373,7 +376,7 @@ class BookieClient(asyncio.BufferedProtocol):
             self._outbox.remove(call)
             return
         if not isinstance(call.request, EntryRead) or call.request.previous_lac is None:
-            self._on_given_up()  # The answer to a long poll may be far off.
+            self._on_given_up()  # The answer to a long poll may come much later.
         if self.version != v2_frames.VERSION:
             del self._waiting[key]
             return
@@ -414,12 +417,12 @@ class BookieClient(asyncio.BufferedProtocol):
 
     @property
     def is_only_owed(self) -> bool:
-        """Whether the connection has no users any more, while adds of closed channels are in flight."""
+        """Whether the connection has no users any more, but adds of closed channels are in flight."""
         is_asked = not all(call.future.done() for call in self._waiting.values())
         return bool(self._owed) and not self._channels and not is_asked
 
     async def drained(self) -> None:
-        """Returns when closed channels have all their replies, or the connection is over."""
+        """Waits until closed channels have all their replies, or the connection has ended."""
         while self._owed and not self.is_over:
             self._draining = self._draining or self._loop.create_future()
             await asyncio.shield(self._draining)
@@ -430,7 +433,7 @@ class BookieClient(asyncio.BufferedProtocol):
             self._draining = None
 
     def _left_behind(self) -> int:
-        """Bytes of closed channels that wait to be sent."""
+        """Returns how many bytes of closed channels wait to be sent."""
         waiting = [each for each in self._outbox if isinstance(each, WaitingAdds)]
         return sum(each.size for each in waiting if each.channel.is_closed)
 
@@ -441,8 +444,9 @@ class BookieClient(asyncio.BufferedProtocol):
                 channel.unanswered -= each.count
 
     def write_adds(self, channel: AddChannel, frames: bytes | list[bytes], count: int) -> None:
-        """Writes adds. The adds of a single writer in this turn are sent at once, and so are large
-        pieces; adds of several ledgers in one turn are sent together, or after each 32nd request."""
+        """Writes adds. If only one writer adds in this turn, its adds are sent at once, and so are
+        large pieces. Adds of several ledgers in one turn are sent together, or after each 32nd
+        request."""
         data = frames if isinstance(frames, bytes) else b"".join(frames)
         is_alone = not (self._will_flush or self._turn.is_shared)
         self._flush_soon()
@@ -472,7 +476,7 @@ class BookieClient(asyncio.BufferedProtocol):
 
     @property
     def unsent_bytes(self) -> int:
-        """Bytes in front of the socket, without the queues."""
+        """The number of bytes that wait in front of the socket, without those in the queues."""
         begun_bytes = self._gathered_bytes + self._outbox.begun_bytes
         return self._transport.get_write_buffer_size() + begun_bytes
 
@@ -532,7 +536,7 @@ class BookieClient(asyncio.BufferedProtocol):
         elif call.future.done():
             self._given_up -= call.is_given_up
         elif not _is_reply_to(call.request, reply):
-            self._waiting[key] = call  # Kept, so that it fails when the connection ends.
+            self._waiting[key] = call  # The call fails when the connection ends.
             raise BadFrame(f"a {type(reply).__name__} that answers something else")
         else:
             call.future.set_result(reply)
@@ -587,7 +591,7 @@ class BookieClient(asyncio.BufferedProtocol):
     # --- Ends ---------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Closes at once; `gone` is set when that is done."""
+        """Closes the connection at once; `gone` is set when it is closed."""
         self._end(BookieUnreachable("the client was closed", bookie=self.bookie))
 
     def _end(self, error: RollbookError) -> None:
@@ -680,8 +684,8 @@ def _v2_key_of_reply(reply: Reply) -> _Key:
 
 
 def _is_reply_to(request: Request, reply: Reply) -> bool:
-    """Whether the reply answers this request. Its ids are compared too, not only its transaction id,
-    because a negative reply has no digest that would show a mistake."""
+    """Returns whether the reply answers this request. The ids are compared as well as the
+    transaction id, because a negative reply has no digest that would show a mistake."""
     if isinstance(reply, Refusal):
         return True
     shape, echoed = _ECHOED[type(request)]

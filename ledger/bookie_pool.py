@@ -1,16 +1,16 @@
 """The bookies of a cluster: connections are made when needed, shared, and made again when they
 break.
 
-A connection speaks one protocol version. Requests that version 2 lacks, or cannot distinguish, go over a
-connection of version 3 beside it. Batches to bookies that do not announce them go over a version 2
-connection of their own: bookies without batches hang up. A second channel to one ledger has a connection
-of its own, since replies to adds name only the ledger and the entry.
+A connection speaks one protocol version. Requests that version 2 lacks, or cannot distinguish, go
+over a connection of version 3 beside it. Batch reads from bookies that do not announce them use a
+version 2 connection of their own, because bookies without batches hang up. A second channel to one
+ledger has a connection of its own, since replies to adds name only the ledger and the entry.
 
 Addresses are reused by other bookies, whose missing entries prove nothing: a bookie that
 announces `identity` is asked for its id before anything else (CN4).
 
-A bookie that cannot be reached is left alone for a pause that grows with each failure, with
-chance in it, so that its clients do not come back all at once.
+A bookie that cannot be reached is not tried again before a pause that grows with each failure. The
+pause is random, so that the bookie's clients do not return all at once.
 """
 
 import asyncio
@@ -54,7 +54,7 @@ _FORGET_BATCHES_S: Final = 600.0
 # Writers that begin to rest in the same share of a tick report their LACs in the same turn.
 _SHARES_OF_RESTS: Final = 32
 _SHARE_OF_RESTS_S_MAX: Final = 0.032
-_BATCHES: Final = -1  # The number of the connection for batches; its loss affects only batches.
+_BATCHES: Final = -1  # The number of the connection for batches; its loss affects nothing else.
 
 _LinkId = tuple[BookieId, int, int]  # Bookie, protocol version, and number of the connection.
 
@@ -102,13 +102,14 @@ class Bookies:
         )
 
     def live(self) -> LiveBookies:
-        """The registered bookies as last reported; sends no request."""
+        """Returns the registered bookies as last reported, without a request."""
         return self._watcher.current
 
     def has_extension(self, bookie: BookieId, name: str) -> bool:
-        """Whether the bookie announces an extension of `rollbook.proto.formats.service_info`.
+        """Returns whether the bookie announces an extension of
+        `rollbook.proto.formats.service_info`.
 
-        False for a bookie that is not registered now.
+        The result is False for a bookie that is not registered now.
         """
         info = self._watcher.current.find(bookie)
         return info is not None and name in info.extensions
@@ -124,18 +125,19 @@ class Bookies:
         """Sends one request and returns the reply to it.
 
         The caller checks the reply's `error`; "busy" is not retried here. The reply may be a
-        `Refusal`. While too many calls to this bookie are outstanding, a new call waits for room;
-        calls of high priority have room of their own, and are sent first.
+        `Refusal`. While too many calls to this bookie are outstanding, a new call waits for room.
+        Calls of high priority have room of their own, and are sent first.
 
         Raises
             BookieUnreachable   nothing was sent: there is no connection, or no room in time. It is
                                 raised at once while the bookie is known to be down; the next attempt
                                 to connect is then at most `reconnect_pause_s_max` away.
-            ConnectionLost      it was sent, and then the connection broke.
-            BookieTimeout       it was sent, and the deadline passed. If the connection received
+            ConnectionLost      the request was sent, and then the connection broke.
+            BookieTimeout       the request was sent, and the deadline passed. If the connection received
                                 nothing in that time, it is closed, and all its calls raise.
 
-        If the call is cancelled, the bookie may have carried it out or not; its reply is dropped.
+        If the call is cancelled, the bookie may or may not have carried it out; its reply is
+        dropped.
         """
         loop = asyncio.get_running_loop()
         due = loop.time() + deadline_s
@@ -153,7 +155,7 @@ class Bookies:
     def start(
         self, bookie: BookieId, request: Request, *, deadline_s: float, is_high_priority: bool
     ) -> asyncio.Future[Reply] | None:
-        """Like `call`, but returns a future of the same result, without a task that waits. Cancel the
+        """Like `call`, but returns a future of the result, without a task that waits. Cancel the
         future to drop the answer.
 
         Returns None if the call would have to wait before it can be sent.
@@ -179,16 +181,17 @@ class Bookies:
         self, bookie: BookieId, link: "Link", deadline_s: float, error: BaseException
     ) -> None:
         if isinstance(error, BookieTimeout):
-            if deadline_s >= self._config.silence_s_max:  # A shorter deadline proves nothing.
+            if deadline_s >= self._config.silence_s_max:  # Less silence proves nothing.
                 self._shared.note_failure(bookie)
         elif isinstance(error, ConnectionLost) and link.is_for_batches and not link.has_answered:
             until = asyncio.get_running_loop().time() + _FORGET_BATCHES_S
             self._hung_up_on_batches[bookie] = until
 
     def has_batches(self, bookie: BookieId) -> bool:
-        """Whether to try a batch read. Bookies before 4.17 close the connection on a batch; batches are
-        tried again after a while, because they may have been upgraded. Striped ledgers need
-        `has_extension(bookie, BATCH_READ)`.
+        """Returns whether to try a batch read. A bookie before 4.17 closes the connection when it
+        receives a batch read. Batches are tried again after a while, because the bookie may have
+        been upgraded. For striped ledgers a caller has to check `has_extension(bookie, BATCH_READ)`
+        instead.
         """
         until = self._hung_up_on_batches.get(bookie)
         if until is None or self.has_extension(bookie, BATCH_READ):
@@ -203,9 +206,10 @@ class Bookies:
         *,
         is_high_priority: bool = False,
     ) -> AddChannel:
-        """Returns a channel at once, closed; it connects in the background and notifies the sink.
+        """Returns a channel that is not yet open. It connects in the background and notifies the
+        sink.
 
-        With high priority, its frames overtake others for the same socket.
+        With `is_high_priority`, its frames overtake others for the same socket.
         """
         assert not self._is_closed
         lane = ledger_id % self._config.connections_per_bookie
@@ -214,11 +218,13 @@ class Bookies:
         return link.add_channel(ledger_id, sink, is_high_priority)
 
     async def close(self) -> None:
-        """Closes every connection: calls raise, and channels are lost. Nothing is left when it returns.
+        """Closes every connection: calls raise, and channels are lost. No connection or task is
+        left when the call returns.
 
-        Connections that only have adds of closed channels in flight get a second at most to send
-        them: they are the third copies of last entries, and a program that ends right after its writer
-        would otherwise leave only two. If `close` is cancelled, it closes these connections, too.
+        A connection that only has adds of closed channels in flight gets up to a second to send
+        them: they are the third copies of last entries, and a program that ends right after its
+        writer would otherwise leave only two copies. If `close` is cancelled, it closes these
+        connections at once, too.
         """
         self._is_closed = True
         links = list(self._links.values())
@@ -266,10 +272,10 @@ class Bookies:
         return link
 
     def _address(self, bookie: BookieId) -> Address | None:
-        """The bookie's address; None if the address is not known."""
+        """Returns the bookie's address, or None if it is not known."""
         info = self._watcher.current.find(bookie)
         if info is None:
-            # An old registration has no contents: the bookie's id may be its address.
+            # An old registration is empty; the bookie's id may then be its address.
             info = unpack_service_info(bookie, b"")
         return info.address_for(tls=self._config.uses_tls)
 
@@ -294,22 +300,22 @@ class _Shared:
 
 
 class Link:
-    """A connection that is made again after a loss, when a call needs it or while it has
+    """A connection that is made again after a loss, as soon as a call needs it or while it has
     channels."""
 
     def __init__(self, link_id: _LinkId, shared: _Shared) -> None:
-        # The present connection, if it is connected and not over.
+        # The present connection, if it is connected and has not ended.
         self.client: BookieClient | None = None
-        self.has_answered = False  # Whether any of its connections ever had a reply.
+        self.has_answered = False  # Whether any connection of this link ever received a reply.
         self._bookie, self._version, lane = link_id
         self.is_for_batches = lane == _BATCHES
         self._shared = shared
         self._channels: dict[LedgerId, AddChannel] = {}
         self._loop = asyncio.get_running_loop()
         self._attempt: asyncio.Task[BookieClient] | None = None
-        # The timer of the next attempt to connect, which the channels wait for.
+        # The timer of the next attempt to connect; the channels wait for that attempt.
         self._timer: asyncio.TimerHandle | None = None
-        self._failure: RollbookError | None = None  # The last failure; None while all is well.
+        self._failure: RollbookError | None = None  # The last failure; None while the link works.
         self._failed_address: Address | None = None
         self._pause_s = 0.0
         self._may_try_at = 0.0
@@ -319,8 +325,8 @@ class Link:
     # --- Calls --------------------------------------------------------------------------------
 
     async def connected(self, due: float) -> BookieClient:
-        """Returns the connection. Raises `BookieUnreachable`, and does so at once while the bookie is
-        known to be down."""
+        """Returns the connection. Raises `BookieUnreachable`, at once while
+        the bookie is known to be down."""
         if self._attempt is None:
             if (failure := self._known_failure()) is not None:
                 raise failure
@@ -355,7 +361,7 @@ class Link:
     # --- Channels -----------------------------------------------------------------------------
 
     def serves(self, ledger_id: LedgerId) -> bool:
-        """Whether another channel to the ledger needs another link."""
+        """Returns whether another channel to the ledger needs another link."""
         return ledger_id in self._channels or (
             self.client is not None and self.client.serves(ledger_id)
         )
@@ -397,7 +403,7 @@ class Link:
     # --- The connection -----------------------------------------------------------------------
 
     def _plan(self) -> None:
-        """Plans an attempt to connect for the channels; calls connect by themselves."""
+        """Schedules an attempt to connect for the channels; calls start attempts themselves."""
         if self._timer is None and not self._is_stopped:
             pause_s = self._shared.config.reconnect_pause_s_min
             soon = self._loop.time() + pause_s * self._shared.randomness.random()
@@ -452,10 +458,10 @@ class Link:
         elif isinstance(error, RollbookError):
             self._on_failure(self._unreachable(error.message), has_worked=False)
         else:
-            raise error  # A bug: the loop's exception handler reports it.
+            raise error  # This is a bug, which the loop's exception handler reports.
 
     def _on_lost(self, client: BookieClient, error: RollbookError) -> None:
-        if client is self.client:  # If the client never connected, the attempt reports the error.
+        if client is self.client:  # Otherwise the attempt reports the error.
             self.client = None
             self.has_answered |= client.has_answered
             has_lasted = client.age_s >= self._shared.config.reconnect_pause_s_max

@@ -22,7 +22,7 @@ _PAUSE_S_MAX: Final = 1.0
 
 
 class BookieReplacement:
-    """Replaces failed bookies in its own task; passes the results to callbacks."""
+    """Replaces failed bookies in a task, and passes the results to callbacks."""
 
     def __init__(
         self,
@@ -56,12 +56,12 @@ class BookieReplacement:
         return [task for task in (self._change, self._asking) if task is not None]
 
     def start(self) -> None:
-        """Starts replacing; called when a slot is down."""
+        """Starts to replace bookies; the writer calls this when a slot is down."""
         if self._change is None and not self._is_frozen:
             self._change = self._loop.create_task(self._replace_failed())
 
     def has_successor(self, slot: int) -> bool:
-        """Whether a healthy bookie could take this seat now."""
+        """Returns whether a healthy bookie could take this seat now."""
         if self._is_frozen:
             return False
         now_ns = self._clock.monotonic_ns()
@@ -74,7 +74,7 @@ class BookieReplacement:
         )
 
     def freeze(self) -> None:
-        """Stops further changes; a change in progress is completed."""
+        """Prevents further changes; a change in progress is completed."""
         self._is_frozen = True
 
     def thaw(self) -> None:
@@ -86,7 +86,7 @@ class BookieReplacement:
             await asyncio.gather(self._change, return_exceptions=True)
 
     def find_rested(self) -> list[int]:
-        """Slots that are down although their bookies' quarantine is over."""
+        """Returns the slots that are down although their bookies' quarantine is over."""
         if self._change is not None:
             return []
         now_ns = self._clock.monotonic_ns()
@@ -94,8 +94,8 @@ class BookieReplacement:
         return [slot for slot in self._seating.down if not is_quarantined(ensemble[slot], now_ns)]
 
     def ask_resting(self) -> None:
-        """Asks bookies in quarantine whether they respond. Called now and then while a slot is down
-        and no healthy bookie is left to replace it."""
+        """Asks bookies in quarantine whether they respond. The writer calls this regularly while a
+        slot is down and no healthy bookie is left to replace it."""
         if self._asking is not None or self._is_frozen or self._pipeline.tick % LAGGARD_TICKS:
             return
         now_ns, ensemble = self._clock.monotonic_ns(), self._seating.ensemble
@@ -118,7 +118,7 @@ class BookieReplacement:
             while not self._is_frozen and (picks := self._pick()):
                 lac = self._pipeline.acks.last_add_confirmed
                 await self._move(picks)
-                # Pauses without progress: replacements that fail at once must not flood the
+                # Without progress it pauses: replacements that fail at once must not flood the
                 # metadata store.
                 is_progress = self._pipeline.acks.last_add_confirmed > lac
                 pause_s = 0.0 if is_progress else min(2 * pause_s + _PAUSE_S_MIN, _PAUSE_S_MAX)

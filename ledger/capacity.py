@@ -1,5 +1,5 @@
-"""Room for calls that wait for answers: a number of calls and of bytes. A call without room waits its turn,
-until its deadline (CN3).
+"""Limits the calls that wait for answers, by their number and their bytes. A call that finds no
+room waits in a queue, until its deadline at most (CN3).
 """
 
 import asyncio
@@ -8,8 +8,8 @@ from rollbook.proto.errors import RollbookError
 
 
 class Capacity:
-    """Room for a number of calls and bytes. A call that is larger than the whole room is admitted
-    when no other call is outstanding."""
+    """A limit on the number and the bytes of outstanding calls. A call that exceeds the whole limit
+    is admitted when no other call is outstanding."""
 
     def __init__(self, count_max: int, bytes_max: int) -> None:
         self._count_max = count_max
@@ -24,7 +24,7 @@ class Capacity:
         return not self._count
 
     def take(self, size: int) -> bool:
-        """Takes room if there is enough and no earlier caller waits; returns whether it did."""
+        """Takes room if there is enough and no earlier caller waits. Returns whether it did."""
         if self._queue or not self._has_room(size):
             return False
         self._count += 1
@@ -34,8 +34,8 @@ class Capacity:
     async def wait(self, size: int, due: float) -> None:
         """Waits for the room that `take` did not give; when this returns, the room is taken.
 
-        Raises `TimeoutError` at the loop's time `due`, or the error passed to `fail`. If it is
-        cancelled, or after an error, nothing is taken.
+        Raises `TimeoutError` at the loop's time `due`, or the error passed to `fail`. After a
+        cancellation or an error, no room is taken.
         """
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._queue[turn] = size
@@ -63,7 +63,7 @@ class Capacity:
                 turn.set_result(None)
 
     def fail(self, error: RollbookError) -> None:
-        """Ends all waits with this error: there will be no room any more."""
+        """Ends all waits with this error, because there will be no more room."""
         for turn in self._queue:
             if not turn.done():
                 turn.set_exception(error)

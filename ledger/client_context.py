@@ -1,4 +1,4 @@
-"""What the writers and recoveries of one client share."""
+"""The objects that the writers and recoveries of one client share."""
 
 from dataclasses import dataclass
 

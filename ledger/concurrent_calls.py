@@ -1,8 +1,8 @@
-"""Several concurrent calls, whose responses are handled in the order in which they arrive.
+"""Concurrent calls to bookies, whose responses are handled in the order of their arrival.
 
-calls.ask(question, bookie, request, deadline_s)     any number of times
-await calls.news(timeout_s)                          until there is something, or time is up
-for question, answer in calls.take(): …              a reply, or the error that came instead
+calls.ask(question, bookie, request, deadline_s)     sends a call; any number of times
+await calls.news(timeout_s)                          waits for a response, or until time is up
+for question, answer in calls.take(): …              gets each reply, or the error that came instead
 
 A call that can be sent at once needs no task, because a recovery of a thousand ledgers makes ten
 thousand calls. A call that has to wait for a connection, for room, or for a retry has a task.
@@ -31,10 +31,11 @@ BUSY_OR_BROKEN: Final[Passing] = (ConnectionLost, Overloaded, Throttled)
 UNTIL_HEARD: Final[Passing] = (*BUSY_OR_BROKEN, BookieUnreachable)
 """Errors to retry for bookies that must be asked even while they start."""
 
-# The pause before a bookie that was busy, or hung up, is asked again; doubled each time.
+# The pause before a bookie that was busy or hung up is asked again. It doubles each time.
 _PAUSE_S: Final = 0.02
 _PAUSE_S_MAX: Final = 0.5
-# The shortest wait: a shorter one might be rounded so that the clock never moves.
+# The shortest wait. Rounding might turn a shorter one into no wait, so that the simulated clock
+# never moves.
 _MOMENT_S: Final = 1e-6
 
 
@@ -65,14 +66,15 @@ class _Asked(NamedTuple, Generic[Question]):
 
 
 class ConcurrentCalls(Generic[Question]):
-    """Concurrent calls; leaving the context drops those without an answer."""
+    """Concurrent calls. When the context ends, calls without an answer are dropped."""
 
     def __init__(self, bookies: Caller) -> None:
         self._bookies = bookies
         self._loop = asyncio.get_running_loop()
         self._replies: dict[asyncio.Future[Reply], None] = {}
         self._tasks: dict[asyncio.Task[None], None] = {}
-        # The number of calls without an answer. Tasks are not counted: they outlive their answers a little.
+        # The number of calls without an answer. Tasks are not counted, because they outlive their
+        # answers a little.
         self._unanswered = 0
         self._answers: deque[tuple[Question, Reply | RollbookError]] = deque()
         self._has_news = False
@@ -90,8 +92,8 @@ class ConcurrentCalls(Generic[Question]):
         is_high_priority: bool = False,
         passing: Passing = (),
     ) -> bool:
-        """Sends a call; errors in `passing` are retried until the deadline. Returns whether it was
-        sent at once."""
+        """Sends a call, and retries errors in `passing` until the deadline. Returns whether the
+        call was sent at once."""
         due = self._loop.time() + deadline_s
         asked = _Asked(question, bookie, request, due, is_high_priority, passing)
         self._unanswered += 1
@@ -113,7 +115,7 @@ class ConcurrentCalls(Generic[Question]):
         if error is not None and not isinstance(error, RollbookError):
             raise error
         if self._is_closed:
-            return  # The call already has its result, which was not taken yet.
+            return  # The call already has its result, which the caller has not taken yet.
         answer = reply.result() if error is None else error
         if error_of(answer) in asked.passing and self._loop.time() + _PAUSE_S < asked.due:
             self._begin(asked, after_s=_PAUSE_S)
@@ -162,7 +164,7 @@ class ConcurrentCalls(Generic[Question]):
             self._waiter.set_result(None)
 
     async def news(self, timeout_s: float) -> None:
-        """Returns when there is news, or when `timeout_s` have passed."""
+        """Waits until there is news, or until `timeout_s` have passed."""
         if not self._has_news:
             self._waiter = self._loop.create_future()
             timer = self._loop.call_later(max(timeout_s, _MOMENT_S), self._on_time_up)
@@ -184,7 +186,7 @@ class ConcurrentCalls(Generic[Question]):
 
     @property
     def is_waiting(self) -> bool:
-        """Whether a response is outstanding or was not taken yet."""
+        """Whether a response is outstanding, or has arrived and was not taken yet."""
         return bool(self._unanswered or self._answers)
 
     async def close(self) -> None:
@@ -202,7 +204,8 @@ class ConcurrentCalls(Generic[Question]):
 
 
 def error_of(answer: Reply | RollbookError) -> type[RollbookError] | None:
-    """The error by which a call failed, whether the bookie reported it or did not respond."""
+    """Returns the error of a failed call, whether the bookie reported it or did not respond; None
+    if the call succeeded."""
     if isinstance(answer, RollbookError):
         return type(answer)
     return None if isinstance(answer, AuthReply) else answer.error

@@ -1,13 +1,14 @@
-"""The explicit LAC: readers learn that the last entry is confirmed though none follows it (WR7).
+"""Reports the explicit LAC, so that readers learn that the last entry is confirmed although none
+follows it (WR7).
 
-An entry carries the LAC that its writer knew when it sent the entry, so bookies always lag one
+An entry carries the LAC that its writer knew when it sent the entry, so bookies always lag by one
 confirmation. Once a writer has confirmed nothing for a moment, and no entry in flight carries the
-newest LAC, it reports the LAC to the whole ensemble. If fewer than an ack quorum accept the report,
-readers may not find the LAC, and the report is repeated, at a slower pace.
+newest LAC, it reports the LAC to the whole ensemble. If fewer than an ack quorum of bookies accept
+the report, readers may not find the LAC. Then the report is repeated, at a slower pace.
 
-A log server has thousands of writers that append now and then and rest in between. One ticker times
-the rests of all of them; writers of the same share of a tick report together. A report needs no timer
-of its own, and a task only if it has to wait for a connection.
+A log server has thousands of writers that append now and then, and are idle in between. One ticker
+serves all of them; writers of the same share of a tick report together. A report needs no timer of
+its own, and a task only if it has to wait for a connection.
 """
 
 import asyncio
@@ -42,9 +43,9 @@ class ExplicitLac:
         self._is_wanted = is_wanted
         self._deadline_s = deadline_s
         self._loop = asyncio.get_running_loop()
-        self._ticks_left = 0  # Ticks until it checks whether the writer rests.
+        self._ticks_left = 0  # Ticks until the next check whether the writer rests.
         self._seen = self._reported = pipeline.acks.last_add_confirmed
-        # The LAC being reported, and the number of replies so far.
+        # The LAC that is being reported, and the number of replies so far.
         self._reporting, self._heard = self._reported, 0
         self._replies: dict[asyncio.Future[Reply], None] = {}
 
@@ -57,7 +58,7 @@ class ExplicitLac:
             self._plan(1)
 
     def stop(self) -> None:
-        """Cancels running reports, whose tasks the caller awaits."""
+        """Cancels reports in progress; the caller awaits their tasks."""
         self._is_wanted = False
         for reply in self._replies:
             reply.cancel()

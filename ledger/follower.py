@@ -1,11 +1,11 @@
-"""Follows a ledger's writer: an entry is returned as soon as a bookie reports it as confirmed.
+"""Follows a ledger's writer: returns each entry as soon as a bookie reports it as confirmed.
 
-    long polls    a bookie answers when its LAC rises, and includes the next entry
-    metadata      names new ensembles, and the end of a CLOSED ledger
+    long polls    a bookie answers when its LAC rises, and returns the next entry
+    metadata      it names new ensembles, and the end of a CLOSED ledger
 
 A follower polls the smallest set of members that together know of every entry. If a member does not
-answer soon, others are polled, too, and they are polled first from then on (RD4). A follower is never
-silent: it returns entries, or news that there are none, or it raises.
+answer soon, others are polled, too, and from then on they are polled first (RD4). A follower is
+never silent: it returns entries, reports that there are none, or raises.
 """
 
 import asyncio
@@ -31,12 +31,12 @@ from rollbook.proto.metadata import Fragment
 from rollbook.proto.wire.digest import Entry, LedgerDigest
 from rollbook.proto.wire.messages import EntryRead, ReadReply, Reply
 
-_POLL_S: Final = 1.0  # How long a bookie without news is asked to wait.
-_GRACE_S: Final = 1.0  # The additional time for the response to a poll.
+_POLL_S: Final = 1.0  # How long a bookie may wait before it answers.
+_GRACE_S: Final = 1.0  # The extra time for the response to a poll.
 _SECOND_OPINION_S: Final = 0.1
-# Pause before a member that did not wait is polled again; doubled each time.
+# The pause before a member that answered at once is polled again. It doubles each time.
 _PAUSE_S_MIN: Final = 0.002
-_HEARTBEAT_S: Final = 1.0  # Plus the time of a poll: the longest time without news.
+_HEARTBEAT_S: Final = 1.0  # The longest time without news, except for one poll.
 _PAUSE_S_MAX: Final = 0.1
 # The most bytes of entries in a poll's response; further entries are read separately.
 _FOLLOWING_BYTES_MAX: Final = 64 * 1024
@@ -44,17 +44,18 @@ _FOLLOWING_BYTES_MAX: Final = 64 * 1024
 
 @dataclass(frozen=True, slots=True)
 class News:
-    """One result of a follower. Without entries it shows that the follower is alive, and how far it
-    has read."""
+    """A report of a follower. A report without entries shows that the follower is alive, and how
+    far it has read."""
 
     entries: tuple[Entry, ...]
     last_add_confirmed: EntryId  # The highest known LAC.
     is_closed: bool
-    waits_for: str = ""  # The error that delays the follower; empty: it waits for the writer.
+    waits_for: str = ""  # The error that delays it; empty: the writer does.
 
 
 class Follower(AsyncIterator[News]):
-    """Iterate with `async for news in follower`; call `aclose` if you stop early."""
+    """Yields entries as they are confirmed: iterate with `async for news in follower`, and call
+    `aclose` to stop early."""
 
     def __init__(
         self,
@@ -81,7 +82,7 @@ class Follower(AsyncIterator[News]):
         self._require_open = require_open
         self._on_confirmed = on_confirmed
         self._brought: list[Entry] = []  # Entries that came with a poll's response.
-        # Reads entries that are confirmed and not yet returned.
+        # Reads entries that are confirmed and were not returned yet.
         self._stream: EntryStream | None = None
         self._loop = asyncio.get_running_loop()
         self._heard_at = self._loop.time()
@@ -91,7 +92,8 @@ class Follower(AsyncIterator[News]):
         self._wake: Callable[[], None] = _nobody
 
     async def __anext__(self) -> News:
-        """The next news. If this is cancelled, no news is lost: the next call returns the same news."""
+        """The next news. If the call is cancelled, no news is lost: the next call returns the same
+        news."""
         try:
             news = await self._next_news()
         except RollbookError:
@@ -103,14 +105,14 @@ class Follower(AsyncIterator[News]):
         return news
 
     def confirm(self, entry_id: EntryId) -> None:
-        """The ledger's writer has confirmed this entry and all before it: they are returned before
-        any bookie reports them (RD6)."""
+        """Takes the writer's word that this entry and all before it are confirmed: they are
+        returned before any bookie reports them (RD6)."""
         if entry_id > self._lac:
             self._raise_lac(entry_id)
             self._wake()
 
     async def aclose(self) -> None:
-        """Closes the follower; an iterator that waits for news ends. If this is cancelled, the
+        """Closes the follower; an iterator that waits for news ends. If the call is cancelled, the
         follower is closed nevertheless. Idempotent."""
         self._is_over = True
         self._wake()
@@ -118,7 +120,7 @@ class Follower(AsyncIterator[News]):
             await self._stream.aclose()
 
     async def _next_news(self) -> News | None:
-        """The next news; None after the last entry of a closed ledger."""
+        """Returns the next news; None after the last entry of a closed ledger."""
         silent_until = self._loop.time() + _HEARTBEAT_S
         while not self._is_over:
             self._require_open()
@@ -164,7 +166,7 @@ class Follower(AsyncIterator[News]):
         if self._lac > lac:
             self._pause_s = _PAUSE_S_MIN
         elif self._loop.time() < began + _SECOND_OPINION_S:
-            # Bookies that do not know the ledger yet, or cannot wait, respond at once.
+            # Bookies that do not know the ledger yet, or cannot wait, answer at once.
             await asyncio.sleep(self._pause_s)
             self._pause_s = min(2 * self._pause_s, _PAUSE_S_MAX)
         silence_s = self._loop.time() - self._heard_at
@@ -222,8 +224,8 @@ class Follower(AsyncIterator[News]):
         calls.ask(slot, fragment.ensemble[slot], request, _POLL_S + _GRACE_S)
 
     def _on_answer(self, slot: int, answer: Reply | RollbookError) -> bool:
-        """Takes an answer; returns whether the wait is over: the LAC has risen, or no answer can
-        come."""
+        """Takes an answer. Returns whether the wait is over, because the LAC has risen or no answer
+        can come."""
         error = error_of(answer)
         if error is None or issubclass(error, Missing):
             self._heard_at = self._loop.time()
@@ -251,7 +253,7 @@ class Follower(AsyncIterator[News]):
 
 
 def _nobody() -> None:
-    """The callback without a follower."""
+    """Does nothing: the callback while the follower does not poll."""
 
 
 class EntryTail(AsyncIterator[Entry]):
@@ -267,6 +269,6 @@ class EntryTail(AsyncIterator[Entry]):
         return self._ready.popleft()
 
     async def aclose(self) -> None:
-        """Ends the iteration, even if this is cancelled. Idempotent."""
+        """Ends the iteration, even if the call is cancelled. Idempotent."""
         self._ready.clear()
         await self._follower.aclose()

@@ -1,14 +1,15 @@
-"""The ledgers of one cluster, on any ports: the class for users.
+"""The ledgers of one cluster. This class is for users; it works with any implementation of the
+ports.
 
-    create        picks bookies and writes the metadata; sends no request to a bookie
-    reserve       like create, but without a writer; the client that calls `claim` becomes it (LG2)
-    open          reads what is confirmed, of a ledger that may still be written
+    create        picks bookies and writes the metadata, without a request to a bookie
+    reserve       creates a ledger without a writer; the client that calls `claim` becomes its writer (LG2)
+    open          reads the confirmed entries; the ledger may still have a writer
     open_recover  stops the writer, finds the ledger's end and closes it (`recovery.py`)
     open_tailing  follows the writer
-    delete        fences the writer first, so that none continues without noticing (LG1)
+    delete        fences the writer first, so that it does not continue without noticing (LG1)
 
-A client that can read the metadata knows the passwords: they guard a ledger against mistakes,
-not against attackers. A password that is passed has to be right.
+A client that can read the metadata knows the passwords: they guard a ledger against mistakes, not
+against attacks. If a caller passes a password, it has to be the right one.
 """
 
 import asyncio
@@ -56,18 +57,19 @@ from rollbook.proto.tasks import to_its_end
 from rollbook.proto.wire.digest import DigestType, LedgerDigest
 from rollbook.proto.wire.messages import BookieInfoReply, GetBookieInfo
 
-# A key in the custom metadata of a ledger that was reserved.
+# The key in the custom metadata of a ledger that is reserved, and not yet claimed.
 UNCLAIMED: Final = "rollbook.unclaimed"
 CLAIMED: Final = "rollbook.claimed"
 
 _RACES_MAX: Final = 20
 _HANDLES_MIN: Final = 64
-_QUESTION_S: Final = 1.0  # The time for a bookie in quarantine to respond.
+_QUESTION_S: Final = 1.0  # How long a bookie in quarantine may take to respond.
 _NOTHING: Final[Mapping[str, bytes]] = {}
 
 
 class Ledgers:
-    """Owns its connections and all that it has opened; it owns the metadata store only on request.
+    """Owns its connections and all objects that it has opened; it owns the metadata store only on
+    request.
 
     Use it as a context manager, or call `start` and `close`. Use it from one event loop only.
     """
@@ -104,21 +106,21 @@ class Ledgers:
         self._recovery = LedgerRecovery(self._context)
         self._seat_watch = SeatWatch(self.live, self._open_writers, self.pardon_bookies, clock)
         self._handles: dict[LedgerWriter | LedgerReader, None] = {}
-        self._look_at = _HANDLES_MIN  # Closed handles are dropped when there are this many.
+        self._look_at = _HANDLES_MIN  # The number of handles at which closed ones are dropped.
         self._has_layout = False
         self._is_closed = False
 
     async def start(self) -> None:
-        """Returns when it knows the bookies. Raises `MetadataUnavailable`, `ConnectionLost`, `SessionExpired`.
-        Call `close` even if this is cancelled."""
+        """Waits until the list of bookies is known. Raises `MetadataUnavailable`, `ConnectionLost`,
+        `SessionExpired`. Call `close` even if the call is cancelled."""
         await self._watcher.start()
 
     async def close(self) -> None:
-        """Closes everything it has opened, and leaves nothing behind.
+        """Closes all that it has opened, and leaves no connection or task.
 
-        Ledgers that are still written stay open, for recovery to close: close their writers
-        first. The third copies of last entries have a second at most to arrive. Idempotent. If
-        `close` is cancelled, it completes first.
+        Ledgers with an open writer stay open, for recovery to close: close their writers first. It
+        waits for the third copies of last entries for a second at most. Idempotent. If the call is
+        cancelled, it completes first.
         """
         self._is_closed = True
         await to_its_end(self._close())
@@ -153,7 +155,7 @@ class Ledgers:
 
     @property
     def store(self) -> MetadataStore:
-        """The metadata store, for other data of the cluster such as its logs."""
+        """The metadata store, which also holds other data of the cluster, such as its logs."""
         return self._store
 
     # --- Ledgers ------------------------------------------------------------------------------
@@ -172,13 +174,13 @@ class Ledgers:
     ) -> LedgerWriter:
         """Creates an empty, open ledger and returns its writer, which the caller closes at the end.
 
-        Each entry is on `write` of `ensemble` bookies and is confirmed when `ack` have it on
-        disk. `ledger_id` is for callers that choose ids themselves; `NodeExists` if it is taken.
-        `is_urgent`: also on read-only bookies, which take it from a reserve: for the few bytes
-        that making room needs.
+        Each entry is stored on `write` of the `ensemble` bookies, and is confirmed when `ack` of
+        them have it on disk. `ledger_id` is for callers that choose ids themselves; if it is taken,
+        the call raises `NodeExists`. With `is_urgent`, read-only bookies store entries, too, in
+        their reserve: this is for the few bytes that are needed to make room.
 
-        Raises `NotEnoughBookies`, `InvalidRequest`. If it is cancelled, or after
-        `ConnectionLost`, there may be an empty ledger without a writer.
+        Raises `NotEnoughBookies`, `InvalidRequest`. After `ConnectionLost` or a cancellation there
+        may be an empty ledger without a writer.
         """
         stored = await self._create(
             Quorum(ensemble, write, ack),
@@ -203,8 +205,8 @@ class Ledgers:
     ) -> LedgerId:
         """Creates a ledger without a writer: this or another client may `claim` it at any time.
 
-        Raises `NotEnoughBookies`, `InvalidRequest`. If it is cancelled, or after `ConnectionLost`, there may be one that is
-        never claimed.
+        Raises `NotEnoughBookies`, `InvalidRequest`. After `ConnectionLost` or a cancellation there
+        may be a ledger that is never claimed.
         """
         unclaimed = {**custom, UNCLAIMED: b""}
         stored = await self._create(
@@ -213,11 +215,11 @@ class Ledgers:
         return stored.metadata.ledger_id
 
     async def claim(self, ledger_id: int, password: bytes | None = None) -> LedgerWriter:
-        """Makes this client the one writer of a ledger that was reserved (LG2).
+        """Makes this client the only writer of a ledger that was reserved (LG2).
 
-        Raises `LedgerFenced` if the ledger has, or had, a writer, or is being recovered;
-        `LedgerClosed`, `NoSuchLedger`, `Unauthorized`. After `ConnectionLost`, or if it is
-        cancelled, it may be claimed, and then it will have no writer.
+        Raises `LedgerFenced` if the ledger has or had a writer, or is being recovered, and also
+        `LedgerClosed`, `NoSuchLedger`, `Unauthorized`. After `ConnectionLost` or a cancellation the
+        ledger may be claimed, and then it will have no writer.
         """
         for _ in range(_RACES_MAX):
             stored = await self.metadata(ledger_id, fresh=True)
@@ -232,11 +234,11 @@ class Ledgers:
                     ledger_id=ledger_id,
                     next_step="write another ledger; each one has one writer in its life",
                 )
-            # Two claimants must write different values: otherwise each would mistake the other's value
-            # for its own.
+            # Two claimants must write different values; otherwise each would mistake the value of
+            # the other for its own.
             custom[CLAIMED] = b"%032x" % self._randomness.getrandbits(128)
             claimed = replace(metadata, custom=tuple(sorted(custom.items())))
-            # On a conflict another client was quicker, or a bookie was replaced: try again.
+            # After a conflict it tries again: another client was quicker, or a bookie was replaced.
             with suppress(MetadataConflict):
                 return self._write(await self.nodes.update(stored, claimed), kind, key)
         raise MetadataConflict("it changes again and again", ledger_id=ledger_id)
@@ -244,12 +246,13 @@ class Ledgers:
     async def open(
         self, ledger_id: int, password: bytes | None = None, *, digest: DigestType | None = None
     ) -> LedgerReader:
-        """Opens a ledger to read what is confirmed now. The writer, if there is one, goes on.
+        """Opens a ledger to read the entries that are confirmed now. If there is a writer, it
+        continues.
 
-        `password` None: the one in the metadata. `digest`: for a ledger that is so old that its
-        metadata lacks it. Raises `NoSuchLedger`, `Unauthorized`, `InvalidRequest`, and
-        `EntryUnavailable` if too few bookies respond to know what is confirmed. If it is
-        cancelled, it leaves nothing behind.
+        Without a `password`, the one in the metadata is used. `digest` is needed only for a ledger
+        that is so old that its metadata lacks it. Raises `NoSuchLedger`, `Unauthorized`,
+        `InvalidRequest`, and `EntryUnavailable` if too few bookies respond to find out which
+        entries are confirmed. A cancelled call leaves nothing behind.
         """
         return await self._open(await self.metadata(ledger_id), password, digest)
 
@@ -258,12 +261,13 @@ class Ledgers:
     ) -> LedgerReader:
         """Stops the writer permanently, finds out where the ledger ends and closes it there.
 
-        The closed ledger has all confirmed entries, and perhaps entries in flight. A closed ledger is
-        opened as it is. Raises `NoSuchLedger`, `Unauthorized`, `InvalidRequest`, and `RecoveryIncomplete` if
-        too few bookies respond; a retry loses nothing. If it is cancelled, the ledger may be in recovery, its writer stopped and
-        its bookies fenced, or closed: do it again.
+        The closed ledger has all confirmed entries, and perhaps some that were in flight. A ledger
+        that is already closed is only opened. Raises `NoSuchLedger`, `Unauthorized`,
+        `InvalidRequest`, and `RecoveryIncomplete` if too few bookies respond; a retry loses
+        nothing. If the call is cancelled, the ledger may be in recovery, with its writer stopped
+        and its bookies fenced, or it may be closed: call it again.
         """
-        # Stale metadata does no harm here: recovery's first step is a compare-and-set.
+        # Stale metadata does no harm here, because recovery's first step is a compare-and-set.
         stored = await self.metadata(ledger_id)
         key, kind = credentials(stored.metadata, password, digest)
         stored = await self._recovery.recover(stored, key, kind)
@@ -272,8 +276,8 @@ class Ledgers:
     async def open_tailing(
         self, ledger_id: int, password: bytes | None = None, *, digest: DigestType | None = None
     ) -> LedgerReader:
-        """Like `open`, for a reader that follows the writer: see `LedgerReader.tail`. If it is
-        cancelled, it leaves nothing behind.
+        """Opens a ledger like `open`, for a reader that follows the writer: see
+        `LedgerReader.tail`. A cancelled call leaves nothing behind.
         """
         return await self._open(await self.metadata(ledger_id), password, digest)
 
@@ -285,13 +289,13 @@ class Ledgers:
         digest: DigestType | None = None,
         is_forced: bool = False,
     ) -> None:
-        """Deletes a ledger. Its writer, if it has one, is stopped first (LG1); bookies free the
+        """Deletes a ledger. If the ledger has a writer, it is stopped first (LG1); bookies free the
         space later.
 
-        Forced, it is deleted even if its writer could not be stopped: the writer goes on for a
-        while without effect. Raises `NoSuchLedger`, `RecoveryIncomplete`. If it is cancelled, the
-        ledger may be in recovery, its writer stopped, or gone: do it again, and
-        `NoSuchLedger` says that it was done.
+        With `is_forced`, the ledger is deleted even if its writer could not be stopped: the writer
+        continues for a while without effect. Raises `NoSuchLedger`, `RecoveryIncomplete`. If the
+        call is cancelled, the ledger may be in recovery with its writer stopped, or it may be
+        deleted: call it again; `NoSuchLedger` then says that it was deleted.
         """
         ledger_id = parse_ledger_id(ledger_id)
         for _ in range(_RACES_MAX):
@@ -299,19 +303,20 @@ class Ledgers:
             key, kind = credentials(stored.metadata, password, digest)
             if not is_forced:
                 stored = await self._recovery.fence(stored, key, kind)
-            # On a conflict another client recovers or repairs the ledger: try again.
+            # After a conflict it tries again: another client recovers or repairs the ledger.
             with suppress(MetadataConflict):
                 await self.nodes.delete(ledger_id, stored.version)
                 return
         raise MetadataConflict("it changes again and again", ledger_id=ledger_id)
 
     def list(self, start: int = 0) -> LedgerWalk:
-        """All ids from `start` on, in order, for `async for`. Raises rather than omit one."""
+        """Returns all ledger ids from `start` on, in order, for `async for`. It raises rather than
+        omit an id."""
         return self.nodes.ids(parse_ledger_id(start))
 
     async def metadata(self, ledger_id: int, *, fresh: bool = False) -> StoredLedger:
-        """The ledger's metadata; `fresh`: not from a replica of the store that may be stale. Raises
-        `NoSuchLedger`. If it is cancelled, it leaves nothing behind."""
+        """Returns the ledger's metadata; with `fresh`, not from a replica of the store that may be
+        stale. Raises `NoSuchLedger`. A cancelled call leaves nothing behind."""
         return await self.nodes.read(parse_ledger_id(ledger_id), fresh=fresh)
 
     async def verify(
@@ -322,11 +327,12 @@ class Ledgers:
         digest: DigestType | None = None,
         on_progress: Callable[[int], None] = lambda _: None,
     ) -> LedgerVerification:
-        """Reads every copy from every bookie that should have one; repairs nothing.
+        """Reads every copy from every bookie that should have one. It repairs nothing.
 
-        Of an open ledger, confirmed entries; copies of its last ones may still be in flight.
-        `on_progress` gets the number of further entries done. Raises `NoSuchLedger`,
-        `Unauthorized`, `InvalidRequest`, `EntryUnavailable`. If it is cancelled, it leaves nothing behind.
+        In an open ledger it checks the confirmed entries; copies of the last ones may still be in
+        flight. It calls `on_progress` with the number of entries checked since the last call.
+        Raises `NoSuchLedger`, `Unauthorized`, `InvalidRequest`, `EntryUnavailable`. A cancelled
+        call leaves nothing behind.
         """
         async with await self.open(ledger_id, password, digest=digest) as reader:
             key, kind = credentials(reader.metadata, password, digest)
@@ -335,41 +341,40 @@ class Ledgers:
             return await verifier.verify(reader.last_add_confirmed, on_progress)
 
     async def require_cluster(self) -> None:
-        """Checks that the metadata store is still the one of this cluster, and has not been
-        emptied.
+        """Checks that the metadata store still belongs to this cluster, and was not emptied.
 
-        Only then a missing ledger is really missing. Raises `WrongCluster`, `NoSuchCluster`,
-        `BadConfig`. If it is cancelled, it leaves nothing behind.
+        Only then is a missing ledger really missing. Raises `WrongCluster`, `NoSuchCluster`,
+        `BadConfig`. A cancelled call leaves nothing behind.
         """
         await require_cluster(self._store, self.cluster)
 
     # --- Bookies ------------------------------------------------------------------------------
 
     def live(self) -> LiveBookies:
-        """The registered bookies as last reported."""
+        """Returns the registered bookies as last reported."""
         return self.bookies.live()
 
     def count_usable(self, *, is_urgent: bool = False) -> int:
-        """How many bookies accept new ledgers, as last reported; some of them may be in quarantine.
-        `is_urgent`: read-only bookies count, too.
+        """Returns how many bookies accept new ledgers, as last reported; some of them may be in
+        quarantine. With `is_urgent`, read-only bookies count, too.
         """
         return len(self._placement.usable(self._live(is_urgent=is_urgent)))
 
     async def changed(self, live: LiveBookies) -> LiveBookies:
-        """Returns when other bookies are registered, or in another mode. Raises
-        `MetadataUnavailable` after the watch has ended. If it is cancelled, it leaves nothing
-        behind."""
+        """Waits until other bookies are registered than in `live`, or a bookie has changed its
+        mode. Raises `MetadataUnavailable` after the watch has ended. A cancelled call leaves
+        nothing behind."""
         return await self._watcher.changed(live)
 
     async def known_bookies(self) -> tuple[BookieId, ...]:
-        """All bookies of the cluster, registered or not. Raises `MetadataUnavailable`, `ConnectionLost`, `SessionExpired`.
-        If it is cancelled, it leaves nothing behind.
+        """Returns all bookies of the cluster, registered or not. Raises `MetadataUnavailable`,
+        `ConnectionLost`, `SessionExpired`. A cancelled call leaves nothing behind.
         """
         return tuple(await CookieNodes(self._store, self.cluster.root).list())
 
     async def find_silent(self, deadline_s: float, count_max: int) -> Sequence[BookieId]:
-        """Registered bookies that do not respond in that time, of the first `count_max`. If it is
-        cancelled, it leaves nothing behind.
+        """Returns those of the first `count_max` registered bookies that do not respond within
+        `deadline_s`. A cancelled call leaves nothing behind.
         """
         live = self.live()
         asked = [*live.writable, *live.read_only][:count_max]
@@ -385,8 +390,8 @@ class Ledgers:
     async def space_of_bookies(
         self, deadline_s: float, count_max: int
     ) -> dict[BookieId, tuple[int, int]]:
-        """Free and total bytes of the registered bookies that respond in that time, of the first
-        `count_max`. If it is cancelled, it leaves nothing behind.
+        """Returns the free and total bytes of those of the first `count_max` registered bookies
+        that respond within `deadline_s`. A cancelled call leaves nothing behind.
         """
         live = self.live()
         asked = [*live.writable, *live.read_only][:count_max]
@@ -400,8 +405,8 @@ class Ledgers:
         }
 
     async def check_healthy_bookies(self, count: int) -> bool:
-        """Whether at least `count` bookies accept new ledgers. One in quarantine counts if it
-        responds now. If it is cancelled, it leaves nothing behind.
+        """Returns whether at least `count` bookies accept new ledgers. A bookie in quarantine
+        counts if it responds now. A cancelled call leaves nothing behind.
         """
         live = self.live()
         if len(self._placement.usable(live)) < count:
@@ -412,7 +417,7 @@ class Ledgers:
         return len(self._placement.usable(live)) - len(resting) >= count
 
     async def pardon_bookies(self) -> None:
-        """Ends the quarantine of bookies that respond now. If it is cancelled, it leaves nothing behind."""
+        """Ends the quarantine of bookies that respond now. A cancelled call leaves nothing behind."""
         resting = self._placement.resting(self.live(), self._clock.monotonic_ns())
         await pardon_those_that_answer(
             resting, self.bookies, self._health, self._clock, question_s=_QUESTION_S
@@ -420,28 +425,29 @@ class Ledgers:
 
     @property
     def knows_racks(self) -> bool:
-        """Whether this client has a map of racks."""
+        """Whether racks are configured in this client."""
         return bool(self.config.racks)
 
     def lacks_racks(self, quorum: Quorum, ensemble: Ensemble) -> bool:
-        """Whether some entries would have all their copies in one rack."""
+        """Returns whether some entries would have all their copies in one rack."""
         return self._placement.lacks_racks(quorum, ensemble)
 
     def sets_in_one_rack(self, quorum: Quorum, ensemble: Ensemble) -> int:
-        """How many write sets have all their copies in one rack."""
+        """Returns how many write sets have all their copies in one rack."""
         return self._placement.sets_in_one_rack(quorum, ensemble)
 
     def pick_replacement(
         self, quorum: Quorum, ensemble: Ensemble, slot: int, excluded: Collection[BookieId]
     ) -> BookieId | None:
-        """Picks another bookie for one seat of an ensemble, by racks and health; None if there is none."""
+        """Picks another bookie for one seat of an ensemble, by racks and health. Returns None if
+        there is none."""
         now_ns = self._clock.monotonic_ns()
         return self._placement.pick_replacements(
             quorum, ensemble, (slot,), self.live(), now_ns, excluded=excluded, is_urgent=True
         ).get(slot)
 
     async def until_writable(self, count: int, deadline_s: float) -> None:
-        """Waits until `count` bookies take new ledgers. Raises `TimeoutError`. If it is cancelled, it
+        """Waits until `count` bookies accept new ledgers. Raises `TimeoutError`. A cancelled call
         leaves nothing behind.
         """
         async with asyncio.timeout(deadline_s):
@@ -533,7 +539,7 @@ class Ledgers:
                 yield each
 
     def _make_sure_it_is_open(self) -> None:
-        """Raises if this client was closed. Forgets closed handles when half of all may be
+        """Raises if this client was closed. Forgets closed handles when half of all handles may be
         closed."""
         if self._is_closed:
             raise InvalidRequest("this client was closed")
@@ -546,7 +552,7 @@ class Ledgers:
 def credentials(
     metadata: LedgerMetadata, password: bytes | None, digest: DigestType | None
 ) -> tuple[bytes, DigestType]:
-    """Returns key and digest type. Raises `Unauthorized`, `InvalidRequest`."""
+    """Returns the key and the digest type. Raises `Unauthorized`, `InvalidRequest`."""
     known = metadata.password
     if password is None:
         password = known or b""

@@ -1,7 +1,7 @@
-"""One ledger's metadata as a reader knows it.
+"""The metadata of one ledger, as a reader knows it.
 
-A plain reader reads the metadata again when something fails. A follower watches the metadata for changes,
-and also reads it periodically.
+A plain reader reads the metadata again after a failure. A follower watches the metadata, and also
+reads it periodically.
 """
 
 import asyncio
@@ -26,7 +26,8 @@ from rollbook.proto.tasks import stop_tasks
 logger = structlog.get_logger()
 
 LOOK_AGAIN_S: Final = 5.0
-# Watching goes on for this long after a wait: a follower listens only while it waits.
+# The metadata is watched for this long after a wait, because a follower listens only while it
+# waits.
 _LINGER_S: Final = 10.0
 _PAUSE_S: Final = 0.2
 
@@ -47,8 +48,8 @@ class LedgerView:
         return self._stored.metadata
 
     async def refresh(self) -> bool:
-        """Reads the metadata; returns whether it has changed. Raises `NoSuchLedger`, or the
-        metadata store's errors."""
+        """Reads the metadata. Returns whether it has changed. Raises `NoSuchLedger`, or an error of
+        the metadata store."""
         try:
             found = await self._nodes.read(self.metadata.ledger_id, fresh=True)
         except NoSuchLedger as error:
@@ -63,8 +64,8 @@ class LedgerView:
     # --- Following ----------------------------------------------------------------------------
 
     def listen(self, on_change: Callable[[], None]) -> None:
-        """Calls `on_change` after every change until `ignore` is called. The metadata is watched as
-        long as a caller listens now and then."""
+        """Calls `on_change` after every change until `ignore` is called. The metadata is watched
+        while a caller listens now and then."""
         self._listeners[on_change] = None
         if self._task is None or self._task.done():
             self._task = asyncio.get_running_loop().create_task(self._follow())
@@ -81,7 +82,7 @@ class LedgerView:
         return bool(self._listeners) or is_heard
 
     async def close(self) -> None:
-        """Ends the watch; listeners are notified a last time."""
+        """Ends the watch, and notifies the listeners a last time."""
         self.is_stopped = True
         self._tell()
         self._listeners.clear()
@@ -114,7 +115,8 @@ class LedgerView:
                 self._fail(error)
 
     async def _heed(self, watch: Watch) -> None:
-        """Follows a watch until no caller listens any more, or it ends."""
+        """Reads the metadata after each event of a watch, until no caller listens any more, or the
+        watch ends."""
         while self._is_wanted:
             await self.refresh()
             if self.metadata.is_closed:

@@ -1,6 +1,7 @@
-"""Changes the open end of a ledger in its metadata: the only writer moves and closes it by compare-and-set.
+"""Changes the open end of a ledger in its metadata. The ledger's only writer moves and closes the
+end by compare-and-set.
 
-The decisions about the metadata that was read are in `core/ensemble_change.py`.
+The rules for the metadata that was read are in `core/ensemble_change.py`.
 """
 
 import asyncio
@@ -42,9 +43,10 @@ class MetadataWriter:
 
     @property
     def is_stale(self) -> bool:
-        """Whether the ledger was not seen OPEN for a day (WR5).
+        """Whether the writer has not seen the ledger OPEN for a day (WR5).
 
-        The longer time of two clocks counts, because one of them stops while the machine sleeps.
+        The longer of two clocks' times counts, because one of the clocks stops while the machine
+        sleeps.
         """
         unseen_s = max(
             (self._clock.monotonic_ns() - self._looked_ns) / 1e9,
@@ -53,7 +55,8 @@ class MetadataWriter:
         return unseen_s >= _TRUSTED_S
 
     async def verify(self) -> None:
-        """Raises `LedgerFenced` unless the ledger is OPEN, with the end that we wrote (WR4)."""
+        """Reads the metadata. Raises `LedgerFenced` unless the ledger is OPEN, with the end that we
+        wrote (WR4)."""
         self.stored = await self._read()
         self._seating.verify(self.stored.metadata)
         self._note_looked()
@@ -61,11 +64,11 @@ class MetadataWriter:
     async def move(
         self, picks: dict[int, BookieId], next_unconfirmed: Callable[[], EntryId]
     ) -> Fragment:
-        """Writes a new end of the ledger with these bookies in these slots. Waits while the store
-        does not respond.
+        """Writes a new end of the ledger, with these bookies in these slots. It waits while the
+        store does not respond.
 
-        The fragment of each attempt starts at the first entry that is unconfirmed at that time (WR2).
-        Raises the error that ends the writer.
+        In each attempt the fragment starts at the first entry that is unconfirmed at that time
+        (WR2). Raises the error that ends the writer.
         """
         attempts: list[Fragment] = []
         while True:
@@ -76,7 +79,7 @@ class MetadataWriter:
             try:
                 self.stored = await self._nodes.update(self.stored, changed)
             except MetadataConflict:
-                pass  # Earlier fragments were re-replicated, or the ledger is being recovered.
+                pass  # Others re-replicated earlier fragments, or recover the ledger.
             except (Unavailable, OutcomeUnknown) as error:
                 self._log.warning("ledger_metadata_not_written", reason=error.code.reason)
                 await asyncio.sleep(_PAUSE_S_MIN)

@@ -1,4 +1,4 @@
-"""Opens `Ledgers` for a user's program, on the real machine, by a URL.
+"""Opens `Ledgers` for a user's program by a URL, on the real machine.
 
     async with connect("zk://zk1,zk2,zk3/ledgers") as ledgers:
         …
@@ -31,16 +31,15 @@ def connect(
     visits: bool = False,
     open_timeout_s: float | None = None,
 ) -> "Connecting":
-    """Opens `Ledgers`: await it, or enter it with `async with`; without `async with` the caller
-    calls `close`.
+    """Opens `Ledgers`. Await the call and close the result, or use it with `async with`.
 
-    `metadata` is zk://host,host/ledgers or sqlite:///path. `tls`, as made by `client_context` of
-    `rollbook.proto.runtime.tls`: then bookies are used over TLS only. `visits`: an embedded
-    store without a server is opened nevertheless, for a moment's work. `open_timeout_s`: the
-    time for ZooKeeper's first response, by default 10 s.
+    `metadata` is `zk://host,host/ledgers` or `sqlite:///path`. `tls` is made by `client_context` of
+    `rollbook.proto.runtime.tls`; with it bookies are used only over TLS. With `visits`, an embedded
+    store is opened even without its server, for a short task. `open_timeout_s` is the time for
+    ZooKeeper's first response, by default 10 s.
 
-    Raises `NoSuchCluster`, `MetadataUnavailable`, `BadConfig`, `WrongCluster`. If it is
-    cancelled, it leaves nothing behind.
+    Raises `NoSuchCluster`, `MetadataUnavailable`, `BadConfig`, `WrongCluster`. A cancelled call
+    leaves nothing behind.
     """
     keep_pieces_of_messages()
     return Connecting(metadata, config, tls, visits, open_timeout_s)

@@ -18,7 +18,8 @@ async def pardon_those_that_answer(
     *,
     question_s: float,
 ) -> None:
-    """Asks all bookies at the same time. A hanging bookie does not respond and stays in quarantine."""
+    """Asks all bookies at the same time, and ends the quarantine of those that respond. A bookie
+    that hangs does not respond, and stays in quarantine."""
     question = GetBookieInfo(total_bytes=False, free_bytes=False)
     calls = [bookies.call(each, question, deadline_s=question_s) for each in resting]
     answers = await asyncio.gather(*calls, return_exceptions=True)

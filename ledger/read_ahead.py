@@ -1,11 +1,12 @@
-"""Reads entries ahead, in order: a window of runs is being read or waits for the iterator.
+"""Reads entries ahead, in order: a window of runs is in flight, or waits for the iterator.
 
-A run is what one batch returns. Entries that did not fit into a run are requested before later ones.
-However slowly the entries are taken, the stream holds at most the window, or one run if that is
-larger (RD5). The window grows as entries are taken: read-ahead is at most a quarter of what was
-taken before, and a run half of that. A reader that takes little and stops therefore costs a server
-little. A run has at least one entry, however large. Later entries are expected to be as large as
-the last ones: if they are larger, reads in flight may return more than the window.
+A run consists of the entries that one batch returns. Entries that did not fit into a run are
+requested before later ones. The stream holds at most one window, or one run if that is larger,
+however slowly the entries are taken (RD5). The window grows as entries are taken: the bytes read
+ahead are at most a quarter of those taken before, and a run has at most half of that. Therefore a
+reader that takes a few entries and stops costs a server little. A run has at least one entry, even
+a very large one. Later entries are expected to be as large as the last ones; if they are larger,
+reads in flight may return more than the window.
 """
 
 import asyncio
@@ -19,8 +20,8 @@ from rollbook.proto.ids import EntryId
 from rollbook.proto.wire.digest import Entry
 
 _ENTRY_OVERHEAD_BYTES: Final = 64
-_SINGLES_MAX: Final = 64  # Concurrent reads of single entries, for bookies without batches.
-_FIRST_BYTES: Final = 256 * 1024  # Bytes of the first runs; later runs are whole batches.
+_SINGLES_MAX: Final = 64  # Most concurrent single reads, for bookies without batches.
+_FIRST_BYTES: Final = 256 * 1024  # The size of the first runs; later ones are whole batches.
 
 ReadRun = Callable[[EntryId, int, int], Awaitable[list[Entry]]]
 """Reads consecutive entries; takes the first id, the most entries (at least one is returned), and
@@ -37,10 +38,12 @@ class _PendingRead:
 
 
 class EntryStream(AsyncIterator[Entry]):
-    """`async for entry in stream`, or `await stream.next_run()` for whole lists, which is cheaper.
+    """Entries in order, by `async for entry in stream`, or, at less cost, in lists by `await
+    stream.next_run()`.
 
-    An error is raised where its entry would have come; earlier entries have been returned. Leave
-    it by its end, by `aclose`, or as a context manager: reads in flight are then dropped.
+    An error is raised in the place of its entry; earlier entries have been returned. Read the
+    stream to its end, call `aclose`, or use it as a context manager: then reads in flight are
+    dropped.
     """
 
     def __init__(
@@ -57,11 +60,12 @@ class EntryStream(AsyncIterator[Entry]):
         tasks: dict["asyncio.Task[list[Entry]]", None],
         require_open: Callable[[], None],
     ) -> None:
-        """`end_of_run(e)`: the end of the fragment of entry `e`; a run from `e` on may not pass it.
+        """`end_of_run(e)` is the end of the fragment of entry `e`; a run that starts at `e` may not
+        pass it.
 
-        Running reads are in `tasks`, which belongs to the caller. The caller stops them when it is
-        closed, because a stream that was left early is not closed by its user. `require_open` raises
-        once the caller is closed.
+        Reads in flight are in `tasks`, which belongs to the caller. The caller stops them when it
+        is closed, because a user that leaves a stream early does not close it. `require_open`
+        raises once the caller is closed.
         """
         self._next_to_ask = first_entry
         self._end = last_entry + 1
@@ -87,8 +91,8 @@ class EntryStream(AsyncIterator[Entry]):
         return self._ready.popleft()
 
     async def next_run(self) -> list[Entry]:
-        """The next run of entries; empty at the end. If this is cancelled, the same run comes next
-        time."""
+        """Returns the next run of entries; empty at the end. If the call is cancelled, the next
+        call returns the same run."""
         if self._ready:
             ready = list(self._ready)
             self._ready.clear()
@@ -106,7 +110,7 @@ class EntryStream(AsyncIterator[Entry]):
             if not run.task.cancelled() or (me is not None and me.cancelling()):
                 raise
             self._require_open()
-            return []  # The stream was closed by another task.
+            return []  # Another task has closed the stream.
         except RollbookError:
             await self.aclose()
             raise
@@ -152,7 +156,7 @@ class EntryStream(AsyncIterator[Entry]):
     def _on_read(self, task: "asyncio.Task[list[Entry]]") -> None:
         del self._tasks[task]
         if not task.cancelled():
-            # Marks the error as seen: it does not matter if the reader never gets to this entry.
+            # Marks the error as seen: it does not matter if the iterator never reaches this entry.
             task.exception()
 
     def _learn(self, entries: list[Entry]) -> None:
@@ -164,7 +168,7 @@ class EntryStream(AsyncIterator[Entry]):
         self._entry_bytes = max(mean, (3 * self._entry_bytes + mean) // 4)
 
     async def aclose(self) -> None:
-        """Ends the stream, even if this is cancelled. Idempotent."""
+        """Ends the stream, even if the call is cancelled. Idempotent."""
         self._next_to_ask = EntryId(self._end)
         self._ready.clear()
         runs, self._runs = list(self._runs), deque()

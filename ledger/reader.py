@@ -1,11 +1,12 @@
-"""Reads one ledger: confirmed entries, unconfirmed ones, and those being written.
+"""Reads one ledger: entries that are confirmed, unconfirmed, or still being written.
 
-    read              confirmed entries, read ahead, in batches if the bookies support them
-    read_unconfirmed  every entry that exists; an entry that was read this way may be gone later
-    tail, follow      confirmed entries as they come, up to the end of the ledger
+    read              reads confirmed entries ahead, in batches if the bookies support them
+    read_unconfirmed  reads every entry that exists; such an entry may be gone later
+    tail, follow      return entries as they are confirmed, up to the end of the ledger
 
-To find the LAC, a reader asks enough bookies that not all can have missed a confirmed entry (RD1). It
-reads the metadata at the same time: after an ensemble change, the wrong bookies would have been asked.
+To find the LAC, a reader asks enough bookies that each confirmed entry is known to one of them
+(RD1). It reads the metadata at the same time, because after an ensemble change it would have
+asked the wrong bookies.
 """
 
 import asyncio
@@ -38,7 +39,7 @@ from rollbook.proto.tasks import stop_tasks
 from rollbook.proto.wire.digest import Entry, LedgerDigest
 from rollbook.proto.wire.messages import ReadLac
 
-_ENTRY_BYTES_GUESSED: Final = 1024  # The size of an entry, while nothing is known about the ledger.
+_ENTRY_BYTES_GUESSED: Final = 1024  # The assumed size of an entry until one is known.
 
 
 class LedgerReader:
@@ -73,7 +74,7 @@ class LedgerReader:
             config,
             preferred=self._preferred,
         )
-        self._tasks: dict[asyncio.Task[list[Entry]], None] = {}  # Running reads of all streams.
+        self._tasks: dict[asyncio.Task[list[Entry]], None] = {}  # Reads in flight, of all streams.
 
     @property
     def ledger_id(self) -> LedgerId:
@@ -81,7 +82,7 @@ class LedgerReader:
 
     @property
     def metadata(self) -> LedgerMetadata:
-        """The metadata as last read."""
+        """The metadata that was last read."""
         return self._view.metadata
 
     @property
@@ -96,21 +97,21 @@ class LedgerReader:
         return self._last_add_confirmed if last_entry is None else last_entry
 
     async def start(self) -> None:
-        """Finds out what is confirmed, as `read_last_confirmed` does. Raises `EntryUnavailable`, `NoSuchLedger`. If it is
-        cancelled, it leaves nothing behind.
+        """Finds out which entries are confirmed, as `read_last_confirmed` does. Raises
+        `EntryUnavailable`, `NoSuchLedger`. A cancelled call leaves nothing behind.
         """
         await self.read_last_confirmed()
 
     async def close(self) -> None:
         """Closes the reader: its iterators raise `InvalidRequest` instead of ending. Idempotent. If
-        this is cancelled, the reader is closed for its users, and its read-ahead ends by itself; a
-        second call waits for that."""
+        the call is cancelled, the reader is closed for its users, and its read-ahead ends by
+        itself; a second call waits for that."""
         self.is_stopped = True
         await self._view.close()
         await stop_tasks(*self._tasks)
 
     async def stop(self) -> None:
-        """Like `close`, cancelled or not."""
+        """Closes the reader, like `close`, which also says what a cancelled call does."""
         await self.close()
 
     async def __aenter__(self) -> Self:
@@ -126,13 +127,13 @@ class LedgerReader:
     # --- Confirmed entries --------------------------------------------------------------------
 
     async def read_last_confirmed(self) -> EntryId:
-        """The last entry that was confirmed before this call, or a later one; NO_ENTRY if there
-        was none.
+        """Returns the last entry that was confirmed before this call, or a later one; NO_ENTRY if
+        there was none.
 
-        For an open ledger the result may lack the last confirmed entry until its writer reports it: every
-        entry carries the LAC before it, and the last LAC is reported separately when the writer rests. Raises
-        `EntryUnavailable` if too few bookies respond, `NoSuchLedger`. If it is cancelled, it
-        leaves nothing behind.
+        In an open ledger the last confirmed entry may be missing from the result until its writer
+        reports it: every entry carries the LAC before it, and the writer reports the last LAC
+        separately when it rests. Raises `EntryUnavailable` if too few bookies respond,
+        `NoSuchLedger`. A cancelled call leaves nothing behind.
         """
         self._require_open()
         while not self.is_closed:
@@ -145,7 +146,7 @@ class LedgerReader:
                 await stop_tasks(refreshing)
             self._on_confirmed(lac)
             if self.metadata.fragments[-1] == before.fragments[-1]:
-                # After an ensemble change the bookies that were asked need not know of the last
+                # After an ensemble change the bookies that were asked may not know of the last
                 # entries.
                 break
         return self.last_add_confirmed
@@ -182,12 +183,14 @@ class LedgerReader:
     def read(
         self, first_entry: EntryId = FIRST_ENTRY, last_entry: EntryId | None = None
     ) -> EntryStream:
-        """Confirmed entries, in order, both ends included; by default up to `last_add_confirmed`.
+        """Returns the confirmed entries in order, including both ends; by default up to
+        `last_add_confirmed`.
 
-        Raises `NoSuchEntry` if the last one is not known to be confirmed: `read_last_confirmed`
+        Raises `NoSuchEntry` if the last entry is not known to be confirmed: `read_last_confirmed`
         asks again. Iterating raises `EntryUnavailable` if no copy is available now,
-        `DigestMismatch` if no copy is sound, `NoSuchEntry` if every holder says that it has none. If
-        a step of the iteration is cancelled, nothing is lost: the next step returns the same entries.
+        `DigestMismatch` if no copy is sound, `NoSuchEntry` if every holder says that it has none.
+        If a step of the iteration is cancelled, no entry is lost: the next step returns the same
+        entries.
         """
         if last_entry is None:
             last_entry = self.last_add_confirmed
@@ -195,9 +198,9 @@ class LedgerReader:
         return self._stream(first_entry, last_entry)
 
     async def read_few(self, first_entry: EntryId, last_entry: EntryId) -> list[Entry]:
-        """The entries of `read` in one list. All of them are in memory at once, so ask for few: at best
-        as many as one batch returns, because then no task reads ahead. Raises `NoSuchEntry`,
-        `EntryUnavailable`, `DigestMismatch`. If it is cancelled, it leaves nothing behind.
+        """Returns the entries of `read` in one list. All of them are in memory at once, so request
+        few: best, as many as one batch returns, because then no task reads ahead. Raises
+        `NoSuchEntry`, `EntryUnavailable`, `DigestMismatch`. A cancelled call leaves nothing behind.
         """
         self._require_open()
         self._require_confirmed(last_entry)
@@ -227,8 +230,8 @@ class LedgerReader:
             raise InvalidRequest(f"there is no entry {first_entry}", ledger_id=self.ledger_id)
 
     def read_unconfirmed(self, first_entry: EntryId, last_entry: EntryId) -> EntryStream:
-        """Reads every entry that exists, confirmed or not. Ends with `NoSuchEntry` where no bookie has
-        an entry.
+        """Reads every entry that exists, confirmed or not. It raises `NoSuchEntry` at the first
+        entry that no bookie has.
 
         An unconfirmed entry may never be confirmed, and then recovery may drop it.
         """
@@ -265,8 +268,8 @@ class LedgerReader:
         return self._digest.overhead_bytes + metadata.length // (metadata.last_entry + 1)
 
     async def _read_run(self, first_entry: EntryId, count: int, bytes_max: int) -> list[Entry]:
-        """Reads a run. Copies move when bookies die: before an entry is given up, the metadata is
-        read again."""
+        """Reads a run. Copies move when bookies die; therefore the metadata is read again before an
+        entry is given up."""
         ensemble = self.metadata.fragment_of(first_entry).ensemble
         try:
             return await self._copies.read_run(first_entry, count, bytes_max, ensemble)
@@ -281,16 +284,18 @@ class LedgerReader:
     # --- Following ----------------------------------------------------------------------------
 
     def tail(self, start: EntryId = FIRST_ENTRY) -> EntryTail:
-        """Entries from `start` on as they are confirmed; ends after the last of a closed ledger.
+        """Returns entries from `start` on as they are confirmed; it ends after the last entry of a
+        closed ledger.
 
-        Raises `EntryUnavailable` when no bookie has responded for `tail_silence_s_max`: it never
-        waits silently for entries that cannot come. To see its progress in the meantime, use
-        `follow`. If a wait for the next entry is cancelled, nothing is lost.
+        Raises `EntryUnavailable` when no bookie has responded for `tail_silence_s_max`, rather than
+        wait silently for entries that cannot come. Use `follow` to see its progress while it waits.
+        If a wait for the next entry is cancelled, no entry is lost.
         """
         return EntryTail(self.follow(start))
 
     def follow(self, start: EntryId = FIRST_ENTRY) -> Follower:
-        """Like `tail`, but yields news at least every two seconds, with or without entries."""
+        """Follows the ledger like `tail`, but yields news at least every two seconds, with or
+        without entries."""
         return Follower(
             start,
             self.last_add_confirmed,

@@ -1,4 +1,4 @@
-"""Finds the end of a ledger whose writer is gone, or unwanted, and closes it there.
+"""Finds the end of a ledger whose writer is gone or unwanted, and closes the ledger there.
 
     metadata   OPEN ──► IN_RECOVERY                    from here on the writer changes nothing (FR1)
     bookies    fence and return the LAC                until all ack quorums are covered (FR1)
@@ -6,10 +6,10 @@
     bookies    store the recovered entries again       with the LAC known at the beginning (FR4, FR5)
     metadata   IN_RECOVERY ──► CLOSED at that entry    also names the replaced bookies (FR6)
 
-The last change is a compare-and-set on the metadata that recovery began with. If another client
-closed the ledger in the meantime, the end that it wrote counts. If fragments changed, the answers may
-be about the wrong bookies, and recovery starts again (FR7). Two recoveries of one ledger at the same
-time are safe, and a recovery may die at any point.
+The last change is a compare-and-set on the metadata that recovery began with. If another client has
+closed the ledger in the meantime, the end that it wrote counts. If fragments have changed, the
+wrong bookies may have been asked, and recovery starts again (FR7). Two recoveries of a ledger may
+run at the same time, and a recovery may die at any point.
 """
 
 import asyncio
@@ -61,21 +61,21 @@ from rollbook.proto.wire.messages import (
 logger = structlog.get_logger()
 
 _NS_PER_S: Final = 1_000_000_000
-_RESTARTS_MAX: Final = 20  # Each restart means that another client changed the ledger's fragments.
-# The pause before members whose answers proved nothing are asked again; doubled each time.
+_RESTARTS_MAX: Final = 20  # Each restart is caused by another client's change of fragments.
+# The pause before members whose answers proved nothing are asked again. It doubles each time.
 _PAUSE_S: Final = 0.05
 _PAUSE_S_MAX: Final = 0.5
 _LOOKS_PER_PATIENCE: Final = 4
-_AHEAD_MAX: Final = 20_000  # The most entries to ask for at a time.
-# The most entries to ask for at a time if members have to be asked for each entry by itself.
+_AHEAD_MAX: Final = 20_000  # The most entries to request at a time.
+# The most entries to request at a time if each entry needs a request of its own.
 _AHEAD_MAX_SINGLY: Final = 1_000
 _FENCE: Final = NO_ENTRY, 1  # A fencing request for the last entry.
 _LAC: Final = NO_ENTRY, 0  # A request for the LAC.
-_ENTRY_BYTES_GUESSED: Final = 1024  # The size of an entry, while nothing is known about the ledger.
+_ENTRY_BYTES_GUESSED: Final = 1024  # The assumed size of an entry until one is known.
 
 
 class LedgerRecovery:
-    """Recovers ledgers of one cluster."""
+    """Recovers the ledgers of one cluster."""
 
     def __init__(self, context: ClientContext) -> None:
         self._context = context
@@ -84,11 +84,11 @@ class LedgerRecovery:
     async def recover(
         self, stored: StoredLedger, password: bytes, digest_type: DigestType
     ) -> StoredLedger:
-        """Returns the ledger CLOSED, by this recovery or by another client.
+        """Closes the ledger, unless another client has closed it, and returns its metadata.
 
         Raises `RecoveryIncomplete` if too few bookies respond: the ledger stays fenced and in
-        recovery, and a retry loses nothing. Also `NoSuchLedger`, `Unauthorized`, and the
-        metadata store's errors. If it is cancelled, it leaves the ledger in recovery, or closed.
+        recovery, and a retry loses nothing. It also raises `NoSuchLedger`, `Unauthorized`, and the
+        metadata store's errors. If the call is cancelled, the ledger is in recovery, or closed.
         """
         for _ in range(_RESTARTS_MAX):
             stored = await self._start(stored)
@@ -120,10 +120,12 @@ class LedgerRecovery:
     async def fence(
         self, stored: StoredLedger, password: bytes, digest_type: DigestType
     ) -> StoredLedger:
-        """Fences the ledger: after this its writer confirms no entry, and cannot move elsewhere.
+        """Fences the ledger: afterwards its writer can neither confirm an entry nor move to other
+        bookies.
 
-        The ledger is left in recovery; a closed one has no writer, and stays as it is. A caller that
-        acts on it has to name the returned version: no other version was fenced.
+        The ledger stays in recovery; a closed ledger has no writer, and is not changed. A caller
+        that then changes the metadata has to name the returned version, because no other version
+        was fenced.
         """
         stored = await self._start(stored)
         if not stored.metadata.is_closed:
@@ -137,8 +139,8 @@ class LedgerRecovery:
             try:
                 return await self._nodes.update(stored, stored.metadata.with_recovery_started())
             except MetadataConflict:
-                # The writer changed the ensemble at the same time. That is rare: it takes a failed
-                # bookie.
+                # The writer changed the ensemble at the same time. That is rare, because it takes a
+                # failed bookie.
                 stored = await self._nodes.read(stored.metadata.ledger_id, fresh=True)
         return stored
 
@@ -174,7 +176,7 @@ class _LedgerEnd:
 
 
 class _Attempt:
-    """One recovery, from one version of the metadata."""
+    """One attempt at a recovery, which begins with one version of the metadata."""
 
     def __init__(
         self,
@@ -187,7 +189,7 @@ class _Attempt:
         self._metadata = stored.metadata
         self._ledger_id = stored.metadata.ledger_id
         self._quorum = stored.metadata.quorum
-        self._ensemble = stored.metadata.fragments[-1].ensemble  # The same for all requests.
+        self._ensemble = stored.metadata.fragments[-1].ensemble  # It is the same for all requests.
         self._first_entry = stored.metadata.fragments[-1].first_entry
         self._digest = digest
         self._key = key
@@ -203,18 +205,18 @@ class _Attempt:
             if bookies.has_extension(bookie, BATCH_READ)
         )
         self._hedge = HedgeDelay(config.read_hedge_ms_min, BATCH_FACTOR)
-        # When each request was sent, in order, for members that are not late.
+        # When each request was sent, oldest first; members that are late are left out.
         self._asked_at: dict[TailProbe, float] = {}
         # When the next entry's absence was proven; other members may still answer.
         self._proven_at: float | None = None
         self._stuck_at: float | None = None
         self._pause_s = _PAUSE_S
-        self._entry_bytes = 0  # About the size of one entry.
+        self._entry_bytes = 0  # The approximate size of one entry.
         self._last: Entry | None = None  # The highest entry that was returned.
-        # The last entry of each slot, as the fence returned it.
+        # The last entry of each slot, as the answer to the fence reported it.
         self._lasts: dict[int, Entry | None] = {}
         self._fences: dict[int, None] = {}  # Slots whose fencing request is outstanding.
-        # After this time, members that were not fenced yet are asked entry by entry, too.
+        # The time from which members that were not fenced yet are also asked entry by entry.
         self._fences_due = 0.0
 
     async def __aenter__(self) -> "_Attempt":
@@ -228,9 +230,9 @@ class _Attempt:
     async def fence(self, *, asks_lac: bool = False) -> LacSurvey:
         """Fences members until no entry can be confirmed without a fenced one (FR1).
 
-        A fence's answer has the LAC that came with the last entry. A resting writer may have sent
-        all members a higher LAC since. One member is asked for that LAC together with the fence,
-        which saves writing entries again.
+        The answer to a fence has the LAC that came with the member's last entry. A resting writer
+        may have sent all members a higher LAC since. One member is asked for that LAC at the same
+        time, which saves writing entries again.
         """
         survey = LacSurvey(self._quorum, EntryId(self._first_entry - 1))
         if asks_lac and self._bookies.protocol_version == v3.VERSION:
@@ -254,7 +256,8 @@ class _Attempt:
         return survey
 
     def _who_tells_the_lac(self) -> int:
-        """The slot of the registered member to ask for the LAC; different ledgers ask different members."""
+        """Returns the slot of the registered member to ask for the LAC; it differs from ledger to
+        ledger."""
         live, size = self._bookies.live(), self._quorum.ensemble
         first = self._ledger_id % size
         slots = (*range(first, size), *range(first))
@@ -275,7 +278,8 @@ class _Attempt:
     def _judge_fence(
         self, slot: int, answer: Reply | RollbookError
     ) -> tuple[Entry | None, str | None]:
-        """The member's last entry, if any, and the reason why the member does not count as heard, if any."""
+        """Returns the member's last entry, if any, and the reason why the member does not count as
+        heard, if any."""
         self._fences.pop(slot, None)
         error = error_of(answer)
         self._refuse_wrong_password(error)
@@ -298,7 +302,7 @@ class _Attempt:
 
     async def run(self) -> _LedgerEnd:
         survey = await self.fence(asks_lac=True)
-        start = survey.last_add_confirmed  # Never below the last entry of earlier fragments.
+        start = survey.last_add_confirmed  # At least the last entry of earlier fragments.
         entry_bytes = self._entry_bytes or _ENTRY_BYTES_GUESSED
         search = TailSearch(
             self._quorum,
@@ -371,9 +375,9 @@ class _Attempt:
                 search.expect_last(slot)
 
     def _is_word_good(self, slot: int) -> bool:
-        """Whether the member's last entry is reliable. Our bookies check for doubts about later
-        entries before they name it (B1), and announce that with `BATCH_READ`; other bookies may
-        not.
+        """Returns whether the last entry that the member names is reliable. Our bookies check
+        whether they may have lost later entries before they name it (B1), and announce that with
+        `BATCH_READ`; other bookies may not check.
         """
         return bool(self._batch_slots >> slot & 1)
 
@@ -382,7 +386,7 @@ class _Attempt:
         if silence is None and self._is_word_good(slot):
             search.on_last(slot, last)
             self._proven_at = (
-                None  # The member may be asked for more entries now, so the patience starts again.
+                None  # The member may be asked for more entries now, so the wait starts again.
             )
         else:
             search.on_no_last(slot)
@@ -395,7 +399,7 @@ class _Attempt:
             self._stuck_at = None
 
     def _next_step_at(self, search: TailSearch, look_at: float) -> float:
-        """The time at which to act even if there is no news."""
+        """Returns the time at which to act even without news."""
         due = look_at
         if not search.is_over:
             if self._asked_at:
@@ -473,7 +477,7 @@ class _Attempt:
         return []
 
     def _room(self, write_backs: WriteBacks) -> int:
-        """The number of entries that may be requested; at least one if none is in flight."""
+        """Returns how many entries may be requested; at least one if none is in flight."""
         left = self._config.recovery_window_bytes - write_backs.kept_bytes
         ahead_max = _AHEAD_MAX if self._batch_slots else _AHEAD_MAX_SINGLY
         entries = min(ahead_max, left // (self._entry_bytes or _ENTRY_BYTES_GUESSED))
@@ -482,8 +486,8 @@ class _Attempt:
     # ------------------------------------------------------------------------------------------
 
     async def _length_at(self, last_entry: EntryId) -> int:
-        """Payload bytes of the ledger up to this entry. Each entry carries this sum for all entries up
-        to itself."""
+        """Returns the payload bytes of the ledger up to this entry. Each entry carries this sum for
+        all entries up to and including itself."""
         if last_entry == NO_ENTRY:
             return 0
         if self._last is None or self._last.entry_id != last_entry:
@@ -492,7 +496,7 @@ class _Attempt:
         return self._last.ledger_length
 
     def _ask(self, ask: TailProbe, passing: Passing = BUSY_OR_BROKEN) -> bool:
-        """Sends a request; returns whether it was sent at once."""
+        """Sends a request. Returns whether it was sent at once."""
         request: Request
         if ask.span == 0:
             request = ReadLac(self._ledger_id)

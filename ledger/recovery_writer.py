@@ -1,9 +1,9 @@
-"""Sends recovered entries to their bookies (`core/write_back.py` picks the bookies and decides when
-the write-back is complete).
+"""Sends recovered entries to their bookies. `core/write_back.py` picks the bookies and decides when
+the write-back is complete.
 
-Entries are sent as recovery adds, which pass the fence, with high priority. They carry the LAC that
-was known when recovery began (FR4). If they carried a growing LAC, a recovery that dies could leave
-a bookie with a LAC that the metadata does not support.
+Entries are sent as adds of a recovery, which pass the fence, with high priority. They carry the LAC
+that was known when recovery began (FR4). If the LAC grew from entry to entry, a recovery that dies
+could leave a bookie with a LAC that the metadata does not support.
 """
 
 import asyncio
@@ -36,7 +36,8 @@ from rollbook.proto.wire.v3_adds import V3AddPacker
 logger = structlog.get_logger()
 
 _BUSY_PAUSE_S: Final = 0.05
-# Losses in a row: after one the connection is tried again, after two the bookie is replaced.
+# Lost connections in a row: after the first one the member is connected again, after the second one
+# the bookie is replaced.
 _LOSSES_MAX: Final = 2
 
 
@@ -48,7 +49,7 @@ def make_recovery_packer(
     *,
     is_urgent: bool = True,
 ) -> AddPacker:
-    """Packs adds that pass a fence, for channels of adds.
+    """Returns a packer of adds that pass a fence, for channels of adds.
 
     Urgent adds overtake others and may use the reserve of a full disk, because a caller waits for them.
     """
@@ -71,7 +72,7 @@ def make_recovery_packer(
 
 
 class _Seat:
-    """One slot of the ensemble and its present bookie."""
+    """A slot of the ensemble, and its present bookie."""
 
     def __init__(self, slot: int, bookie: BookieId, now: float) -> None:
         self.slot = slot
@@ -98,7 +99,7 @@ class WriteBacks:
         on_news: Callable[[], None],
     ) -> None:
         bookies, config = context.bookies, context.config
-        self.error: RollbookError | None = None  # The error for which the write-back has failed.
+        self.error: RollbookError | None = None  # The error that ended the write-back.
         self._ledger_id: LedgerId = digest.ledger_id
         self._quorum = quorum
         self._copies = WriteBack(quorum, first_entry, ensemble)
@@ -151,7 +152,8 @@ class WriteBacks:
                 seat.channel.write(parts, len(parts))
 
     def look(self) -> float:
-        """Gives up members that have not answered for too long; returns the time of the next check."""
+        """Gives up members that have not answered for too long. Returns the time until the next
+        check."""
         now = self._loop.time()
         if not self._copies.has_ack_quorums():
             self._enough_since = None
@@ -228,7 +230,7 @@ class WriteBacks:
             seat.channel.write([self._pack(entry) for entry in entries], len(entries))
 
     def _give_up(self, seat: _Seat, reason: str) -> None:
-        """Replaces the slot's bookie, if another one can take the slot."""
+        """Replaces the slot's bookie, if there is another one for the slot."""
         if not self._copies.owes(seat.slot):
             return
         self._failed[seat.bookie] = None

@@ -1,8 +1,8 @@
 """Reads entries of one ledger, from the copy that responds first.
 
-One member of the write set is asked. Another one is asked, too, when the first fails or takes longer
-than most recent answers. Overtaken responses are dropped, and the overtaken member is asked after
-the others from then on.
+One member of the write set is asked. Another member is asked, too, when the first one fails or
+takes longer than most recent answers. Responses that were overtaken are dropped, and the overtaken
+member is asked after the others from then on.
 """
 
 import asyncio
@@ -45,13 +45,13 @@ from rollbook.proto.wire.messages import (
 logger = structlog.get_logger()
 
 _NS_PER_S: Final = 1_000_000_000
-_PASSING_NS: Final = _NS_PER_S  # The time that a restart or a lost connection takes.
-_GONE_RANK: Final = 3  # The rank of unregistered bookies, after all ranks of `Health`.
-_PAUSE_S: Final = 0.02  # The pause before all members are asked again; doubled each time.
+_PASSING_NS: Final = _NS_PER_S  # The duration of a restart or a lost connection.
+_GONE_RANK: Final = 3  # Unregistered bookies rank after all of `Health`'s.
+_PAUSE_S: Final = 0.02  # The pause before all are asked again; it doubles.
 
 
 class ReplicaReader:
-    """Reads entries and measures how fast the bookies respond; shared by all reads of one ledger."""
+    """Reads entries, and measures how fast the bookies respond; all reads of one ledger share it."""
 
     def __init__(
         self,
@@ -85,10 +85,10 @@ class ReplicaReader:
     async def read_run(
         self, first_entry: EntryId, count: int, bytes_max: int, ensemble: Ensemble
     ) -> list[Entry]:
-        """Reads consecutive entries from `first_entry` on: at least one, and as many as fit and one
+        """Reads consecutive entries from `first_entry` on: at least one, at most as many as one
         batch returns.
 
-        Raises `NoSuchEntry`, `DigestMismatch`, `EntryUnavailable` about the first entry.
+        Raises `NoSuchEntry`, `DigestMismatch`, `EntryUnavailable` for the first entry.
         """
         if count == 1 or not self.has_batches(ensemble):
             return [await self.read_one(first_entry, ensemble)]
@@ -98,8 +98,8 @@ class ReplicaReader:
         return await self._read_stripes(first_entry, count, bytes_max, ensemble)
 
     def has_batches(self, ensemble: Ensemble) -> bool:
-        """Whether to read in batches. Striped runs have gaps, which only bookies with our extension
-        skip."""
+        """Returns whether to read in batches. Striped runs have gaps, and only bookies with our
+        extension skip them."""
         if self._quorum.ensemble == self._quorum.write:
             return any(map(self._bookies.has_batches, ensemble))
         live = self._bookies.live()
@@ -113,8 +113,8 @@ class ReplicaReader:
     async def _read_stripes(
         self, first_entry: EntryId, count: int, bytes_max: int, ensemble: Ensemble
     ) -> list[Entry]:
-        """Reads from the fewest members that together hold everything; others replace failing
-        ones."""
+        """Reads from the fewest members that together hold all entries; others replace members that
+        fail."""
         found: dict[EntryId, Entry] = {}
         run = range(first_entry, first_entry + count)
         search = CoverSearch(
@@ -159,8 +159,8 @@ class ReplicaReader:
         bytes_max: int,
         ensemble: Ensemble,
     ) -> list[Entry]:
-        """Reads from any member. If all fail and a failure may be temporary, such as a restart, waits
-        and asks all members once more."""
+        """Reads the entries from any member. If all members fail, and a failure may be temporary,
+        such as a restart, it waits and asks all of them once more."""
         give_up_ns = self._clock.monotonic_ns() + _PASSING_NS
         pause_s = _PAUSE_S
         while True:
@@ -181,7 +181,7 @@ class ReplicaReader:
         bytes_max: int,
         ensemble: Ensemble,
     ) -> list[Entry] | None:
-        """Asks one member after the other; returns None if all were asked without success."""
+        """Asks one member after the other. Returns None if all were asked without success."""
         hedge = self._hedges[count > 1]
         async with ConcurrentCalls[int](self._bookies) as calls:
             while True:
@@ -214,7 +214,7 @@ class ReplicaReader:
         return slots_in_order(self._quorum, entry_id, self._preferred, self._ranks(ensemble))
 
     def _ranks(self, ensemble: Ensemble) -> list[int]:
-        """Ranks by slot, lowest first; an unregistered bookie comes last."""
+        """Returns the rank of each slot; low ranks are asked first, and unregistered bookies last."""
         now_ns = self._clock.monotonic_ns()
         live = self._bookies.live()
         return [
@@ -242,7 +242,7 @@ class ReplicaReader:
     def _judge(
         self, answer: Reply | RollbookError, first_entry: EntryId, count: int
     ) -> list[Entry]:
-        """Returns the entries of an answer; raises the reason if there are none."""
+        """Returns the entries of an answer. Raises the reason if there are none."""
         if isinstance(answer, RollbookError):
             raise answer
         if (error := error_of(answer)) is not None:

@@ -1,5 +1,5 @@
-"""Checks once a second whether a bookie with a seat in a ledger of this client's writers is lost
-(`core/lost_members.py`), and lets those writers replace it, at most 500 a second.
+"""Checks once a second whether bookies with seats in this client's open ledgers are lost
+(`core/lost_members.py`), and lets the writers replace them, at most 500 seats a second.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ from rollbook.proto.tasks import stop_tasks
 
 _LOOK_S: Final = 1.0
 _STEP_S: Final = 0.1
-_SEATS_PER_STEP: Final = 50  # Each seat costs a write of metadata.
+_SEATS_PER_STEP: Final = 50  # Each seat costs a metadata write.
 
 
 class SeatWatch:
@@ -27,19 +27,19 @@ class SeatWatch:
         pardon: Callable[[], Awaitable[object]],
         clock: Clock,
     ) -> None:
-        """`pardon` ends the quarantine of bookies that respond; these may take seats again."""
+        """`pardon` ends the quarantine of bookies that respond, so that they may take seats again."""
         self._live = live
         self._pardon = pardon
         self._writers = writers
         self._clock = clock
         self._absences = LostMembers()
         self._looked_at: LiveBookies | None = (
-            None  # A set of bookies with which no seat needs a change.
+            None  # The last registered bookies with which no seat needed a change.
         )
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Starts the watch; the first writer calls it. Idempotent."""
+        """Starts the watch. The first writer calls this. Idempotent."""
         if self._task is None:
             self._task = asyncio.get_running_loop().create_task(self._run())
 
@@ -81,5 +81,5 @@ class SeatWatch:
                     moved = 0
             writer.on_gone(gone)
         self._looked_at = live if is_at_rest else None
-        if is_stuck:  # Asks once for all writers; the next check uses the answers.
+        if is_stuck:  # One request serves all writers; the next check uses its result.
             await self._pardon()

@@ -1,7 +1,6 @@
-"""Frames that wait to be sent on one connection: two queues, and the rest of a frame that has
-begun.
+"""Queues the frames of one connection: two queues, and the rest of a frame that is partly sent.
 
-Frames of high priority are sent before all other frames that have not begun. The queue hands out
+Frames of high priority are sent before all other frames that are not partly sent. The queue returns
 chunks of a bounded size: it joins small frames and cuts large ones.
 """
 
@@ -18,7 +17,7 @@ class FrameSource(Protocol):
     """A source of whole frames."""
 
     def take(self, now: float) -> bytes:
-        """The frames to send now, at the loop's time `now`; empty if they are no longer wanted."""
+        """Returns the frames to send at the loop's time `now`; empty if they are no longer wanted."""
 
 
 class SendQueue:
@@ -33,14 +32,14 @@ class SendQueue:
 
     @property
     def begun_bytes(self) -> int:
-        """Unsent bytes of a frame that is larger than a chunk and was begun."""
+        """The unsent bytes of a large frame that is partly sent."""
         return len(self._rest)
 
     def put(self, waiting: FrameSource, is_urgent: bool) -> None:
         (self._urgent if is_urgent else self._ordinary).append(waiting)
 
     def next_chunk(self, now: float) -> bytes:
-        """The next bytes to send; empty if there are none."""
+        """Returns the next bytes to send; empty if there are none."""
         pieces: list[bytes | memoryview] = []
         room = CHUNK_BYTES_MAX
         while room:
@@ -75,8 +74,8 @@ class SendQueue:
 
 
 def in_pieces(frames: bytes, count: int) -> Iterator[tuple[bytes, int]]:
-    """Cuts between frames, so that urgent ones can come between; yields each piece with its number
-    of frames."""
+    """Cuts between frames, so that urgent ones can be sent in between. Yields each piece with its
+    number of frames."""
     if len(frames) > CHUNK_BYTES_MAX:
         start = position = passed = 0
         while position < len(frames):

@@ -1,9 +1,9 @@
-"""Ticks for all writers of a client: those with entries in flight, and those that rest.
+"""Ticks for all writers of a client that have entries in flight, or rest.
 
-Writers need ticks only while they have entries in flight or rest, and a timer for each writer would
-cost a server of many ledgers too much. Instead a tick is divided into shares with one timer each, and
-all writers of a share tick together. A writer waits for at most one tick, its first wait may be up to
-a share shorter, and not all writers tick at once.
+Writers need ticks only then, and a timer for each writer would cost a server of many ledgers too
+much. Instead a tick is divided into shares. Each share has one timer, and all writers of a share
+tick together. A writer waits for a tick at most, its first wait may be shorter by up to a share,
+and not all writers tick at once.
 """
 
 import asyncio
@@ -18,11 +18,11 @@ class SharedTimer:
     def __init__(
         self, tick_s: float, shares: int = _SHARES, *, share_s_max: float = math.inf
     ) -> None:
-        """A tick has at least `shares` parts, and more if needed to keep each part short, because a
-        part blocks the loop."""
+        """A tick has at least `shares` shares, and more if needed to keep each share short, because
+        its callbacks block the loop."""
         self._shares = max(shares, math.ceil(tick_s / share_s_max))
         self._share_s = tick_s / self._shares
-        # Callbacks by the number of their share.
+        # The callbacks, by the number of their share.
         self._due: dict[int, list[Callable[[], None]]] = {}
         self._timers: dict[int, asyncio.TimerHandle] = {}
         self._present: int | None = None  # The share whose callbacks are being called.
@@ -47,8 +47,8 @@ class SharedTimer:
         self._due.clear()
 
     def _tick(self, number: int) -> None:
-        """Calls the share's callbacks. Ticks that a pause of the process has skipped are not repeated:
-        responses that arrived in that time are read before the next tick."""
+        """Calls the share's callbacks. Ticks that were missed while the process paused are not
+        repeated: responses that arrived in that time are read before the next tick."""
         del self._timers[number]
         loop = asyncio.get_running_loop()
         self._present = max(number, int(loop.time() / self._share_s))

@@ -1,4 +1,4 @@
-"""The same ledgers for programs without an event loop.
+"""Ledgers for programs without an event loop.
 
     from rollbook.ledger import sync
 
@@ -10,8 +10,9 @@
             for entry in reader.read():
                 print(entry.entry_id, entry.payload)
 
-This is a thin layer: its own thread runs the loop, and each call waits for its result. Any thread may
-call it. For thousands of appends a second use `append_many`, or asyncio.
+This is a thin layer over the asyncio classes: a thread of its own runs the loop, and each call
+waits for its result. Calls may come from any thread. For thousands of appends a second, use
+`append_many` or asyncio.
 """
 
 import asyncio
@@ -32,7 +33,7 @@ from rollbook.proto.metadata import LedgerMetadata
 from rollbook.proto.runtime.loop_thread import ClosedByWith, LoopThread
 from rollbook.proto.wire.digest import DigestType, Entry
 
-_PIECE: Final = 500  # Payloads or ids per hand-over between threads.
+_PIECE: Final = 500  # Payloads or ids that are passed between threads at a time.
 _PIECE_BYTES: Final = 1024 * 1024
 
 
@@ -42,7 +43,7 @@ def connect(
     *,
     tls: ssl.SSLContext | None = None,
 ) -> "SyncLedgers":
-    """Like `rollbook.ledger.connect`; the caller calls `close`, or uses `with`."""
+    """Opens `Ledgers` like `rollbook.ledger.connect`. The caller calls `close`, or uses `with`."""
     thread = LoopThread("rollbook-ledger")
     try:
 
@@ -56,7 +57,7 @@ def connect(
 
 
 class SyncLedgers(ClosedByWith):
-    """`Ledgers`, with calls that wait for their results."""
+    """The methods of `Ledgers`, as calls that wait for their results."""
 
     def __init__(self, thread: LoopThread, ledgers: Ledgers) -> None:
         self._thread = thread
@@ -116,7 +117,7 @@ class SyncLedgers(ClosedByWith):
             yield from ids
 
     def close(self) -> None:
-        """Closes everything it has opened; third copies have at most a second to arrive.
+        """Closes all that it has opened. It waits for third copies for a second at most.
         Idempotent."""
         if self._thread.is_alive:
             self._thread.run(self._ledgers.close())
@@ -124,8 +125,8 @@ class SyncLedgers(ClosedByWith):
 
 
 class SyncLedgerWriter(ClosedByWith):
-    """`LedgerWriter`, with calls that wait for their results. `append` waits until its entry is
-    confirmed."""
+    """The methods of `LedgerWriter`, as calls that wait for their results. `append` waits until its
+    entry is confirmed."""
 
     def __init__(self, thread: LoopThread, writer: LedgerWriter, config: ClientConfig) -> None:
         self._thread = thread
@@ -149,11 +150,11 @@ class SyncLedgerWriter(ClosedByWith):
         return EntryId(self.append_many((payload,))[0])
 
     def append_many(self, payloads: Iterable[bytes]) -> list[int]:
-        """Appends any number of payloads; returns the ids of the entries when all are confirmed.
-        Payloads are taken from the iterable as there is room for them.
+        """Appends any number of payloads, and returns the ids of the entries when all are
+        confirmed. It takes payloads from the iterable when there is room for them.
 
-        After an error some of them may have been appended; `last_add_confirmed` says which of them
-        certainly were.
+        After an error some payloads may have been appended; `last_add_confirmed` shows which of
+        them certainly were.
         """
         ids: list[int] = []
         for piece in _pieces(payloads, self._piece_max, self._piece_bytes_max):
@@ -162,7 +163,8 @@ class SyncLedgerWriter(ClosedByWith):
         return ids
 
     async def _append(self, piece: list[bytes]) -> range:
-        """Appends without waiting for confirmation, so that the next piece need not wait."""
+        """Appends a piece without waiting for its confirmation, so that the next piece need not
+        wait."""
         await self._writer.ready(len(piece), sum(map(len, piece)))
         first = self._writer.last_appended + 1
         self._writer.append_many(piece).add_done_callback(_look)
@@ -179,8 +181,8 @@ class SyncLedgerWriter(ClosedByWith):
 
 
 class SyncReader(ClosedByWith):
-    """`LedgerReader`, with calls that wait for their results. Leaving an iteration early drops its
-    read-ahead."""
+    """The methods of `LedgerReader`, as calls that wait for their results. If you leave an
+    iteration early, its read-ahead is dropped."""
 
     def __init__(self, thread: LoopThread, reader: LedgerReader) -> None:
         self._thread = thread
@@ -223,7 +225,7 @@ class SyncReader(ClosedByWith):
             while entries := self._thread.run(stream.next_run()):
                 yield from entries
         finally:
-            # It is not awaited: the garbage collector may be running this.
+            # The result is not awaited, because the garbage collector may be running this.
             self._thread.start(stream.aclose)
 
     def tail(self, start: int = FIRST_ENTRY) -> Iterator[Entry]:

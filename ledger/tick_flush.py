@@ -1,8 +1,9 @@
-"""Work at the end of a turn of the loop, when all requests of the turn are known: writers hand out
-what was appended in the turn, then each connection writes what it has gathered.
+"""Runs steps at the end of a turn of the loop, when all requests of the turn are known: first the
+writers hand out the entries of the turn, then each connection writes the bytes that it has
+gathered.
 
-One callback serves all of them. With one callback each, a lone add would need four (of its writer and
-three connections) and one more turn of the loop.
+One callback serves all writers and connections. With a callback for each, a single add would need
+four (for its writer and three connections) and one more turn of the loop.
 """
 
 import asyncio
@@ -14,7 +15,8 @@ _Step = Callable[[], None]
 
 class TickFlush:
     def __init__(self) -> None:
-        # Whether several writers hand out in this turn: then the first one's entries share a write.
+        # Whether several writers hand out entries in this turn: then the entries of the first one
+        # share a write with others.
         self.is_shared = False
         self._loop = asyncio.get_running_loop()
         self._hand_outs = deque[_Step]()
@@ -42,14 +44,14 @@ class TickFlush:
             self._do(self._hand_outs)
             self.is_shared = False
             self._do(self._write_outs)
-        finally:  # After an interrupt the loop may be run again.
+        finally:  # After an interrupt, the loop may run again.
             self.is_shared = self._is_due = False
             # Steps that belong to the next turn, or were not reached in this one.
             if self._hand_outs or self._write_outs:
                 self._plan()
 
     def _do(self, steps: deque[_Step]) -> None:
-        """Runs the steps that exist now, not those that they add."""
+        """Runs the steps that exist now, but not those that these steps add."""
         for _ in range(len(steps)):
             step = steps.popleft()
             try:

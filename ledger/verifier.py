@@ -1,9 +1,9 @@
-"""Reads every copy of a ledger's entries from the very bookie that should have it.
+"""Reads every copy of a ledger's entries, each from the bookie that should have it.
 
-A reader needs one good copy; the verifier checks all copies (`core/verification.py` has the verdicts)
-and repairs nothing. It checks one window of entries after the other, on all members of an ensemble at
-once: in batches while these succeed, otherwise entry by entry. Only the digest of an entry's payload
-is kept.
+A reader needs one good copy. The verifier checks all copies and repairs nothing;
+`core/verification.py` judges them. It checks one window of entries after the other, on all members
+of an ensemble at once: in batches if these succeed, otherwise entry by entry. It keeps only the
+digest of an entry's payload.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ from rollbook.proto.wire.digest import Entry, LedgerDigest
 from rollbook.proto.wire.messages import BatchRead, BatchReadReply, EntryRead, ReadReply, Reply
 
 _WINDOW_ENTRIES: Final = 2000
-_SINGLES_MAX: Final = 64  # Entries requested from one bookie at a time.
+_SINGLES_MAX: Final = 64  # Single entries requested from one bookie at a time.
 
 
 class Verifier:
@@ -46,8 +46,8 @@ class Verifier:
     async def verify(
         self, last_entry: EntryId, on_progress: Callable[[int], None] = lambda _: None
     ) -> LedgerVerification:
-        """Verifies all entries up to `last_entry`; `on_progress` gets the number of further entries
-        done."""
+        """Verifies all entries up to `last_entry`. It calls `on_progress` with the number of
+        entries checked since the last call."""
         verdict = LedgerVerification(self._quorum)
         fragments = self._metadata.fragments
         for index, fragment in enumerate(fragments):
@@ -79,7 +79,8 @@ class Verifier:
             verdict.on_entry(fragment, entry_id, copies)
 
     async def read_share(self, bookie: BookieId, share: Sequence[EntryId]) -> dict[EntryId, Copy]:
-        """Reads a bookie's copies of these ascending entries, all of which it should have."""
+        """Reads a bookie's copies of these entries, which are in ascending order, and all of which
+        it should have."""
         found: dict[EntryId, Copy] = {}
         if self._has_batches(bookie):
             await self._read_batches(bookie, share, found)
@@ -99,7 +100,7 @@ class Verifier:
     async def _read_batches(
         self, bookie: BookieId, share: Sequence[EntryId], found: dict[EntryId, Copy]
     ) -> None:
-        """Reads batches until one of them fails or is incomplete."""
+        """Reads in batches until a batch fails or is incomplete."""
         expected = list(share)
         while expected:
             count = expected[-1] - expected[0] + 1

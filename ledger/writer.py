@@ -1,14 +1,15 @@
-"""The writer of a ledger: the shell around `core/add_pipeline.py`. It works with `bookie_replacement.py`, which
-replaces failed bookies, `metadata_writer.py`, which writes its metadata, and `explicit_lac.py`.
+"""Writes a ledger: the shell around `core/add_pipeline.py`. It uses `bookie_replacement.py`, which
+replaces failed bookies, `metadata_writer.py`, which writes the ledger's metadata, and
+`explicit_lac.py`, which reports the LAC.
 
     append ──► Pipeline ──► one write per bookie and turn of the loop ──► bookies
     futures ◄── LAC moved ◄── Pipeline ◄── batches of acks ◄───────────────┘
 
-The appends of one turn of the loop are sent in one write per bookie. While a bookie has unanswered
-adds they are sent a little later, together with later appends (WR10). Responses come in batches and
-are counted in batches. No entry has a task, a timer or a lock. While entries are in flight, and while
-a writer rests, `shared_timer.py` makes ticks for all writers; each bookie that is busy or lags has a
-timer of its own.
+The appends of one turn of the loop are sent to each bookie in one write. To a bookie with
+unanswered adds they are sent a little later, together with later appends (WR10). Responses arrive,
+and are counted, in batches. No entry has a task, a timer or a lock. While a writer has entries in
+flight, or rests, it gets ticks from `shared_timer.py`, like all other writers. A bookie that is
+busy or lags has a timer of its own.
 """
 
 import asyncio
@@ -50,17 +51,17 @@ from rollbook.proto.wire.v3_adds import V3AddPacker
 
 logger = structlog.get_logger()
 
-# Appended bytes that are sent before the turn ends, so that bookies can begin.
+# This many appended bytes are sent before the turn ends, so that bookies can begin.
 _EARLY_BYTES: Final = CHUNK_BYTES_MAX
 
 _Waiting = tuple[EntryId, "asyncio.Future[Any]", Any]
 
 
 class LedgerWriter:
-    """Appends to one ledger, which it has created. Use it from one event loop only.
+    """Appends to one ledger, which this client has created. Use it from one event loop only.
 
-    A writer that has failed stays failed: `failure` is the error, which `append` raises, and pending
-    appends raise `AppendUnsettled`. No confirmed entry is lost by that. As a context manager the
+    A writer that has failed stays failed: `failure` is the error, `append` raises it, and pending
+    appends raise `AppendUnsettled`. Confirmed entries are not lost. Used as a context manager, the
     writer closes the ledger at the end.
     """
 
@@ -73,8 +74,8 @@ class LedgerWriter:
         *,
         is_urgent: bool = False,
     ) -> None:
-        """`is_urgent`: bookies accept its entries from the reserve that they keep for full
-        disks."""
+        """With `is_urgent`, bookies with full disks accept the entries, and store them in their
+        reserve."""
         metadata = stored.metadata
         assert len(metadata.fragments) == 1, "somebody has written this ledger"
         self._digest = digest
@@ -100,7 +101,7 @@ class LedgerWriter:
         self._tick_s = bookies.tick_s
         self._stand_ins = self._make_replacement(context)
         self._explicit_lac = self._make_explicit_lac()
-        self._waiting: deque[_Waiting] = deque()  # Ordered by the last entry that each waits for.
+        self._waiting: deque[_Waiting] = deque()  # In the order of the entries they wait for.
         self._last_put = NO_ENTRY
         self._on_lac: Callable[[EntryId], None] = _nobody
         self._on_stopped: Callable[[RollbookError], None] = _nobody
@@ -109,12 +110,12 @@ class LedgerWriter:
         self._failure: RollbookError | None = None
         self._was_unsettled = False  # Whether a caller got `AppendUnsettled`.
         self._is_closing = False
-        self._is_over = False  # Whether it uses no bookie any more.
+        self._is_over = False  # Whether the writer has stopped using bookies.
         self._closing: asyncio.Task[None] | None = None
         self._turn_is_due = self._offer_is_due = False
         self._act_at_bytes = 0  # Entries are sent at once when `appended_bytes` reaches this.
         self._is_ticking = False
-        # Timers by slot; each fires when more may be sent.
+        # Timers by slot; each fires when more entries may be sent.
         self._timers: dict[int, asyncio.TimerHandle] = {}
         self._reading_back: asyncio.Task[None] | None = None
         self._slots: dict[AddChannel, int] = {}
@@ -155,7 +156,7 @@ class LedgerWriter:
 
     @property
     def metadata(self) -> LedgerMetadata:
-        """The metadata, as this writer last wrote or read it."""
+        """The metadata that this writer last wrote or read."""
         return self._metadata_writer.stored.metadata
 
     @property
@@ -178,7 +179,8 @@ class LedgerWriter:
 
     @property
     def kept_bytes(self) -> int:
-        """Bytes in memory for bookies that have not acknowledged them; at most the window."""
+        """The number of bytes that are kept for bookies that have not acknowledged them; at most
+        the window."""
         return self._pipeline.kept_bytes
 
     def append(self, payload: bytes) -> "asyncio.Future[EntryId]":
@@ -187,11 +189,12 @@ class LedgerWriter:
 
         The future returns the entry's id once the entry and all entries before it are confirmed, that
         is, on disk with an ack quorum. The future need not be awaited: `flush` and `close` report
-        failures. Cancelling it does not cancel the append.
+        failures. A cancelled future does not cancel the append.
 
-        Raises, and then nothing was appended: `Overloaded` while the window is full (wait for
-        `ready`), `EntryTooLarge`, `LedgerClosed` after `close`, or what stopped the writer.
-        The future raises `AppendUnsettled` if the writer is stopped before.
+        If the call raises, nothing was appended: it raises `Overloaded` while the window is full
+        (wait for `ready`), `EntryTooLarge`, `LedgerClosed` after `close`, or the error that stopped
+        the writer. The future raises `AppendUnsettled` if the writer is stopped before the entry is
+        confirmed.
         """
         if self._is_closing or self._failure is not None:
             raise self._refusal()
@@ -203,8 +206,8 @@ class LedgerWriter:
         return future
 
     def put(self, payload: bytes) -> EntryId:
-        """Like `append`, for users of `watch`: there is no future, and confirmations are reported
-        together."""
+        """Appends an entry like `append`, for users of `watch`: there is no future, and
+        confirmations are reported together."""
         if self._is_closing or self._failure is not None:
             raise self._refusal()
         entry_id = self._last_put = self._pipeline.append(payload)
@@ -217,23 +220,23 @@ class LedgerWriter:
         on_confirmed: Callable[[EntryId], None],
         on_stopped: Callable[[RollbookError], None],
     ) -> None:
-        """Reports the new LAC whenever it moves, and, if the writer is stopped before all `put`
-        entries are confirmed, the error that a future would raise. The callbacks are called while
-        acks are read: neither may raise, or use this writer.
+        """Calls `on_confirmed` with the LAC whenever it rises, and `on_stopped` with the error that
+        a future would raise if the writer is stopped before all `put` entries are confirmed. The
+        callbacks run while acks are read: neither may raise, or use this writer.
         """
         self._on_lac, self._on_stopped = on_confirmed, on_stopped
 
     def watch_seats(self, on_vacant: Callable[[], None]) -> None:
-        """Calls `on_vacant` when a seat has become vacant; the seat may be taken again at once. Like the
-        callbacks of `watch`, it may not raise or use this writer."""
+        """Calls `on_vacant` when a seat has become vacant; another bookie may take the seat again
+        at once. Like the callbacks of `watch`, `on_vacant` may not raise or use this writer."""
         self._on_vacant = on_vacant
 
     def append_many(self, payloads: Sequence[bytes]) -> "asyncio.Future[range]":
-        """Appends all payloads or none, at less cost than `append`: there is one future, which returns
-        the range of their ids.
+        """Appends all payloads or none, at less cost than `append`: a single future returns the
+        range of their ids.
 
-        All payloads have to fit into the window at once: `InvalidRequest` if they never could.
-        Cancelling the future does not cancel the appends.
+        All payloads have to fit into the window at once: it raises `InvalidRequest` if they never
+        could. A cancelled future does not cancel the appends.
         """
         if self._is_closing or self._failure is not None:
             raise self._refusal()
@@ -247,9 +250,11 @@ class LedgerWriter:
         return future
 
     async def ready(self, entries: int = 1, payload_bytes: int = 0) -> None:
-        """Returns when the window has room, at once if it has room now. Append before you await again.
+        """Waits until the window has room, and returns at once if it has room now. Append before
+        you await anything else.
 
-        Raises `EntryTooLarge`, `LedgerClosed`, or the error that stopped the writer. Cancelling it leaves nothing behind.
+        Raises `EntryTooLarge`, `LedgerClosed`, or the error that stopped the writer. A cancelled
+        call leaves nothing behind.
         """
         has_waited = False
         while not self._has_room(entries, payload_bytes):
@@ -265,10 +270,10 @@ class LedgerWriter:
             self._pass_room_on()
 
     async def flush(self) -> None:
-        """Returns when all that was appended before is confirmed.
+        """Waits until all entries that were appended before are confirmed.
 
         Raises `AppendUnsettled` if that will not happen, otherwise the error that stopped the
-        writer. Cancelling it leaves nothing behind.
+        writer. A cancelled call leaves nothing behind.
         """
         if self._failure is not None:
             raise self._ending()
@@ -278,27 +283,26 @@ class LedgerWriter:
             await future
 
     async def force(self) -> None:
-        """Returns when all that was appended before is on disk with an ack quorum.
+        """Waits until all entries that were appended before are on disk with an ack quorum.
 
         Confirmed entries are durable already, because a bookie acknowledges what it has synced.
-        Therefore this is the same as `flush`, also when it is cancelled, under the name that ledgers
-        with deferred syncs use.
+        Therefore this method is `flush`, also if it is cancelled, under the name that ledgers with
+        deferred syncs use.
         """
         await self.flush()
 
     async def close(self) -> None:
-        """Accepts no more appends, waits for pending ones, and closes the ledger at its last
-        entry.
+        """Refuses further appends, waits for pending ones, and closes the ledger at its last entry.
 
-        A writer that has failed because bookies were missing closes the ledger at its LAC, and
-        then raises: pending appends are then known not to be in it. A writer that was fenced
-        changes nothing and raises. `LedgerClosed`: another client closed it. Raises
-        `MetadataUnavailable` or `ConnectionLost` if the metadata store does not answer; the
-        ledger may then still be open, for recovery to close.
+        A writer that has failed because bookies were missing closes the ledger at its LAC, and then
+        raises: the ledger then certainly lacks the pending appends. A fenced writer changes nothing
+        and raises. `LedgerClosed` says that another client has closed the ledger. Raises
+        `MetadataUnavailable` or `ConnectionLost` if the metadata store does not answer; the ledger
+        may then still be open, for recovery to close.
 
         If `close` is cancelled, it completes first, within its deadlines, and then raises. A second
-        call has the same outcome. If the writer is stopped in the meantime, `close` raises what
-        `flush` would.
+        call has the outcome of the first one. If the writer is stopped in the meantime, `close`
+        raises the error that `flush` would raise.
         """
         if self._closing is None:
             self._is_closing = True
@@ -310,8 +314,9 @@ class LedgerWriter:
             raise
 
     async def stop(self) -> None:
-        """Ends at once and leaves the ledger open, for recovery to close. Idempotent. If it is
-        cancelled, it has still stopped; its own tasks may end a little later.
+        """Stops the writer at once and leaves the ledger open, for recovery to close. Idempotent.
+        If the call is cancelled, the writer has stopped nevertheless; its tasks may end a little
+        later.
         """
         if not self.is_stopped:
             self._stop(LedgerClosed("its writer was stopped", ledger_id=self.ledger_id))
@@ -320,7 +325,8 @@ class LedgerWriter:
 
     @property
     def is_stopped(self) -> bool:
-        """Whether it was stopped by `stop`, `close` or a failure: it uses no bookie any more."""
+        """Whether `stop`, `close` or a failure has ended the writer, which then uses no bookie any
+        more."""
         return self._failure is not None or (self._closing is not None and self._closing.done())
 
     async def __aenter__(self) -> Self:
@@ -359,8 +365,8 @@ class LedgerWriter:
         return WriteLac(self.ledger_id, lac, self._key, self._digest.pack_lac(lac))
 
     def leave(self, reason: RollbookError, bookie: BookieId) -> bool:
-        """Begins to replace a bookie without outstanding adds, if another one can take its seat (WR11).
-        Returns whether it began."""
+        """Begins to replace a bookie that has no outstanding adds, if another one can take its seat
+        (WR11). Returns whether it began."""
         if self._is_closing or self._is_over or bookie not in self._seating.ensemble:
             return False
         slot = self._seating.ensemble.index(bookie)
@@ -372,7 +378,7 @@ class LedgerWriter:
         return True
 
     def on_gone(self, gone: dict[BookieId, str]) -> None:
-        """Takes the members that `leave` could not replace, and why."""
+        """Stores which members `leave` could not replace, and why."""
         if self._seating.on_gone(gone) and gone and not self._is_over:
             self._on_vacant()
 
@@ -381,7 +387,7 @@ class LedgerWriter:
     def on_add_replies(self, channel: AddChannel, replies: AddReplies) -> None:
         slot = self._slots.get(channel)
         if slot is None:
-            return  # The channel's bookie is no longer in the ensemble.
+            return  # The bookie has left the ensemble.
         pipeline = self._pipeline
         if replies.error is not None:
             self._on_refused(slot, replies.error, replies.entry_ids)
@@ -413,8 +419,7 @@ class LedgerWriter:
     # --- Sending ------------------------------------------------------------------------------
 
     def _send_soon(self) -> None:
-        """Sends the appended entries with others of this turn of the loop, or now if they are
-        large."""
+        """Sends the appended entries at the end of this turn of the loop, or now if they are large."""
         appended_bytes = self._pipeline.appended_bytes
         if not self._turn_is_due:
             self._turn_is_due = True
@@ -451,7 +456,7 @@ class LedgerWriter:
         if count:
             channel.write(frames, count)
         if pipeline.has_more(slot) and slot not in self._timers:
-            # Acks usually call this sooner, unless another ledger fills the socket.
+            # Acks usually do this sooner, unless another ledger fills the socket.
             self._timers[slot] = self._loop.call_later(delay_s, self._look_again, slot)
 
     def _look_again(self, slot: int) -> None:
@@ -488,7 +493,7 @@ class LedgerWriter:
         del self._timers[slot]
         channel = self._channels[slot]
         if not channel.is_open or not self._verify_when_stale():
-            # Everything it lacks will be sent once sending is possible.
+            # All missing entries are sent later.
             self._pipeline.restart(slot)
             return
         frames, count = self._pipeline.retry(slot)
@@ -519,7 +524,7 @@ class LedgerWriter:
         return self._pipeline.has_room(entries, payload_bytes)
 
     def _offer_room(self) -> None:
-        """Wakes as many waiters as there may be room for. A waiter with too little room waits
+        """Wakes as many waiters as there may be room for. A waiter that finds too little room waits
         again."""
         self._offer_is_due = False
         is_over = self._is_closing or self._failure is not None
@@ -530,7 +535,7 @@ class LedgerWriter:
                 turn.set_result(None)
 
     def _pass_room_on(self) -> None:
-        """Offers the room that a cancelled waiter may have left."""
+        """Offers the room that a cancelled waiter has perhaps left."""
         if self._wants_room and not self._offer_is_due:
             self._offer_is_due = True
             self._loop.call_soon(self._offer_room)
@@ -593,7 +598,7 @@ class LedgerWriter:
         self._on_vacant()
 
     def _seek_remedy(self) -> None:
-        """Brings back slots that are down, or finds them successors."""
+        """Brings slots back that are down, or finds successors for them."""
         for slot in self._stand_ins.find_rested():
             if self._channels[slot].is_open:
                 self._seating.on_rested(slot)
@@ -648,8 +653,8 @@ class LedgerWriter:
     # --- Checking the metadata (WR5) ------------------------------------------------------------
 
     def _verify_when_stale(self) -> bool:
-        """Start reading the metadata back if it has gone unverified for too long. Returns whether adds may be sent
-        now; if not, `_read_back` sends them.
+        """Starts to read the metadata again if it was not verified for too long. Returns whether
+        adds may be sent now; if not, `_read_back` sends them later.
         """
         if self._reading_back is None and self._metadata_writer.is_stale:
             self._reading_back = self._loop.create_task(self._read_back())
@@ -700,7 +705,7 @@ class LedgerWriter:
             future.exception()  # Marks the exception as seen: `flush` and `close` report it.
 
     def _end_of(self, first_entry: EntryId) -> RollbookError:
-        """The error for an append that waits for entries from this one on."""
+        """Returns the error for an append that waits for entries from this one on."""
         assert self._failure is not None
         was_sent = first_entry < self._pipeline.handed_end
         if was_sent or self._failure.outcome is not Outcome.NOT_APPLIED:
@@ -708,11 +713,11 @@ class LedgerWriter:
         return self._ending()
 
     def _ending(self) -> RollbookError:
-        """The error of a stopped writer for all entries that were appended."""
+        """Returns the error of a stopped writer for all entries that were appended."""
         return self._loss() if self._was_unsettled else self._refusal()
 
     def _release_all(self) -> None:
-        """Closes connections and timers at once, and asks tasks to end."""
+        """Closes connections and timers at once, and cancels tasks."""
         self._is_over = True
         for channel in self._channels:
             channel.close()
@@ -732,7 +737,8 @@ class LedgerWriter:
         await asyncio.gather(*self._tasks(), return_exceptions=True)
 
     def _refusal(self) -> RollbookError:
-        """The error for a new append. Each append gets a new one, since errors collect tracebacks."""
+        """Returns the error for a new append. Each append gets a new error object, because errors
+        collect tracebacks."""
         failure = self._failure
         if failure is None:
             return LedgerClosed("its writer was closed", ledger_id=self.ledger_id)
@@ -752,7 +758,7 @@ class LedgerWriter:
             except RollbookError as error:
                 if not isinstance(self._failure, Unavailable | OutcomeUnknown):
                     raise
-                loss = error  # Bookies were missing; the ledger can be closed nevertheless.
+                loss = error  # Bookies were missing, but the ledger can be closed.
             self._stand_ins.freeze()
             await self._await_change()
             await self._hand_over()
@@ -773,7 +779,7 @@ class LedgerWriter:
                 await self._stand_ins.until_unchanging()
 
     async def _hand_over(self) -> None:
-        """Waits a little until the connections have taken the last third copies; they deliver these
+        """Waits a little until the connections have taken the last third copies, which they deliver
         even after the writer has ended.
         """
         slots = range(len(self._channels))

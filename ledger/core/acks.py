@@ -1,9 +1,9 @@
 """Which entries are confirmed, and which bookies still lack a copy.
 
-An entry is confirmed once `ack` members of its write set have acknowledged it and every entry
-below it is confirmed: the LAC grows one entry at a time and never passes a hole (WR1). A bookie
-that is being replaced no longer counts: its copies stop counting before its successor is picked,
-and the successor's copies count from the fragment that names the successor (WR2).
+An entry is confirmed once `ack` members of its write set have acknowledged it and every entry below
+it is confirmed: the LAC grows one entry at a time and never passes a hole (WR1). Copies on a bookie
+that is being replaced stop counting before its successor is picked; the successor's copies count
+from the fragment that names the successor (WR2).
 
 A bookie usually acknowledges a writer's entries in order. Therefore one number for each member,
 `acked_below`, describes its copies: the member has all entries below this id that it should hold.
@@ -18,15 +18,15 @@ from rollbook.proto.quorum import Quorum, Slots
 
 
 class AckTracker:
-    """Counts acknowledgements by slot, that is, by index of the ensemble. A bookie that takes over
-    a slot has to acknowledge all entries above the LAC again."""
+    """Counts acknowledgements by slot, that is, by index of the ensemble. When another bookie takes
+    over a slot, it has to acknowledge all entries above the LAC again."""
 
     def __init__(self, quorum: Quorum, next_entry: EntryId = FIRST_ENTRY) -> None:
         self.last_add_confirmed = EntryId(next_entry - 1)
         self._quorum = quorum
         self._ack = quorum.ack
         self._is_striped = quorum.write < quorum.ensemble
-        # The first entry of each slot that it should hold and has not acknowledged.
+        # For each slot, the first entry that it should hold and has not acknowledged.
         self._acked_below = [quorum.first_held(slot, next_entry) for slot in range(quorum.ensemble)]
         self._beyond: list[set[EntryId]] = [set() for _ in self._acked_below]
         self._excused: Slots = 0
@@ -36,8 +36,9 @@ class AckTracker:
         return self._acked_below[slot]
 
     def on_acks(self, slot: int, entry_ids: Sequence[EntryId], end: EntryId) -> bool:
-        """Takes acks of a slot; returns whether entries were confirmed. Entry `end` and later ones
-        were not sent to the slot, so acks for them do not count; repeated acks change nothing."""
+        """Counts acks of a slot. Returns whether entries were confirmed. Acks for entry `end` and
+        later ones do not count, because these were not sent to the slot; repeated acks change
+        nothing."""
         if self._withdrawn >> slot & 1:
             return False
         acked_below = self._acked_below[slot]
@@ -69,7 +70,8 @@ class AckTracker:
         )
 
     def complete_to(self) -> EntryId:
-        """Every entry below this one is confirmed and has all copies that are still wanted."""
+        """Returns the id below which every entry is confirmed and has all copies that are still
+        wanted."""
         lowest = EntryId(self.last_add_confirmed + 1)
         if not self._excused:
             return min(lowest, *self._acked_below)
@@ -79,12 +81,13 @@ class AckTracker:
     # --- Slots that get another bookie ----------------------------------------------------------
 
     def withdraw(self, slot: int) -> None:
-        """The slot's copies of unconfirmed entries stop counting, and so do later acks (WR2)."""
+        """Stops counting the slot's copies of unconfirmed entries, and its later acks (WR2)."""
         self._withdrawn |= 1 << slot
         self._restart(slot, EntryId(self.last_add_confirmed + 1))
 
     def admit(self, slot: int, first_entry: EntryId) -> None:
-        """The slot's new bookie has no entry from `first_entry` on, and will be sent all of them."""
+        """Counts acks of the slot's new bookie, which has no entry from `first_entry` on and will
+        be sent all of them."""
         assert self._withdrawn >> slot & 1, "WR2: copies count again before they stopped counting"
         self._withdrawn &= ~(1 << slot)
         self._excused &= ~(1 << slot)
@@ -95,8 +98,9 @@ class AckTracker:
         self._excused |= 1 << slot
 
     def recall(self, slot: int, first_entry: EntryId) -> EntryId:
-        """The slot is sent entries again, from `first_entry` on; all below are confirmed. Returns its
-        old `acked_below`: the slot is never sent the entries from there up to `first_entry`.
+        """Waits for the slot's copies again, from `first_entry` on; all entries below are
+        confirmed. Returns the slot's old `acked_below`: the slot is never sent the entries from
+        there up to `first_entry`.
         """
         assert first_entry <= self.last_add_confirmed + 1, "WR2: entries are left out unconfirmed"
         self._excused &= ~(1 << slot)
@@ -114,8 +118,8 @@ class AckTracker:
         self._beyond[slot].clear()
 
     def _take_stripe(self, slot: int, entry_ids: Sequence[EntryId], end: EntryId) -> bool:
-        """Takes acks if they are exactly what the slot should acknowledge next; returns whether it
-        took them."""
+        """Counts acks if they are exactly those that the slot should send next. Returns whether it
+        counted them."""
         acked_below, behind = self._acked_below[slot], EntryId(entry_ids[-1] + 1)
         if not acked_below < behind <= end or self._beyond[slot]:
             return False
@@ -134,7 +138,7 @@ class AckTracker:
         self._acked_below[slot] = self._pass(slot, acked_below)
 
     def _step(self, slot: int, acked_below: EntryId) -> EntryId:
-        """The next `acked_below` of a slot that has the entry at this one."""
+        """Returns the next `acked_below` of a slot that has entry `acked_below`."""
         return self._pass(slot, self._quorum.first_held(slot, EntryId(acked_below + 1)))
 
     def _pass(self, slot: int, acked_below: EntryId) -> EntryId:
@@ -157,8 +161,9 @@ class AckTracker:
         return end > known
 
     def _striped_end(self, start: EntryId | int) -> EntryId:
-        """Entries with one write set are confirmed up to the `ack`th highest `acked_below` of its slots. The
-        lowest unconfirmed entry over all write sets ends what is confirmed.
+        """Returns the end of the confirmed entries. Those with one write set are confirmed up to
+        the `ack`th highest `acked_below` of its slots. The lowest unconfirmed entry of all write
+        sets is the end.
         """
         size, bounds, ends = self._quorum.ensemble, self._acked_below, []
         for first_slot in range(size):

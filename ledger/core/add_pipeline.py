@@ -1,15 +1,16 @@
 """Entries in flight: from append until all their bookies have a copy.
 
 An entry gets its id, the ledger's length and its place in the queue in one step (WR1). When a frame
-is to be sent, the frames of all entries appended so far are built: that is cheaper than building
-them one by one, and they carry the newest LAC. One frame serves all bookies. It is kept until its
+is to be sent, frames are built for all entries appended so far: that is cheaper than building them
+one by one, and they carry the newest LAC. One frame serves all bookies. A frame is kept until its
 entry is confirmed and no copy is outstanding; all kept frames fit into the window. A bookie that
-reconnects or replaces another is sent again what it has not acknowledged; the others are not.
+reconnects or replaces another one is sent the entries again that it has not acknowledged; the other
+bookies are not.
 
-Time is counted in ticks, which the shell makes regularly while entries are in flight. There is
-no timer for an entry: each tick records which entries exist. A process that was stopped for a while
-has not ticked, so responses that wait in its sockets are read before anything expires. Ticks
-measure three deadlines (WR6):
+Time is counted in ticks. The writer makes them regularly while entries are in flight. Entries have
+no timers: each tick records which entries exist. A process that was stopped for a while has not
+ticked, so responses that wait in its sockets are read before anything expires. Ticks measure three
+deadlines (WR6):
 
 - A bookie has failed when an add has had no answer for `DEADLINE_TICKS`, whether the bookie is silent
   or busy. Before that, "busy" alone is no failure: the add is sent again after a pause.
@@ -24,11 +25,11 @@ that hangs and one for its successor.
 
 These rules decide how much a connection is sent at a time:
 
-- It is sent nothing while more than half of `_SEND_AHEAD_BYTES` waits for its socket; otherwise it is
-  sent frames up to that size.
-- It is sent nothing while entries gather for a bookie that owes answers (WR10), for `_GATHER_S` at most.
-- After "busy" it is sent nothing for a pause, which doubles with each further "busy" until the bookie
-  acknowledges an entry (WR8).
+- While more than half of `_SEND_AHEAD_BYTES` waits for the socket, nothing is sent; otherwise
+  frames up to that size are sent.
+- While the bookie owes answers, entries are gathered for `_GATHER_S` at most (WR10).
+- After "busy", nothing is sent during a pause. The pause doubles with each further "busy" until the
+  bookie acknowledges an entry (WR8).
 """
 
 from bisect import bisect_right
@@ -55,22 +56,22 @@ from rollbook.proto.wire.adds import AddPacker
 DEADLINE_TICKS: Final = 20
 LAGGARD_TICKS: Final = 4
 PATIENCE_TICKS: Final = 2
-LOOK_AGAIN_S: Final = 0.01  # After this time, a socket that was full is checked again.
+LOOK_AGAIN_S: Final = 0.01  # A socket that was full is checked again after this time.
 # The most bytes that are written to a connection and not yet accepted by its socket.
 _SEND_AHEAD_BYTES: Final = 1024 * 1024
-_GATHER_S: Final = 0.002  # Larger: fewer writes, and readers learn later what is confirmed.
+_GATHER_S: Final = 0.002  # Larger: fewer writes; readers see later what is confirmed.
 _BUSY_PAUSE_S_MIN: Final = 0.02
 _BUSY_PAUSE_S_MAX: Final = 0.64
 _CHUNK_BYTES: Final = 256 * 1024  # A chunk of this size is sent without waiting for more.
 _NOTHING: Final = (b"", 0)
-_AROUND_BYTES: Final = 160  # More than a frame adds to its payload, in either protocol.
+_AROUND_BYTES: Final = 160  # An upper bound on what a frame adds to its payload, in either version.
 _FULL: Final = "the writer's window is full"
 _WAIT: Final = "wait until it is ready"
 
 
 @dataclass(slots=True)
 class SlotProgress:
-    """The entries that were sent to one slot of the ensemble."""
+    """Describes which entries were sent to one slot of the ensemble."""
 
     # All entries below this one that the slot should hold were sent on the present connection.
     sent: EntryId
@@ -78,9 +79,9 @@ class SlotProgress:
     since: int = 0  # The tick since which the slot has had copies to acknowledge.
     # Entries refused as "busy"; they will be sent again.
     refused: list[EntryId] = field(default_factory=list)
-    is_paused: bool = False  # Whether the slot is sent nothing until its pause is over.
+    is_paused: bool = False  # Whether sending to the slot pauses.
     acked_seen: EntryId = FIRST_ENTRY
-    last_sign: int = 0  # The last tick at which the slot had acked more or answered "busy".
+    last_sign: int = 0  # The last tick with new acks or a "busy".
 
 
 class AddPipeline:
@@ -108,9 +109,9 @@ class AddPipeline:
         self._payloads: list[bytes] = []  # Payloads of the entries after those in `_frames`.
         self._lengths: list[int] = []  # The ledger's length at each entry in `_frames`.
         self._length_before = 0
-        self._released_bytes = 0  # The part of `appended_bytes` that was released.
+        self._released_bytes = 0  # The part of `appended_bytes` whose frames were dropped.
         self._full_at_bytes = window_bytes  # The window is full when `appended_bytes` reaches this.
-        self._full_at_entry = FIRST_ENTRY + window_entries  # The window is full at this entry.
+        self._full_at_entry = FIRST_ENTRY + window_entries  # The first entry that does not fit.
         self._seats = [SlotProgress(FIRST_ENTRY) for _ in range(quorum.ensemble)]
         self._busy_pauses_s = [0.0] * quorum.ensemble  # The latest pause of each slot.
         self._joined_of = (FIRST_ENTRY, FIRST_ENTRY)
@@ -123,7 +124,8 @@ class AddPipeline:
     # --- Appending ----------------------------------------------------------------------------
 
     def has_room(self, entries: int, payload_bytes: int) -> bool:
-        """Whether the window has room. An entry larger than an empty window passes alone."""
+        """Returns whether the window has room. An entry that is larger than the window fits if the
+        window is empty."""
         size = payload_bytes + entries * _AROUND_BYTES
         return self.has_all_replies or (
             self.next_entry + entries <= self._full_at_entry
@@ -135,7 +137,7 @@ class AddPipeline:
         return self._full_at_entry - self.next_entry
 
     def append(self, payload: bytes) -> EntryId:
-        """Appends an entry. Raises `Overloaded`, `EntryTooLarge`, `TypeError`; then nothing was
+        """Appends an entry. If it raises `Overloaded`, `EntryTooLarge` or `TypeError`, nothing was
         appended."""
         kept = payload if type(payload) is bytes else _kept(payload)
         size = len(kept)
@@ -195,7 +197,7 @@ class AddPipeline:
 
     @property
     def confirmed_length(self) -> int:
-        """Payload bytes of the ledger up to and including the entry at the LAC."""
+        """The number of payload bytes in the ledger up to and including the entry at the LAC."""
         index = self.acks.last_add_confirmed - self._first
         return self._lengths[index] if index >= 0 else self._length_before
 
@@ -211,7 +213,7 @@ class AddPipeline:
     # --- Sending ------------------------------------------------------------------------------
 
     def owes(self, slot: int) -> bool:
-        """Whether the slot has not acknowledged all its entries."""
+        """Returns whether the slot has entries that it has not acknowledged."""
         return self.acks.acked_below(slot) < self.next_entry
 
     def has_more(self, slot: int) -> bool:
@@ -219,8 +221,8 @@ class AddPipeline:
         return seat.sent < self.next_entry and seat.takes_entries and not seat.is_paused
 
     def gathers(self, slot: int, unanswered: int) -> bool:
-        """Whether the slot's unsent entries should wait for more: `unanswered` adds are
-        outstanding, and the unsent entries are fewer than those, and no full chunk (WR10)."""
+        """Returns whether the slot's unsent entries should wait for more: they are fewer than the
+        `unanswered` adds, and smaller than a full chunk (WR10)."""
         count = self.next_entry - self._seats[slot].sent
         return (
             count * self._quorum.write < unanswered * self._quorum.ensemble
@@ -230,13 +232,13 @@ class AddPipeline:
     def next_frames(
         self, slot: int, queued_bytes: int, unanswered: int, *, is_overdue: bool
     ) -> tuple[bytes, int, float]:
-        """The frames to write to the slot's connection now, their number, and after how many seconds to check
-        again if no acknowledgement causes that sooner.
+        """Returns the frames to write to the slot's connection now, their number, and the seconds
+        after which to check again if no acknowledgement arrives before.
 
-        `queued_bytes` wait for its socket, and `unanswered` adds for the bookie. `is_overdue`:
-        entries have gathered for `_GATHER_S`.
+        `queued_bytes` bytes wait for the socket, and `unanswered` adds wait for answers.
+        `is_overdue` says that entries have gathered for `_GATHER_S`.
         """
-        if 2 * queued_bytes > _SEND_AHEAD_BYTES:  # The remaining room would take many small writes.
+        if 2 * queued_bytes > _SEND_AHEAD_BYTES:  # This avoids small writes.
             return b"", 0, LOOK_AGAIN_S
         if unanswered and not is_overdue and self.gathers(slot, unanswered):
             return b"", 0, _GATHER_S
@@ -244,7 +246,7 @@ class AddPipeline:
         return frames, count, LOOK_AGAIN_S
 
     def take(self, slot: int, bytes_max: int) -> tuple[bytes, int]:
-        """The next frames for the slot, as many as fit but at least one, and their number."""
+        """Returns the next frames for the slot, as many as fit but at least one, and their number."""
         if not self.has_more(slot):
             return _NOTHING
         self._build_frames()
@@ -266,7 +268,7 @@ class AddPipeline:
         self._joined = b"".join(frames)
 
     def _take_some(self, slot: int, bytes_max: int) -> tuple[bytes, int]:
-        """The next frames for a slot that lags behind or does not hold every entry."""
+        """Returns the next frames for a slot that lags behind or does not hold every entry."""
         seat, holds = self._seats[slot], self._quorum.holds
         if self.kept_bytes <= bytes_max:
             kept = islice(self._frames, seat.sent - self._first, None)
@@ -297,13 +299,13 @@ class AddPipeline:
     # --- Answers ------------------------------------------------------------------------------
 
     def on_acks(self, slot: int, entry_ids: Sequence[EntryId]) -> bool:
-        """Takes acks of a slot; returns whether entries were confirmed."""
+        """Counts acks of a slot. Returns whether entries were confirmed."""
         self._busy_pauses_s[slot] = 0.0
         return self.acks.on_acks(slot, entry_ids, self._seats[slot].sent)
 
     def on_busy(self, slot: int, entry_ids: Sequence[EntryId]) -> bool:
-        """Takes "busy" for these entries, which `retry` sends again. Returns whether a pause has to
-        begin."""
+        """Notes that the bookie refused these entries as "busy"; `retry` sends them again. Returns
+        whether the caller has to begin a pause."""
         seat = self._seats[slot]
         seat.refused += [
             e for e in entry_ids if e < seat.sent and self.acks.is_waiting_for(slot, e)
@@ -314,14 +316,16 @@ class AddPipeline:
         return is_news
 
     def next_pause_s(self, slot: int, chance: float) -> float:
-        """The pause after a "busy". `chance` from 0 to 1 shortens it, so that writers do not all return at once."""
+        """Returns the pause after a "busy". `chance`, from 0 to 1, varies the pause, so that
+        writers do not all return at once."""
         pause_s = min(max(2 * self._busy_pauses_s[slot], _BUSY_PAUSE_S_MIN), _BUSY_PAUSE_S_MAX)
         self._busy_pauses_s[slot] = pause_s
         return pause_s * (0.5 + chance / 2)
 
     def retry(self, slot: int, bytes_max: int = _SEND_AHEAD_BYTES) -> tuple[bytes, int]:
-        """Ends a pause: returns refused entries, as many as fit but at least one, and their number.
-        If some are left, the slot stays paused, and `retry` is due again."""
+        """Ends a pause. Returns the refused entries, as many as fit but at least one, and their
+        number. If some entries are left, the slot stays paused, and the caller has to call `retry`
+        again."""
         seat = self._seats[slot]
         refused = [each for each in sorted(set(seat.refused)) if self._lacks(slot, each)]
         frames = [self._frames[each - self._first] for each in refused]
@@ -350,7 +354,7 @@ class AddPipeline:
         self._full_at_entry = self._first + self._window_entries
         for seat in self._seats:
             if seat.takes_entries and seat.sent < self._first:
-                seat.sent = self._first  # The slot should not hold the skipped entries.
+                seat.sent = self._first  # The slot holds none of these.
         if self.has_all_replies:
             self._joined = b""
         return True
@@ -358,23 +362,25 @@ class AddPipeline:
     # --- Slots that get another bookie --------------------------------------------------------
 
     def suspend(self, slot: int) -> None:
-        """The slot's bookie has failed. Its copies count until `withdraw`."""
+        """Stops sending to the slot, whose bookie has failed. Its copies count until `withdraw` is
+        called."""
         self._seats[slot].takes_entries = False
 
     def resume(self, slot: int) -> tuple[EntryId, EntryId]:
-        """The slot's bookie is back. Returns the range of entries that it will never get."""
+        """Sends to the slot again, whose bookie is back. Returns the range of entries that it will
+        never get."""
         lacks_from = self.acks.recall(slot, self._first)
         self._seat(slot)
         return lacks_from, max(lacks_from, self._first)
 
     def withdraw(self, slot: int) -> None:
-        """The slot will get another bookie."""
+        """Stops counting the slot's copies, because it will get another bookie."""
         self.suspend(slot)
         self.acks.withdraw(slot)
 
     def admit(self, slot: int, first_entry: EntryId) -> tuple[EntryId, EntryId]:
-        """The metadata names the slot's new bookie from `first_entry` on. Returns the range of entries
-        that it will never get."""
+        """Begins to send to the slot's new bookie, which the metadata names from `first_entry` on.
+        Returns the range of entries that it will never get."""
         start = max(first_entry, self._first)
         self._busy_pauses_s[slot] = 0.0
         self.acks.admit(slot, start)
@@ -390,7 +396,7 @@ class AddPipeline:
     # --- Time ---------------------------------------------------------------------------------
 
     def on_tick(self) -> list[int]:
-        """Counts a tick; returns the slots whose bookies have failed by now."""
+        """Counts a tick. Returns the slots whose bookies have failed by now."""
         self.tick += 1
         self._note_ages()
         self._note_fullness()
@@ -408,9 +414,9 @@ class AddPipeline:
         return overdue
 
     def find_hopeless(self, standing: Slots, *, is_changing: bool) -> RollbookError | None:
-        """The error with which the writer has to give up, or None. `standing`: slots whose bookies
-        have not failed. `is_changing`: an ensemble change is under way, so successors are about to
-        take over.
+        """Returns the error with which the writer has to give up, or None. `standing` are the slots
+        whose bookies have not failed. `is_changing` says that an ensemble change is under way, so
+        that successors will soon take over.
         """
         oldest = EntryId(self.acks.last_add_confirmed + 1)
         age = self._age(oldest)
@@ -447,14 +453,14 @@ class AddPipeline:
         self._half_full_since = (self._half_full_since or self.tick) if is_half_full else 0
 
     def _bytes_of(self, count: int) -> int:
-        """Frame bytes of the first `count` entries that are kept."""
+        """Returns the frame bytes of the first `count` entries that are kept."""
         if count <= 0:
             return 0
         return self._lengths[count - 1] - self._length_before + count * _AROUND_BYTES
 
     def _is_laggard(self, seat: SlotProgress) -> bool:
-        """Whether the bookie is too slow. A bookie that answered "busy" waits for us to send again,
-        so it is not too slow before the deadline (WR8)."""
+        """Returns whether the bookie is too slow. A bookie that answered "busy" is not too slow
+        before the deadline, because it waits for us to send again (WR8)."""
         silent_for = self.tick - max(seat.last_sign, self._half_full_since)
         return (
             self._half_full_since > 0
@@ -470,10 +476,10 @@ class AddPipeline:
 
 
 def _kept(payload: bytes) -> bytes:
-    """An immutable copy of the payload; for arrays, a copy of their bytes."""
+    """Returns an immutable copy of the payload; for arrays, a copy of their bytes."""
     return bytes(memoryview(payload))
 
 
 def _count_that_fit(frames: Sequence[bytes], bytes_max: int) -> int:
-    """How many of the first frames fit; at least one."""
+    """Returns how many of the first frames fit, but at least one."""
     return min(len(frames), max(1, bisect_right(list(accumulate(map(len, frames))), bytes_max)))

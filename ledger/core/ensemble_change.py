@@ -5,20 +5,23 @@
                           └─ no other bookie: it stays down;                          │
                              back and answering: it sits again      b4 gets what is not confirmed
 
-- One change is made at a time; bookies that fail during a change are replaced by the next one (WR3). Slots without a
-  replacement stay down, and are tried again.
-- The writer changes only a ledger that it reads back as OPEN, with the end that it wrote itself. Any other state means
-  a recovery, which may have counted negatives of the present ensemble: the writer stops permanently (WR4).
-- If the reply to a compare-and-set was lost, it was made if the ledger's end is as requested: no other
-  process moves it while the ledger is OPEN.
-- While one attempt's outcome is unknown, entries may be confirmed by bookies that stay, since they are
-  in the ensemble in both cases. Therefore each new attempt starts at the LAC + 1 of its own time (WR2).
+- One change is made at a time; bookies that fail during a change are replaced by the next one
+  (WR3). A slot without a replacement stays down, and a replacement is sought again later.
+- The writer changes a ledger only after it has read it back as OPEN, with the end that it wrote
+  itself. Any other state means a recovery, which may have counted negatives of the present
+  ensemble: the writer stops permanently (WR4).
+- If the reply to a compare-and-set was lost, the writer reads the metadata: the change was made if
+  the ledger's end is as requested, because no other process moves the end while the ledger is OPEN.
+- While the outcome of an attempt is unknown, the bookies that stay may confirm entries, since they
+  are in the ensemble in either case. Therefore each new attempt starts at the LAC + 1 of its own
+  time (WR2).
 
-A lost connection is made again at once. If that fails, or if the connection is lost again before
-anything was acknowledged, the bookie has failed. That holds only for a bookie with outstanding
-adds: many ledgers are idle, and a restart is no reason to move them all. A bookie has failed, too,
-if it responds with an error of its own or does not respond in time. A read-only bookie leaves the
-ensemble without a quarantine; "busy" is no failure; "fenced" and "unauthorized" end the writer.
+The writer connects again at once after a lost connection. If that fails, or if the new connection
+is lost before an acknowledgement, the bookie has failed. This applies only to a bookie with
+outstanding adds: many ledgers are idle, and a restart is no reason to move them all. A bookie has
+also failed if it responds with an error of its own or does not respond in time. A read-only bookie
+leaves the ensemble without a quarantine; "busy" is no failure; "fenced" and "unauthorized" end the
+writer.
 """
 
 from collections.abc import Iterable, Sequence
@@ -38,7 +41,7 @@ from rollbook.proto.quorum import Ensemble, Quorum, Slots
 
 
 class RefusalAction(Enum):
-    """The meaning of a refused add."""
+    """The writer's reaction to a refused add."""
 
     RETRY = "retry"
     REPLACE = "replace"  # Replace the bookie and put it in quarantine.
@@ -59,14 +62,14 @@ def judge(refusal: type[RollbookError]) -> RefusalAction:
 @dataclass(slots=True)
 class _Down:
     error: RollbookError
-    ends_when_open: bool  # Whether a new connection ends the failure: only connections have failed.
+    ends_when_open: bool  # Whether a new connection ends the failure.
 
 
 class OpenEnsemble:
     """The members of the open fragment, and which of them have failed."""
 
     def __init__(self, quorum: Quorum, open_fragment: Fragment) -> None:
-        self.open_fragment = open_fragment  # The open fragment, as it was last certainly written.
+        self.open_fragment = open_fragment  # The open fragment as it was last known to be written.
         self._quorum = quorum
         self._down: dict[int, _Down] = {}  # Failed slots, in the order of their failures.
         self._leaving: Slots = 0
@@ -85,7 +88,7 @@ class OpenEnsemble:
 
     @property
     def awaits_answer(self) -> bool:
-        """Whether an answer would clear a bookie that hung up or refused an add."""
+        """Whether a bookie hung up or refused an add, and an answer would clear it."""
         return self._lost | self._refusing != 0
 
     @property
@@ -106,7 +109,7 @@ class OpenEnsemble:
 
     @property
     def is_short(self) -> bool:
-        """Whether the remaining members cannot confirm some entries."""
+        """Whether there are entries that the remaining members cannot confirm."""
         allowed = self._quorum.write - self._quorum.ack
         write_masks = map(self._quorum.write_mask, map(EntryId, range(self._quorum.ensemble)))
         return any((self._down_mask & mask).bit_count() > allowed for mask in write_masks)
@@ -136,20 +139,22 @@ class OpenEnsemble:
         return is_news
 
     def on_refusal(self, slot: int, error: RollbookError) -> bool:
-        """Like `on_failure`, after a refused add. The bookie may get its seat back at once, but the
-        seat counts as vacant until the bookie acknowledges something."""
+        """Marks the slot's bookie as down after a refused add, like `on_failure`. The bookie may
+        get its seat back at once, but the seat counts as vacant until the bookie acknowledges
+        something."""
         self._refusing |= 1 << slot
         return self.on_failure(slot, error)
 
     def on_gone(self, gone: dict[BookieId, str]) -> bool:
-        """Takes the members that are gone and that no other bookie can replace, with the reasons.
-        Returns whether they have changed."""
+        """Stores which members are gone and cannot be replaced, and why.
+        Returns whether other members are gone than before."""
         is_news = gone.keys() != self._gone.keys()
         self._gone = gone
         return is_news
 
     def on_lost(self, slot: int, error: RollbookError) -> bool:
-        """The connection was lost or could not be made. Returns whether the slot has failed now."""
+        """Notes that the connection was lost or could not be made. Returns whether the slot has
+        failed now."""
         if slot in self._down:
             return False
         if not self._lost >> slot & 1:
@@ -159,13 +164,13 @@ class OpenEnsemble:
         return True
 
     def on_answer(self, slot: int) -> None:
-        """The slot's bookie acknowledges what it is sent."""
+        """Clears the slot's bookie, which has acknowledged an add."""
         self._lost &= ~(1 << slot)
         self._refusing &= ~(1 << slot)
 
     def on_open(self, slot: int) -> bool:
-        """The slot has a connection again; returns whether its bookie has its seat back. If the
-        connection is lost again before an answer, the slot fails."""
+        """Notes that the slot has a connection again. Returns whether its bookie has its seat back.
+        If the connection is lost again before an answer, the slot fails."""
         down = self._down.get(slot)
         if down is None or not down.ends_when_open or self._leaving >> slot & 1:
             return False
@@ -173,15 +178,17 @@ class OpenEnsemble:
         return True
 
     def on_rested(self, slot: int) -> None:
-        """The bookie gets its seat back: its quarantine is over and it has a connection."""
+        """Gives the bookie its seat back, because its quarantine is over and it has a connection."""
         del self._down[slot]
 
     def on_leaving(self, slots: Iterable[int]) -> None:
-        """Successors for these slots are picked: their old bookies cannot get the seats back."""
+        """Notes that successors are picked for these slots: their old bookies cannot get the seats
+        back."""
         self._leaving = sum(1 << slot for slot in slots)
 
     def on_moved(self, open_fragment: Fragment) -> list[int]:
-        """The change was written. Returns the slots that have a new bookie."""
+        """Takes the ensemble of a change that was written. Returns the slots that have a new
+        bookie."""
         moved = [
             slot
             for slot, (old, new) in enumerate(
@@ -210,8 +217,8 @@ class OpenEnsemble:
         return Fragment(first_entry, ensemble)
 
     def find_made(self, found: LedgerMetadata, attempts: Sequence[Fragment]) -> Fragment | None:
-        """Returns the one of `attempts`, whose outcomes are unknown, that was written. Raises
-        `LedgerFenced` (WR4)."""
+        """Returns the attempt that was written, of `attempts` with unknown outcomes; None if none
+        was. Raises `LedgerFenced` (WR4)."""
         if found.state is LedgerState.OPEN and found.fragments[-1] in attempts:
             return found.fragments[-1]
         self.verify(found)

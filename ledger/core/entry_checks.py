@@ -1,6 +1,7 @@
-"""Checks what a bookie returned against the request: only whole and correct entries count (RD3).
+"""Checks the entries that a bookie returned against the request: only whole and correct entries
+count (RD3).
 
-An entry is correct if its digest is, and if it names this ledger and an entry that was requested.
+An entry is correct if its digest is correct and it names this ledger and a requested entry.
 A batch is accepted up to its first flaw; the rest is requested again.
 """
 
@@ -12,17 +13,17 @@ from rollbook.proto.ids import NO_ENTRY, EntryId
 from rollbook.proto.ports import Buffer
 from rollbook.proto.wire.digest import ENTRY_HEADER_BYTES, Entry, LedgerDigest, entry_header_at
 
-_new_entry: Final = tuple.__new__  # Skips the check of the fields' names.
+_new_entry: Final = tuple.__new__  # Faster: the fields' names are not checked.
 
 
 def unpack_batch(
     digest: LedgerDigest, bodies: Sequence[Buffer], first_entry: EntryId, count: int
 ) -> list[Entry]:
-    """Unpacks entries in ascending order, perhaps with gaps. Raises `DigestMismatch` if the first
-    body is flawed.
+    """Unpacks entries, which are in ascending order and may have gaps. Raises `DigestMismatch` if
+    the first body is flawed.
 
-    Does what `LedgerDigest.unpack_entry` does, but for a whole batch: half of the cost of reading is
-    spent here.
+    Does the work of `LedgerDigest.unpack_entry` for a whole batch, because half of the cost of
+    reading is spent here.
     """
     entries: list[Entry] = []
     ledger_id, overhead_bytes = digest.ledger_id, digest.overhead_bytes
@@ -37,7 +38,7 @@ def unpack_batch(
             or (ids := entry_header_at(header))[0] != ledger_id
             or not next_entry <= ids[1] < end
         ):
-            if not entries:  # Raises the flaw of the first entry, unless its id is wrong.
+            if not entries:  # Raises the error of the first entry, unless only its id is wrong.
                 digest.unpack_entry(data, next_entry)
             break
         entries.append(_new_entry(Entry, (*ids, payload)))
@@ -48,7 +49,7 @@ def unpack_batch(
 def unpack_last(digest: LedgerDigest, body: Buffer) -> Entry:
     """Unpacks the response to a request for the bookie's last entry. Raises `DigestMismatch`.
 
-    An entry's LAC must be lower than its own id. For a ledger without digests, nothing else can be
+    An entry's LAC must be lower than its own id. For a ledger without digests nothing else can be
     checked.
     """
     entry = digest.unpack_entry(body, None)
@@ -61,7 +62,7 @@ def unpack_last(digest: LedgerDigest, body: Buffer) -> Entry:
 
 
 def consecutive(entries: Sequence[Entry], first_entry: EntryId) -> int:
-    """How many of the first entries are consecutive from `first_entry` on."""
+    """Returns how many of the first entries are consecutive from `first_entry` on."""
     count = 0
     for entry in entries:
         if entry.entry_id != first_entry + count:

@@ -1,13 +1,14 @@
-"""Which bookies should be avoided for a while.
+"""Remembers which bookies should be avoided for a while.
 
-A bookie that failed (no response in time, no connection, an I/O error) is in quarantine: nothing
-new is placed there while others are available, and readers ask it last. The first quarantine
-takes a minute; if the bookie fails again soon after, the next one takes twice as long, up to half an
-hour. A hanging bookie therefore costs all users of this object one deadline and then next to nothing.
-A caller that finds only bookies in quarantine asks whether they respond, and releases those that do.
+A bookie that failed (no response in time, no connection, an I/O error) is in quarantine: it gets no
+new copies while other bookies are available, and readers ask it last. The first quarantine takes a
+minute; if the bookie fails again soon after, the next one takes twice as long, up to half an hour.
+A hanging bookie therefore costs all users of this object one deadline, and very little after that.
+A caller that finds only bookies in quarantine asks them whether they respond, and ends the
+quarantine of those that do.
 
-A slow bookie has not failed: when another copy answered first, readers ask the slow bookie later,
-until it answers again. "Busy" and "read-only" are no failures.
+A slow bookie has not failed: when another copy arrives first, readers ask the slow bookie after the
+others until it answers again.
 """
 
 from dataclasses import dataclass
@@ -18,8 +19,8 @@ from rollbook.proto.ids import BookieId
 _NS_PER_S: Final = 1_000_000_000
 QUARANTINE_NS_MIN: Final = 60 * _NS_PER_S
 QUARANTINE_NS_MAX: Final = 30 * 60 * _NS_PER_S
-_SLOW_NS: Final = 5 * _NS_PER_S  # A slow bookie is asked in its turn again after this time.
-_BOOKIES_MAX: Final = 10_000  # Ids come from metadata; no cluster has this many bookies.
+_SLOW_NS: Final = 5 * _NS_PER_S  # How long a slow bookie is asked after the others.
+_BOOKIES_MAX: Final = 10_000  # A bound on remembered bookies; no cluster has this many.
 
 
 @dataclass(slots=True)
@@ -34,8 +35,8 @@ class Health:
         self._records: dict[BookieId, _BookieRecord] = {}
 
     def on_failure(self, bookie: BookieId, now_ns: int) -> None:
-        """Begins a quarantine, unless the bookie is in one: further failures, of other ledgers or of
-        reconnects, do not extend it."""
+        """Begins a quarantine, unless the bookie is in one. Further failures, of other ledgers or
+        of reconnects, do not extend it."""
         record = self._record(bookie)
         if now_ns < record.failed_until_ns:
             return
@@ -48,14 +49,14 @@ class Health:
         self._record(bookie).slow_until_ns = now_ns + _SLOW_NS
 
     def on_answer(self, bookie: BookieId) -> None:
-        """Takes a good response: the bookie is no longer slow. A quarantine continues: the response
-        may be old, and the quarantine is meant for bookies that fail now and then."""
+        """Notes a good response: the bookie is no longer slow. A quarantine continues, because the
+        response may be old, and quarantine is meant for bookies that fail now and then."""
         if record := self._records.get(bookie):
             record.slow_until_ns = -1
 
     def pardon(self, bookie: BookieId, now_ns: int) -> None:
-        """Ends the quarantine of a bookie that has just answered a test. A new failure still counts
-        as a relapse."""
+        """Ends the quarantine of a bookie that has just answered a test request. A new failure
+        still counts as a relapse."""
         if (record := self._records.get(bookie)) and now_ns < record.failed_until_ns:
             record.failed_until_ns = now_ns
 
@@ -68,7 +69,8 @@ class Health:
         return record.failed_until_ns if record else -1
 
     def read_rank(self, bookie: BookieId, now_ns: int) -> int:
-        """The bookie's rank for reads: 0: asked in its turn; 1: asked after those of rank 0; 2: last."""
+        """Returns the bookie's rank for reads: 0: asked in its turn; 1: asked after those of rank
+        0; 2: asked last."""
         record = self._records.get(bookie)
         if record is None:
             return 0

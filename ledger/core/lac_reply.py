@@ -1,8 +1,8 @@
-"""The proof in a response to "which is your LAC?".
+"""Checks the response of a bookie that was asked for its LAC.
 
 A bookie returns the writer's last explicit LAC and its last entry with its LAC; both are checked
-against their digests. A valid LAC counts, whatever else the response says; a bookie counts as
-heard if it returns at least one of the two and nothing invalid, or says that it has neither (RD1).
+against their digests. A valid LAC counts, whatever else the response says. A bookie counts as heard
+if it returns at least one of the two and nothing invalid, or says that it has neither (RD1).
 """
 
 from dataclasses import dataclass

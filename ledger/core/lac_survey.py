@@ -1,4 +1,5 @@
-"""The LAC as an ensemble reports it, and when enough of the ensemble was heard to trust it.
+"""Collects the LACs that an ensemble reports, and decides when enough members were heard to trust
+the result.
 
 Every confirmed entry has `ack` copies in its write set, and a bookie that stores an entry knows
 the LAC that came with it. Therefore the highest reported LAC is not too low once every
@@ -12,17 +13,17 @@ from rollbook.proto.quorum import Ensemble, Quorum
 
 
 class LacSurvey:
-    """One round of questions to all members of an ensemble."""
+    """One round of requests to all members of an ensemble."""
 
     def __init__(self, quorum: Quorum, floor: EntryId = NO_ENTRY) -> None:
         self.last_add_confirmed = floor
-        self.highest_entry = NO_ENTRY  # The highest entry of any member; it need not be confirmed.
+        self.highest_entry = NO_ENTRY  # The highest entry of a member; it may be unconfirmed.
         self._quorum = quorum
         self._unheard = (1 << quorum.ensemble) - 1
-        self._silent: dict[int, str] = {}  # Why each slot that was not heard proves nothing.
+        self._silent: dict[int, str] = {}  # The reason why each slot was not heard.
 
     def on_lac(self, lac: EntryId, highest_entry: EntryId = NO_ENTRY) -> None:
-        """Takes a verified LAC, which counts from any bookie, heard or not."""
+        """Takes a verified LAC, which counts even from a bookie that is not heard."""
         self.last_add_confirmed = max(self.last_add_confirmed, lac)
         self.highest_entry = max(self.highest_entry, highest_entry)
 
@@ -43,7 +44,7 @@ class LacSurvey:
         return [slot for slot in range(self._quorum.ensemble) if self._unheard >> slot & 1]
 
     def describe(self, ensemble: Ensemble) -> str:
-        """Describes the members that were not heard, and why."""
+        """Describes which members were not heard, and why."""
         return ", ".join(
             f"{ensemble[slot]}: {self._silent.get(slot, 'no answer')}"
             for slot in self.unheard_slots

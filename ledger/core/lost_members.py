@@ -1,14 +1,14 @@
-"""Which bookies a writer gives up although it has nothing to send them (WR11).
+"""Decides which bookies a writer gives up although it has nothing to send them (WR11).
 
-A seat on a lost bookie costs a copy of all later entries, and repair closes a ledger whose open end names a
-lost bookie after a while, because it cannot tell whether the writer is alive. A live writer therefore gives
-up such a seat itself, before repair closes its ledger.
+A seat on a lost bookie costs all later entries a copy. After a while repair closes a ledger whose
+open end names a lost bookie, because it cannot tell whether the writer is alive. A live writer
+therefore gives up such a seat itself, before repair closes its ledger.
 
-    not registered for 15 s    lost: longer than a restart takes, so a restart moves nothing
-    registered as draining     it is to lose all its seats
-    in doubt about everything  it takes no entries before it is healed, and healing it closes open ledgers
-    formatted since            it refuses writers of ledgers that are older than its present life (the bookie's B13)
-    read-only                  not missing: it keeps its seats until an add is refused
+    not registered for 15 s    lost: a restart takes less time, so it moves no ledger
+    registered as draining     lost: it should give up all its seats
+    in doubt about everything  lost: it takes no entries before it is healed, and that closes open ledgers
+    formatted since            lost for older ledgers, because it refuses their writers (the bookie's B13)
+    read-only                  not lost: it keeps its seats until it refuses an add
 """
 
 from collections.abc import Collection, Iterable
@@ -31,7 +31,7 @@ class LostMembers:
         registered: Collection[BookieId],
         now_ns: int,
     ) -> set[BookieId]:
-        """Returns the lost ones of `members`, which have seats in open fragments."""
+        """Returns those of `members`, which have seats in open fragments, that are lost."""
         absent = [each for each in members if each not in registered]
         self._since_ns = {each: self._since_ns.get(each, now_ns) for each in absent}
         return {
@@ -44,7 +44,7 @@ class LostMembers:
 def reason_to_leave(
     bookie: BookieId, ledger_id: LedgerId, live: LiveBookies, lost: Collection[BookieId]
 ) -> str | None:
-    """The reason why the writer of a ledger gives up this seat; None: it keeps the seat."""
+    """Returns the reason why the writer of a ledger gives up this seat; None if it keeps the seat."""
     if bookie in lost:
         return "it is not registered"
     info = live.find(bookie)

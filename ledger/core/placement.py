@@ -1,12 +1,13 @@
-"""Where copies are placed: ensembles of new ledgers, and replacements for failed bookies.
+"""Decides where copies are placed: picks ensembles of new ledgers, and replacements for failed
+bookies.
 
-Only bookies that accept new entries are candidates, and only those that publish a usable
-address (a client that uses TLS needs a TLS port). Bookies in quarantine are used if the others do not
-suffice. A bookie is never twice in an ensemble: two copies on one bookie are one copy (WR9).
+A candidate accepts new entries and publishes a usable address (a client that uses TLS needs a TLS
+port). Bookies in quarantine are used only if there are not enough others. A bookie is never twice
+in an ensemble: two copies on one bookie are one copy (WR9).
 
-With a map of racks, an ensemble is picked slot by slot so that any `write` slots in a row, which
-hold an entry, are in as many racks as possible. With too few racks an ensemble is picked anyway,
-and `lacks_racks` reports it. A bookie that is not in the map counts as a rack of its own. Equal
+If racks are configured, an ensemble is picked slot by slot: any `write` slots in a row, which hold
+the same entry, are in as many racks as possible. With too few racks an ensemble is picked anyway,
+and `lacks_racks` reports it. A bookie without a configured rack counts as a rack of its own. Equal
 candidates are picked at random, so that many clients spread their writes.
 """
 
@@ -22,7 +23,7 @@ from rollbook.proto.ports import Randomness
 from rollbook.proto.quorum import Ensemble, Quorum
 
 _NO_MAP: Final[Mapping[BookieId, str]] = MappingProxyType({})
-# Racks wanted for each write set: the failure of one rack must not take all copies.
+# The number of racks wanted for each write set: the failure of one rack must not take all copies.
 _RACKS_WANTED: Final = 2
 
 
@@ -45,7 +46,8 @@ class Placement:
         healthy, resting = self._candidates(live, now_ns, excluded=())
         if len(healthy) + len(resting) < quorum.ensemble:
             raise self._too_few(len(healthy) + len(resting), len(live.read_only), quorum)
-        # Healthy bookies matter more than racks: a dead member leaves entries with a copy less.
+        # Healthy bookies matter more than racks, because a dead member leaves entries with a copy
+        # too few.
         healthy += resting[: max(0, quorum.ensemble - len(healthy))]
         members: dict[int, BookieId] = {}
         for slot in range(quorum.ensemble):
@@ -55,7 +57,8 @@ class Placement:
     def _too_few(self, usable: int, read_only: int, quorum: Quorum) -> NotEnoughBookies:
         behind_tls, start = (" behind TLS", " with --tls-listen") if self._uses_tls else ("", "")
         others = room = ""
-        # Read-only bookies usually have full disks; without this text an operator would look for dead ones.
+        # Read-only bookies usually have full disks; without this text an operator would look for
+        # dead bookies.
         if read_only:
             others = f", {read_only} are read-only"
             room = "make room on the disks of those that are read-only, "
@@ -78,7 +81,7 @@ class Placement:
     ) -> dict[int, BookieId]:
         """Picks bookies for as many of the slots as possible, in the order of the slots.
 
-        `is_urgent`: a bookie in quarantine is better than none.
+        With `is_urgent`, bookies in quarantine are picked rather than none.
         """
         wanted = list(slots)
         healthy, resting = self._candidates(live, now_ns, excluded={*ensemble, *excluded})
@@ -91,7 +94,7 @@ class Placement:
         return picked
 
     def usable(self, live: LiveBookies) -> list[BookieId]:
-        """Bookies that accept new entries and are reachable."""
+        """Returns the bookies that accept new entries and have a usable address."""
         return [
             bookie
             for bookie, info in live.writable.items()
@@ -99,16 +102,16 @@ class Placement:
         ]
 
     def resting(self, live: LiveBookies, now_ns: int) -> list[BookieId]:
-        """Those of `usable` that are in quarantine."""
+        """Returns those of the `usable` bookies that are in quarantine."""
         return [each for each in self.usable(live) if self._health.is_quarantined(each, now_ns)]
 
     def lacks_racks(self, quorum: Quorum, ensemble: Ensemble) -> bool:
-        """Whether some entries would have all their copies in one rack, though there is a map of
-        racks."""
+        """Returns whether racks are configured and some entries would have all their copies in one
+        rack."""
         return self.sets_in_one_rack(quorum, ensemble) > 0
 
     def sets_in_one_rack(self, quorum: Quorum, ensemble: Ensemble) -> int:
-        """How many write sets, one for each member, have all their copies in one rack."""
+        """Returns how many write sets, one for each member, have all their copies in one rack."""
         if not self._racks or quorum.write < _RACKS_WANTED:
             return 0
         write_sets = (
@@ -120,7 +123,8 @@ class Placement:
     def _candidates(
         self, live: LiveBookies, now_ns: int, excluded: Collection[BookieId]
     ) -> tuple[list[BookieId], list[BookieId]]:
-        """Shuffled candidates, and separately those in quarantine, in the order in which they leave it."""
+        """Returns the candidates in random order, and separately those in quarantine, in the order
+        in which they leave it."""
         found = [bookie for bookie in self.usable(live) if bookie not in excluded]
         self._randomness.shuffle(found)
         healthy = [each for each in found if not self._health.is_quarantined(each, now_ns)]

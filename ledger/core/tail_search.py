@@ -1,22 +1,24 @@
-"""Finds where a ledger ends: recovery's questions to bookies, and what their answers prove.
+"""Finds where a ledger ends: decides which requests recovery sends to bookies, and what the answers
+prove.
 
-The ensemble is that of the last fragment when recovery began; every question fences. In order, from
-the entry after the LAC on, each entry is one of these:
+The ensemble is that of the last fragment when recovery began; every request fences. The entries
+after the LAC are decided in order. Each of them is one of these:
 
     present     one valid copy was returned, whatever the other members say (FR2)
-    absent      at least `write - ack + 1` members of its write set said that they have none, and
+    absent      at least `write - ack + 1` members of its write set said that they lack it, and
                 every other member was heard or cannot be reached (FR3)
-    undecided   neither, and no member is left to ask: recovery fails, and is tried again
+    undecided   it is neither, and no member is left to ask: recovery fails, and is tried again
 
-Only the explicit "no such entry" or "no such ledger" for the entry itself is a negative. In addition,
+Only the answer "no such entry" or "no such ledger" for the entry itself is a negative. In addition,
 members that check for possible losses (`on_last`) deny every entry above the last entry that they
-named when they were fenced. All members are asked for that anyway, so usually no member is asked for
-the next entry. An entry that a member may have lost, does not return in time, returns with a wrong
-digest, or leaves out of a batch proves nothing. The first absent entry ends the ledger.
+named when they were fenced. All members are asked for their last entry anyway, so usually no member
+is asked for the next one. A member proves nothing about an entry if it may have lost the entry,
+does not return it in time, returns it with a wrong digest, or leaves it out of a batch. The first
+absent entry ends the ledger.
 
-Up to the highest entry that the fence found, entries probably exist, so one member is asked
-for a run of them, and others only if that member is slow or fails. Beyond that entry, the whole write
-set is asked at once: the proof that a ledger ends takes one round trip.
+Up to the highest entry that the fence found, entries probably exist, so one member is asked for a
+run of them, and others only if this member is slow or fails. Beyond that entry, the whole write set
+is asked at once: the proof that a ledger ends takes one round trip.
 """
 
 from collections import deque
@@ -29,11 +31,12 @@ from rollbook.proto.ids import NO_ENTRY, EntryId
 from rollbook.proto.quorum import Ensemble, Quorum, Slots
 from rollbook.proto.wire.digest import Entry
 
-_PROBES_MAX: Final = 64  # The most entries to ask for beyond those known to exist.
+_PROBES_MAX: Final = 64  # The most entries to request beyond those known to exist.
 
 
 class TailProbe(NamedTuple):
-    """Ask the member at `slot` for its entries among `count` consecutive ids; 1 is a plain read."""
+    """A request to the member at `slot` for its entries among `span` consecutive ids from
+    `first_entry` on; with `span` 1 it is a plain read."""
 
     slot: int
     first_entry: EntryId
@@ -45,13 +48,13 @@ class _Sought:
     """An entry that was requested and is not found yet."""
 
     pending: Slots = 0  # Members that were asked and have not responded.
-    tried: Slots = 0  # Members that did not return it with a longer run.
+    tried: Slots = 0  # Members asked in vain, or late.
     negatives: Slots = 0
     failures: dict[int, str] = field(default_factory=dict)  # Answers by slot that prove nothing.
 
 
 class TailSearch:
-    """Decides entry by entry; the caller asks, and retries where it may."""
+    """Decides for one entry after the other whether it exists; the caller sends the requests."""
 
     def __init__(
         self,
@@ -62,7 +65,7 @@ class TailSearch:
         batch_slots: Slots,
         batch_entries_max: int,
     ) -> None:
-        """`last_known` is known to exist; the members at `batch_slots` can be asked for runs."""
+        """`last_known` is known to exist; members at `batch_slots` can be asked for runs."""
         self._quorum = quorum
         self._next = EntryId(last_known + 1)  # The first entry that is not decided.
         self._highest_seen = highest_seen
@@ -82,7 +85,8 @@ class TailSearch:
     # --- Questions ----------------------------------------------------------------------------
 
     def plan(self, entries_max: int) -> list[TailProbe]:
-        """The next questions, at most `entries_max` entries ahead of the first undecided one."""
+        """Returns the next requests, at most `entries_max` entries ahead of the first undecided
+        one."""
         end = self._next + entries_max
         end = min(end, max(self._highest_seen, self._next - 1) + 1 + self._probes)
         for entry_id in map(EntryId, range(max(self._planned_end, self._next), end)):
@@ -108,8 +112,8 @@ class TailSearch:
         return runs.asks()
 
     def _one_to_ask(self, entry_id: EntryId, sought: _Sought, cover: Sequence[int]) -> int | None:
-        """The member to ask, the same for neighbouring entries. None: the entry is unlikely to
-        exist, or a member was asked for it without success."""
+        """Returns the member to ask, which is the same for neighbouring entries. Returns None if
+        the entry is unlikely to exist, or a member was asked for it without success."""
         if entry_id > self._highest_seen:
             return None
         untried = self._quorum.write_mask(entry_id) & ~sought.tried
@@ -135,19 +139,19 @@ class TailSearch:
     # --- Responses ----------------------------------------------------------------------------
 
     def on_fenced(self, entry: Entry) -> None:
-        """Takes a verified entry that the fence returned: no member is asked for it (FR2). Called
-        before `plan`."""
+        """Takes a verified entry that the fence returned, so that no member is asked for it (FR2).
+        Called before `plan`."""
         if entry.entry_id >= self._next:
             self._found[entry.entry_id] = entry
 
     def expect_last(self, slot: int) -> None:
-        """The member will soon report its last entry to `on_last`; if it does not, `on_no_last` is
-        called."""
+        """Notes that the member will soon report its last entry; the caller then calls `on_last` or
+        `on_no_last`."""
         self._expected |= 1 << slot
 
     def on_last(self, slot: int, last: Entry | None) -> None:
-        """Takes the verified last entry of a fenced member; None: it has no entry. The member must
-        have checked for damage and possible losses, as for any other entry."""
+        """Takes the verified last entry of a fenced member; None if it has no entry. The member
+        must have checked for damage and possible losses, as for any other entry."""
         self._lasts[slot] = last.entry_id if last is not None else NO_ENTRY
         self._expected &= ~(1 << slot)
         for entry_id, sought in self._sought.items():
@@ -161,13 +165,14 @@ class TailSearch:
             self._take(last)
 
     def on_no_last(self, slot: int) -> None:
-        """The member does not report its last entry: it is asked entry by entry."""
+        """Asks the member entry by entry, because it does not report its last entry."""
         if self._expected >> slot & 1:
             self._expected &= ~(1 << slot)
             self._to_plan.extend(self._sought)
 
     def on_entries(self, ask: TailProbe, entries: Sequence[Entry]) -> None:
-        """Takes at least one verified entry, in order; later entries of the request did not fit."""
+        """Takes at least one verified entry, in order; later entries of the request did not fit
+        into the answer."""
         for entry in entries:
             entry_id = entry.entry_id
             if self._sought.pop(entry_id, None) is not None:
@@ -183,24 +188,24 @@ class TailSearch:
             self._probes = min(2 * self._probes, _PROBES_MAX)
 
     def on_negative(self, ask: TailProbe) -> None:
-        """The member has no such entry, or no such ledger: this counts for the first entry
-        requested."""
+        """Notes that the member has no such entry, or no such ledger; this counts only for the
+        first entry requested."""
         for entry_id, sought in self._missing(ask):
             if entry_id == ask.first_entry:
                 sought.negatives |= 1 << ask.slot
                 sought.failures.pop(ask.slot, None)
-                sought.tried = self._quorum.write_mask(entry_id)  # Asks all other members now.
+                sought.tried = self._quorum.write_mask(entry_id)  # All other members are asked now.
             self._on_left_out(ask, entry_id, sought, has_room=True)
 
     def on_failure(self, ask: TailProbe, reason: str) -> None:
-        """The member's answer proves nothing about any of these entries."""
+        """Notes that the member's answer proves nothing about any of these entries."""
         for entry_id, sought in self._missing(ask):
             if entry_id == ask.first_entry:
                 sought.failures[ask.slot] = reason
             self._on_left_out(ask, entry_id, sought, has_room=True)
 
     def on_delay(self, ask: TailProbe) -> None:
-        """The member is late: others are asked, too. Its answer still counts when it comes."""
+        """Asks other members, too, because this one is late. Its answer still counts when it comes."""
         for entry_id, sought in self._missing(ask):
             sought.tried |= 1 << ask.slot
             self._to_plan.append(entry_id)
@@ -222,7 +227,7 @@ class TailSearch:
     # --- Results ------------------------------------------------------------------------------
 
     def take_found(self) -> list[Entry]:
-        """The entries that are present, in order, each once."""
+        """Returns the entries that are present, in order, and each of them only once."""
         found: list[Entry] = []
         while (entry := self._found.pop(self._next, None)) is not None:
             found.append(entry)
@@ -235,8 +240,8 @@ class TailSearch:
 
     @property
     def is_absence_proven(self) -> bool:
-        """Whether enough members prove that the next entry was never acknowledged; others may still
-        have a copy."""
+        """Whether enough members have proven that the next entry was never acknowledged; others may
+        still have a copy."""
         sought = self._sought.get(self._next)
         return sought is not None and self._quorum.is_absent(self._next, sought.negatives)
 
@@ -250,7 +255,7 @@ class TailSearch:
 
     @property
     def is_stuck(self) -> bool:
-        """Whether all members were asked for the next entry, and it is neither present nor
+        """Whether all members have answered for the next entry, and it is neither present nor
         absent."""
         return (
             self._next in self._sought and self._is_everybody_asked and not self.is_absence_proven
@@ -263,11 +268,11 @@ class TailSearch:
         return not self._quorum.write_mask(self._next) & ~answered
 
     def stop_waiting(self) -> None:
-        """Members that have not answered by now count as unreachable, if absence is proven."""
+        """Counts members that have not answered by now as unreachable, if absence is proven."""
         self._is_end_certain = True
 
     def ask_again(self) -> None:
-        """Members whose answer proved nothing are asked once more."""
+        """Asks the members once more whose answers proved nothing."""
         for entry_id, sought in self._sought.items():
             sought.failures.clear()
             self._to_plan.append(entry_id)
@@ -289,12 +294,12 @@ class _Runs:
         self._quorum = quorum
         self._batch_slots = batch_slots
         self._entries_max = entries_max
-        self._runs: list[list[int]] = []  # Each run: slot, first entry, end.
-        self._open: dict[int, list[int]] = {}  # The run of each slot that may grow.
+        self._runs: list[list[int]] = []  # Each run is a slot, first entry and end.
+        self._open: dict[int, list[int]] = {}  # By slot, the run that may grow.
 
     def add(self, slot: int, entry_id: EntryId, *, may_join: bool) -> None:
-        """Adds a request. An entry that is requested alone gets an answer of its own; an entry that a
-        batch leaves out gets none."""
+        """Adds a request. A member answers for each entry that is requested alone, but not for an
+        entry that it leaves out of a batch."""
         if may_join and self._batch_slots >> slot & 1:
             run = self._open.get(slot)
             if run is not None and entry_id - run[1] < self._entries_max:

@@ -1,13 +1,13 @@
-"""The verdict on a ledger's copies after all of them were checked.
+"""Judges a ledger's copies after all of them were checked.
 
-    good          sound bytes, the same payload as the others
-    missing       its bookie says that it does not have the copy
-    bad           its bytes fail the digest check
-    different     sound bytes, but not the payload of the majority; without a majority, all differ
-    unknown       its bookie may have lost the copy, or could not read it
-    unreachable   its bookie did not answer
+    good          the bytes are sound, and the payload is the same as in the other copies
+    missing       the bookie says that it does not have the copy
+    bad           the bytes fail the digest check
+    different     the bytes are sound, but the payload is not that of the majority; if there is none, all differ
+    unknown       the bookie may have lost the copy, or could not read it
+    unreachable   the bookie did not answer
 
-An entry without a good copy is in doubt while a good copy may still turn up; otherwise it is lost.
+An entry without a good copy is in doubt if a good copy may still be found; otherwise it is lost.
 """
 
 from collections import Counter
@@ -38,7 +38,7 @@ _MAY_TURN_UP: Final = (CopyState.UNKNOWN, CopyState.UNREACHABLE)
 
 
 def state_after(error: type[Exception]) -> CopyState:
-    """The state of a copy that could not be read."""
+    """Returns the state of a copy that could not be read."""
     if issubclass(error, Missing):
         return CopyState.MISSING
     if issubclass(error, DigestMismatch):
@@ -70,13 +70,14 @@ class LedgerVerification:
     under_replicated: int = 0  # Entries with fewer good copies than `write`.
     # Entries with fewer good copies than `ack`; `under_replicated` includes them.
     below_ack: int = 0
-    in_doubt: int = 0  # Entries without a good copy that may still have one.
-    lost: int = 0  # Entries without a good copy that cannot have one.
+    in_doubt: int = 0  # Entries for which a good copy may still be found.
+    lost: int = 0  # Entries that certainly have no good copy.
     flaws: list[Flaw] = field(default_factory=list)
     _open: dict[tuple[EntryId, int], Flaw] = field(default_factory=dict)
 
     def on_entry(self, fragment: Fragment, entry_id: EntryId, copies: Mapping[int, Copy]) -> None:
-        """Adds an entry's copies, by slot of the ensemble. Entries come in ascending order."""
+        """Adds an entry's copies, by slot of the ensemble. The caller passes entries in ascending
+        order."""
         states = compare_copies(copies)
         good = sum(state is CopyState.GOOD for state in states.values())
         self.entries += 1
@@ -111,8 +112,8 @@ class LedgerVerification:
 
 
 def compare_copies(copies: Mapping[int, Copy]) -> dict[int, CopyState]:
-    """The states of one entry's copies, by slot. Copies that agree with the majority are good;
-    without a majority no copy is."""
+    """Returns the states of one entry's copies, by slot. Copies that agree with the majority are
+    good; without a majority no copy is good."""
     sound = [copy for copy in copies.values() if isinstance(copy, int)]
     if len(set(sound)) > 1:
         (most, votes), (_, next_votes) = Counter(sound).most_common(2)

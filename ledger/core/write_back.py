@@ -1,13 +1,13 @@
-"""Recovered entries, written once more to their whole write sets before the ledger is closed.
+"""Writes recovered entries once more to their whole write sets, before the ledger is closed.
 
-A copy that was read may be the only one, and not yet durable. Therefore each recovered entry gets
-`ack` durable copies, and all `write` bookies are tried (FR5). A failing bookie is replaced from its
-first unacknowledged entry on, in memory only: the new ensembles are part of the closing change
-of metadata and not visible before (FR6). A recovery that dies has changed nothing that a later
-recovery depends on.
+A copy that recovery read may be the only one, and need not be durable. Therefore each recovered
+entry gets `ack` durable copies, and all `write` bookies are tried (FR5). A bookie that fails is
+replaced from its first unacknowledged entry on, but only in memory: the new ensembles are part of
+the change of metadata that closes the ledger, and are not visible before (FR6). A recovery that
+dies has therefore changed nothing that a later recovery depends on.
 
-Entries are kept from the first one that a counted bookie has not acknowledged: a replacement may
-need them, too.
+Entries are kept from the first one that a counted bookie has not acknowledged, because a
+replacement may need them, too.
 """
 
 from collections.abc import Sequence
@@ -27,11 +27,11 @@ class _Copies:
 
 class WriteBack:
     def __init__(self, quorum: Quorum, first_entry: EntryId, ensemble: Ensemble) -> None:
-        """`first_entry` is the first entry that may be added; `ensemble` holds the copies so far."""
+        """`first_entry` is the first entry that may be added; `ensemble` are the present bookies."""
         self.entry_bytes = 0  # Bytes of the payloads that are kept.
         self._quorum = quorum
         self._ensemble = ensemble
-        # The bookies of each slot with their first entries. The last bookie is the one written to.
+        # The bookies of each slot with their first entries. Entries are written to the last bookie.
         self._holders = [[(first_entry, bookie)] for bookie in ensemble]
         self._abandoned: Slots = 0  # Slots that failed without a replacement.
         self._copies: dict[EntryId, _Copies] = {}  # Copies by entry id, ascending.
@@ -41,11 +41,11 @@ class WriteBack:
         return tuple(holders[-1][1] for holders in self._holders)
 
     def holders(self) -> list[BookieId]:
-        """All bookies that have, or had, a slot."""
+        """Returns all bookies that have, or had, a slot."""
         return [bookie for holders in self._holders for _, bookie in holders]
 
     def add(self, entry: Entry) -> list[int]:
-        """Adds an entry; returns the slots it has to be sent to."""
+        """Adds an entry. Returns the slots to which it has to be sent."""
         assert not self._copies or entry.entry_id == next(reversed(self._copies)) + 1, (
             "FR5: recovery leaves an entry out"
         )
@@ -56,14 +56,14 @@ class WriteBack:
 
     def on_acks(self, slot: int, bookie: BookieId, entry_ids: Sequence[EntryId]) -> None:
         if self._holders[slot][-1][1] != bookie:
-            return  # The bookie was replaced: its copies do not count any more.
+            return  # The bookie was replaced: its copies no longer count.
         for entry_id in entry_ids:
             if (copies := self._copies.get(entry_id)) is not None:
                 copies.acked |= 1 << slot
         self._release()
 
     def owes(self, slot: int) -> bool:
-        """Whether the slot still has to acknowledge entries."""
+        """Returns whether the slot still has to acknowledge entries."""
         bit = 1 << slot
         return not self._abandoned & bit and any(
             not copies.acked & bit and self._quorum.holds(slot, entry_id)
@@ -71,7 +71,7 @@ class WriteBack:
         )
 
     def unacked(self, slot: int) -> list[Entry]:
-        """The entries that the slot's bookie has not acknowledged."""
+        """Returns the entries that the slot's bookie has not acknowledged."""
         if self._abandoned >> slot & 1:
             return []
         return [
@@ -81,7 +81,7 @@ class WriteBack:
         ]
 
     def replace(self, slot: int, bookie: BookieId) -> list[Entry]:
-        """Replaces the slot's bookie, which has failed; returns the entries for its replacement."""
+        """Replaces the slot's bookie, which has failed. Returns the entries for its replacement."""
         assert all(bookie != holder for holders in self._holders for _, holder in holders), (
             "WR9: a bookie is twice in an ensemble that we make"
         )
@@ -96,7 +96,7 @@ class WriteBack:
         return self.unacked(slot)
 
     def abandon(self, slot: int) -> None:
-        """The slot failed without a replacement: the others have to be enough."""
+        """Gives up the slot, which failed without a replacement: the other slots have to suffice."""
         self._abandoned |= 1 << slot
         self._release()
 
@@ -115,15 +115,15 @@ class WriteBack:
         )
 
     def has_ack_quorums(self) -> bool:
-        """Whether every entry has its ack quorum. Slots that are still waited for add extra
-        copies."""
+        """Returns whether every entry has its ack quorum. Slots that have not acknowledged yet only
+        add further copies."""
         return all(
             self._quorum.is_acked(entry_id, copies.acked)
             for entry_id, copies in self._copies.items()
         )
 
     def new_fragments(self) -> list[Fragment]:
-        """The fragments of the entries, for the closing change of metadata."""
+        """Returns the fragments of the entries, for the change of metadata that closes the ledger."""
         starts = sorted({first for holders in self._holders for first, _ in holders})
         fragments = [Fragment(start, self._ensemble_at(start)) for start in starts]
         return fragments if fragments[0].ensemble != self._ensemble else fragments[1:]
