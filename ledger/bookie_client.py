@@ -306,10 +306,12 @@ class BookieClient(asyncio.BufferedProtocol):
         try:
             reply = await self.call(Auth(IDENTITY_PLUGIN, b""), due, is_high_priority=True)
         except OutcomeUnknown as error:
-            raise self._unreachable(f"it does not say who it is: {error}") from None
+            raise self._unreachable(f"the bookie did not report its id: {error}") from None
         if not isinstance(reply, AuthReply) or reply.payload != self.bookie.encode():
             name = reply.payload[:80] if isinstance(reply, AuthReply) else b""
-            raise self._unreachable(f"another bookie is there: {name.decode(errors='replace')!r}")
+            raise self._unreachable(
+                f"another bookie has this address: {name.decode(errors='replace')!r}"
+            )
 
     async def call(self, request: Request, due: float, *, is_high_priority: bool) -> Reply:
         """Calls the bookie and waits for its reply until the loop's time `due`. Raises
@@ -321,13 +323,13 @@ class BookieClient(asyncio.BufferedProtocol):
             try:
                 await room.wait(size, due)
             except TimeoutError:
-                raise self._unreachable("too much waits for it already") from None
+                raise self._unreachable("too many requests wait for this bookie") from None
         if self.is_over:
             room.give(size)
             raise self._unreachable("the connection was lost")
         if not self.can_tell_apart(request):
             room.give(size)
-            raise self._unreachable("the same is being asked already")
+            raise self._unreachable("the same request already waits for an answer")
         return await self._ask(
             key, _PendingRequest(request, frame, due, self._loop.create_future()), room
         )
@@ -383,7 +385,7 @@ class BookieClient(asyncio.BufferedProtocol):
         call.is_given_up = True
         self._given_up += 1
         if self._given_up > self._calls_max:
-            self._end(BookieTimeout("answers to many requests never came", bookie=self.bookie))
+            self._end(BookieTimeout("many requests were never answered", bookie=self.bookie))
 
     def _pack(self, request: Request, is_high_priority: bool) -> tuple[_Key, bytes]:
         if self.version == v2_frames.VERSION:
@@ -520,7 +522,7 @@ class BookieClient(asyncio.BufferedProtocol):
                 del self._owed[ledger_id]
                 self._tell_drained()
         else:
-            raise BadFrame(f"replies to adds to ledger {ledger_id} that were not sent")
+            raise BadFrame(f"a reply to adds to ledger {ledger_id} that were not sent")
 
     def _on_answer(self, answer: ReceivedReply) -> None:
         reply = answer.reply
@@ -531,13 +533,13 @@ class BookieClient(asyncio.BufferedProtocol):
             if isinstance(reply, Refusal) and awaited:
                 self._end(reply.error("it refuses adds", bookie=self.bookie))
             elif answer.txn_id is None:
-                raise BadFrame(f"a {type(reply).__name__} that nobody asked for")
+                raise BadFrame(f"an unexpected {type(reply).__name__}")
             # The caller of a known request has given up.
         elif call.future.done():
             self._given_up -= call.is_given_up
         elif not _is_reply_to(call.request, reply):
             self._waiting[key] = call  # The call fails when the connection ends.
-            raise BadFrame(f"a {type(reply).__name__} that answers something else")
+            raise BadFrame(f"a {type(reply).__name__} that does not match its request")
         else:
             call.future.set_result(reply)
 
@@ -566,7 +568,7 @@ class BookieClient(asyncio.BufferedProtocol):
                 silence_s = max(silence_s, now - max(call.sent_at, self._heard_at))
                 _fail(call.future, BookieTimeout(bookie=self.bookie))
             else:
-                _fail(call.future, self._unreachable("the connection takes nothing"))
+                _fail(call.future, self._unreachable("the connection accepts no data"))
         if self._given_up_at > self._heard_at:
             dues.append(self._given_up_at + _LAST_CHANCE_S)
             if now >= dues[-1]:
@@ -680,7 +682,7 @@ def _v2_key_of_reply(reply: Reply) -> _Key:
             return BatchRead, reply.request_id, 0
         case AuthReply():
             return Auth, 0, 0
-    raise BadFrame(f"a {type(reply).__name__} that nobody asked for")
+    raise BadFrame(f"an unexpected {type(reply).__name__}")
 
 
 def _is_reply_to(request: Request, reply: Reply) -> bool:

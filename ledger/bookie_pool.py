@@ -422,7 +422,7 @@ class Link:
         shared = self._shared
         address = self._failed_address = shared.address_of(self._bookie)
         if address is None:
-            raise self._unreachable("it has published no address that this client can use")
+            raise self._unreachable("the bookie has published no address that this client can use")
         client = BookieClient(
             self._bookie,
             self._version,
@@ -442,7 +442,7 @@ class Link:
                 client.close()
                 raise
         if client.is_over:
-            raise self._unreachable("it hung up at once")
+            raise self._unreachable("the bookie hung up at once")
         self.client = client
         self._failure = None
         return client

@@ -104,7 +104,7 @@ class ClientConfig:
             raise BadConfig("explicit_lac_idle_ms is negative", settings=("explicit_lac_idle_ms",))
         if self.protocol_version not in (v2_frames.VERSION, v3.VERSION):
             raise BadConfig(
-                f"protocol_version is {self.protocol_version}, which is not 2 or 3",
+                f"protocol_version has to be 2 or 3, not {self.protocol_version}",
                 settings=("protocol_version",),
             )
         for name in ("connections_per_bookie", "calls_max", "call_bytes_max", "frame_bytes_max"):
@@ -118,4 +118,6 @@ class ClientConfig:
         for each in self.racks:
             bookie, _, rack = each.partition("=")
             if not bookie.strip() or not rack.strip():
-                raise BadConfig(f"racks has {each!r}, which is no bookie=rack", settings=("racks",))
+                raise BadConfig(
+                    f"racks has {each!r}, which is not of the form bookie=rack", settings=("racks",)
+                )

@@ -232,7 +232,7 @@ class Ledgers:
                 raise LedgerFenced(
                     "this ledger has a writer already, or had one",
                     ledger_id=ledger_id,
-                    next_step="write another ledger; each one has one writer in its life",
+                    next_step="create another ledger; a ledger has only one writer in its life",
                 )
             # Two claimants must write different values; otherwise each would mistake the value of
             # the other for its own.
@@ -241,7 +241,7 @@ class Ledgers:
             # After a conflict it tries again: another client was quicker, or a bookie was replaced.
             with suppress(MetadataConflict):
                 return self._write(await self.nodes.update(stored, claimed), kind, key)
-        raise MetadataConflict("it changes again and again", ledger_id=ledger_id)
+        raise MetadataConflict("the ledger's metadata keeps changing", ledger_id=ledger_id)
 
     async def open(
         self, ledger_id: int, password: bytes | None = None, *, digest: DigestType | None = None
@@ -307,7 +307,7 @@ class Ledgers:
             with suppress(MetadataConflict):
                 await self.nodes.delete(ledger_id, stored.version)
                 return
-        raise MetadataConflict("it changes again and again", ledger_id=ledger_id)
+        raise MetadataConflict("the ledger's metadata keeps changing", ledger_id=ledger_id)
 
     def list(self, start: int = 0) -> LedgerWalk:
         """Returns all ledger ids from `start` on, in order, for `async for`. It raises rather than
@@ -561,13 +561,13 @@ def credentials(
     kind = metadata.digest_type or digest
     if kind is None:
         raise InvalidRequest(
-            "the ledger is so old that it does not say how its entries are protected",
+            "the ledger is so old that its metadata does not name the digest of its entries",
             ledger_id=metadata.ledger_id,
-            next_step="say which digest it is: bookkeeper used CRC32 or HMAC",
+            next_step="pass the digest: BookKeeper used CRC32 or HMAC",
         )
     if digest is not None and digest is not kind:
         raise InvalidRequest(
-            f"its entries are protected by {kind.name}, not by {digest.name}",
+            f"the digest of the ledger's entries is {kind.name}, not {digest.name}",
             ledger_id=metadata.ledger_id,
         )
     return password, kind

@@ -161,7 +161,7 @@ class LedgerReader:
             while not survey.is_covered:
                 if not calls.is_waiting:
                     raise EntryUnavailable(
-                        "too few bookies tell what is confirmed "
+                        "too few bookies report which entries are confirmed "
                         f"({survey.describe(fragment.ensemble)})",
                         ledger_id=self.ledger_id,
                     )
@@ -218,11 +218,11 @@ class LedgerReader:
     def _require_confirmed(self, last_entry: EntryId) -> None:
         if last_entry > self.last_add_confirmed:
             raise NoSuchEntry(
-                "it is not known to be confirmed",
+                "the entry is not known to be confirmed",
                 ledger_id=self.ledger_id,
                 entry_id=last_entry,
                 last_add_confirmed=self.last_add_confirmed,
-                next_step="`read_last_confirmed()` asks again, `read_unconfirmed` takes what is there",
+                next_step="call `read_last_confirmed()` to ask again, or use `read_unconfirmed`",
             )
 
     def _require_possible(self, first_entry: EntryId) -> None:

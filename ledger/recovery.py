@@ -114,7 +114,7 @@ class LedgerRecovery:
             )
             return stored
         raise RecoveryIncomplete(
-            "its fragments change again and again", ledger_id=stored.metadata.ledger_id
+            "the ledger's fragments keep changing", ledger_id=stored.metadata.ledger_id
         )
 
     async def fence(
@@ -439,7 +439,7 @@ class _Attempt:
             self._stuck_at, self._pause_s = self._loop.time(), _PAUSE_S
         if self._loop.time() + self._pause_s > self._stuck_at + self._config.read_deadline_s:
             raise RecoveryIncomplete(
-                f"nobody can tell whether the entry exists ({search.describe(self._ensemble)})",
+                f"the bookies cannot prove whether the entry exists ({search.describe(self._ensemble)})",
                 ledger_id=self._ledger_id,
                 entry_id=search.next_entry,
             )

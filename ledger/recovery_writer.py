@@ -257,7 +257,7 @@ class WriteBacks:
             self._copies.abandon(seat.slot)
             if self._copies.is_hopeless:
                 self.error = NotEnoughBookies(
-                    "recovered entries find too few bookies",
+                    "too few bookies are left for the recovered entries",
                     ledger_id=self._ledger_id,
                     failed=", ".join(self._failed),
                 )

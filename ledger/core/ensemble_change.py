@@ -230,5 +230,5 @@ class OpenEnsemble:
             raise LedgerFenced(ledger_id=found.ledger_id, state=found.state.value)
         if found.fragments[-1] != self.open_fragment:
             raise LedgerFenced(
-                "somebody else has moved the end of the ledger", ledger_id=found.ledger_id
+                "another client has moved the end of the ledger", ledger_id=found.ledger_id
             )

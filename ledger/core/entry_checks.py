@@ -55,7 +55,7 @@ def unpack_last(digest: LedgerDigest, body: Buffer) -> Entry:
     entry = digest.unpack_entry(body, None)
     if not NO_ENTRY <= entry.last_add_confirmed < entry.entry_id:
         raise DigestMismatch(
-            f"entry {entry.entry_id} tells a LAC of {entry.last_add_confirmed}",
+            f"entry {entry.entry_id} carries a LAC of {entry.last_add_confirmed}",
             ledger_id=digest.ledger_id,
         )
     return entry

@@ -61,10 +61,10 @@ class Placement:
         # dead bookies.
         if read_only:
             others = f", {read_only} are read-only"
-            room = "make room on the disks of those that are read-only, "
+            room = "free disk space on the read-only bookies, "
         return NotEnoughBookies(
-            f"{usable} bookies take new entries{behind_tls}{others}, "
-            f"and an ensemble of {quorum.ensemble} is wanted",
+            f"{usable} bookies accept new entries{behind_tls}{others}, "
+            f"but the ensemble needs {quorum.ensemble}",
             next_step=f"{room}start bookies{start}, or create the log or ledger again with fewer copies",
         )
 
