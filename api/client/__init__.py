@@ -1,3 +1,3 @@
-"""The client of named logs: what programs import, with an event loop or without."""
+"""The client of named logs, for programs with or without an event loop."""
 
 import rollbook.api.grpc  # noqa: F401  # Must be imported before gRPC is loaded.

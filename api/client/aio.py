@@ -1,4 +1,4 @@
-"""`rollbook.aio`: what `import rollbook` offers, for programs with an event loop."""
+"""`rollbook.aio`: the client that `import rollbook` offers, for programs with an event loop."""
 
 from rollbook.api.client.batches import Submission
 from rollbook.api.client.client import Client, connect

@@ -1,7 +1,8 @@
-"""One append stream to one server, shared by all logs and writers that append there.
+"""An append stream to one server, which all logs and writers that append there share.
 
-Waiting appends go out as one message, up to `_MESSAGE_BYTES` and `_MESSAGE_APPENDS`; while one is being sent
-the next one gathers. When the stream ends, every append that has no result yet fails with the reason.
+Waiting appends are sent as one message, up to `_MESSAGE_BYTES` and `_MESSAGE_APPENDS`. While one
+message is being sent, appends gather for the next one. When the stream ends, every append without a
+result fails with the reason.
 """
 
 import asyncio
@@ -34,11 +35,12 @@ from rollbook.proto.v1 import log_pb2
 OnResult = Callable[[AppendAck | None, RollbookError | None], None]
 
 _MESSAGE_BYTES: Final = 1024 * 1024
-# A thousand logs in one message would take turns with the server, and that with its bookies, as a
-# whole.
+# With a thousand logs in one message, the client, the server and its bookies would take turns
+# instead of working at the same time.
 _MESSAGE_APPENDS: Final = 128
-_APPEND_BYTES: Final = 32  # Bytes of framing around a block.
-# Without a greeting by then another server is tried. Shorter than an attempt: its error says less.
+_APPEND_BYTES: Final = 32  # The bytes of framing around a block.
+# Without a greeting after this time, another server is tried. The time is shorter than an attempt,
+# because the error of an attempt says less.
 _GREETING_S: Final = 2.5
 
 
@@ -57,11 +59,11 @@ class _Append(NamedTuple):
 
 
 class ClientAppendStream:
-    """An append stream; it lives until it breaks, or until `close`."""
+    """An append stream, which lives until it breaks or is closed."""
 
     def __init__(self, channels: Channels, address: str) -> None:
         self.address = address
-        # The reason why the stream ended; None: it is open.
+        # The reason why the stream ended; None while it is open.
         self.failure: RollbookError | None = None
         self._routes = channels.routes
         # The server or relay that the stream is connected to.
@@ -80,7 +82,7 @@ class ClientAppendStream:
             task.add_done_callback(self._on_task_over)
 
     def bind(self, log: LogName, *, is_ordered: bool, uid: str = "") -> int:
-        """Returns a new ref for this caller. `uid`: as in `messages.Bind`."""
+        """Returns a new ref for the caller. `uid` is that of `messages.Bind`."""
         if self._free_refs:
             ref = self._free_refs.pop()
         else:
@@ -90,7 +92,8 @@ class ClientAppendStream:
         return ref
 
     def unbind(self, ref: int) -> int:
-        """Sends no more appends of `ref` and ignores its results. Returns how many appends were not sent."""
+        """Stops sending appends of `ref`, and ignores its results. Returns how many appends were
+        not sent."""
         unsent = [each for each in self._queue if isinstance(each, _Append) and each.ref == ref]
         for append in unsent:  # No result will come for unsent appends.
             self._waiting.pop(append.number, None)
@@ -101,7 +104,8 @@ class ClientAppendStream:
     def submit(
         self, ref: int, block: bytes, condition: Condition | None, on_result: OnResult
     ) -> int:
-        """Returns a number for `withdraw`. `on_result` is never called before this returns."""
+        """Queues an append. Returns its number, for `withdraw`. `on_result` is never called before
+        the call returns."""
         assert self.failure is None
         self._numbers += 1
         self._waiting[self._numbers] = on_result
@@ -109,7 +113,7 @@ class ClientAppendStream:
         return self._numbers
 
     def withdraw(self, number: int) -> bool:
-        """Ignores the append's result. Returns whether the append was not sent, and will not be."""
+        """Ignores the append's result. Returns True if the append was not sent, and will not be."""
         self._waiting.pop(number, None)
         for each in self._queue:
             if isinstance(each, _Append) and each.number == number:
@@ -142,7 +146,7 @@ class ClientAppendStream:
             pass  # The call had already ended.
 
     async def _server_listens(self) -> bool:
-        """Waits until the server says that it accepts appends. Before that nothing is sent: if a write
+        """Waits until the server says that it accepts appends. Nothing is sent before: if a write
         meets the end of a stream, gRPC reports that instead of the server's error.
         """
         try:
@@ -162,8 +166,8 @@ class ClientAppendStream:
         return False
 
     def _next_message(self) -> bytes:
-        """Builds the next message. In a message, binds precede appends, so it ends before a bind whose ref
-        its appends use."""
+        """Builds the next message. In a message, binds precede appends; therefore it ends before a
+        bind whose ref its appends use."""
         message = log_pb2.AppendStreamRequest()
         size, used = 0, set[int]()
         while self._queue:
@@ -218,8 +222,8 @@ class ClientAppendStream:
                 on_result(None, error_of(result.error))
 
     def _on_task_over(self, task: "asyncio.Task[None]") -> None:
-        """Ends the stream after a bug here or in a callback, so that no caller waits for ever."""
-        if task.cancelled():  # A loop that ends cancels its tasks, perhaps before they have begun.
+        """Ends the stream after a bug here or in a callback, so that no caller waits forever."""
+        if task.cancelled():  # A loop that ends cancels its tasks, even unstarted ones.
             self._end(ConnectionLost("the line was cancelled"))
         elif (bug := task.exception()) is not None:
             self._end(ConnectionLost(f"the line broke: {bug!r}"))
@@ -242,7 +246,7 @@ class ClientAppendStream:
 
 
 def _error_of_append(error: RollbookError, *, was_sent: bool) -> RollbookError:
-    """One append's error when the stream ends; each append gets an error object of its own."""
+    """Returns an append's error when the stream ends; each append gets an error object of its own."""
     if isinstance(error, Unauthorized | UnsupportedVersion | ServerUnreachable):
         return again(error, Outcome.NOT_APPLIED)  # The server read none of the appends.
     if not was_sent:
@@ -257,13 +261,13 @@ def _trailers(failed: grpc.aio.AioRpcError) -> Any:
 
 
 class AppendStreamPool:
-    """One stream to each server with appends."""
+    """Holds one stream to each server that gets appends."""
 
     def __init__(self, channels: Channels) -> None:
         self._channels = channels
         self._streams: dict[
             tuple[str, str], ClientAppendStream
-        ] = {}  # Keys: the server, and the relay that leads to it (or "").
+        ] = {}  # The key is the server, and its relay or "".
         self._is_closed = False
 
     def to(self, address: str) -> ClientAppendStream:

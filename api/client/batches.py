@@ -1,7 +1,7 @@
-"""Records that are sent together, and the submitter's handle on each.
+"""Records that are sent together, and a handle on each for its submitter.
 
-A submission is a batch and an index, nothing more: a record has no future until a caller waits for
-it. A batch is settled once, for all its records.
+A submission consists only of a batch and an index: a record has no future until a caller waits for
+it. A batch is settled once, for all its records together.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ from rollbook.proto.errors import RollbookError
 
 
 class Batch:
-    """One block, from its first record to its ack."""
+    """One block of records, from its first record to its ack."""
 
     __slots__ = (
         "ack",
@@ -39,16 +39,16 @@ class Batch:
 
     def __init__(self, due: float) -> None:
         self.values: list[bytes] = []
-        self.keys: list[bytes | None] | None = None  # None: no record has a key so far.
+        self.keys: list[bytes | None] | None = None  # None while no record has a key.
         self.headers: list[Headers | None] | None = None
         self.event_times: list[int | None] | None = None
         self.due = due  # The batch's deadline in the loop's time.
-        self.size = 0  # The size of the block, estimated until it is packed.
+        self.size = 0  # The size of the block; an estimate until it is packed.
         self.block = b""
         self.seq = -1
         self.first_sent_at = self.sent_at = 0.0
-        self.may_be_applied = False  # An attempt may have taken effect.
-        self.is_noticed = False  # The caller has seen its error.
+        self.may_be_applied = False  # Whether an attempt may have taken effect.
+        self.is_noticed = False  # Whether the caller has seen its error.
         self.packed_records = 0  # The number of records in `block`.
         self.ack: AppendAck | None = None
         self.error: RollbookError | None = None
@@ -69,13 +69,13 @@ class Batch:
         headers: Headers | None,
         event_time_us: int | None,
     ) -> None:
-        """Sets the extras of the value added last; earlier values had none."""
+        """Sets the extras of the value that was added last; earlier values had none."""
         if key is not None:
             self.keys = _padded(self.keys, index)
             self.keys.append(key)
         if headers:
             self.headers = _padded(self.headers, index)
-            self.headers.append(dict(headers))  # A copy, since the caller may change its dict.
+            self.headers.append(dict(headers))  # A copy, because the caller may change its dict.
         if event_time_us is not None:
             self.event_times = _padded(self.event_times, index)
             self.event_times.append(event_time_us)
@@ -97,7 +97,7 @@ class Batch:
         self.keys = self.headers = self.event_times = None
 
     def renumber(self, producer: ProducerRef) -> None:
-        """Makes it the producer's next batch, with the same records."""
+        """Makes this the producer's next batch, with the same records."""
         self.block = with_producer(self.block, producer)
         self.seq, self.first_sent_at = producer.seq, 0.0
 
@@ -110,7 +110,7 @@ class Batch:
             tell()
 
     def offset_of(self, index: int) -> Offset:
-        """The offset of a record in a settled batch. Raises the record's error."""
+        """Returns the offset of a record in a settled batch. Raises the record's error."""
         if self.ack is None:
             assert self.error is not None
             self.is_noticed = True
@@ -118,7 +118,7 @@ class Batch:
         return Offset(self.ack.first_offset + index)
 
     async def settled(self) -> None:
-        """Waits for the result. Cancelling the wait does not cancel the batch."""
+        """Waits for the result. A cancelled wait does not cancel the batch."""
         if self.is_settled:
             return
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -138,7 +138,7 @@ def _padded(column: list[Any] | None, count: int) -> list[Any]:
 
 
 class Submission:
-    """A submitted record. Awaiting it is optional, and returns its offset."""
+    """A submitted record. Awaiting it is optional, and returns the record's offset."""
 
     __slots__ = ("_batch", "_index")
 
@@ -153,20 +153,22 @@ class Submission:
         return self._batch.offset_of(self._index)
 
     def done(self) -> bool:
-        """Whether its outcome is known."""
+        """Returns whether the record's outcome is known."""
         return self._batch.is_settled
 
     def result(self) -> Offset:
-        """The offset of a settled record. Raises its error, and `InvalidStateError` if it is not settled."""
+        """Returns the offset of a settled record. Raises the record's error, or `InvalidStateError`
+        if it is not settled."""
         batch = self._batch
-        if (ack := batch.ack) is not None:  # Repeats `offset_of` without a call.
+        if (ack := batch.ack) is not None:  # The code of `offset_of`, to save a call.
             return ack.first_offset + self._index  # type: ignore[return-value]  # The sum is an `Offset`.
         if batch.error is None:
             raise asyncio.InvalidStateError("it is on its way")
         return batch.offset_of(self._index)
 
     def add_done_callback(self, callback: Callable[["Submission"], None]) -> None:
-        """`callback` is called on the loop soon after the record is settled; the loop handles its errors."""
+        """Calls `callback` on the loop soon after the record is settled; the loop handles its
+        errors."""
         loop = asyncio.get_running_loop()
         if self._batch.is_settled:
             loop.call_soon(callback, self)

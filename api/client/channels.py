@@ -1,11 +1,12 @@
-"""Connections to log servers: two to each, made when they are first wanted.
+"""Connections to log servers: two to each server, made when they are first needed.
 
-A server limits the concurrent calls of one connection; further calls wait here. Long-polling calls
-have therefore a connection of their own: however many readers there are, appends and
-renewals go through.
+A server limits the concurrent calls of one connection; further calls wait here. Therefore
+long-polling calls have a connection of their own: appends and renewals get through however many
+readers there are.
 
-Without TLS a token is sent to this machine only, unless `insecure` is set. A configured server elsewhere is refused
-(`BadConfig`); a server that another server has named gets no token, and refuses the call.
+Without TLS a token is sent only to this machine, unless `insecure` is set. A configured server on
+another machine is refused (`BadConfig`). A server that another server has named gets no token, and
+refuses the call.
 """
 
 import asyncio
@@ -29,7 +30,7 @@ _OPTIONS: Final = (
     ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
     ("grpc.max_send_message_length", MESSAGE_BYTES_MAX),
     ("grpc.max_metadata_size", 16 * 1024),
-    ("grpc.enable_retries", 0),  # The client retries itself: it knows what may be repeated.
+    ("grpc.enable_retries", 0),  # The client itself knows which calls it may retry.
     ("grpc.use_local_subchannel_pool", 1),  # Closing a client closes its connections.
     ("grpc.initial_reconnect_backoff_ms", 50),
     ("grpc.min_reconnect_backoff_ms", 2000),  # The time-out of an attempt to connect.
@@ -61,8 +62,8 @@ class Security:
     """A client's credentials, and the servers that it trusts."""
 
     uses_tls: bool = False
-    authorities: str = ""  # A PEM file; empty: the system's CAs.
-    certificate: str = ""  # A PEM file, for servers that ask for one.
+    authorities: str = ""  # A PEM file; empty: the system's authorities.
+    certificate: str = ""  # A PEM file, for servers that ask for a certificate.
     key: str = ""
     token: str = field(default="", repr=False)
     # True: unencrypted connections to any host are allowed, for trusted networks.
@@ -82,12 +83,12 @@ class Security:
         )
 
     def options(self) -> Sequence[tuple[str, str]]:
-        """The gRPC options of a channel."""
+        """Returns the gRPC options of a channel."""
         return (("grpc.ssl_target_name_override", self.name),) if self.name else ()
 
     def require_tls_is_used(self) -> None:
-        """Raises `BadConfig`: a caller that names authorities expects that the servers are checked
-        against them."""
+        """Raises `BadConfig` if TLS settings would not be used: a caller that names authorities
+        expects that the servers are checked against them."""
         named = [name for name in _OF_TLS if getattr(self, name)]
         named += ["the name in certificates"] if self.name else []
         if named and not self.uses_tls:
@@ -113,7 +114,8 @@ class Security:
 
 
 class Channels:
-    """Channels to servers. Calls to an unreachable server go to its relay, and name that server (RY3)."""
+    """Channels to servers. Calls to an unreachable server are sent to its relay, and name that
+    server (RY3)."""
 
     def __init__(
         self,
@@ -123,7 +125,8 @@ class Channels:
         options: Sequence[tuple[str, int]] = (),
         shows: Metadata = (),
     ) -> None:
-        """`options`: more gRPC options. `shows`: metadata of each call, besides the token."""
+        """`options` are additional gRPC options. `shows` is the metadata of each call, besides the
+        token."""
         self.routes: Final = routes or RelayRoutes()
         self._options = (*_OPTIONS, *security.options(), *options)
         self._shows = tuple(shows)
@@ -136,7 +139,7 @@ class Channels:
         self._is_closed = False
 
     def shown_to(self, address: str) -> Metadata:
-        """The metadata of each call to this server."""
+        """Returns the metadata of each call to this server."""
         entry = self.routes.entry_to(address)
         if (found := self._shown.get((address, entry))) is None:
             found = self._what_to_show(entry or address)
@@ -151,8 +154,8 @@ class Channels:
         return (("authorization", f"Bearer {self._security.token}"), *self._shows)
 
     def to(self, address: str, *, waits: bool = False) -> Any:
-        """Returns the channel to a server. `waits`: for calls that may wait for any time. Raises
-        `ClientClosed`, `InvalidRequest`."""
+        """Returns the channel to a server. `waits` is for calls without a limit on how long they
+        wait. Raises `ClientClosed`, `InvalidRequest`."""
         self._require_open()
         return self._to(self.routes.entry_to(address) or address, waits=waits)
 
@@ -166,11 +169,11 @@ class Channels:
         return found
 
     def call(self, address: str, path: str, *, waits: bool = False) -> Any:
-        """A call with one request and one response, as bytes. Raises the errors of `to`."""
+        """Returns a call with one request and one response, as bytes. Raises the errors of `to`."""
         return self.direct_call(self.routes.entry_to(address) or address, path, waits=waits)
 
     def direct_call(self, address: str, path: str, *, waits: bool = False) -> Any:
-        """A call that no relay may serve. Raises the errors of `to`."""
+        """Returns a call that no relay may serve. Raises the errors of `to`."""
         self._require_open()
         if (found := self._calls.get((address, path, waits))) is None:
             found = self._to(address, waits=waits).unary_unary(path)
@@ -182,12 +185,12 @@ class Channels:
         self.routes.on_answered(self.routes.entry_to(address) or address)
 
     def shown_directly(self, address: str) -> Metadata:
-        """The metadata of a `direct_call`."""
+        """Returns the metadata of a `direct_call`."""
         return self._what_to_show(address)
 
     def require_own_loop(self) -> None:
-        """Requires the event loop and the process of the first call: in others, responses would never
-        arrive. Raises `ClientClosed`, `InvalidRequest`."""
+        """Checks that this is the event loop and the process of the first call: in others,
+        responses would never arrive. Raises `ClientClosed`, `InvalidRequest`."""
         require_own_process()
         loop = asyncio.get_running_loop()
         if self._loop is None:

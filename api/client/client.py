@@ -1,4 +1,4 @@
-"""A client of named logs, for programs with an event loop. `sync.py` is the same for all others."""
+"""A client of named logs, for programs with an event loop. Other programs use `sync.py`."""
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable
@@ -40,15 +40,15 @@ if TYPE_CHECKING:
     from rollbook.api.client.tails import TailsWatch
 
 DEFAULTS: Final = LogClientConfig()
-_ASKED_MAX: Final = 3  # Servers that are asked what is unavailable.
-_PROBE_S: Final = 2.0  # The limit of a direct call to a server that was unreachable before.
+_ASKED_MAX: Final = 3  # The most servers that are asked about outages.
+_PROBE_S: Final = 2.0  # The time-out of a direct call to a server that was unreachable before.
 _PROBES_MAX: Final = 16
 _DELETED_MAX: Final = 10_000
-_OUTAGE_S: Final = 1.0  # Servers answer within half of this.
+_OUTAGE_S: Final = 1.0  # Servers answer within half of this time.
 
 
 class Ending(Protocol):
-    """A writer's interface for its client, which closes it."""
+    """The interface of a writer for its client, which closes it."""
 
     async def drain(self) -> None: ...
 
@@ -75,13 +75,13 @@ def connect(
     insecure: bool = False,
     wait_s: float = 0.0,
 ) -> "Client":
-    """Like `rollbook.connect`, which describes the arguments, for programs with an event loop.
+    """Returns a client for programs with an event loop. `rollbook.connect` describes the arguments.
 
         async with rollbook.aio.connect("log://127.0.0.1:7400") as client:
             log = await client.open("orders", create=True)
 
-    The call itself connects to no server. `async with` connects like `Client.check`, and raises the same
-    errors. Raises `BadConfig`.
+    The call itself does not connect to a server. `async with` connects like `Client.check`, and
+    raises the same errors. Raises `BadConfig`.
     """
     if token and token_file:
         raise BadConfig("both token and token_file are given", next_step="leave one of them out")
@@ -104,10 +104,11 @@ def connect(
 
 
 class Client(BelongsToProcess):
-    """A client belongs to the loop on which it was made, and to its process, not to a process forked from that.
+    """A client of named logs. It belongs to the loop on which it was made, and to its process, but
+    not to a process that was forked from it.
 
-    Cancelling a call that changes something does not undo the change; cancelling a read leaves nothing
-    behind.
+    If a call that changes something is cancelled, the change is not undone; a cancelled read leaves
+    nothing behind.
     """
 
     def __init__(
@@ -128,7 +129,7 @@ class Client(BelongsToProcess):
         self._calls = UnaryCalls(self.channels, self.owners, config)
         self._writers: dict[Ending, None] = {}
         self._takes_writers = True
-        # True: a change was cancelled, and its outcome is unknown.
+        # Whether a change was cancelled, so that its outcome is unknown.
         self.has_cancelled_change = False
         self._guard: AsyncGenerator[None, None] | None = None
         self._discovery = ServerDiscovery(self.owners, self._meet)
@@ -140,10 +141,10 @@ class Client(BelongsToProcess):
     async def ask(
         self, word: Any, *, timeout_s: float | None = None, server: str | None = None
     ) -> Any:
-        """Sends any request of `rollbook.logservice.messages` that has a single response. The other methods
-        use this.
+        """Sends any request of `rollbook.logservice.messages` that has a single response. The other
+        methods use this one.
 
-        If it is cancelled, a change may have been made or not.
+        If the call is cancelled, a change may or may not have been made.
         """
         method = BY_REQUEST.get(type(word))
         changes = method is None or method.changes
@@ -158,10 +159,10 @@ class Client(BelongsToProcess):
             raise
 
     async def check(self) -> None:
-        """Asks all named servers, until one of them answers. `async with` does it.
+        """Asks all named servers, until one of them answers. `async with` calls this.
 
-        Raises at once why none can be reached (`ServerUnreachable`), after `connect_s` if they are
-        silent (`QuorumTimeout`), and `Unauthorized`.
+        Raises `ServerUnreachable` at once if no server can be reached, `QuorumTimeout` after
+        `connect_s` if they are silent, and `Unauthorized`.
         """
         loop = asyncio.get_running_loop()
         due = loop.time() + self.config.connect_s
@@ -173,7 +174,8 @@ class Client(BelongsToProcess):
             await asyncio.sleep(self.config.retry_pause_s_max)
 
     async def _why_unreachable(self, due: float) -> RollbookError | None:
-        """Why no server is reachable; None: one of them has responded. Raises `Unauthorized`."""
+        """Returns the reason why no server is reachable; None if one of them has responded. Raises
+        `Unauthorized`."""
         left_s = max(due - asyncio.get_running_loop().time(), self.config.retry_pause_s_max)
         attempt_s = min(left_s, self.config.attempt_s)
         asking = [
@@ -202,10 +204,11 @@ class Client(BelongsToProcess):
     # --- Logs ---------------------------------------------------------------------------------
 
     async def open(self, name: str | LogName, create: LogConfig | bool = False) -> Log:
-        """Opens a log. `create`: creates it unless it exists; with a `LogConfig`, an existing log must have
-        that config.
+        """Opens a log. With `create`, the log is created unless it exists; if `create` is a
+        `LogConfig`, an existing log must have that config.
 
-        Raises `NoSuchLog`, `LogExists`. If it is cancelled, it may have been created or not.
+        Raises `NoSuchLog`, `LogExists`. If the call is cancelled, the log may or may not have been
+        created.
         """
         if self._guard is None:
             self._guard = self._until_the_loop_ends()
@@ -217,14 +220,15 @@ class Client(BelongsToProcess):
             config = create if isinstance(create, LogConfig) else None
             state = await self.ask(messages.EnsureLog(log, config))
         self.owners.learn(log, state.owner, state.owner_epoch)
-        await self._discovery.begin()  # Alternative servers must be known before one fails.
+        await self._discovery.begin()  # Other servers must be known before one fails.
         return Log(self, state)
 
     async def _addresses(self) -> list[str]:
         return [each.address for each in await self.servers()]
 
     async def _meet(self) -> list[str]:
-        """The addresses of all servers. Relayed servers are probed directly."""
+        """Returns the addresses of all servers. It also tries to reach servers without their
+        relays."""
         addresses = await self._addresses()
         tried = (
             self._calls.try_once(messages.GetLimits(), each, _PROBE_S, is_direct=True)
@@ -234,10 +238,11 @@ class Client(BelongsToProcess):
         return addresses
 
     async def logs(self, namespace: str = "", prefix: str = "") -> AsyncIterator[LogName]:
-        """Yields names of logs in order: all names, those of one namespace, or those that begin with `prefix`.
+        """Yields names of logs in order: all names, those in one namespace, or those that begin
+        with `prefix`.
 
-        `"shop"` is the namespace, `"shop/ord*"` and `"ord*"` (in `default`) are prefixes, `"*"` is all of them.
-        Raises `InvalidRequest`.
+        `"shop"` is a namespace, `"shop/ord*"` and `"ord*"` (in `default`) are prefixes, and `"*"`
+        means all names. Raises `InvalidRequest`.
         """
         namespace, prefix = listed(namespace, prefix)
         start_after = ""
@@ -259,11 +264,13 @@ class Client(BelongsToProcess):
         interval_ms: int = 20,
         heartbeat_ms: int = 5000,
     ) -> "TailsWatch":
-        """Watches the tails of many logs at all servers, and opens none: those of these names, and those that begin
-        with `prefix`: `"namespace/prefix"`, `"namespace/"`. With neither: all logs.
+        """Watches the tails of many logs at all servers, without opening the logs: those with these
+        names, and those that begin with `prefix`, which is `"namespace/prefix"` or `"namespace/"`.
+        Without names and prefix it watches all logs.
 
-        `watch.known` is the latest state; `await watch.ready()` waits for the first whole one, `async for` gives the
-        changes, at most one message per `interval_ms` and server. Raises `InvalidRequest`, `ClientClosed`.
+        `watch.known` is the latest state; `await watch.ready()` waits until it is complete. `async
+        for` yields the changes, with at most one message per `interval_ms` and server. Raises
+        `InvalidRequest`, `ClientClosed`.
         """
         self.require_open()
         named = names_of(names)
@@ -281,12 +288,12 @@ class Client(BelongsToProcess):
     async def delete(
         self, name: str | LogName, *, etag: str = "", grace_s: float | None = None, uid: str = ""
     ) -> messages.DeleteLogAnswer:
-        """Deletes a log. It disappears at once; its ledgers are deleted after a time of grace.
+        """Deletes a log. The log disappears at once; its ledgers are deleted after a grace period.
 
-        `etag`: deletes the log only if its configuration still has this etag. `uid`: deletes only the log
-        with this uid, and not one that was created under its name since. Raises `NoSuchLog`, `LogReplaced`.
-        If it is cancelled, it
-        may be deleted or not.
+        With `etag`, the log is deleted only if its configuration still has this etag. With `uid`,
+        only the log with this uid is deleted, and not one that was created under its name since.
+        Raises `NoSuchLog`, `LogReplaced`. If the call is cancelled, the log may or may not be
+        deleted.
         """
         grace_ms = None if grace_s is None else milliseconds_of(grace_s, "grace_s")
         answer: messages.DeleteLogAnswer = await self.ask(
@@ -297,7 +304,8 @@ class Client(BelongsToProcess):
     async def deleted(
         self, namespace: str = "", prefix: str = ""
     ) -> tuple[messages.DeletedLog, ...]:
-        """Deleted logs whose records are still kept, by name. Namespace and prefix as in `logs`."""
+        """Returns the deleted logs whose records are still kept, by name. `namespace` and `prefix`
+        are those of `logs`."""
         namespace, prefix = listed(namespace, prefix)
         answer: messages.DeletedLogs = await self.ask(
             messages.ListDeletedLogs(namespace, prefix, _DELETED_MAX)
@@ -309,10 +317,10 @@ class Client(BelongsToProcess):
     ) -> LogName:
         """Brings a deleted log back, with its records, and returns its name.
 
-        `uid`: selects one log if several were deleted under the name. `to`: a new name, if the old one is
-        taken. Its cursors are restored, too, unless another log had its name. Raises `NoSuchLog`,
-        `LogExists`, `LogDeleted` if its records are gone. If it is cancelled, it may be back or
-        not.
+        `uid` selects one log if several were deleted under the name. `to` is a new name, if the old
+        one is taken. The log's cursors are restored, too, unless another log had its name. Raises
+        `NoSuchLog`, `LogExists`, `LogDeleted` if its records are gone. If the call is cancelled,
+        the log may or may not be back.
         """
         answer: messages.LogState = await self.ask(
             messages.UndeleteLog(
@@ -324,40 +332,42 @@ class Client(BelongsToProcess):
     # --- Cluster ------------------------------------------------------------------------------
 
     async def lookup(self, names: Iterable[str | LogName]) -> tuple[messages.LogOwner, ...]:
-        """The owners of these logs; the suggested owners of logs without one."""
+        """Returns the owners of these logs, and the suggested owners of those without one."""
         answer: messages.LogOwners = await self.ask(messages.Lookup(names_of(names)))
         return answer.owners
 
     async def servers(self) -> tuple[messages.ServerView, ...]:
-        """The registered servers, and their states."""
+        """Returns the registered servers, and their states."""
         answer: messages.Servers = await self.ask(messages.ListServers())
         return answer.servers
 
     async def transfer(self, name: str | LogName, to: str) -> messages.LogOwner:
-        """Hands the log over to that server, without failed appends. If it is cancelled, it may still
-        move."""
+        """Hands the log over to the server `to`, without failed appends. If the call is cancelled,
+        the log may still move."""
         answer: messages.LogOwner = await self.ask(messages.TransferLog(LogName.parse(name), to))
         return answer
 
     async def drain(self, server: str, *, resume: bool = False) -> int:
-        """Makes a server hand over its logs and take no others, until `resume`; returns how many it
-        has yet to hand over. If it is cancelled, the server may drain or not.
+        """Makes a server hand over its logs and accept no others, until `resume`. Returns how many
+        logs it still has to hand over. If the call is cancelled, the server may or may not drain.
         """
         answer: messages.DrainAnswer = await self.ask(messages.DrainServer(server, resume))
         return answer.logs_left
 
     async def limits(self) -> messages.ServiceLimits:
-        """The server's limits for a record, a batch, a message, a stream, and a cursor's blob."""
+        """Returns the server's limits for a record, a batch, a message, a stream, and a cursor's
+        blob."""
         answer: messages.ServiceLimits = await self.ask(messages.GetLimits())
         return answer
 
     async def stats(self, address: str | None = None) -> messages.ServerStats:
-        """The counters of the server at that address."""
+        """Returns the counters of the server at this address."""
         answer: messages.ServerStats = await self.ask(messages.GetServerStats(), server=address)
         return answer
 
     async def outage(self) -> messages.Outage:
-        """The outages that the asked server knows of, such as bookies and the metadata store."""
+        """Returns the outages that one server knows of, such as those of bookies and the metadata
+        store."""
         answer: messages.Outage = await self.ask(messages.GetOutage())
         return answer
 
@@ -377,7 +387,7 @@ class Client(BelongsToProcess):
             raise ClientClosed
 
     def adopt(self, writer: W) -> W:
-        """Lets the client close this writer with itself."""
+        """Makes the client close this writer when it is closed itself."""
         self._writers[writer] = None
         return writer
 
@@ -386,12 +396,12 @@ class Client(BelongsToProcess):
         self._writers.pop(writer, None)
 
     async def close(self, *, timeout_s: float | None = None) -> None:
-        """Flushes the writers that are open, within the time that their records have, or within `timeout_s`;
-        0 is at once. Idempotent.
+        """Flushes the open writers, within the time that their records have, or within `timeout_s`;
+        0 does not wait. Then closes the connections. Idempotent.
 
-        Raises `RecordsUnacked`, with the numbers, when records were not acknowledged and the caller has seen no
-        error of their writer. If it is cancelled, it does not wait for writers; call it again: connections may
-        still be open.
+        Raises `RecordsUnacked`, with the numbers, if records were not acknowledged and the caller
+        has seen no error of their writer. If the call is cancelled, it does not wait for writers.
+        Call it again, because connections may still be open.
         """
         try:
             await self._close(timeout_s)
@@ -424,7 +434,8 @@ class Client(BelongsToProcess):
             raise error
 
     async def _until_the_loop_ends(self) -> AsyncGenerator[None, None]:
-        """Closes a client that was left open when its loop ends, for example that of `asyncio.run`."""
+        """Closes a client that was left open when its loop ends, for example at the end of
+        `asyncio.run`."""
         try:
             yield
         finally:

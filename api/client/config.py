@@ -1,4 +1,4 @@
-"""Settings of a client of named logs. Defaults suit a cluster in one place."""
+"""Settings of a client of named logs. The defaults suit a cluster at one site."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -11,48 +11,51 @@ _MIB: Final = 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class LogClientConfig:
-    # Seconds for a call or an append, with all its retries. Longer: outages are survived. Shorter:
-    # they are reported sooner.
+    # Seconds for a call or an append, including all its retries. Longer: calls survive outages.
+    # Shorter: outages are reported sooner.
     timeout_s: float = 10.0
     # Seconds after which a client that no server has answered yet gives up. Longer: servers may
     # start later than the client. Shorter: a wrong address is reported sooner.
     connect_s: float = 10.0
-    # Seconds after which a server that does not answer an append is left for another one. Longer: a
-    # busy server keeps its clients. Shorter: a dead one delays appends less.
+    # Seconds after which the client leaves a server that does not answer an append. Longer: a busy
+    # server keeps its clients. Shorter: a dead server delays appends less.
     attempt_s: float = 3.0
-    # Seconds before the first retry; doubled from attempt to attempt. Longer: less load on servers
-    # that fail. Shorter: a short failure delays a call less.
+    # Seconds before the first retry; each further pause is twice as long. Longer: less load on
+    # servers that fail. Shorter: a short failure delays a call less.
     retry_pause_s_min: float = 0.02
     # Seconds up to which the pause between retries grows. Longer: less load on servers that fail.
     # Shorter: a failover is noticed sooner.
     retry_pause_s_max: float = 0.25
 
-    # --- Writer: larger batches cost less for each record, and are waited for longer. --------
-    # Bytes of a batch of records. Larger: less cost for each record, later acks. Smaller: the
-    # reverse. With its framing, a message of 256 KiB: connections to bookies read that much at a
-    # time at both ends, and allocators return larger blocks to the system after each use.
+    # --- Writer: in larger batches each record costs less, but waits longer. -----------------
+    # Bytes of a batch of records. Larger: less cost for each record, later acks. Smaller: more
+    # cost, earlier acks. With its framing, the default fills a message of 256 KiB: connections to
+    # bookies read that much at a time at both ends, and allocators return larger blocks to the
+    # system after each use.
     batch_bytes_max: int = 255 * _KIB
-    # Records of a batch. Larger: less cost for each record, later acks. Smaller: the reverse.
+    # Records of a batch. Larger: less cost for each record, later acks. Smaller: more cost, earlier
+    # acks.
     batch_records_max: int = 10_000
-    # Bytes that are not acked yet, in memory. Larger: more throughput on slow networks. Smaller:
-    # less memory, and a program waits sooner.
+    # Bytes in memory that are not acked yet. Larger: more throughput on slow networks. Smaller:
+    # less memory; a program has to wait sooner.
     window_bytes: int = 8 * _MIB
     # Batches that are not acked yet. Larger: more throughput for small batches. Smaller: fewer
-    # batches' outcomes are unknown when a server dies.
+    # batches have an unknown outcome when a server dies.
     window_batches: int = 64
-    # True: compresses with zstd where that pays: fewer bytes, more CPU here and at each reader.
+    # Whether to compress batches with zstd if that makes them smaller: fewer bytes; more CPU time
+    # here and at each reader.
     compresses: bool = False
 
     # --- Reader -------------------------------------------------------------------------------
-    # Seconds after which the server reports the position of a reader without other events. Longer:
+    # Seconds without an event after which the server reports a reader's position. Longer:
     # less traffic. Shorter: a dead server is noticed sooner.
     heartbeat_s: float = 5.0
-    # Heartbeats that may be missing, or report no progress, before a reader goes to another server.
-    # Larger: pauses are survived. Smaller: a dead server is noticed sooner.
+    # Heartbeats that may be missing, or report no progress, before a reader asks another server.
+    # Larger: readers survive pauses. Smaller: a dead server is noticed sooner.
     silences_max: int = 3
 
     def timeout_of(self, timeout_s: float | None) -> float:
-        """The time-out of a call. Raises `InvalidRequest`."""
+        """Returns the time-out of a call. Raises `InvalidRequest`."""
         if timeout_s is None:
             return self.timeout_s
         if not timeout_s > 0:

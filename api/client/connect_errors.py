@@ -1,4 +1,5 @@
-"""Finds out why a log server could not be reached from the text of gRPC's error, which is the only source."""
+"""Finds out from the text of gRPC's error why a log server could not be reached. There is no other
+source."""
 
 import re
 from enum import Enum
@@ -8,7 +9,7 @@ from typing import Final
 class ConnectProblem(Enum):
     NOT_BELIEVED = "its certificate is not signed by anybody who is believed"
     NO_TLS = "it does not speak TLS"
-    HTTP = "it speaks HTTP/1 alone"  # Our HTTP port causes this, which also serves curl.
+    HTTP = "it speaks HTTP/1 alone"  # Our HTTP port causes this, because it also serves curl.
     # A TLS server does this to clients that do not use TLS.
     HUNG_UP = "it hung up before it said anything"
     REFUSED = "connection refused; nothing listens there"
@@ -33,6 +34,6 @@ def obstacle_of(why: str) -> ConnectProblem:
 
 
 def plain_words(why: str) -> str:
-    """gRPC's own text if it says more than the problem's name; otherwise that name."""
+    """Returns gRPC's own text if it says more than the problem's name; otherwise that name."""
     problem = obstacle_of(why)
     return problem.value if problem in _PLAIN else why

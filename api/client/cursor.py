@@ -12,12 +12,13 @@ REQUIRED: Final[Any] = object()  # Marks parameters without a default.
 
 
 class Cursor:
-    """A log's cursor, known by its name only: each method asks the server, most return its state (`messages.Cursor`)."""
+    """A cursor of a log. It holds only the cursor's name: each method asks the server, and most
+    return the cursor's state (`messages.Cursor`)."""
 
     def __init__(
         self, ask: Callable[[Any], Awaitable[Any]], log: LogName, name: CursorName, uid: str = ""
     ) -> None:
-        """`uid`: the uid of the log."""
+        """`uid` is the uid of the log."""
         self.log = log
         self.name = name
         self._ask, self._uid = ask, uid
@@ -30,7 +31,8 @@ class Cursor:
     @overload
     async def get(self, default: D) -> messages.Cursor | D: ...
     async def get(self, default: Any = REQUIRED) -> Any:
-        """The cursor's offset. If there is none: `default`, or without a default, raises `NoSuchCursor`."""
+        """Returns the cursor. If it does not exist, returns `default`, or raises `NoSuchCursor`
+        without a default."""
         try:
             return await self._ask(messages.GetCursor(self.log, self.name, self._uid))
         except NoSuchCursor:
@@ -47,12 +49,12 @@ class Cursor:
         version: int | None = None,
         may_rewind: bool = False,
     ) -> messages.Cursor:
-        """Moves the cursor, or creates it. `version`: moves it only if it still has this version; -1: only
-        if it does not exist. `protect` and `blob` stay as they were, unless given. `may_rewind`: the cursor
-        may also move back.
+        """Moves the cursor, or creates it. With `version`, it moves only if it still has this
+        version; with -1, only if it does not exist. `protect` and `blob` stay as they were, unless
+        given. With `may_rewind`, the cursor may also move back.
 
-        Raises `MetadataConflict`, `CursorAhead`. If it is cancelled, it may have moved or not: `get` shows
-        which, by its version.
+        Raises `MetadataConflict`, `CursorAhead`. If the call is cancelled, the cursor may or may
+        not have moved: the version that `get` returns shows which.
         """
         request = messages.CommitCursor(
             self.log,
@@ -70,15 +72,18 @@ class Cursor:
     async def mark(
         self, offset: int, blob: bytes = b"", *, version: int | None = None
     ) -> messages.Cursor:
-        """`commit` with this `blob`, protected: records at `offset` and above are not truncated.
+        """Commits `offset` with this `blob`, protected: records at `offset` and above are not
+        truncated.
 
-        If it is cancelled, the cursor may have moved or not.
+        If the call is cancelled, the cursor may or may not have moved.
         """
         return await self.commit(offset, blob=blob, protect=True, version=version)
 
     async def delete(self, *, version: int | None = None) -> None:
-        """Deletes the cursor, which then no longer prevents truncation. `version`: as in `commit`.
+        """Deletes the cursor, which then no longer prevents truncation. `version` is that of
+        `commit`.
 
-        Raises `NoSuchCursor`, `MetadataConflict`. If it is cancelled, it may still exist or not.
+        Raises `NoSuchCursor`, `MetadataConflict`. If the call is cancelled, the cursor may or may
+        not still exist.
         """
         await self._ask(messages.DeleteCursor(self.log, self.name, version, self._uid))

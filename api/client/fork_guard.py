@@ -1,14 +1,14 @@
 """Detects a process that was forked from one that had used a client.
 
-gRPC does not survive there: its threads are gone, and their locks stay locked, so that a call hangs or
-ends the process. Using a client there raises at once. (`multiprocessing` forks by default on Linux up
-to Python 3.13.)
+gRPC does not work in such a process: its threads are gone, and their locks stay locked, so that a
+call hangs or ends the process. Therefore a client raises at once there. (`multiprocessing` forks by
+default on Linux up to Python 3.13.)
 
-Closing the clients before the fork does not help: gRPC's threads end when the last of its channels is
-freed, and a closed
-client, or a cycle of garbage, may still hold one. Children were forked after `close` and then connected:
-while the parent still held the closed client, 8 of 8 crashed or hung; after the parent had dropped it and
-collected garbage, 0 of 11 did (grpcio 1.85, Linux). The two cases cannot be distinguished cheaply here.
+Closing the clients before the fork does not help: gRPC's threads end when the last of its channels
+is freed, and a closed client, or a cycle of garbage, may still hold one. In a test, children were
+forked after `close` and then connected: while the parent still held the closed client, 8 of 8
+crashed or hung; after the parent had dropped it and collected garbage, 0 of 11 did (grpcio 1.85,
+Linux). The two cases cannot be distinguished cheaply here.
 """
 
 import os
@@ -19,7 +19,7 @@ from rollbook.proto.errors import ClientClosed
 
 class _Process:
     is_used = False
-    is_forked = False  # True: this process was forked from one that had used a client.
+    is_forked = False  # Whether this process was forked from one that had used a client.
 
     def on_forked(self) -> None:
         self.is_forked = self.is_used
@@ -31,13 +31,13 @@ if hasattr(os, "register_at_fork"):  # Windows has no fork.
 
 
 def on_used() -> None:
-    """Notes that a client was created. Raises `ClientClosed`."""
+    """Notes that this process has created a client. Raises `ClientClosed`."""
     require_own_process()
     _process.is_used = True
 
 
 def is_own_process() -> bool:
-    """Whether objects of clients belong to this process."""
+    """Returns whether objects of clients belong to this process."""
     return not _process.is_forked
 
 

@@ -1,4 +1,4 @@
-"""One named log, as a program with an event loop sees it."""
+"""A named log, for programs with an event loop."""
 
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import fields
@@ -53,16 +53,17 @@ if TYPE_CHECKING:
 
 
 class Log(BelongsToProcess):
-    """Made by `Client.open`. Offsets start at 0 and have no holes; ends are exclusive.
+    """A named log, which `Client.open` returns. Offsets start at 0 and have no holes; ends of
+    ranges are exclusive.
 
-    It is the log that had the name when it was opened. If that one is deleted, and another one created under
-    its name, every request for it raises `LogReplaced`: open the new one.
+    The object stands for the log that had the name when it was opened. If that log is deleted, and
+    another one is created under its name, every request raises `LogReplaced`: open the new log.
     """
 
     def __init__(self, client: "Client", state: messages.LogState) -> None:
         self.name: LogName = state.log
-        self.uid: str = state.uid  # Another log, created later under this name, has another one.
-        self.config: LogConfig = state.config  # The log's config at the time when it was opened.
+        self.uid: str = state.uid  # A later log of this name has another uid.
+        self.config: LogConfig = state.config  # The log's config when it was opened.
         self._client = client
         self._appender = Appender(
             self.name,
@@ -92,15 +93,16 @@ class Log(BelongsToProcess):
         must_be_empty: bool = False,
         timeout_s: float | None = None,
     ) -> messages.AppendAck:
-        """Appends a record. It is durable when this returns; the append is retried without duplicates until
-        the timeout.
+        """Appends a record. The record is durable when this returns; the append is retried without
+        duplicates until the time-out.
 
-        `key` and the values of `headers` are bytes, or text, which is encoded as UTF-8. `event_time` has a time
-        zone; `event_time_us` is the same as microseconds since 1970. `idempotency_key`: a record with a key that
-        the log has seen lately (`dedupe_age_s`) is not appended again, also after the program was started again;
-        the ack has `is_duplicate`, and the offset of the first one. `expect`: it gets exactly this offset;
-        `epoch`: of an exclusive writer. An error's `outcome` says whether it may have been appended. If it is
-        cancelled, it may have been, too.
+        `key` and the values of `headers` are bytes, or text, which is encoded as UTF-8.
+        `event_time` has a time zone; `event_time_us` is the same in microseconds since 1970. A
+        record with an `idempotency_key` that the log has seen lately (`dedupe_age_s`) is not
+        appended again, even after a restart of the program: the ack has `is_duplicate`, and the
+        offset of the first record. With `expect`, the record gets exactly this offset or is
+        refused. `epoch` is that of an exclusive writer. An error's `outcome` says whether the
+        record may have been appended. If the call is cancelled, it may have been appended, too.
 
         Raises `InvalidRequest`, `EntryTooLarge`, `LogSealed`, `OffsetMismatch`, `DuplicateDiffers`, `QuorumTimeout`.
         """
@@ -131,19 +133,22 @@ class Log(BelongsToProcess):
         must_be_empty: bool = False,
         timeout_s: float | None = None,
     ) -> messages.AppendAck:
-        """Appends one atomic batch: all of its records or none. Otherwise like `append`, also if it is
-        cancelled.
+        """Appends one atomic batch: all of its records or none. Otherwise it is like `append`, also
+        if it is cancelled.
 
-        `event_times` are datetimes, or microseconds since 1970. `idempotency_key` is that of the whole batch.
-        `producer`: the number of this batch, which the caller chooses and repeats, also after a crash. A
-        batch that the log has is not appended again: the ack has `is_duplicate`, and the offsets of the first
-        one. Number 0 begins an epoch; append one batch of a producer after the other.
+        `event_times` are datetimes, or microseconds since 1970. `idempotency_key` is that of the
+        whole batch. `producer` numbers this batch; the caller chooses the number, and repeats it
+        with the batch, also after a crash. A batch that the log already has is not appended again:
+        the ack has `is_duplicate`, and the offsets of the first one. Number 0 begins an epoch. Wait
+        for each batch of a producer before you append its next one.
 
-        Raises, with a `producer`, `DuplicateDiffers` for other records under a number that is taken: always if
-        they are more or fewer, else only for the producer's newest batch, so compare an older one with what
-        `read_batches` returns for the offsets of the ack. `DuplicateTooOld`: it is in the log, and the log remembers
-        no offsets (outcome APPLIED). `ProducerGap`: a batch before it is missing, or the log has forgotten the
-        producer. `ProducerFenced`: a higher epoch has begun.
+        With a `producer` it raises `DuplicateDiffers` for other records under a number that is
+        taken: always if they are more or fewer, otherwise only for the producer's newest batch.
+        Therefore compare an older batch with the records that `read_batches` returns for the
+        offsets of the ack. `DuplicateTooOld` says that the batch is in the log, but the log no
+        longer knows its offsets (outcome APPLIED). `ProducerGap` says that an earlier batch is
+        missing, or that the log has forgotten the producer. `ProducerFenced` says that a higher
+        epoch has begun.
         """
         records = PlainBatch(values, keys, headers, event_times)
         condition = condition_of(expect, epoch, must_be_empty)
@@ -166,12 +171,13 @@ class Log(BelongsToProcess):
         must_be_empty: bool = False,
         timeout_s: float | None = None,
     ) -> messages.AppendAck:
-        """Appends a batch that was framed before, by `rollbook.pack_block` or by the writer of another log
-        (`Block.data`).
+        """Appends a batch that was framed earlier, by `rollbook.pack_block` or by the writer of
+        another log (`Block.data`).
 
         Its records stay as they are, byte for byte; the server checks sizes, layout and checksum.
-        `producer` replaces its own; without one it keeps its own, if any. Otherwise like `append_many`,
-        also if it is cancelled. Raises `InvalidBlock`, `BadChecksum`, `EntryTooLarge`.
+        `producer` replaces the producer in the block; without it the block keeps its own, if any.
+        Otherwise the call is like `append_many`, also if it is cancelled. Raises `InvalidBlock`,
+        `BadChecksum`, `EntryTooLarge`.
         """
         condition = condition_of(expect, epoch, must_be_empty)
         if producer is not None:
@@ -182,11 +188,13 @@ class Log(BelongsToProcess):
         return await self._appender.append(FramedBatch(block), condition, timeout_s)
 
     def writer(self, *, epoch: int | None = None, producer: str | None = None) -> Writer:
-        """Appends in order, exactly once, many at a time. `epoch`: of an exclusive writer.
+        """Returns a writer, which appends records in order, exactly once, and many at a time.
+        `epoch` is that of an exclusive writer.
 
-        `producer`: a name under which a program goes on after it was started again, however it ended. The log
-        says how many records it has appended (`resumed_at`), and an older program of that name that still runs gets
-        `ProducerFenced`. No other program may use the name for this log.
+        `producer` is a name under which a program continues after a restart, however it ended. The
+        log says how many records the producer has appended (`resumed_at`), and an older program
+        that still uses the name gets `ProducerFenced`. No other program may use the name for this
+        log.
 
             async with log.writer(producer="loader") as writer:
                 for line in lines[writer.resumed_at:]:
@@ -209,7 +217,8 @@ class Log(BelongsToProcess):
         producer: Producer | None = None,
         resumed: Resumed = NOT_RESUMED,
     ) -> SyncWriter:
-        """Makes a writer for other threads; `thread` runs this log's loop. `producer`: one that has begun."""
+        """Makes a writer for other threads; `thread` runs this log's loop. `producer` has already
+        begun."""
         client = self._client
         pipeline = self._pipelines(epoch, producer)
         return client.adopt(
@@ -219,9 +228,10 @@ class Log(BelongsToProcess):
         )
 
     async def begin_producer(self, name: str) -> messages.ProducerProgress:
-        """For `writer`: the next epoch of a named producer, and how far it has come.
+        """Begins the next epoch of a named producer, for `writer`. Returns the epoch,
+        and how many records the producer has appended.
 
-        Raises `LogSealed`, `InvalidRequest`. If it is cancelled, the epoch may have begun.
+        Raises `LogSealed`, `InvalidRequest`. If the call is cancelled, the epoch may have begun.
         """
         name = checked_producer_name(name)
         self._client.require_open()
@@ -253,17 +263,18 @@ class Log(BelongsToProcess):
     # --- Reading ------------------------------------------------------------------------------
 
     def read(self, start: Start = "earliest", end: int | None = None) -> AsyncIterator[Record]:
-        """Reads records from `start`, by default the first kept one, up to `end`, or to the present tail."""
+        """Reads the records from `start`, by default the first kept one, up to `end`, or to the
+        present tail."""
         return records_of(self.bounded_events(start, end))
 
     def read_batches(
         self, start: Start = "earliest", end: int | None = None, *, anywhere: bool = False
     ) -> AsyncIterator[RecordBatch]:
-        """Like `read`, many records at a time: `values()` is the fastest way to them.
+        """Reads like `read`, but many records at a time; `values()` is the fastest access to them.
 
-        `anywhere`: records of closed segments come from any server, spread over all of them, and only the rest
-        from the log's owner. For replays by many readers; a single one is faster at the owner, which has the
-        newest in memory.
+        With `anywhere`, records of closed segments are read from all servers, and only the rest
+        from the log's owner. This is for replays by many readers; a single reader is faster at the
+        owner, which has the newest records in memory.
         """
         if anywhere:
             return self._batches_anywhere(start, end)
@@ -281,11 +292,11 @@ class Log(BelongsToProcess):
     async def readers_anywhere(
         self, start: Start, end: int | None
     ) -> list[Callable[[], EventReader]]:
-        """Readers that one after the other return all records of the range."""
+        """Returns readers that, one after the other, return all records of the range."""
         first = await self.find(start)
         behind = await self.tail_offset() if end is None else parse_offset(end)
         if first >= behind:
-            # An empty range may be refused as in `read`.
+            # An empty range may be refused, as in `read`.
             return [partial(self.events, first, until=behind)]
         runs = runs_of(await self.segments(), first, behind)
         return [partial(self._reader_of, each) for each in runs]
@@ -304,16 +315,18 @@ class Log(BelongsToProcess):
     ) -> Tail:
         """Follows the log, and ends when it is sealed. Raises `Truncated`.
 
-        `timeout`: it ends also when no record came for this many seconds. While the log's server is unavailable
-        it waits, for ever if there is no `timeout`, and logs what it waits for. `skip_truncated`: it goes on at
-        the head instead, and logs a warning that names the records it skipped; `events` has them as a `Gap`.
+        With `timeout`, it also ends when no record has arrived for this many seconds. While the
+        log's server is unavailable, it waits, without a limit if there is no `timeout`, and logs
+        the reason. With `skip_truncated`, it continues at the head instead of raising, and logs a
+        warning that names the skipped records; `events` reports them as a `Gap`.
         """
         return Tail(self.events(start, skip_truncated=skip_truncated), timeout)
 
     def tail_batches(
         self, start: Start = "latest", *, skip_truncated: bool = False
     ) -> AsyncIterator[RecordBatch]:
-        """Like `tail`, with many records at a time. Raises `ReaderStalled` where `tail` keeps waiting."""
+        """Follows the log like `tail`, but many records at a time. Raises `ReaderStalled` where
+        `tail` keeps waiting."""
         return batches_of(self.events(start, skip_truncated=skip_truncated))
 
     def events(
@@ -325,9 +338,10 @@ class Log(BelongsToProcess):
         skip_truncated: bool = False,
         whom: Whom | None = None,
     ) -> EventReader:
-        """Records, and all other events of a reader: caught up, gaps, progress, the seal.
+        """Returns records and all other events of a reader: that it has caught up, gaps, progress,
+        and the seal.
 
-        `whom`: the server to ask; by default the log's owner.
+        `whom` selects the server to ask; by default it is the log's owner.
         """
         client = self._client
         truncated = messages.OnTruncated.SKIP if skip_truncated else messages.OnTruncated.FAIL
@@ -343,7 +357,7 @@ class Log(BelongsToProcess):
         return EventReader(request, client.channels, whom or client.owners, client.config)
 
     def bounded_events(self, start: Start, end: int | None) -> EventReader:
-        """The events that `read` is based on."""
+        """Returns the events from which `read` takes its records."""
         at_tail = messages.AtTail.STOP if end is None else messages.AtTail.FOLLOW
         return self.events(start, until=end, at_tail=at_tail)
 
@@ -352,18 +366,19 @@ class Log(BelongsToProcess):
     async def tail_offset(
         self, consistency: messages.Consistency | str = messages.Consistency.COMMITTED
     ) -> Offset:
-        """The offset of the next record to be appended. `"barrier"`: it is above every append that was
-        acked before the call."""
+        """Returns the offset of the next record to be appended. With `"barrier"`, it is above every
+        append that was acked before the call."""
         return (await self.state_of_tail(consistency)).tail
 
     async def head_offset(self) -> Offset:
-        """The offset of the first kept record."""
+        """Returns the offset of the first kept record."""
         return (await self.state_of_tail()).head
 
     async def state_of_tail(
         self, consistency: messages.Consistency | str = messages.Consistency.COMMITTED
     ) -> messages.LogTail:
-        """The log's head and tail, whether it is sealed, and its owner. `consistency`: see `tail_offset`."""
+        """Returns the log's head and tail, whether it is sealed, and its owner. `tail_offset`
+        describes `consistency`."""
         wanted = messages.Consistency(consistency)
         answer: messages.LogTail = await self._client.ask(
             messages.GetTail(self.name, wanted, self.uid)
@@ -373,7 +388,7 @@ class Log(BelongsToProcess):
     async def find(
         self, position: Start | None = None, *, timestamp: datetime | None = None
     ) -> Offset:
-        """The offset of a position, or the first one that is not older than `timestamp`.
+        """Returns the offset of a position, or the first offset that is not older than `timestamp`.
 
         Raises `BeyondTail`.
         """
@@ -395,11 +410,11 @@ class Log(BelongsToProcess):
     async def truncate(
         self, before: Start, *, plan: bool = False, force_roll: bool = False
     ) -> messages.TruncateAnswer:
-        """Makes earlier records unreadable. `plan`: only returns what would be done.
+        """Makes records before `before` unreadable. With `plan`, it only returns what it would do.
 
-        `force_roll`: also rolls the open segment, so that its space is freed. Raises `Guarded` if a
-        protected mark is in the way. If it is cancelled, it may have been done or not: `head_offset` shows
-        which.
+        With `force_roll`, it also rolls the open segment, so that the segment's space is freed.
+        Raises `Guarded` if a protected mark is in the way. If the call is cancelled, the records
+        may or may not be truncated: `head_offset` shows which.
         """
         answer: messages.TruncateAnswer = await self._client.ask(
             messages.Truncate(self.name, position_of(before), plan, force_roll, self.uid)
@@ -407,9 +422,11 @@ class Log(BelongsToProcess):
         return answer
 
     async def seal(self, *, expect: int | None = None, epoch: int | None = None) -> Offset:
-        """Ends the log permanently; returns its final tail. Conditions as of `append`.
+        """Ends the log permanently, and returns its final tail. The conditions are those of
+        `append`.
 
-        If it is cancelled, it may be sealed or not: sealing again returns the same tail.
+        If the call is cancelled, the log may or may not be sealed: a second call returns the same
+        tail.
         """
         condition = condition_of(expect, epoch, False)
         answer: messages.SealAnswer = await self._client.ask(
@@ -428,12 +445,12 @@ class Log(BelongsToProcess):
     ) -> messages.WriterGrant:
         """Acquires the next writer epoch, which appends pass as `epoch`. Older epochs are fenced.
 
-        `mode`, if the log has a holder: `"fail"` with `WriterHeld`, `"wait"` until the holder
-        releases it or its lease is over, `"steal"` it. An error with an unknown outcome may have
-        granted it to `holder` under an unknown epoch: if the same `attempt`, a name that you draw at
-        random for this one acquisition, is repeated, `holder` gets that epoch, or `StaleEpoch` if it
-        was released. Without a name only this one call asks again by itself. If it is cancelled, the
-        outcome is unknown.
+        `mode` says what to do if the log has a holder: `"fail"` raises `WriterHeld`, `"wait"` waits
+        until the holder releases the log or its lease is over, and `"steal"` takes the log from it.
+        After an error with an unknown outcome, `holder` may have the log under an unknown epoch.
+        `attempt` is a name that you draw at random for one acquisition: if you repeat the call with
+        the same name, `holder` gets that epoch, or `StaleEpoch` if it was released. Without a name,
+        only this call itself retries. If the call is cancelled, the outcome is unknown.
         """
         request = messages.AcquireWriter(
             self.name,
@@ -447,7 +464,8 @@ class Log(BelongsToProcess):
         return grant
 
     async def renew_writer(self, epoch: int) -> messages.WriterGrant:
-        """Restarts the writer's lease. Raises `StaleEpoch`. If it is cancelled, the lease may be renewed or not."""
+        """Restarts the writer's lease. Raises `StaleEpoch`. If the call is cancelled, the lease may
+        or may not be renewed."""
         grant: messages.WriterGrant = await self._client.ask(
             messages.RenewWriter(self.name, parse_writer_epoch(epoch), self.uid)
         )
@@ -455,7 +473,7 @@ class Log(BelongsToProcess):
 
     async def release_writer(self, epoch: int) -> None:
         """Releases the writer epoch, so that the next writer need not wait or steal. Raises `StaleEpoch`.
-        If it is cancelled, the epoch may still be held or not."""
+        If the call is cancelled, the epoch may or may not still be held."""
         await self._client.ask(
             messages.ReleaseWriter(self.name, parse_writer_epoch(epoch), self.uid)
         )
@@ -463,11 +481,11 @@ class Log(BelongsToProcess):
     # --- Cursors ------------------------------------------------------------------------------
 
     def cursor(self, name: str) -> Cursor:
-        """A named position; a protected one prevents truncation."""
+        """Returns a named position of the log; a protected one prevents truncation."""
         return Cursor(self._client.ask, self.name, parse_cursor_name(name), self.uid)
 
     async def cursors(self) -> tuple[messages.Cursor, ...]:
-        """All cursors of the log, by name."""
+        """Returns all cursors of the log, ordered by name."""
         found: list[messages.Cursor] = []
         start_after = ""
         while True:
@@ -481,15 +499,16 @@ class Log(BelongsToProcess):
     # --- Administration -----------------------------------------------------------------------
 
     async def state(self) -> messages.LogState:
-        """The log's configuration and etag, its size, its owner and its writer."""
+        """Returns the log's configuration and etag, its size, its owner and its writer."""
         answer: messages.LogState = await self._client.ask(messages.GetLog(self.name, self.uid))
         return answer
 
     async def update(self, *, etag: str = "", **changes: Any) -> messages.LogState:
-        """`update(retention_age_s=3600)`: fields of `LogConfig`, which are changed together.
+        """Changes fields of `LogConfig` together, as in `update(retention_age_s=3600)`.
 
-        `etag`: changes the configuration only if it still has this etag, otherwise raises
-        `MetadataConflict`. If it is cancelled, it may have been changed or not: `state` shows which.
+        With `etag`, it changes the configuration only if that still has this etag, and otherwise
+        raises `MetadataConflict`. If the call is cancelled, the configuration may or may not be
+        changed: `state` shows which.
         """
         known = {field.name for field in fields(LogConfig)}
         if unknown := sorted(set(changes) - known):
@@ -504,15 +523,15 @@ class Log(BelongsToProcess):
         return answer
 
     async def roll(self) -> SegmentId:
-        """Begins a new segment, unless the open one is empty. If it is cancelled, the segment may begin or
-        not."""
+        """Begins a new segment, unless the open one is empty. If the call is cancelled, the segment
+        may or may not begin."""
         answer: messages.RollLogAnswer = await self._client.ask(
             messages.RollLog(self.name, self.uid)
         )
         return answer.segment_id
 
     async def segments(self) -> list[messages.SegmentView]:
-        """The log's segments, oldest first."""
+        """Returns the log's segments, oldest first."""
         found: list[messages.SegmentView] = []
         start: SegmentId | None = SegmentId(0)
         while start is not None:
@@ -524,7 +543,7 @@ class Log(BelongsToProcess):
         return found
 
     async def journal(self, limit: int = 100) -> tuple[messages.JournalEvent, ...]:
-        """The log's events, newest first."""
+        """Returns the log's events, newest first."""
         answer: messages.LogJournal = await self._client.ask(
             messages.GetJournal(self.name, limit, self.uid)
         )

@@ -1,7 +1,8 @@
-"""Asks a client's servers which parts of the cluster are unavailable, while it waits for them.
+"""Asks a client's servers which parts of the cluster are unavailable while the client waits for
+them.
 
-When a call has waited for a second, the servers are asked, and again every other second. An error at the
-end of the wait contains their answers.
+When a call has waited for a second, the servers are asked, and again every two seconds. An error at
+the end of the wait contains their answers.
 """
 
 import asyncio
@@ -29,8 +30,8 @@ Ask = Callable[[], Awaitable[Outage | None]]
 
 class Outages:
     def __init__(self) -> None:
-        self.ask: Ask | None = None  # None: there is no server to ask.
-        # Called with None if no server reports anything.
+        self.ask: Ask | None = None  # None while there is no server to ask.
+        # It is called with None if no server reports an outage.
         self.on_look: Callable[[Outage | None], None] = _nobody
         self._known = Outage()
         self._known_s = -_FRESH_S
@@ -59,13 +60,13 @@ class Outages:
             self._late -= is_late
 
     def look(self) -> None:
-        """Checks for an outage in the background."""
+        """Checks for outages in the background."""
         if self.ask is not None and self._looking is None:
             self._looking = asyncio.get_running_loop().create_task(self._look(self.ask))
             self._looking.add_done_callback(self._on_looked)
 
     def explained(self, error: RollbookError) -> RollbookError:
-        """Adds the cause of the wait to an error that does not have it."""
+        """Adds the cause of the wait to an error that does not name it."""
         is_fresh = asyncio.get_running_loop().time() < self._known_s + _FRESH_S
         is_vague = isinstance(error, _EXPLAINED) and not _says_why(error)
         if is_fresh and is_vague and self._known.obstacles:
@@ -97,7 +98,7 @@ class Outages:
 
 
 def _says_why(error: RollbookError) -> bool:
-    """Whether a server has explained the error, or one of its attempts."""
+    """Returns whether a server has explained the error, or one of its attempts."""
     cause = error.__cause__
     explained = [error, cause] if isinstance(cause, RollbookError) else [error]
     return any("waits_for" in each.ids and each.ids["waits_for"] for each in explained)

@@ -52,11 +52,11 @@ class OwnerCache:
 
     @property
     def servers(self) -> tuple[str, ...]:
-        """All servers that may be asked."""
+        """Returns all servers that may be asked."""
         return tuple(self._servers)
 
     def address_of(self, log: LogName | None) -> str:
-        """The owner's address, or that of a server that can name the owner."""
+        """Returns the owner's address, or that of a server that can name the owner."""
         if log is not None and (found := self._owners.get(log)):
             return found.address
         return self._servers[self._next]
@@ -83,7 +83,7 @@ class OwnerCache:
         self._next = self._servers.index(asked) if asked in self._servers else 0
 
     def nobody_answers(self, last: RollbookError) -> ServerUnreachable:
-        """The error when no server responded; `last` is the last attempt's."""
+        """Returns the error when no server responded; `last` is the error of the last attempt."""
         some = ", ".join(self._servers[:_NAMED_MAX])
         more = len(self._servers) - _NAMED_MAX
         why = plain_words(last.message.rpartition("last error: ")[2][:_WHY_MAX])
@@ -93,7 +93,8 @@ class OwnerCache:
         )
 
     def on_error(self, log: LogName | None, address: str, error: RollbookError) -> bool:
-        """Notes a failed call. Returns whether the server to ask next is known, so that a retry need not wait."""
+        """Handles a failed call. Returns whether the server to ask next is known, so that a retry
+        need not wait."""
         if isinstance(error, NotOwner) and log is not None:
             owner, epoch = error.ids.get("owner"), error.ids.get("owner_epoch", 0)
             self.routes.on_named(str(owner))
@@ -105,7 +106,8 @@ class OwnerCache:
             if self.routes.on_error(address, error):
                 return True
             if isinstance(error, ConnectionLost) and self.routes.entry_to(address):
-                # The relay failed. Its response will say whether the owner is reachable.
+                # The relay failed. If it responds again, the response will say whether the owner is
+                # reachable.
                 return False
             if log is not None:
                 self._forget(log, address)
@@ -114,7 +116,7 @@ class OwnerCache:
         return False
 
     def _go_to_next(self) -> None:
-        """Selects the next server, and skips unreachable ones unless all are."""
+        """Selects the next server. It skips unreachable servers, unless all are unreachable."""
         unreachable = self.routes.unreachable
         for step in range(1, len(self._servers) + 1):
             following = (self._next + step) % len(self._servers)

@@ -1,16 +1,18 @@
-"""Batches of one writer in flight: in order, exactly once, several at a time.
+"""Sends the batches of one writer: in order, exactly once, several at a time.
 
-- Each batch bears the producer's next sequence number, and keeps it however often it is sent: the log
-  recognises what it has, and takes nothing out of order.
-- The first batch to a server goes alone; once it is acked as many follow as the window holds.
-- When the log has forgotten the producer, what is in flight is numbered as a new epoch (`producer.py`), unless
-  a batch's outcome is unknown.
-- After a batch's passing failure, that batch and everything in flight after it are sent again.
-`core/retry_rules.py` decides when that leaves a batch in doubt, and when the writer ends instead.
-- A batch that fails permanently, or whose deadline passes, ends the writer: later records are refused, too,
-so that no record is appended whose predecessor was not.
+- Each batch has the producer's next sequence number, and keeps it however often it is sent: the log
+  recognises batches that it has, and accepts none out of order.
+- The first batch to a server is sent alone; once it is acked, more batches follow, up to the
+  window.
+- When the log has forgotten the producer, the batches in flight are numbered as a new epoch
+  (`producer.py`), unless the outcome of one is unknown.
+- After a temporary failure of a batch, this batch and all later ones in flight are sent again.
+  `core/retry_rules.py` decides when a batch's outcome is then unknown, and when the writer ends
+  instead.
+- A batch that fails permanently, or misses its deadline, ends the writer: later records are
+  refused, too, so that no record is appended without its predecessor.
 
-The pipeline has no tasks: it acts on results, timers and calls.
+The pipeline has no tasks: results, timers and calls drive it.
 """
 
 import asyncio
@@ -43,12 +45,13 @@ class Source(Protocol):
     """Provides the pipeline with batches."""
 
     def take(self, *, only_full: bool) -> Batch | None:
-        """The oldest batch, to which no more records are added."""
+        """Returns the oldest batch, to which no more records are added; None if there is none."""
 
     def on_settled(self, batch: Batch) -> None: ...
 
     def on_stopped(self, error: RollbookError) -> None:
-        """Fails the records that were not taken. The error's outcome is that of the taken ones."""
+        """Fails the records that the pipeline has not taken. The error's outcome is that of the
+        records that it has taken."""
 
 
 class AppendPipeline:
@@ -78,10 +81,10 @@ class AppendPipeline:
         self._pauses = Pauses(config)
         self._flight: deque[Batch] = deque()  # Batches in flight, in order.
         self._flight_bytes = 0
-        self._sent = 0  # The number of the oldest batches in flight that were sent to the server.
+        self._sent = 0  # How many of the oldest batches in flight were sent to the server.
         self._stream: ClientAppendStream | None = None
         self._ref = 0
-        self._is_proven = False  # True: this stream has acked a batch.
+        self._is_proven = False  # Whether this stream has acked a batch.
         self._generation = 0  # The connection's number; results of older connections are ignored.
         # A refused batch, kept until all earlier batches have results.
         self._refused: tuple[Batch, RollbookError] | None = None
@@ -145,7 +148,7 @@ class AppendPipeline:
         self._stream.submit(self._ref, batch.block, self._condition, on_result)
 
     def _leave_line(self) -> list[Batch]:
-        """Leaves the stream. The server may have received the oldest batches in flight."""
+        """Leaves the stream. Notes that the server may have received the oldest batches in flight."""
         stream, self._stream = self._stream, None
         sent, self._sent = self._sent, 0
         self._generation += 1
@@ -211,8 +214,8 @@ class AppendPipeline:
         self._pause = self._loop.call_later(pause_s, self._go_again)
 
     def _begin_epoch(self) -> None:
-        """Batches in flight are sent again, from the oldest on: the server has accepted none of
-        them."""
+        """Sends the batches in flight again, from the oldest on, because the server has accepted
+        none of them."""
         self._leave_line()
         self.producer.begin_epoch()
         for batch in self._flight:

@@ -1,4 +1,4 @@
-"""Positions, conditions and producers as a caller writes them."""
+"""Parses positions, conditions and producers that a caller passes."""
 
 from datetime import datetime, timedelta
 from typing import Final
@@ -24,14 +24,14 @@ from rollbook.logservice.ids import (
 from rollbook.logservice.messages import Condition
 from rollbook.proto.errors import InvalidRequest
 
-_SECONDS_MAX: Final = 2**32  # More than a hundred years.
+_SECONDS_MAX: Final = 2**32  # This is more than a hundred years.
 
 Start = int | str | datetime | timedelta | Position
 
 
 def position_of(start: Start) -> Position:
-    """`123`, `-10`, `"earliest"`, `"latest"`, `"ts:…"`, `"ago:15m"`, `"cursor:NAME"`; a datetime with its zone
-    is that time, a timedelta that long ago. Raises `InvalidRequest`.
+    """Accepts `123`, `-10`, `"earliest"`, `"latest"`, `"ts:…"`, `"ago:15m"`, `"cursor:NAME"`, a
+    datetime with its zone, and a timedelta, which is a time before now. Raises `InvalidRequest`.
     """
     match start:
         case int():
@@ -51,7 +51,8 @@ def position_of(start: Start) -> Position:
 
 
 def listed(namespace: str, prefix: str) -> tuple[str, str]:
-    """Parses a filter: `ns`, `ns/`, `ns/pre*`, `pre*` in namespace `default`, `*`. Raises `InvalidRequest`."""
+    """Parses a filter: `ns`, `ns/`, `ns/pre*`, `pre*`, which is in namespace `default`, or `*`.
+    Raises `InvalidRequest`."""
     if not namespace or namespace == "*":
         return "", prefix
     pattern = namespace.removesuffix("*")
@@ -87,7 +88,8 @@ def condition_of(expect: int | None, epoch: int | None, must_be_empty: bool) -> 
 
 
 def producer_of_key(key: str) -> ProducerRef:
-    """The producer of one batch with this idempotency key, as over HTTP. Raises `InvalidRequest`."""
+    """Returns the producer of a batch with this idempotency key, which is the same as over HTTP.
+    Raises `InvalidRequest`."""
     longest = PRODUCER_ID_BYTES_MAX - len(ONCE)
     if type(key) is not str or not key.isascii() or not 1 <= len(key) <= longest:
         raise InvalidRequest(
@@ -97,7 +99,7 @@ def producer_of_key(key: str) -> ProducerRef:
 
 
 def checked_producer_name(name: str) -> str:
-    """The name of a producer that continues after restarts. Raises `InvalidRequest`."""
+    """Checks the name of a producer that continues after restarts. Raises `InvalidRequest`."""
     if (
         type(name) is not str
         or not 1 <= len(name.encode(errors="replace")) <= PRODUCER_ID_BYTES_MAX
@@ -115,7 +117,8 @@ def checked_producer_name(name: str) -> str:
 
 
 def checked_producer(producer: ProducerRef) -> ProducerRef:
-    """Raises `InvalidRequest` for one that fits into no block, which types alone do not exclude."""
+    """Raises `InvalidRequest` for a producer that no block can hold, which its type alone does not
+    exclude."""
     if not isinstance(producer, ProducerRef):
         raise InvalidRequest(
             f"producer={producer!r:.80} is no ProducerRef",

@@ -1,19 +1,20 @@
-"""How a client numbers its batches, so that a log recognises repeated ones (LS6).
+"""Numbers a client's batches, so that a log recognises repeated ones (LS6).
 
 A log forgets a producer that has been silent for `dedupe_age_s`, or when too many others were
-used later. Then it refuses every other number than 0, and the producer begins its next epoch:
+used later. Then it refuses every number but 0, and the producer begins its next epoch:
 
-    every earlier batch was acknowledged    what comes next has number 0 of the next epoch: nothing is
+    every earlier batch was acknowledged    the next batch has number 0 of the next epoch: nothing is
                                             appended twice, and nothing was refused by mistake
-    an attempt may have been appended       it can no longer be known whether it was: the caller learns that
-                                            its outcome is unknown, and what comes after it is a new epoch
+    an attempt may have been appended       nobody can find out whether it was: the caller gets an unknown
+                                            outcome, and later batches begin a new epoch
 
-To a log that has forgotten the producer a batch 0 that is repeated is new, and would be appended twice. So
-one whose outcome is unknown is repeated only for as long as the log surely remembers (`may_repeat`).
+If the log has forgotten the producer, a repeated batch 0 is new to it, and would be appended twice.
+Therefore a batch 0 with an unknown outcome is repeated only while the log surely remembers it
+(`may_repeat`).
 
-A **named** producer keeps its id over restarts of its program. The log assigns its epoch, and says how far
-it has come (LS15). If the log no longer knows it, or a newer epoch has begun, its writer ends: a name must
-not be continued without asking the log.
+A **named** producer keeps its id when its program restarts. The log assigns its epoch, and says how
+many records it has appended (LS15). If the log no longer knows the producer, or a newer epoch has
+begun, the writer ends, because a name must not be continued without asking the log.
 """
 
 import os
@@ -33,7 +34,7 @@ class Producer:
     __slots__ = ("_epoch", "_id", "_seq", "name")
 
     def __init__(self, name: str = "", epoch: int = 0) -> None:
-        """`name`: that of a named producer, whose epoch the log has assigned."""
+        """`name` is that of a named producer, whose epoch the log has assigned."""
         self.name: Final = name
         self._id: Final = name.encode() or os.urandom(PRODUCER_ID_BYTES)
         self._epoch, self._seq = epoch, 0
@@ -47,11 +48,12 @@ class Producer:
         self._seq += 1
 
     def begin_epoch(self) -> None:
-        """Begins a new epoch. Once the log has a batch of it, it refuses batches of older epochs."""
+        """Begins a new epoch. Once the log has a batch of the new epoch, it refuses batches of
+        older epochs."""
         self._epoch, self._seq = self._epoch + 1, 0
 
     def explained(self, error: RollbookError) -> RollbookError:
-        """The error that ends the writer, with what a caller of a named producer can do about
+        """Adds to the error that ends the writer what the caller of a named producer can do about
         it."""
         if self.name and isinstance(error, ProducerFenced):
             error.message = f"another program has begun to append as producer {self.name!r}"
@@ -63,17 +65,18 @@ class Producer:
 
 
 class Resumed:
-    """Where a named producer continues, as reported by the log when the epoch began."""
+    """The point from which a named producer continues; the log reported it when the epoch began."""
 
     __slots__ = ("_name", "_progress")
 
     def __init__(self, name: str, progress: ProducerProgress | None) -> None:
-        """`progress`: None for a writer without a name."""
+        """`progress` is None for a writer without a name."""
         self._name, self._progress = name, progress
 
     @property
     def at(self) -> int:
-        """The number of records that the producer has appended. Raises `InvalidRequest` if it is not known."""
+        """Returns how many records the producer has appended. Raises `InvalidRequest` if that is
+        not known."""
         records = self._known.records
         if records is None:
             raise InvalidRequest(
@@ -85,7 +88,7 @@ class Resumed:
 
     @property
     def last_offset(self) -> Offset | None:
-        """The offset of the producer's last record. Raises `InvalidRequest`."""
+        """Returns the offset of the producer's last record. Raises `InvalidRequest`."""
         return self._known.last_offset
 
     @property

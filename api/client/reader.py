@@ -1,11 +1,12 @@
-"""Reads the events of a log from a position on, also when its servers change.
+"""Reads the events of a log from a position on, and continues when the log's servers change.
 
-- It resumes at the very next offset, wherever and whenever a stream broke, and up to the end that it was
-  given when it began.
-- Offsets are dense: what comes has to begin where the last ended, unless a gap event came before.
-- A reader never waits without a bound. Servers report their position at least every heartbeat. One that misses
-  two is replaced by another; after `silences_max` heartbeats without any response, or with a lag
-  that does not shrink, it raises `ReaderStalled` and says what it waits for.
+- It resumes at the next offset wherever and whenever a stream broke, up to the end with which it
+  began.
+- Offsets are dense: each event has to begin where the last one ended, unless a gap was reported.
+- A reader never waits without a limit. A server reports its position at least every heartbeat. If
+  it misses two heartbeats, the reader asks another server. After `silences_max` heartbeats without
+  any response, or with a lag that does not shrink, the reader raises `ReaderStalled` and says what
+  it waits for.
 """
 
 import asyncio
@@ -40,15 +41,15 @@ from rollbook.proto.errors import (
 )
 from rollbook.proto.v1 import log_pb2
 
-_logger: Final = logging.getLogger("rollbook.client")  # structlog is a dependency of servers only.
-_MISSED_MAX: Final = 2  # Heartbeats that one server may miss.
+_logger: Final = logging.getLogger("rollbook.client")  # Only servers depend on structlog.
+_MISSED_MAX: Final = 2  # The number of heartbeats that a server may miss.
 _KINDS: Final = event_kinds(messages.ReadEvent)
 
 
 class RecordBatch:
-    """Records from `base_offset` up to `next_offset`, as they came: in blocks.
+    """Records from `base_offset` up to `next_offset`, in the blocks in which they arrived.
 
-    Together these unpack to no more than 4 MiB, or there is only one (LB3).
+    The blocks unpack to at most 4 MiB together, unless there is only one (LB3).
     """
 
     __slots__ = ("base_offset", "blocks", "next_offset")
@@ -65,14 +66,14 @@ class RecordBatch:
         return f"<RecordBatch of {len(self)} records: offsets {self.base_offset} to {self.next_offset - 1}>"
 
     def values(self) -> list[bytes]:
-        """The values of all records, which is the fastest access to them."""
+        """Returns the values of all records; this is the fastest access to them."""
         found: list[bytes] = []
         for block in self.blocks:
             found += block.values()
         return self._trimmed(found)
 
     def records(self) -> list[Record]:
-        """The records as objects with offset, value, key, headers and times."""
+        """Returns the records as objects with offset, value, key, headers and times."""
         found: list[Record] = []
         for block in self.blocks:
             found += block.records()
@@ -108,7 +109,7 @@ class Whom(Protocol):
 
 
 class EventReader:
-    """The events of a log from a position on: `async for event in …`, or `next`."""
+    """Yields the events of a log from a position on, by `async for event in …` or `next`."""
 
     def __init__(
         self,
@@ -117,7 +118,7 @@ class EventReader:
         owners: Whom,
         config: LogClientConfig,
     ) -> None:
-        self.position: Offset | None = None  # The next offset to return; None: not known yet.
+        self.position: Offset | None = None  # The next offset to return; None if unknown.
         self.is_over = False
         self._request = request
         self._channels = channels
@@ -129,17 +130,17 @@ class EventReader:
         self._loop = asyncio.get_running_loop()
         self._call: Any = None
         self._address = ""
-        self._is_new = True  # True: the stream has had no event yet.
+        self._is_new = True  # Whether the stream has had no event yet.
         self._tail: Offset | None = None  # For bounded reads: the tail in the stream's first event.
         self._moving_to = ""  # The server that the previous one named as its successor.
         self._heard_at = self._loop.time()  # When the last event arrived, from any server.
-        self._due = 0.0  # When this server counts as silent for too long.
+        self._due = 0.0  # When this server counts as silent.
         self._stuck = 0
         self._last_progress: messages.Progress | None = None
         self._trouble: RollbookError | None = None  # The last error since a server responded.
         self._batches: deque[RecordBatch] = (
             deque()
-        )  # Batches of the last event; they are returned before more is read.
+        )  # Batches of the last event, to be returned before more is read.
 
     def __aiter__(self) -> Self:
         return self
@@ -150,7 +151,8 @@ class EventReader:
         return event
 
     async def next(self) -> Event | None:
-        """The next event; None at the end of the range. A cancelled call loses no event: call again."""
+        """Returns the next event; None at the end of the range. A cancelled call loses no event:
+        call again."""
         while not self.is_over:
             if self._batches:
                 return self._next_batch()
@@ -160,11 +162,11 @@ class EventReader:
         return None
 
     async def aclose(self) -> None:
-        """Closes the stream at once, also if it is cancelled; the server stops sending."""
+        """Closes the stream at once, even if the call is cancelled; the server stops sending."""
         self.let_go()
 
     def let_go(self) -> None:
-        """Like `aclose`, on the client's loop."""
+        """Closes the stream like `aclose`; to be called on the client's loop."""
         self.is_over = True
         self._hang_up()
 
@@ -182,7 +184,7 @@ class EventReader:
             if self.position is None or event.resume_offset > self.position:
                 self._expect(
                     event.resume_offset
-                )  # A server that names an earlier offset has not lost anything.
+                )  # A server that names an earlier offset has lost no record.
             self._hang_up()
             self._moving_to = event.server
             return None
@@ -198,7 +200,8 @@ class EventReader:
         spans = [span_of(block) for block in event.blocks]
         tiles = all(end == start for (_, end), (start, _) in pairwise(spans))
         start, end = event.base_offset, event.next_offset
-        # Each of them holds some: otherwise readers by block would find one twice, or miss one.
+        # The first and the last block must contain records of the event: otherwise readers by block
+        # would get a block twice, or miss one.
         covers = spans and spans[0][0] <= start < spans[0][1] and spans[-1][0] < end <= spans[-1][1]
         if not tiles or not covers or start >= end:
             raise BadFrame(
@@ -226,7 +229,8 @@ class EventReader:
     def _on_progress(self, event: messages.Progress) -> None:
         self._expect(event.position)
         if self._tail is None and event.waits_for is not messages.WaitsFor.THROTTLE:
-            # Skipped while the reader waits for its quota: its stream has not begun.
+            # The tail is ignored while the reader waits for its quota, because its stream has not
+            # begun.
             self._tail = event.tail
         before, self._last_progress = self._last_progress, event
         if before and event.lag_records and before.position == event.position:
@@ -239,7 +243,7 @@ class EventReader:
     # --- The stream ---------------------------------------------------------------------------
 
     async def _next_answered(self) -> messages.ReadEvent | None:
-        """The next event of the stream; None: try again."""
+        """Returns the next event of the stream; None if the caller has to try again."""
         try:
             if self._call is None:
                 self._open()
@@ -269,7 +273,8 @@ class EventReader:
         return event
 
     async def _first(self) -> messages.ReadEvent | None:
-        """The stream's first event. It arrives at once, unless something is unavailable."""
+        """Returns the stream's first event. The event arrives at once, unless a part of the cluster
+        is unavailable."""
         with self._owners.outages.waiting():
             event = await self._read()
         self._is_new = False
@@ -307,7 +312,8 @@ class EventReader:
         return event
 
     async def _end(self) -> RollbookError:
-        """Handles a stream that ended without a last event, which no server does on purpose."""
+        """Returns the error of a stream that ended without a last event, which no server does on
+        purpose."""
         status = await self._call.code()
         if status is grpc.StatusCode.OK:
             return ConnectionLost("the server ended the stream without a word")
@@ -345,7 +351,8 @@ class EventReader:
 
 
 def _in_batches(blocks: Sequence[bytes], start: Offset, end: Offset) -> Iterator[RecordBatch]:
-    """Splits large events: servers of earlier releases bound an event's stored size only (LB3)."""
+    """Splits large events, because servers of earlier releases bound only the stored size of an
+    event (LB3)."""
     for run in opened_together(blocks):
         run_end = min(span_of(run[-1])[1], end)
         yield RecordBatch(run, start, run_end)
@@ -355,9 +362,10 @@ def _in_batches(blocks: Sequence[bytes], start: Offset, end: Offset) -> Iterator
 async def batches_of(
     reader: EventReader, on_skipped: Callable[[messages.Gap], None] | None = None
 ) -> AsyncGenerator[RecordBatch]:
-    """Yields only the records of the events. Raises `DataLost` at records of which no copy can be read.
+    """Yields the records of the events, and no other events. Raises `DataLost` at records without a
+    readable copy.
 
-    `on_skipped` is called for records that were truncated; by default a warning is logged.
+    It calls `on_skipped` for records that were truncated; by default it logs a warning.
     """
     try:
         while (event := await reader.next()) is not None:
@@ -381,16 +389,17 @@ async def records_of(reader: EventReader) -> AsyncIterator[Record]:
 
 
 class Tail:
-    """Records as they come: `async for record in tail`, or `await tail.poll(timeout)`. Close it with `aclose`.
+    """Yields records as they arrive, by `async for record in tail` or `await tail.poll(timeout)`.
+    Close the tail with `aclose`.
 
-    It waits for the log's server for as long as that is unavailable, and logs what it waits for. Tasks
-    that share it get each record once: it goes to one of them.
+    While the log's server is unavailable, the tail waits, and logs the reason. If tasks share a
+    tail, each record is returned to only one of them.
     """
 
     def __init__(self, reader: EventReader, timeout: float | None = None) -> None:
         self._reader = reader
         self._timeout = timeout
-        # Records of the last batch that are not returned yet.
+        # Records of the last batch that were not returned yet.
         self._records: Iterator[Record] = iter(())
         self._taking = asyncio.Lock()  # Held while a task waits for the next batch.
         self._ahead: asyncio.Task[Event | None] | None = None
@@ -402,9 +411,10 @@ class Tail:
         return self._reader.is_over and self._ahead is None
 
     async def poll(self, timeout: float | None = None) -> Record | None:  # noqa: ASYNC109  # A poll has a time-out.
-        """The next record. None: none came within this many seconds, or `is_over`.
+        """Returns the next record; None if no record arrived within `timeout` seconds, or
+        `is_over`.
 
-        Raises `Truncated`, `DataLost`. If it is cancelled, it misses nothing: ask again.
+        Raises `Truncated`, `DataLost`. A cancelled call misses no record: call it again.
         """
         while (record := next(records := self._records, None)) is None:
             if not await self._take(records, timeout):
@@ -412,7 +422,7 @@ class Tail:
         return record
 
     async def __aiter__(self) -> AsyncIterator[Record]:
-        """Ends when the log is sealed, or when no record has arrived for `timeout`."""
+        """Yields records, until the log is sealed or no record has arrived for `timeout`."""
         while True:
             for record in (records := self._records):
                 yield record
@@ -425,8 +435,8 @@ class Tail:
         return record
 
     async def aclose(self) -> None:
-        """Closes the stream at once, even if this call is cancelled, so that the server sends no more. A
-        loop or a poll in another task ends. Idempotent."""
+        """Closes the stream at once, even if this call is cancelled, so that the server sends no
+        more. Loops and polls in other tasks end. Idempotent."""
         ahead, self._ahead = self._ahead, None
         if ahead is not None:
             ahead.cancel()
@@ -441,7 +451,8 @@ class Tail:
             self._loop.call_soon_threadsafe(self._reader.let_go)
 
     async def _take(self, used_up: Iterator[Record], timeout: float | None) -> bool:  # noqa: ASYNC109  # The parameter of `poll`.
-        """Waits for the records after the used ones; False: none arrived in that time, or there are no more."""
+        """Waits for the records after the used ones. Returns False if none arrived in that time, or
+        there are no more."""
         due = None if timeout is None else self._loop.time() + timeout
         try:
             async with asyncio.timeout_at(due):
@@ -463,7 +474,7 @@ class Tail:
         while not self.is_over:
             ahead = self._ahead = self._ahead or self._loop.create_task(self._reader.next())
             left = None if due is None else max(due - self._loop.time(), 0)
-            # If it is cancelled, it continues for the next call.
+            # If this wait is cancelled, the task continues for the next call.
             await asyncio.wait((ahead,), timeout=left)
             if not ahead.done():
                 return None
@@ -478,7 +489,8 @@ class Tail:
 
 
 def records_in(event: Event) -> Iterator[Record] | None:
-    """The event's records; None: it has none. Raises `DataLost`; skipped truncated records are logged."""
+    """Returns the event's records; None if it has none. Raises `DataLost`, and logs truncated
+    records that were skipped."""
     if isinstance(event, RecordBatch):
         return iter(event.records())
     if isinstance(event, messages.Gap):

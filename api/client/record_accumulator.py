@@ -1,6 +1,6 @@
-"""Where a writer's records gather until they are sent: full batches, and one that is being filled.
+"""Gathers a writer's records until they are sent: in full batches, and in one that is being filled.
 
-It uses no event loop and no locks: callers that share it between threads lock around each call.
+It uses no event loop and no locks. Callers that share it between threads take a lock for each call.
 """
 
 from collections import deque
@@ -23,14 +23,14 @@ from rollbook.proto.errors import (
     RollbookError,
 )
 
-_OFFSET_BYTES: Final = 4  # Overhead of the block for each value.
+_OFFSET_BYTES: Final = 4  # The block's overhead for each value.
 _BLOCK_BYTES: Final = 1024  # An upper bound on a block's header and directory.
-_EXTRA_BYTES: Final = 64  # An upper bound on the offsets and times of keys and headers.
+_EXTRA_BYTES: Final = 64  # An upper bound on the bytes of a record's other fields.
 
 
 @dataclass(slots=True)
 class Tally:
-    """The outcomes of a writer's records, counted batch by batch."""
+    """Counts the outcomes of a writer's records, batch by batch."""
 
     acked: int = 0
     in_doubt: int = 0  # Records that may have been appended.
@@ -69,7 +69,7 @@ class RecordAccumulator:
         self._window_batches = config.window_batches
         self._timeout_s = config.timeout_s
         self._clock = clock
-        self._room = 0  # Bytes that still go into the open batch.
+        self._room = 0  # The bytes that still fit into the open batch.
         # Batches in order, with their sizes within the window.
         self._unsettled: dict[Batch, int] = {}
         self._unsettled_bytes = 0
@@ -79,14 +79,15 @@ class RecordAccumulator:
         self._takes_records = True
         self._is_begun = True
         self._failed: list[Batch] = []  # Failed batches: at most a window of them.
-        self.newest: Batch  # The batch of the newest record; unset before the first record.
+        self.newest: Batch  # The newest record's batch; unset before the first.
         self.failure: RollbookError | None = None  # Its outcome is that of all sent records.
-        self.is_noticed = False  # The caller has seen the failure.
+        self.is_noticed = False  # Whether the caller has seen the failure.
         self.tally = Tally()  # Counts of settled records.
 
     @property
     def has_room(self) -> bool:
-        """Whether a record of any size fits. The window is exceeded by at most one batch."""
+        """Whether a record of any size fits into the window. The window is exceeded by one batch at
+        most."""
         return (
             self._unsettled_bytes < self._window_bytes
             and len(self._unsettled) < self._window_batches
@@ -94,7 +95,8 @@ class RecordAccumulator:
 
     @property
     def last(self) -> Batch | None:
-        """The newest unsettled batch: once it is settled, all earlier ones are."""
+        """Returns the newest unsettled batch: once it is settled, all earlier ones are settled,
+        too."""
         return next(reversed(self._unsettled), None)
 
     @property
@@ -116,7 +118,7 @@ class RecordAccumulator:
         headers: TextHeaders | None,
         event_time_us: int | None,
     ) -> int:
-        """Adds a record and returns its index in `newest`; 0: `newest` is a new batch.
+        """Adds a record, and returns its index in `newest`; at index 0, `newest` is a new batch.
 
         Raises `EntryTooLarge`, and `Overloaded` if the window is full.
         """
@@ -124,7 +126,7 @@ class RecordAccumulator:
         index = len(values)
         size = len(value)
         room = self._room - size - _OFFSET_BYTES
-        if (  # One condition for all rare cases, so that most records need one test only.
+        if (  # One condition covers all rare cases, so that most records need only one test.
             room < 0
             or index >= self._records_max
             or size > self._record_bytes_max
@@ -171,7 +173,7 @@ class RecordAccumulator:
         return index
 
     def take(self, *, only_full: bool) -> Batch | None:
-        """The oldest batch, to which nothing more is added."""
+        """Returns the oldest batch, to which no record is added any more."""
         if not self._full and not only_full:
             self._shut()
         return self._full.popleft() if self._full else None
@@ -188,14 +190,14 @@ class RecordAccumulator:
         self._takes_records = False
 
     def wait_for_begin(self) -> None:
-        """No record is accepted before `on_begun`."""
+        """Refuses records until `on_begun` is called."""
         self._is_begun = False
 
     def on_begun(self) -> None:
         self._is_begun = True
 
     def stop(self, error: RollbookError) -> list[Batch]:
-        """Accepts nothing more; returns the batches that were never sent."""
+        """Accepts no more records, and returns the batches that were never sent."""
         self._shut()
         self.failure = error
         never_sent = list(self._full)
@@ -245,7 +247,8 @@ class RecordAccumulator:
 
 
 def _extra_bytes(key: bytes | None, headers: Headers | None) -> int:
-    """The bytes of key and headers. Refuses invalid ones here: later they would fail their batch."""
+    """Returns the bytes of key and headers. Refuses invalid ones here, because later they would
+    fail their batch."""
     for name in headers or ():
         check_header_name(name)
     for each in (key or b"", *(headers or {}).values()):

@@ -1,4 +1,4 @@
-"""The types for records: keys and headers as text, event times as datetimes.
+"""Converts parts of records: keys and headers from text, and event times from datetimes.
 
 Text is encoded as UTF-8. A record's value stays bytes: a program encodes text itself.
 """
@@ -17,7 +17,8 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def as_bytes(text: Any) -> Any:
-    """Encodes text as UTF-8; other values are unchanged. Raises `InvalidRequest` for a lone surrogate."""
+    """Encodes text as UTF-8; other values are returned unchanged. Raises `InvalidRequest` for a
+    lone surrogate."""
     if not isinstance(text, str):
         return text
     try:
@@ -37,7 +38,8 @@ def headers_as_bytes(headers: TextHeaders) -> Headers:
 
 
 def event_time_us_of(time: datetime | None, time_us: int | None) -> int | None:
-    """Raises `InvalidRequest` for both at once, for a time without its zone, and for anything but a datetime."""
+    """Returns the event time in microseconds. Raises `InvalidRequest` if both are given, for a time
+    without its zone, and for any other type."""
     if time is None:
         return time_us
     if time_us is not None:
@@ -52,7 +54,8 @@ def event_time_us_of(time: datetime | None, time_us: int | None) -> int | None:
 
 
 def as_us(time: Any) -> Any:
-    """A datetime as microseconds since 1970; other values are returned unchanged. Raises `InvalidRequest`."""
+    """Converts a datetime to microseconds since 1970; other values are returned unchanged. Raises
+    `InvalidRequest`."""
     if not isinstance(time, datetime):
         return time
     if time.tzinfo is None:

@@ -1,11 +1,11 @@
-"""Which log servers this client reaches by way of another one (RY3): a pure rule.
+"""Decides which log servers this client reaches through another one (RY3): a pure rule.
 
-A log's owner may have an address that is useless to the client: its name is not resolved, no route leads to it, or
-its certificate has another name. Then the client asks a server that has answered, the entry, to relay calls to the
-owner.
+The address of a log's owner may be useless to the client: its name cannot be resolved, no route
+leads to it, or its certificate has another name. Then the client asks a server that has answered,
+the entry, to relay its calls to the owner.
 
     cannot be reached    the server's calls are relayed at once, if there is an entry
-    refuses connections, the server may have stopped: other servers are asked as before, and take over its logs. Its
+    refuses connections, the server may have stopped: other servers are asked as usual, and take over its logs. Its
     or answered before   calls are relayed if it fails again after another server has named it as an owner
     relayed              calls are relayed until a direct call succeeds (`unreachable` lists the servers to try), or
                          until the entry reports that it cannot reach the server either
@@ -15,7 +15,7 @@ from typing import Final
 
 from rollbook.proto.errors import QuorumTimeout, RollbookError, ServerUnreachable
 
-# An id of errors that a relay reports: the server that the relay could not reach.
+# The id, in errors that a relay reports, of the server that it could not reach.
 SERVER_ID: Final = "server"
 _SERVERS_MAX: Final = 256
 _REFUSED: Final = "connection refused"
@@ -23,21 +23,21 @@ _REFUSED: Final = "connection refused"
 
 class RelayRoutes:
     def __init__(self) -> None:
-        # Servers that answered a direct call, the most recent one last.
+        # The servers that answered a direct call, with the most recent one last.
         self._answered: dict[str, None] = {}
         self._unreachable: dict[str, None] = {}
-        # Value: whether the server was named as an owner since.
+        # The value says whether the server was named as an owner since.
         self._refused: dict[str, bool] = {}
-        # Keys: servers reached through a relay; values: the relay.
+        # Maps servers that are reached through a relay to this relay.
         self._entries: dict[str, str] = {}
 
     @property
     def unreachable(self) -> tuple[str, ...]:
-        """Servers that a direct call did not reach."""
+        """The servers that a direct call did not reach."""
         return tuple(self._unreachable)
 
     def entry_to(self, server: str) -> str:
-        """The server to connect to instead of `server`; empty: connect to `server` itself."""
+        """Returns the server to connect to instead of `server`; empty if that is `server` itself."""
         if server not in self._unreachable:
             return ""
         entry = self._entries.get(server, "")
@@ -63,7 +63,8 @@ class RelayRoutes:
             self._refused[server] = True
 
     def on_error(self, server: str, error: RollbookError) -> bool:
-        """Notes a failed call. Returns whether another route was found, so that a retry need not wait."""
+        """Handles a failed call. Returns whether another route was found, so that a retry need not
+        wait."""
         before = self.entry_to(server)
         is_unreached = isinstance(error, ServerUnreachable)
         if before and is_unreached and error.ids.get(SERVER_ID) == server:

@@ -1,4 +1,5 @@
-"""The pause before a failed attempt is repeated; `core/retry_rules.py` says whether it is."""
+"""The pause before a failed attempt is repeated; `core/retry_rules.py` decides whether it is
+repeated."""
 
 import random
 from typing import Final
@@ -10,7 +11,8 @@ _chance: Final = random.Random()
 
 
 class Pauses:
-    """Pauses with full jitter, so that clients that failed together do not retry together."""
+    """Pauses of random length (full jitter), so that clients that failed together do not retry
+    together."""
 
     def __init__(self, config: LogClientConfig) -> None:
         self._config = config
@@ -20,7 +22,8 @@ class Pauses:
         self._attempts = 0
 
     def next_s(self, error: RollbookError, *, is_known: bool) -> float:
-        """`is_known`: the server to ask is known; the first few retries in a row then do not wait."""
+        """`is_known` says that the server to ask is known; then the first few retries in a row do
+        not wait."""
         self._attempts += 1
         if is_known and self._attempts <= 3:
             return 0.0

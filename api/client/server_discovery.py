@@ -1,8 +1,8 @@
 """Refreshes the client's list of servers.
 
-A client with one configured address must learn others before that server is gone. So it requests
-the list as soon as a server answers, and again at intervals, since servers join and leave; after a failure
-it retries soon. The last known list is kept until there is a newer one.
+A client with one configured address must learn others before that server is gone. Therefore it
+requests the list as soon as a server answers, and again at intervals, because servers join and
+leave; after a failure it retries soon. The last known list is kept until there is a newer one.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from rollbook.proto.tasks import stop_tasks
 
 _EVERY_S: Final = 20.0
 _AGAIN_S: Final = 0.5
-_FIRST_S: Final = 1.0  # The longest wait of a caller for the first response.
+_FIRST_S: Final = 1.0  # How long a caller waits for the first response.
 
 _chance: Final = random.Random()
 
@@ -30,7 +30,7 @@ class ServerDiscovery:
         self._has_met = asyncio.Event()
 
     async def begin(self) -> None:
-        """Returns when the servers are known, or after a second."""
+        """Waits until the servers are known, but at most a second."""
         if self._task is None:
             self._task = asyncio.get_running_loop().create_task(self._meet_on())
         if not self._has_met.is_set():

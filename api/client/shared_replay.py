@@ -1,8 +1,9 @@
-"""A replay that all servers share: closed segments from any of them, the rest from the owner.
+"""Replays a log from all servers: closed segments are read from any of them, the rest from the
+owner.
 
-Segments that follow each other are read as one run, up to `RUN_BYTES`. Which server serves a run follows from
-the log and the run's first segment, so that many readers use all servers, and those of the same records the same
-one.
+Consecutive segments are read as one run, up to `RUN_BYTES`. The log and the run's first segment
+determine the server, so that many readers use all servers, and readers of the same records use the
+same server.
 """
 
 import zlib
@@ -16,12 +17,12 @@ from rollbook.logservice.ids import LogName, Offset, SegmentId
 from rollbook.logservice.messages import SegmentState, SegmentView
 from rollbook.proto.errors import RollbookError
 
-RUN_BYTES: Final = 64 * 1024 * 1024  # Larger: fewer streams, and a coarser division among servers.
+RUN_BYTES: Final = 64 * 1024 * 1024  # Larger: fewer streams, which spread less evenly.
 
 
 @dataclass(frozen=True, slots=True)
 class ReplayRange:
-    """Records of closed segments, or, without a segment, records that the owner has."""
+    """A range of records of closed segments, or, without a segment, of records that the owner has."""
 
     start: Offset
     end: Offset
@@ -31,7 +32,7 @@ class ReplayRange:
 def runs_of(
     segments: Sequence[SegmentView], start: Offset, end: Offset, run_bytes: int = RUN_BYTES
 ) -> Iterator[ReplayRange]:
-    """Runs that cover the range exactly, in order. `segments`: oldest first."""
+    """Returns runs that cover the range exactly, in order. `segments`: oldest first."""
     position = run_start = start
     first: SegmentId | None = None
     size = 0
@@ -73,7 +74,7 @@ class AnyServer:
         return servers[(self._turn + self._failed) % len(servers)]
 
     def on_error(self, log: LogName | None, address: str, error: RollbookError) -> bool:
-        """Whether another one can be asked at once."""
+        """Returns whether another server can be asked at once."""
         if self._owners.routes.on_error(address, error):
             return True
         self._failed += 1

@@ -1,8 +1,9 @@
-"""`log.append`: one batch, and its ack.
+"""Implements `log.append`: one batch, and its ack.
 
-Each append in flight has a producer of its own, so that the failure of one does not affect
-others; the next append reuses the producer. One with an append of unknown outcome goes on in a new
-epoch, which fences that append; so does one that the log has forgotten (`producer.py`).
+Each append in flight has a producer of its own, so that the failure of one append does not affect
+others; a later append reuses the producer. A producer whose append has an unknown outcome continues
+in a new epoch, which fences that append. A producer that the log has forgotten does the same
+(`producer.py`).
 """
 
 import asyncio
@@ -52,7 +53,7 @@ class PlainBatch:
     def pack(self, producer: ProducerRef, codec: Codec) -> bytes:
         try:
             return _packed(self, producer, codec)
-        except (TypeError, InvalidRequest):  # Checked only after a failure, for speed.
+        except (TypeError, InvalidRequest):  # For speed, types are checked after a failure.
             _require_bytes("record", self.values)
             plain = self._plain()
             _require_bytes("key", [each for each in plain.keys or () if each is not None])
@@ -61,7 +62,7 @@ class PlainBatch:
             return _packed(plain, producer, codec)
 
     def _plain(self) -> "PlainBatch":
-        """The same records, without text and datetimes."""
+        """Returns the same records, with text and datetimes converted."""
         keys, headers, times = self.keys, self.headers, self.event_times
         return PlainBatch(
             self.values,
@@ -84,7 +85,7 @@ def _packed(records: PlainBatch, producer: ProducerRef, codec: Codec) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class FramedBatch:
-    """A batch that was framed elsewhere."""
+    """A batch that was framed by another program."""
 
     block: bytes
 
@@ -109,7 +110,7 @@ class Appender:
         uid: str = "",
         memory_s: float = math.inf,
     ) -> None:
-        """`memory_s`: how long the log remembers a producer."""
+        """`memory_s` says how long the log remembers a producer."""
         self._log, self._uid = log, uid
         self._streams = streams
         self._owners = owners
@@ -126,8 +127,8 @@ class Appender:
         condition: Condition | None,
         timeout_s: float | None,
     ) -> AppendAck:
-        """Appends a batch under the caller's number, and tries no other number. If it is cancelled, the
-        batch may have been appended or not."""
+        """Appends a batch under the caller's number, and tries no other number. If the call is
+        cancelled, the batch may or may not have been appended."""
         return await self.append_framed(
             records.pack(ref, self._codec), ref.seq, condition, timeout_s
         )
@@ -135,8 +136,8 @@ class Appender:
     async def append_framed(
         self, block: bytes, seq: int, condition: Condition | None, timeout_s: float | None
     ) -> AppendAck:
-        """`seq`: the number that the block bears. If it is cancelled, it may have been appended
-        or not."""
+        """Appends a block, which contains the number `seq`. If the call is cancelled, the block may
+        or may not have been appended."""
         due = asyncio.get_running_loop().time() + self._config.timeout_of(timeout_s)
         try:
             with self._owners.outages.waiting():
@@ -151,7 +152,8 @@ class Appender:
         condition: Condition | None,
         timeout_s: float | None,
     ) -> AppendAck:
-        """If the call is cancelled, the records may have been appended or not."""
+        """Appends a batch under a producer of its own. If the call is cancelled, the records may or
+        may not have been appended."""
         due = asyncio.get_running_loop().time() + self._config.timeout_of(timeout_s)
         producer = self._idle.pop() if self._idle else Producer()
         try:
@@ -179,7 +181,8 @@ class Appender:
         condition: Condition | None,
         due: float,
     ) -> AppendAck:
-        """Retries once in a new epoch, if the log has forgotten the producer and no outcome is unknown."""
+        """Appends the records. If the log has forgotten the producer and no outcome is unknown, it
+        retries once in a new epoch."""
         while True:
             ref = producer.next_ref
             block = _checked(records.pack(ref, self._codec))
@@ -238,7 +241,8 @@ class Appender:
 
 
 def _checked(block: bytes) -> bytes:
-    """Refuses a block that gRPC would not send, since that breaks the stream for other appends, too."""
+    """Refuses a block that gRPC would not send, because that would break the stream for other
+    appends, too."""
     if len(block) > _BLOCK_BYTES_MAX:
         raise EntryTooLarge("a batch is too large", got=len(block), limit=_BLOCK_BYTES_MAX)
     return block
@@ -248,7 +252,7 @@ def _tell(
     result: "asyncio.Future[Any]", ack: AppendAck | None, error: RollbookError | None
 ) -> None:
     if result.done():
-        return  # The caller no longer waits.
+        return  # The caller has stopped waiting.
     if error is not None:
         result.set_exception(error)
     else:

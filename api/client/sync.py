@@ -1,4 +1,4 @@
-"""The same client for programs without an event loop.
+"""The client of named logs for programs without an event loop.
 
     import rollbook
 
@@ -10,8 +10,8 @@
         for record in log.read():
             print(record.offset, record.value)
 
-A thin layer: one thread runs the loop of all clients, and each call waits for its result. Calls
-may come from any thread.
+This is a thin layer: one thread runs the loop of all clients, and each call waits for its result.
+Calls may come from any thread.
 """
 
 import asyncio
@@ -71,21 +71,25 @@ def connect(
     insecure: bool = False,
     wait_s: float = 0.0,
 ) -> "SyncClient":
-    """A client of the log servers at `url`: `log://host:port,host:port`, or without `log://`. One of them is enough.
+    """Returns a client of the log servers at `url`, which is `log://host:port,host:port`, or the
+    same without `log://`. One server is enough.
 
-    With `log+tls://` certificates are checked against `authorities`, a PEM file, or what the machine
-    trusts; `certificate` and `key` are shown to servers that ask for one, and `tls_name` is the name
-    that all servers' certificates have, where it is not the name in the URL. Without a URL it is the
-    cluster that the shell means: `ROLLBOOK_SERVER` with `ROLLBOOK_TOKEN_FILE`, or the current context,
-    or this machine. `token_file` holds the `token` in its first line. `insecure`: the token may go over
-    the network in the clear.
+    With `log+tls://`, servers' certificates are checked against `authorities`, a PEM file, or
+    against the authorities that the machine trusts. `certificate` and `key` are for servers that
+    ask for a certificate. `tls_name` is the name in all servers' certificates, if it is not the
+    name in the URL. Without a URL the client uses the cluster that the shell uses:
+    `ROLLBOOK_SERVER` with `ROLLBOOK_TOKEN_FILE`, or the current context, or this machine.
+    `token_file` is a file with the `token` in its first line. With `insecure`, the token may be
+    sent unencrypted.
 
         with rollbook.connect("log://127.0.0.1:7400") as client:
             log = client.open("orders", create=True)
 
-    It asks the servers once, and raises at once what is wrong: nothing listens (`ServerUnreachable`), a port speaks
-    TLS, a token is unknown (`Unauthorized`). `wait_s`: servers that cannot be reached are tried again for this
-    many seconds. Raises `BadConfig`. Close it, or use `with`; a client that is open when the interpreter exits is closed then.
+    The call asks the servers once, and raises an error at once if nothing listens
+    (`ServerUnreachable`), a port speaks TLS, or the token is unknown (`Unauthorized`). With
+    `wait_s`, servers that cannot be reached are tried again for this many seconds. Raises
+    `BadConfig`. Close the client, or use `with`; a client that is still open when the interpreter
+    exits is closed then.
     """
     on_used()
     thread = _shared_thread()
@@ -127,7 +131,8 @@ def _shared_thread() -> LoopThread:
 
 @atexit.register
 def _close_all() -> None:
-    """Closes all clients at exit. Python prints errors raised here; the exit code stays the same."""
+    """Closes all clients at exit. Python prints errors that are raised here, but the exit code
+    stays the same."""
     if not (_threads and _threads[-1].is_alive and is_own_process()):
         return
 
@@ -155,7 +160,7 @@ def with_docstrings_of(twin: type) -> Callable[[type[F]], type[F]]:
 
 @with_docstrings_of(aio.Client)
 class SyncClient(BelongsToProcess):
-    """`Client` for threads. What it says about cancellation applies to KeyboardInterrupt here."""
+    """`Client` for threads. Its statements about cancellation apply to KeyboardInterrupt here."""
 
     def __init__(self, thread: LoopThread, client: aio.Client) -> None:
         self._thread = thread
@@ -228,7 +233,7 @@ class SyncClient(BelongsToProcess):
         return self._thread.run(self._client.ask(word, timeout_s=timeout_s, server=server))
 
     def inside(self) -> tuple[LoopThread, aio.Client]:
-        """The client and its thread, for other layers like this one."""
+        """Returns the client and its thread, for other layers like this one."""
         return self._thread, self._client
 
     def close(self, *, timeout_s: float | None = None) -> None:
@@ -261,7 +266,7 @@ class SyncLog(BelongsToProcess):
         self._log = log
 
     def inside(self) -> tuple[LoopThread, Log]:
-        """The log and its thread, like `SyncClient.inside`."""
+        """Returns the log and its thread, like `SyncClient.inside`."""
         return self._thread, self._log
 
     def __repr__(self) -> str:
@@ -269,17 +274,17 @@ class SyncLog(BelongsToProcess):
 
     @property
     def name(self) -> LogName:
-        """The log's name with its namespace."""
+        """The log's name, with its namespace."""
         return self._log.name
 
     @property
     def uid(self) -> str:
-        """The log's uid. A log created later under this name has another one."""
+        """The log's uid; a log created later under this name has another one."""
         return self._log.uid
 
     @property
     def config(self) -> LogConfig:
-        """The log's config when it was opened, or last updated by this object."""
+        """The log's config when it was opened, or after the last update by this object."""
         return self._log.config
 
     # --- Appending ----------------------------------------------------------------------------
@@ -361,18 +366,20 @@ class SyncLog(BelongsToProcess):
         return self._thread.run(work)
 
     def writer(self, *, epoch: int | None = None, producer: str | None = None) -> SyncWriter:
-        """Appends in order, exactly once, many at a time. `epoch`: of an exclusive writer.
+        """Returns a writer, which appends records in order, exactly once, and many at a time.
+        `epoch` is that of an exclusive writer.
 
-        `producer`: a name under which a program goes on after it was started again, however it ended. The log
-        says how many records it has appended (`resumed_at`), and an older program of that name that still runs gets
-        `ProducerFenced`. No other program may use the name for this log.
+        `producer` is a name under which a program continues after a restart, however it ended. The
+        log says how many records the producer has appended (`resumed_at`), and an older program
+        that still uses the name gets `ProducerFenced`. No other program may use the name for this
+        log.
 
             with log.writer(producer="loader") as writer:
                 for line in lines[writer.resumed_at:]:
                     writer.submit(line)
 
-        Raises `ClientClosed`, `InvalidRequest`, and with a `producer` the error that keeps the log
-        from answering.
+        Raises `ClientClosed`, `InvalidRequest`, and, with a `producer`, the error because of which
+        the log does not answer.
         """
         if producer is None:
             return self._log.sync_writer(self._thread, epoch=epoch)
@@ -439,7 +446,7 @@ class SyncLog(BelongsToProcess):
                 warn_of_skipped(event)
 
     def _events(self, make: Callable[[], EventReader]) -> Iterator[Event]:
-        """Yields events, and fetches the next one while the previous one is used."""
+        """Yields events, and fetches the next event while the caller uses the previous one."""
         reader = self._thread.call(make)
         ahead = self._thread.submit(reader.next())
         try:
@@ -526,10 +533,11 @@ class SyncLog(BelongsToProcess):
 
 
 class SyncTail(ClosedByWith):
-    """Records as they come: `for record in tail`, or `tail.poll(timeout)`. Close it, or leave it to the garbage collector.
+    """Yields records as they arrive, by `for record in tail` or `tail.poll(timeout)`. Close the
+    tail, or leave it to the garbage collector.
 
-    It waits for the log's server for as long as that is unavailable, and logs what it waits for. Threads
-    that share it get each record once: it goes to one of them.
+    While the log's server is unavailable, the tail waits, and logs the reason. If threads share a
+    tail, each record is returned to only one of them.
     """
 
     def __init__(
@@ -538,7 +546,7 @@ class SyncTail(ClosedByWith):
         self._thread = thread
         self._reader = reader
         self._timeout = timeout
-        # Records of the last batch that are not returned yet.
+        # Records of the last batch that were not returned yet.
         self._records: Iterator[Record] = iter(())
         self._taking = threading.Lock()  # Held while a thread waits for the next batch.
         self._ahead: Future[Event | None] | None = None
@@ -550,14 +558,15 @@ class SyncTail(ClosedByWith):
         return self._is_closed or (self._reader.is_over and self._ahead is None)
 
     def poll(self, timeout: float | None = None) -> Record | None:
-        """The next record. None: none in this many seconds, or `is_over`. Raises `Truncated`, `DataLost`."""
+        """Returns the next record; None if no record arrived within `timeout` seconds, or `is_over`.
+        Raises `Truncated`, `DataLost`."""
         while (record := next(records := self._records, None)) is None:
             if not self._take(records, timeout):
                 return None
         return record
 
     def __iter__(self) -> Iterator[Record]:
-        """Ends when the log is sealed, or when no record has arrived for `timeout`."""
+        """Yields records, until the log is sealed or no record has arrived for `timeout`."""
         while True:
             yield from (records := self._records)
             if not self._take(records, self._timeout):
@@ -582,7 +591,8 @@ class SyncTail(ClosedByWith):
             self.close()
 
     def _take(self, used_up: Iterator[Record], timeout: float | None) -> bool:
-        """Waits for the records after the used ones; False: none arrived in that time, or there are no more."""
+        """Waits for the records after the used ones. Returns False if none arrived in that time, or
+        there are no more."""
         due = None if timeout is None else monotonic() + timeout
         if not self._taking.acquire(timeout=-1 if timeout is None else max(timeout, 0)):
             return False
@@ -598,7 +608,7 @@ class SyncTail(ClosedByWith):
             self._taking.release()
 
     def _next_event(self, due: float | None) -> Event | None:
-        """The next event; the one after it is fetched while this one is used."""
+        """Returns the next event; the one after it is fetched while the caller uses this one."""
         while not self.is_over:
             ahead = self._ahead or self._thread.submit(self._reader.next())
             self._ahead = ahead
@@ -634,12 +644,12 @@ class SyncTailsWatch(ClosedByWith):
 
     @property
     def known(self) -> Mapping[LogName, messages.TailOfLog]:
-        """A copy of the tails of all logs, as far as they are known."""
+        """Returns a copy of the tails of all logs, as far as they are known."""
         return self._thread.call(lambda: dict(self._watch.known))
 
     @property
     def unreached(self) -> Mapping[str, RollbookError]:
-        """Servers that cannot be reached, and the reasons."""
+        """The servers that cannot be reached, and the reasons."""
         return self._thread.call(lambda: dict(self._watch.unreached))
 
     @property

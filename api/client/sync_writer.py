@@ -1,4 +1,5 @@
-"""`log.writer()` for programs without an event loop: filled by any thread, emptied by the client's own."""
+"""`log.writer()` for programs without an event loop. Any thread may add records; the client's own
+thread sends them."""
 
 import logging
 import threading
@@ -26,7 +27,7 @@ _logger: Final = logging.getLogger(__name__)
 
 
 class SyncSubmission:
-    """A submitted record, as a future that resolves by itself."""
+    """A submitted record. It is a future that is resolved without further calls."""
 
     __slots__ = ("_batch", "_index")
 
@@ -35,24 +36,24 @@ class SyncSubmission:
         self._index = index
 
     def done(self) -> bool:
-        """Whether its outcome is known."""
+        """Returns whether the record's outcome is known."""
         return self._batch.is_settled
 
     def result(self, timeout: float | None = None) -> Offset:
-        """Waits for its offset; not longer than the client's own timeout, whatever happens.
+        """Waits for the record's offset, but never longer than the client's own time-out.
 
-        Raises its error, and `TimeoutError` if the outcome is not known yet.
+        Raises the record's error, or `TimeoutError` if the outcome is not known yet.
         """
         if not self._batch.is_settled and not wait_for(self._batch, timeout):
             raise TimeoutError("it is on its way")
         return self._batch.offset_of(self._index)
 
     def add_done_callback(self, callback: Callable[["SyncSubmission"], None]) -> None:
-        """`callback` is called on the client's thread, which it must not block; at once if the record is settled.
-
-        Errors of `callback` are logged, as futures do, since no caller would see them.
+        """Calls `callback` on the client's thread, which it must not block, or at once if the
+        record is settled. Errors of `callback` are logged, as those of futures' callbacks are,
+        because no caller would see them.
         """
-        is_called = threading.Lock()  # The first caller that acquires it calls the function.
+        is_called = threading.Lock()  # The first caller that acquires this lock calls the function.
 
         def call() -> None:
             if is_called.acquire(blocking=False):
@@ -67,7 +68,8 @@ class SyncSubmission:
 
 
 def wait_for(batch: Batch, timeout: float | None) -> bool:
-    """Whether it is settled. The other thread settles it first and then wakes the waiters."""
+    """Returns whether the record is settled. The client's thread settles it first, and then wakes
+    the waiters."""
     require_own_process()
     is_over = threading.Event()
     batch.waiters.append(is_over.set)
@@ -75,7 +77,8 @@ def wait_for(batch: Batch, timeout: float | None) -> bool:
 
 
 class SyncWriter(BelongsToProcess):
-    """Like `Writer`; `submit` blocks while the window is full, `try_submit` raises `Overloaded`."""
+    """A `Writer` for threads: `submit` blocks while the window is full, and `try_submit` raises
+    `Overloaded`."""
 
     def __init__(
         self,
@@ -110,17 +113,17 @@ class SyncWriter(BelongsToProcess):
 
     @property
     def tally(self) -> Tally:
-        """The outcomes of the submitted records, as far as they are known."""
+        """Returns the outcomes of the submitted records, as far as they are known."""
         return self._accumulator.tally
 
     @property
     def resumed_at(self) -> int:
-        """The same as `Writer.resumed_at`."""
+        """Returns the same as `Writer.resumed_at`."""
         return self._resumed.at
 
     @property
     def last_offset(self) -> Offset | None:
-        """The same as `Writer.last_offset`."""
+        """Returns the same as `Writer.last_offset`."""
         return self._resumed.last_offset
 
     def submit(
@@ -132,9 +135,10 @@ class SyncWriter(BelongsToProcess):
         event_time: datetime | None = None,
         event_time_us: int | None = None,
     ) -> SyncSubmission:
-        """Submits a record as soon as there is room. It is sent without any flush, and its `result()` is its offset.
+        """Submits a record as soon as there is room. The record is sent without any flush; the
+        `result()` of its future is its offset.
 
-        Raises `EntryTooLarge`, and the error that ended the writer.
+        Raises `EntryTooLarge`, or the error that ended the writer.
         """
         if event_time is not None:
             event_time_us = event_time_us_of(event_time, event_time_us)
@@ -153,7 +157,7 @@ class SyncWriter(BelongsToProcess):
         event_time: datetime | None = None,
         event_time_us: int | None = None,
     ) -> SyncSubmission:
-        """Like `submit`, but raises `Overloaded` if there is no room now."""
+        """Submits a record like `submit`, but raises `Overloaded` if there is no room now."""
         if event_time is not None:
             event_time_us = event_time_us_of(event_time, event_time_us)
         accumulator = self._accumulator
@@ -176,8 +180,9 @@ class SyncWriter(BelongsToProcess):
         self._raise_failure()
 
     def close(self) -> None:
-        """Refuses later submits, waits like `flush`, and raises what has ended the writer, with the
-        number of records with an unknown outcome, unless the caller has seen it before. Idempotent.
+        """Refuses later submits, and waits like `flush`. Raises the error that ended the writer,
+        with the number of records whose outcome is unknown, unless the caller has seen it before.
+        Idempotent.
         """
         try:
             with self._lock:
@@ -192,7 +197,8 @@ class SyncWriter(BelongsToProcess):
             raise loss.error()
 
     async def drain(self) -> None:
-        """On the client's thread: refuses later submits; waits until the outcomes of all others are known."""
+        """Refuses later submits, and waits until the outcomes of all others are known. Runs on the
+        client's thread."""
         with self._lock:
             self._accumulator.refuse_more()
             last = self._accumulator.last
@@ -200,12 +206,13 @@ class SyncWriter(BelongsToProcess):
             await last.settled()
 
     def take_loss(self) -> UnackedRecords | None:
-        """Records that were neither acknowledged nor reported to the caller; each is returned once."""
+        """Returns records that were neither acknowledged nor reported to the caller; each record is
+        returned once."""
         with self._lock:
             return take_loss(self._name, self._accumulator)
 
     def warn_of_pending(self) -> None:
-        """Logs pending records that a cancelled caller would not hear of."""
+        """Logs pending records, because a cancelled caller would not learn of them."""
         with self._lock:
             pending = self._accumulator.pending
         on_ended(self._name, pending)
@@ -224,7 +231,8 @@ class SyncWriter(BelongsToProcess):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Sends records submitted before an exception, too; then raises that exception."""
+        """Also sends the records that were submitted before an exception, and then raises that
+        exception."""
         try:
             self.close()
         except RollbookError as unacked:
@@ -235,7 +243,7 @@ class SyncWriter(BelongsToProcess):
     # --- The pipeline's source, on the client's thread ------------------------------------------
 
     def take(self, *, only_full: bool) -> Batch | None:
-        """The next batch to send; None: there is none yet."""
+        """Returns the next batch to send; None if there is none yet."""
         with self._lock:
             return self._accumulator.take(only_full=only_full)
 
@@ -246,7 +254,7 @@ class SyncWriter(BelongsToProcess):
             self._has_changed.notify_all()
 
     def on_stopped(self, error: RollbookError) -> None:
-        """Ends the writer: nothing more is sent."""
+        """Ends the writer, which then sends nothing more."""
         with self._has_changed:
             for batch in self._accumulator.stop(error):
                 batch.settle(None, again(error, Outcome.NOT_APPLIED))
@@ -259,7 +267,7 @@ class SyncWriter(BelongsToProcess):
         self._pipeline.pump()
 
     def _wait_for_room(self) -> None:
-        """Waits for room. The wait is bounded: every batch in the window has a deadline."""
+        """Waits for room. The wait is bounded, because every batch in the window has a deadline."""
         require_own_process()
         with self._has_changed:
             self._has_changed.wait_for(
@@ -272,5 +280,5 @@ class SyncWriter(BelongsToProcess):
             raise again(failure, failure.outcome)
 
     def _now(self) -> float:
-        """The event loop's time."""
+        """Returns the event loop's time."""
         return self._clock.monotonic_ns() / 1e9

@@ -1,8 +1,9 @@
-"""`client.tails`: the tails of many logs, kept up to date, from all servers.
+"""Implements `client.tails`: keeps the tails of many logs up to date, from all servers.
 
-Each server answers for some of the logs; one stream to each, and one merged state
-(`logservice/core/log_tails.py`). Messages name the servers, so that a new one is watched at once. A
-broken stream begins again; in the meantime its server's reports stay, and `unreached` says why.
+Each server answers for some of the logs. There is one stream to each server, and one merged state
+(`logservice/core/log_tails.py`). Messages name the servers, so that a new server is watched at
+once. A broken stream begins again; in the meantime its server's reports are kept, and `unreached`
+gives the reason.
 """
 
 import asyncio
@@ -35,14 +36,15 @@ from rollbook.proto.errors import (
 from rollbook.proto.tasks import stop_tasks
 
 _MISSED_MAX: Final = 2  # Heartbeats that a server may miss before it is asked again.
-_ASK_AGAIN_S: Final = 1.0  # The retry interval while no server can be reached.
+_ASK_AGAIN_S: Final = 1.0  # The pause between attempts while no server can be reached.
 _MESSAGE: Final = message_of(messages.Tails)
 
 AskServers = Callable[[], Awaitable[Iterable[str]]]
 
 
 class TailsWatch:
-    """Made by `Client.tails`. Close it, or use `async with`.
+    """A watch of the tails of many logs, which `Client.tails` returns. Close it, or use `async
+    with`.
 
     `known` is always the reported state: reading it asks no server.
     """
@@ -54,7 +56,7 @@ class TailsWatch:
         config: LogClientConfig,
         ask_servers: AskServers,
     ) -> None:
-        self.unreached: dict[str, RollbookError] = {}  # Unreachable servers, and the reasons.
+        self.unreached: dict[str, RollbookError] = {}  # The unreachable servers, and the reasons.
         self._data = pack(request).SerializeToString()
         self._patience_s = _MISSED_MAX * request.heartbeat_ms / 1000
         self._channels, self._config, self._ask_servers = channels, config, ask_servers
@@ -63,7 +65,7 @@ class TailsWatch:
         self._has_news = asyncio.Event()
         self._was_complete = False
         self._failure: RollbookError | None = None
-        # Set while no server returns the list of servers.
+        # The error while no server returns the list of servers.
         self._trouble: RollbookError | None = None
         self._is_closed = False
         self._streams: dict[str, asyncio.Task[None]] = {}
@@ -71,7 +73,7 @@ class TailsWatch:
 
     @property
     def known(self) -> Mapping[LogName, messages.TailOfLog]:
-        """The tails of all logs, as far as they are known."""
+        """Returns the tails of all logs, as far as they are known."""
         return self._merged.known
 
     @property
@@ -80,11 +82,11 @@ class TailsWatch:
         return self._merged.is_complete
 
     async def ready(self, timeout_s: float | None = None) -> Mapping[LogName, messages.TailOfLog]:
-        """Waits until all servers have reported everything; returns `known`. `timeout_s`: by default that of the
-        client.
+        """Waits until all servers have reported everything; returns `known`. The default of
+        `timeout_s` is the client's.
 
-        Raises `QuorumTimeout`, which names the servers that could not be reached. If it is
-        cancelled, the watch goes on.
+        Raises `QuorumTimeout`, which names the servers that could not be reached. If the call is
+        cancelled, the watch continues.
         """
         try:
             async with asyncio.timeout(self._config.timeout_of(timeout_s)):
@@ -102,10 +104,10 @@ class TailsWatch:
         return self.known
 
     async def next(self, timeout_s: float | None = None) -> messages.Tails | None:
-        """Returns the changes since the last call, or everything at first, with each log once. None:
-        nothing has changed in that time.
+        """Returns the changes since the last call, with each log once; the first call returns all
+        tails. It returns None if nothing has changed in that time.
 
-        Raises the error that ended the watch. If it is cancelled, no news is lost: ask again.
+        Raises the error that ended the watch. A cancelled call loses no change: call it again.
         """
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
@@ -169,7 +171,7 @@ class TailsWatch:
         )
 
     async def _meet(self) -> None:
-        """Asks for the list of servers, and repeats this until one of them is reachable."""
+        """Requests the list of servers, until one of them answers."""
         while True:
             if len(self.unreached) == len(self._streams):
                 try:
@@ -188,7 +190,7 @@ class TailsWatch:
                 self._streams[server] = self._loop.create_task(self._follow(server))
 
     def _forget_departed(self) -> None:
-        """Forgets the tails of unreachable servers that have left."""
+        """Forgets the tails of unreachable servers that have left the cluster."""
         servers = self._merged.servers
         for server in [each for each in self.unreached if each not in servers]:
             self._streams.pop(server).cancel()

@@ -1,8 +1,9 @@
-"""A program's cluster and its credentials: those that the program names, or those that the shell would use.
+"""Finds a program's cluster and its credentials: those that the program names, or those that the
+shell would use.
 
-connect("log://…")      that one, with what `connect` is given, and nothing from the environment
-connect()               ROLLBOOK_SERVER with ROLLBOOK_TOKEN_FILE; else the context ROLLBOOK_CONTEXT, or the
-                        current one of `rollbook context ls`; else this machine
+connect("log://…")      the cluster at the URL, with the arguments of `connect` only, and nothing from the environment
+connect()               ROLLBOOK_SERVER with ROLLBOOK_TOKEN_FILE; otherwise the context ROLLBOOK_CONTEXT, or the
+                        current one of `rollbook context ls`; otherwise this machine
 """
 
 import os
@@ -36,7 +37,7 @@ class Target:
         insecure: bool,
         tls_name: str = "",
     ) -> "Target":
-        """The target with the program's own arguments."""
+        """Returns the target with the arguments that the program has passed."""
         return replace(
             self,
             token=token or self.token,
@@ -49,7 +50,7 @@ class Target:
 
 
 def unnamed_target() -> Target:
-    """The server of a program that names none. Raises `BadConfig`."""
+    """Returns the server of a program that names none. Raises `BadConfig`."""
     server, name = (os.environ.get(each, "") for each in ("ROLLBOOK_SERVER", "ROLLBOOK_CONTEXT"))
     token_file = os.environ.get("ROLLBOOK_TOKEN_FILE", "")
     if server and name:
@@ -73,7 +74,8 @@ def unnamed_target() -> Target:
 
 
 def token_of_file(path: str) -> str:
-    """The token in a file's first line, as servers read it; empty without a path. Raises `BadConfig`."""
+    """Returns the token in a file's first line, read as servers read it; empty without a path.
+    Raises `BadConfig`."""
     if not path:
         return ""
     try:

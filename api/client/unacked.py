@@ -1,4 +1,4 @@
-"""A client's report about records that were submitted and are not acknowledged (PC1)."""
+"""A client's report of records that were submitted and are not acknowledged (PC1)."""
 
 import logging
 import warnings
@@ -11,27 +11,27 @@ from rollbook.api.client.record_accumulator import RecordAccumulator, Tally
 from rollbook.logservice.ids import LogName
 from rollbook.proto.errors import Outcome, RecordsUnacked, RollbookError
 
-_logger: Final = logging.getLogger("rollbook.client")  # structlog is a dependency of servers only.
+_logger: Final = logging.getLogger("rollbook.client")  # Only servers depend on structlog.
 _NEXT_STEP: Final = "read the end of the log before you submit them again"
 
 
 @dataclass(frozen=True, slots=True)
 class UnackedRecords:
-    """Unacknowledged records of one writer whose caller has seen no error."""
+    """The unacknowledged records of one writer whose caller has seen no error."""
 
     log: LogName
     tally: Tally
     failure: RollbookError
 
     def error(self) -> RollbookError:
-        """The writer's own failure, with the numbers of its records."""
+        """Returns the writer's own failure, with the numbers of its records."""
         error = again(self.failure, self.failure.outcome)
         error.ids |= {"in_doubt": self.tally.in_doubt, "not_appended": self.tally.not_appended}
         return error
 
 
 def take_loss(log: LogName, accumulator: RecordAccumulator) -> UnackedRecords | None:
-    """The writer's loss, which is reported once."""
+    """Returns the writer's loss, which is reported only once."""
     if not accumulator.hides_losses or accumulator.failure is None:
         return None
     accumulator.is_noticed = True
@@ -39,7 +39,7 @@ def take_loss(log: LogName, accumulator: RecordAccumulator) -> UnackedRecords | 
 
 
 def error_of(losses: Iterable[UnackedRecords]) -> RecordsUnacked | None:
-    """One error for the losses of all writers of a client."""
+    """Returns one error for the losses of all writers of a client."""
     found = list(losses)
     if not found:
         return None
@@ -61,19 +61,20 @@ def error_of(losses: Iterable[UnackedRecords]) -> RecordsUnacked | None:
 
 
 def attach(error: RollbookError, to: BaseException) -> None:
-    """Adds the report to an exception that is being raised, since that one matters more."""
+    """Adds the report to an exception that is being raised, because that one matters more."""
     _logger.warning("records_unacked: %s", error)
     to.add_note(f"{type(error).__name__}: {error}")
 
 
 def on_ended(log: LogName, pending: int) -> None:
-    """Logs pending records of a writer that was ended at once, for example by a cancelled caller."""
+    """Logs the pending records of a writer that was ended at once, for example by a cancelled
+    caller."""
     if pending:
         _logger.warning("writer_ended: records_in_doubt=%d log=%s", pending, log)
 
 
 def on_collected(writer: object, log: LogName, pending: int) -> None:
-    """Logs the loss of a garbage-collected writer, whose caller can get no error."""
+    """Logs the loss of a writer that was garbage-collected, because no caller can get its error."""
     if pending:
         _logger.warning("writer_collected: records_in_doubt=%d log=%s", pending, log)
         warnings.warn(

@@ -1,8 +1,8 @@
-"""Sends one request to the right server for one response, and retries it if that does no harm.
+"""Sends one request to the right server, returns its response, and retries if that does no harm.
 
-Every change that can be requested is idempotent. A
-refusal after an attempt with an unknown outcome therefore proves nothing, and is raised as unknown.
-Acquiring a log has a named attempt, so that a retry is not refused because of the first request.
+All changes that can be requested are idempotent. If an attempt had an unknown outcome, a later
+refusal proves nothing, and is raised with an unknown outcome. The acquisition of a log names its
+attempt, so that a retry is not refused because of the first request.
 """
 
 import asyncio
@@ -44,12 +44,12 @@ class UnaryCalls:
         self._owners = owners
         self._config = config
         self.is_closed = False
-        self._was_answered = False  # True: some server has answered before.
+        self._was_answered = False  # Whether a server has answered before.
 
     async def ask(
         self, word: Any, *, timeout_s: float | None = None, server: str | None = None
     ) -> Any:
-        """The response. `server`: asks only this one."""
+        """Returns the response. With `server`, it asks only this server."""
         outages = self._owners.outages
         if type(word) in BY_REQUEST and waits(word):
             return await self._ask(word, timeout_s, server)
@@ -72,9 +72,7 @@ class UnaryCalls:
         due = loop.time() + self._config.timeout_of(timeout_s)
         connect_due = min(due, loop.time() + self._config.connect_s)
         pauses, may_be_applied = Pauses(self._config), False
-        referred_to = (
-            ""  # A request for one server only, and for no log, is redirected like any other.
-        )
+        referred_to = ""  # Requests for one server, or for no log, may be redirected, too.
         while True:
             if self.is_closed:
                 raise ClientClosed
@@ -110,13 +108,13 @@ class UnaryCalls:
             await asyncio.sleep(pause_s)
 
     def _share_of(self, left_s: float) -> float:
-        """The part of the remaining time for one attempt, which leaves some for another."""
+        """Returns the part of the remaining time for one attempt, so that time is left for another."""
         return max(left_s / 2, min(left_s, self._config.attempt_s), 0.001)
 
     async def try_once(
         self, word: Any, server: str, timeout_s: float, *, is_direct: bool = False
     ) -> Any:
-        """Asks this server once. `is_direct`: not through a relay."""
+        """Asks this server once; with `is_direct`, not through a relay."""
         method = BY_REQUEST[type(word)]
         if is_direct:
             call = self._channels.direct_call(server, method.path)
@@ -146,7 +144,7 @@ class UnaryCalls:
 
 
 def _packed(word: Any) -> bytes:
-    """Raises `InvalidRequest` for arguments that fit into no message."""
+    """Packs a request. Raises `InvalidRequest` for arguments that fit into no message."""
     try:
         data: bytes = pack(word).SerializeToString()
     except (OverflowError, TypeError, ValueError) as error:
@@ -155,12 +153,12 @@ def _packed(word: Any) -> bytes:
 
 
 def new_attempt() -> str:
-    """A name for one acquisition of a writer epoch, even if it is requested several times."""
+    """Returns a name for one acquisition of a writer epoch, even if it is requested several times."""
     return os.urandom(_ATTEMPT_BYTES).hex()
 
 
 def answer_of(word: Any, data: bytes) -> Any:
-    """Raises `BadFrame` if it is invalid."""
+    """Unpacks a response. Raises `BadFrame` if it is invalid."""
     try:
         return unpack(message_of(word).FromString(data), word)
     except (DecodeError, InvalidRequest) as error:

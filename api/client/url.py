@@ -1,7 +1,7 @@
-"""Where the log servers are, as people write it: `log://host:port,host:port`.
+"""Parses the URLs of log servers: `log://host:port,host:port`.
 
-`log+tls://…` speaks TLS; `host:port` alone does not. The port is 7400 unless another one is named. One server is enough to find the
-others.
+`log+tls://…` speaks TLS; `host:port` alone does not. The default port is 7400. One server is
+enough: it names the others.
 """
 
 from dataclasses import dataclass

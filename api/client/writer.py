@@ -1,7 +1,8 @@
-"""`log.writer()`: records one by one, sent in batches that grow by themselves.
+"""Implements `log.writer()`: a program adds records one by one, which are sent in batches that grow
+with the load.
 
-A batch is sent at once when nothing is in flight; later records gather in the next one. So a lone
-record does not wait, and a flood travels in large batches.
+A batch is sent at once when nothing is in flight; later records gather in the next one. Therefore a
+single record does not wait, and many records are sent in large batches.
 """
 
 import asyncio
@@ -30,12 +31,13 @@ Begins = tuple[str, Callable[[], Awaitable[ProducerProgress]]]
 
 
 class Writer(BelongsToProcess):
-    """Appends in order and exactly once. Its first failure ends it: no record is appended after
-    one that was not. `close` it, or use `async with`; otherwise its client closes it.
+    """Appends records in order and exactly once. The first failure ends the writer: no record is
+    appended after one that was not. Call `close`, or use `async with`; otherwise the client closes
+    the writer.
 
-    At most `window_bytes` and `window_batches` are in flight; `ready` waits for room, `submit` raises
-    `Overloaded` if there is none. One with a producer's name accepts records after `begin`, which `async
-    with` calls.
+    At most `window_bytes` and `window_batches` are in flight. If there is no room, `ready` waits,
+    and `submit` raises `Overloaded`. A writer with a producer's name accepts records after `begin`,
+    which `async with` calls.
     """
 
     def __init__(
@@ -71,27 +73,30 @@ class Writer(BelongsToProcess):
 
     @property
     def tally(self) -> Tally:
-        """The outcomes of the submitted records, as far as they are known."""
+        """Returns the outcomes of the submitted records, as far as they are known."""
         return self._accumulator.tally
 
     @property
     def resumed_at(self) -> int:
-        """How many records the producer had appended, in all its lives, when this writer began.
+        """How many records the producer had appended, over all its restarts, when this writer
+        began.
 
-        Raises `InvalidRequest` if the writer has no producer's name, or no server has counted.
+        Raises `InvalidRequest` if the writer has no producer's name, or no server has counted the
+        records.
         """
         return self._resumed.at
 
     @property
     def last_offset(self) -> Offset | None:
-        """The offset of the producer's last record at the start; None: it had none. Raises `InvalidRequest`."""
+        """The offset of the producer's last record at the start; None if it had none. Raises
+        `InvalidRequest`."""
         return self._resumed.last_offset
 
     async def begin(self) -> None:
-        """Asks the log how many records the producer has appended, and fences older writers of its name.
-        Idempotent.
+        """Asks the log how many records the producer has appended, and fences older writers with
+        its name. Idempotent.
 
-        Raises `LogSealed`. If it is cancelled, older writers may be fenced.
+        Raises `LogSealed`. If the call is cancelled, older writers may be fenced.
         """
         if self._begins is None:
             return
@@ -105,7 +110,7 @@ class Writer(BelongsToProcess):
 
     @property
     def has_room(self) -> bool:
-        """Whether `submit` takes a record now."""
+        """Whether `submit` accepts a record now."""
         return self._accumulator.has_room
 
     def submit(
@@ -117,9 +122,10 @@ class Writer(BelongsToProcess):
         event_time: datetime | None = None,
         event_time_us: int | None = None,
     ) -> Submission:
-        """Submits a record. It is sent without any flush; awaiting the submission returns the record's offset.
+        """Submits a record. The record is sent without any flush; the submission can be awaited,
+        and returns the record's offset.
 
-        Raises `Overloaded` if there is no room, `EntryTooLarge`, and the error that ended the
+        Raises `Overloaded` if there is no room, `EntryTooLarge`, or the error that ended the
         writer.
         """
         if event_time is not None:
@@ -132,8 +138,8 @@ class Writer(BelongsToProcess):
         return Submission(accumulator.newest, index)
 
     async def ready(self) -> None:
-        """Waits for room. Raises the error that ended the writer. If it is cancelled, nothing
-        was submitted."""
+        """Waits for room. Raises the error that ended the writer. If the call is cancelled, no
+        record was submitted."""
         while not self._accumulator.has_room:
             self._raise_failure()
             turn: asyncio.Future[None] = self._loop.create_future()
@@ -150,7 +156,8 @@ class Writer(BelongsToProcess):
         event_time: datetime | None = None,
         event_time_us: int | None = None,
     ) -> Submission:
-        """Waits for room, then submits. If the call is cancelled, nothing was submitted."""
+        """Waits for room, and then submits a record. If the call is cancelled, no record was
+        submitted."""
         while not self._accumulator.has_room:
             await self.ready()
         return self.submit(
@@ -162,20 +169,21 @@ class Writer(BelongsToProcess):
         )
 
     async def flush(self) -> None:
-        """Waits until all that was submitted is durable. Raises the error that ended the writer.
+        """Waits until all submitted records are durable. Raises the error that ended the writer.
 
-        If it is cancelled, all of it is still being sent, and the writer accepts more.
+        If the call is cancelled, the records are still sent, and the writer accepts more.
         """
         if (last := self._accumulator.last) is not None:
             await last.settled()
         self._raise_failure()
 
     async def close(self) -> None:
-        """Refuses later submits, waits like `flush`, and raises what has ended the writer, with the
-        number of records with an unknown outcome, unless the caller has seen it before. Idempotent.
+        """Refuses later submits, and waits like `flush`. Raises the error that ended the writer,
+        with the number of records whose outcome is unknown, unless the caller has seen it before.
+        Idempotent.
 
-        If it is cancelled, it ends at once: the outcome of unacked records stays unknown, as their submissions
-        say.
+        If the call is cancelled, the writer ends at once: the outcome of unacked records stays
+        unknown, and their submissions report that.
         """
         try:
             await self.drain()
@@ -188,21 +196,22 @@ class Writer(BelongsToProcess):
             raise loss.error()
 
     async def drain(self) -> None:
-        """Refuses later submits; waits until the outcomes of the others are known. Raises
+        """Refuses later submits, and waits until the outcomes of the others are known. Raises
         nothing.
 
-        If it is cancelled, they are still being sent.
+        If the call is cancelled, the records are still sent.
         """
         self._accumulator.refuse_more()
         if (last := self._accumulator.last) is not None:
             await last.settled()
 
     def take_loss(self) -> UnackedRecords | None:
-        """Records that were neither acknowledged nor reported to the caller; each is returned once."""
+        """Returns records that were neither acknowledged nor reported to the caller; each record is
+        returned once."""
         return take_loss(self._name, self._accumulator)
 
     def warn_of_pending(self) -> None:
-        """Logs pending records that a cancelled caller would not hear of."""
+        """Logs pending records, because a cancelled caller would not learn of them."""
         on_ended(self._name, self._accumulator.pending)
 
     def end(self) -> None:
@@ -224,7 +233,8 @@ class Writer(BelongsToProcess):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Sends records submitted before an exception, too; then raises that exception."""
+        """Also sends the records that were submitted before an exception, and then raises that
+        exception."""
         try:
             await self.close()
         except RollbookError as unacked:
@@ -235,7 +245,7 @@ class Writer(BelongsToProcess):
     # --- The pipeline's source ----------------------------------------------------------------
 
     def take(self, *, only_full: bool) -> Batch | None:
-        """The next batch to send; None: there is none yet."""
+        """Returns the next batch to send; None if there is none yet."""
         return self._accumulator.take(only_full=only_full)
 
     def on_settled(self, batch: Batch) -> None:
@@ -244,7 +254,7 @@ class Writer(BelongsToProcess):
         self._offer_room()
 
     def on_stopped(self, error: RollbookError) -> None:
-        """Ends the writer: nothing more is sent."""
+        """Ends the writer, which then sends nothing more."""
         for batch in self._accumulator.stop(error):
             batch.settle(None, again(error, Outcome.NOT_APPLIED))
             self._accumulator.settle(batch)

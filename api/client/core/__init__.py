@@ -1,1 +1,1 @@
-"""The rules of the client: what is retried, and which outcomes stay unknown."""
+"""The rules of the client: which requests are retried, and which outcomes stay unknown."""
