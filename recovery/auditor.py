@@ -102,7 +102,8 @@ class Auditor:
         self._late: dict[LedgerId, None] = {}
         self._bad_marks: set[LedgerId] = set()
         self._has_news = asyncio.Event()
-        self._is_idle = asyncio.Event()  # Set while all lost bookies' ledgers are marked.
+        # The event is set while the ledgers of all lost bookies are marked.
+        self._is_idle = asyncio.Event()
         self._may_go_on = asyncio.Event()
         self._schedule = CheckSchedule(self._times, self._clock, self._config)
 

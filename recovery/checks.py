@@ -175,7 +175,7 @@ class CheckSchedule:
 
 
 class Checks:
-    """The checks of placement, entry lists and bytes. They wait at `gate` before each look or mark."""
+    """The checks of placement, entry lists and bytes. Each look or mark first waits at `gate`."""
 
     def __init__(
         self,

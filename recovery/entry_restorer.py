@@ -1,7 +1,7 @@
 """Writes entries of one ledger to one bookie, exactly as another bookie has them.
 
-The entries are sent as adds of a recovery. Such adds pass a fence, and a bookie that may have lost everything
-accepts no others. An entry counts only when it is durable there (HL2).
+The entries are sent as adds of a recovery. Adds of a recovery pass a fence, and a bookie that may have lost
+everything accepts no other adds. An entry counts only when it is durable there (HL2).
 
 Entries are urgent if a bookie gets its own entries back while clients wait for its answers: they are handled
 before users' requests and may use the reserve of a full disk. Copies for a new member of an ensemble are not
@@ -37,7 +37,9 @@ class Restorer:
         is_urgent: bool = True,
         on_durable: Callable[[], None] = lambda: None,
     ) -> None:
-        """Create a writer to one bookie. It calls `on_durable` each time `unacked_bytes` has become smaller."""
+        """Create a writer to one bookie. The writer calls `on_durable` each time `unacked_bytes` has become
+        smaller.
+        """
         # The bytes of all frames that were sent and are not known to be durable.
         self.unacked_bytes = 0
         self._bookie = bookie
@@ -58,7 +60,7 @@ class Restorer:
         )
 
     async def put(self, entries: Sequence[Entry], unacked_bytes_max: int) -> None:
-        """Send entries. Returns when at most this number of all bytes sent are not durable yet.
+        """Send entries. Returns when at most this number of sent bytes are not durable yet.
 
         Raises the bookie's errors, or `BookieTimeout`. After a cancelled call, any of the entries may be
         durable.

@@ -5,7 +5,7 @@
 
 Every recovery server does this by itself, so each of them can answer requests. After RESYNC, everything that
 a watch may have missed is read again, and every two minutes all nodes are. Only the first thousand ledgers of
-each kind are looked at.
+each kind are read.
 """
 
 import asyncio
@@ -57,7 +57,7 @@ LogOf = Callable[[LedgerId], Awaitable[str | None]]
 LEDGERS_MAX: Final = 1_000
 _LOOK_AGAIN_S: Final = 120.0
 _OVERDUE_LOOK_S: Final = 30.0
-# The pause before changed nodes are read. Many nodes change together.
+# The pause before changed nodes are read, so that nodes that change together are read together.
 _GATHER_S: Final = 0.05
 _READS_AT_ONCE: Final = 32
 _UNREADABLE: Final = (BadMetadata, UnsupportedVersion, InvalidRequest)
@@ -130,7 +130,8 @@ class ClusterEventLog:
         self._with_log: dict[str, tuple[Sight, Sight]] = {}
         self._news = asyncio.Event()
         self._changed = asyncio.Event()
-        self._known: dict[str, str] | None = None  # None until everything was read once.
+        # The known fingerprints, or None until everything was read once.
+        self._known: dict[str, str] | None = None
         self._memory = EventMemory()
         self._tracks = Tracks()
         self._looks = self._wanted_looks = 0

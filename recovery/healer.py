@@ -2,8 +2,8 @@
 found to be unneeded. Then the doubt is settled, and the bookie answers by itself.
 
 Ledgers that the bookie doubts are healed one by one (`ledger_healer.py`). If it doubts everything, every
-ledger of the cluster that names it is healed, and is fenced there again even if it is closed. When all of
-them are whole, the doubt about everything is settled (HL3).
+ledger of the cluster that names it is healed, and is fenced there again even if it is closed. When all
+ledgers are whole, the doubt about everything is settled (HL3).
 
 Progress is recorded as cleared doubts, so an interrupted run can be restarted (HL4). Settling names
 the stamp of the doubts that were seen: a later doubt may be about the very entry that was restored,
@@ -71,7 +71,7 @@ class Healing:
 
 
 class Healer:
-    """Heals one bookie, once. It does no harm if several healers run at a time, or if a healer dies."""
+    """Heals one bookie, once. Several healers may run at a time, and a healer may die, without harm."""
 
     def __init__(
         self,

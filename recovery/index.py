@@ -9,9 +9,9 @@ at the last reading, or is missing from the walk. A sweep over all other ledgers
 have moved a closed ledger while there was no watch. A sweep reads at a limited pace, and is also due every
 day.
 
-Of the ledgers that were read, the index may name too many for a bookie, but never too few (RI1). A caller can
-wait for the rest to be read (`catch_up`, `sweeps`). No final decision uses the index: `safe-to-remove` and
-the end of a drain walk the ledgers themselves (RI2).
+The index may name too many ledgers for a bookie, but never omits one that was read (RI1). A caller can wait
+for the rest to be read (`catch_up`, `sweeps`). No final decision uses the index: `safe-to-remove` and the end
+of a drain walk the ledgers themselves (RI2).
 """
 
 import asyncio
@@ -206,8 +206,8 @@ class LedgerIndex:
                 await self._has_news.wait()
 
     async def _walk(self) -> None:
-        """Walk over all ids. They are read during the walk, so that a first walk does not keep a million
-        notes.
+        """Walk over all ids. The ledgers are read during the walk, so that a first walk does not keep a
+        million notes.
         """
         self._must_walk = False  # A later gap in the watch sets the flag again.
         try:

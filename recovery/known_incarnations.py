@@ -3,8 +3,8 @@
     <own root>/whole/<bookie id>    JSON `{"incarnation": "4e0c…", "version": 1}`
 
 A format gives a bookie a new incarnation and makes it forget closed ledgers: it has no doubts about them, and
-answers that it has none of their entries. All ledgers of a bookie are checked if its incarnation is not the
-one that was last seen whole (LC6).
+denies all their entries. All ledgers of a bookie are checked if its incarnation is not the one that was last
+seen whole (LC6).
 """
 
 import json

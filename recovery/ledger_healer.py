@@ -106,9 +106,10 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Writers:
-    """How a healing treats a ledger that may have a writer."""
+    """The treatment of a ledger that may have a writer."""
 
-    are_spared: bool = False  # True: OPEN ledgers are not closed, with the exception below.
+    # True: OPEN ledgers are not closed, unless `are_to_have_left`.
+    are_spared: bool = False
     # True: a spared OPEN ledger is closed if its open end names a bookie that writers should have left.
     are_to_have_left: bool = False
 
@@ -146,8 +147,8 @@ class LedgerHealer:
         is_rehearsal: bool,
         writers: Writers = Writers(),
     ) -> None:
-        """Create a healer of one ledger. It calls `settle` with ranges that the bookie need not doubt any
-        longer.
+        """Create a healer of one ledger. The healer calls `settle` with ranges that the bookie need not doubt
+        any longer.
         """
         self.found = found
         self._ledgers = ledgers
@@ -183,8 +184,8 @@ class LedgerHealer:
             self.found.outcome = HealingOutcome.PLANNED
 
     async def _find(self) -> StoredLedger | None:
-        """Return the ledger, or None if it was certainly deleted. Its absence from the store of another
-        cluster proves nothing (HL5).
+        """Return the ledger, or None if it was certainly deleted. If the store belongs to another cluster, a
+        missing ledger proves nothing (HL5).
         """
         for _ in range(2):
             await self._ledgers.require_cluster()

@@ -98,7 +98,7 @@ class Repair:
 
 @dataclass(frozen=True, slots=True)
 class RepairOrder:
-    """What is wrong with a ledger, and where its copies should be made."""
+    """The defects of a ledger, and the bookies on which its copies should be made."""
 
     in_question: Collection[BookieId] = ()
     # Bookies that should lose their seats, each with a check that must hold at the swap.

@@ -137,9 +137,9 @@ class Failures(_Notes[Failure]):
 
 
 class BadCopies(_Notes[dict[BookieId, tuple[EntrySpan, ...]]]):
-    """Bad entries that checks found in marked ledgers. They are recorded here because entry lists show them
-    as present. The auditor records them before it marks the ledger. A worker that has written the entries
-    again removes the node in the version that it read.
+    """Bad entries that checks found in marked ledgers. Bad entries are recorded here because entry lists show
+    them as present. The auditor records them before it marks the ledger. A worker that has written the
+    entries again removes the node in the version that it read.
     """
 
     def __init__(self, store: MetadataStore, cluster: Cluster) -> None:
@@ -255,7 +255,8 @@ class RateOrder:
 
 
 class CheckTimes:
-    """The time when each check was last completed. It is in BookKeeper's node for this check if there is one.
+    """The time when each check was last completed. The time is stored in BookKeeper's node if BookKeeper has
+    this kind of check.
 
     <own root>/checked/bookies    JSON `{"completed_ms": 17…, "version": 1}`
     """

@@ -70,7 +70,7 @@ class _Task:
 
 
 class Worker:
-    """The part of a process that repairs ledgers. Its owner calls `run` once, in a task of its own."""
+    """The part of a process that repairs ledgers. The owner calls `run` once, in a separate task."""
 
     def __init__(
         self,
@@ -280,7 +280,7 @@ class Worker:
         mark = await _read(self._marks, ledger_id)
         drain = await _read(self._drains, ledger_id)
         if mark is None and drain is None:
-            return  # Another worker has repaired it.
+            return  # Another worker has repaired the ledger.
         draining = await self._draining(drain)
         drains = _tokens(draining)
         bad = await self._bad.read_stored(ledger_id)

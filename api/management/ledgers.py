@@ -97,7 +97,7 @@ class LedgerManagement:
         try:
             return await self._ledgers.metadata(ledger_id)
         except (NoSuchLedger, BadMetadata):
-            # It was deleted in the meantime, or is unreadable, which `recovery` counts.
+            # The ledger was deleted, or is unreadable, which `recovery` counts.
             return None
 
     async def describe(self, ledger_id: int) -> Facts:

@@ -66,7 +66,7 @@ def planned(options: SourceOptions, spans: Sequence[Span], logs: "Logs") -> list
 def read_task(
     access: ServerAccess, schema: StructType, spans: Task, fails_on_data_loss: bool
 ) -> Iterator["pa.RecordBatch"]:
-    """Yields exactly the records of the spans, as Arrow batches. This runs in a worker."""
+    """Yields exactly the records of the spans, as Arrow batches. The function runs in a worker."""
     from rollbook.api.spark.arrow import Batches
     from rollbook.api.spark.channel import channel_of
     from rollbook.api.spark.fetch import slices_of
@@ -79,7 +79,7 @@ def read_task(
 
 
 class BatchReader(DataSourceReader):
-    """`spans` are the ranges that `load()` has fixed. None: they are resolved when they are needed."""
+    """`spans` are the ranges that `load()` has fixed. None: the ranges are resolved when they are needed."""
 
     def __init__(
         self, options: SourceOptions, schema: StructType, spans: tuple[Span, ...] | None

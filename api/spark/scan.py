@@ -178,8 +178,8 @@ def _facts(piece: int, facts: Mapping[str, Any]) -> "pa.RecordBatch":
 
 
 class _Sequence:
-    """Checks that records are in order by offset and time. It compares blocks, so that single records cost
-    nothing.
+    """Checks that records are in order by offset and time. The check compares blocks, so that single records
+    cost nothing.
     """
 
     def __init__(self, at: int) -> None:
@@ -204,7 +204,7 @@ class _Sequence:
 
 
 class _Output:
-    """A file that is being written. Its contents are known when it is closed."""
+    """A file that is being written. The file's contents are known when it is closed."""
 
     def __init__(self, folder: str, log: str, uid: str, part: Slice) -> None:
         self.piece = int.from_bytes(os.urandom(8), "big") >> 1

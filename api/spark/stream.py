@@ -194,8 +194,8 @@ class _Live:
         return self._last[0]
 
     def _first_end(self, is_limited: bool) -> dict[str, Any]:
-        """Returns the first end without waiting. It includes the start, so that the checkpoint has the start,
-        too (SK1).
+        """Returns the first end without waiting. The end includes the start, so that the checkpoint has the
+        start, too (SK1).
         """
         from rollbook.api.spark.logs import require_some
 

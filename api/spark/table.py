@@ -28,7 +28,9 @@ _SPANS: Final = "spans"
 
 
 class SpansSource(DataSource):
-    """The data source `rollbook` with fixed ranges. It has the option `spans` besides those of batch reads."""
+    """The data source `rollbook` with fixed ranges. The source has the option `spans` besides those of batch
+    reads.
+    """
 
     @classmethod
     def name(cls) -> str:

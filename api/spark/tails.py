@@ -38,7 +38,7 @@ def namespace_of(pattern: str) -> str:
 
 
 class SelectionTails:
-    """The known tails of a selection in one process. They are closed with the client."""
+    """The known tails of a selection in one process. The watch is closed with the client."""
 
     def __init__(self, channel: ServerChannel, selection: Selection) -> None:
         self._channel, self._selection = channel, selection

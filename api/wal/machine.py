@@ -1,4 +1,5 @@
-"""`StateMachine`: one of several replicas of a state that a log feeds. It follows the log unless it leads.
+"""`StateMachine`: one of several replicas of a state that a log feeds. A replica follows the log unless it
+leads.
 
     class Counter:
         total = 0
@@ -60,8 +61,8 @@ SNAPSHOT_EVERY: Final = 10_000
 
 class State(Protocol):
     """The state that a program provides. In every replica it gets the same calls in the same order, so it
-    must be deterministic: it uses no clock, no randomness and no other input. It must also be quick. Even an
-    invalid command must have a result: an exception ends the replica.
+    must be deterministic: it uses no clock, no randomness and no other input. The state must also be quick.
+    Even an invalid command must have a result: an exception ends the replica.
     """
 
     def apply(self, command: bytes) -> Any: ...
@@ -221,7 +222,7 @@ class StateMachine:
             failure = InvalidRequest(
                 f"the state raised {type(error).__name__}: {error}", offset=self.applied
             )
-            failure.outcome = Outcome.APPLIED  # This applies if the call was a command.
+            failure.outcome = Outcome.APPLIED  # A command that raised was applied all the same.
             self._fail(failure)
             raise failure from error
 

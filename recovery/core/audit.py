@@ -1,8 +1,9 @@
 """Rules that decide which bookies are lost, and when and in which order their ledgers are marked.
 
-A bookie is *missing* while a cookie or a ledger names it and it is not registered. It is *lost* once this
-auditor has seen it missing for the whole delay (AU1). The delay is the same for any number of bookies, and a
-bookie that comes back within the delay causes no copying. A requested audit does not wait for the delay.
+A bookie is *missing* while a cookie or a ledger names it and it is not registered. A bookie is *lost* once
+this auditor has seen it missing for the whole delay (AU1). The delay is the same for any number of bookies,
+and a bookie that comes back within the delay causes no copying. A requested audit does not wait for the
+delay.
 
 **Absence must be observed** (AU1). The time of absence is counted from look to look, within one session. Time
 in which the auditor did not look, because it slept or could not reach the metadata store, counts only in
@@ -33,7 +34,8 @@ _LOOK_AGAIN_NS: Final = 10 * 10**9
 class Losses:
     def __init__(self, delay_s: int) -> None:
         self._delay_ns = delay_s * 10**9
-        self._absent_ns: dict[BookieId, int] = {}  # How long each missing bookie was seen missing.
+        # For each missing bookie, the time for which it was seen missing.
+        self._absent_ns: dict[BookieId, int] = {}
         self._session: SessionId = NO_SESSION
         self._looked_ns = 0
         # Bookies that were missing when a person requested an audit.
@@ -135,8 +137,8 @@ class Backlog:
 
 
 def is_check_due(completed_ms: int | None, now_ms: int, interval_ms: int) -> bool:
-    """Return whether a check is due. It is never due if the interval is 0. A completion time in the future
-    came from a wrong clock.
+    """Return whether a check is due. With an interval of 0, no check is ever due. A completion time in the
+    future came from a wrong clock.
     """
     if interval_ms == 0:
         return False

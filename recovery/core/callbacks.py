@@ -125,8 +125,8 @@ class _Entry:
 
 
 class CallbackQueue:
-    """The queue of one callback, which decides when each event is sent. Its owner sends the requests and
-    stores the queue.
+    """The queue of one callback, which decides when each event is sent. The queue's owner sends the requests
+    and stores the queue.
     """
 
     def __init__(self, randomness: Random) -> None:
@@ -180,8 +180,8 @@ class CallbackQueue:
         return max(min(due) - now_ns, 0) if due else None
 
     def _first_of(self, lane: str, names: deque[str]) -> _Entry | None:
-        """Return the lane's first event, if it is the first event in all of its lanes (CL2). Such an event is
-        returned for one of its lanes only.
+        """Return the lane's first event, if it is the first event in all of its lanes (CL2). An event with
+        several lanes is returned for only one of them.
         """
         entry = self._entries[names[0]]
         lanes = entry.pending.lanes

@@ -7,8 +7,8 @@
 | copies    | entry lists of closed fragments' members, holes included                  | a day   | `replicascheckctime`       |
 | ledgers   | bytes of the first and last entry of each member, and of a share of the rest | a week | `checkallledgersctime`   |
 
-A copy is *short* if its bookie lists less than it should hold, or denies an entry. It is *bad* if its bytes
-fail their digest, or if more members of the write set have other bytes. A check does not judge an
+A copy is *short* if its bookie lists less than it should hold, or denies an entry. A copy is *bad* if its
+bytes fail their digest, or if more members of the write set have other bytes. A check does not judge an
 unregistered bookie, which becomes lost after the delay (AU1, AU6).
 
 A ledger whose copies seem short or bad is looked at twice, since a writer's last copies may still be on their
@@ -132,7 +132,7 @@ def pick_sample(
 
 @dataclass(slots=True)
 class CopyReport:
-    """What a check found about the copies of one ledger."""
+    """The results of a check of one ledger's copies."""
 
     short: dict[BookieId, None] = field(default_factory=dict)
     bad: dict[BookieId, list[EntryId]] = field(default_factory=dict)

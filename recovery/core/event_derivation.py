@@ -3,9 +3,9 @@
     sights (nodes as they are now) ──► tracks (states that were seen) ──┐
     fingerprints (what is known of each thing)                        ──┴─► derive ──► events, fingerprints after them
 
-Each observed thing has a subject, and each of its states a fingerprint. A new fingerprint is an event. It is
-also an event if a bookie's registration, a lifecycle or a pause disappears. An event's id consists of its
-node, the node's life (the transaction that made it) and its state (the node's version, or how the node
+Each observed thing has a subject, and each of its states a fingerprint. A new fingerprint is an event. The
+disappearance of a bookie's registration, a lifecycle or a pause is also an event. An event's id consists of
+its node, the node's life (the transaction that made it) and its state (the node's version, or how the node
 ended). All servers therefore give an event the same id (EV1). Fingerprints are small and can be stored: a
 process that reads them continues exactly where the writer stopped (EV2).
 """
@@ -40,7 +40,7 @@ class EventKind(StrEnum):
 
 
 class Thing(Enum):
-    """The kind of an observed thing. Its value is the beginning of the subjects of this kind."""
+    """The kind of an observed thing. Subjects of a kind begin with the kind's value."""
 
     REGISTRATION = "bookie"
     LIFECYCLE = "lifecycle"
@@ -87,7 +87,7 @@ class Sight:
     ledger_id: int | None = None
     log: str | None = None
     text: str = ""
-    started_ms: int | None = None  # When an operation was started.
+    started_ms: int | None = None  # The time when an operation was started.
     subject: str = field(init=False)
 
     def __post_init__(self) -> None:

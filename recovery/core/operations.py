@@ -69,8 +69,8 @@ class LastingOperation:
     # --- Steps --------------------------------------------------------------------------------
 
     def begun(self, now_ms: int) -> "LastingOperation":
-        """Return the operation as running in the process that runs it now. It keeps its start time if it was
-        started before.
+        """Return the operation as running in the process that runs it now. If the operation was started
+        before, it keeps its start time.
         """
         self._require_open()
         return replace(self, state=OperationStatus.RUNNING, started_ms=self.started_ms or now_ms)

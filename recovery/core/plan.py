@@ -210,9 +210,9 @@ def _first_step(
 class GracePeriods(Generic[Key, Awaited]):
     """The grace periods in which writers may leave a bookie (RP4).
 
-    A period begins with the first look that finds something to wait for. It is measured by the clock of this
-    process, since marks have the time of another machine. It begins again if a look finds something else to
-    wait for.
+    A period begins with the first look that finds something to wait for. The period is measured by the clock
+    of this process, since marks have the time of another machine. A new period begins if a look finds
+    something else to wait for.
     """
 
     def __init__(self, grace_s: float) -> None:
@@ -244,9 +244,9 @@ def sources_of(
 ) -> list[BookieId]:
     """Return bookies that may have a copy of the entry, in the order in which they are asked.
 
-    One present member is asked before all others, and the same one for a whole fragment, so that it reads in
-    order. A bookie that loses its seat is used as a source while it is present. Lost bookies are asked last,
-    since they may be back.
+    One present member is asked before all others. The same member is asked for a whole fragment, so that it
+    reads in order. A bookie that loses its seat is used as a source while it is present. Lost bookies are
+    asked last, since they may be back.
     """
     slots = [slot for slot in quorum.write_slots(entry_id) if slot != seat.slot]
     if seat.action is Action.REPLACE:

@@ -1,6 +1,6 @@
 """Rules that divide a batch of rows into blocks of a log, and that recognise a repeated batch.
 
-The rows of a batch have a fixed order: by partition, and within a partition in the order of its rows. They
+The rows of a batch have a fixed order: by partition, and within a partition in the order of its rows. Rows
 are cut into as few blocks as the log's limits allow, and the cuts depend only on the sizes of rows (SK5).
 Each block carries the batch as its producer's `epoch`, and its place in the batch as `seq`. The log decides
 what was written: its blocks of a batch must hold the first rows of the batch (SK6), and the rest is appended

@@ -124,7 +124,7 @@ def idle_wait_s(logs: int) -> float:
 
 
 class Beginning(NamedTuple):
-    """Where the next batch starts, and which losses this start skips."""
+    """The start of the next batch, and the losses that this start skips."""
 
     starts: dict[str, Point]
     losses: list[RollbookError]

@@ -108,8 +108,8 @@ def _has_begun(spark: Any, checkpoint: str) -> bool:
 
 
 def _headers(log: str, uid: str) -> str:
-    """Returns the expression for a record's headers. It replaces the headers of another mirror, which may be
-    the source.
+    """Returns the expression for a record's headers. The expression replaces the headers of another mirror,
+    which may be the source.
     """
     ours = ", ".join(f"'{name}'" for name in (provenance.LOG, provenance.OFFSET, provenance.TIME))
     said = {

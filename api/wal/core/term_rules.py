@@ -5,8 +5,8 @@
                                               │ acked: applied, answered
 
 - A term serves once all records of older epochs are in the state, which are those below the fence (WK3).
-- A proposal is applied when it is acked, and not before. It is the next record of the log, since no other
-  writer has this epoch; if it is not, the term ends.
+- A proposal is applied when it is acked, and not before. A proposal is the next record of the log, since no
+  other writer has this epoch; if it is not, the term ends.
 - A term that is over accepts and applies no more commands; all waiting calls fail (WK4).
 - A fenced leader can find out the outcomes of its proposals. The first of the waiting proposals are in the
   log, in their order, and no other record has this epoch; no proposal is placed after the next writer's
@@ -59,7 +59,7 @@ class TermRules(Generic[W]):
 
     def settled_below(self) -> Offset | None:
         """Returns the bound of the term's records: a proposal that is not in the log below it never will be.
-        None: it is not known.
+        Returns None if that bound is not known.
         """
         match self.over:
             case StaleEpoch(ids={"current_epoch": int(epoch), "fenced_at": int(fence)}):
