@@ -111,9 +111,9 @@ class Departures:
                 f"{', '.join(bookies)}",
                 ledgers=without_room,
                 first_ledgers=first,
-                next_step="start more bookies first, or say --force to copy what can be copied",
+                next_step="start more bookies first, or use --force to copy what can be copied",
             ).with_http_step(
-                "start more bookies first, or send it with force=true to copy what can be copied"
+                "start more bookies first, or use force=true to copy what can be copied"
             )
         return census.naming
 
@@ -181,9 +181,9 @@ class Departures:
         if verdict.running:
             raise InvalidRequest(
                 f"{', '.join(verdict.running)} still runs",
-                next_step="stop it first; if its copies are to be moved before: rollbook bookie drain",
+                next_step="stop it first; to move its copies before that: rollbook bookie drain",
             ).with_http_step(
-                "stop it first; if its copies are to be moved before: POST /api/v1/bookies:drain"
+                "stop it first; to move its copies before that: POST /api/v1/bookies:drain"
             )
         damage = verdict.damage
         if verdict.unreadable and ledgers_given_up is None:
@@ -196,10 +196,10 @@ class Departures:
             raise NotConfirmed(
                 f"{damage.named} ledgers name {', '.join(bookies)}; without them {damage.below_ack} "
                 f"fall below their ack quorum, {damage.without_copy} lose their last copy of an entry",
-                next_step=f"drain them first: rollbook bookie drain; or type the number: "
+                next_step=f"drain them first: rollbook bookie drain; or confirm the number: "
                 f"--give-up {damage.below_ack}",
             ).with_http_step(
-                "drain them first: POST /api/v1/bookies:drain; or send it with "
+                "drain them first: POST /api/v1/bookies:drain; or confirm the number: "
                 f"give_up={damage.below_ack}"
             )
         for bookie in bookies:

@@ -283,7 +283,9 @@ class LedgerHealer:
             if self._task.is_wholly_doubted and WHOLE not in accepted:
                 unread_rest = []
             if not unread_rest:
-                error.next_step = f"restart or repair these bookies; if they are permanently lost: --accept-loss {ledger_id}"
+                error.next_step = (
+                    f"repair these bookies; if they are permanently lost: --accept-loss {ledger_id}"
+                )
                 raise
             logger.warning("ledger_tail_given_up", ledger_id=ledger_id, reason=error.message)
             self.found.reason = error.message

@@ -112,7 +112,7 @@ class ClusterCallbacks:
         """Sends one test event once, and waits for the result. Raises `Missing`, `OutcomeUnknown`."""
         token, now_ms = secrets.token_hex(8), self._now_ms()
         event = Event(
-            f"test@{token}", EventKind.TEST, now_ms, "", text="Somebody asked for this test."
+            f"test@{token}", EventKind.TEST, now_ms, "", text="A person requested this test."
         )
         work = self._nodes.queue_test(callback_id, event, token, now_ms)
         await self._act(self._known(work))
@@ -128,7 +128,7 @@ class ClusterCallbacks:
             raise OutcomeUnknown(
                 f"the test was not sent within {_TEST_S:g} s",
                 event=event.id,
-                next_step="ask GET /api/v1/recovery whether a process leads in the part operations, "
+                next_step="send GET /api/v1/recovery to see whether a process leads the part operations, "
                 f"then GET /api/v1/callbacks/{callback_id}/deliveries",
             ) from None
 

@@ -231,10 +231,10 @@ async def test_next_steps_name_what_http_has(cluster: LocalCluster) -> None:
         "to empty it while it serves: POST /api/v1/bookies:drain"
     )
     assert others == [
-        "start more bookies first, or send it with force=true to copy what can be copied",
+        "start more bookies first, or use force=true to copy what can be copied",
         "GET /api/v1/bookies lists the bookies",
-        "stop it first; if its copies are to be moved before: POST /api/v1/bookies:drain",
-        "drain them first: POST /api/v1/bookies:drain; or send it with give_up=0",
+        "stop it first; to move its copies before that: POST /api/v1/bookies:drain",
+        "drain them first: POST /api/v1/bookies:drain; or confirm the number: give_up=0",
         "use force=true to delete it although its writer may continue for a while",
     ]
 
