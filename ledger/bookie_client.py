@@ -264,7 +264,7 @@ class BookieClient(asyncio.BufferedProtocol):
         self._transport: asyncio.Transport  # Set by `connection_made`.
         self._decoder = ReplyDecoder(config.frame_bytes_max)
         self._heard_at = self._made_at = 0.0
-        self._given_up_at = 0.0  # When the first request was given up after `_heard_at`.
+        self._given_up_at = 0.0  # When a caller first gave up after `_heard_at`.
         # In version 2 a call that was given up keeps its key until its response has come.
         self._waiting: dict[_Key, _PendingRequest] = {}
         self._given_up = 0

@@ -1,7 +1,7 @@
 """Follows a ledger's writer: returns each entry as soon as a bookie reports it as confirmed.
 
     long polls    a bookie answers when its LAC rises, and returns the next entry
-    metadata      it names new ensembles, and the end of a CLOSED ledger
+    metadata      the metadata names new ensembles, and the end of a CLOSED ledger
 
 A follower polls the smallest set of members that together know of every entry. If a member does not
 answer soon, others are polled, too, and from then on they are polled first (RD4). A follower is

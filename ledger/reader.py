@@ -74,7 +74,7 @@ class LedgerReader:
             config,
             preferred=self._preferred,
         )
-        self._tasks: dict[asyncio.Task[list[Entry]], None] = {}  # Reads in flight, of all streams.
+        self._tasks: dict[asyncio.Task[list[Entry]], None] = {}  # The reads of all streams.
 
     @property
     def ledger_id(self) -> LedgerId:

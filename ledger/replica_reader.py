@@ -46,7 +46,7 @@ logger = structlog.get_logger()
 
 _NS_PER_S: Final = 1_000_000_000
 _PASSING_NS: Final = _NS_PER_S  # The duration of a restart or a lost connection.
-_GONE_RANK: Final = 3  # Unregistered bookies rank after all of `Health`'s.
+_GONE_RANK: Final = 3  # The rank of unregistered bookies; they are asked last.
 _PAUSE_S: Final = 0.02  # The pause before all are asked again; it doubles.
 
 

@@ -22,7 +22,7 @@ class SharedTimer:
         its callbacks block the loop."""
         self._shares = max(shares, math.ceil(tick_s / share_s_max))
         self._share_s = tick_s / self._shares
-        # The callbacks, by the number of their share.
+        # The callbacks of each share, by its number.
         self._due: dict[int, list[Callable[[], None]]] = {}
         self._timers: dict[int, asyncio.TimerHandle] = {}
         self._present: int | None = None  # The share whose callbacks are being called.

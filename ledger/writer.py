@@ -286,8 +286,8 @@ class LedgerWriter:
         """Waits until all entries that were appended before are on disk with an ack quorum.
 
         Confirmed entries are durable already, because a bookie acknowledges what it has synced.
-        Therefore this method is `flush`, also if it is cancelled, under the name that ledgers with
-        deferred syncs use.
+        Therefore this method does the same as `flush`, also if it is cancelled. Its name is the one
+        that ledgers with deferred syncs use.
         """
         await self.flush()
 

@@ -1,4 +1,4 @@
-"""Entries in flight: from append until all their bookies have a copy.
+"""Keeps the entries in flight, from their append until all their bookies have a copy.
 
 An entry gets its id, the ledger's length and its place in the queue in one step (WR1). When a frame
 is to be sent, frames are built for all entries appended so far: that is cheaper than building them

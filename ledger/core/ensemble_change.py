@@ -147,7 +147,7 @@ class OpenEnsemble:
 
     def on_gone(self, gone: dict[BookieId, str]) -> bool:
         """Stores which members are gone and cannot be replaced, and why.
-        Returns whether other members are gone than before."""
+        Returns whether the set of these members has changed."""
         is_news = gone.keys() != self._gone.keys()
         self._gone = gone
         return is_news

@@ -36,7 +36,7 @@ class Health:
 
     def on_failure(self, bookie: BookieId, now_ns: int) -> None:
         """Begins a quarantine, unless the bookie is in one. Further failures, of other ledgers or
-        of reconnects, do not extend it."""
+        of reconnects, do not extend the quarantine."""
         record = self._record(bookie)
         if now_ns < record.failed_until_ns:
             return

@@ -81,7 +81,7 @@ class Placement:
     ) -> dict[int, BookieId]:
         """Picks bookies for as many of the slots as possible, in the order of the slots.
 
-        With `is_urgent`, bookies in quarantine are picked rather than none.
+        With `is_urgent`, a bookie in quarantine is picked if there is no other.
         """
         wanted = list(slots)
         healthy, resting = self._candidates(live, now_ns, excluded={*ensemble, *excluded})

@@ -54,7 +54,7 @@ class _Sought:
 
 
 class TailSearch:
-    """Decides for one entry after the other whether it exists; the caller sends the requests."""
+    """Decides about each entry in turn whether it exists; the caller sends the requests."""
 
     def __init__(
         self,
