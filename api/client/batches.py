@@ -163,7 +163,7 @@ class Submission:
         if (ack := batch.ack) is not None:  # The code of `offset_of`, to save a call.
             return ack.first_offset + self._index  # type: ignore[return-value]  # The sum is an `Offset`.
         if batch.error is None:
-            raise asyncio.InvalidStateError("it is on its way")
+            raise asyncio.InvalidStateError("the record is still being sent")
         return batch.offset_of(self._index)
 
     def add_done_callback(self, callback: Callable[["Submission"], None]) -> None:

@@ -53,7 +53,7 @@ def checked_token(text: str) -> str:
     """Strips white space around a token, such as a file's line end. Raises `BadConfig`."""
     token = text.strip()
     if not (token.isascii() and token.isprintable()):
-        raise BadConfig("the token has characters that no token has: it is one line of ASCII")
+        raise BadConfig("the token is not one line of printable ASCII")
     return token
 
 
@@ -93,7 +93,7 @@ class Security:
         named += ["the name in certificates"] if self.name else []
         if named and not self.uses_tls:
             raise BadConfig(
-                f"{' and '.join(named)} would not be used: the URL is log://, which speaks no TLS",
+                f"{' and '.join(named)} would not be used: the URL is log://, which does not use TLS",
                 next_step="write log+tls://, or leave them out",
             )
 
@@ -102,8 +102,8 @@ class Security:
         for each in servers:
             if not self.may_be_shown_to(each):
                 raise BadConfig(
-                    f"eavesdroppers on the way to {each} would read the token",
-                    next_step="say log+tls://, or insecure (--insecure) in a network that is trusted",
+                    f"the token would be sent to {each} unencrypted",
+                    next_step="write log+tls://, or set insecure (--insecure) in a trusted network",
                 )
 
     def may_be_shown_to(self, server: str) -> bool:
@@ -198,8 +198,8 @@ class Channels:
         elif self._loop is not loop:
             raise InvalidRequest(
                 "this client belongs to another event loop",
-                next_step="connect in the loop that uses it, one client for each `asyncio.run`; "
-                "threads without a loop share what `rollbook.connect` returns",
+                next_step="connect in the loop that uses the client, once for each `asyncio.run`; "
+                "threads without a loop share the client of `rollbook.connect`",
             )
 
     def _require_open(self) -> None:

@@ -7,11 +7,11 @@ from typing import Final
 
 
 class ConnectProblem(Enum):
-    NOT_BELIEVED = "its certificate is not signed by anybody who is believed"
+    NOT_BELIEVED = "its certificate is not signed by a trusted authority"
     NO_TLS = "it does not speak TLS"
-    HTTP = "it speaks HTTP/1 alone"  # Our HTTP port causes this, because it also serves curl.
+    HTTP = "it speaks only HTTP/1"  # Our HTTP port causes this, because it also serves curl.
     # A TLS server does this to clients that do not use TLS.
-    HUNG_UP = "it hung up before it said anything"
+    HUNG_UP = "it hung up before it sent anything"
     REFUSED = "connection refused; nothing listens there"
     UNKNOWN_HOST = "the host name cannot be resolved"
     SILENCE = "nobody is there"

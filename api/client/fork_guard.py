@@ -45,8 +45,8 @@ def require_own_process() -> None:
     """Raises `ClientClosed`."""
     if _process.is_forked:
         raise ClientClosed(
-            "this process was forked from one that has used a client, which does not work on in it",
-            next_step='start it with multiprocessing.get_context("spawn"), or connect in no process before it forks',
+            "this process was forked from one that has used a client, and clients do not work in it",
+            next_step='start it with multiprocessing.get_context("spawn"), or do not connect before the process forks',
         )
 
 

@@ -394,12 +394,12 @@ class Log(BelongsToProcess):
         """
         if not isinstance(timestamp, datetime | None):
             raise InvalidRequest(
-                f"timestamp={timestamp!r:.80} is no datetime",
+                f"timestamp={timestamp!r:.80} is not a datetime",
                 next_step="give a datetime with its time zone, or a position as the first argument",
             )
         wanted = timestamp if timestamp is not None else position
         if wanted is None:
-            raise InvalidRequest("find what? Give a position or a timestamp")
+            raise InvalidRequest("give a position or a timestamp")
         found: messages.FoundOffset = await self._client.ask(
             messages.FindOffset(self.name, position_of(wanted), self.uid)
         )

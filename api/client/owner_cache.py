@@ -31,10 +31,10 @@ class _CachedOwner(NamedTuple):
 
 
 _NEXT_STEPS: Final = {
-    ConnectProblem.NOT_BELIEVED: "connect with authorities= the signers of its certificate, a PEM file",
+    ConnectProblem.NOT_BELIEVED: "pass authorities=, a PEM file with the signers of its certificate",
     ConnectProblem.NO_TLS: "connect to log://…, without +tls",
-    ConnectProblem.HTTP: "connect to the port of gRPC (7400 by default): that one is for HTTP",
-    ConnectProblem.HUNG_UP: "if it speaks TLS, connect to log+tls://…, with a certificate= of its authorities if it wants one",
+    ConnectProblem.HTTP: "connect to the gRPC port (7400 by default): this port is for HTTP",
+    ConnectProblem.HUNG_UP: "if it speaks TLS, connect to log+tls://…, with certificate= if it asks for one",
     ConnectProblem.REFUSED: "check host and port; start one (rollbook dev, rollbook server log), or connect to one that runs",
     ConnectProblem.UNKNOWN_HOST: "check the host name, and that this machine can resolve it",
     ConnectProblem.SILENCE: "start one (rollbook dev, rollbook server log), or connect to one that runs",

@@ -40,7 +40,7 @@ def position_of(start: Start) -> Position:
             return parse_position(start)
         case datetime():
             if start.tzinfo is None:
-                raise InvalidRequest("the time names no zone")
+                raise InvalidRequest("the time has no time zone")
             return AtTime(time_us_of(start))
         case timedelta():
             return Ago(round(start.total_seconds() * 1_000_000))
@@ -59,10 +59,10 @@ def listed(namespace: str, prefix: str) -> tuple[str, str]:
     if "/" not in namespace and pattern == namespace:
         return namespace, prefix
     if prefix:
-        raise InvalidRequest(f"logs({namespace!r}, {prefix!r}): the prefix is said twice")
+        raise InvalidRequest(f"logs({namespace!r}, {prefix!r}): the prefix is given twice")
     if "*" in pattern or (pattern == namespace and not namespace.endswith("/")):
         raise InvalidRequest(
-            f"{namespace!r:.80} is no pattern of logs",
+            f"{namespace!r:.80} is not a pattern of log names",
             next_step='write "namespace", "namespace/prefix*", "prefix*" or "*"',
         )
     return parse_prefix(pattern)
@@ -110,7 +110,7 @@ def checked_producer_name(name: str) -> str:
         )
     if name.startswith(ONCE.decode()) or not name.isprintable():
         raise InvalidRequest(
-            f"{name!r} is no producer's name",
+            f"{name!r} is not a valid producer name",
             next_step=f"choose printable text that does not begin with {ONCE.decode()!r}",
         )
     return name

@@ -57,7 +57,7 @@ class Producer:
         it."""
         if self.name and isinstance(error, ProducerFenced):
             error.message = f"another program has begun to append as producer {self.name!r}"
-            error.next_step = "end this program; only the newest one of a name may append"
+            error.next_step = "end this program; only the newest program with this name may append"
         elif self.name and is_forgotten(error):
             error.message = f"the log does not know producer {self.name!r} any more"
             error.next_step = "compare the newest records with what was appended, then open a writer with a new name"
@@ -95,7 +95,7 @@ class Resumed:
     def _known(self) -> ProducerProgress:
         if self._progress is None:
             raise InvalidRequest(
-                "only a writer with a producer's name knows where it goes on",
+                "only a writer with a producer's name knows where to continue",
                 next_step='open it with writer(producer="name"), and enter it with `async with`',
             )
         return self._progress

@@ -46,7 +46,7 @@ def event_time_us_of(time: datetime | None, time_us: int | None) -> int | None:
         raise InvalidRequest("a record has event_time or event_time_us, not both")
     if not isinstance(time, datetime):  # Many callers do not run a type checker.
         raise InvalidRequest(
-            f"event_time={time!r:.80} is no datetime",
+            f"event_time={time!r:.80} is not a datetime",
             next_step="give a datetime with its time zone, or event_time_us= for microseconds since 1970",
         )
     as_number: int = as_us(time)

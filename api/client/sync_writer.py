@@ -45,7 +45,7 @@ class SyncSubmission:
         Raises the record's error, or `TimeoutError` if the outcome is not known yet.
         """
         if not self._batch.is_settled and not wait_for(self._batch, timeout):
-            raise TimeoutError("it is on its way")
+            raise TimeoutError("the record is still being sent")
         return self._batch.offset_of(self._index)
 
     def add_done_callback(self, callback: Callable[["SyncSubmission"], None]) -> None:

@@ -99,7 +99,7 @@ class TailsWatch:
             whys += [str(self._trouble)] if self._trouble is not None else []
             why = f": {'; '.join(whys)}" if whys else ""
             raise QuorumTimeout(
-                f"not all servers have said in time which logs they have{why}"
+                f"not all servers have reported their logs in time{why}"
             ) from self._trouble
         return self.known
 

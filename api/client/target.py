@@ -86,7 +86,7 @@ def token_of_file(path: str) -> str:
     try:
         token = checked_token(line)
     except BadConfig:
-        raise BadConfig(f"the token in {path} has characters that no token has") from None
+        raise BadConfig(f"the token in {path} is not one line of printable ASCII") from None
     if not token:
         raise BadConfig(f"the token file {path} is empty", next_step="rollbook access token")
     return token

@@ -78,7 +78,7 @@ def on_collected(writer: object, log: LogName, pending: int) -> None:
     if pending:
         _logger.warning("writer_collected: records_in_doubt=%d log=%s", pending, log)
         warnings.warn(
-            f"a writer of {log} was not closed: {pending} records may be appended or not",
+            f"a writer of {log} was not closed: {pending} records may or may not have been appended",
             ResourceWarning,
             stacklevel=2,
             source=writer,

@@ -23,8 +23,8 @@ def parse_log_url(text: str) -> LogUrl:
     scheme, _, rest = text.partition("://") if "://" in text else ("log", "", text)
     if scheme in ("http", "https"):
         raise BadConfig(
-            f"{text!r} is an address of HTTP, and no address of log servers",
-            next_step="write log://HOST:7400, with the port that the server says is for logs",
+            f"{text!r} is an HTTP address, not an address of log servers",
+            next_step="write log://HOST:7400, with the server's port for logs",
         )
     if scheme not in ("log", "log+tls"):
         raise BadConfig(
