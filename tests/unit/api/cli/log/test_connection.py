@@ -56,7 +56,7 @@ async def test_whoever_asks_the_port_of_http_is_told_so() -> None:
         port = http.sockets[0].getsockname()[1]
         told = await advice(access_to(f"log://127.0.0.1:{port}"))
     assert told == "--server log://HOST:7400: that port is for HTTP"
-    with pytest.raises(BadConfig, match="an address of HTTP") as found:
+    with pytest.raises(BadConfig, match="an HTTP address") as found:
         parse_log_url(f"http://127.0.0.1:{port}/v1")
     assert found.value.next_step.startswith("write log://HOST:7400")
 
