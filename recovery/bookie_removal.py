@@ -44,8 +44,8 @@ class RemovalCheck:
     naming: dict[BookieId, int]  # For each bookie, the number of ledgers that name it.
     damage: Damage
     unreadable: int  # Ledgers with unreadable metadata, which may name any bookie.
-    writable: tuple[BookieId, ...]  # Bookies to be removed that still accept entries.
-    running: tuple[BookieId, ...]  # Bookies to be removed that are registered.
+    writable: tuple[BookieId, ...]  # Bookies that should be removed, but still accept entries.
+    running: tuple[BookieId, ...]  # Bookies that should be removed, but are registered.
 
     @property
     def is_safe(self) -> bool:

@@ -205,7 +205,7 @@ class Copier:
     async def _read_share(
         self, source: BookieId, entry_ids: list[EntryId]
     ) -> tuple[list[Entry], dict[EntryId, CopyState]]:
-        """Return the entries that one bookie returns, and why the others are missing."""
+        """Return the entries that one bookie returns, and the reasons why others are missing."""
         entries: list[Entry] = []
         states: dict[EntryId, CopyState] = {}
         rest: list[EntryId] = []

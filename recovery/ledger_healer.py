@@ -393,8 +393,8 @@ class LedgerHealer:
         held: dict[EntryId, None],
         copier: Copier,
     ) -> Mapping[EntryId, Mapping[BookieId, CopyState]]:
-        """Restore missing entries and add them to `held`. Returns the answers about entries that no bookie
-        returned. Raises if this bookie does not accept the entries.
+        """Restore missing entries and add them to `held`. Returns all bookies' answers about entries that no
+        bookie returned. Raises if this bookie does not accept the entries.
         """
 
         def others(entry_id: EntryId) -> list[BookieId]:

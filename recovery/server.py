@@ -73,7 +73,7 @@ class PartState:
 
 @dataclass(frozen=True, slots=True)
 class ProcessIdentity:
-    """The identity of this process, which people and its locks show."""
+    """The identity of this process, as it is shown to people and in its locks."""
 
     name: BookieId  # The name that is written in votes and locks.
     release: str = ""

@@ -130,7 +130,7 @@ class _Notes(Generic[T]):
 
 
 class Failures(_Notes[Failure]):
-    """Ledgers whose last repair failed. Only the holder of a ledger's lock writes them."""
+    """Ledgers whose last repair failed. Only the holder of a ledger's lock writes its failure."""
 
     def __init__(self, store: MetadataStore, cluster: Cluster) -> None:
         super().__init__(store, cluster, FAILURES, pack_failure, unpack_failure)

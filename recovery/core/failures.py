@@ -13,8 +13,8 @@ begins, or is retried, has a new token: then attempts are counted from one again
 at once (RP7). This comparison needs no clock, so the clocks of a worker and of an operator may differ.
 
 A ledger is *unrecoverable* if, for some of its entries, every holder answered ABSENT or returned bad bytes.
-Then `losses` names these entries and holders. An unrecoverable ledger is not retried: a person decides. If
-copies are UNKNOWN or unreachable, the repair waits for them without a limit.
+The field `losses` names these entries and holders. An unrecoverable ledger is not retried: a person decides.
+If copies are UNKNOWN or unreachable, the repair waits for them without a limit.
 """
 
 import json
