@@ -342,7 +342,8 @@ class LogReader:
                 await self._list_changed(stored)
             case AwaitOwner():
                 self._ready += self._progress.on_owner_awaited(self._trail.next_offset)
-                await self._list_changed(stored)
+                if not self._ready:  # The step returns an event at once; the next step waits.
+                    await self._list_changed(stored)
 
     async def _read_list(self) -> StoredLog:
         """The log's list. Raises `NoSuchLog`, `LogDeleted`, `LogReplaced`."""

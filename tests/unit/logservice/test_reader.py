@@ -172,6 +172,25 @@ def test_who_reads_from_the_owner_s_memory_is_told_where_it_went() -> None:
     play(story)
 
 
+def test_read_at_the_end_of_a_log_without_an_owner_is_answered_at_once() -> None:
+    """The list has the tail, so nothing has to be awaited."""
+
+    async def story(scene: Scene) -> None:
+        (a,) = await start_all(scene, "a")
+        log = await make_log(scene, log_suggested_to(a))
+        await fill(a, log, 3)
+        await a.ask(a.service.drain_server(words.DrainServer("a"), a.due()))
+        asked_at = scene.world.now
+        answer = await a.ask(a.service.read(words.Read(log, at(3)), a.due()))
+        assert (answer.blocks, answer.next_offset, answer.tail) == ((), 3, 3)
+        assert not answer.is_tail_uncertain
+        async with a.events(ReadStream(log, at(3))) as events:
+            assert await until(events, CaughtUp) == CaughtUp(offset(3))
+        assert scene.world.now - asked_at < 0.1
+
+    play(story)
+
+
 def test_reader_too_slow_for_the_owners_memory_lags_and_catches_up() -> None:
     async def story(scene: Scene) -> None:
         (a,) = await start_all(scene, "a")
