@@ -46,7 +46,7 @@ def require_own_process() -> None:
     if _process.is_forked:
         raise ClientClosed(
             "this process was forked from one that has used a client, and clients do not work in it",
-            next_step='start it with multiprocessing.get_context("spawn"), or do not connect before the process forks',
+            next_step='start it with multiprocessing.get_context("spawn"), or do not connect before it forks',
         )
 
 
