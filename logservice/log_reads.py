@@ -1,7 +1,7 @@
-"""Reads a log, follows it, and finds its tail.
+"""Serves requests that read or follow a log, or look for its tail or an offset.
 
-A read needs no owner: any server reads the segments. Only the tail of a log is requested from its owner,
-see `TailLookup`.
+A read needs no owner, since any server can read the segments. Only the tail is requested from the log's owner
+(`tail_lookup.py`).
 """
 
 import asyncio
@@ -67,11 +67,11 @@ from rollbook.proto.tasks import stop_tasks
 
 T = TypeVar("T")
 
-_LOOK_S: Final = 1.0  # The interval in which a server that does not own a log looks for its tail.
+_LOOK_S: Final = 1.0  # The least interval of tail look-ups at a server that does not own the log.
 
 
 class LogReads:
-    """The readers of one server."""
+    """Answers the requests of one server that read logs, and keeps its open readers."""
 
     def __init__(
         self,
@@ -117,7 +117,7 @@ class LogReads:
         tail, doubt = await self._ends.look_for_tail(request.log)
         await self.require_life(request.log, tail.uid, uid)
         if doubt is not None and not found.blocks:
-            raise doubt  # Only the owner can say that there are no records (RL6).
+            raise doubt  # Without a certain tail, "no records" could be wrong (RL6).
         return words.ReadAnswer(
             found.blocks,
             found.base_offset,
@@ -183,7 +183,7 @@ class LogReads:
         known, doubt = await self._ends.look_for_tail(request.log)
         await self.require_life(request.log, known.uid, uid)
         if doubt is not None:
-            raise doubt  # A read would stop before records that were acknowledged (RL6).
+            raise doubt  # The read could stop before acknowledged records (RL6).
         return known.head, known.tail
 
     async def _start_of(
@@ -213,8 +213,8 @@ class LogReads:
         uid: str,
         heartbeat_s: float | None = None,
     ) -> AsyncIterator[LogReader]:
-        """Provide a reader, which is closed at the end. `uid` is that of the log in which `start` was
-        found.
+        """Open a reader, and close it when the context ends. `uid` is the uid of the log that `start` belongs
+        to.
         """
         log = request.log
         if len(self._readers) >= self._server.config.readers_max:
@@ -252,8 +252,8 @@ class LogReads:
         self._stats.sent_bytes += sum(map(len, records.blocks))
 
     def _reader_lags(self) -> Mapping[str, float]:
-        """The largest lags by log. They have no reader names, since readers come and go, and a returning
-        one must get the same name.
+        """The largest reader lag of each log. Single readers are not reported: a metric needs a stable name
+        for each, and readers come and go.
         """
         lags: dict[str, int] = {}
         for each in self._readers.values():
@@ -285,8 +285,8 @@ class LogReads:
         return await self._ends.dated(request.log, self._ends.tail_at(owner), due)
 
     async def _read_barrier(self, request: words.GetTail, due: float) -> LogTail:
-        """The tail by a read barrier. If an ownerless log ends with a closed segment, the list has the
-        tail; otherwise the owner answers (LS14).
+        """Find a tail that covers every append acknowledged before this call, without a write (LS14). If the
+        log has no owner and its last segment is closed, the list has that tail; otherwise the owner reports it.
         """
         listed = (await in_time(due, self._nodes.read_living(request.log))).list
         check_life(request.log, text_of(listed.uid), request.uid)
@@ -297,8 +297,8 @@ class LogReads:
         return self._ends.tail_at(owner)
 
     async def watch_tail(self, request: words.WatchTail) -> AsyncIterator[LogTail]:
-        """Send the known tail at once, and its time when that is found. While a new answer takes long, the
-        last tail is sent again with each heartbeat.
+        """Yield the tail, and then each change of it. The time of the last record follows when it is found.
+        If nothing changes, or a look-up takes long, yield the last tail again with each heartbeat.
         """
         interval_s = max(request.interval_ms, 10) / 1000
         heartbeat_s = max(request.heartbeat_ms / 1000, interval_s)
@@ -348,7 +348,7 @@ class LogReads:
         tail = await self._ends.tail_of(request.log)
         await self.require_life(request.log, tail.uid, request.uid)
         offset = await self.resolve(request.log, request.position, tail, due)
-        # The position was given, so no search has shown that it is in the log.
+        # A given offset, or a cursor's, may be beyond the tail.
         if isinstance(request.position, AtOffset | AtCursor):
             tail = await self._ends.tail_from(request.log, offset, tail, due)
         return words.FoundOffset(offset, tail.head, max(tail.tail, offset), tail.uid)
@@ -376,8 +376,8 @@ class LogReads:
         return await in_time(due, find_offset_at(listed, timestamp_us, self._ledgers, confirmed))
 
     async def require_life(self, log: LogName, uid: str, wanted: str) -> None:
-        """Check the `uid` of the log that was asked. `wanted` may be empty. Raises `LogReplaced`,
-        `OwnerChanging`.
+        """Check that the log's `uid` is the `wanted` one; if that is empty, any uid will do. Raises
+        `LogReplaced`, `OwnerChanging`.
         """
         if wanted and wanted != uid:
             await self._server.refuse_other_life(log, wanted)
@@ -405,9 +405,7 @@ class _TailsOf:
 
 
 async def in_time(due: float, work: Awaitable[T]) -> T:
-    """The result of `work`, if it arrives by `due`. After a time-out the call may continue or not, so the
-    outcome is unknown.
-    """
+    """Return the result of `work`. At `due`, cancel it and raise `QuorumTimeout`: its outcome is unknown."""
     try:
         async with asyncio.timeout_at(due):
             return await work

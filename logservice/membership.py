@@ -1,9 +1,9 @@
-"""Registers this log server, and observes the others: an ephemeral node for each, in a session of its own.
+"""Registers this log server, and watches the other ones. Each server has one ephemeral node, in its own session.
 
-The session is short, 3 s by default: other servers use it to suggest owners of logs. It proves nothing, and
-a server whose connection is refused does not wait for the session to expire. After it has expired, others
-may own this server's logs already. A server that learns this opens its logs again before it confirms
-anything.
+The session expires after 3 s of silence by default. Other servers suggest owners of logs only among servers
+that have a session. A session does not prove that its server is alive: if a server refuses connections, the
+others do not wait until its session expires. When it has expired, other servers may own the server's logs
+already. A server that learns this opens its logs again before it confirms anything.
 
     <own root>/log-servers/<server id>    `core/server_record.py`
 """
@@ -72,20 +72,20 @@ class ServerMembership:
         on_session_lost: Callable[[], None],
         on_store: Callable[[bool], None],
     ) -> None:
-        """Use `store`, whose session is the lease. `on_store` is called when the store stops or begins to
-        respond.
+        """Use `store`, whose session is the lease. `on_store` gets False when the store stops responding, and
+        True when it responds again.
         """
         self._on_store = on_store
-        self.generation = 0  # The number of changes of the servers that can be suggested.
+        self.generation = 0  # Counts the changes of the set of servers that can be suggested.
         self._store = store
         self._own_root = own_root
         self._folder = f"{own_root}/{FOLDER}"
         self._on_session_lost = on_session_lost
         self._record: ServerRecord | None = None  # The record that other servers should see.
         self._published: ServerRecord | None = (
-            None  # The record that others see, if that is known for certain.
+            None  # The record that other servers see, if that is certain.
         )
-        # The record that was written last, as far as is known.
+        # The last record that this server may have written: other servers may see it already.
         self._maybe_seen: ServerRecord | None = None
         self._lives: dict[ServerId, _Life] = {}
         self._servers: dict[str, ServerRecord] = {}
@@ -96,7 +96,7 @@ class ServerMembership:
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self, record: ServerRecord) -> None:
-        """Register this server. Returns when other servers can see it, and it can see them."""
+        """Register this server. Returns when other servers can see it, and it knows them."""
         self._record = record
         await ensure_path(self._store, self._folder, above=self._own_root)
         await self._enter()
@@ -105,7 +105,7 @@ class ServerMembership:
         self._tasks = [loop.create_task(self._watch()), loop.create_task(self._hear_session())]
 
     async def close(self) -> None:
-        """Remove this server from the others' view. Idempotent."""
+        """Remove this server's registration. Idempotent."""
         record, self._record = self._record, None
         await stop_tasks(*self._tasks)
         self._tasks.clear()
@@ -116,13 +116,13 @@ class ServerMembership:
         try:
             await delete_surely(self._store, self._path(record), is_ours=self._is_ours)
         except (NoSuchNode, MetadataConflict, Unavailable, OutcomeUnknown, SessionExpired):
-            pass  # The node is removed when the session ends, which is soon.
+            pass  # The store removes the node when the session ends, which is soon.
 
     # --- Who lives --------------------------------------------------------------------------
 
     def is_alive(self, server_id: ServerId) -> bool:
-        """Return whether this life of a server is its present one, as far as is known. An earlier life may
-        still be registered.
+        """Return whether this life of a server is the one that was registered last, as far as this server
+        knows. An earlier life is not alive, even if its node still exists.
         """
         record = self._servers.get(server_name(server_id))
         return record is not None and record.info.server_id == server_id
@@ -138,7 +138,7 @@ class ServerMembership:
 
     @property
     def servers(self) -> list[ServerRecord]:
-        """The newest life of each server, by name."""
+        """The record of each server's newest life, sorted by name."""
         return [self._servers[name] for name in sorted(self._servers)]
 
     def takes_logs(self, record: ServerRecord) -> bool:
@@ -147,22 +147,23 @@ class ServerMembership:
 
     @property
     def clock_published_us(self) -> int | None:
-        """The difference of this server's clock that other servers see."""
+        """How far this server's clock is ahead of the metadata store's, as other servers see it."""
         return self._record.clock_apart_us if self._record is not None else None
 
     @property
     def clocks_apart_us(self) -> dict[str, int]:
-        """How far each server's clock is ahead of the metadata store's, by name, for those that
-        have reported it."""
+        """How far each server's clock is ahead of the metadata store's, by server name. Servers that have not
+        reported this are left out.
+        """
         return _clocks_apart_us(self._servers)
 
     @property
     def suggestions(self) -> Suggestions:
-        """Suggestions among the servers that take logs."""
+        """Suggests owners among the servers that take logs."""
         return self._suggestions
 
     async def changed(self, generation: int, wait_s: float) -> None:
-        """Return when the suggestions have changed, or after `wait_s`."""
+        """Wait until the suggestions differ from those of `generation`, at most `wait_s`."""
         if self.generation == generation:
             try:
                 async with asyncio.timeout(wait_s):
@@ -182,9 +183,9 @@ class ServerMembership:
         segments_lost: int | None = None,
         clock_apart_us: int | None = None,
     ) -> None:
-        """Update what others see of this server. Raises `MetadataUnavailable`, `ConnectionLost`, `SessionExpired`. After
-        `Unavailable` nothing has changed; if the outcome is unknown, and when this is cancelled,
-        others see it with the next write at the latest.
+        """Change this server's record, which other servers see. Raises `MetadataUnavailable` if nothing has
+        changed, and `OutcomeUnknown` if others may see the change already. In the second case, and if this is
+        cancelled, others see the change after the next write at the latest.
         """
         async with self._telling:
             if self._record is None:
@@ -219,7 +220,7 @@ class ServerMembership:
                 self._on_lives({**self._lives, record.info.server_id: changed})
 
     async def _enter(self) -> None:
-        """Make sure that the present record is in the only node of this session."""
+        """Make sure that this server's node belongs to the present session, and holds the present record."""
         async with self._turn:
             self._published = None
             while (record := self._record) is not None:
@@ -293,7 +294,9 @@ class ServerMembership:
                 await asyncio.sleep(_RETRY_PAUSE_S)
 
     async def _look(self, dirty: str | None) -> None:
-        """Read the records of new servers, and the changed record `dirty`; None: all records."""
+        """Read the records of new servers, and the record at the path `dirty`. If that is None, read all
+        records.
+        """
         try:
             names = await children_surely(self._store, self._folder)
         except NoSuchNode:
@@ -319,8 +322,8 @@ class ServerMembership:
             return None
 
     def _on_lives(self, lives: dict[ServerId, "_Life"]) -> None:
-        """Apply the registered lives. Of two lives of one name, only the one that was registered last
-        counts.
+        """Apply the registered lives. If two lives have the same server name, only the one that was registered
+        last counts.
         """
         self._lives = lives
         in_order = sorted(lives.values(), key=lambda each: each.registered_txn)

@@ -1,21 +1,21 @@
-"""Reads one log from any offset, and follows it, on any server, and is never silent.
+"""Reads one log from any offset, on any server, and follows it.
 
-    at the owner     what is confirmed comes from memory, in the turn in which it is confirmed
-    anywhere else,   from the ledgers, segment by segment (`core/segments.py`); the one that is
-    and further back written is followed, so that what is appended comes within milliseconds
+    at the owner      The reader takes blocks from the owner's memory, in the loop turn that confirms them.
+    at other servers, The reader reads the ledgers, segment by segment (`core/segments.py`). It follows the
+    and further back  ledger that is being written, so that new entries arrive within milliseconds.
 
-The owner knows before the bookies what is confirmed. A reader at the owner uses that. A reader elsewhere
-asks the owner before it reports that it has caught up, and then watches it (`owner_tails.py`, RL6).
-`core/reader_progress.py` decides what it reports.
+The owner knows earlier than the bookies which entries are confirmed. A reader at another server therefore
+asks the owner before it reports that it has caught up, and then listens to the owner's reports
+(`owner_tails.py`, RL6). `core/reader_progress.py` decides what the reader reports.
 
-A reader switches between the two by itself. It survives all faults: a ledger that is gone, or a
-segment that does not follow, makes it read the list again; a bookie or metadata store that does
-not respond makes it wait and retry. When it has no other event for a heartbeat, it reports its
-position and what it waits for (RL3). It ends only with the log: sealed and read to its end,
-deleted, truncated above its position, or records without a copy left.
+A reader switches between memory and ledgers by itself. Faults do not end it: if a ledger is gone, or a
+segment does not follow, it reads the list again; if a bookie or the metadata store does not respond, it waits
+and retries. If there is no other event for a heartbeat, it reports its position and what it waits for (RL3).
+It ends when the log is sealed and read to its end, deleted, replaced, or truncated above its position, when
+no copy of a record is left, and when another server owns the log and should be read instead (`Moving`).
 
-It reads only on request. If the reader gets no request for a moment, it drops what it had read ahead: one
-run of entries, and the data of its ledger reader (RL4).
+It reads only on request. After a second without a request, it closes its ledger reader: of what was read
+ahead, only one run of entries is kept (RL4).
 """
 
 import asyncio
@@ -87,24 +87,25 @@ _IDLE_S: Final = 1.0  # Reading ahead stops if there was no request for this lon
 _LOOK_AGAIN_S: Final = 2.0
 _PAUSE_S_MIN: Final = 0.02  # The first pause before a retry.
 _PAUSE_S_MAX: Final = 1.0  # The pauses double up to this.
-# Bytes of one event, unless a single block is larger: two full batches of our writer. With one, or
-# with three, a reader has records of 1 KiB from memory at 1.2 to 1.4 GB/s, and with two at 1.7.
+# The most bytes of one event, unless a single block is larger. This is the size of two full batches of the
+# client's writer. A reader gets records of 1 KiB from memory at 1.7 GB/s with events of two batches, and at
+# 1.2 to 1.4 GB/s with events of one or three.
 _BYTES_MAX: Final = 512 * 1024
-# Records count as lost after all holders of an entry have denied it this often.
+# Records count as lost when their ledger or entry was missing or corrupt this many times in a row.
 _LOST_AFTER: Final = 4
-_LOOK_S_MAX: Final = 1.0  # The time limit for finding out what a heartbeat reports.
+_LOOK_S_MAX: Final = 1.0  # The time limit for each of the two look-ups that a heartbeat makes.
 
 
 class TailSource(Protocol):
     """Reports of a log's tail by its owner, at this server or another one."""
 
     async def ask(self) -> LogTail | None:
-        """Ask the owner for its tail after this call. Returns None if the owner cannot be asked."""
+        """Return a tail that covers every append acknowledged before this call, as the owner or a list of
+        closed segments reports it. Returns None if neither can be asked.
+        """
 
     def listen(self, listener: Callable[[LogTail], None]) -> None:
-        """Call the listener whenever the owner, at another server, reports that the log has grown, until
-        `ignore`.
-        """
+        """Call the listener each time that an owner at another server reports a new tail, until `ignore`."""
 
     def ignore(self, listener: Callable[[LogTail], None]) -> None: ...
 
@@ -115,10 +116,10 @@ class OwnerLookup:
 
     # Returns the owner if this process believes that it owns the log.
     find: Callable[[], Owner | None]
-    # Returns the owner after checking that it still is.
+    # Returns the owner after checking that it still owns the log.
     find_proven: Callable[[], Awaitable[Owner | None]]
-    # Makes sure that a server owns the log. Returns the address of the owner if that is another
-    # server; empty if it is not known.
+    # Makes sure that a server owns the log. Returns the owner's address if that is another server and its
+    # address is known, otherwise an empty string.
     revive: Callable[[], Awaitable[str]]
     tails: TailSource  # The reports of the owner, at this server or another one.
 
@@ -127,7 +128,7 @@ class OwnerLookup:
 class ReaderOptions:
     """The options that the caller of a reader chooses."""
 
-    # The uid of the log that the start belongs to. Empty: the log that is found first.
+    # The uid of the log that the start belongs to. Empty: the uid in the first list that is read.
     uid: str = ""
     heartbeat_s: float = HEARTBEAT_S
     # True: truncated records are reported as a gap. False: reading ends with them.
@@ -161,29 +162,29 @@ class LogReader:
         self._loop = asyncio.get_running_loop()
         self._ready: deque[ReadEvent] = deque()
         self._end: ReadEvent | RollbookError | None = None
-        self._moving_to: str | None = None  # The address of the server where reading is to go on.
+        self._moving_to: str | None = None  # The address of the server to read from instead.
         self._step: asyncio.Task[None] | None = None
         self._resting: asyncio.Task[None] | None = None
         self._idle: asyncio.TimerHandle | None = None
         self._memory: Subscription | None = None
-        self._memory_epoch = NO_OWNER_YET  # The owner epoch whose memory this reader read last.
+        self._memory_epoch = NO_OWNER_YET  # The epoch of the owner whose memory was read last.
         self._ledger: LedgerReader | None = None
         self._follower: Follower | None = None
         self._progress = ReaderProgress(start)
-        self._is_listening = False  # Whether it listens to an owner at another server.
+        self._is_listening = False  # Whether this reader listens to an owner at another server.
         self._pause_s = _PAUSE_S_MIN
-        self._losses = 0  # Losses in a row.
+        self._losses = 0  # How many times in a row a ledger or entry was missing or corrupt.
 
     @property
     def lag(self) -> int:
-        """The number of records that are not yet returned, as far as is known here."""
+        """The number of records that were not returned yet, as far as this reader knows."""
         owner = self._find_owner()
         owner_tail = None if owner is None else owner.tail
         return self._progress.lag(self._trail.next_offset, owner_tail)
 
     async def next(self, due: float | None = None) -> ReadEvent:
-        """Return the next event. If there is no other event, it is a `Progress` at `due`, by default after
-        a heartbeat. After the last event, every call returns the last event again.
+        """Return the next event. If there is none until `due`, by default one heartbeat from now, return a
+        `Progress`. After the last event, every call returns that event again.
 
         Raises `Truncated`, `NoSuchLog`, `LogDeleted`, `LogReplaced`, `DataLost`; later calls raise the same
         error again. A cancelled call loses nothing: the next call returns the same event.
@@ -204,16 +205,16 @@ class LogReader:
                 is_over = not await self._take_from_ledgers(due)
             if is_over and not self._ready:
                 heartbeat = await self._make_heartbeat()
-                # A running step may have read records in the meantime. At the end of a log the
-                # reader is not at rest, since it would seem to have everything (RL6).
+                # If the running step has read records or found the log's end by now, the heartbeat is
+                # dropped: it could claim that nothing follows (RL6).
                 if not self._ready and self._end is None:
                     return heartbeat
         self._idle = self._loop.call_later(_IDLE_S, self._rest)
         return self._ready.popleft()
 
     def _move(self, address: str) -> None:
-        """End with `Moving`, after all records that were returned (RL5). A running step is stopped, since
-        it could read records that would never be returned.
+        """End with `Moving` at the end of the records that were returned (RL5). Stop a running step:
+        records that it reads would never be returned.
         """
         if self._step is not None:
             self._step.cancel()
@@ -240,10 +241,12 @@ class LogReader:
         return True
 
     async def _take_from_memory(self, memory: Subscription, due: float) -> bool:
-        """Return whether blocks or an end were found in memory before `due`."""
+        """Queue blocks from memory, end the read, or leave the memory. Returns False if none of these happens
+        before `due`.
+        """
         owner = self._find_owner()
         if owner is not None and self._trail.next_offset < owner.head:
-            self._memory = None  # The offset is truncated, even if the memory still has it.
+            self._memory = None  # The offset is truncated, although the memory may still have it.
             return True
         if self._end_if_sealed():
             return True
@@ -252,7 +255,7 @@ class LogReader:
         except LogSealed:
             self._end = Sealed(self._trail.next_offset)
             return True
-        except RollbookError as error:  # The owner has ended. The rest is read from ledgers.
+        except RollbookError as error:  # The owner has ended: read the rest from the ledgers.
             logger.debug("reader_lost_owner", log=str(self.name), reason=error.code.reason)
             self._memory = None
             return True
@@ -272,7 +275,9 @@ class LogReader:
         return True
 
     def _end_if_sealed(self) -> bool:
-        """End the read if its owner knows the log to be sealed and all of it was read; returns whether it ended."""
+        """End the read if the owner at this server has sealed the log and all of it was read. Returns whether
+        the read ended.
+        """
         owner = self._find_owner()
         if owner is None or not owner.is_sealed or self._trail.next_offset < owner.tail:
             return False
@@ -282,7 +287,9 @@ class LogReader:
     # --- From the ledgers -------------------------------------------------------------------
 
     async def _take_from_ledgers(self, due: float) -> bool:
-        """Return whether a step was made before `due`. A step that is not stopped continues."""
+        """Make a step; returns whether it ended before `due`. A late step continues, and the next call waits
+        for it.
+        """
         if self._step is None:
             self._step = self._loop.create_task(self._make_step())
         if not await _ends_by(self._step, due):
@@ -342,7 +349,7 @@ class LogReader:
                 await self._list_changed(stored)
             case AwaitOwner():
                 self._ready += self._progress.on_owner_awaited(self._trail.next_offset)
-                if not self._ready:  # The step returns an event at once; the next step waits.
+                if not self._ready:  # If there is an event, return it first: the next step waits.
                     await self._list_changed(stored)
 
     async def _read_list(self) -> StoredLog:
@@ -367,7 +374,7 @@ class LogReader:
             return
         start = self._trail.next_offset
         blocks = self._trail.on_entries([entry.payload for entry in news.entries])
-        if blocks is None:  # The ledger is not part of the log, as the list will show soon.
+        if blocks is None:  # The ledger is not part of the log. The list will show that soon.
             await self._leave_ledger()
             return
         self._losses = 0
@@ -381,12 +388,12 @@ class LogReader:
             self._progress.on_replica_awaited()
 
     async def _on_end_of_news(self) -> None:
-        """Ask the owner after everything that bookies know was read. Bookies learn that the last block is
-        confirmed only from the next one (RL6).
+        """Ask the owner for the tail once everything that bookies report was read: they learn only from the
+        next block that the last one is confirmed (RL6).
         """
         self._progress.on_all_read()
         if self._find_owner() is not None:
-            return  # The next read is from the owner's memory.
+            return  # The next step reads from the owner's memory.
         self._listen()
         if self._progress.is_live:
             return
@@ -397,7 +404,7 @@ class LogReader:
         self._ready += self._progress.on_answer(answer, position, self._loop.time())
 
     def _confirmed_in(self, ledger: LedgerReader) -> EntryId:
-        """The last entry of the ledger that the owner is known to have confirmed."""
+        """The last entry of the ledger that the owner has confirmed, as far as this reader knows."""
         owner = self._find_owner()
         if owner is not None:
             return owner.confirmed.get(ledger.ledger_id, NO_ENTRY)
@@ -425,7 +432,7 @@ class LogReader:
             self._tails.ignore(self._on_owner_tail)
 
     async def _leave_ledger(self) -> None:
-        """Close the ledger's reader. If it is cancelled, nothing stays open."""
+        """Close the ledger's reader, and its follower. A cancelled call closes both before it raises."""
         self._stop_listening()
         follower, ledger = self._follower, self._ledger
         self._follower = self._ledger = None
@@ -433,7 +440,7 @@ class LogReader:
             await to_its_end(_left(follower, ledger))
 
     async def _list_changed(self, known: StoredLog) -> None:
-        """Return when the list has probably changed, or after a while."""
+        """Wait until the list differs from `known` or its watch reports a change, at most `_LOOK_AGAIN_S`."""
         watch = await self._nodes.watch(self.name)
         try:
             if (await self._nodes.read(self.name)).version == known.version:
@@ -446,8 +453,8 @@ class LogReader:
     # --- What goes wrong --------------------------------------------------------------------
 
     async def _on_missing(self, error: RollbookError) -> None:
-        """Handle a missing ledger or entry: it was truncated or discarded, which the list shows
-        soon, or its copies are gone.
+        """Handle a ledger or entry that is missing or corrupt. If it was truncated or discarded, the list
+        shows that soon; otherwise its copies are lost.
         """
         self._losses += 1
         if self._losses >= _LOST_AFTER or isinstance(error, DataLost):
@@ -473,7 +480,7 @@ class LogReader:
     # --- Reporting --------------------------------------------------------------------------
 
     def _tell_records(self, blocks: Sequence[bytes], start: Offset) -> None:
-        """Queue records as events of a bounded size, as stored and as unpacked (LB3)."""
+        """Queue records as events. The stored and the unpacked size of each event are bounded (LB3)."""
         self._progress.on_records(start, self._trail.next_offset, sum(map(len, blocks)))
         for piece in opened_together(blocks, _BYTES_MAX):
             end = span_of(piece[-1])[1]
@@ -493,15 +500,18 @@ class LogReader:
         return ReaderPosition(next_offset, self._trail.last_timestamp_us, self._clock.wall_us())
 
     async def _owner_in_time(self) -> Owner | None:
-        """The proven owner at this server; after a failure or a time-out, the owner as far as is known."""
+        """The owner at this server, if there is one, after a check that it still owns the log. If the check
+        fails or times out, the owner is returned unchecked.
+        """
         with suppress(RollbookError, TimeoutError):
             async with asyncio.timeout(_LOOK_S_MAX):
                 return await self._find_proven()
         return self._find_owner()
 
     async def _look_around(self) -> bool:
-        """Find out whether the log still exists, how far it goes, and whether its owner reports that. If
-        the owner cannot be asked, find out where to continue. A failure changes nothing.
+        """Look up whether the log still exists and where it ends. Returns whether that end is certain: from
+        the owner, or from a list of closed segments. If neither can be asked, make sure that the log has an
+        owner, and move to it if that is another server. A failure changes nothing.
         """
         with suppress(RollbookError, TimeoutError):
             async with asyncio.timeout(_LOOK_S_MAX):
@@ -527,7 +537,7 @@ class LogReader:
     # --- Resting ----------------------------------------------------------------------------
 
     def _rest(self) -> None:
-        """Stop reading ahead, since there are no requests for records at present."""
+        """Stop reading ahead, since no event was requested for `_IDLE_S`."""
         self._resting = self._loop.create_task(self._drop_what_is_ahead())
 
     async def _drop_what_is_ahead(self) -> None:
@@ -551,8 +561,8 @@ async def _left(follower: Follower | None, ledger: LedgerReader) -> None:
 
 
 async def _ends_by(task: "asyncio.Task[None]", due: float | None) -> bool:
-    """Return whether the task has ended by `due`, with any result. If this call is cancelled, or the task
-    is late, the task continues.
+    """Wait for the task until `due`; returns whether it has ended, with any result. The task continues if it
+    is late, or if this call is cancelled.
     """
     if not task.done():
         ended = asyncio.get_running_loop().create_future()

@@ -1,12 +1,12 @@
-"""The newest blocks of a log in its owner's memory: readers at the tail are served from here at ack time.
+"""Caches a log's newest blocks in its owner's memory, and serves readers at the tail as soon as a block is acked.
 
-Only confirmed blocks are in it, so no reader sees a block that may vanish (LS4). A reader holds
-a position and no bytes: one that never reads costs nothing. If its blocks are no longer cached
-when it comes back, it reads them from the bookies.
+The cache holds confirmed blocks only, so no reader sees a block that may vanish (LS4). A reader holds a
+position and no bytes, so a reader that never reads costs nothing. If its next block is no longer cached, it
+reads from the bookies.
 
-Each log has a bound of bytes, and all logs of a server share the bound of `TailMemory` (LS11):
-beyond it the oldest block is dropped, of those logs that have more than a sixteenth. If there is
-none, the log whose last append is oldest drops its oldest block.
+Each log's cache has a bound of bytes, and all caches of a server share the bound of `TailMemory` (LS11). If the
+shared bound is exceeded, the oldest block is dropped among the logs that use more than a sixteenth of it. If no
+log does, the log whose last append is oldest drops its oldest block.
 """
 
 import asyncio
@@ -20,26 +20,27 @@ from typing import Final
 from rollbook.logservice.ids import Offset
 from rollbook.proto.errors import RollbookError
 
-_BLOCK_BYTES: Final = 200  # Memory of a block besides its bytes.
-# A log keeps what it has beyond one of these shares while no other log needs it.
+_BLOCK_BYTES: Final = 200  # The memory that each block takes in addition to its own bytes.
+# The number of shares of the shared bound. A log may use more than one share while the bound is not reached.
 _SHARES: Final = 16
-_DROP_AT: Final = 64  # The list is cut when it has this many dropped blocks.
+# Dropped blocks are removed from the list once there are this many, and they are half of it.
+_DROP_AT: Final = 64
 
 _Confirmed = tuple[Offset, Offset, bytes]
-# Start, end, the block, and `TailMemory.added` when it came.
+# Start, end, the block, and the value of `TailMemory.added` just before the block was added.
 _Kept = tuple[Offset, Offset, bytes, int]
 _END: Final = itemgetter(1)
 _OLDEST: Final = attrgetter("oldest")
 
 
 class TailMemory:
-    """The shared bound of the tail caches of all logs of a server."""
+    """Holds the tail caches of all logs of a server within one shared bound."""
 
     def __init__(self, bytes_max: int) -> None:
         self.bytes_max = bytes_max
         self.bytes = 0
         self._share_bytes = bytes_max // _SHARES
-        self.added = 0  # All bytes ever added: an older block came at a smaller count.
+        self.added = 0  # All bytes ever added. It orders blocks by age: it never decreases.
         self._caches = OrderedDict[TailCache, None]()  # In the order of their last additions.
         self._large: dict[TailCache, None] = {}  # Logs that have more than their share.
 
@@ -70,7 +71,7 @@ class TailCache:
     def __init__(self, tail: Offset, bytes_max: int, memory: TailMemory) -> None:
         self.tail = tail
         self.bytes_max = bytes_max
-        self.end: RollbookError | None = None  # The error after which no block follows.
+        self.end: RollbookError | None = None  # The error with which the cache was closed.
         self.on_grown: Callable[[], None] | None = None  # Set while tails are watched.
         self._memory = memory
         self.bytes = 0  # Bytes of the cached blocks.
@@ -85,16 +86,16 @@ class TailCache:
 
     @property
     def waiting(self) -> int:
-        """The number of readers that wait for more."""
+        """The number of callers that wait until the log grows."""
         return len(self._waiting)
 
     @property
     def oldest(self) -> int:
-        """`TailMemory.added` when the first cached block came."""
+        """The value of `TailMemory.added` just before the first cached block was added."""
         return self._kept[self._dropped][3]
 
     def add(self, blocks: Sequence[_Confirmed]) -> None:
-        """Add confirmed blocks, which follow each other and the tail. Waiters are notified once."""
+        """Add confirmed blocks, which continue the tail without a hole. Waiters are notified once."""
         if not blocks:
             return
         added, since = 0, self._memory.added
@@ -105,7 +106,7 @@ class TailCache:
             self._kept.append((base_offset, next_offset, block, since))
         self.bytes += added
         self._memory.on_added(self, added)
-        # This log's own bound is first: a block beyond it takes no memory from others.
+        # Apply this log's own bound first, so that blocks beyond it take no memory from other logs.
         while self.bytes > self.bytes_max:
             self.drop_oldest()
         self._memory.make_room()
@@ -115,7 +116,7 @@ class TailCache:
             self.on_grown()
 
     def drop_oldest(self) -> bool:
-        """Drop the oldest block; returns whether another one is left."""
+        """Drop the oldest block, if there is one; returns whether another one is left."""
         if self._dropped == len(self._kept):
             return False
         base_offset, next_offset, block, since = self._kept[self._dropped]
@@ -130,7 +131,7 @@ class TailCache:
         return self._dropped < len(self._kept)
 
     def close(self, end: RollbookError) -> None:
-        """End the cache: waiters get `end`, since no block follows. Idempotent."""
+        """Close the cache: no block follows, and readers get the error `end`. Idempotent."""
         if self.end is None:
             self.end = end
             held, self.bytes = self.bytes, 0
@@ -140,8 +141,9 @@ class TailCache:
             self.wake()
 
     def read(self, offset: Offset, bytes_max: int) -> tuple[list[bytes], Offset] | None:
-        """Blocks from the one on that holds `offset`, as many as fit but at least one, and where they
-        end; none at the tail. None if that block is not here.
+        """Return the blocks from the one that holds `offset`, and the offset after them: as many blocks as fit
+        into `bytes_max`, but at least one, and none at the tail. Returns None if the block that holds `offset`
+        is not cached.
         """
         if offset >= self.tail:
             return [], self.tail
@@ -159,7 +161,7 @@ class TailCache:
         return blocks, end
 
     async def grown(self, tail: Offset, deadline_s: float) -> None:
-        """Returns when the log has grown beyond the tail or has ended, or at the deadline."""
+        """Wait until the log has grown beyond `tail` or the cache is closed or woken, at most `deadline_s`."""
         if self.tail > tail or self.end is not None or deadline_s <= 0:
             return
         loop = asyncio.get_running_loop()
@@ -173,17 +175,17 @@ class TailCache:
             self._waiting.pop(turn, None)
 
     def wake(self) -> None:
-        """Make all waiters check the log again."""
+        """Make all waiters return, so that they check the log again."""
         waiting, self._waiting = self._waiting, {}
         for turn in waiting:
             _wake(turn)
 
 
 class Subscription:
-    """A reader's position in the tail of a log. Costs nothing while it is not used."""
+    """A reader's position in a log's tail cache. It costs nothing while it is not used."""
 
     def __init__(self, cache: TailCache, offset: Offset) -> None:
-        self.offset = offset  # The next offset to hand out.
+        self.offset = offset  # The next offset to return.
         self._cache = cache
 
     @property
@@ -191,10 +193,11 @@ class Subscription:
         return self._cache.tail
 
     async def next(self, deadline_s: float, bytes_max: int) -> list[bytes] | None:
-        """The next blocks; an empty list if none came in time. The first one may begin before `offset`.
+        """Return the next blocks, or an empty list if none is added within `deadline_s`. The first block may
+        begin before `offset`.
 
-        None if it is no longer cached: then read from the bookies, and subscribe again. Raises
-        the error that ended the owner.
+        Returns None if the block that holds `offset` is no longer cached: read it from the bookies, and
+        subscribe again. Raises the error with which the cache was closed.
         """
         cache = self._cache
         if self.offset >= cache.tail:

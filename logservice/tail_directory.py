@@ -1,13 +1,15 @@
-"""The tails of many logs, as far as this server knows them, for clients that watch them (`core/log_tails.py`).
+"""Keeps a table of many logs' tails, for clients that watch them (`core/log_tails.py`).
 
-    owned here               its owner says when it has grown: nothing is asked, nothing is polled
-    suggested by its name    its list says where it ends; where the last segment is not closed and no owner lives,
-                             bookies say how far it is known to go, which is not all (`is_exact`)
-    all others               other servers answer for them
+    logs that this server owns         The owner reports each growth of the log. There are no requests and no polls.
+    logs whose names suggest this      The log's list has the tail. If the last segment is not closed and the log
+    server                             has no living owner, bookies report a tail, which may lack the last
+                                       acknowledged block: the tail is not exact (`is_exact`).
+    all other logs                     Other servers report them.
 
-Nothing is written, and no log is opened (TW1). One watch of the metadata store reports every list that
-changes, which is then read again; all lists are read when a watcher comes and when the servers change.
-Without a watcher there are no tasks and no table.
+The directory writes nothing and opens no log (TW1). One watch of the metadata store reports each list that
+changes, and the directory reads that list again. It reads the lists of all watched logs when a watcher comes,
+when the set of servers changes, and when the watch may have missed changes. Without watchers it has no tasks
+and no table.
 """
 
 import asyncio
@@ -51,11 +53,10 @@ logger = structlog.get_logger()
 
 _LOGS_MAX: Final = 200_000  # The most logs in the table, for all watchers: about 100 MB.
 _LOGS_PER_MESSAGE: Final = 1000  # The most logs in one message: about 150 KB.
-_READS_MAX: Final = (
-    32  # Lists read at a time. More: complete sooner, and less time for appends meanwhile.
-)
+# The most lists read concurrently. More: the table is complete sooner; appends get less time.
+_READS_MAX: Final = 32
 _PAUSE_S: Final = 0.5  # The pause before a failed read is retried.
-_LOOK_S: Final = 2.0  # How long bookies may take to report how far a log is known to go.
+_LOOK_S: Final = 2.0  # The time limit for finding a log's tail from bookies.
 _MEMBERS_S: Final = 30.0
 
 _Members = tuple[int, tuple[str, ...]]
@@ -65,7 +66,7 @@ _State = tuple[bool, _Members]
 class _Watcher:
     def __init__(self, scope: Scope) -> None:
         self.scope = scope
-        self.number = 0  # The latest change that it was sent.
+        self.number = 0  # The number of the latest change that was sent to this watcher.
         self.failure: RollbookError | None = None
 
 
@@ -75,16 +76,17 @@ class TailDirectory:
         self._loop = asyncio.get_running_loop()
         self._table = TailTable()
         self._watchers: dict[_Watcher, None] = {}
-        # Watchers that have been sent everything.
+        # One future for each watcher that waits for changes, since it was sent all earlier ones.
         self._waiting: dict[asyncio.Future[None], None] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self._grown: dict[LogName, None] = {}  # Owned logs whose growth is not in the table yet.
-        self._unread: dict[LogName, None] = {}  # Logs whose lists will be read, the oldest first.
+        self._unread: dict[LogName, None] = {}  # Logs whose lists are to be read, in order.
         self._listed: dict[LogName, None] = {}  # Unread logs that the last scan found.
-        self._doubtful: dict[LogName, LedgerList] = {}  # Logs of which bookies may know more.
+        # Logs of which bookies may report a later tail than the list.
+        self._doubtful: dict[LogName, LedgerList] = {}
         self._work = asyncio.Event()
         self._needs_scan = False
-        self._is_scanned = False  # A scan is complete, and all found lists were read.
+        self._is_scanned = False  # Whether a scan ended and all lists that it found were read.
         self._members: _Members = (-1, ())
 
     @property
@@ -92,7 +94,9 @@ class TailDirectory:
         return len(self._watchers)
 
     async def watch(self, request: WatchTails) -> AsyncGenerator[Tails]:
-        """Raises `InvalidRequest`, also for too many logs."""
+        """Yield the tails of the requested logs, and then their changes. Raises `InvalidRequest`, also if too
+        many logs are watched.
+        """
         watcher = _Watcher(Scope.of(request))
         interval_s = max(request.interval_ms, 10) / 1000
         heartbeat_s = max(request.heartbeat_ms / 1000, interval_s)
@@ -125,7 +129,7 @@ class TailDirectory:
 
     @property
     def _state(self) -> _State:
-        """Whether the table is complete, and the servers for which it is."""
+        """Whether the table is complete, and the servers that are known at present."""
         return self._is_scanned and not self._needs_scan, self._members
 
     def _news_of(self, watcher: _Watcher) -> list[LogName]:
@@ -133,7 +137,7 @@ class TailDirectory:
         return [log for log in self._table.changed_since(since) if watcher.scope.covers(log)]
 
     def _message(self, logs: Sequence[LogName], *, is_complete: bool) -> Tails:
-        """The logs in their present state: one that has changed since is in the next message, too."""
+        """A message with the present tails of these logs. A log that changes later is in the next message, too."""
         tails = [(log, self._table.get(log)) for log in logs]
         return Tails(
             tuple(tail for _, tail in tails if tail is not None),
@@ -204,7 +208,7 @@ class TailDirectory:
     def _put_owned(self, owner: Owner) -> None:
         known = self._table.get(owner.name)
         if known is not None and known.owner_epoch > owner.owner_epoch:
-            return  # A later owner's report is known; this owner was not notified yet.
+            return  # A later owner is known. This one does not know yet that it was replaced.
         listed = tail_of_list(owner.name, owner.list, self._server.address)
         self._table.put(
             TailOfLog(
@@ -261,7 +265,7 @@ class TailDirectory:
             self._ask_for_scan()
 
     async def _read_lists(self) -> None:
-        """The task that reads lists and asks bookies, one after the other."""
+        """The task that scans for logs, reads their lists and asks bookies, one of these at a time."""
         while True:
             self._work.clear()
             try:
@@ -286,7 +290,7 @@ class TailDirectory:
                 await asyncio.sleep(_PAUSE_S)
 
     async def _scan(self) -> None:
-        """Finds the names of all logs that watchers want."""
+        """Find the names of all logs that watchers want, and request that their lists are read."""
         self._is_scanned = False
         found: dict[LogName, None] = {}
         for watcher in list(self._watchers):
@@ -302,7 +306,7 @@ class TailDirectory:
                 )
                 self._tell()
                 return
-        # The table's logs are read, too, since some may not exist any more.
+        # Also read the lists of logs that are in the table, since some of these logs may be gone.
         found.update(dict.fromkeys(self._table))
         self._listed = found
         self._unread.update(found)
@@ -314,7 +318,9 @@ class TailDirectory:
             self._tell()
 
     async def _read(self, log: LogName) -> None:
-        """Read one list. Raises `MetadataUnavailable`, `ConnectionLost`, `SessionExpired`; then the log is read again."""
+        """Read one list. Raises `MetadataUnavailable`, `ConnectionLost`, `SessionExpired`. After an error the
+        list is read again.
+        """
         is_named_here = self._server.is_suggested(log)
         if not self._covers(log) or not (is_named_here or self._server.find(log) is not None):
             self._table.drop(log)
@@ -351,7 +357,7 @@ class TailDirectory:
     async def _ask_bookies(self) -> None:
         log = next(iter(self._doubtful))
         listed = self._doubtful.pop(log)
-        with suppress(RollbookError, TimeoutError):  # A failure leaves the tail of the list.
+        with suppress(RollbookError, TimeoutError):  # After a failure, the list's tail stays.
             async with asyncio.timeout(_LOOK_S):
                 tail, timestamp_us = await find_tail(listed, self._ledgers)
             self._on_bookies(log, listed.owner_epoch, tail, timestamp_us)
@@ -359,7 +365,7 @@ class TailDirectory:
     def _on_bookies(self, log: LogName, epoch: OwnerEpoch, tail: Offset, timestamp_us: int) -> None:
         known = self._table.get(log)
         if known is None or known.owner_epoch != epoch or known.is_exact:
-            return  # The log has an owner again.
+            return  # The log was dropped from the table, or has a new owner.
         self._table.put(replace(known, tail=tail, timestamp_us=timestamp_us or known.timestamp_us))
         self._tell()
 

@@ -1,4 +1,4 @@
-"""Asks for the end of a log: of its owner, its list or its bookies, in the order of `core/log_end.py`."""
+"""Finds out where a log ends, from its owner, its list or its bookies, in the order of `core/log_end.py`."""
 
 import asyncio
 import math
@@ -26,12 +26,13 @@ from rollbook.logservice.owner_tails import OwnerTails
 from rollbook.logservice.server import LogServer
 from rollbook.proto.errors import LogDeleted, NoSuchLog, NotOwner, OwnerChanging, RollbookError
 
-# How long to wait for a position beyond the tail that is known here: its ack may be on its way.
+# How long to wait until the known tail reaches a requested offset: this server may learn later than the
+# client that an append was acknowledged.
 _ARRIVAL_S: Final = 1.0
-# How long a reader waits for the log to be opened, which then goes on in the background.
+# How long a look-up waits until the log is opened. After that, the opening continues in the background.
 _REVIVE_S: Final = 5.0
-_ASK_S: Final = 1.0  # The time that an owner has to report the end of its log.
-# The time limit for the time of the last record; then the response omits it.
+_ASK_S: Final = 1.0  # The time limit for the owner's response.
+# The time limit for finding the time of the last record. After that, the response omits it.
 _DETAIL_S: Final = 1.0
 
 
@@ -56,9 +57,10 @@ class TailLookup:
         )
 
     async def dated(self, log: LogName, tail: LogTail, due: float = math.inf) -> LogTail:
-        """The tail with the time of the last record, if it is quickly found, otherwise as it is:
-        that record may be older than all that an owner remembers, or followed by entries without a
-        record. Time is left to answer.
+        """Return the tail with the time of the last record. If the tail lacks that time, search the log for
+        it: a tail from a list has no time, and an owner does not know the time of a record that is older than
+        the snapshot with which it began. If the search fails, or takes longer than `_DETAIL_S` or half of the
+        time until `due`, return the tail unchanged.
         """
         if is_dated(tail):
             return tail
@@ -73,12 +75,12 @@ class TailLookup:
         return tail
 
     async def tail_of(self, log: LogName) -> LogTail:
-        """The tail as the owner reports it; as far as the bookies know if the owner cannot be asked."""
+        """The tail that the owner or a list of closed segments reports, or else the tail that bookies report."""
         return (await self.look_for_tail(log))[0]
 
     async def look_for_tail(self, log: LogName) -> tuple[LogTail, RollbookError | None]:
-        """The tail; and the error that kept this server from asking the owner for it: then it is the bookies'
-        tail, and the last acknowledged block may be beyond it.
+        """Return the tail, and None if it is certain. Otherwise return the tail that bookies report, which may
+        lack the last acknowledged block, and the error that prevented a certain answer.
         """
         try:
             return await self.certain_tail(log), None
@@ -92,10 +94,10 @@ class TailLookup:
         return replace(listed_end(listed, tail, address), timestamp_us=timestamp_us), doubt
 
     async def certain_tail(self, log: LogName) -> LogTail:
-        """A tail above everything acknowledged before this call, by the owner or the list.
+        """A tail that covers every append acknowledged before this call, from the owner or the list.
 
-        Raises `NotOwner` if the owner cannot be asked from here, `OwnerChanging`, `NoSuchLog`,
-        `LogDeleted`, and errors that keep a log from being opened.
+        Raises `NotOwner` if the owner cannot be asked from here, `OwnerChanging` if the log has no owner and
+        was not opened in time, `NoSuchLog`, `LogDeleted`, and errors of the metadata store.
         """
         owner = await self._server.find_proven(log)
         if owner is not None:
@@ -126,8 +128,9 @@ class TailLookup:
             ) from error
 
     async def closed_tail(self, log: LogName) -> LogTail | None:
-        """The tail of an ownerless log whose segments are all closed: the list has it, and a look
-        does not open the log (RL7). None: it takes an owner. Raises `NoSuchLog`, `LogDeleted`.
+        """The tail of a log without a living owner whose segments are all closed. The list has that tail, so
+        the log is not opened (RL7). Returns None if only an owner can report the tail. Raises `NoSuchLog`,
+        `LogDeleted`.
         """
         if self._server.find(log) is not None:
             return None
@@ -137,16 +140,16 @@ class TailLookup:
         return listed_end(listed, listed.tail, "")
 
     async def ask_tail(self, log: LogName) -> LogTail | None:
-        """A certain tail; None if that takes too long, or fails."""
+        """Return `certain_tail`, or None if that fails or takes longer than `_ASK_S`."""
         with suppress(TimeoutError, RollbookError):
             async with asyncio.timeout(_ASK_S):
                 return await self.certain_tail(log)
         return None
 
     async def revive(self, log: LogName) -> str:
-        """Make sure that the log has an owner: one that died may have confirmed appends that no
-        bookie reports, which only an owner can find out. Opens the log if it should be here;
-        otherwise returns the address to ask; empty if that is not known.
+        """Make sure that the log has an owner: one that died may have confirmed appends that no bookie
+        reports, and only a new owner can find these. Opens the log if this server should own it. Otherwise
+        returns the address of the server to ask, or an empty string if that is not known.
         """
         try:
             await self._server.owner_of(log, self._loop.time() + _REVIVE_S)
@@ -157,8 +160,8 @@ class TailLookup:
         return ""
 
     async def settled_tail(self, request: words.Read | words.ReadStream) -> LogTail | None:
-        """The end of the closed segments of a log that is owned elsewhere, for a range within them.
-        The owner knows no more about that range, so it is not asked.
+        """If this server does not own the log, and the requested range is within closed segments, return the
+        end of these segments; otherwise None. The owner knows no more about such a range, so it is not asked.
         """
         if not isinstance(request, words.ReadStream) or not isinstance(request.start, AtOffset):
             return None
@@ -169,9 +172,9 @@ class TailLookup:
         return end_of_closed_range(listed, request.start.offset, request.until_offset, owner)
 
     async def tail_from(self, log: LogName, offset: Offset, tail: LogTail, due: float) -> LogTail:
-        """Looks up the tail again, if it seemed to be below the offset. Raises `BeyondTail` if
-        it truly is, and beyond what bookies report `NotOwner`, `OwnerChanging`,
-        `NoSuchLog`, `LogDeleted`.
+        """Look up the tail again if it is below the offset. Raises `BeyondTail` if the offset is also beyond
+        the tail of the owner or of a list of closed segments, and `NotOwner`, `OwnerChanging`, `NoSuchLog` or
+        `LogDeleted` if neither reports a tail.
         """
         if offset > tail.tail:
             tail = await self._arrival(log, offset, due)
@@ -181,13 +184,17 @@ class TailLookup:
         return tail
 
     async def _last_word(self, log: LogName, due: float) -> LogTail:
-        """The list's tail if the log is closed, which does not open it; otherwise its owner's."""
+        """The list's tail if the log has no owner and all its segments are closed; the log is then not opened.
+        Otherwise the owner's tail.
+        """
         if (end := unowned_end(await self.list_of(log))) is not None:
             return end
         return self.tail_at(await self._server.owner_of(log, due))
 
     async def _arrival(self, log: LogName, offset: Offset, due: float) -> LogTail:
-        """Wait for an append that was just acknowledged elsewhere: those that this server asks may not know it yet."""
+        """Wait until the tail reaches the offset, at most `_ARRIVAL_S`: the servers and bookies that this server
+        asks may not know yet that an append was acknowledged.
+        """
         give_up_at = min(self._loop.time() + _ARRIVAL_S, due)
         while True:
             tail = await self.tail_of(log)
