@@ -1,17 +1,19 @@
 """Makes a server the owner of a log.
 
-    read the list ──┬► fence and recover what may be unclosed, the last two ledgers at most
+    read the list ──┬► fence and recover the ledgers that may be unclosed: the last two at most
          ▲          │      │
-         │          │  which of them count?  what was known at the end?           core/takeover.py
-         │          │      │                                                     core/log_state.py
-         │          └► make a ledger for this version of the list, meanwhile
+         │          │  decide which ledgers are part of the log                  core/takeover.py
+         │          │  restore the log's state from the end of the last one      core/log_state.py
+         │          │      │
+         │          └► concurrently: make a new ledger for this version of the list
          │                 │
-         └── conflict ◄── compare-and-set: closed, discarded, owner epoch + 1, the new ledger
-                           │
-                      first entries of the new ledger, confirmed: nobody has fenced us      owner.py
+         └── conflict ◄── compare-and-set the list: close and discard ledgers, raise the owner epoch,
+                           │                         list the new ledger
+                      append the new ledger's first entries: if they are confirmed, no other
+                      server has fenced it                                       owner.py
 
-Only the end of the last ledger is read, back to the newest snapshot. A sealed log is opened without a
-ledger, since its owner only has to answer retries.
+The restore reads only the end of the last ledger, back to the newest snapshot. A sealed log is opened without
+a new ledger, since its owner only has to answer retries.
 """
 
 import asyncio
@@ -47,7 +49,7 @@ from rollbook.proto.ids import FIRST_ENTRY, NO_ENTRY, EntryId, LedgerId
 
 logger = structlog.get_logger()
 
-# The bytes that are read first. If no snapshot is in them, more are read.
+# The limits of a replay's first read. If the entries hold no snapshot, each further read is four times as large.
 _REPLAY_BYTES: Final = 1024 * 1024
 _REPLAY_ENTRIES: Final = 64
 
@@ -73,7 +75,7 @@ class Opening:
 
     stored: StoredLog  # The list, which names this server as the owner.
     memory: LogMemory
-    end: tuple[LedgerId, EntryId]  # The last ledger and entry, which the new ledger follows.
+    end: tuple[LedgerId, EntryId]  # The log's last ledger and entry, before the new ledger.
     writer: LedgerWriter | None  # Writes the new segment; None: the log is sealed.
     laps: "Laps"
 
@@ -96,9 +98,9 @@ async def open_log(
     *,
     makes_ahead: bool = True,
 ) -> Opening:
-    """Take the log over. `seen` is a recent copy of the list; if the list has changed since, the
-    compare-and-set fails. With `makes_ahead`, a new ledger is made before it is known that the log can be
-    recovered.
+    """Take the log over. `seen` is a recent copy of the list. If the list has changed since, the
+    compare-and-set fails, and the next attempt reads the list. With `makes_ahead`, a new ledger is made before
+    it is known that the log can be recovered.
 
     Raises `NotOwner` if another server was quicker, `NoSuchLog`, `LogDeleted`, `RecoveryIncomplete`,
     `NotEnoughBookies`, `MetadataUnavailable`.
@@ -106,7 +108,7 @@ async def open_log(
     laps = Laps()
     fenced_epoch = missing_in = None
     for attempt in count():
-        # The list must be fresh, to show whether another server was quicker.
+        # A retry reads the list again, which shows whether another server was quicker.
         stored = seen if seen and not attempt else await context.nodes.read(name)
         laps.on_done("read_ms")
         listed = stored.list
@@ -137,8 +139,8 @@ async def open_log(
 
 
 class _NewLedger:
-    """A ledger that is made for this version of the list. Making it takes as many round trips as fencing
-    the old ones, so both run concurrently, unless an earlier attempt failed. An unused ledger is deleted.
+    """A ledger that is made for this version of the list. To make it takes as many round trips as to fence
+    the old ones, so both run concurrently, unless an earlier opening failed. An unused ledger is deleted.
     """
 
     def __init__(self, context: OwnerContext, stored: StoredLog, *, makes_ahead: bool) -> None:
@@ -173,7 +175,7 @@ class _NewLedger:
             making.cancel()
         try:
             (made,) = await asyncio.gather(making, return_exceptions=True)
-        # The creation was cancelled with this task, unless it was complete.
+        # This task was cancelled, and the creation with it, unless it was complete.
         except asyncio.CancelledError:
             await _stop_if_made(making)
             raise
@@ -186,7 +188,7 @@ class _NewLedger:
 
 
 async def _stop_if_made(making: "asyncio.Task[LedgerWriter]") -> None:
-    """Stop the writer of an abandoned ledger; the ledger itself is found by its metadata."""
+    """Stop the writer of an abandoned ledger. `OrphanRepair` finds the ledger by its metadata, and deletes it."""
     if not making.cancelled() and making.exception() is None:
         await making.result().stop()
 
@@ -199,9 +201,7 @@ async def _take_over(
     reason: str,
     laps: Laps,
 ) -> Opening | None:
-    """List the new ledger and the new owner. Returns None if the list has changed, since then nothing was
-    written.
-    """
+    """List the new ledger and the new owner. Returns None if the list has changed: then it was not written."""
     settled = _settled(stored.list, found).with_owner(context.server)
     server_id, now_us = context.server.server_id, context.clock.wall_us()
     tail = found.memory.tail
@@ -217,7 +217,7 @@ async def _take_over(
         return Opening(stored, found.memory, found.end, None, laps)
     writer = await new.take()
     laps.on_done("create_ms")
-    # The clock of a new log begins now.
+    # A new log's time begins now.
     found.memory.timestamp_us = found.memory.timestamp_us or now_us
     wanted = settled.with_successor(
         writer.ledger_id,
@@ -232,7 +232,7 @@ async def _take_over(
         await drop_ledger(context, writer)
         return None
     except BaseException:
-        await writer.stop()  # The ledger may be listed: the next owner finds it empty.
+        await writer.stop()  # The ledger may be listed. The next owner will find it empty.
         raise
     laps.on_done("list_ms")
     return Opening(stored, found.memory, found.end, writer, laps)
@@ -293,7 +293,7 @@ async def _end_all(
         is_asked = segment is not segments[0] and last_entry != NO_ENTRY
         return Ended(segment, last_entry, await _first_of(reader) if is_asked else None, length)
 
-    # One segment is the usual case, and a server may take over a thousand logs.
+    # One segment is the usual case. It needs no extra task: a server may take over a thousand logs.
     if len(segments) == 1:
         return [await end(segments[0])]
     found = await asyncio.gather(*map(end, segments), return_exceptions=True)
@@ -314,8 +314,8 @@ async def _first_of(reader: LedgerReader) -> Follows:
 
 
 async def _replay(reader: LedgerReader, listed: LedgerList, last_entry: EntryId) -> LogMemory:
-    """The log's state after its blocks, from the newest snapshot on. The first entry of a ledger has a
-    snapshot.
+    """Restore the log's state from the newest snapshot and the blocks after it. The first entry of each
+    ledger has a snapshot.
     """
     length = reader.metadata.length or 0
     entry_bytes = length // (last_entry + 1) + 1

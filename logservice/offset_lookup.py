@@ -1,11 +1,10 @@
 """Finds offsets by time or position, and entries by offset, by searching the blocks of ledgers.
 
-Base offsets and timestamps never decrease from entry to entry of a log, control entries included. Both are
-therefore found by bisection, with one read of a single entry for each step.
+Base offsets and timestamps never decrease from one entry of a log to the next, control entries included. A
+search for either is therefore a bisection, and each step reads one entry.
 
-Bookies learn that the last entry is confirmed from the next entry, or a moment later. The owner therefore
-reports how far each of its ledgers is confirmed, and a search includes that, so every acked record is
-found.
+Bookies learn only from the next entry, or some time later, that the last entry is confirmed. A search at the
+owner therefore also covers the entries that the owner has confirmed, and finds every acked record.
 """
 
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
@@ -28,7 +27,7 @@ from rollbook.proto.ids import FIRST_ENTRY, NO_ENTRY, EntryId, LedgerId
 from rollbook.proto.wire.digest import Entry
 
 Confirmed = Mapping[LedgerId, EntryId]
-"""The last entries that the owner has confirmed, of the ledgers that it writes."""
+"""The last confirmed entry of each ledger that the owner writes."""
 
 NOT_OWNED: Final[Confirmed] = {}
 
@@ -39,7 +38,9 @@ async def read_block(ledger: LedgerReader, entry_id: EntryId) -> Block:
 
 
 async def _read_entry(ledger: LedgerReader, entry_id: EntryId) -> Entry:
-    """Read one entry that the caller knows to be confirmed. Raises `EntryUnavailable`, `DigestMismatch`, `NoSuchEntry`."""
+    """Read one entry that the caller knows to be confirmed. Raises `EntryUnavailable`, `DigestMismatch`,
+    `NoSuchEntry`.
+    """
     async with ledger.read_unconfirmed(entry_id, entry_id) as entries:
         async for entry in entries:
             return entry
@@ -52,8 +53,8 @@ async def find_entry(
     """The first confirmed entry for which `is_there` is true, or the entry after the last one if there is
     none.
 
-    After the first such entry, `is_there` must be true for all later ones. `last_entry` is the last
-    confirmed entry, if more is known than bookies report.
+    `is_there` must be true for all entries after the first such entry. `last_entry` is the last confirmed
+    entry; without it, the last entry that bookies report as confirmed.
     """
     if last_entry is None:
         last_entry = ledger.last_add_confirmed
@@ -70,10 +71,11 @@ async def find_entry(
 async def find_offset_at(
     listed: LedgerList, timestamp_us: int, ledgers: Ledgers, confirmed: Confirmed = NOT_OWNED
 ) -> Offset:
-    """The offset of the first record that is not older, or the end of the search if all are older.
+    """The offset of the first record of that time or later. If all are older, the end of the searched records,
+    so that no record is skipped unseen.
 
-    Every skipped record was therefore looked at. The result is at least the head. Raises `NoSuchLedger`,
-    and `EntryUnavailable` or `DigestMismatch` if an entry cannot be read.
+    The result is at least the head. Raises `NoSuchLedger`, and `EntryUnavailable` or `DigestMismatch` if an
+    entry cannot be read.
     """
     first = find_segment_at(listed.segments, timestamp_us)
     if first is None:
@@ -109,9 +111,9 @@ async def _first_record(
 async def find_tail(listed: LedgerList, ledgers: Ledgers) -> tuple[Offset, int]:
     """The confirmed end of the log, and the time of its last record, or 0 if that takes a search.
 
-    Everything acked before the call is below it, except for the last block of a segment whose writer has
-    not reported it yet. If all segments are closed, the list has the tail. Raises `NoSuchLedger`,
-    `EntryUnavailable`, `DigestMismatch`.
+    Every record acked before the call is below that end, except perhaps for those in the last block, which
+    bookies may not know to be confirmed. If all segments are closed, the list has the end. Raises
+    `NoSuchLedger`, `EntryUnavailable`, `DigestMismatch`.
     """
     if listed.tail is not None:
         return max(listed.tail, listed.head), 0
@@ -130,7 +132,7 @@ async def find_tail(listed: LedgerList, ledgers: Ledgers) -> tuple[Offset, int]:
 async def find_last_time(
     listed: LedgerList, ledgers: Ledgers, confirmed: Confirmed = NOT_OWNED
 ) -> int:
-    """The time of the last record, which any number of control entries may follow, or 0 if no record is left.
+    """The time of the last record, or 0 if no record is left. Any number of control entries may follow it.
 
     Raises `NoSuchLedger`, `EntryUnavailable`, `DigestMismatch`.
     """
@@ -158,7 +160,7 @@ async def _last_time(ledger: LedgerReader, last_entry: EntryId) -> int:
 
 
 async def find_sizes(listed: LedgerList, ledgers: Ledgers) -> Sizes:
-    """The sizes of the segments that the list does not call closed, as far as bookies report. Raises
+    """The sizes of the unclosed segments, up to the last entries that bookies report as confirmed. Raises
     `NoSuchLedger`, `EntryUnavailable`, `DigestMismatch`.
     """
     sizes: dict[LedgerId, Size] = {}
@@ -174,8 +176,8 @@ async def find_sizes(listed: LedgerList, ledgers: Ledgers) -> Sizes:
 async def _followed(
     segments: Sequence[Segment], ledgers: Ledgers, confirmed: Confirmed = NOT_OWNED
 ) -> AsyncGenerator[tuple[LedgerReader, EntryId]]:
-    """The ledgers of the segments, up to where the log is certain to continue, and the last entry of
-    each; none is empty.
+    """Yield the ledger of each segment with its last confirmed entry. Stops at an empty ledger, at a ledger that
+    may not be part of the log, and after an unclosed ledger.
     """
     before = (NO_LEDGER, NO_ENTRY)
     for segment in segments:

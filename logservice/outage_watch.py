@@ -1,5 +1,5 @@
-"""Remembers the outages of bookies and the metadata store that a server notices anyway (SV8), and checks
-them again while a request waits.
+"""Remembers outages of bookies and of the metadata store (SV8): those that the server notices anyway, and those
+that a check finds while a request waits.
 """
 
 import asyncio
@@ -15,8 +15,8 @@ from rollbook.proto.ports import Clock
 from rollbook.proto.tasks import stop_tasks
 
 _LOOK_S: Final = 0.5  # The time limit for a response of a bookie or the metadata store.
-_FRESH_S: Final = 1.0  # A result of this age or less serves all waiting requests.
-_BOOKIES_MAX: Final = 64  # The most bookies that are asked at a time.
+_FRESH_S: Final = 1.0  # The age up to which the results of a check serve further requests.
+_BOOKIES_MAX: Final = 64  # The most bookies that one check asks.
 
 
 class OutageWatch:
@@ -46,22 +46,22 @@ class OutageWatch:
         self._outages.on_store(self._clock.wall_us(), answers=answers)
 
     def begin_look(self) -> None:
-        """Begin a check in the background, for a request that waits for longer than it should."""
+        """Begin a check in the background, unless there is a fresh one, for a request that waits too long."""
         now_s = asyncio.get_running_loop().time()
         if self._looking is None and now_s >= self._looked_s + _FRESH_S:
             self._looking = asyncio.get_running_loop().create_task(self._look())
             self._looking.add_done_callback(self._on_looked)
 
     async def look(self) -> Outage:
-        """Check what is unavailable now; takes half a second at most."""
+        """Return what is unavailable, after a check unless there is a fresh one. Takes half a second at most."""
         self.begin_look()
         if self._looking is not None:
             await asyncio.gather(asyncio.shield(self._looking), return_exceptions=True)
         return self.known
 
     def explained(self, error: RollbookError) -> RollbookError:
-        """The error with the cause of its wait, as far as it is known. Only an error that just says that
-        something took too long is changed.
+        """Add the known outages to a `QuorumTimeout` or `OwnerChanging`, which otherwise does not say what the
+        request waited for. Return other errors unchanged.
         """
         outage = self.known
         if not isinstance(error, QuorumTimeout | OwnerChanging) or not outage.obstacles:
@@ -76,7 +76,7 @@ class OutageWatch:
     # ------------------------------------------------------------------------------------------
 
     async def _hear(self) -> None:
-        """Take note of bookies that leave, as soon as the metadata store reports it."""
+        """Take note of changes of the registered bookies as soon as the metadata store reports them."""
         live = self._ledgers.live()
         while True:
             before = {*live.writable, *live.read_only}

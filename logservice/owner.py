@@ -1,10 +1,10 @@
 """One log, while this server owns it.
 
-    Owner ──► AppendPath         what is appended, when it is acknowledged     append_path.py
-          ──► SegmentRoll        from one segment to the next                  segment_roll.py
-          ──► WriterEpochs       exclusive writers                             writer_epochs.py
-          ──► LedgerListStore    the ledger list, by compare-and-set           ledger_list_store.py
-    open_log                     how a server becomes the owner                log_takeover.py
+    Owner ──► AppendPath         places appends and acknowledges them              append_path.py
+          ──► SegmentRoll        begins the next segment, and closes the last      segment_roll.py
+          ──► WriterEpochs       grants and ends the epochs of exclusive writers   writer_epochs.py
+          ──► LedgerListStore    changes the ledger list by compare-and-set        ledger_list_store.py
+    open_log                     makes a server the owner                          log_takeover.py
 
 After a failure the owner stays failed: `failure` has the reason, `until_lost` reports it, and pending
 appends get `OwnerLost` (another server owns the log, or may) or `AppendUnsettled` (bookies were missing).
@@ -60,8 +60,9 @@ from rollbook.proto.tasks import joined, to_its_end
 
 logger = structlog.get_logger()
 
-_HAND_OVER_S: Final = 15.0  # After this time, a log is left to be recovered by its next owner.
-# How long the list, and then the bookies, may take to show whether this is still the owner.
+# The time limit of a hand-over. After it, the next owner recovers the log.
+_HAND_OVER_S: Final = 15.0
+# How long the list, and then the bookies, may each take to show whether this is still the owner.
 _PROOF_S: Final = 0.5
 
 
@@ -69,11 +70,11 @@ class PendingAppend(NamedTuple):
     """An append that was accepted or refused."""
 
     answer: "asyncio.Future[AppendAck]"
-    is_refused: bool  # True: the append is refused, although that becomes certain only later.
+    is_refused: bool  # True: the append is refused. The refusal may become certain only later.
 
 
 class Owner:
-    """Use it from one event loop only; `close` it, or `lose` it and wait for `ended`."""
+    """Owns one log. Use it from one event loop only; `close` it, or `lose` it and wait for `ended`."""
 
     @classmethod
     async def open(
@@ -130,7 +131,7 @@ class Owner:
             stalls=stalls,
             on_lost=self._end,
         )
-        # Callers reach the hot path without a call into this file.
+        # Callers use the hot path directly, without a further call in this class.
         self.submit: Final = self._append_path.append
         self._segment_roll = SegmentRoll(
             context,
@@ -141,7 +142,7 @@ class Owner:
         )
         self._writer_epochs = WriterEpochs(self._append_path, context.clock)
         self._memory = opening.memory
-        # The time of each step of opening.
+        # How long each step of the opening took.
         self.opening_ms: Final[Mapping[str, float]] = opening.laps.ms
         self._sealing: asyncio.Task[None] | None = None
         self._tidying: asyncio.Task[None] | None = None
@@ -206,7 +207,7 @@ class Owner:
 
     @property
     def last_confirmed(self) -> tuple[LedgerId, EntryId] | None:
-        """The ledger that the tail is in, and its last entry that is confirmed."""
+        """The ledger that holds the tail, and its last confirmed entry. None: no ledger is written."""
         return self._segment_roll.last_confirmed
 
     @property
@@ -216,7 +217,9 @@ class Owner:
 
     @property
     def record_us(self) -> int:
-        """The time of the newest record, confirmed or not, or 0 if the previous owner appended it."""
+        """The time of the newest record, confirmed or not, or 0 if it is older than the snapshot with which
+        this owner began.
+        """
         return self._memory.record_us
 
     def on_dated(self, record_us: int) -> None:
@@ -237,8 +240,8 @@ class Owner:
 
     @property
     def is_proven(self) -> bool:
-        """Return whether this was the owner less than a lease ago, so that no request is needed to prove
-        it.
+        """Return whether this server was known to be the owner less than a lease ago, so that it needs no
+        request to prove it.
         """
         proven_until_s = self._append_path.proven_s + self._context.stall_detector.lease_s
         return self._append_path.check_owner() and self._loop.time() < proven_until_s
@@ -269,7 +272,7 @@ class Owner:
 
     @property
     def lacking_seats(self) -> int:
-        """The number of bookies that the next entry lacks, compared with what the log wants."""
+        """How many bookies are missing for the next entry, compared with what the log wants."""
         return self._segment_roll.lacking_seats
 
     @property
@@ -277,8 +280,8 @@ class Owner:
         return self._append_path.tail_cache
 
     def tail_from(self, offset: Offset) -> Subscription | None:
-        """A reader's position in the tail cache, or None if the offset is no longer in memory, or not
-        appended yet.
+        """A reader's position in the tail cache, or None if the offset is no longer in memory, or is beyond the
+        tail.
         """
         cache = self._append_path.tail_cache
         return Subscription(cache, offset) if cache.start <= offset <= cache.tail else None
@@ -296,8 +299,8 @@ class Owner:
         return PendingAppend(answer, not is_taken)
 
     async def ready(self, block_bytes: int = 0) -> None:
-        """Return when there is room for such a block. The caller must append before its next await. Raises
-        `OwnerChanging`.
+        """Wait until there is room for a block of `block_bytes`. The caller must append before its next await.
+        Raises `OwnerChanging`.
         """
         await self._append_path.room_for(1, block_bytes)
 
@@ -310,8 +313,8 @@ class Owner:
         return await (self.seal() if self._memory.is_sealed else self._append_path.barrier())
 
     async def read_barrier(self) -> Offset:
-        """A barrier without a write (LS14): the list, read now, names this owner, and only a listed owner
-        sends acks.
+        """A barrier without a write (LS14). It reads the list after the call. If the list still names this
+        owner, no later owner has acknowledged an append, since only a listed owner sends acks.
 
         Raises `OwnerChanging` if this is no longer the owner, `LogDeleted`, `MetadataUnavailable`.
         """
@@ -330,11 +333,11 @@ class Owner:
             raise self._on_disowned(error) from error
 
     async def prove(self) -> None:
-        """Check that this is still the owner, or was a lease ago. This is needed because an owner that has
-        nothing to confirm is not notified of its loss (SV6).
+        """Check that this server is still the owner, or was less than a lease ago. An owner that has nothing to
+        confirm does not notice otherwise that it was replaced (SV6).
 
-        Asks the list, or the bookies if the list is unavailable. Raises `Unavailable` after a second if
-        both are, `OwnerChanging` if this is no longer the owner, `OwnerLost`, `AppendUnsettled`.
+        Reads the list, or asks the bookies if the list is unavailable. Raises `Unavailable` after a second if
+        neither responds, `OwnerChanging` if this is no longer the owner, `OwnerLost`, `AppendUnsettled`.
         """
         if not self._append_path.check_owner():
             raise self._append_path.refusal()
@@ -369,7 +372,7 @@ class Owner:
     def _on_proven(self, proving: "asyncio.Task[None]") -> None:
         self._proving = None
         if not proving.cancelled():
-            proving.exception()  # Marks the exception as retrieved: every caller may have left.
+            proving.exception()  # Mark the exception as retrieved: all callers may be cancelled.
 
     # --- The exclusive writer -----------------------------------------------------------------
 
@@ -379,9 +382,9 @@ class Owner:
         """Grant a new writer epoch. Returns when all appends of older epochs are settled (LS8).
 
         If the same holder repeats a request with the same `attempt`, it gets the same epoch, as long as no
-        other holder was granted one. `WAIT` waits for as long as the caller does. Raises `WriterHeld`,
-        `LogSealed`,
-        `StaleEpoch` if that attempt's epoch was released, `OwnerLost`, `AppendUnsettled`, `OwnerChanging`.
+        other holder was granted one. With `WAIT`, the call waits until it is granted or cancelled. Raises
+        `WriterHeld`, `LogSealed`, `StaleEpoch` if that attempt's epoch was released, `OwnerLost`,
+        `AppendUnsettled`, `OwnerChanging`.
         """
         grant = await self._writer_epochs.acquire(holder, mode, ttl_ms, attempt)
         self._log.info(
@@ -492,7 +495,7 @@ class Owner:
         try:
             answer = await self._list_store.attempt(attempt, until_known=False)
         except InvalidRequest as refusal:
-            # The offset may be beyond this tail and below a later owner's (LS4).
+            # The refusal may be wrong: a later owner's tail may be beyond the offset (LS4).
             self._append_path.use()
             await self._append_path.refused(refusal)
             raise
@@ -547,7 +550,7 @@ class Owner:
         while not memory.is_sealed:
             try:
                 append_path.say(SealBlock())
-            except Overloaded:  # A snapshot was written into the last room.
+            except Overloaded:  # A snapshot has taken the room that was left.
                 await self._room_to_seal(is_appended)
             else:
                 memory.is_sealed = True
@@ -557,8 +560,8 @@ class Owner:
         return self.tail
 
     async def _room_to_seal(self, is_appended: bool) -> None:
-        """Wait for room to seal. An error after the last block was appended does not say what
-        happened to the block.
+        """Wait for room to seal. If that fails after the last block was appended, raise `AppendUnsettled`: the
+        block may be in the log.
         """
         try:
             await self._append_path.room_for(1, 0)
@@ -568,7 +571,9 @@ class Owner:
             raise AppendUnsettled("its last block may be in the log", log=str(self.name)) from error
 
     async def _finish_seal(self) -> None:
-        """Complete a seal that was appended. An error does not undo it: the log may be sealed, or become so."""
+        """Complete a seal that was appended. An error does not undo the seal: it may be in the log, or take
+        effect later.
+        """
         try:
             await self._append_path.until_settled()
             await self._until_rolled()
@@ -600,8 +605,8 @@ class Owner:
     async def close(self, reason: str) -> None:
         """Hand the log over: accept no more appends, settle pending ones, close the ledger.
 
-        The next owner has nothing to recover, and little to replay. A failure to do so is not raised, since
-        the next owner can recover. A cancelled call completes the hand-over, within 15 s, before it raises.
+        The next owner then has nothing to recover, and little to replay. Failures are not raised, since the
+        next owner can recover the log. A cancelled call completes the hand-over, within 15 s, before it raises.
         """
         if self._closing is None:
             self._closing = self._loop.create_task(self._close(reason))
@@ -636,15 +641,15 @@ class Owner:
         await self._segment_roll.change(lambda listed: listed.with_released().with_event(event))
 
     def lose(self, reason: str) -> None:
-        """End the ownership at once. Nothing is confirmed any longer, and pending appends get no response
-        from this owner.
+        """End the ownership at once. Nothing more is confirmed, and pending appends get `OwnerLost`: their
+        outcome is unknown.
 
-        Wait for `ended` then. The log can be opened again, here or elsewhere.
+        Wait for `ended` afterwards. The log can be opened again, at this server or another one.
         """
         self._end(reason, OwnerLost)
 
     async def ended(self) -> None:
-        """Returns when every task of the owner has ended."""
+        """Wait until every task of the owner has ended."""
         if self._ending is not None:
             await to_its_end(_joined(self._ending))
 

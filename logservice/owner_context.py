@@ -22,12 +22,13 @@ class OwnerContext:
     nodes: LogMetadataStore
     clock: Clock
     randomness: Randomness
-    stall_detector: StallDetector  # A started detector.
+    stall_detector: StallDetector  # It must be started.
     tail_memory: TailMemory
     # True for an owner that makes room on full bookies, and accepts no appends.
     uses_reserve: bool = False
     producer_memory: ProducerMemory = field(default_factory=ProducerMemory)
-    # Rolls to a full ensemble at the same time. Larger: logs are whole sooner; more of the metadata store is used.
+    # The most concurrent rolls to a full ensemble. Larger: degraded logs get a full ensemble sooner; the load on
+    # the metadata store is higher.
     may_widen: asyncio.Semaphore = field(
         default_factory=lambda: asyncio.Semaphore(_WIDENED_MAX), repr=False, compare=False
     )

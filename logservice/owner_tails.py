@@ -1,9 +1,9 @@
-"""Asks the owners of logs, at other servers, for their tails, for readers at this server.
+"""Asks log owners at other servers for their tails, on behalf of readers at this server.
 
-Bookies learn that a log's last entry is confirmed from the next entry, or when its writer has been idle for
-a while (30 s in a log server). Its owner knows at once. A server that does not own a log therefore asks the
-owner before it reports that nothing follows (RL6). While readers here follow the log, one request for all
-of them waits at the owner until the log has grown.
+Bookies learn that a log's last entry is confirmed from the next entry, or when the log's writer has been idle
+for a while (30 s in a log server). The log's owner knows it at once. A server that does not own the log
+therefore asks the owner before it reports that nothing follows (RL6). While readers at this server follow the
+log, one request for all of them waits at the owner until the log has grown.
 """
 
 import asyncio
@@ -24,15 +24,16 @@ from rollbook.proto.errors import (
 )
 
 AskPeer = Callable[[Any, str, float], Awaitable[Any]]
-"""Sends a request to the server at an address, with a deadline of the loop; raises the error that it responds
-with, or that prevents a response."""
+"""Sends a request to the server at an address, with a deadline in the loop's time. Raises the error that the
+server returns, or the error that prevents a response."""
 
 Listener = Callable[[LogTail], None]
 
-_HOPS_MAX: Final = 3  # The most redirects, since a log may be handed over while its owner is asked.
-_WAIT_MS: Final = 5000  # For this long, a request waits at the owner for the log to grow.
-_GRACE_S: Final = 1.0  # The additional time for the response.
-# The pause between two requests. Longer: fewer calls, and later news of a busy log.
+# The most servers that are asked in turn: the log may be handed over while its owner is asked.
+_HOPS_MAX: Final = 3
+_WAIT_MS: Final = 5000  # How long a request waits at the owner for the log to grow.
+_GRACE_S: Final = 1.0  # The additional time for the response to such a request.
+# The pause between two requests. Longer: fewer calls; readers of a busy log get new records later.
 _INTERVAL_S: Final = 0.01
 _PAUSE_S_MIN: Final = 0.02  # The first pause after an owner has not answered.
 _PAUSE_S_MAX: Final = 1.0  # The pauses double up to this.
@@ -40,16 +41,16 @@ _PAUSE_S_MAX: Final = 1.0  # The pauses double up to this.
 
 class OwnerTails:
     def __init__(self, server: LogServer, ask_peer: AskPeer | None) -> None:
-        """Use `ask_peer` to ask other servers. It is None if they cannot be asked."""
+        """Use `ask_peer` to ask other servers. It is None if other servers cannot be asked."""
         self._server, self._ask_peer = server, ask_peer
         self._loop = asyncio.get_running_loop()
         self._watches: dict[LogName, _Watch] = {}
 
     async def ask(self, log: LogName, address: str, due: float) -> LogTail:
-        """Return a report that the owner made after this call. `address` is that of the owner, or of a
+        """Return a tail that the owner reports after this call. `address` is the owner's address, or that of a
         server that knows the owner.
 
-        Raises `Unavailable`, `OutcomeUnknown`, or the refusal of the server that was asked.
+        Raises `Unavailable`, `OutcomeUnknown`, or the error that the asked server returns.
         """
         return await self._ask(GetTail(log), address, due)
 
@@ -73,8 +74,8 @@ class OwnerTails:
     # --- While readers follow a log -----------------------------------------------------------
 
     def listen(self, log: LogName, listener: Listener) -> None:
-        """Call the listener with the owner's tail whenever it has grown, until `ignore`. Without an owner
-        the listener is not called.
+        """Call the listener with the owner's tail now and after each change, until `ignore`. While the log has
+        no owner, the listener is not called.
         """
         if self._ask_peer is None:
             return
@@ -114,7 +115,7 @@ class _Watch:
 
     @property
     def is_over(self) -> bool:
-        """Return whether the watch has ended, and calls no listener any more."""
+        """Return whether the watch has ended. It then calls no listener any more."""
         return self._task.done()
 
     def stop(self) -> None:
@@ -133,7 +134,7 @@ class _Watch:
                 pause_s = min(2 * pause_s, _PAUSE_S_MAX)
                 continue
             except RollbookError:
-                # The log is gone, or this server may not ask. Readers detect that by themselves.
+                # The log is gone, or this server is not allowed to ask. Readers notice that themselves.
                 return
             if tail.is_sealed:
                 self._tell(tail)
@@ -145,11 +146,13 @@ class _Watch:
                 self._tell(tail)
             newest, pause_s = tail, _PAUSE_S_MIN
             waited_s = self._loop.time() - asked_s
-            # A server of an earlier release answers at once.
+            # A quick response without news is from an earlier release, which does not wait for growth.
             await asyncio.sleep(_INTERVAL_S if has_news or waited_s > 1 else _PAUSE_S_MAX)
 
     async def _find_owner(self) -> str:
-        """The owner's address, found without opening the log. Raises `OwnerChanging` if there is none."""
+        """Find the owner's address without opening the log. Raises `OwnerChanging` if no other server owns the
+        log.
+        """
         _, info, is_owner = await self._server.whom_to_ask(self._log)
         if info is None or not is_owner or info.server_id == self._server.server_id:
             raise OwnerChanging("it has no owner elsewhere", log=str(self._log))

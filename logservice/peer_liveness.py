@@ -1,10 +1,11 @@
-"""Finds out whether another server is dead: connections to its reported address are refused.
+"""Finds out whether another server is dead. A dead server's address refuses connections.
 
-    dead      all attempts of half a second were refused: its machine says that nothing listens there
-    alive     it answered; or nothing was heard, which proves nothing: then its session decides
+    dead      The address refused all attempts for half a second: its machine reports that nothing listens there.
+    alive     The server accepted a connection, or did not respond. No response proves nothing: then the server's
+              session decides.
 
-The caller waits for the result. All callers that ask about an address at a time share one series
-of attempts.
+The caller waits for the result. Concurrent callers that ask about the same address share one series of
+attempts.
 """
 
 import asyncio
@@ -28,7 +29,7 @@ _FRESH_NS: Final = 100_000_000  # The age up to which a result serves further ca
 class _Peer:
     def __init__(self) -> None:
         self.refusals = Refusals()
-        self.answered = False  # True: the last attempt was answered.
+        self.answered = False  # Whether the last attempt was accepted.
         self.asked_ns = 0  # When the last series of attempts ended.
         self.series: asyncio.Task[None] | None = None
 
@@ -39,14 +40,14 @@ class PeerLiveness:
         self._peers: dict[str, _Peer] = {}
 
     async def check_dead(self, address: str) -> bool:
-        """Return whether the server refuses connections. Takes about half a second if nothing recent is known.
+        """Return whether the server refuses connections. Takes about half a second unless a recent result is known.
 
         If this is cancelled, the attempts continue for other callers.
         """
         return (await self._asked(address)).refusals.is_dead
 
     async def check_answering(self, address: str) -> bool:
-        """Return whether the server accepts connections. A server that is not known to be dead may still not answer."""
+        """Return whether the server accepts connections. A server that is not dead may still not accept any."""
         return (await self._asked(address)).answered
 
     async def _asked(self, address: str) -> _Peer:

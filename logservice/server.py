@@ -1,11 +1,11 @@
-"""Decides which logs this server owns, and how it treats requests for others.
+"""Decides which logs this server owns, and responds to requests for other logs with the server to ask.
 
-`core/ownership.py` says who may take a log. A request for a log that is being opened or handed over here
-waits for that. A log that is handed over is closed first and its list names no owner, so the next owner has
-nothing to recover, and no append fails: each is requested again there (SV3).
+`core/ownership.py` has the rules for which server may take a log. While this server opens a log or hands it
+over, requests for it wait. To hand a log over, this server closes its ledger and releases it in the list. The
+next owner has nothing to recover, and no append fails: clients repeat appends at the next owner (SV3).
 
-When the session that shows others that this server lives has ended, its owners are dropped with everything
-that they have not confirmed. Logs are opened again on request (SV4).
+When this server's registration session is over, it drops its owners with everything that they have not
+confirmed, and opens the logs again on request (SV4).
 """
 
 import asyncio
@@ -66,7 +66,7 @@ logger = structlog.get_logger()
 
 _HAND_OVER: Final = "handed over to"
 _LOOK_S: Final = 5.0
-_CLOCK_NEWS_US: Final = 1_000_000  # A smaller change of the clock is not reported to other servers.
+_CLOCK_NEWS_US: Final = 1_000_000  # Smaller changes of the clock's difference are not reported.
 # The pause between two comparisons of this clock with other servers' clocks.
 _COMPARE_S: Final = 20.0
 _LOST_MAX: Final = 100_000
@@ -77,7 +77,7 @@ class _Grounds:
     """The reason why this server opens a log."""
 
     reason: str
-    seen: StoredLog | None = None  # The list that names or allows this server.
+    seen: StoredLog | None = None  # The list by which this server may open the log.
     detect_s: float = 0.0  # Seconds that it took to find out that this server may open the log.
     is_rude: bool = False  # True: other servers still believe that the owner is alive.
 
@@ -183,7 +183,7 @@ class LogServer:
     async def close(self, within_s: float = 10.0) -> None:
         """Hand over the owned logs. A log that takes too long is dropped, and its next owner recovers it.
 
-        Idempotent. A cancelled call completes first.
+        Idempotent. A cancelled call completes before it raises.
         """
         await to_its_end(self._close(asyncio.get_running_loop().time() + within_s))
 
@@ -197,7 +197,7 @@ class LogServer:
         await self.clock.close()
         openings = list(self._openings.values())
         await stop_tasks(*openings)
-        # This is first, so that others are suggested for the released logs.
+        # Unregister first, so that other servers are suggested for the released logs.
         await self.membership.close()
         try:
             async with asyncio.timeout_at(due):
@@ -226,11 +226,11 @@ class LogServer:
 
     @property
     def logs_unopened(self) -> int:
-        """The number of logs that it should own, and whose openings fail again and again."""
+        """The number of logs that this server should own and has repeatedly failed to open."""
         return self._unopened.count_stuck(self.clock.monotonic_ns() / 1e9)
 
     def find_unopened(self, name: LogName) -> FailedOpening | None:
-        """The failures of a log that cannot be opened here again and again; None: none are known."""
+        """The failures of a log that this server has repeatedly failed to open, otherwise None."""
         return self._unopened.find_stuck(name, self.clock.monotonic_ns() / 1e9)
 
     def is_alive(self, server_id: ServerId) -> bool:
@@ -251,39 +251,41 @@ class LogServer:
         return self.membership.is_draining
 
     def find(self, name: LogName, uid: str = "") -> Owner | None:
-        """The owner, if it is here, without waiting. With a `uid`: only of the log that has it."""
+        """The owner, if this server owns the log. With a `uid`, only if the log has that uid. Does not wait."""
         owner = self._owners.get(name)
         if owner is None or owner.failure is not None:
             return None
         return owner if owner.uid == uid or not uid else None
 
     async def find_opened(self, name: LogName) -> Owner | None:
-        """The owner here, after an opening in progress has ended. If this is cancelled, the opening goes on."""
+        """The owner at this server. Waits for an opening in progress, which continues if this is cancelled."""
         opening = self._openings.get(name)
         if opening is not None:
             await asyncio.gather(asyncio.shield(opening), return_exceptions=True)
         return self.find(name)
 
     async def find_proven(self, name: LogName, uid: str = "") -> Owner | None:
-        """Find the owner as `find` does, for readers: it never returns an owner that was replaced long ago
-        without noticing (SV6). If that cannot be checked in time, it returns the owner as far as is known.
+        """Find the owner as `find` does, and check that it was not replaced long ago without noticing: a
+        reader must not get such an owner (SV6). If the check fails or takes too long, return the owner
+        unchecked.
         """
         owner = self.find(name, uid)
         if owner is None:
             return None
-        with suppress(Unavailable, OutcomeUnknown):  # A replaced owner is no longer found below.
+        # If the owner was replaced, `find` does not return it any more.
+        with suppress(Unavailable, OutcomeUnknown):
             await owner.prove()
         return self.find(name, uid)
 
     async def owner_of(
         self, name: LogName, due: float, *, uid: str = "", heeds_preference: bool = True
     ) -> Owner:
-        """The owner here. It is opened if this server should have the log; if no preference is heeded, the
-        name alone decides.
+        """Return the owner at this server; opens the log if this server should own it. With
+        `heeds_preference=False`, the log's name alone suggests the server, whichever server the list prefers.
 
-        Raises `NotOwner` with whom to ask, `OwnerChanging`, `NoSuchLog`, `LogDeleted`,
-        `LogReplaced` if the log has another `uid`, and errors that keep a log from being opened;
-        all of it before anything was done. If it is cancelled, an opening goes on.
+        Raises `NotOwner` with the server to ask, `OwnerChanging`, `NoSuchLog`, `LogDeleted`, `LogReplaced` if
+        the log has another `uid`, and errors that prevent an opening. After each of these, nothing of the
+        caller's request was done. If this is cancelled, an opening continues.
         """
         owner = await self._owner_of(name, due, heeds_preference)
         if uid and owner.uid != uid:
@@ -291,10 +293,10 @@ class LogServer:
         return owner
 
     async def refuse_other_life(self, name: LogName, uid: str) -> NoReturn:
-        """Raise `LogReplaced` if the log that has the name has another uid than the caller expects.
+        """Raise `LogReplaced` if the log with this name now has another uid than the caller expects.
 
-        Otherwise what this server knew was about a log that was deleted elsewhere:
-        `OwnerChanging`. Raises `NoSuchLog`, `LogDeleted`.
+        Otherwise this server knew an earlier log, which was deleted elsewhere, so raise `OwnerChanging`. Also
+        raises `NoSuchLog`, `LogDeleted`.
         """
         present = text_of((await self._read(name)).list.uid)
         owner = self.find(name)
@@ -323,9 +325,10 @@ class LogServer:
         return owner
 
     async def open_by_reserve(self, name: LogName) -> Owner:
-        """An owner for making room on full bookies, which accept what it writes from their
-        reserve. It is not found for appends; close it. Raises `NotOwner` if another server was
-        quicker, `NoSuchLog`, `LogDeleted`, `RecoveryIncomplete`, `NotEnoughBookies`, `MetadataUnavailable`.
+        """Open a log to make room on full bookies, which take this owner's writes from their reserve. `find`
+        does not return the owner, so it gets no appends; the caller closes it. Raises `NotOwner` if another
+        server was quicker, `NoSuchLog`, `LogDeleted`, `RecoveryIncomplete`, `NotEnoughBookies`,
+        `MetadataUnavailable`.
         """
         if self._context is None:
             raise OwnerChanging("this server starts", retry_after_ms=RETRY_MS)
@@ -352,19 +355,21 @@ class LogServer:
             raise OwnerChanging(
                 "it takes longer than this request has", retry_after_ms=RETRY_MS
             ) from None
-        except SessionExpired:  # Nothing was appended, and another server or session can do it.
+        except SessionExpired:  # Nothing was appended. Another server or session can do it.
             raise OwnerChanging(
                 "this server's metadata session is over", retry_after_ms=RETRY_MS
             ) from None
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if self._is_closed and task is not None and not task.cancelling():
-                # The awaited work was cancelled because the server closes; the request was not.
+                # The server closes and has cancelled the work, but the request was not cancelled.
                 raise _being_stopped() from None
             raise
 
     async def _why_ours(self, name: LogName, heeds_preference: bool) -> "_Grounds":
-        """The grounds for opening the log here. If there are none, raises with the server to ask."""
+        """Return why this server may open the log. If it may not, raise `NotOwner` with the server to ask, or
+        `OwnerChanging`.
+        """
         asked_s = asyncio.get_running_loop().time()
         grounds = await self._grounds(name, heeds_preference)
         return replace(grounds, detect_s=asyncio.get_running_loop().time() - asked_s)
@@ -384,7 +389,7 @@ class LogServer:
             refuses = await self._peers.check_dead(owner.address)
             wait_ns = self._patience.wait_ns(name, self.clock.monotonic_ns())
             claim = claim_on_living(listed, refuses=refuses, wait_ns=wait_ns)
-        if claim.releases:  # The list names a server that did not release the log in order.
+        if claim.releases:  # The list names this server, which lost the log and takes no logs now.
             seen = await self.nodes.change(name, partial(released_by, server_id=self.server_id))
         if claim.needs_suggestion:
             judged = listed if heeds_preference else listed.with_preferred_server("")
@@ -394,7 +399,9 @@ class LogServer:
     async def _require_suggested(
         self, name: LogName, listed: LedgerList, without: tuple[str, ...]
     ) -> None:
-        """Raises `NotOwner` if another server should have the log, and that server is alive and answers."""
+        """Raises `NotOwner` if another server should own the log, unless that server refuses connections, and
+        `OwnerChanging` if no server takes logs.
+        """
         while True:
             suggested = self._suggested(name, listed, without)
             if suggested is None:
@@ -414,8 +421,8 @@ class LogServer:
         return None if suggested is None else self.membership.find(suggested)
 
     async def whom_to_ask(self, name: LogName) -> tuple[LedgerList, ServerInfo | None, bool]:
-        """The log's list, the owner or the server that should become it, and whether that server is the
-        owner already.
+        """Return the log's list, its living owner or else the suggested server, and whether that server is the
+        owner.
         """
         listed = (await self._read(name)).list
         if listed.owner is not None and self.membership.is_alive(listed.owner.server_id):
@@ -424,9 +431,9 @@ class LogServer:
         return listed, suggested.info if suggested is not None else None, False
 
     def is_nobodys(self, name: LogName, listed: LedgerList) -> bool:
-        """Return whether no owner would use this list after it has been changed. A server that opens the
-        log in the meantime sees the change. This is as far as this server can tell: while it starts, it
-        knows no other servers.
+        """Return whether no owner uses this list, as far as this server knows, so that any server may change
+        it. A server that opens the log concurrently sees the change. Before its start this server returns
+        False, since it knows no other servers.
         """
         if self._context is None or self.find(name) is not None or name in self._closings:
             return False
@@ -449,7 +456,7 @@ class LogServer:
     async def _open(self, name: LogName, grounds: "_Grounds") -> Owner:
         try:
             return await self._opened(name, grounds)
-        # The opening is removed in the same turn: a caller that finds no owner, and a finished
+        # Remove the opening in the turn in which it ends. A caller that finds no owner, but a finished
         # opening, would wait for ever.
         finally:
             del self._openings[name], self._opened_from[name]
@@ -496,10 +503,10 @@ class LogServer:
         return owner
 
     def _on_unopened(self, name: LogName, error: RollbookError) -> None:
-        """Take note of a failed opening, whose retries would each make a ledger and delete it if
-        many logs cannot be recovered.
+        """Take note of a failed opening. The next attempts make no ledger ahead: if many logs cannot be
+        recovered, each attempt would make a ledger and delete it.
         """
-        # Another server has the log, or it does not exist.
+        # Another server owns the log, or the log does not exist.
         if isinstance(error, NotOwner | Missing):
             self._unopened.forget(name)
             return
@@ -540,7 +547,7 @@ class LogServer:
     # --- Letting go -------------------------------------------------------------------------
 
     async def drain(self, due: float) -> int:
-        """Takes no more logs and hands over its own; returns the number of logs that are left at `due`."""
+        """Take no more logs, and hand over the owned ones. Returns the number of logs that are left at `due`."""
         await self._tell(due, is_draining=True)
         try:
             async with asyncio.timeout_at(due):
@@ -567,8 +574,9 @@ class LogServer:
             ) from None
 
     async def release_lost(self) -> None:
-        """Release lost logs whose lists name this server: no other server would look after them,
-        nor does this one if their names suggest another.
+        """Release lost logs whose lists still name this server. Otherwise no server would apply retention to
+        them: the others take this server for the owner, and this server sweeps a log that it does not own only
+        if the log's name suggests it.
         """
         for name in list(self._lost):
             self._lost.pop(name, None)
@@ -589,7 +597,7 @@ class LogServer:
         await self.let_go(name, f"{_HAND_OVER} {to.name}", preferred=to.name)
 
     async def _let_go(self, names: list[LogName], reason: str) -> None:
-        """Hand over logs, several at a time; requests for one of them wait until it is handed over."""
+        """Hand over logs, `hand_overs_max` at a time. Requests for a log wait while it is handed over."""
         turns = asyncio.Semaphore(self.config.hand_overs_max)
 
         async def let_go(name: LogName) -> None:
@@ -603,8 +611,8 @@ class LogServer:
             await stop_tasks(*tasks)
 
     async def let_go(self, name: LogName, reason: str, preferred: str | None = None) -> None:
-        """Close the log so that the next owner has nothing to recover. After a cancelled call, the
-        hand-over continues.
+        """Hand the log over: close it, so that the next owner has nothing to recover, and set the `preferred`
+        server if there is one. After a cancelled call, the hand-over continues.
         """
         closing = self._closings.get(name)
         if closing is None:
@@ -633,8 +641,8 @@ class LogServer:
             self.on_owner_changed(name)
 
     async def _balance(self) -> None:
-        """Release unused logs, and logs that other servers should have once no server has come or gone for
-        a while.
+        """The task that releases idle logs. When the servers have not changed for `rebalance_after_s`, it also
+        hands over the logs that other servers should own.
         """
         loop, look_s = asyncio.get_running_loop(), min(self.config.rebalance_after_s, _LOOK_S)
         changed_at = loop.time()
@@ -650,8 +658,8 @@ class LogServer:
                 await self._hand_over_to_others()
 
     async def _hand_over_to_others(self) -> None:
-        """Hand logs over only to servers that answer: one that reports a wrong address would send
-        every log back.
+        """Hand logs over to the servers that should own them, if these accept connections. The logs of a server
+        that reports a wrong address would come back.
         """
         by_target: dict[str, list[LogName]] = {}
         for name, owner in self._owners.items():
@@ -685,7 +693,7 @@ class LogServer:
                 logger.info("clock_not_compared", reason=error.code.reason)
 
     async def _on_clock_compared(self) -> None:
-        """Release all logs if this clock is not trusted (CK1)."""
+        """Report this clock's difference. If the clock is not trusted, release all logs (CK1)."""
         await self._tell_clock()
         if not self.clock.is_odd:
             await self.nodes.beat(self.clock.wall_us())
@@ -697,7 +705,9 @@ class LogServer:
             await self._tell_clock()
 
     async def _tell_clock(self) -> None:
-        """Report this clock's difference, so that all servers come to the same verdict."""
+        """Report this clock's difference from the metadata store's if it has changed by `_CLOCK_NEWS_US`, so that
+        all servers judge the clock alike.
+        """
         apart_us, published_us = self.clock.apart_us, self.membership.clock_published_us
         if apart_us is not None and abs(apart_us - (published_us or 0)) >= _CLOCK_NEWS_US:
             await self.membership.tell(clock_apart_us=apart_us)
@@ -711,7 +721,7 @@ class LogServer:
                 segments_lost=len(self.lost_segments),
             )
         except RollbookError:
-            pass  # The next change repeats the report.
+            pass  # `_balance` soon reports again.
 
 
 def _being_stopped() -> OwnerChanging:

@@ -1,7 +1,8 @@
 """The log service without any transport. It has one method for each request (`messages.py`).
 
-A log's owner decides appends, seals, truncations and writer epochs; another server raises `NotOwner`, with
-the server to ask. Any server answers everything else.
+The log's owner serves appends, seals, truncations, rolls, transfers, writer epochs, producers' epochs and
+confirmed tails. Another server raises `NotOwner`, which names the server to ask. A log that has an owner is
+also reconfigured and deleted only there. Any server serves all other requests.
 """
 
 import asyncio
@@ -84,8 +85,7 @@ from rollbook.proto.stats import read
 CURSOR_BLOB_BYTES_MAX: Final = 4096
 MESSAGE_BYTES_MAX: Final = 8 * 1024 * 1024
 _DETAIL_S: Final = 1.0  # A response omits details that bookies do not report within this time.
-# The time limit for finding lost segments: a list of segments is returned without waiting for the
-# store.
+# The time limit for finding lost segments. After that, the list of segments does not show which are lost.
 _LOST_LOOK_S: Final = 0.5
 _NAMES_MAX: Final = 10_000
 _CURSORS_IN_PAGE: Final = 1000  # A page of cursors of up to 4 KiB each fits into a gRPC message.
@@ -96,8 +96,8 @@ _SERVING: Final = words.ServerState.SERVING
 
 class LogService:
     def __init__(self, server: LogServer, clock: Clock, ask_peer: AskPeer | None = None) -> None:
-        """Serve the logs of `server`. `ask_peer` is None if other servers cannot be asked. Then a reader
-        here may lack the last block of a log that is owned elsewhere, and reports so.
+        """Serve the logs of `server`. `ask_peer` is None if other servers cannot be asked. A reader of a log
+        that another server owns may then lack the last block, and reports that.
         """
         self.server = server
         self._ask_peer = ask_peer
@@ -201,8 +201,8 @@ class LogService:
     # --- Truncation -------------------------------------------------------------------------
 
     async def truncate(self, request: words.Truncate, due: float) -> words.TruncateAnswer:
-        """Truncate at the log's owner. Closed segments can also be truncated without an owner, since there
-        may be none while bookies are full.
+        """Truncate at the log's owner. While bookies are full, the log may have no owner and get none: then
+        truncate its closed segments without one.
         """
         try:
             owner = await self.server.owner_of(request.log, due, uid=request.uid)
@@ -210,7 +210,7 @@ class LogService:
             raise
         except Unavailable:
             if self._loop.time() >= due:
-                # The request has no time left to find out what happened to it.
+                # No time is left for the steps below: their time-out would leave the outcome unknown.
                 raise
             answer = await in_time(due, self._truncate_closed(request, due))
             if answer is None or await in_time(due, self._keeps_what_is_truncated(request)):
@@ -222,7 +222,7 @@ class LogService:
             request.log, request.before, self._ends.tail_at(owner), due
         )
         if before == owner.tail and not request.dry_run and self._bookies_are_full(owner):
-            # The log's segment can only end in a ledger that bookies make from their reserve.
+            # To end the segment, bookies have to take the next ledger from their reserve.
             owner.lose("the bookies are full")
             answer = await in_time(due, self._truncate_by_reserve(request, due))
             if answer is not None:
@@ -233,12 +233,16 @@ class LogService:
         )
 
     def _bookies_are_full(self, owner: Owner) -> bool:
-        """Return whether no available bookie can take the ledger that a roll makes."""
+        """Return whether too few bookies for an ack quorum take new ledgers, and enough would do so from their
+        reserve.
+        """
         wanted = owner.config.quorum.ack
         return self._ledgers.count_usable() < wanted <= self._ledgers.count_usable(is_urgent=True)
 
     async def _keeps_what_is_truncated(self, request: words.Truncate) -> bool:
-        """Return whether a segment below the head stays, since none after it has begun (LL4)."""
+        """Return whether the first listed segment is entirely below the head, and stays because no segment
+        after it has begun (LL4). False for a dry run.
+        """
         listed = (await self._nodes.read_living(request.log)).list
         first = listed.segments[0].next_offset if listed.segments else None
         return not request.dry_run and first is not None and first <= listed.head
@@ -246,9 +250,10 @@ class LogService:
     async def _truncate_by_reserve(
         self, request: words.Truncate, due: float
     ) -> words.TruncateAnswer | None:
-        """End the open segment, which can be removed only after its successor's first entry (LL4). Bookies
-        take that entry, and the recovery of the old ledger, from their reserve. Returns None if this server
-        should not do it, if a plan would change something, or if the bookies do not take even that.
+        """Open the log, truncate it, and close it, while bookies are full. This ends the open segment, which
+        can be removed only after its successor's first entry (LL4). Bookies take that entry, and the recovery
+        of the old ledger, from their reserve. Returns None for a dry run, if the log has an owner, or if the
+        log cannot be opened even from the reserve.
         """
         stored = await self._nodes.read_living(request.log)
         if request.dry_run or not self.server.is_nobodys(request.log, stored.list):
@@ -273,8 +278,8 @@ class LogService:
     async def _truncate_closed(
         self, request: words.Truncate, due: float
     ) -> words.TruncateAnswer | None:
-        """Truncate without an owner. Returns None if that needs an owner, or if there is one, which would
-        continue to report an older head.
+        """Truncate closed segments without an owner. Returns None if `before` is beyond them, or if the log
+        has an owner, which would continue to report the old head.
         """
         listed = (await self._nodes.read_living(request.log)).list
         check_life(request.log, text_of(listed.uid), request.uid)
@@ -324,8 +329,8 @@ class LogService:
         return await in_time(due, self._state_of(stored, due))
 
     async def update_log(self, request: words.UpdateLog, due: float) -> words.LogState:
-        """Change the configuration at the owner, which then uses it at once. Without an owner, change it
-        here (SV7).
+        """Change the configuration at the log's owner, which then uses it at once. If no server owns the log,
+        any server changes it (SV7).
         """
 
         def with_config(listed: LedgerList) -> LedgerList:
@@ -336,13 +341,13 @@ class LogService:
 
         stored = await in_time(due, self._nodes.change(request.log, with_config))
         try:
-            # An opening that is under way may have read the list before the change; a later one
-            # reads the new list.
+            # Wait for an opening in progress, which may have read the list before the change. Later
+            # openings read the changed list.
             owner = await in_time(due, self.server.find_opened(request.log))
             if owner is not None:
                 await in_time(due, owner.refresh())
             return await in_time(due, self._state_of(stored, due))
-        except Unavailable as error:  # Raised as it is, this error would say that nothing was done.
+        except Unavailable as error:  # This error alone would say that nothing was changed.
             raise OutcomeUnknown(
                 "the configuration is stored, but not all is known of the log",
                 reason=error.code.reason,
@@ -370,8 +375,9 @@ class LogService:
         return words.LogNames(tuple(found[:limit]), next_page)
 
     async def delete_log(self, request: words.DeleteLog, due: float) -> words.DeleteLogAnswer:
-        """Delete a log: at its owner, which accepts no more from then on; otherwise anywhere, and
-        nothing is acked afterwards (LS12).
+        """Delete a log. If the log has an owner, only that server deletes it, and it stops owning the log. If
+        there is none, any server deletes it, and fences its unclosed ledgers: no append is acked afterwards
+        (LS12).
         """
         if not 0 <= (request.grace_ms or 0) <= DELETE_GRACE_MS_MAX:
             raise InvalidRequest(
@@ -381,7 +387,7 @@ class LogService:
         check_life(request.log, text_of(stored.list.uid), request.uid)
         if (
             stored.list.state is ListedLogState.DELETED
-        ):  # Asked again: perhaps the first time fell short.
+        ):  # The log was deleted before, but perhaps its ledgers were not fenced.
             await in_time(due, stop_writer(self._ledgers, stored))
             return await self._freed_sooner(stored, request.grace_ms, due)
         listed = await self._ends.list_of(request.log)
@@ -413,7 +419,7 @@ class LogService:
     async def _freed_sooner(
         self, stored: StoredLog, grace_ms: int | None, due: float
     ) -> words.DeleteLogAnswer:
-        """Shorten the grace of a log that was deleted before. A grace never grows."""
+        """Shorten the grace period of a log that is already deleted. It is never extended."""
         if grace_ms is not None:
             free_at_us = self._clock.wall_us() + grace_ms * 1000
             stored = await in_time(
@@ -427,7 +433,7 @@ class LogService:
         return words.DeleteLogAnswer(stored.list.free_at_us)
 
     async def _free(self, stored: StoredLog, due: float) -> None:
-        """Free what can be freed now; the next sweep does the rest."""
+        """Free what can be freed of a deleted log now. The next sweep frees the rest."""
         with suppress(RollbookError):
             now_us = self._clock.wall_us()
             await in_time(
@@ -510,8 +516,8 @@ class LogService:
         )
 
     async def _stored_of(self, log: LogName, due: float) -> StoredLog:
-        """The list as its owner here last knew it, if the metadata store does not respond in time.
-        Raises `NoSuchLog`, `LogDeleted`.
+        """Read the log's list. If the metadata store does not respond in time, return the list that the owner
+        at this server last knew. Raises `NoSuchLog`, `LogDeleted`.
         """
         owner = self.server.find(log)
         if owner is None:
@@ -527,7 +533,9 @@ class LogService:
         return min(_DETAIL_S, max(due - self._loop.time(), 0.0) / 3)
 
     def _require_no_other_owner(self, listed: LedgerList) -> None:
-        """Raises `NotOwner` if another server owns the log, for changes that an owner should know at once."""
+        """Call this before changes that an owner has to know at once. Raises `NotOwner` if another server owns
+        the log.
+        """
         owner = listed.owner
         if owner is None or owner.server_id == self.server.server_id:
             return
@@ -586,8 +594,8 @@ class LogService:
         )
 
     async def _reported_tail(self, name: LogName, listed: LedgerList, due: float) -> Offset:
-        """The tail as an owner elsewhere or the bookies report it soon; otherwise the end of the
-        last closed segment. Opens the log nowhere.
+        """The tail that the owner at another server reports, or the bookies if there is none. If they do not
+        respond in time, the end of the last closed segment. No server opens the log for this.
         """
         owner = listed.owner
         is_elsewhere = owner is not None and owner.server_id != self.server.server_id
@@ -599,7 +607,9 @@ class LogService:
         return max(listed.head, closed_end(listed) or listed.head)
 
     async def _sizes_of(self, log: LogName, listed: LedgerList, due: float) -> Sizes:
-        """The sizes of unclosed segments: counted by the owner, otherwise as far as it can be found out."""
+        """The sizes of unclosed segments: as the owner at this server counts them, otherwise as bookies report
+        them in time.
+        """
         if (owner := self.server.find(log)) is not None:
             return owner.written
         with suppress(RollbookError, TimeoutError):
@@ -617,7 +627,7 @@ class LogService:
         if owner is not None and request.offset > owner.tail:
             listed = (await in_time(due, self._nodes.read(request.log))).list
             if listed.owner_epoch != owner.owner_epoch:
-                # The owner was replaced and does not know it yet: the tail may be further.
+                # The owner was replaced and does not know it yet. The real tail may be beyond its own.
                 owner = None
         tail = None if owner is None else owner.tail
         return await in_time(due, self._nodes.commit_cursor(request, tail))
@@ -639,7 +649,7 @@ class LogService:
         for log in request.logs:
             try:
                 owner = self.server.find(log)
-                # Without the metadata store, the owner is taken from what this server knows.
+                # While the metadata store is unavailable, report what this server knows.
                 if owner is not None and self.server.outage.store_is_away:
                     epoch = owner.owner_epoch
                     owners.append(words.LogOwner(log, self.server.address, epoch, True))
@@ -691,8 +701,8 @@ class LogService:
     async def _drain_elsewhere(
         self, request: words.DrainServer, address: str, due: float
     ) -> words.DrainAnswer:
-        """Pass the drain on to its server. Raises `NotOwner` if this server cannot or may not ask
-        the other one; the caller perhaps may.
+        """Forward the drain to its server. Raises `NotOwner` with that server's address if this server cannot
+        ask it, or is not authorized to: the caller can try.
         """
         itself = NotOwner("ask that server itself", owner=address, owner_epoch=0)
         if self._ask_peer is None or address == self.server.address:
