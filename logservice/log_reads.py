@@ -71,7 +71,7 @@ _LOOK_S: Final = 1.0  # The least interval of tail look-ups at a server that doe
 
 
 class LogReads:
-    """Answers the requests of one server that read logs, and keeps its open readers."""
+    """Serves one server's requests for records, tails and offsets, and keeps its open readers."""
 
     def __init__(
         self,
@@ -376,7 +376,7 @@ class LogReads:
         return await in_time(due, find_offset_at(listed, timestamp_us, self._ledgers, confirmed))
 
     async def require_life(self, log: LogName, uid: str, wanted: str) -> None:
-        """Check that the log's `uid` is the `wanted` one; if that is empty, any uid will do. Raises
+        """Check that the log's `uid` is the `wanted` one; an empty `wanted` allows every uid. Raises
         `LogReplaced`, `OwnerChanging`.
         """
         if wanted and wanted != uid:

@@ -135,12 +135,13 @@ async def open_log(
                 raise DataLost("a ledger of the log is gone", log=str(name), **error.ids) from error
             missing_in = stored.version
         await asyncio.sleep(pause_s(attempt, context.randomness))
-    raise AssertionError  # Unreachable: the attempts are counted without end.
+    raise AssertionError  # Unreachable: `count` never ends.
 
 
 class _NewLedger:
-    """A ledger that is made for this version of the list. To make it takes as many round trips as to fence
-    the old ones, so both run concurrently, unless an earlier opening failed. An unused ledger is deleted.
+    """A ledger that is made for this version of the list. It takes as many round trips to make as the old
+    ledgers take to fence, so both run concurrently, unless an earlier opening failed. An unused ledger is
+    deleted.
     """
 
     def __init__(self, context: OwnerContext, stored: StoredLog, *, makes_ahead: bool) -> None:

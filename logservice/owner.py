@@ -212,7 +212,7 @@ class Owner:
 
     @property
     def written(self) -> Sizes:
-        """The sizes of the segments that the list does not call closed, including unconfirmed entries."""
+        """The sizes of the segments that are unclosed in the list, including unconfirmed entries."""
         return self._segment_roll.written
 
     @property
@@ -300,7 +300,7 @@ class Owner:
 
     async def ready(self, block_bytes: int = 0) -> None:
         """Wait until there is room for a block of `block_bytes`. The caller must append before its next await.
-        Raises `OwnerChanging`.
+        Raises `OwnerChanging`, `Overloaded`.
         """
         await self._append_path.room_for(1, block_bytes)
 
@@ -358,7 +358,9 @@ class Owner:
         self._append_path.proven_s = max(self._append_path.proven_s, began_s)
 
     async def _ask_bookies(self) -> None:
-        """A `barrier` that does not count as use of the log. Raises `OwnerLost`, `AppendUnsettled`, `OwnerChanging`."""
+        """A `barrier` that does not count as use of the log. Raises `Unavailable` if bookies do not respond in
+        time, `OwnerLost`, `AppendUnsettled`, `OwnerChanging`.
+        """
         self._append_path.require()
         try:
             async with asyncio.timeout(_PROOF_S):
@@ -433,7 +435,7 @@ class Owner:
     async def roll(self, reason: str = DEMAND) -> SegmentId:
         """End the written segment, unless it has no record. Returns the segment that is written afterwards.
 
-        Returns when the earlier segment is closed and listed as closed. Raises `LogSealed`,
+        The call returns when the earlier segment is closed and listed as closed. Raises `LogSealed`,
         `NotEnoughBookies` if no ledger can be made, `OwnerLost`, `AppendUnsettled`, `OwnerChanging`. After
         a cancelled call, the roll continues.
         """
@@ -472,7 +474,7 @@ class Owner:
         """Make `before` the head of the log. Whole ledgers are deleted afterwards.
 
         `force_roll` ends the written segment if it holds records below `before`. Raises `Guarded`, and
-        `InvalidRequest` beyond the tail. After `ConnectionLost` the truncation may have been made.
+        `InvalidRequest` if `before` is beyond the tail. After `ConnectionLost` the truncation may have been made.
         """
         self._append_path.use()
         writing = self._append_path.writing

@@ -74,8 +74,8 @@ class OwnerTails:
     # --- While readers follow a log -----------------------------------------------------------
 
     def listen(self, log: LogName, listener: Listener) -> None:
-        """Call the listener with the owner's tail now and after each change, until `ignore`. While the log has
-        no owner, the listener is not called.
+        """Call the listener with the owner's tail each time that it has changed, until `ignore`. While no other
+        server owns the log, the listener is not called.
         """
         if self._ask_peer is None:
             return

@@ -1,7 +1,7 @@
 """Finds out whether another server is dead. A dead server's address refuses connections.
 
     dead      The address refused all attempts for half a second: its machine reports that nothing listens there.
-    alive     The server accepted a connection, or did not respond. No response proves nothing: then the server's
+    alive     The server accepted a connection, or did not respond. Silence proves nothing: then the server's
               session decides.
 
 The caller waits for the result. Concurrent callers that ask about the same address share one series of

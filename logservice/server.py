@@ -2,7 +2,7 @@
 
 `core/ownership.py` has the rules for which server may take a log. While this server opens a log or hands it
 over, requests for it wait. To hand a log over, this server closes its ledger and releases it in the list. The
-next owner has nothing to recover, and no append fails: clients repeat appends at the next owner (SV3).
+next owner has nothing to recover, and no append fails: clients send the waiting ones to the next owner (SV3).
 
 When this server's registration session is over, it drops its owners with everything that they have not
 confirmed, and opens the logs again on request (SV4).
@@ -66,8 +66,9 @@ logger = structlog.get_logger()
 
 _HAND_OVER: Final = "handed over to"
 _LOOK_S: Final = 5.0
-_CLOCK_NEWS_US: Final = 1_000_000  # Smaller changes of the clock's difference are not reported.
-# The pause between two comparisons of this clock with other servers' clocks.
+# Smaller changes of this clock's difference from the metadata store's are not reported.
+_CLOCK_NEWS_US: Final = 1_000_000
+# The pause between two comparisons of this clock with the metadata store's.
 _COMPARE_S: Final = 20.0
 _LOST_MAX: Final = 100_000
 
@@ -431,9 +432,9 @@ class LogServer:
         return listed, suggested.info if suggested is not None else None, False
 
     def is_nobodys(self, name: LogName, listed: LedgerList) -> bool:
-        """Return whether no owner uses this list, as far as this server knows, so that any server may change
-        it. A server that opens the log concurrently sees the change. Before its start this server returns
-        False, since it knows no other servers.
+        """Return whether no owner uses this list, as far as this server knows, so that it may be changed
+        without one. A server that opens the log concurrently sees the change. Before its start this server
+        returns False, since it knows no other servers.
         """
         if self._context is None or self.find(name) is not None or name in self._closings:
             return False

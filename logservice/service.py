@@ -1,8 +1,8 @@
 """The log service without any transport. It has one method for each request (`messages.py`).
 
 The log's owner serves appends, seals, truncations, rolls, transfers, writer epochs, producers' epochs and
-confirmed tails. Another server raises `NotOwner`, which names the server to ask. A log that has an owner is
-also reconfigured and deleted only there. Any server serves all other requests.
+confirmed tails. Another server raises `NotOwner`, which names the server to ask. While a log has an owner, only
+that server changes its configuration or deletes it. Any server serves all other requests.
 """
 
 import asyncio
@@ -201,8 +201,8 @@ class LogService:
     # --- Truncation -------------------------------------------------------------------------
 
     async def truncate(self, request: words.Truncate, due: float) -> words.TruncateAnswer:
-        """Truncate at the log's owner. While bookies are full, the log may have no owner and get none: then
-        truncate its closed segments without one.
+        """Truncate at the log's owner. While bookies are full, the log may have no owner, and opening it may
+        fail: then truncate its closed segments without an owner.
         """
         try:
             owner = await self.server.owner_of(request.log, due, uid=request.uid)
@@ -222,7 +222,7 @@ class LogService:
             request.log, request.before, self._ends.tail_at(owner), due
         )
         if before == owner.tail and not request.dry_run and self._bookies_are_full(owner):
-            # To end the segment, bookies have to take the next ledger from their reserve.
+            # The segment can end only if bookies take the next ledger from their reserve.
             owner.lose("the bookies are full")
             answer = await in_time(due, self._truncate_by_reserve(request, due))
             if answer is not None:
@@ -233,8 +233,8 @@ class LogService:
         )
 
     def _bookies_are_full(self, owner: Owner) -> bool:
-        """Return whether too few bookies for an ack quorum take new ledgers, and enough would do so from their
-        reserve.
+        """Return whether fewer bookies than the ack quorum take new ledgers, but enough would take one from
+        their reserve.
         """
         wanted = owner.config.quorum.ack
         return self._ledgers.count_usable() < wanted <= self._ledgers.count_usable(is_urgent=True)
@@ -627,7 +627,7 @@ class LogService:
         if owner is not None and request.offset > owner.tail:
             listed = (await in_time(due, self._nodes.read(request.log))).list
             if listed.owner_epoch != owner.owner_epoch:
-                # The owner was replaced and does not know it yet. The real tail may be beyond its own.
+                # The owner was replaced and does not know it yet. The log's tail may be beyond its own.
                 owner = None
         tail = None if owner is None else owner.tail
         return await in_time(due, self._nodes.commit_cursor(request, tail))

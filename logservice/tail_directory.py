@@ -53,7 +53,7 @@ logger = structlog.get_logger()
 
 _LOGS_MAX: Final = 200_000  # The most logs in the table, for all watchers: about 100 MB.
 _LOGS_PER_MESSAGE: Final = 1000  # The most logs in one message: about 150 KB.
-# The most lists read concurrently. More: the table is complete sooner; appends get less time.
+# The most lists read concurrently. More: the table is complete sooner; appends are slower until then.
 _READS_MAX: Final = 32
 _PAUSE_S: Final = 0.5  # The pause before a failed read is retried.
 _LOOK_S: Final = 2.0  # The time limit for finding a log's tail from bookies.
