@@ -1,9 +1,9 @@
 """Barriers: every append that any server acknowledged before the request is below the answer (LS10).
 
 This needs a quorum's acknowledgement of an entry that was sent after the request: if another server had
-taken the log over before, the quorum would have refused the entry. Any append will do. If the turn of the
-loop has no append, an entry without records is written for all waiting callers. Callers that ask while it
-is in flight share the next one.
+taken the log over before, the quorum would have refused the entry. Any append serves as this entry. If a
+turn of the loop has no append, an entry without records is written for all waiting callers. Callers that
+ask while that entry is in flight share the next one.
 """
 
 from typing import Generic, TypeVar
@@ -35,7 +35,7 @@ class Barriers(Generic[Asker]):
 
     def on_sent(self, *, is_ours: bool = False) -> list[Asker]:
         """The callers that are answered when this entry is settled. `is_ours`: the entry was written for
-        them.
+        barriers alone.
         """
         self._is_under_way |= is_ours
         askers, self._waiting = self._waiting, []

@@ -1,12 +1,12 @@
 """Decides which clocks are trusted: those that agree with most others.
 
 Each log server compares its wall clock with the metadata store's and reports the difference to the others. A
-clock within five minutes of more than half of all clocks, the store's and its own among them, is trusted; of
-exactly half, if the store's is one of them. A server with another one owns no logs (CK1): their records would
-expire too early or never.
+clock is trusted if it is within five minutes of more than half of all clocks, the store's and itself included,
+or of exactly half if the store's is one of them. A server whose clock is not trusted owns no logs (CK1): their
+records would expire too early or never.
 
-The time of an owner is that of its wall clock when it was last compared, carried on by the
-monotonic clock (CK2). So a changed wall clock does not reach a log before it has been compared.
+An owner's time is its wall clock when that was last compared, advanced by the monotonic clock (CK2). So a
+changed wall clock does not affect a log before it has been compared.
 """
 
 from collections.abc import Mapping
@@ -35,7 +35,7 @@ class ServerTime:
     """A server's own time, from one comparison to the next."""
 
     def __init__(self, wall_us: int, now_ns: int) -> None:
-        """Begin with the wall clock as it is, since no comparison was made yet."""
+        """Begin with the wall clock as it is, since it was not compared yet."""
         # How far the wall clock is ahead of the store's; None: not compared.
         self.apart_us: int | None = None
         self._offset_us = wall_us - now_ns // 1000
@@ -49,8 +49,8 @@ class ServerTime:
         self._offset_us = wall_us - now_ns // 1000
 
     def on_odd(self, store_us: int, others_us: Mapping[str, int], now_ns: int) -> None:
-        """Take note that the wall clock is not trusted. The time is that of the other clocks, which are
-        this far ahead of the store's.
+        """Take note that the wall clock is not trusted. The time becomes the lower median of the other clocks:
+        the store's, and those of the other servers, which are `others_us` ahead of the store's.
         """
         in_order = sorted((_STORE, *others_us.values()))
         common_us = in_order[(len(in_order) - 1) // 2]

@@ -1,17 +1,18 @@
 """Control blocks: what owners write into a log beside records, for later owners and readers.
 
-    Follows         the first entry of every segment: which ledger it follows, up to which entry, and
-                    all that an owner has to remember there; -1 and -1 in a log's first segment
+    Follows         the first entry of every segment: the ledger before it and that ledger's last entry
+                    (-1 and -1 in a log's first segment), and all that an owner must remember there
     Snapshot        the same state at intervals, so that a take-over replays little
-    Opened          who took the log over, and why
-    WriterAcquired  from here on this writer epoch is in force; WriterReleased: it is given up
+    Opened          which server took the log over, and why
+    WriterAcquired  from here on this writer epoch is in force
+    WriterReleased  this writer epoch is given up
     ProducerBegun   from here on this epoch of the producer is in force
-    Barrier         nothing: its confirmation shows that its writer is still the owner
+    Barrier         no content: its confirmation shows that its writer is still the owner
     Sealed          the log ends here
 
-A block of one of these has no records and no offset of its own: it is stamped with the offset of
-the record to come. The state is opaque here; `core/log_state.py` is its home. Kinds of the future are
-passed over.
+A control block has no records and no offset of its own: it is stamped with the offset of the next
+record. The state is opaque here; `core/log_state.py` defines it. Kinds that this release does not know
+are skipped.
 """
 
 from dataclasses import dataclass, fields
@@ -39,9 +40,10 @@ class Follows:
 @dataclass(frozen=True, slots=True)
 class Snapshot:
     state: bytes
-    # A field apart from `state`, so that older releases can read the state; empty in their blocks.
+    # Not a part of `state`, so that older releases can read `state`; empty in the blocks that they wrote.
     lived: bytes = b""
-    counts: bytes = b""  # Record counts of producers; apart from `state`, as `lived` is.
+    # Record counts of producers; not a part of `state`, for the same reason as `lived`.
+    counts: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,11 +1,11 @@
-"""Cursors, guards, and what a truncation must not pass.
+"""Cursors and guards: named offsets in a log. No truncation passes a guard.
 
-A cursor is a named offset with a few bytes of its owner's. Protected it is a guard, and holds
-truncation back. Each cursor has a node; the guards of a log are also in one node together, with the
-floor below which none is made any more:
+A cursor is a named offset, with some bytes that its user chooses. A protected cursor is a guard: it holds
+truncation back. Each cursor has a node. All guards of a log are also in one node, together with the floor:
+no guard is made below it.
 
-    move a guard   the cursor and the guards, in one step; below the floor it is refused
-    truncate       the ledger list and the guards, in one step; the floor rises to the new head
+    move a guard   changes the cursor and the guards, in one step; refused below the floor
+    truncate       changes the ledger list and the guards, in one step; the floor rises to the new head
 
 Both change the one node of the guards from the version that was read, so the second of two
 changes sees the first (LL6): no truncation passes a guard, and no guard is made on truncated
@@ -106,8 +106,8 @@ class CursorCounts:
         return sum(count for _, count in self.by_principal)
 
     def recounted(self, total: int) -> Self:
-        """The counts with the right total. Earlier releases do not count, so the difference belongs
-        to no principal.
+        """The counts with the right total. Earlier releases do not count, so the difference is counted
+        for no principal.
         """
         named = {name: count for name, count in self.by_principal if name}
         return self._with({**named, "": max(total - sum(named.values()), 0)})
@@ -134,7 +134,7 @@ class CursorCounts:
 
 
 def one_more_in_all_logs(principal: str, total: int) -> int:
-    """The new total of a principal. `total`: the cursors that it has. Raises `InvalidRequest`
+    """The new total of a principal. `total`: the number of cursors that it has. Raises `InvalidRequest`
     beyond the bound (CB1).
     """
     if total >= CURSORS_IN_ALL_LOGS_MAX:
@@ -155,7 +155,7 @@ def committed(
 ) -> Cursor:
     """The cursor after the request.
 
-    `tail` is the tail as far as known, `uid` that of the log. Raises `MetadataConflict` if the cursor has
+    `tail` is the log's tail as far as it is known, `uid` is the log's uid. Raises `MetadataConflict` if the cursor has
     another version than the caller expects, `CursorAhead` if it would go back without a request for that,
     `InvalidRequest` if it is too large.
     """
@@ -203,7 +203,7 @@ def check_expected(found: Cursor, expected_version: int | None) -> None:
 
 
 def pack_cursor(cursor: Cursor, principal: str = "") -> bytes:
-    """The bytes of a cursor. `principal`: the one that created it."""
+    """The bytes of a cursor. `principal`: its creator."""
     return pack_binary(
         schema.CursorNode(
             format_version=FORMAT_VERSION,
@@ -273,7 +273,7 @@ def pack_guards(guards: TruncationGuards, token: bytes) -> bytes:
 
 
 def unpack_guards(data: bytes) -> tuple[TruncationGuards, bytes]:
-    """The guards, and the token of the write that they come from. Raises `BadMetadata`, `UnsupportedVersion`."""
+    """The guards, and the token of the write that stored them. Raises `BadMetadata`, `UnsupportedVersion`."""
     message = unpack_binary(schema.MarksNode, data)
     check_version(message.format_version)
     try:

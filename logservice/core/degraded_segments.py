@@ -1,30 +1,31 @@
 """A segment that is written to fewer bookies than its log wants (LS13, LS16).
 
-    made with too few     no full ensemble could be had when it began
-    with vacant seats     a member failed, or has gone, and no other bookie can take its seat in this ledger: one
-                          that was formatted since takes the entries of new ledgers only
+    made with too few     no full ensemble was available when the segment began
+    with vacant seats     a member failed, or has gone, and no other bookie can take its seat in this ledger. A
+                          bookie that was formatted since the ledger began takes entries of new ledgers only
 
-The log's ack quorum is what an ack promises, and it never shrinks. Only the copies beyond it are
-given up: a ledger that is made with too few bookies says so in its metadata, so readers,
-recovery and re-replication treat it as any other ledger.
+An ack promises as many copies as the log's ack quorum, which never shrinks. A degraded segment lacks only
+copies beyond it. The metadata of a ledger that is made with too few bookies has its smaller quorum, so
+readers, recovery and re-replication treat it as any other ledger.
 
-No ledger gets more seats, so in both cases the log begins a new segment as soon as enough bookies for a better one
-take new ledgers. Repair makes the missing copies of a closed segment.
+A ledger never gets more seats. So in both cases the log begins a new segment as soon as enough bookies for a
+better one take new ledgers. Repair makes the missing copies of a closed segment.
 """
 
 from typing import Final, NamedTuple
 
 from rollbook.proto.quorum import Quorum
 
-# Why the segment after a degraded one was begun.
+# The reasons for beginning a new segment after a degraded one.
 FULL_ENSEMBLE: Final = "full ensemble"  # The segment was made with too few bookies.
 # The segment was made with too few bookies; no full ensemble is available, but enough bookies for
 # all copies are.
 ALL_COPIES: Final = "all copies"
-VACANT_SEAT: Final = "vacant seat"  # The segment lost a bookie.
+VACANT_SEAT: Final = "vacant seat"  # A seat of the segment was vacant for `VACANT_S`.
 
-# A seat is vacant for longer than a restart of its bookie takes, as for a writer that leaves a seat
-# (WR11). Larger: more records lack a copy. Smaller: a restart rolls all logs.
+# How long seats must be vacant before the log begins a new segment for them: longer than a bookie takes to
+# restart, and as long as a writer waits before it gives up a seat (WR11). Larger: more records lack a copy.
+# Smaller: the restart of a bookie rolls all logs that it has a seat in.
 VACANT_S: Final = 15.0
 _AGAIN_S: Final = 1.0  # The wait after a first failed attempt; each further one doubles it.
 _AGAIN_S_MAX: Final = 600.0
@@ -40,14 +41,14 @@ def degraded_quorum(wanted: Quorum, usable: int) -> Quorum | None:
 
 
 def degraded_to(wanted: Quorum, made: Quorum) -> int:
-    """The number of bookies of a ledger that was made with fewer than wanted; 0 if it has all of them."""
+    """The number of bookies of a ledger that was made with fewer than wanted; 0 for any other ledger."""
     return made.ensemble if made.ensemble < wanted.ensemble else 0
 
 
 def bookies_for_better(wanted: Quorum, made: Quorum, reason: str) -> int:
     """The number of bookies that must take new ledgers for a new segment to be better than the present one.
 
-    As many as an entry has copies, if entries lack copies now; otherwise it is about the rest of the ensemble.
+    It is the write quorum if entries lack copies now; otherwise the full ensemble.
     """
     lacks_copies = reason == VACANT_SEAT or made.write < wanted.write
     return wanted.write if lacks_copies else wanted.ensemble
@@ -57,14 +58,16 @@ class BetterSegment(NamedTuple):
     """The segment to begin after a degraded one."""
 
     reason: str
-    bookies_min: int  # It is begun only if this many bookies take new ledgers.
+    bookies_min: int  # The segment is begun only if this many bookies take new ledgers.
 
 
 def better_segment(
     wanted: Quorum, made: Quorum, reason: str, *, allows_degraded: bool
 ) -> BetterSegment:
-    """`reason`: why the present segment, made with the quorum `made`, is left. `allows_degraded`: whether the
-    log may have segments with fewer bookies than it wants; otherwise only a full ensemble is better.
+    """The segment to begin after one that was made with the quorum `made` and is left for `reason`.
+
+    `allows_degraded`: whether the log may have segments with fewer bookies than it wants; otherwise only a full
+    ensemble is better.
     """
     bookies_min = bookies_for_better(wanted, made, reason) if allows_degraded else wanted.ensemble
     if reason == FULL_ENSEMBLE and bookies_min < wanted.ensemble:
@@ -73,15 +76,16 @@ def better_segment(
 
 
 class RollToMoreBookies:
-    """When the owner of a degraded segment begins a new one, if enough bookies take new ledgers (LS16).
+    """Decides when the owner of a degraded segment begins a new one, if enough bookies take new ledgers (LS16).
 
-    It is asked about every second while the segment is degraded. Vacant seats count once they have been vacant for
-    `VACANT_S`; a shorter return of the member does not end that. If a new segment loses a seat, too (to a bookie
-    that responds and takes no entries), or cannot be begun, each further attempt waits twice as long as the last.
+    It is asked every one or two seconds while the segment is degraded. Vacant seats are a reason once some seat
+    has been vacant since `VACANT_S` ago. That time starts again only after all seats were taken for the longer of
+    `VACANT_S` and the latest wait. If a new segment loses a seat, too (to a bookie that responds and takes no entries),
+    or cannot be begun, each further attempt waits twice as long as the one before.
     """
 
     def __init__(self) -> None:
-        self.attempts = 0  # Attempts since the segment last had all its seats for long enough.
+        self.attempts = 0  # Attempts since all seats were last taken for long enough.
         self._wait_s = 0.0  # How long to wait after the latest attempt.
         self._not_before_s = 0.0
         self._vacant_since_s: float | None = None
@@ -101,8 +105,8 @@ class RollToMoreBookies:
 
     @property
     def is_over(self) -> bool:
-        """Return whether nothing has to be watched before a seat is vacant. The caller continues to watch
-        if the segment was made with too few bookies.
+        """Return whether there is nothing to watch until a seat becomes vacant. A caller whose segment was
+        made with too few bookies continues to watch.
         """
         return self._vacant_since_s is None and self.attempts == 0
 

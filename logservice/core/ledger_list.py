@@ -1,7 +1,7 @@
 """The ledger list of a log, and every change that can be made to it.
 
-A log is its list: the ledgers that hold it, in order, as segments. A change of the list by
-compare-and-swap is a step that all servers see; nothing else decides.
+A log consists of the ledgers that its list names, in order, as segments. Every change of the list is a
+compare-and-swap, which all servers see; nothing else decides what belongs to the log.
 
     head                                            tail, known when all is CLOSED
       v                                               v
@@ -9,22 +9,22 @@ compare-and-swap is a step that all servers see; nothing else decides.
                                           last but one   last
 
 - Offsets are dense: each segment starts where the one before ends. A segment's base is known once all
-  before it are CLOSED, and nobody derives one from an unclosed ledger.
-- At most the last two are unclosed (LL1): a successor is listed only when everything before the last
-  one is CLOSED.
-- A segment that is listed behind a CLOSED one follows it: its first entry names that ledger's last
-  entry (LL2). A server that closes a segment in the list has checked this, and discards the successor in the same
-  step if it does not. Only the last one can be discarded, and never once it is CLOSED here.
-- Ledgers that leave the list enter `discarded` in the same step (LL3), are deleted afterwards, and
-  leave `discarded` when they are gone: a ledger of the log that is in neither never was listed.
-- The head never goes back and never passes what is known to be confirmed (LL4). Truncation takes whole
-  ledgers, and none before a successor has begun: each starts with all that an owner has to remember, so
-  the newest such memory stays.
-- The owner's epoch only grows (LL5); SEALED and DELETED end what may be changed.
+  segments before it are CLOSED. No base is derived from an unclosed ledger.
+- At most the last two segments are unclosed (LL1): a successor is listed only when everything before the
+  last one is CLOSED.
+- A segment that is listed after a CLOSED one follows it: its first entry names that ledger's last
+  entry (LL2). A server that closes a segment in the list has checked this. If the successor does not follow,
+  the server discards it in the same step. Only the last segments can be discarded, while they are unclosed.
+- Ledgers that leave the list enter `discarded` in the same step (LL3), are deleted afterwards, and leave
+  `discarded` when they are gone. So an existing ledger of the log that is in neither was never listed.
+- The head never goes back and never passes what is known to be confirmed (LL4). Truncation removes whole
+  ledgers, and each only after its successor has begun: a ledger starts with all that an owner must remember,
+  so the newest memory stays.
+- The owner's epoch only grows (LL5). A SEALED log gets no new owner or segment; a DELETED one also cannot be
+  truncated or configured.
 
 Each `with_*` returns a new list, to be written by compare-and-swap from the version that was read,
-and raises instead of breaking a rule. A list that is equal to the old one means that there is
-nothing to write.
+and raises instead of breaking a rule. If the new list equals the old one, there is nothing to write.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -109,9 +109,9 @@ NOT_COUNTED: Final[Sizes] = {}
 class Segment:
     segment_id: SegmentId
     ledger_id: LedgerId
-    owner_epoch: OwnerEpoch  # The owner when it was listed.
-    reason: str  # Why it was begun.
-    first_timestamp_us: int  # When it was begun, on the log's clock.
+    owner_epoch: OwnerEpoch  # The owner's epoch when the segment was listed.
+    reason: str  # Why the segment was begun.
+    first_timestamp_us: int  # When the segment was begun, on the log's clock.
     state: ListedSegmentState = ListedSegmentState.OPEN
     base_offset: Offset | None = None  # None: a segment before it is not CLOSED.
     next_offset: Offset | None = None  # This and the next two are known when the segment is CLOSED.
@@ -156,7 +156,7 @@ class LogEvent:
 
 
 class FlawedList(ValueError):
-    """A list that breaks a rule: a mistake of ours, unless it was read so."""
+    """A list that breaks a rule. This is a bug, unless the list was read like this."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +168,7 @@ class LedgerList:
     owner_epoch: OwnerEpoch = NO_OWNER_YET
     # None: the log has no owner yet, or the last one has released it.
     owner: ServerInfo | None = None
-    preferred_server: str = ""  # The server that the suggestion names; empty: no particular one.
+    preferred_server: str = ""  # The server to suggest as owner; empty: see `owner_placement.py`.
     head: Offset = FIRST_OFFSET
     next_segment_id: SegmentId = FIRST_SEGMENT
     segments: tuple[Segment, ...] = ()
@@ -202,7 +202,7 @@ class LedgerList:
         return any(segment.ledger_id == ledger_id for segment in self.segments)
 
     def check_owner(self, epoch: OwnerEpoch) -> None:
-        """Raises `OwnerFenced` unless that is the epoch in force."""
+        """Raises `OwnerFenced` unless this is the epoch in force."""
         if self.owner_epoch != epoch:
             raise OwnerFenced(
                 owner=self.owner.address if self.owner else "",
@@ -213,7 +213,7 @@ class LedgerList:
     # --- Ownership ----------------------------------------------------------------------------
 
     def with_owner(self, server: ServerInfo) -> Self:
-        """The list with this owner and the next epoch (LL5), to be written together with its first ledger."""
+        """The list with this owner and the next epoch (LL5), to be written with the owner's first ledger."""
         self._refuse_unless_open()
         return replace(self, owner=server, owner_epoch=OwnerEpoch(self.owner_epoch + 1))
 
@@ -237,8 +237,8 @@ class LedgerList:
         degraded_to: int = 0,
         began_us: int = 0,
     ) -> Self:
-        """The list with a ledger at the end. Its creator made it for the very version of the list that
-        this changes.
+        """The list with this ledger as its last segment. The ledger was made for the version of the list
+        that this changes (LL8).
 
         Raises `MetadataConflict` while anything before the last segment is unclosed (LL1),
         `LogSealed`, `LogDeleted`.
@@ -272,12 +272,13 @@ class LedgerList:
         *,
         next_offset: Offset,
         last_timestamp_us: int,
-        bytes: int,  # noqa: A002  # What the field is called.
+        bytes: int,  # noqa: A002  # The field has this name.
     ) -> Self:
         """The list with this segment CLOSED; a successor, if there is one, follows it (LL2).
 
-        If the segment is closed as wanted already, nothing changes. Raises `MetadataConflict` if it was
-        closed differently, is not listed, or follows an unclosed one.
+        Nothing changes if the segment is already CLOSED at `next_offset`. Raises `MetadataConflict` if it
+        is CLOSED at another offset, is not listed, or follows an unclosed one; `InvalidRequest` for an
+        offset before its base or beyond `OFFSET_MAX`.
         """
         index = self._index_of(segment_id)
         segment = self.segments[index]
@@ -320,11 +321,12 @@ class LedgerList:
         return replace(self, segments=(*self.segments[:index], closed, *after))
 
     def with_discarded(self, segment_id: SegmentId) -> Self:
-        """The list without a segment that does not follow the one before, or is empty: nothing in it was
-        acked (LL2). The same holds for segments listed after it, which are discarded, too.
+        """The list without a segment that does not follow the one before, or is empty, and without the
+        segments after it. Nothing in them was acked (LL2).
 
-        Raises `MetadataConflict` if anything of that is CLOSED, or the one before is not. The first
-        one is discarded only if nothing was ever truncated: then the log was never written.
+        Raises `MetadataConflict` if one of them is CLOSED, or the segment before them is not. The first
+        segment of the list is discarded only if it begins at offset 0; otherwise it may have all that is
+        known of the log.
         """
         index = self._index_of(segment_id)
         dropped = self.segments[index:]
@@ -341,20 +343,20 @@ class LedgerList:
         )
 
     def without_discarded(self, ledger_ids: Iterable[LedgerId]) -> Self:
-        """The list without these ledgers in `discarded`, since they are deleted from the bookies, too."""
+        """The list without these ledgers in `discarded`, after they were deleted."""
         gone = frozenset(ledger_ids)
         return replace(self, discarded=tuple(each for each in self.discarded if each not in gone))
 
     # --- The ends -----------------------------------------------------------------------------
 
     def with_head(self, head: Offset, confirmed: Offset, *, is_begun: bool = False) -> Self:
-        """The log starts at `head`; `confirmed` is the offset up to which its caller knows
-        records to be there.
+        """The list of the log with `head` as its head. `confirmed`: the caller knows that all records below
+        this offset are confirmed.
 
-        Whole segments below it leave the list (LL3). `is_begun`: the caller owns the log, and the first
-        entry of the first unclosed segment is confirmed; else the one before that stays, and the last
-        one stays in any case (LL4). The head never goes back, but segments that an earlier call had to
-        leave may be removed now. Raises `InvalidRequest` for one beyond what is confirmed, `LogDeleted`.
+        Whole segments below the head leave the list (LL3). `is_begun`: the caller owns the log, and the
+        first entry of the first unclosed segment is confirmed; otherwise the segment before that one stays.
+        The last segment always stays (LL4). The head never goes back, but segments that an earlier call had
+        to keep may be removed now. Raises `InvalidRequest` for a head beyond `confirmed`, `LogDeleted`.
         """
         self._refuse_deleted()
         if head > confirmed:
@@ -413,15 +415,15 @@ class LedgerList:
 
     @property
     def is_condemned(self) -> bool:
-        """Return whether the log's grace is over, and its ledgers are being deleted. A log without a
-        ledger has none.
+        """Return whether the log's grace is over, and its ledgers are being deleted. This is never so for a
+        log that never had a segment.
         """
         has_lost_all = not self.segments and (bool(self.discarded) or self.next_segment_id > 0)
         return self.state is ListedLogState.DELETED and has_lost_all
 
     def require_living(self, log: LogName) -> None:
-        """Raises `NoSuchLog` if its records are gone or going, so that it cannot be brought back; `LogDeleted`
-        if it was deleted."""
+        """Raises `NoSuchLog` if the log's records are being deleted or are gone, so that it cannot be undeleted;
+        `LogDeleted` if it was deleted and can be undeleted."""
         if self.is_condemned:
             raise NoSuchLog(log=str(log))
         if self.state is ListedLogState.DELETED:
@@ -434,7 +436,7 @@ class LedgerList:
         return deleted_us[-1] if deleted_us else self.free_at_us
 
     def with_shorter_grace(self, free_at_us: int) -> Self:
-        """The list of a DELETED log whose grace ends at this time, if that is sooner."""
+        """The list of a DELETED log with its grace ending at this time, if that is sooner."""
         return replace(self, free_at_us=min(self.free_at_us, max(free_at_us, 1)))
 
     def with_undeleted(self) -> Self:
@@ -450,7 +452,7 @@ class LedgerList:
         return replace(self, state=state, owner=None, free_at_us=0)
 
     def with_ledgers_condemned(self) -> Self:
-        """The grace is over: everything is to be deleted (LL3). Raises `MetadataConflict` unless DELETED."""
+        """The list after the grace, with all ledgers in `discarded` (LL3). Raises `MetadataConflict` unless DELETED."""
         if self.state is not ListedLogState.DELETED:
             raise MetadataConflict("the log is not deleted")
         ledger_ids = tuple(segment.ledger_id for segment in self.segments)
@@ -472,7 +474,7 @@ class LedgerList:
     # ------------------------------------------------------------------------------------------
 
     def _index_of(self, segment_id: SegmentId) -> int:
-        # Counts from the end: the wanted segment is usually among the last.
+        # The search begins at the end: the wanted segment is usually among the last.
         for index in range(len(self.segments) - 1, -1, -1):
             if self.segments[index].segment_id == segment_id:
                 return index
@@ -499,7 +501,7 @@ class LedgerList:
 
 
 def find_flaw(listed: LedgerList) -> str:
-    """The flaw of a list, if any, whether it was read or made."""
+    """The flaw of a list that was read or made; empty if it has none."""
     segments = listed.segments
     ledger_ids = [*(segment.ledger_id for segment in segments), *listed.discarded]
     if len(set(ledger_ids)) != len(ledger_ids) or any(each < 0 for each in ledger_ids):

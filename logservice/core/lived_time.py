@@ -1,14 +1,14 @@
 """The time in which log servers were present. Retention and the memory of producers count only this time.
 
 A wall clock can be set, and a cluster can be off for a month. Neither makes a record old or a
-producer silent. So an age is the wall-clock time between two moments less the gaps in between, the
-times without a log server:
+producer silent. So an age is the wall-clock time between two moments minus the gaps in between, which are
+the times without a log server:
 
     a log        from its owner's last block to the next owner's first one         core/producers.py
-    a cluster    when no log server has said for five minutes that it is there     `Witness`
+    a cluster    when no log server has reported for five minutes                  `Witness`
 
-At most 64 gaps are kept; then the two oldest become one that ends where the later one did. So an age
-may be too small, but never too large (LT1).
+At most 64 gaps are kept. Beyond that, the two oldest become one gap of their total length, which ends where
+the later one ended. So an age may be too small, but never too large (LT1).
 
 Packed, little-endian: u32 gaps · for each: i64 start (µs) · i64 end (µs)
 """
@@ -21,9 +21,10 @@ from rollbook.proto.errors import BadMetadata
 from rollbook.proto.ports import Buffer
 
 GAPS_MAX: Final = 64
-# A longer time without a report counts as one without servers.
+# A longer time without a report counts as time without servers.
 UNWITNESSED_US_MAX: Final = 300 * 1_000_000
-_BEAT_US: Final = 30 * 1_000_000  # Larger: fewer writes to the metadata store.
+# The least time between two written reports. Larger: fewer writes to the metadata store.
+_BEAT_US: Final = 30 * 1_000_000
 
 _COUNT: Final = struct.Struct("<I")
 _GAP: Final = struct.Struct("<qq")

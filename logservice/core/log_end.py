@@ -1,11 +1,11 @@
 """Rules for where a log ends, and which part of the system knows it.
 
     its owner     knows every append that was acknowledged
-    its list      knows as much once the last segment is closed: nobody appends before the list names another one
-    its bookies   may not know of the last block that was acknowledged
+    its list      knows as much once the last segment is closed: the next append needs another listed segment
+    its bookies   may not know that the last acknowledged block is confirmed
 
-A reader reports that it has read everything only by the first two (RL6). So a server that is asked looks, in
-order, at
+A reader reports that it has read everything only if the owner or the list says so (RL6). A server that is asked
+for the end takes it from the first of these:
 
     the owner, if that is this server
     the list, if the last segment is closed
@@ -13,8 +13,8 @@ order, at
     the owner, after the log was opened: an owner that died may have confirmed appends that no bookie reports
     the bookies, if none of these responds in time; the response then says that the tail is uncertain
 
-An offset may be beyond the tail that was found that way: a reader that followed the log from its owner's memory
-is rightly ahead of what bookies report. It is refused only after the owner or the list has been asked again.
+A valid offset may be beyond the tail that bookies report: a reader that followed the log from its owner's memory
+is rightly ahead of them. Such an offset is refused only after the owner or the list has been asked again.
 """
 
 from dataclasses import replace
@@ -34,8 +34,8 @@ class EndSource(Enum):
 
 
 def source_of_end(listed: LedgerList, owner: str, own_address: str) -> EndSource:
-    """The place where a server that does not own the log has to look. `owner`: the address of a living one,
-    or empty.
+    """The source that a server without the log has to ask. `owner`: the owner's address if it is alive,
+    otherwise empty.
     """
     if listed.tail is not None:
         return EndSource.LIST
@@ -56,7 +56,7 @@ def listed_end(listed: LedgerList, tail: Offset, owner: str) -> LogTail:
 
 
 def unowned_end(listed: LedgerList) -> LogTail | None:
-    """The end of a log whose list names no owner and whose segments are all closed (RL7, LS14); else None."""
+    """The end of a log whose list names no owner and whose segments are all closed (RL7, LS14); otherwise None."""
     if listed.owner is not None or listed.tail is None:
         return None
     return listed_end(listed, listed.tail, "")
@@ -71,8 +71,8 @@ def closed_end(listed: LedgerList) -> Offset | None:
 def end_of_closed_range(
     listed: LedgerList, start: Offset, until: Offset, owner: str
 ) -> LogTail | None:
-    """The end of the closed segments, if the range is within them: the owner knows no more about
-    that range. Else None.
+    """The end of the closed segments, if the range is within them, since the owner knows no more about
+    that range; otherwise None.
     """
     end = closed_end(listed)
     if end is None or max(start, until) > end:
@@ -92,18 +92,19 @@ def require_within(offset: Offset, tail: LogTail) -> None:
 
 
 class TailWatch:
-    """Decides what a client that watches a log's end is sent: each change, and the same again with each heartbeat.
+    """Decides when a client that watches a log's end is sent the tail: after each change, and with each heartbeat.
 
-    The time of the last record is looked for once, and again after a pause if it was not found.
+    The time of the last record is looked up once, and again after a pause if it was not found.
     """
 
     def __init__(self, heartbeat_s: float, pause_s: float) -> None:
         self._heartbeat_s = heartbeat_s
         self._pause_s = pause_s
         self._sent: LogTail | None = None
-        self.heartbeat_due_s: float | None = None  # None: the first one has no time limit.
+        # None: nothing was sent yet, and no heartbeat is due.
+        self.heartbeat_due_s: float | None = None
         self._looked: LogTail | None = None  # The latest tail for which a time was looked up.
-        self._look_again_s = 0.0  # Before this, no second look for the time of the same tail.
+        self._look_again_s = 0.0  # The time of the same tail is not looked up again before this.
 
     def is_due(self, tail: LogTail, now_s: float) -> bool:
         due_s = self.heartbeat_due_s

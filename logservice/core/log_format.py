@@ -1,11 +1,11 @@
-"""The bytes of a log's node: its ledger list, and the token of the write that it comes from.
+"""The bytes of a log's node: its ledger list, and the token of the write that stored it.
 
-Protobuf, as `schema/log_node.proto` says. A version of the format is read by the releases that
-know it and refused by older ones: a release that writes a list back writes all of it, so a field
-that must not be lost needs a new version. A list without any of them is written in the previous
-version, so that older releases read it: version 2 is for logs without degraded segments. A closed
-segment of usual size takes about 50 bytes, 64 at most; what follows from the others (bases, ids in
-a row) is not written. A list has to fit into one node of the metadata store.
+The format is the protobuf of `schema/log_node.proto`. A release reads the versions that it knows, and refuses
+newer ones: it writes a list back as a whole, and would lose fields that it does not know. So a field that must
+not be lost needs a new version. A list without such a field is written in the previous version, so that older
+releases can read it: version 2 is only for logs whose settings forbid degraded segments. A closed segment of
+usual size takes about 50 bytes, 64 at most; values that follow from other segments (bases, consecutive ids)
+are not written. A list has to fit into one node of the metadata store.
 """
 
 from dataclasses import dataclass
@@ -92,7 +92,7 @@ def pack_log_node(listed: LedgerList, token: bytes) -> bytes:
 
 
 def unpack_log_node(data: bytes) -> tuple[LedgerList, bytes]:
-    """The list, and the token of its write. Raises `BadMetadata`, `UnsupportedVersion`."""
+    """The list, and the token of the write that stored it. Raises `BadMetadata`, `UnsupportedVersion`."""
     message = unpack_binary(schema.LogNode, data)
     check_version(message.format_version)
     state = _STATES.get(message.state)
@@ -256,8 +256,8 @@ def _unpack_config(message: schema.LogSettings) -> LogConfig:
 
 @dataclass(frozen=True, slots=True)
 class Displaced:
-    """A deleted log whose name another log has taken; or, without a list, one that came back under
-    `log`."""
+    """A deleted log whose name another log has taken; or, without a list, a log that came back under the
+    name `log`."""
 
     log: LogName
     list: LedgerList | None

@@ -1,6 +1,6 @@
 """Decides which log of a name is meant: a deleted log, or one that was created later under its name (LL9).
 
-A log's uid is drawn when it is created. Servers return it with tails, states, reads and cursors; clients return it
+A log's uid is drawn when it is created. Servers return it with tails, states, reads and cursors; clients send it
 with their requests. A request without a uid means the log that has the name now.
 """
 
@@ -14,7 +14,7 @@ def text_of(uid: LogUid) -> str:
 
 
 def check_life(log: LogName, uid: str, wanted: str) -> None:
-    """Check that the log is the wanted one. `uid`: the present log's; `wanted` may be empty. Raises
+    """Check that the log is the wanted one. `uid`: the present log's. An empty `wanted` means any log. Raises
     `LogReplaced`.
     """
     if wanted and wanted != uid:

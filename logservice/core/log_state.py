@@ -1,8 +1,8 @@
 """The state of a log for its next block: tail, time, exclusive writer, seal, producers.
 
 All of it follows from the blocks of the log in their order, so an owner that replays them knows
-what the previous owner knew (LS5). A snapshot is in the first entry of each ledger and, so that
-the replay of a large ledger is short, now and then between other entries.
+what the previous owner knew (LS5). The first entry of each ledger has a snapshot. A large ledger has
+more snapshots between other entries, so that a replay is short.
 
 A snapshot, little-endian:
 
@@ -10,12 +10,12 @@ A snapshot, little-endian:
     i64 tail · i64 timestamp (µs) · i64 writer epoch · i64 its fence offset · u16 holder bytes · holder
     attempt · the producers
 
-Version 1 has no attempt and is written as long as there is none; a release that knows only version 1
-refuses version 2.
+Version 1 has no attempt, and is written while there is none. A release that knows only version 1 refuses
+version 2.
 
-Beside it, little-endian, which older releases neither write nor read:
+Older releases neither write nor read what is stored beside a snapshot, little-endian:
 
-    i64 owner epoch of the newest block · the time that no owner has lived through (`lived_time.py`)
+    i64 owner epoch of the newest block · the times without an owner (`lived_time.py`)
     how many records each producer has appended (`producers.py`)
 """
 
@@ -51,7 +51,7 @@ DEFAULT: Final = LogConfig()
 class LogMemory:
     def __init__(self, config: LogConfig = DEFAULT) -> None:
         self.tail = FIRST_OFFSET
-        # The newest block's time, which is never less than an earlier block's.
+        # The newest block's time, which is never before an earlier block's.
         self.timestamp_us = 0
         self.owner_epoch: OwnerEpoch | None = None  # The newest block's epoch; None: not known.
         # The time of the newest block with records; 0: none since the restored snapshot.
@@ -69,8 +69,8 @@ class LogMemory:
     # --- Facts --------------------------------------------------------------------------------
 
     def on_time(self, timestamp_us: int, owner_epoch: OwnerEpoch) -> None:
-        """Take note of a block's time. Time between two owners does not count, whatever their
-        clocks say (LT1).
+        """Take note of a block's time. The time between two owners does not age producers, whatever the
+        owners' clocks show (LT1).
         """
         if owner_epoch != self.owner_epoch and self.owner_epoch is not None:
             self.producers.on_unlived(self.timestamp_us, timestamp_us)
@@ -91,9 +91,10 @@ class LogMemory:
         self.producers.on_begun(begun, self.tail, self.timestamp_us)
 
     def replay(self, block: Block, ledger_id: LedgerId, entry_id: EntryId) -> None:
-        """Applies a block that another owner, or an earlier life of this one, has written.
+        """Apply a block that an earlier owner has written.
 
-        Raises `BlockCorrupt` if it does not follow the one before it.
+        Raises `BlockCorrupt` if the block does not begin at the tail, its time is before the previous block's,
+        or its control cannot be decoded.
         """
         if block.base_offset != self.tail or block.timestamp_us < self.timestamp_us:
             raise BlockCorrupt(
@@ -163,7 +164,7 @@ class LogMemory:
 
     @classmethod
     def restore(cls, said: Follows | Snapshot, config: LogConfig = DEFAULT) -> Self:
-        """The state that a control block has stored. Raises `BadMetadata`."""
+        """The state in a control block. Raises `BadMetadata`."""
         return cls.unpack(said.state, config, said.lived, said.counts)
 
     @classmethod
@@ -205,7 +206,7 @@ class LogMemory:
 
 
 def snapshot_in(block: Block) -> Follows | Snapshot | None:
-    """The snapshot in a block, after which a replay may begin; None if it has none."""
+    """The snapshot in a block, from which a replay can begin; None if the block has none."""
     if block.is_control:
         match unpack_control(block):
             case Follows() | Snapshot() as said:

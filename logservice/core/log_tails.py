@@ -1,23 +1,22 @@
 """The tails of many logs, for clients that watch them: what one server knows, and what all servers together
 know.
 
-One server keeps a table for all its watchers, in the order of the last changes. A watcher remembers a number,
-and gets what has changed since: it costs nothing while it does not read, and a log that has changed several
-times is in its next message once (TW2).
+One server keeps a table for all its watchers, in the order of the last changes. A watcher remembers the number
+of a change, and gets what has changed since. It costs nothing while it does not read, and a log that has
+changed several times is in its next message once (TW2).
 
-A client merges what all servers say. Two servers may report a log: its owner, and the one that
-its name suggests, which knows the list and that the log exists. The report that says more
-counts:
+A client merges the reports of all servers. Two servers may report a log: its owner, and the server that
+the log's name suggests, which knows the list and that the log exists. The client compares reports by:
 
-    another uid         the log was deleted, and another one has its name: the latest message counts
-    a higher epoch      a later owner
-    exact               the owner, or a closed end
-    head and tail       of one uid they never go back, even if a server says less (TW3)
+    uid                 if another log has the name of a deleted one, the uid of the latest message counts
+    epoch               the higher one is that of a later owner
+    exactness           a report is exact if it comes from the owner or from a list whose end is closed
+    head and tail       for one uid they never go back, even if a server reports less (TW3)
 
 `source_of_report` decides which of the two reports a server has to make, if any.
 
 A log is gone when no server reports it. What a departed server has reported counts until all
-others have looked for its logs (TW4): otherwise each log would be gone for a moment.
+others have looked for its logs (TW4): otherwise each of these logs would be gone for a moment.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -91,7 +90,7 @@ def source_of_report(
 def owner_elsewhere(
     listed: LedgerList, server_id: ServerId, is_alive: IsAlive
 ) -> ServerInfo | None:
-    """The owner, if it is alive and another server. If the list names this server, it has lost the log."""
+    """The owner, if it is alive and another server. If the list names this server, this server has lost the log."""
     owner = listed.owner
     if owner is None or owner.server_id == server_id or not is_alive(owner.server_id):
         return None
@@ -99,7 +98,7 @@ def owner_elsewhere(
 
 
 def tail_of_list(log: LogName, listed: LedgerList, owner: str) -> TailOfLog:
-    """The tail by the list alone. `owner`: the address of one that is alive; empty: none."""
+    """The tail according to the list alone. `owner`: the owner's address if it is alive, otherwise empty."""
     ends = [
         end
         for segment in listed.segments[-3:]
@@ -114,7 +113,7 @@ def tail_of_list(log: LogName, listed: LedgerList, owner: str) -> TailOfLog:
         is_sealed=listed.state is ListedLogState.SEALED,
         timestamp_us=times[-1] if times else 0,
         uid=text_of(listed.uid),
-        is_exact=tail is not None,  # Without another listed segment there are no appends.
+        is_exact=tail is not None,  # The next append needs another listed segment.
         owner=owner,
         owner_epoch=listed.owner_epoch,
     )
@@ -175,7 +174,7 @@ class TailTable:
         return found
 
     def forget_gone(self, number: int) -> None:
-        """Forget logs that were gone at this number: all watchers know it."""
+        """Forget logs that were gone at this change: all watchers know about it."""
         gone: list[LogName] = []
         for log, changed in self._changes.items():
             if changed > number or len(self._changes) - len(gone) <= len(self._tails):
@@ -227,7 +226,7 @@ class MergedTails:
 
     def on_broken(self, server: str) -> None:
         """Take note of a broken stream. The server's reports count until it can be reached again,
-        or has left.
+        or has departed.
         """
         self._complete.pop(server, None)
         self._forget_departed()
@@ -256,8 +255,8 @@ class MergedTails:
         return list(changed)
 
     def _forget_departed(self) -> None:
-        """Forget what departed servers have reported (TW4). A server that can be reached has not
-        left: others may not know it yet.
+        """Forget what departed servers have reported (TW4). A server that can be reached has not departed:
+        the others may not know it yet.
         """
         if not self.is_complete:
             return
@@ -269,7 +268,7 @@ class MergedTails:
                 self._merge(log)
 
     def _merge(self, log: LogName, uid: str = "") -> None:
-        """Choose between the reports about a log. `uid`: the latest message's."""
+        """Choose between the reports about a log. `uid`: the uid in the latest message."""
         found = [said[log] for said in self._said.values() if log in said]
         known = self.known.get(log)
         if not found:
@@ -291,7 +290,7 @@ class MergedTails:
 
 
 def _not_before(tail: TailOfLog, known: TailOfLog) -> TailOfLog:
-    """The tail, with the known head and tail if these are further (TW3)."""
+    """The tail, with the known head, tail, time and seal where these are further on (TW3)."""
     if (
         tail.tail >= known.tail
         and tail.head >= known.head

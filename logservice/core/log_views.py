@@ -20,13 +20,13 @@ from rollbook.proto.ids import LedgerId
 
 
 def etag_of(listed: LedgerList) -> str:
-    """A configuration's ETag: equal for equal configurations of one log only."""
+    """The ETag of a log's configuration: equal only for equal configurations of the same log."""
     return f"{text_of(listed.uid)}-{_digest_of(listed.config)}"
 
 
 def check_etag(log: LogName, listed: LedgerList, etag: str) -> None:
-    """An empty uid matches everything, and an ETag without a uid, of an earlier release, matches
-    every log of the name.
+    """Check that the log still has the configuration of this ETag. An empty ETag matches everything. One
+    without a uid, from an earlier release, matches every log of the name.
 
     Raises `LogReplaced`, `MetadataConflict`.
     """
@@ -54,7 +54,7 @@ def segments_page(
 
 
 def _began_us(segment: Segment) -> int:
-    """When the segment was started, as precisely as is known."""
+    """When the segment was begun, as precisely as is known."""
     return segment.began_us or segment.first_timestamp_us
 
 
@@ -88,7 +88,7 @@ def _view(segment: Segment, size: Size) -> SegmentView:
 
 
 def history_of(listed: LedgerList, limit: int) -> LogJournal:
-    """The log's events, newest first. Rolls follow from the segments that are still there."""
+    """The log's events, newest first. Rolls are derived from the segments that are still listed."""
     events = sorted((*_events(listed), *_rolls(listed)), key=lambda each: each.time_us)
     return LogJournal(tuple(reversed(events[-limit:] if limit > 0 else ())))
 
@@ -101,7 +101,7 @@ def _events(listed: LedgerList) -> Iterator[JournalEvent]:
 
 
 def _rolls(listed: LedgerList) -> Iterator[JournalEvent]:
-    """Rolls with their servers, as far as the events still name who opened the log."""
+    """Rolls with their servers, as far as the events still name the server that opened the log."""
     servers = {event.owner_epoch: event.server_id or "" for event in listed.events}
     for segment in listed.segments:
         details = {

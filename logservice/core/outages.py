@@ -1,7 +1,7 @@
 """The parts that are unavailable at present, and since when: the causes of late responses (SV8).
 
-A server adds to this what it comes across, at no cost: bookies that leave, a metadata store that
-is silent. While a request waits it also checks actively, which is fresher than the last failure.
+A server records what it notices anyway: bookies that leave, a metadata store that does not respond. While a
+request waits, the server also checks actively, which is fresher than the last failure that it noticed.
 """
 
 from collections.abc import Callable, Collection, Iterable
@@ -36,9 +36,8 @@ class KnownOutages:
         silent: Collection[str] = (),
         away: Iterable[str] = (),
     ) -> None:
-        """Take note of the bookies that are `away`: they belong to the cluster and are not
-        registered. A bookie that was registered before, or was an obstacle, is away if it is not
-        named now.
+        """Take note of the state of the bookies. `away`: they belong to the cluster and are not registered.
+        A bookie that was an obstacle before, and that no argument names now, counts as not registered, too.
         """
         found = dict.fromkeys((*self._bookies, *away), "is not registered")
         found |= dict.fromkeys(read_only, "is read-only")
@@ -63,7 +62,7 @@ class KnownOutages:
 
 
 def cause_in_words(obstacles: Iterable[Obstacle], time_of: TimeOf) -> str:
-    """`the metadata store does not answer since …; bookies bk-2, bk-3 are …`; empty if there are none."""
+    """`the metadata store does not answer since …; bookies bk-2, bk-3 are …`; empty if nothing is unavailable."""
     parts: list[str] = []
     by_reason: dict[str, list[Obstacle]] = {}
     for each in obstacles:

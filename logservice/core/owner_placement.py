@@ -1,13 +1,13 @@
-"""Which server should own a log: all servers compute the same suggestion without talking to each
+"""Suggests which server should own a log. All servers compute the same suggestion without talking to each
 other.
 
-A log falls into one of a few thousand shards by its name. For each shard every live server draws
-a weight from both their names, and the heaviest one is suggested (rendezvous hashing): when a
-server comes or goes, only its own shards move. A suggestion may be wrong, or differ between
-servers that know different servers to be alive: fencing decides who owns a log, this only who
-tries (SV1).
+A log's name puts it into one of 4096 shards. For each shard, every live server gets a number that is hashed from
+the shard and the server's name, and the server with the lowest number is suggested (rendezvous hashing). So when
+a server comes or goes, only its own shards move. Servers that do not know the same servers to be alive may suggest
+different ones. Fencing decides which server owns a log; a suggestion decides only which one tries (SV1).
 
-Servers are suggested by name, not by life: one that is started again gets its shards back.
+Suggestions use the name of a server, not the id of its present life. So a server that is started again gets its
+shards back.
 """
 
 from collections.abc import Collection, Iterable
@@ -34,7 +34,7 @@ def shard_of(name: LogName) -> int:
 
 
 class Suggestions:
-    """The suggestions that follow from the names of the live servers; computed again when they
+    """The suggestions that follow from the names of the live servers; made again when the servers
     change."""
 
     def __init__(self, names: Iterable[str]) -> None:
@@ -42,7 +42,7 @@ class Suggestions:
         self._ranks: dict[int, tuple[str, ...]] = {}
 
     def server_for(self, name: LogName, without: Collection[str] = ()) -> str | None:
-        """The first choice that is not `without`; None if there is none."""
+        """The first choice that is not in `without`; None if there is none."""
         return next((each for each in self.ranked(shard_of(name)) if each not in without), None)
 
     def ranked(self, shard: int) -> tuple[str, ...]:

@@ -1,23 +1,23 @@
-"""Who may take a log, and when.
+"""Decides which server may take a log, and when.
 
     the log's list names                    a server that is asked for the log
     --------------------------------------  ---------------------------------------------------------------
     nobody                                  opens it, if it is the suggested server
     this server, which does not have it     opens it: it has lost it
-    this server, which takes no logs        releases it, then as if the list named nobody
+    this server, which takes no logs        releases it, then acts as if the list named nobody
     a server whose session is over          opens it, if it is the suggested server
     a server that is alive and answers, or  does not open it: `NotOwner`, with that server
       of which nothing is heard
     a server that is alive, but refuses     opens it, if it is the suggested server once that one is passed over;
       connections for half a second           unless the log was taken that way lately: `OwnerChanging`
 
-A server takes no logs while it is drained, or while its clock is not believed. The suggested server is the one
-that the list prefers, or the first choice by the log's name (`owner_placement.py`), among the living ones; a
-suggested server that refuses connections is skipped. Any other server responds `NotOwner` and names it.
+A server takes no logs while it is drained, or while its clock is not trusted. The suggested server is the one
+that the list prefers, or the first choice by the log's name (`owner_placement.py`), among the servers that are alive.
+A suggested server that refuses connections is skipped. Any other server responds `NotOwner` with its address.
 
-All of this only avoids needless take-overs. Two servers that both think a log theirs fence each other, and the list of
-the log's ledgers decides (SV1). `takeover_backoff.py` says when a server refuses connections, and for how long a log
-is left alone; `takeover.py` says what a new owner keeps.
+All of this only avoids needless take-overs. Two servers that both believe that they own a log fence each other, and
+the log's ledger list decides (SV1). `takeover_backoff.py` says when a server refuses connections, and for how long a
+log is left alone; `takeover.py` says what a new owner keeps.
 """
 
 from collections.abc import Callable, Collection
@@ -63,8 +63,8 @@ def claim_by_list(
 
 
 def claim_on_living(listed: LedgerList, *, refuses: bool, wait_ns: int) -> Claim:
-    """The claim on a log whose owner is alive. `refuses`: that server refuses connections. `wait_ns`: for so long the
-    log is left alone.
+    """The claim on a log whose owner is alive. `refuses`: that server refuses connections. `wait_ns`: how long the
+    log must still be left alone.
 
     Raises `NotOwner` if the owner has to be asked, `OwnerChanging` while the log is left alone.
     """
@@ -102,9 +102,9 @@ def has_no_owner(
     is_opening: bool,
     seen: LedgerList | None,
 ) -> bool:
-    """Whether no owner uses this list, as far as server `server_id` knows, which does not own the log.
+    """Return whether no owner uses this list. The answer is that of server `server_id`, which does not own the log.
 
-    `is_opening`: that server is about to open the log, from the list that it has `seen`; None: it read no list yet.
+    `is_opening`: that server is opening the log, from the list `seen`; None: it has read no list yet.
     """
     owner = listed.owner
     if owner is None:
@@ -118,6 +118,6 @@ def has_no_owner(
 
 
 def released_by(listed: LedgerList, server_id: ServerId) -> LedgerList:
-    """The list without an owner, if that is server `server_id`; otherwise unchanged."""
+    """The list without an owner, if server `server_id` is the owner; otherwise unchanged."""
     is_owner = listed.owner is not None and listed.owner.server_id == server_id
     return listed.with_released() if is_owner else listed

@@ -1,13 +1,13 @@
 """Decided appends that are not certain yet, in the order of the decisions (LS1, LS4).
 
     entries   are settled once their ledger has confirmed them and every ledger before it is closed
-    answers   that rest on what was decided before them ("the tail is 17", "that was a duplicate") are
+    answers   depend on what was decided before them ("the tail is 17", "that was a duplicate"). They are
               settled together with the newest entry of that time
 
-A log is in two ledgers at a time at most: while the first is being closed, the second takes the
-new entries. Whatever the second confirms waits: if the first ended at another entry than its
-writer expects, the second would not count at all. So a place is a pair of numbers, which ledger
-and which entry, and everything settled is at or before one such place.
+An owner writes at most two ledgers at a time: while the first is being closed, the second takes the new
+entries. Everything that the second confirms waits: if the first ended at another entry than its writer
+expects, the second would not count at all. So a place is a pair of numbers, of a ledger and of an entry in
+it, and everything up to one such place is settled.
 """
 
 from collections import deque
@@ -26,7 +26,7 @@ class PendingCommits(Generic[Item]):
         self._waiting: deque[tuple[Place, Item]] = deque()
         self._newest: Place = (0, NO_ENTRY)  # The latest entry that was appended.
         self._settled: Place = (0, NO_ENTRY)
-        # Confirmed in the second ledger while the first is being closed.
+        # The last entry confirmed in the second ledger while the first is being closed.
         self._confirmed_behind = NO_ENTRY
 
     def __len__(self) -> int:
@@ -34,7 +34,7 @@ class PendingCommits(Generic[Item]):
 
     @property
     def is_certain(self) -> bool:
-        """Whether everything that was appended is settled: a response may be sent at once."""
+        """Whether everything that was appended is settled, so that a response may be sent at once."""
         return self._settled >= self._newest
 
     @property
@@ -49,7 +49,7 @@ class PendingCommits(Generic[Item]):
         self._waiting.append((self._newest, item))
 
     def on_answered(self, item: Item) -> Collection[Item]:
-        """Take note of an answer that depends on all earlier appends. Returned at once if all of
+        """Take note of an answer that depends on all earlier appends. It is returned at once if all of
         them are settled.
         """
         if self.is_certain:
@@ -74,7 +74,7 @@ class PendingCommits(Generic[Item]):
         return _NOTHING
 
     def on_closed(self) -> Collection[Item]:
-        """Take note that the first of two ledgers was closed, at the very entry that was appended
+        """Take note that the first of two ledgers was closed, at exactly the entry that was appended
         to it last.
         """
         assert self.is_closing, "LS1: a ledger was closed before it had a successor"
@@ -82,7 +82,7 @@ class PendingCommits(Generic[Item]):
         return self._take()
 
     def give_up(self) -> list[Item]:
-        """Return everything whose outcome this server will never know."""
+        """Remove and return all that is not settled: this server will never know the outcome."""
         items = [item for _, item in self._waiting]
         self._waiting.clear()
         return items

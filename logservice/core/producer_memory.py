@@ -1,8 +1,9 @@
 """One budget for the producers that all logs of a server remember.
 
-Each log is bounded on its own, but thousands of full ones are not. When they take more than the
-server's budget, the log that takes most forgets half, the producers unused longest first, until an
-eighth of the budget is free. So a log with few producers loses none to one that has many (LS11).
+The memory of each log is bounded, but that of thousands of full logs together is not. When all logs take more
+than the server's budget, the log that takes most forgets half, beginning with the producers unused the longest.
+This is repeated until an eighth of the budget is free. So a log with few producers loses none to a log that has
+many (LS11).
 """
 
 import heapq
@@ -11,7 +12,7 @@ from typing import Final
 from rollbook.logservice.core.producers import Producers
 
 BYTES_MAX: Final = 128 * 1024 * 1024
-# The part that is freed at once. Larger part: fewer occasions, more is forgotten each time.
+# This fraction of the budget is freed at once: an eighth. Larger divisor: less is forgotten at once, more often.
 _FREED: Final = 8
 
 
@@ -28,7 +29,7 @@ class ProducerMemory:
         self._on_grown(producers.bytes)
 
     def remove(self, producers: Producers) -> None:
-        """Idempotent."""
+        """Stop counting this log's producers. Idempotent."""
         if producers in self._logs:
             del self._logs[producers]
             producers.on_grown = lambda _: None
@@ -48,6 +49,6 @@ class ProducerMemory:
             bytes_before, number = heapq.heappop(largest)
             producers = logs[number]
             producers.forget_half()
-            # A log that has freed nothing has one producer, which stays.
+            # A log that has freed nothing has a single producer, which stays.
             if producers.bytes < -bytes_before:
                 heapq.heappush(largest, (-producers.bytes, number))
