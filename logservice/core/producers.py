@@ -3,38 +3,41 @@
 A producer numbers the batches of each of its epochs from 0. The log remembers where a batch is, for the
 last 64 of each producer:
 
-    the next one            is appended
-    one that is remembered  was sent again: its answer is the first one's (LS6)
-    an older one            is in the log, but nobody knows where any more
-    a later one             has overtaken another: refused
-    of an older epoch       comes from a session that another one has replaced: refused
-    of a newer epoch        begins it, if it is number 0; the older epoch is forgotten
+    the next batch          is appended
+    a remembered batch      was sent again: it gets the offsets of the first time (LS6)
+    an older batch          is in the log, but its offsets are forgotten: refused
+    a later batch           has overtaken another one: refused
+    a batch of an           comes from a session that another one has replaced: refused
+      older epoch
+    a batch of a            begins the epoch if it is number 0, and the older epoch is forgotten; otherwise refused
+      newer epoch
 
-A batch that repeats the newest number with another number of records or other content is not a
-retry but a mistake: it is refused, since its sender would take the first one's offsets for its
-own. It is recognised by the block's CRC, which is not in a snapshot: for batches from a snapshot
-only record counts are compared.
+A batch that repeats a remembered number with another number of records, or the newest number with other content,
+is not a retry but a mistake. It is refused, since its sender would take the first batch's offsets for its own.
+Other content is recognised by the block's CRC, which is not in a snapshot: for batches from a snapshot only the
+record counts are compared.
 
-An unknown producer has to begin with 0, too: its earlier batches may still be in flight. A producer
-is forgotten after 24 hours of the log's own time that owners have lived through (LT1), or when
-others that were used later are too many. All of it follows from the blocks in the log and from
-nothing else, so replaying them yields the same (LS5).
+An unknown producer has to begin with batch 0, too: its earlier batches may still be in flight. A producer is
+forgotten after 24 hours (`dedupe_age_s`) of the log's time, not counting the time between two owners (LT1), or
+when too many others were used later. All of this memory follows from the blocks in the log alone, so a replay of
+the blocks yields the same memory (LS5).
 
 A **named** producer begins each of its epochs by asking the log, which gives the epoch and says how many records
 the producer has appended, and where the last one is (LS15). The epochs that a log gives are from `NAMED_EPOCH_MIN`
-on. A named producer is not forgotten however long it is silent: only when more than `NAMED_MAX` others were used
-later. When all named ones have too many batches, each keeps its newest.
+on. Silence does not make the log forget a named producer: it remembers the `NAMED_MAX` that were used last. When
+all named producers together have too many batches, those unused the longest keep only their newest one.
 
-A server whose logs together remember more than it has memory for forgets sooner (`producer_memory.py`).
-The next owner may still know such a producer from an older snapshot, and recognises it then.
+A server whose logs together exceed its memory for producers forgets sooner (`producer_memory.py`). The next owner
+may still know such a producer from an older snapshot, and then recognises it.
 
-In a snapshot, little-endian, the one unused the longest first:
+In a snapshot, little-endian, unnamed producers first, and of each kind the one unused the longest first:
 
     u32 producers · for each: u8 id bytes · id · u32 epoch · i64 last seq · u16 batches · batches
     batch: i64 base offset · i64 next offset · i64 timestamp (µs) · i64 ledger id · i64 entry id
 
-A named producer that has begun and appended nothing since has -1 as its last seq, and its last
-batch, or one without records. Beside the snapshot, which older releases neither write nor read:
+A named producer that has begun an epoch and appended nothing in it has -1 as its last seq. It keeps its last
+batch, or one without records if it has none. Older releases neither write nor read what is stored beside the
+snapshot:
 
     u8 1 · for each producer whose batches above are not all of its records: u32 its place · i64 records
 """
@@ -78,9 +81,9 @@ _NOT_KNOWN: Final = -1  # The record count is unknown: an owner that did not cou
 
 DEFAULT: Final = LogConfig()
 
-# Shorter gaps count as time lived: they make the log forget no producer.
+# A shorter time between two owners counts as silence: it is too short to make the log forget a producer.
 _UNLIVED_US_MIN: Final = 1_000_000
-_NUMBERS: Final = 5  # The numbers that are kept of a batch.
+_NUMBERS: Final = 5  # How many numbers are kept of a batch.
 _BATCH_BYTES: Final = 8 * _NUMBERS
 _LONE_BYTES: Final = 160  # Memory of a producer with one batch, besides its id and that batch.
 _MORE_BYTES: Final = 240  # Memory of a producer with several batches, besides its id and them.
@@ -114,8 +117,8 @@ class BegunEpoch:
 
 @dataclass(slots=True)
 class _Producer:
-    """A producer with several batches. Most producers have one batch and are kept as `_LONE`: that
-    takes half as much.
+    """A producer with several batches, or a named one. Most producers have one batch and are kept as
+    `_LONE`, which takes half as much memory.
     """
 
     epoch: int
@@ -165,7 +168,7 @@ class Producers:
         # Named producers, the one unused the longest first.
         self._named: OrderedDict[bytes, _Producer] = OrderedDict()
         self._batches = self._named_batches = 0
-        self.bytes = 0  # The memory that all of it takes, roughly.
+        self.bytes = 0  # The memory that all producers take, roughly.
         self.on_grown: Callable[[int], None] = _nobody  # Called with each change of `bytes`.
         self.lived = NO_GAPS
 
@@ -214,7 +217,7 @@ class Producers:
         )
 
     def check_same(self, ref: ProducerRef, found: AppendedBatch, count: int, crc: int) -> None:
-        """Checks that a repeated batch equals the one found, as far as is known. Raises
+        """Check that a repeated batch equals the one found, as far as is known. Raises
         `DuplicateDiffers`."""
         known = self._known(ref.id)
         assert known is not None
@@ -237,7 +240,7 @@ class Producers:
         producers = self._producers
         found = producers.get(ref.id)
         if found is None:
-            self._take(ref.id)  # A named producer that an earlier owner has forgotten.
+            self._take(ref.id)  # Drops a named producer that an earlier owner had forgotten.
             lone = producers[ref.id] = _LONE.pack(ref.epoch, ref.seq, crc, _HAS_CRC, *batch)
             self._batches += 1
             self._grow(_memory_bytes(ref.id, lone))
@@ -245,7 +248,7 @@ class Producers:
             producers.move_to_end(ref.id)
             known = found if isinstance(found, _Producer) else _opened(found)
             before = after = known.count
-            if ref.seq == 0:  # The producer's new epoch, or a new life after it was forgotten.
+            if ref.seq == 0:  # A new epoch, or a new beginning after the producer was forgotten.
                 del known.batches[:]
                 after = 0
             elif (surplus := before + 1 - self._window_batches) > 0:
@@ -269,10 +272,10 @@ class Producers:
         ):
             self._forget(batch.timestamp_us)
 
-    # --- Named ones ---------------------------------------------------------------------------
+    # --- Named producers ----------------------------------------------------------------------
 
     def begin(self, producer_id: bytes, now_us: int) -> BegunEpoch:
-        """The next epoch of a named producer (LS15). Changes nothing: `on_begun` does, once the epoch is
+        """The next epoch of a named producer (LS15). This changes nothing; call `on_begun` once the epoch is
         in the log.
 
         Raises `InvalidRequest` if there is no further epoch.
@@ -360,8 +363,8 @@ class Producers:
     # --- Forgetting ---------------------------------------------------------------------------
 
     def forget_half(self) -> None:
-        """Forget half of the memory: producers unused the longest first, named ones last, and never
-        the last one.
+        """Forget half of the memory, beginning with the unnamed producers unused the longest. Named ones
+        follow. One producer is always kept.
         """
         wanted = self.bytes // 2
         while self.bytes > wanted and len(self) > 1:
@@ -380,8 +383,8 @@ class Producers:
         self.on_grown(grown)
 
     def on_unlived(self, start_us: int, end_us: int) -> None:
-        """The log had no owner in that time, or a clock was set: it does not count as silence of a
-        producer."""
+        """Take note that the log had no owner in that time, or that a clock was set: the time does not count
+        as silence of a producer."""
         if end_us - start_us >= _UNLIVED_US_MIN:
             self.lived = self.lived.with_gap(start_us, end_us)
 
@@ -486,4 +489,4 @@ def _unpack_counts(counts: Buffer) -> dict[int, int]:
 
 
 def _nobody(grown: int) -> None:
-    """The callback before anybody counts."""
+    """The callback while nothing counts the memory."""

@@ -1,7 +1,7 @@
 """Where a bounded read ends: at an offset or at a time, whichever comes first.
 
-Blocks are handed on as they are. The part of the last block beyond the end is not returned:
-`next_offset` says so.
+Blocks are returned whole. Records of the last block that are beyond the end do not count: `next_offset` says where
+the result ends.
 """
 
 from collections.abc import Sequence
@@ -40,9 +40,9 @@ class Until:
 
 
 def cut_to_size(records: Records, records_max: int, bytes_max: int) -> Records:
-    """The first blocks, at least one, and no more records of that one than requested.
+    """The first blocks, at least one, within both bounds. `next_offset` excludes records beyond `records_max`.
 
-    A block counts as stored or as unpacked, whichever is more (LB3).
+    A block counts with its size as stored or as unpacked, whichever is larger (LB3).
     """
     kept: list[bytes] = []
     end = records.base_offset

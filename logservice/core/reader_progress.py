@@ -1,15 +1,15 @@
 """A reader's knowledge of its log's tail, and its reports of it (RL6).
 
-    behind ──► live      it has read up to a tail given after the question: by the owner, wherever it is, or by a
+    behind ──► live      the reader has read up to a tail given after the question: by the owner, wherever it is, or by a
        ▲         │       list of closed segments. `CaughtUp` is reported once
        └─────────┘       the owner's memory has dropped what it would read next. `FellBehind` is reported
 
-A reader elsewhere that has read everything that bookies know asks the owner: bookies learn that the last block is
-confirmed from the next one. If the owner cannot be asked, the reader is unsure. It reports once that it waits for
-the owner, and asks again after a pause.
+A reader at another server that has read everything that bookies know asks the owner: bookies learn only from the
+next block that the last one is confirmed. If the owner cannot be asked, the reader is unsure. It reports once that
+it waits for the owner, and asks again after a pause.
 
-Each heartbeat names the position, the tail as far as is known, and what the reader waits for (RL3). Nothing is
-missing only if that is certain: otherwise it waits for the owner.
+Each heartbeat names the position, the tail as far as is known, and what the reader waits for (RL3). A reader
+reports that it waits for nothing only if that is certain; otherwise it reports that it waits for the owner.
 """
 
 from collections.abc import Sequence
@@ -21,12 +21,13 @@ from rollbook.logservice.ids import FIRST_OFFSET, Offset
 from rollbook.logservice.messages import CaughtUp, FellBehind, LogTail, Progress, WaitsFor
 from rollbook.proto.ids import NO_ENTRY, EntryId, LedgerId
 
-# The pause after an owner could not be asked. Shorter: what bookies know is read later.
+# The pause after an owner could not be asked. Shorter: the reader spends more time on asking, and reads what
+# bookies know later.
 ASK_AGAIN_S: Final = 2.0
 
 
 def has_read_all(next_entry: EntryId, last_add_confirmed: EntryId, *, is_closed: bool) -> bool:
-    """Whether everything was read that bookies know of a ledger that is still written to."""
+    """Return whether everything that bookies know was read of a ledger that is not closed."""
     return next_entry > last_add_confirmed and not is_closed
 
 
@@ -37,19 +38,19 @@ class ReaderPosition(NamedTuple):
 
 
 class ReaderProgress:
-    """All that is reported of one reader, and that depends on the log's tail."""
+    """The reports of one reader that depend on the log's tail."""
 
     def __init__(self, start: Offset) -> None:
         self.tail = start  # The tail as far as is known.
         self.owner_tail: LogTail | None = None  # The last report of an owner at another server.
         self.waits_for = WaitsFor.FETCHING
-        # Whether it has reported that it caught up, and has not fallen behind since.
+        # Whether the reader has reported that it caught up, and has not fallen behind since.
         self.is_live = False
-        # Whether it has reported that the owner cannot be asked whether anything follows.
+        # Whether the reader has reported that the owner cannot be asked whether anything follows.
         self._is_unsure = False
-        self._ask_again_s = 0.0  # When an owner that did not answer is asked again.
+        self._ask_again_s = 0.0  # When the owner is asked again after it did not answer.
         self._listed_head = FIRST_OFFSET
-        self._bytes = self._records = 0  # All that was read.
+        self._bytes = self._records = 0  # Totals of what was read.
 
     # --- What is known of the tail ------------------------------------------------------------
 
@@ -83,7 +84,7 @@ class ReaderProgress:
         return report.last_entry
 
     def lag(self, position: Offset, owner_tail: Offset | None) -> int:
-        """The number of records that follow, as far as is known. `owner_tail`: None unless the owner is here."""
+        """The number of records that follow, as far as is known. `owner_tail`: None unless this server is the owner."""
         tail = self.tail if owner_tail is None else max(owner_tail, self.tail)
         return max(tail - position, 0)
 
@@ -106,7 +107,7 @@ class ReaderProgress:
     # --- From the ledgers ---------------------------------------------------------------------
 
     def on_segment_found(self) -> None:
-        """A reader that waits for a replica reports that until it has read from one."""
+        """Take note of a segment to read. A reader that waits for a replica reports that until it has read from one."""
         if self.waits_for is not WaitsFor.REPLICA:
             self.waits_for = WaitsFor.FETCHING
 
@@ -131,7 +132,7 @@ class ReaderProgress:
         self.waits_for = WaitsFor.NOTHING
 
     def may_ask(self, now_s: float) -> bool:
-        """Whether an owner at another server is asked now what follows."""
+        """Return whether an owner at another server may be asked now what follows."""
         return now_s >= self._ask_again_s
 
     def on_answer(
@@ -142,7 +143,7 @@ class ReaderProgress:
         """
         if answer is None:
             self.waits_for = WaitsFor.OWNER
-            if self.may_ask(now_s):  # So it was asked, in vain. Otherwise the pause goes on.
+            if self.may_ask(now_s):  # The owner was asked and did not answer: a new pause begins.
                 self._ask_again_s = now_s + ASK_AGAIN_S
             if self._is_unsure:
                 return ()
@@ -169,7 +170,7 @@ class ReaderProgress:
         return self._report(position, self._listed_head, waits_for)
 
     def _report(self, position: ReaderPosition, head: Offset, waits_for: WaitsFor) -> Progress:
-        """The lag in bytes is estimated by the mean size of what was read, in time by the last record's age."""
+        """The lag in bytes is estimated from the mean size of the records read; the lag in time is the last one's age."""
         next_offset, last_timestamp_us, now_us = position
         lag = max(self.tail - next_offset, 0)
         return Progress(

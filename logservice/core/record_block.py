@@ -2,7 +2,7 @@
 readers unchanged.
 
 No server looks at a record. The client frames the block, the server checks it and writes its
-half of the header, bookies keep it, and readers take it apart. Everything is little-endian.
+half of the header, bookies keep it, and readers unpack its records. Everything is little-endian.
 
     header     0  u8[3] `RBK` · u8 version (1)
                4  u32  CRC-32C of everything from byte 40 to the end
@@ -11,7 +11,7 @@ half of the header, bookies keep it, and readers take it apart. Everything is li
               24  i64  owner epoch          │ own digest protects it
               32  i64  writer epoch         ┘
               40  u8   flags (1: control)   ┐
-              41  u8   codec (0 none, 1 zstd; 2 is kept for lz4)
+              41  u8   codec (0 none, 1 zstd; 2 is reserved for lz4)
               42  u8   bytes of producer id, 0: no producer
               43  u8   0
               44  u32  count of records     │ the client's half, covered by the CRC
@@ -21,31 +21,31 @@ half of the header, bookies keep it, and readers take it apart. Everything is li
               60  u32  producer epoch       │
               64  i64  producer sequence number
               72  producer id, zeros up to a multiple of 8
-    body       directory · sections, each at a multiple of 8 of the body, the first right behind the
-               directory, each right behind the one before; the whole body is packed by the codec
+    body       directory · sections, each at a multiple of 8 of the body, the first right after the
+               directory, each right after the one before; the whole body is packed by the codec
 
     directory  for each section: u16 section · u8 encoding (0: as below) · u8 flags (1: a reader that does
                not know it must refuse the block) · u32 start in the body · u32 bytes · u32 0
 
 Sections are buffers as Arrow lays them out: offsets are int32, one more than there are items, from
-0; validity is a bit for each item, the lowest first. Those of n records with p headers in all:
+0; validity is a bit for each item, the lowest first. The sections of n records with p headers in all:
 
-     1 VALUE_OFFSETS    n+1        2 VALUES              always there
+     1 VALUE_OFFSETS    n+1        2 VALUES              always present
      3 KEY_OFFSETS      n+1        4 KEYS                 5 KEY_VALIDITY    if some have no key
      6 EVENT_TIMES      n x i64, µs                       7 EVENT_TIME_VALIDITY
-     8 HEADER_OFFSETS   n+1, into the headers: which are whose
-     9 HEADER_NAME_OFFSETS   p+1  10 HEADER_NAMES         1 to 255 of printable ASCII each
+     8 HEADER_OFFSETS   n+1, into the headers: where each record's headers begin and end
+     9 HEADER_NAME_OFFSETS   p+1  10 HEADER_NAMES         1 to 255 bytes of printable ASCII each
     11 HEADER_VALUE_OFFSETS  p+1  12 HEADER_VALUES
     32 CONTROL          in control blocks, which hold nothing else, no records and no offset
 
 New sections need no new version. If a record has a header name twice, readers see the last.
 
 A block from a client is untrusted: every number of the header, the directory and the offsets is
-checked against the limits and against each other before the block is accepted (LB1), and all of it
-again before a reader gets a record (LB2). Offsets are checked all at once, as lanes of one large
-integer; that takes 4 ns a record, and no record becomes an object.
+checked against the limits and against each other before the block is accepted (LB1). All of it is checked
+again before a reader gets a record (LB2). All offsets of a section are checked at once, as lanes of one
+large integer; that takes 4 ns a record, and no record becomes an object.
 
-Clients import this module: it loads nothing heavy, and zstd only when it meets it.
+Clients import this module, so it loads nothing heavy, and zstd only for blocks that are packed with it.
 """
 
 import re
@@ -113,15 +113,15 @@ _UINT32_MAX: Final = 2**32 - 1
 _TOP: Final = 1 << 31
 _TOPS_KEPT_MAX: Final = 16_384  # The largest count whose mask is cached.
 _SECTIONS_MAX: Final = 64
-# This many strings of one size are cut out together, or a multiple of that.
+# Strings of one size are cut out together in multiples of this number.
 _ONE_SIZE_COUNTS: Final = 32
-# The most strings that are cut out together: a format for each such number is remembered.
+# The most strings that are cut out together; a format for each number of them is cached.
 _ONE_SIZE_MAX: Final = 4096
 _HEADER_NAME_BYTES_MAX: Final = 255
 _HEADER_NAME: Final = re.compile(r"[!-~]{1,255}")
 _PRINTABLE: Final = bytes(range(0x21, 0x7F))
 _ZSTD_LEVEL: Final = 1
-_ZSTD_PAYS: Final = 7 / 8  # A body that packs to a larger part than this is kept unpacked.
+_ZSTD_PAYS: Final = 7 / 8  # A body that does not pack to this part or less is kept unpacked.
 
 assert _HEADER.size == HEADER_BYTES
 assert _CLIENT_HALF + _CLIENT_HEADER.size == HEADER_BYTES
@@ -160,7 +160,9 @@ Headers = Mapping[str, bytes]
 
 
 class _NoHeaders(Mapping[str, bytes]):
-    """The headers of all records without headers: shared, so immutable; a proxy of a dict cannot be pickled."""
+    """The headers of all records without headers. They are shared, so they are immutable, and they can be pickled,
+    unlike a proxy of a dict.
+    """
 
     __slots__ = ()
 
@@ -188,8 +190,8 @@ class Record(NamedTuple):
     value: bytes
     key: bytes | None
     headers: Headers
-    timestamp_us: int  # The server's time, one for a batch, never below an earlier one.
-    event_time_us: int | None  # The producer's own.
+    timestamp_us: int  # The server's time, the same for a batch, never before an earlier one.
+    event_time_us: int | None  # The producer's own time.
 
     @property
     def timestamp(self) -> datetime:
@@ -204,7 +206,7 @@ class Record(NamedTuple):
         return _EPOCH + timedelta(microseconds=self.event_time_us)
 
 
-@dataclass(slots=True)  # Mutable, since frozen objects are slow to make: one for each append.
+@dataclass(slots=True)  # Mutable: frozen objects are slow to make, and each append makes one.
 class BlockInfo:
     """The facts about a block that sequencing needs."""
 
@@ -228,7 +230,7 @@ class Limits:
 
 
 CEILING: Final = Limits(BATCH_BYTES_CEILING, BATCH_BYTES_CEILING, BATCH_RECORDS_CEILING)
-"""The maximum that any log allows: limits for code that does not know the log's."""
+"""The most that any log allows, for code that does not know the log's limits."""
 
 
 # --- Packing ----------------------------------------------------------------------------------
@@ -243,7 +245,7 @@ def pack_block(
     producer: ProducerRef | None = None,
     codec: Codec = Codec.NONE,
 ) -> bytes:
-    """The client's half of a block. With a codec the body is packed if that pays.
+    """A block as the client frames it. With a codec the body is packed, unless that saves less than an eighth.
 
     Raises `InvalidRequest`, and `EntryTooLarge` for records that fit into no block.
     """
@@ -279,9 +281,9 @@ def pack_sections(
     producer: ProducerRef | None = None,
     codec: Codec = Codec.NONE,
 ) -> bytes:
-    """The client's half of a block, of columns that are laid out already, in the order of their numbers.
+    """A block as the client frames it, made from columns that are laid out already, in the order of their numbers.
 
-    Raises `EntryTooLarge`. Nothing else is checked here: the server does.
+    Raises `InvalidRequest` without records, and `EntryTooLarge`. The server makes all other checks.
     """
     if not records:
         raise InvalidRequest("a batch has at least one record")
@@ -291,7 +293,7 @@ def pack_sections(
 def with_producer(block: bytes, producer: ProducerRef) -> bytes:
     """The same records as a batch of this producer, not stamped: byte for byte what `pack_block` makes for it.
 
-    Raises `InvalidBlock`, `UnsupportedVersion`, and `BadChecksum` for a damaged block: its new CRC would hide that.
+    Raises `InvalidBlock`, `UnsupportedVersion`, and `BadChecksum` for a damaged block: the new CRC would hide the damage.
     """
     header = _unpack_header(block)
     if google_crc32c.value(block[_CLIENT_HALF:]) != header.crc:
@@ -324,8 +326,8 @@ def producer_of(block: bytes) -> ProducerRef | None:
 
 
 def by_name(headers: Headers) -> dict[str, bytes]:
-    """The headers as a map, which has no order, sorted for framing. A retry has to have the same
-    bytes, since its CRC distinguishes it from another batch (LS6).
+    """The headers in the order in which they are framed: a map has no order of its own. A retry has to have the
+    same bytes, since its CRC distinguishes it from another batch (LS6).
     """
     return dict(sorted(headers.items()))
 
@@ -451,7 +453,7 @@ def _pack_times(times: Sequence[int | None]) -> bytes:
         check_event_time(min(present))
         check_event_time(max(present))
         return struct.pack(f"<{len(present)}q", *present)
-    # Finds the invalid item only after packing failed, since that is rare.
+    # The invalid item is looked for only after packing has failed, which is rare.
     except (TypeError, struct.error):
         for time in present:
             check_event_time(time)
@@ -511,9 +513,9 @@ _Spans = dict[int, tuple[int, int]]  # Each section's start and end in the body 
 
 
 def check_block(block: bytes, limits: Limits) -> BlockInfo:
-    """Checks that a client's block is consistent, down to the last offset (LB1, G10).
+    """Check that a client's block is consistent, down to the last offset (LB1, G10).
 
-    Raises `InvalidBlock`, `UnsupportedVersion`, `BadChecksum`, `EntryTooLarge`. Takes no more memory
+    Raises `InvalidBlock`, `UnsupportedVersion`, `BadChecksum`, `EntryTooLarge`. The check takes no more memory
     than a few times the block and `batch_bytes_max`.
     """
     header = _unpack_header(block)
@@ -566,9 +568,8 @@ def _unpack_header(block: bytes) -> _Header:
 
 
 def _is_lone_value(block: bytes, header: _Header, limits: Limits) -> bool:
-    """All checks of `_open` at once, for a block that holds one value and nothing else: most
-    blocks are like this when many logs are appended to. False: it holds something else, or is
-    invalid.
+    """Make all checks of `_open` at once, for a block that has one value and nothing else: most blocks are
+    like this when many logs are appended to. Returns False if the block has something else, or is invalid.
     """
     if header.records != 1 or header.sections != _LONE_SECTIONS or header.codec:
         return False
@@ -599,7 +600,7 @@ def _producer_of(block: bytes, header: _Header) -> ProducerRef | None:
 
 
 def _open(block: bytes, header: _Header, limits: Limits) -> tuple[bytes, _Spans]:
-    """The bytes that hold the sections, and where each one is. Everything in there was checked."""
+    """The bytes that have the sections, and where each section is. All of it has been checked."""
     if header.records > limits.batch_records_max:
         raise EntryTooLarge(
             "a batch has too many records", limit=limits.batch_records_max, got=header.records
@@ -626,7 +627,7 @@ def _open(block: bytes, header: _Header, limits: Limits) -> tuple[bytes, _Spans]
 
 
 def _decompress(stored: bytes, unpacked_bytes: int) -> bytes:
-    """The size is compared before anything is unpacked: a frame cannot grow beyond its declared
+    """Unpack a body. The size is compared before anything is unpacked: a frame cannot grow beyond its declared
     size."""
     import zstandard
 
@@ -724,7 +725,7 @@ def _check_strings(
 
 
 def _check_offsets(offsets: bytes, count: int, total: int, longest: int, shortest: int = 0) -> None:
-    """`count + 1` int32 that start at 0, never go back, and end at `total`.
+    """Check `count + 1` int32 that start at 0, never go back, and end at `total`.
 
     Each is a lane of 32 bits in one integer, its top bit free. With the top bits set in the
     minuend, no lane borrows from the next, and a cleared top bit means that an offset went back.
@@ -790,7 +791,7 @@ def _without_header(block: bytes) -> BlockCorrupt:
 
 
 def packed_body_of(block: bytes) -> int:
-    """The extra bytes of a stamped block's body when it is open, from its header alone: 0 if it is not packed.
+    """The unpacked size of a stamped block's body, from its header alone; 0 if the body is not packed.
 
     Raises `BlockCorrupt`.
     """
@@ -804,8 +805,8 @@ def packed_body_of(block: bytes) -> int:
 def opened_bytes_of(block: bytes) -> int:
     """The size of a block as stored or, if that is larger, as unpacked: what quotas and bounds count (LB3).
 
-    From the header alone, which is not trusted before the block is checked: a block that passes has no
-    more than the limit, and this returns no more either.
+    The size comes from the header alone, which is not trusted before the block is checked. A checked block unpacks
+    to no more than the ceiling, and no larger unpacked size counts here.
     """
     if len(block) < HEADER_BYTES or not block[_CODEC_AT]:
         return len(block)
@@ -815,8 +816,8 @@ def opened_bytes_of(block: bytes) -> int:
 def opened_together(
     blocks: Sequence[bytes], stored_bytes_max: int = _UINT32_MAX
 ) -> Iterator[list[bytes]]:
-    """Runs of blocks, in order: no more than `OPENED_BYTES_MAX` as unpacked and `stored_bytes_max`
-    as stored, or one block (LB3).
+    """Runs of blocks, in order. Each has no more than `OPENED_BYTES_MAX` as unpacked and `stored_bytes_max`
+    as stored, or is a single block (LB3).
     """
     run: list[bytes] = []
     stored, opened = 0, 0
@@ -834,8 +835,8 @@ def opened_together(
 
 
 class Block:
-    """A stamped block. The header's values are available; the body is opened, and checked (LB2),
-    on first access.
+    """A stamped block. The header's values are available at once; the body is opened and checked (LB2) on
+    first access.
 
     Raises `BlockCorrupt`, and `UnsupportedVersion` for a newer version.
     """
@@ -895,7 +896,7 @@ class Block:
     # --- Contents -----------------------------------------------------------------------------
 
     def section(self, section: Section) -> memoryview | None:
-        """The bytes of a column, not copied: a buffer as Arrow wants it."""
+        """The bytes of a column, not copied: a buffer for Arrow."""
         body, spans = self._open()
         if section not in spans:
             return None
@@ -938,7 +939,7 @@ class Block:
         return self._headers(0, self.count)
 
     def records(self, start: int = 0, end: int | None = None) -> list[Record]:
-        """The records from `start` up to `end`, by default all: others are not unpacked."""
+        """The records from `start` up to `end`, by default all. Other records are not unpacked."""
         base = self._header.base_offset
         if end is None:
             end = self.count
@@ -1036,8 +1037,8 @@ class Block:
 
 
 def _cut_of_one_size(body: bytes, ends_at: int, base: int, count: int) -> list[bytes]:
-    """The first of `count` strings, up to 4096 and nearly all, if they have one size, as usual;
-    otherwise none. One call cuts them, which takes a third of the time of one call for each.
+    """The first of `count` strings, if they have one size, as is usual; otherwise none. They are a multiple of 32,
+    at most 4096. One call cuts them out, which takes a third of the time of one call for each.
     """
     count = min(count, _ONE_SIZE_MAX) // _ONE_SIZE_COUNTS * _ONE_SIZE_COUNTS
     if not count:
@@ -1058,7 +1059,7 @@ def _cutter(size: int, count: int) -> tuple[bytes, Callable[[bytes, int], tuple[
 
 
 def _as_stored(look: Callable[[bytes], T], data: bytes) -> T:
-    """Call `look`; an invalid stored block raises `BlockCorrupt`, since it is no mistake of its reader."""
+    """Call `look`. An invalid stored block raises `BlockCorrupt`, since its reader made no mistake."""
     try:
         return look(data)
     except UnsupportedVersion:

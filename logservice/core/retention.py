@@ -1,14 +1,14 @@
-"""When records have been kept for long enough.
+"""Decides which records have been kept for long enough.
 
-A closed segment has expired when its youngest record is older than `retention_age_s`, or when
-the later segments alone are larger than `retention_bytes`. They expire from the front, as a
-whole, and none that a protected cursor still needs. Records in the segment that is written expire
-after it was rolled: owners roll idle segments, too.
+A closed segment has expired when its youngest record has reached the age `retention_age_s`, or when the later
+closed segments alone have at least `retention_bytes`. Segments expire whole and from the front, and none that a
+protected cursor still needs. Records in the segment that is written expire after it was rolled: owners roll idle
+segments, too.
 
-Ages count the time that servers have lived through (LT1), not what clocks were set by.
+Ages count only time in which servers were present (LT1), so setting a clock does not make records old.
 
-The last segment of a log without a writer is kept by the list, since it holds the memory of the
-log. Its records expire all the same; its ledger is deleted once an owner has begun another one.
+The list keeps the last segment of a log without a writer, since it has the memory of the log. Its records expire
+nevertheless; its ledger is deleted once an owner has begun another one.
 """
 
 from dataclasses import dataclass
@@ -24,17 +24,18 @@ _US: Final = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class Expiry:
-    """The expired part of a log; an owner removes it, and the log may be opened for that."""
+    """The expired part of a log: everything below `head`."""
 
     head: Offset
-    # Whether a segment without a writer must be closed, or the last one replaced.
+    # Whether an owner is needed to remove all of it: to close a segment without a writer, to replace the last
+    # segment, or to know that an unclosed one has begun.
     needs_owner: bool
 
 
 def find_expired(
     listed: LedgerList, now_us: int, lowest_guard: Offset | None, lived: LivedTime = NO_GAPS
 ) -> Expiry | None:
-    """Finds the part of the log that has expired now; None: nothing has."""
+    """The part of the log that has expired now; None if nothing has."""
     config = listed.config
     if listed.state is ListedLogState.DELETED or not listed.segments:
         return None
@@ -56,7 +57,7 @@ def find_expired(
     if head == listed.head and not frees and not is_stuck and not is_left_open:
         return None
     needs_owner = is_stuck or is_left_open or frees > listed.first_kept(head, is_begun=False)
-    # A sealed log has no writer that could replace its last ledger.
+    # A sealed log has no owner that could replace its last ledger.
     if listed.state is ListedLogState.SEALED:
         return Expiry(head, needs_owner=False) if head > listed.head else None
     return Expiry(head, needs_owner)
@@ -69,7 +70,7 @@ def _is_expired(segment: Segment, config: LogConfig, age_us: int, rest_bytes: in
 
 
 def _holds_only_expired(segment: Segment, head: Offset) -> bool:
-    """Whether the last segment of an idle log has records, and all of them are below the head."""
+    """Return whether the last segment of an idle log has records, and all of them are below the head."""
     return (
         segment.is_closed
         and bool(segment.records)
@@ -79,8 +80,8 @@ def _holds_only_expired(segment: Segment, head: Offset) -> bool:
 
 
 def _is_forgotten(listed: LedgerList, now_us: int, lived: LivedTime) -> bool:
-    """Whether a segment was unclosed for longer than an owner leaves one with records, and all of
-    them are too old.
+    """Return whether an unclosed segment is so old that an owner would have closed it if it had records, and
+    that all its records would have expired.
     """
     config = listed.config
     if config.retention_age_s is None:
@@ -91,7 +92,7 @@ def _is_forgotten(listed: LedgerList, now_us: int, lived: LivedTime) -> bool:
 
 
 def is_free(listed: LedgerList, now_us: int, lived: LivedTime = NO_GAPS) -> bool:
-    """Whether the log was deleted and its grace is over."""
+    """Return whether the log was deleted and its grace is over."""
     if listed.state is not ListedLogState.DELETED:
         return False
     deleted_us = listed.deleted_us

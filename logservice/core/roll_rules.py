@@ -1,13 +1,13 @@
-"""When the segment that is written has become long enough, and when it gets a snapshot of its log.
+"""Decides when the segment that is written ends, and when it gets a snapshot of its log's state.
 
-It ends at a number of bytes or of entries, or at its age, whichever comes first; idle or not,
-since only a closed ledger can expire. A segment without a record stays, unless it has too many
-entries: barriers and writer epochs have no records. So that logs that were created together do not
-roll together, each segment differs by a random amount of up to a tenth.
+A segment ends at a number of bytes or of entries, or at an age, whichever comes first. Idle segments end,
+too, since only a closed ledger can expire. A segment without a record stays, unless it has too many entries:
+barriers and writer epochs are entries without records. The limits of each segment differ by a random amount
+of up to a tenth, so that logs that were created together do not roll together.
 
-A take-over replays all that follows the latest snapshot, so one is due after a number of entries or of
-bytes without one. A large snapshot waits until a multiple of its size was written: snapshots are a small
-part of the log.
+A take-over replays all that follows the latest snapshot, so a snapshot is due after a number of entries or of
+bytes without one. A large snapshot waits until a multiple of its size was written, so that snapshots stay a
+small part of the log.
 """
 
 from typing import Final
@@ -74,7 +74,7 @@ class SegmentLength:
 
     @property
     def is_look_due(self) -> bool:
-        """Whether the segment may be full or a snapshot due: a cheap check for every entry."""
+        """Return whether the segment may be full or a snapshot due. The check is cheap enough for every entry."""
         return (
             self.entries - self.entries_at_snapshot >= _SNAPSHOT_ENTRIES
             or self.bytes - self.bytes_at_snapshot >= _SNAPSHOT_BYTES
@@ -92,7 +92,7 @@ class SegmentLength:
         )
 
     def is_snapshot_due(self, packed_bytes: int) -> bool:
-        """Whether a snapshot of this size is due."""
+        """Return whether a snapshot of this size is due."""
         entries = self.entries - self.entries_at_snapshot
         size = self.bytes - self.bytes_at_snapshot
         is_replay_long = entries >= _SNAPSHOT_ENTRIES or size >= _SNAPSHOT_BYTES

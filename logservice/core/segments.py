@@ -1,18 +1,18 @@
-"""A log as a row of segments: which one holds an offset, and how a reader gets from one to the next.
+"""A log as a sequence of segments: which one has an offset, and how a reader gets from one to the next.
 
-The list gives a segment its base offset once everything before it is settled; such a base can be
-trusted forever. The last segment may lack one: its predecessor was not closed when the list was
-written. A reader that continues there finds out by itself:
+The list gives a segment its base offset once everything before it is settled; such a base never changes. The last
+segment has no base while its predecessor is not closed in the list. A reader that continues there derives the base
+if both of these hold:
 
-    the predecessor is CLOSED, and all of it was read          else nobody knows yet what follows
+    the predecessor is CLOSED, and all of it was read; before that, it is uncertain what follows
     the segment's first entry names the predecessor, and exactly the entry at which it was closed
 
-If it names another entry, the segment will be discarded as a whole: nothing in it was acked. The
-reader reads the list again, and waits for that change; it never fails because of it (RL2). A
-base that was once derived this way is right for ever, since a closed ledger does not change.
+If the first entry names another entry, the segment will be discarded as a whole: nothing in it was acked. The
+reader reads the list again, and waits for that change; it does not fail (RL2). A base that was derived this way
+never changes, since a closed ledger does not change.
 
-Offsets are dense. All code that returns blocks asserts that each of them begins where the
-previous one ended: a hole is reported as an error, never skipped (RL1).
+Offsets are dense. All code that returns blocks checks that each of them begins where the previous one ended: a
+hole is reported as an error, never skipped (RL1).
 """
 
 from bisect import bisect_right
@@ -51,7 +51,7 @@ def _settled_count(segments: Sequence[Segment]) -> int:
 
 
 def continues(first: Block, end: tuple[LedgerId, EntryId]) -> bool:
-    """Whether a segment that begins with this block follows a ledger that is CLOSED at that entry."""
+    """Return whether a segment that begins with this block follows a ledger that is CLOSED at that entry."""
     if not first.is_control:
         return False
     kind = unpack_control(first)
@@ -81,7 +81,7 @@ def index_of(segments: Sequence[Segment], ledger_id: LedgerId) -> int | None:
     return None
 
 
-# --- A reader's way -----------------------------------------------------------------------------
+# --- A reader's path ----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,7 @@ class Enter:
 
 @dataclass(frozen=True, slots=True)
 class AwaitRoll:
-    """Wait: the next segment is listed, but it is not settled whether it stays."""
+    """Wait: the next segment is listed, but it may be discarded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,14 +118,14 @@ Step = Enter | AwaitRoll | AwaitOwner | Gone | End
 
 
 class Trail:
-    """One reader's way through a log; it is given what the list says and what ledgers hold."""
+    """One reader's path through a log. It is given the list, and what ledgers and the owner's memory have."""
 
     def __init__(self, start: Offset) -> None:
         self.next_offset = start  # The offset of the next record to return.
         self.last_timestamp_us = 0  # The time of the last returned record.
         self.next_entry = FIRST_ENTRY  # The next entry in the current segment.
         self._is_within = True  # Whether the next block may begin before `next_offset`.
-        # The last ledger read to its end, and that entry; settled.
+        # The last ledger that was read to its end, and its last entry. The ledger is settled.
         self._behind: tuple[LedgerId, EntryId] | None = None
         self._current: Segment | None = None
         self._is_settled = False  # Whether the current segment is known to be part of the log.

@@ -1,17 +1,15 @@
-"""Gives blocks their place in the log, or a reason for refusal. Here order is decided, and
-nowhere else.
+"""Gives each block its place in the log, or refuses it. The order of blocks is decided here and nowhere else.
 
 An append is checked in this order:
 
- 1. Was it appended before? A retry is answered with the offsets of the first time, whatever else has
-    changed since: a log that was sealed, a writer that was fenced, an offset that was passed (LS6). Another batch
-    with its number is refused.
+ 1. Was it appended before? A retry gets the offsets of the first time, even if the log was sealed, the writer was
+    fenced or the tail has passed the expected offset since (LS6). Another batch with its number is refused.
  2. Is the log sealed?
- 3. Does it bear the writer epoch that is in force (LS8)?
+ 3. Does the append have the writer epoch that is in force (LS8)?
  4. Is the tail where it was expected?
 
-The response to that, positive or negative, depends on blocks that are not confirmed yet: see
-`pending_commits.py`. Time is the server's, and is never less than a block's before (LS7).
+The response, positive or negative, depends on blocks that are not confirmed yet: see `pending_commits.py`. A
+block's time is the server's, and is never before the previous block's (LS7).
 """
 
 from typing import Final, NamedTuple
@@ -41,17 +39,17 @@ from rollbook.proto.errors import (
 from rollbook.proto.ids import EntryId, LedgerId
 
 _NOBODY: Final = Condition()
-_GRACE: Final = 2  # A holder that had no owner to ask keeps its lease divided by this.
+_GRACE: Final = 2  # A new owner leaves a holder at least its lease divided by this.
 
 
 _PASSING: Final = (InvalidRequest, OffsetMismatch, ProducerGap, WriterHeld)
 
 
 def is_passing(refusal: RollbookError) -> bool:
-    """Whether a later state of the log could accept what is refused now.
+    """Return whether a later state of the log could accept what is refused now.
 
-    So it is true only if the owner has not been replaced, which takes a barrier to know. A
-    sealed log, an epoch that is over and a batch that is in the log stay so.
+    Such a refusal holds only if the owner has not been replaced, which only a barrier shows. In contrast, a log
+    stays sealed, an epoch stays over, and a batch stays in the log.
     """
     return isinstance(refusal, _PASSING)
 
@@ -68,14 +66,15 @@ class Sequencer:
     def __init__(self, memory: LogMemory, *, is_exclusive: bool) -> None:
         self.memory = memory
         self.is_exclusive = is_exclusive
-        self._held_until_ns: int | None = None  # The end of the lease, if it is not renewed.
+        # The end of the lease, if it is not renewed; None: it has no end.
+        self._held_until_ns: int | None = None
 
     # --- Blocks -------------------------------------------------------------------------------
 
     def decide(
         self, info: BlockInfo, condition: Condition | None, wall_us: int
     ) -> BlockStamp | AppendedBatch:
-        """The block's place; or where it was placed before, if it is repeated. Changes nothing.
+        """The block's place, or where it was placed before if it is repeated. This changes nothing.
 
         Raises `ProducerFenced`, `ProducerGap`, `DuplicateTooOld`, `DuplicateDiffers`, `LogSealed`,
         `StaleEpoch`, `WriterRequired`, `OffsetMismatch`, `InvalidRequest`.
@@ -110,7 +109,7 @@ class Sequencer:
         return max(min(wall_us, TIMESTAMP_US_MAX), self.memory.timestamp_us)
 
     def check(self, condition: Condition) -> None:
-        """Raises the error of an unmet condition: `StaleEpoch`, `WriterRequired`, `OffsetMismatch`, `InvalidRequest`."""
+        """Check a condition. Raises `StaleEpoch`, `WriterRequired`, `OffsetMismatch`, `InvalidRequest`."""
         memory = self.memory
         if condition.writer_epoch is not None:
             self.check_epoch(condition.writer_epoch)
@@ -127,7 +126,7 @@ class Sequencer:
     # --- The exclusive writer -----------------------------------------------------------------
 
     def check_epoch(self, epoch: WriterEpoch) -> None:
-        """Checks that the writer epoch is in force. Raises `StaleEpoch`, `InvalidRequest`."""
+        """Check that the writer epoch is in force. Raises `StaleEpoch`, `InvalidRequest`."""
         memory = self.memory
         if epoch > memory.writer_epoch or epoch <= NO_WRITER_YET:
             raise InvalidRequest(f"writer epoch {epoch} was never given", writer_epoch=epoch)
@@ -151,11 +150,11 @@ class Sequencer:
         return None if self._held_until_ns is None else max(self._held_until_ns - now_ns, 0)
 
     def was_asked_by(self, holder: str, attempt: str) -> bool:
-        """Whether the newest epoch was granted to this request, whose response was then lost.
+        """Return whether the newest epoch was granted to this attempt, whose response was then lost.
 
-        The same attempt name of another holder is another attempt: otherwise two would write
-        under one epoch. Once it was released its holder is not known, and nothing is granted by
-        it.
+        The same attempt name of another holder is another attempt: otherwise two holders would write under
+        one epoch. The holder of a released epoch is not known, so any holder matches; the epoch is not in
+        force, so nothing is granted by it.
         """
         memory = self.memory
         return bool(attempt) and attempt == memory.attempt and memory.holder in (holder, "")
@@ -183,9 +182,10 @@ class Sequencer:
         self._held_until_ns = now_ns + ttl_ms * 1_000_000 if ttl_ms else None
 
     def on_owner_changed(self, now_ns: int, wall_us: int) -> None:
-        """Called before the new owner writes: a renewal depends on an entry (LS10), so there has
-        been none since the newest one. A living holder had no owner to ask in the meantime, and
-        gets time to do so.
+        """Count the lease from the newest entry, and leave the holder at least half of it.
+
+        Call this before the new owner writes. A renewal depends on an entry (LS10), so there was none since
+        the newest entry. A holder that is alive had no owner to ask in the meantime, and gets time to ask.
         """
         self.on_renewed(now_ns)
         if self._held_until_ns is not None:

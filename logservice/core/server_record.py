@@ -1,11 +1,11 @@
-"""A log server's report about itself where it is registered, as long as its session lasts.
+"""The record of a log server in its registration node, which exists as long as the server's session.
 
 JSON, `{"address": "10.0.0.5:7400", "is_draining": false, "logs_owned": 12, "logs_degraded": 0,
 "logs_unopened": 0, "segments_lost": 0, "server_id": "log-1~0badcafe", "started_us": 17…, "version": 1, "release": "0.1.0",
-"http": "", "quorum": [3, 3, 2]}`. The node is named after that life of the server; of two lives of one
-name the one that was registered last counts. Older records have no `http`, no `logs_degraded`, no `logs_unopened`, no
-`segments_lost`, no `quorum` and no `clock_apart_us`. It is how far the server's clock is ahead of the
-metadata store's; null: not compared.
+"http": "", "quorum": [3, 3, 2], "clock_apart_us": 0}`. The node is named after that life of the server; of two lives
+of one name the one that was registered last counts. Older records have no `http`, no `logs_degraded`, no
+`logs_unopened`, no `segments_lost`, no `quorum` and no `clock_apart_us`. `clock_apart_us` is how far the server's
+clock is ahead of the metadata store's; null: not compared.
 """
 
 import json
@@ -27,7 +27,7 @@ class ServerRecord:
     release: str
     started_us: int
     is_draining: bool = False
-    logs_owned: int = 0  # The number in its last report.
+    logs_owned: int = 0  # The number of logs that it owned at its last report.
     logs_degraded: int = 0  # Owned logs whose segment has too few bookies.
     logs_unopened: int = 0  # Logs that it should own, and cannot open.
     segments_lost: int = 0  # Lost segments that it knows of.

@@ -1,21 +1,20 @@
-"""Decides what a new owner keeps and discards of the segments at the end of a log.
+"""Decides which segments at the end of a log a new owner keeps, and which it discards.
 
     list     … P ── N ── N+1       at most the last two are unclosed (LS3)
                     │     │
-    fence and recover both, to CLOSED: nobody decides before (LS2)
+    fence and recover both, to CLOSED: nothing is decided before (LS2)
                     │     │
                     │     └─ its first entry: "I follow N, which ends at entry 41"
                     └─ CLOSED at 41?   yes: N+1 counts, all of it.   no: it is discarded, all of it
 
-Nothing in N+1 was acked unless its writer had seen N CLOSED at 41. So what is discarded was never acked;
-and what was acked is never discarded, since a ledger is closed once. A ledger without an entry does not
-count and is discarded, too. If the list calls N CLOSED, the server that wrote that found it so, and knew
-by then whether N+1 counts.
+Nothing in N+1 was acked unless its writer had seen N CLOSED at 41. A ledger is closed once, so what is
+discarded was never acked, and what was acked is never discarded. A ledger without an entry does not
+count and is discarded, too. If the list calls N CLOSED, the server that listed this had found N closed,
+and had decided whether N+1 counts.
 
-The compare-and-set that lists the new owner's ledger fails if the list has changed since it was
-read. Then another server has made a step, and a server that has already fenced must not give up:
-perhaps both would. It gives up if there is a newer owner; otherwise it retries after a random,
-growing pause.
+The compare-and-set that lists the new owner's ledger fails if another server has changed the list since it was
+read. A server that has already fenced must not give up because of that: the other server might give up, too. It
+gives up only if the list names a newer owner; otherwise it retries after a random, growing pause.
 """
 
 from collections.abc import Sequence
@@ -51,8 +50,8 @@ def to_end(log: LedgerList) -> Sequence[Segment]:
 
 
 def counts(before: Ended | None, last: Ended) -> bool:
-    """Whether the last ledger is a part of the log. `before`: None if the list says that it is
-    CLOSED."""
+    """Return whether the last ledger is a part of the log. `before`: the ledger before it; None if the list
+    calls that one CLOSED, or there is none."""
     if before is None or last.last_entry == NO_ENTRY:
         return last.last_entry != NO_ENTRY
     return last.follows is not None and (last.follows.ledger_id, last.follows.last_entry) == (
@@ -70,7 +69,7 @@ def judge(ended: Sequence[Ended]) -> tuple[Sequence[Ended], Sequence[Ended]]:
 
 
 def stands_down(fenced_epoch: OwnerEpoch, listed_epoch: OwnerEpoch) -> bool:
-    """Whether a server that fenced at `fenced_epoch`, without success, may give up the log."""
+    """Return whether a server may give up a log that it fenced at `fenced_epoch` and has not taken over."""
     return listed_epoch > fenced_epoch
 
 

@@ -1,14 +1,13 @@
-"""When a log may be taken from a server that others still believe to be alive.
+"""Decides when a log may be taken from a server that others still believe to be alive.
 
-A killed server stays registered until its session runs out. It is noticed at once, though: its
-machine refuses connections. A server that has seen that for half a second takes its logs over; that
-is safe at any time, since taking over fences. It is only disruptive, and where a server lives but
-reports a wrong address, every other server would be rude to it again and again, and a log would go
-back and forth for ever. So each log has a pause after such a take-over, from 5 s doubling to 5 min:
-what a wrong address costs is bounded (SV2), and a server that is dead is out of its registration
-before the pause matters.
+A killed server stays registered until its session runs out, but its machine refuses connections at once. A
+server that has seen refusals for half a second takes over the logs of the killed server. This is safe at any
+time, since a take-over fences. But it is disruptive if a server is alive and reports a wrong address: every
+other server would take its logs again and again, and logs would move back and forth for ever. So after such a
+take-over the log is left alone for 5 s, doubling to 5 min. This bounds the cost of a wrong address (SV2), and
+the registration of a dead server has ended before the pause matters.
 
-Connections that time out prove nothing: they are no refusal, and the lease decides.
+A connection that times out proves nothing: it is not a refusal, and the lease decides.
 """
 
 from collections import OrderedDict
@@ -18,7 +17,7 @@ from typing import Final
 from rollbook.logservice.ids import LogName
 
 REFUSED_NS: Final = 500_000_000
-_NEWS_NS: Final = 1_000_000_000  # Refusals that are farther apart form no series.
+_NEWS_NS: Final = 1_000_000_000  # Refusals that are farther apart are no series.
 _PAUSE_NS_MIN: Final = 5_000_000_000
 _PAUSE_NS_MAX: Final = 300_000_000_000
 # The most logs whose pauses are remembered; those unused the longest are dropped first.
@@ -43,12 +42,12 @@ class Refusals:
 
     @property
     def is_refusing(self) -> bool:
-        """Whether the last attempt was refused."""
+        """Return whether the last attempt was refused."""
         return self._first_ns is not None
 
     @property
     def is_dead(self) -> bool:
-        """Whether only refusals were seen, for long enough."""
+        """Return whether all attempts were refused, for long enough."""
         return self._first_ns is not None and self._last_ns - self._first_ns >= REFUSED_NS
 
 

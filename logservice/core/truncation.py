@@ -6,7 +6,7 @@
       deleted     deleted       kept whole: 200 records of it are hidden
 
 Readers see the new head at once and exactly; ledgers are deleted as a whole, when nothing in them
-is readable and their successor has begun (LL4). A guard below the new head forbids all of it (LL6).
+is readable and their successor has begun (LL4). A guard below the new head prevents the truncation (LL6).
 """
 
 from dataclasses import dataclass
@@ -32,10 +32,10 @@ def plan_truncation(
     guards: TruncationGuards,
     written: Sizes = NOT_COUNTED,
 ) -> TruncationPlan:
-    """The plan of a truncation. `confirmed` and `is_begun` as for `LedgerList.with_head`, and it raises
-    the same errors.
+    """The plan of a truncation. `confirmed` and `is_begun` are as for `LedgerList.with_head`, and so are the
+    errors that it raises.
 
-    The guards are returned, not raised: they refuse the write of the plan.
+    The guards below `before` are returned and raise no error here: the write of the plan raises it.
     """
     wanted = listed.with_head(before, confirmed, is_begun=is_begun)
     gone = listed.segments[: len(listed.segments) - len(wanted.segments)]

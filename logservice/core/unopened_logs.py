@@ -1,7 +1,8 @@
-"""Logs that a server should own and could not open: for `makes_ahead` of the next attempt, for health and `explain`.
+"""The logs that a server should own and could not open. Used for the next attempt (`makes_ahead`), health and `explain`.
 
-One failure is nothing: the next attempt follows at once. A log is reported as stuck from the second failure in a row
-on, until it is opened, or nobody has asked for it for five minutes: then this server no longer knows.
+A single failure is not reported, since the next attempt follows at once. A log is reported as stuck from its second
+failure in a row until it is opened, or until no attempt has failed for five minutes: without requests for the log,
+this server no longer knows.
 """
 
 from collections import OrderedDict
@@ -26,7 +27,7 @@ class FailedOpening:
 
     @property
     def is_news(self) -> bool:
-        """Whether to log this failure: the more failures, the rarer."""
+        """Return whether to log this failure: the second in a row, the fourth, the eighth …"""
         return self.attempts >= _STUCK_ATTEMPTS and self.attempts & (self.attempts - 1) == 0
 
 
@@ -36,7 +37,7 @@ class UnopenedLogs:
         self._failed: OrderedDict[LogName, FailedOpening] = OrderedDict()
 
     def __contains__(self, name: LogName) -> bool:
-        """Whether the log's last attempt failed, however long ago."""
+        """Return whether the latest attempt to open the log failed, however long ago."""
         return name in self._failed
 
     def on_failed(
@@ -50,7 +51,7 @@ class UnopenedLogs:
         return found
 
     def forget(self, name: LogName) -> None:
-        """Forget a log that was opened, or is no longer for this server to open."""
+        """Forget a log that was opened, or that this server should no longer open."""
         self._failed.pop(name, None)
 
     def find_stuck(self, name: LogName, now_s: float) -> FailedOpening | None:
