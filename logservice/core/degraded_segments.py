@@ -27,7 +27,8 @@ VACANT_SEAT: Final = "vacant seat"  # A seat of the segment was vacant for `VACA
 # restart, and as long as a writer waits before it gives up a seat (WR11). Larger: more records lack a copy.
 # Smaller: the restart of a bookie rolls all logs that it has a seat in.
 VACANT_S: Final = 15.0
-_AGAIN_S: Final = 1.0  # The wait after a first failed attempt; each further one doubles it.
+# The wait after a first attempt if the segment was made with too few bookies; each further attempt doubles it.
+_AGAIN_S: Final = 1.0
 _AGAIN_S_MAX: Final = 600.0
 
 

@@ -118,7 +118,7 @@ class Segment:
     last_timestamp_us: int | None = None
     bytes: int | None = None  # The size of the ledger.
     degraded_to: int = 0  # The ledger's bookies if they are fewer than the log wanted, else 0.
-    # When the segment was listed, by its owner's clock. `first_timestamp_us` is the log's, which
+    # When the segment was listed, by its owner's clock. `first_timestamp_us` is by the log's clock, which
     # stops while nothing is appended. 0: an older release listed it.
     began_us: int = 0
 

@@ -1,7 +1,7 @@
 """A log's memory of its producers: a batch that is sent again is recognised, and not appended again.
 
 A producer numbers the batches of each of its epochs from 0. The log remembers where a batch is, for the
-last 64 of each producer:
+last 64 (`dedupe_batches`) of each producer:
 
     the next batch          is appended
     a remembered batch      was sent again: it gets the offsets of the first time (LS6)

@@ -1,7 +1,7 @@
 """A reader's knowledge of its log's tail, and its reports of it (RL6).
 
-    behind ──► live      the reader has read up to a tail given after the question: by the owner, wherever it is, or by a
-       ▲         │       list of closed segments. `CaughtUp` is reported once
+    behind ──► live      the reader has read up to a tail given after the question: by the owner, wherever it is, or by
+       ▲         │       a list of closed segments. `CaughtUp` is reported once
        └─────────┘       the owner's memory has dropped what it would read next. `FellBehind` is reported
 
 A reader at another server that has read everything that bookies know asks the owner: bookies learn only from the
@@ -170,7 +170,7 @@ class ReaderProgress:
         return self._report(position, self._listed_head, waits_for)
 
     def _report(self, position: ReaderPosition, head: Offset, waits_for: WaitsFor) -> Progress:
-        """The lag in bytes is estimated from the mean size of the records read; the lag in time is the last one's age."""
+        """The lag in bytes is estimated from the mean size of read records; the lag in time is the last one's age."""
         next_offset, last_timestamp_us, now_us = position
         lag = max(self.tail - next_offset, 0)
         return Progress(

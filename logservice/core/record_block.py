@@ -293,7 +293,7 @@ def pack_sections(
 def with_producer(block: bytes, producer: ProducerRef) -> bytes:
     """The same records as a batch of this producer, not stamped: byte for byte what `pack_block` makes for it.
 
-    Raises `InvalidBlock`, `UnsupportedVersion`, and `BadChecksum` for a damaged block: the new CRC would hide the damage.
+    Raises `InvalidBlock`, `UnsupportedVersion`, and `BadChecksum` for a damaged block: a new CRC would hide that.
     """
     header = _unpack_header(block)
     if google_crc32c.value(block[_CLIENT_HALF:]) != header.crc:

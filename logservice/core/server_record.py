@@ -1,11 +1,11 @@
 """The record of a log server in its registration node, which exists as long as the server's session.
 
 JSON, `{"address": "10.0.0.5:7400", "is_draining": false, "logs_owned": 12, "logs_degraded": 0,
-"logs_unopened": 0, "segments_lost": 0, "server_id": "log-1~0badcafe", "started_us": 17…, "version": 1, "release": "0.1.0",
-"http": "", "quorum": [3, 3, 2], "clock_apart_us": 0}`. The node is named after that life of the server; of two lives
-of one name the one that was registered last counts. Older records have no `http`, no `logs_degraded`, no
-`logs_unopened`, no `segments_lost`, no `quorum` and no `clock_apart_us`. `clock_apart_us` is how far the server's
-clock is ahead of the metadata store's; null: not compared.
+"logs_unopened": 0, "segments_lost": 0, "server_id": "log-1~0badcafe", "started_us": 17…, "version": 1,
+"release": "0.1.0", "http": "", "quorum": [3, 3, 2], "clock_apart_us": 0}`. The node is named after that life of the
+server; of two lives of one name the one that was registered last counts. Older records have no `http`, no
+`logs_degraded`, no `logs_unopened`, no `segments_lost`, no `quorum` and no `clock_apart_us`. `clock_apart_us` is how
+far the server's clock is ahead of the metadata store's; null: not compared.
 """
 
 import json

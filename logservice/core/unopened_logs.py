@@ -1,4 +1,4 @@
-"""The logs that a server should own and could not open. Used for the next attempt (`makes_ahead`), health and `explain`.
+"""Logs that a server should own and could not open. Used for the next attempt (`makes_ahead`), health and `explain`.
 
 A single failure is not reported, since the next attempt follows at once. A log is reported as stuck from its second
 failure in a row until it is opened, or until no attempt has failed for five minutes: without requests for the log,
