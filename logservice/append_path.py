@@ -1,17 +1,17 @@
-"""The owner's hot path: which blocks are appended to a log, in which order, and when appends are
-acknowledged.
+"""The owner's hot path. It decides which blocks are appended to a log and in which order, and when appends
+are acknowledged.
 
     append ──► Sequencer: place, or refusal ──► stamped ──► the ledger that is written
                   │                                              │ confirmed, in order
-                  │ answers that rest on what is not certain     ▼
+                  │ answers that depend on pending appends       ▼
                   └──────────────────────────────────► PendingCommits ──► acks ──► tail cache, futures
                                                                  ▲
                        roll: N is closed, N+1 counts ────────────┘
 
 Decisions are made at once and in the order of the calls. Each answer waits until everything that it depends
 on is settled (LS4). A refusal that would be wrong if another server owned the log by now ("the tail is 17")
-waits for a barrier, too. No append has a task or a future, and blocks are confirmed in batches: appends are
-acknowledged in the turn in which the bookies' acknowledgements are read.
+waits for a barrier, too. No append has a task or a future, and blocks are confirmed in batches: the loop
+turn that reads the bookies' acknowledgements also acknowledges the appends.
 """
 
 import asyncio
@@ -47,7 +47,7 @@ from rollbook.proto.errors import (
 from rollbook.proto.ids import FIRST_ENTRY, EntryId, LedgerId
 
 _UNCERTAIN_MAX: Final = 20_000  # Pending appends and barriers; the ledgers accept fewer appends.
-_AGAIN_S: Final = 0.01  # The pause before a barrier that found no room is tried again.
+_AGAIN_S: Final = 0.01  # The pause before a barrier entry that found no room is retried.
 
 Loss = type[OutcomeUnknown]
 """The type of error that pending appends get."""
@@ -59,8 +59,8 @@ _Kept = tuple[Offset, Offset, bytes]
 _Item = tuple[Tell | None, object, _Kept | None]
 """The waiter's callback, its result, and a block for readers."""
 
-_TAIL: Final = object()  # The result is the tail at the moment at which the item is settled.
-_BARRIER: Final = object()  # An item without a caller: the entry that was written for barriers.
+_TAIL: Final = object()  # Stands for the tail at the time when the item is settled.
+_BARRIER: Final = object()  # Marks the entry that was written for barriers; it has no caller.
 
 
 class SegmentWriter:
@@ -123,9 +123,9 @@ class AppendPath:
         stalls: int,
         on_lost: Callable[[str, Loss], None],
     ) -> None:
-        """`stalls`: the count of the stall detector when the log's state was read. `on_lost` calls
+        """`stalls`: the count of the stall detector when the log's state was read. `on_lost` has to call
         `end`."""
-        # Called when the segment that is written is long enough.
+        # Called when the written segment is full.
         self.on_full: Callable[[], None] = _nobody
         self.failure: OwnerChanging | None = None
         self.takes_more = True
@@ -167,7 +167,7 @@ class AppendPath:
         when everything that it depends on is settled: the ack, the refusal, or `OwnerLost` or
         `AppendUnsettled` (the block may be in the log). `tell` may be called before this returns.
 
-        Raises `Overloaded`, and `OwnerChanging` if this is no longer the owner: nothing was
+        Raises `Overloaded`, and `OwnerChanging` if this is no longer the owner; then nothing was
         done.
         """
         self.use()
@@ -221,7 +221,7 @@ class AppendPath:
 
     def keep_short(self) -> None:
         """End the segment if it is full, and write a snapshot if one is due. Call this after each entry,
-        also one without records, once the log's state includes it.
+        even one without records, once the log's state includes it.
         """
         assert self.writing is not None
         length = self.writing.length
@@ -262,7 +262,7 @@ class AppendPath:
         self.used_ns = self._now_ns()
 
     def require(self) -> None:
-        """Raises `OwnerChanging` unless this is the owner and accepts appends, `Overloaded`."""
+        """Raise `OwnerChanging` unless this owner accepts appends, and `Overloaded` if too many are pending."""
         if not self.check_owner() or not self.takes_more:
             raise self.refusal()
         if len(self._settling) + len(self._barriers) >= _UNCERTAIN_MAX:
@@ -284,9 +284,9 @@ class AppendPath:
                 self._settling.on_answered((tell, result, None))
 
     async def room_for(self, entries: int, block_bytes: int) -> None:
-        """Return when there is room. The caller must append before its next await.
+        """Wait until the written ledger has room. The caller must append before its next await.
 
-        Raises `OwnerChanging` unless this is the owner and accepts appends, `Overloaded`.
+        Raises `OwnerChanging` unless this owner accepts appends, and `Overloaded` if too many are pending.
         """
         if len(self._settling) + len(self._barriers) >= _UNCERTAIN_MAX:
             await self.until_settled()
@@ -301,7 +301,7 @@ class AppendPath:
     # --- Segments -----------------------------------------------------------------------------
 
     def take(self, writer: LedgerWriter, segment_id: SegmentId, limits: SegmentLimits) -> None:
-        """Write blocks into this ledger from now on. Of the earlier ledgers only the last may be unclosed."""
+        """Write later blocks into this ledger. All earlier ledgers but the last one must be closed."""
         self.writing = SegmentWriter(
             writer,
             segment_id,
@@ -335,7 +335,7 @@ class AppendPath:
             self.answer(tell, refusal)
 
     async def refused(self, refusal: RollbookError) -> None:
-        """Raise the refusal when it is certain, that is when this server is known to be still the owner."""
+        """Raise the refusal once everything that it depends on is settled, as `refuse` does."""
         waiter = self._new_future()
         self.refuse(resolver_of(waiter), refusal)
         await waiter
@@ -344,7 +344,7 @@ class AppendPath:
         """Return when all earlier decisions are settled. Raises `OwnerChanging`, or the error that pending
         appends get: `OwnerLost`, `AppendUnsettled`.
         """
-        # All waiters have got their failure; new ones would not be notified.
+        # All waiters were failed when the ownership ended; a new one would never be called.
         if self.failure is not None:
             raise self.refusal()
         waiter = self._new_future()
@@ -352,7 +352,7 @@ class AppendPath:
         await waiter
 
     async def barrier(self) -> Offset:
-        """The tail, above every append that was acknowledged before this call (LS10)."""
+        """Return a tail that covers every append acknowledged before this call (LS10)."""
         waiter = self._new_future()
         self._ask(resolver_of(waiter), _TAIL)
         tail: Offset = await waiter
@@ -368,7 +368,7 @@ class AppendPath:
             self._turn = self._loop.call_soon(self._on_turn)
 
     def _on_turn(self) -> None:
-        """Write an entry for waiting barriers, unless an append of this turn of the loop serves them."""
+        """Write an entry for the waiting barriers, unless an append in this loop turn serves them already."""
         self._turn = None
         if self._barriers.needs_entry:
             try:
@@ -385,7 +385,7 @@ class AppendPath:
         """Return whether this process still owns the log. Call it before confirming or answering an append
         (LS9).
 
-        If the process stood still for longer than its lease, this ends the owner.
+        If the process stood still for longer than its lease, this call ends the ownership.
         """
         if self.failure is None and self._stalls_now() != self._stalls:
             self._on_lost("its process stood still for longer than its lease", OwnerLost)
@@ -436,7 +436,7 @@ class AppendPath:
             self._turn.cancel()
 
     def refusal(self) -> OwnerChanging:
-        """The error for new requests. It is a new object each time, since it gathers a traceback."""
+        """A new error for each refused request, since raising an error adds a traceback to it."""
         if self.failure is None:
             return OwnerChanging("it is being handed over", log=str(self._name))
         return OwnerChanging(self.failure.message, **self.failure.ids)
@@ -448,7 +448,7 @@ class AppendPath:
 
 
 def _nobody() -> None:
-    """The callback before another one is set."""
+    """Do nothing: the default of `on_full`."""
 
 
 def resolver_of(waiter: "asyncio.Future[Any]") -> Tell:
@@ -460,6 +460,6 @@ def _tell_waiter(waiter: "asyncio.Future[Any]", result: object) -> None:
         return  # The caller has cancelled its wait.
     if isinstance(result, RollbookError):
         waiter.set_exception(result)
-        waiter.exception()  # Marks the exception as retrieved: a caller that left does not read it.
+        waiter.exception()  # Marks it as retrieved: asyncio logs it otherwise if the caller has left.
     else:
         waiter.set_result(result)

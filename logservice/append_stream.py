@@ -1,7 +1,7 @@
 """One client's stream of appends to many logs. Appends to one log are decided in the order in which they
 arrive.
 
-An append to a log that is owned here is given to its owner in the turn in which it arrives, without a task.
+If this server owns the log, the owner gets an append in the loop turn in which it arrives, without a task.
 An append that cannot be decided at once, because the log must be opened first or its owner has no room,
 waits in a queue. All later appends to the same log wait there, too. Each queue has one task (SV5).
 
@@ -63,7 +63,7 @@ class _Pending(AppendLaps):
 
 
 class _BoundLog:
-    """A log under one ref, from one bind to the next."""
+    """The log that a ref means, until the ref is bound again."""
 
     __slots__ = ("failed_number", "is_ordered", "log", "owner", "pending", "task", "uid", "waiting")
 
@@ -73,10 +73,10 @@ class _BoundLog:
         self.is_ordered = bind.is_ordered
         self.owner: Owner | None = None  # The owner as last found. It may have lost the log since.
         self.pending: deque[_Pending] = deque()  # Appends without an answer, in order.
-        # The last part of `pending`: appends without a decision.
+        # The last part of `pending`: appends that are not decided yet.
         self.waiting: deque[_Pending] = deque()
         self.task: asyncio.Task[None] | None = None
-        # The first refused append, after which an ordered log accepts no other.
+        # The number of the first failed append. An ordered log accepts none after it.
         self.failed_number: int | None = None
 
     def on_failed(self, number: int) -> None:
@@ -92,14 +92,14 @@ class ServerAppendStream:
         self._loop = asyncio.get_running_loop()
         self._lines: dict[int, _BoundLog] = {}
         self._tasks: dict[asyncio.Task[None], None] = {}
-        self._bytes = 0  # Bytes of appends in flight, or with a result that was not yet taken.
+        self._bytes = 0  # Bytes of appends in flight, and of results that were not yet taken.
         self._results: list[AppendResult] = []
         self._freed = 0  # Bytes that are freed when the waiting results are taken.
         self._news: asyncio.Future[None] | None = None
         self._room: asyncio.Future[None] | None = None
         self._is_closed = False
 
-    # --- For the door -----------------------------------------------------------------------
+    # --- Interface --------------------------------------------------------------------------
 
     def submit(self, binds: Sequence[Bind], appends: Sequence[StreamAppend]) -> None:
         for bind in binds:
@@ -181,14 +181,14 @@ class ServerAppendStream:
         except RollbookError as error:
             pending.settle(error)
             return True
-        if pending.result is None:  # None: the append was not refused at once.
+        if pending.result is None:  # `submit` did not settle the append at once.
             pending.taken_s = self._loop.time()
         if not is_taken:  # A refusal: its reason follows when all that it depends on is settled.
             line.on_failed(append.number)
         return True
 
     async def _work_off(self, line: _BoundLog) -> None:
-        """Decide the waiting appends in order, while the log is opened or has no room."""
+        """Open the log, wait until its owner has room, and decide the waiting appends in order."""
         while line.waiting:
             pending = line.waiting[0]
             try:

@@ -20,36 +20,36 @@ class LogServerConfig:
 
     metadata: str  # The URL of the cluster: zk://host,host/ledgers or sqlite:///path.
     listen: str = "127.0.0.1:7400"  # The gRPC address. Port 0 picks a free one.
-    advertise: str = ""  # host or host:port where clients find it; by default where it listens.
-    rest: str = ""  # The HTTP address; empty: no HTTP. Token and certificate are those of gRPC.
-    # Origins whose browser pages may use `rest`, as in http://localhost:3000. `*`: pages of every
+    advertise: str = ""  # host or host:port that clients connect to; empty: the listen address.
+    rest: str = ""  # The HTTP address; empty: no HTTP. It uses the token and certificate of gRPC.
+    # Origins whose browser pages may use `rest`, such as http://localhost:3000. `*`: pages of every
     # origin may read.
     rest_origin: tuple[str, ...] = ()
-    server_name: str = ""  # Stays the same across restarts; by default the advertised host:port.
-    token_file: str = ""  # Callers that show this token are let in; empty: everybody.
-    access_file: str = ""  # Rights by token or certificate; empty: see `token_file`.
-    tls_certificate: str = ""  # A file, with its chain; empty: in the clear.
-    tls_key: str = ""  # A file; empty: the certificate's file has the key.
-    tls_authorities: str = ""  # A file; clients must show a certificate that these have signed.
-    # A file; the CAs of other log servers' certificates. Empty: tls_authorities, or those that the
-    # machine trusts.
+    server_name: str = ""  # Has to stay the same across restarts; empty: the advertised host:port.
+    token_file: str = ""  # A file; callers must present its token. Empty: no token is required.
+    access_file: str = ""  # A file with the rights of tokens and certificates; empty: see `token_file`.
+    tls_certificate: str = ""  # A file with the certificate and its chain; empty: no TLS.
+    tls_key: str = ""  # A file with the key; empty: the certificate's file has it.
+    tls_authorities: str = ""  # A file with CAs, one of which must have signed a client's certificate.
+    # A file with the CAs of other log servers' certificates. Empty: tls_authorities, or the CAs that
+    # the machine trusts.
     peer_authorities: str = ""
-    # The name in the certificates of other log servers. Empty: the one that each advertises.
+    # The name in the certificates of other log servers. Empty: the host that each one advertises.
     tls_name: str = ""
-    # A file; the CAs of bookies' certificates. Empty: bookies are spoken to in the clear.
+    # A file with the CAs of the bookies' certificates. Empty: connections to bookies have no TLS.
     bookie_authorities: str = ""
-    bookie_certificate: str = ""  # A file; shown to bookies that want one.
-    bookie_key: str = ""  # A file; empty: the certificate's file has the key.
-    insecure: bool = False  # Lets it listen off loopback without TLS and token.
+    bookie_certificate: str = ""  # A file with the certificate for bookies that require one.
+    bookie_key: str = ""  # A file with the key; empty: the certificate's file has it.
+    insecure: bool = False  # True: it may listen beyond loopback without TLS and a token.
     log_level: str = "info"  # debug, info, warning or error.
-    # Seconds without contact after which the metadata store ends its session. Longer: short outages
-    # are survived, a death is noticed later. Shorter: a death is noticed sooner, and pauses are
-    # mistaken for it.
+    # Seconds without contact after which the metadata store ends the server's session. Longer: the
+    # server survives longer outages, and its death is noticed later. Shorter: its death is noticed
+    # sooner, and a pause is sooner mistaken for it.
     session_timeout_s: float = 10.0
     # Seconds that a stopping server has to hand over its logs. Longer: more logs move without a
     # failed append. Shorter: a restart is quicker.
     drain_s: float = 10.0
-    # Seconds to wait at the start for a metadata store or cluster that is not there. Longer:
+    # Seconds to wait at the start for a metadata store or cluster that is unavailable. Longer:
     # machines may start in any order. Shorter: a wrong address is reported sooner.
     startup_s: float = 60.0
 
@@ -85,16 +85,16 @@ class LogServerConfig:
 
 @dataclass(frozen=True)
 class LogServiceConfig:
-    """How a log server serves."""
+    """The behaviour of a log server: ownership, expiry, defaults of logs, memory."""
 
     # --- Ownership ----------------------------------------------------------------------------
     # Seconds of silence after which a server is no longer suggested as an owner. Longer: pauses
     # move no logs. Shorter: the logs of a dead server are served again sooner.
     lease_s: float = 3.0
-    # Logs that are opened at a time. Larger: they share round trips and syncs, and take more
+    # Logs that are opened at a time. Larger: they share more round trips and syncs, and take more
     # memory. Smaller: a take-over of many logs takes longer.
     opens_max: int = 256
-    # Seconds for opening one log. Longer: it opens even while bookies are slow. Shorter: callers
+    # Seconds for opening one log. Longer: a log opens even while bookies are slow. Shorter: callers
     # learn sooner that it cannot be opened.
     open_deadline_s: float = 30.0
     # Logs that are handed over at a time. Larger: a drain is quicker. Smaller: the other servers
@@ -103,7 +103,7 @@ class LogServiceConfig:
     # Seconds without a change of servers after which logs move to their suggested servers. Longer:
     # servers that come and go move no logs. Shorter: a new server gets its share sooner.
     rebalance_after_s: float = 10.0
-    # Seconds without a request after which a log is released. Longer: its next append is quick.
+    # Seconds without a request after which a log is released. Longer: its next append is quicker.
     # Shorter: idle logs take memory and write to bookies for less time.
     idle_s_max: float = 600.0
 
@@ -111,11 +111,11 @@ class LogServiceConfig:
     # Seconds between two sweeps over all logs for retention and deleted logs. Longer: less load on
     # the metadata store. Shorter: space comes back sooner.
     sweep_interval_s: float = 60.0
-    # Seconds between two walks over all ledgers for those that no log names. Longer: less load on
+    # Seconds between two searches of all ledgers for those that no log lists. Longer: less load on
     # the metadata store. Shorter: space comes back sooner.
     orphans_interval_s: float = 21_600.0
 
-    # --- Logs that are made without a configuration -------------------------------------------
+    # --- Logs that are created without a configuration ----------------------------------------
     # Bookies that share a segment's entries. Larger: load is spread over more bookies. Smaller:
     # fewer bookies are needed.
     ensemble: int = 3
@@ -123,7 +123,7 @@ class LogServiceConfig:
     # reverse.
     write: int = 3
     # Copies that are on disk when an append is acknowledged. Larger: acknowledged entries survive
-    # more losses at once. Smaller: a slow bookie delays no ack.
+    # more losses at once. Smaller: acks wait for fewer slow bookies.
     ack: int = 2
 
     # --- Memory -------------------------------------------------------------------------------
@@ -138,7 +138,7 @@ class LogServiceConfig:
     # slow networks. Smaller: less memory for each client.
     stream_bytes_max: int = 16 * _MIB
     # Readers at a time; each may hold a few megabytes for a moment. Larger: more readers. Smaller:
-    # less memory when all of them are behind.
+    # less memory when all of them lag.
     readers_max: int = 1000
 
     # --- Readers ------------------------------------------------------------------------------

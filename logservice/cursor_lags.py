@@ -1,16 +1,16 @@
 """Computes how far cursors are behind, for operators of readers. A server does this for the logs that it
-owns, and for ownerless logs that it looks after. One server therefore reports the cursors of each log, also
-when the log is idle.
+owns, and for ownerless logs that it looks after. So one server reports the cursors of each log, even of an
+idle log.
 
 Cursors are in the metadata store, and each takes one read. A request for the lags therefore gets the known
-values, and a background task updates them. Of each log it reads the first `_READ_MAX` cursors by name; the
-others are counted:
+values, and background tasks update them. They read the first `_READ_MAX` cursors of each log, by name, and
+count the others:
 
-owned     by `look`: at most twice a minute, as many logs as that has time for, beginning with those that were
-          not looked at for longest
-idle      the sweep (`retention.py`) passes logs that nobody owns, and waits for nothing: it has read their lists,
-          their cursors are read in that order. Of one whose owner died the tail is where its last closed
-          segment ends, and the lag is at least that
+owned     `look` starts an update, at most twice a minute. It begins with the logs that were read longest ago, and
+          stops after half a minute
+idle      the sweep (`retention.py`) puts ownerless logs into a queue, and does not wait. A task reads their cursors
+          in the order of the queue. If the owner of a log died, the log's tail is taken to be the end of its last
+          closed segment, and the real lag may be larger
 """
 
 import asyncio
@@ -33,9 +33,9 @@ _INTERVAL_S: Final = 30.0
 _WATCHED_S: Final = 600.0
 # The most cursors that are read for each log, so that one log does not displace the others.
 _READ_MAX: Final = 1000
-_PASSED_MAX: Final = 10_000  # The most idle logs in the queue. A log beyond it keeps its last lags.
-# The most idle logs with lags that are kept, largest lags first. More than are reported, so that
-# searches for them are seldom needed.
+_PASSED_MAX: Final = 10_000  # The most idle logs in the queue. Further logs keep their last lags.
+# How many idle logs with lags are kept, those with the largest lags. This is more than are reported,
+# so that the largest lags are seldom searched for.
 _IDLE_MAX: Final = 2 * LAGS_MAX
 
 _Cursors = Sequence[tuple[str, Offset]]  # Cursors with their offsets, the largest lags first.
@@ -94,7 +94,7 @@ class CursorLags:
         self._not_passed = dict.fromkeys((*self._idle, *self._beyond_idle))
 
     def on_idle(self, log: LogName, listed: LedgerList) -> None:
-        """Queue an idle log, which has no owner. A failed read keeps its last lags."""
+        """Queue an ownerless log. If the read of its cursors fails, it keeps its last lags."""
         if self._loop.time() >= self._watched_until_s:
             return
         self._not_passed.pop(log, None)
@@ -128,12 +128,12 @@ class CursorLags:
             if cursors and (owner := self._owners.find(log))
         ]
         ends += [end for log, end in self._idle.items() if self._owners.find(log) is None]
-        # Merges the lags of a bounded number of logs: each has larger lags than all the rest.
+        # Only the logs with the largest lags can be reported, so the merge has few inputs.
         lags = heapq.merge(*map(_lags_of, _furthest(ends)), key=itemgetter(0), reverse=True)
         return dict(sorted((f"{log}:{name}", lag) for lag, log, name in islice(lags, LAGS_MAX)))
 
     def without_lag(self) -> int:
-        """The number of cursors without a known lag, because their logs have too many."""
+        """The number of cursors whose lags are not known, because their logs have too many cursors."""
         find = self._owners.find
         owned = sum(more for log, more in self._beyond.items() if find(log) is not None)
         idle = sum(more for log, more in self._beyond_idle.items() if find(log) is None)
@@ -175,7 +175,9 @@ class CursorLags:
         return [*(log for log in owned if log not in self._cursors), *self._cursors]
 
     async def _cursors_of(self, log: LogName, beyond: dict[LogName, int]) -> _Cursors:
-        """The log's first cursors. `beyond` gets the number of further ones."""
+        """Read the log's first cursors, and return those with the largest lags. `beyond` gets the number of
+        cursors that are not read.
+        """
         try:
             found, more = await self._nodes.first_cursors(log, _READ_MAX)
         except Missing:

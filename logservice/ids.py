@@ -1,24 +1,24 @@
-"""The values of the log service that lower layers do not have: names, offsets, epochs, positions.
+"""Names, offsets, epochs and positions of logs. The layers below the log service do not use them.
 
 An **offset** is the dense position of a record in its log, from 0; starts are inclusive, ends
-exclusive. A **segment** is one ledger as a part of a log. The **owner epoch** counts the servers
-that owned a log, the **writer epoch** the applications that were its exclusive writer: a change of
-server fences no application.
+exclusive. A **segment** is one ledger as a part of a log. The **owner epoch** grows each time a
+server becomes the log's owner, the **writer epoch** each time an application becomes its exclusive
+writer. The two are separate, so a change of owner fences no application.
 
-A **position** is where a reader starts, as people write it everywhere:
+A **position** is where a reader starts. Commands, URLs and the client accept these forms:
 
-    123            that offset                    earliest   the head: the first one that is kept
-    123@UID        that offset of the log that has this uid, and not of another one of its name
-    -10            ten records before the tail    latest     the tail: what is appended from now on
+    123            that offset                    earliest   the head: the first record that is kept
+    123@UID        that offset, if the log has this uid; a log that is created again has another one
+    -10            ten records before the tail    latest     the tail: only records appended from now on
     ts:TIME        the first record at or after that time, in ISO 8601 with its zone
     ago:15m        the same, counted back from now: w, d, h, m, s, ms, also as `1h30m`
-    cursor:NAME    where that cursor stands
+    cursor:NAME    the offset of that cursor
 
-Names of namespaces, logs and cursors are 1 to 255 characters of `a-z 0-9 . _ -`, the first one a
-letter or digit, so that each is safe as a node, in a URL, in a shell. All numbers fit into signed
-64-bit integers.
+Names of namespaces, logs and cursors have 1 to 255 characters of `a-z 0-9 . _ -` and begin with a
+letter or digit, so they need no escaping in metadata paths, URLs and shells. All numbers fit into
+signed 64-bit integers.
 
-Clients import this module: it loads nothing heavy.
+Clients import this module, so it imports nothing heavy.
 """
 
 import re
@@ -32,11 +32,11 @@ from rollbook.proto.errors import InvalidRequest
 Offset = NewType("Offset", int)
 OwnerEpoch = NewType("OwnerEpoch", int)  # 0: the log has had no owner yet.
 WriterEpoch = NewType("WriterEpoch", int)  # 0: the log has had no exclusive writer yet.
-SegmentId = NewType("SegmentId", int)  # Counts the segments of a log's life, from 0; never reused.
+SegmentId = NewType("SegmentId", int)  # Numbers the segments of a log from 0; never reused.
 LogUid = NewType(
     "LogUid", bytes
-)  # Drawn for each log. A log that is created later under the same name has another uid.
-ServerId = NewType("ServerId", str)  # The id of one life of one log server.
+)  # Random. A log that is created again under the same name gets another uid.
+ServerId = NewType("ServerId", str)  # A new one after each start of a log server.
 CursorName = NewType("CursorName", str)
 
 FIRST_OFFSET: Final = Offset(0)
@@ -47,10 +47,10 @@ NO_WRITER_YET: Final = WriterEpoch(0)
 INT64_MAX: Final = 2**63 - 1
 OFFSET_MAX: Final = Offset(INT64_MAX)
 PRODUCER_ID_BYTES_MAX: Final = 64
-ONCE: Final = b"once:"  # Before an idempotency key: no producer has such an id.
+ONCE: Final = b"once:"  # An idempotency key is stored as the producer id `once:KEY`.
 PRODUCER_EPOCH_MAX: Final = 2**32 - 1
-# Logs assign epochs from this one on: an epoch is the seconds since 1970, or one more than the
-# previous epoch.
+# The lowest epoch that a log assigns. An assigned epoch is the time in seconds since 1970, or the
+# producer's previous epoch plus one.
 NAMED_EPOCH_MIN: Final = 2**30
 PRODUCER_SEQ_MAX: Final = INT64_MAX
 LOG_UID_BYTES: Final = 16
@@ -95,7 +95,7 @@ def parse_writer_epoch(value: SupportsIndex) -> WriterEpoch:
 
 
 def _parse_number(value: SupportsIndex, what: str) -> int:
-    """The value as an int. It may be of another library's integer type. Raises `InvalidRequest`."""
+    """Return the value as an int; integer types of other libraries are accepted. Raises `InvalidRequest`."""
     try:
         number = index(value)
     except TypeError:
@@ -129,8 +129,8 @@ class LogName:
 
 
 def parse_prefix(text: str) -> tuple[str, str]:
-    """The namespace and the name prefix in `ns/pre`, in `ns/`, or in `pre` for `default/pre`. An empty text
-    makes two empty strings, which match every name. Raises `InvalidRequest`.
+    """The namespace and the name prefix in `ns/pre`, in `ns/`, or in `pre` for `default/pre`. Two empty
+    strings, which match every name, if the text is empty. Raises `InvalidRequest`.
     """
     if not text:
         return "", ""
@@ -145,13 +145,13 @@ def parse_prefix(text: str) -> tuple[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class ProducerRef:
-    """The producer of a batch, and the batch's number. A log recognises a repeated batch by them.
+    """The producer of a batch, and the batch's number, by which a log recognises a repeated batch.
 
     An id has 1 to 64 bytes.
     """
 
     id: bytes
-    epoch: int  # One session of the producer; a higher one fences the lower ones.
+    epoch: int  # One session of the producer; a higher epoch fences lower ones.
     seq: int  # Counts the batches of an epoch from 0.
 
     def __post_init__(self) -> None:
@@ -165,7 +165,7 @@ class ProducerRef:
 
 @dataclass(frozen=True, slots=True)
 class ServerInfo:
-    """One life of a log server, and its address."""
+    """One run of a log server, and its address."""
 
     server_id: ServerId  # A new id after each start.
     address: str  # `host:port` of its gRPC interface.
@@ -189,7 +189,7 @@ class Latest:
 @dataclass(frozen=True, slots=True)
 class AtOffset:
     offset: Offset
-    uid: str = ""  # The log that the offset belongs to; empty: not known.
+    uid: str = ""  # The uid of the log that the offset belongs to; empty: not known.
 
     def __str__(self) -> str:
         return f"{self.offset}@{self.uid}" if self.uid else str(self.offset)
@@ -249,7 +249,7 @@ _AGE_PART: Final = re.compile(r"([0-9]+)(ms|[wdhms])", re.ASCII)
 
 
 def parse_position(text: str) -> Position:
-    """The position in this text. Raises `InvalidRequest`."""
+    """Parse a position. Raises `InvalidRequest`."""
     kind, colon, rest = text.partition(":")
     if colon and kind == "ts":
         return AtTime(_parse_time_us(rest))
@@ -273,7 +273,7 @@ def parse_position(text: str) -> Position:
 
 
 def parse_age_us(text: str) -> int:
-    """An age in microseconds: `15m`, `1h30m`, `250ms`. Raises `InvalidRequest`."""
+    """Parse an age such as `15m`, `1h30m` or `250ms`, in microseconds. Raises `InvalidRequest`."""
     if not _AGE.fullmatch(text[:200]) or len(text) > 200:
         raise InvalidRequest(f"{text[:80]!r} is not a length of time; write 15m, 1h30m, 250ms")
     age_us = sum(int(count) * _UNITS_MS[unit] for count, unit in _AGE_PART.findall(text)) * 1000
@@ -295,8 +295,8 @@ def _parse_time_us(text: str) -> int:
 
 
 def time_us_of(time: datetime) -> int:
-    """The microseconds since 1970 of a time with its zone. There is no record outside 1970 to 9999, so such
-    a time becomes the nearest one inside.
+    """Convert a time with its zone to microseconds since 1970. A time before 1970 or after 9999 becomes the
+    nearest one in that range, since no record lies outside it.
     """
     since = (time - _EPOCH) // timedelta(microseconds=1)
     return min(max(since, 0), TIMESTAMP_US_MAX)

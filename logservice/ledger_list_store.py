@@ -1,6 +1,6 @@
-"""The ledger list of a log, as its owner changes it: every change is a compare-and-set.
+"""Reads and changes the ledger list of a log, for its owner. Every change is a compare-and-set.
 
-Other servers change the list, too: its configuration, or what is discarded. A writer that finds the list
+Other servers change the list, too: its configuration, or its discarded ledgers. A writer that finds the list
 changed reads it again, checks that it still names this owner, and repeats its change. An owner makes one
 change at a time.
 """
@@ -34,7 +34,7 @@ Change = Callable[[LedgerList], LedgerList]
 
 _PAUSE_S_MIN: Final = 0.02
 _PAUSE_S_MAX: Final = 1.0
-_RACES_MAX: Final = 12  # The most concurrent changes in a row that are retried, for some seconds.
+_RACES_MAX: Final = 12  # A change is given up after this many lost races in a row, some seconds.
 
 
 class LedgerListStore:
@@ -45,8 +45,8 @@ class LedgerListStore:
         log: structlog.typing.FilteringBoundLogger,
         on_configured: Callable[[LogConfig], None],
     ) -> None:
-        """Use the list as `stored`. `on_configured` gets every new configuration, from whichever read or
-        write (SV7).
+        """Begin with the list in `stored`. `on_configured` is called with each new configuration that a
+        read or a write finds (SV7).
         """
         self.stored = stored  # The list as it was last written or read.
         self.owner_epoch = stored.list.owner_epoch
@@ -99,11 +99,11 @@ class LedgerListStore:
     async def attempt(
         self, work: Callable[[StoredLog], Awaitable[tuple[StoredLog, T]]], *, until_known: bool
     ) -> T:
-        """Call `work` with the list, which `work` changes. The call is repeated if another writer was
-        quicker.
+        """Call `work`, which changes the list that it gets. If another writer was quicker, the list is read
+        again and the call repeated.
 
-        With `until_known` it is also repeated if it is not known whether the change was made. Raises
-        `OwnerFenced`, `NoSuchLog`, any error of `make`, and `MetadataConflict` if every attempt met another change.
+        With `until_known`, this also happens if the store is unavailable or the outcome is unknown. Raises
+        `OwnerFenced`, `NoSuchLog`, any error of `work`, and `MetadataConflict` if every attempt met another change.
         """
         async with self._changing:
             races = 0
@@ -128,10 +128,10 @@ class LedgerListStore:
         *,
         bookies_min: int = 0,
     ) -> tuple[LedgerWriter, Segment]:
-        """Make a ledger and add it to the end of the list (LS3), on at least `bookies_min` bookies.
+        """Make a ledger on at least `bookies_min` bookies, and add it to the end of the list (LS3).
 
         Raises `OwnerFenced`, `NoSuchLog`, `NotEnoughBookies`; then no ledger is listed. If the store
-        stopped responding, a ledger may be listed, and is never written.
+        stopped responding, a ledger may be listed, but it is never written.
         """
         async with self._changing:
             races = 0
@@ -162,10 +162,10 @@ class LedgerListStore:
                 races = await self._after(MetadataConflict("somebody was quicker"), races)
 
     async def _after(self, error: RollbookError, races: int) -> int:
-        """Pause before the next attempt, and return the new number of races. Another writer may be quicker
-        several times in a row.
+        """Pause after a lost race, and return the new number of lost races in a row. Raises the error after
+        `_RACES_MAX` of them.
 
-        A change that the list itself forbids fails. An unavailable store does not count as a race.
+        Another error is not a race: the count returns to 0, without a pause.
         """
         if not isinstance(error, MetadataConflict):
             return 0

@@ -1,6 +1,6 @@
 """The settings of a log. They are chosen when it is created, and may be changed later.
 
-Clients import this module: it loads nothing heavy.
+Clients import this module, so it imports nothing heavy.
 """
 
 from collections.abc import Iterable
@@ -27,62 +27,62 @@ _DESCRIPTION_CHARACTERS_MAX: Final = 1024
 
 class WriterMode(Enum):
     OPEN = "open"  # Everybody may append.
-    EXCLUSIVE = "exclusive"  # Only the holder of the newest writer epoch.
+    EXCLUSIVE = "exclusive"  # Only the holder of the newest writer epoch may append.
 
 
 @dataclass(frozen=True, slots=True)
 class ConfigValues:
-    """Values for fields of a configuration, each of which is valid by itself: the form of a change."""
+    """Values of a configuration's fields, as a change names them. Each value is checked by itself."""
 
     # The text below a field is its description in the reference.
     quorum: Quorum = DEFAULT_QUORUM
-    """How many bookies keep each record, and how many confirm it; a change holds from the next segment on."""
+    """How many bookies keep each record, and how many confirm it; a change applies from the next segment on."""
     roll_bytes: int = 256 * MIB
     """Bytes at which a segment ends. Larger: fewer ledgers. Smaller: truncation and retention free space in
     smaller steps."""
     roll_entries: int = 100_000
-    """Entries at which a segment ends; an entry holds what was appended together. Larger: fewer ledgers. Smaller:
+    """Entries at which a segment ends; an entry holds one batch of records. Larger: fewer ledgers. Smaller:
     truncation and retention free space in smaller steps."""
     roll_age_s: int = 3600
-    """Seconds after which a segment ends, also in an idle log: only a closed ledger can expire. Longer: fewer
-    ledgers. Shorter: records expire closer to their age."""
+    """Seconds after which a segment ends, even in an idle log, since only a closed ledger can expire. Longer:
+    fewer ledgers. Shorter: records expire closer to their age."""
     retention_age_s: int | None = None
-    """Seconds after which a segment is deleted, counted from its youngest record, unless a protected mark needs
-    it. Longer: more can be read again. Shorter: less space. None: no segment is deleted."""
+    """Seconds after which a segment is deleted, counted from its youngest record, unless a protected cursor needs
+    it. Longer: records can be read for longer. Shorter: less space. None: no segment is deleted for its age."""
     retention_bytes: int | None = None
-    """Bytes beyond which the oldest segments are deleted, unless a protected mark needs them. Larger: more can be
-    read again. Smaller: less space. None: no segment is deleted."""
+    """Bytes beyond which the oldest segments are deleted, unless a protected cursor needs them. Larger: more
+    records can be read. Smaller: less space. None: no segment is deleted for the log's size."""
     writer_mode: WriterMode = WriterMode.OPEN
-    """OPEN: everybody may append. EXCLUSIVE: only the holder of the newest writer epoch."""
+    """OPEN: everybody may append. EXCLUSIVE: only the holder of the newest writer epoch may append."""
     dedupe_batches: int = 64
-    """Batches of each producer among which a retry is recognised. Larger: producers may have more batches on their
-    way, the owner needs more memory. Smaller: the reverse."""
+    """The latest batches of each producer, among which the log recognises a retry. Larger: producers may have more
+    batches in flight, the owner needs more memory. Smaller: the reverse."""
     dedupe_age_s: int = 86_400
-    """Seconds of silence after which a producer is forgotten, and so are its retries. Longer: later retries are
-    recognised, the owner needs more memory. Shorter: the reverse."""
+    """Seconds without a batch after which the log forgets a producer, and recognises its retries no longer. Longer:
+    later retries are recognised, the owner needs more memory. Shorter: the reverse."""
     record_bytes_max: int = MIB
     """Bytes of the largest value, key or header of a record. Larger: readers need more memory for one record.
     Smaller: large records are refused."""
     batch_bytes_max: int = 4 * MIB
-    """Bytes of the largest batch, unpacked, with keys, headers and offsets. Larger: less cost for each record,
-    more memory. Smaller: large batches are refused."""
+    """Bytes of the largest batch, unpacked, with keys, headers and offsets. Larger: lower cost per record, more
+    memory. Smaller: large batches are refused."""
     batch_records_max: int = 10_000
-    """Records of the largest batch. Larger: less cost for each record, later acks. Smaller: large batches are
+    """Records of the largest batch. Larger: lower cost per record, later acks. Smaller: large batches are
     refused."""
     tail_cache_bytes: int = 128 * MIB
-    """Bytes of the log's end that its owner keeps in memory at most. Larger: readers that are further behind are
-    served from there, at twice the speed. Smaller: less memory. The total of all logs of a server is
-    bounded by its `tail_memory_bytes`."""
+    """The most bytes of the log's newest blocks that its owner keeps in memory. Larger: readers that are further
+    behind are served from memory, at twice the speed. Smaller: less memory. A server's `tail_memory_bytes`
+    bounds the total of all its logs."""
     delete_grace_s: int = 86_400
     """Seconds that a deleted log keeps its ledgers. Longer: a mistake can be undone for longer. Shorter: space
     comes back sooner."""
     degraded_segments: bool = True
-    """While too few bookies for the ensemble take new ledgers, a new segment may have fewer, down to the ack
-    quorum. False: then a new log, and one whose owner changes, takes no append."""
+    """True: while fewer bookies than the ensemble take new ledgers, a new segment may have fewer, down to the ack
+    quorum. False: a new log, or a log whose owner changes, takes no appends at that time."""
     labels: tuple[tuple[str, str], ...] = ()
-    """Pairs of name and value, by distinct names, for sorting logs."""
+    """Pairs of name and value, for grouping logs. No two pairs have the same name."""
     description: str = ""
-    """For people."""
+    """A text for people, without any effect."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.writer_mode, WriterMode):
@@ -105,11 +105,11 @@ class ConfigValues:
 
 @dataclass(frozen=True, slots=True)
 class LogConfig(ConfigValues):
-    """The configuration of a log. Copies that are not named when it is made are as many as its
-    server has."""
+    """The complete configuration of a log. If a new log's quorum is not named, its server's default
+    applies."""
 
     def __post_init__(self) -> None:
-        # The class is named, since `super()` means the class as it was before it had slots.
+        # Names the class, since `super()` would mean the one before `slots=True` replaced it.
         ConfigValues.__post_init__(self)
         if self.record_bytes_max > self.batch_bytes_max:
             raise BadConfig("record_bytes_max is above batch_bytes_max: a batch holds its records")

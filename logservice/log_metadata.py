@@ -3,19 +3,19 @@
     <own root>/logs/<namespace>/<hh>/<log>   the ledger list; `hh`: which of 256 folders, by the name
         marks                                floor and guards, from the first guard or truncation on
         cursors/<name>                       one for each cursor
-    <own root>/deleted-logs/<uid>            a deleted log whose name another log has; or the name that it came back
-                                             under, for as long as it lives, since its ledgers bear the old one
-    <own root>/log-servers-witness           `Witness`: which time log servers have lived through
+    <own root>/deleted-logs/<uid>            a deleted log whose name another log has; or, as long as a log that was restored
+                                             under another name exists, that name, since its ledgers name the old one
+    <own root>/log-servers-witness           `Witness`: the times when log servers were present
 
-A namespace exists from its first log on. Folders limit the children of a node, so that stores that answer a
+The first log of a namespace creates it. Folders limit the children of a node, so that stores that answer a
 listing in one packet can list a million logs.
 
 Each write carries a token drawn for it. After a lost response, the writer reads the token to find out
 whether its write was made (LL7). If the list was overwritten since, the token may be gone: then the writer
 gets `MetadataConflict`, and sees from the list what happened.
 
-The version of a list is that of its node. A ledger is listed only by the change from the very version that
-its metadata names (LL8): `replace` requires that version when a ledger is new.
+The version of a list is that of its node. A ledger can be listed only by a change from exactly the version
+that its metadata names (LL8): `replace` requires that version when a ledger is new.
 """
 
 import asyncio
@@ -153,8 +153,8 @@ class LogMetadataStore:
         *,
         before_displaced: Callable[[StoredLog], Awaitable[None]] | None = None,
     ) -> tuple[StoredLog, bool]:
-        """Return the log, and whether this call made it. If a deleted log has the name, the new log gets it
-        (LL10).
+        """Return the log, and whether this call created it. A new log takes its name from a deleted log that
+        has it (LL10).
 
         With `config` None any existing log is accepted. Only the `fields` of `config` count; a new log has
         the values of `default` for the rest. `before_displaced` is called before a deleted log loses its
@@ -169,7 +169,7 @@ class LogMetadataStore:
                 try:
                     return await self.create(name, wanted), True
                 except LogExists:
-                    continue  # Another client has created it: check with which configuration.
+                    continue  # Another client has created it; check its configuration.
             if stored.list.state is ListedLogState.DELETED:
                 if before_displaced is not None:
                     await before_displaced(stored)
@@ -260,8 +260,8 @@ class LogMetadataStore:
     async def replace_guarded(
         self, stored: StoredLog, listed: LedgerList, *, found: StoredGuards
     ) -> StoredLog:
-        """Make a change that truncates or deletes, together with the floor of the guards as they were read
-        (LL6). No guard can be made in a deleted log.
+        """Make a change that truncates or deletes the log, and raise the floor of its guards, in one step (LL6).
+        `found`: the guards as they were read. No guard can be made in a deleted log.
 
         Raises `MetadataConflict`, `NoSuchLog`, and `Guarded` if a guard prevents the change. After
         `ConnectionLost` the change may have been made.
@@ -330,8 +330,8 @@ class LogMetadataStore:
     async def change_stored(
         self, stored: StoredLog, make: Callable[[LedgerList], LedgerList]
     ) -> StoredLog:
-        """Change the list of this very log, as `change` does, even if the log is displaced. Raises
-        `NoSuchLog` if it is gone.
+        """Change the list of exactly this log, as `change` does, even if the log is displaced. Raises
+        `NoSuchLog` if the log is gone.
         """
         for attempt in range(_RACES_MAX):
             try:
@@ -351,14 +351,14 @@ class LogMetadataStore:
     # --- Deleted logs -------------------------------------------------------------------------
 
     async def displaced(self) -> list[LogUid]:
-        """The uids of deleted logs whose names other logs have, and of logs that came back under another
+        """The uids of deleted logs whose names other logs have, and of logs that were restored under another
         name.
         """
         names = await self._children(self._displaced)
         return [LogUid(bytes.fromhex(name)) for name in names]
 
     async def read_displaced(self, uid: LogUid) -> StoredLog | None:
-        """The log that is deleted or back under another name, or None if no displaced log has this uid."""
+        """The log with one of the uids that `displaced` returns, or None if the log is gone."""
         node = await read_surely(self._store, self._displaced_path(uid))
         if node is None:
             return None
@@ -374,7 +374,7 @@ class LogMetadataStore:
     async def undelete(
         self, name: LogName, uid: str, to: LogName | None, event: LogEvent
     ) -> StoredLog:
-        """Bring back a log that was deleted as `name`, under the name `to`, or else under its old name.
+        """Restore a log that was deleted as `name`. It gets the name `to`, or its old one if that is None.
 
         `uid` may be empty if only one log was deleted under the name. Raises `NoSuchLog`, `LogExists` if
         the name is taken,
@@ -393,7 +393,7 @@ class LogMetadataStore:
         raise MetadataConflict("it is deleted and undeleted again and again", log=str(name))
 
     async def deleted_as(self, name: LogName) -> list[StoredLog]:
-        """Logs that were deleted under this name, and are kept."""
+        """Logs that were deleted under this name, and are still kept."""
         found = [each for each in await self.all_displaced() if each.name == name]
         with suppress(NoSuchLog):
             stored = await self.read(name)
@@ -512,7 +512,7 @@ class LogMetadataStore:
     async def remove(self, stored: StoredLog) -> None:
         """Remove the node of a deleted log whose ledgers are gone, with its cursors and guards.
 
-        Raises `MetadataConflict` if anything is left, or something has changed.
+        Raises `MetadataConflict` if the log still has ledgers, or its list has changed.
         """
         listed = stored.list
         if listed.state is not ListedLogState.DELETED or listed.segments or listed.discarded:
@@ -525,10 +525,10 @@ class LogMetadataStore:
             try:
                 await delete_surely(self._store, path, stored.version)
                 if not stored.is_displaced:
-                    with suppress(NoSuchNode):  # The log may have come back under this name.
+                    with suppress(NoSuchNode):  # Only a log that was restored has this node.
                         await delete_surely(self._store, self._displaced_path(listed.uid))
                 return
-            except NodeNotEmpty:  # A cursor was committed just now.
+            except NodeNotEmpty:  # A cursor has been committed since.
                 await self._pause(attempt)
             except NoSuchNode:
                 raise NoSuchLog(log=str(stored.name)) from None
@@ -539,13 +539,13 @@ class LogMetadataStore:
         return (await self._store.set(self.root, b"")).modified_ms * 1000
 
     async def read_witness(self) -> Witness | None:
-        """The time in which servers were present, or None if no server has reported yet."""
+        """The times when log servers were present, or None if no server has reported yet."""
         node = await read_surely(self._store, self._witness_path)
         return None if node is None else Witness.unpack(node.value)
 
     async def beat(self, now_us: int) -> None:
-        """Report that a log server is present. If another one reports at the same time, one report is
-        enough for both.
+        """Report that a log server is present. If two servers report at the same time, one of the reports
+        may be lost, since one is enough.
 
         Raises `MetadataUnavailable`, `ConnectionLost`, `SessionExpired`.
         """
@@ -625,7 +625,7 @@ class LogMetadataStore:
     async def commit_cursor(self, request: CommitCursor, tail: Offset | None = None) -> Cursor:
         """Make or move a cursor. `tail`: the tail of the log, if it is known.
 
-        Raises `MetadataConflict` unless it has the version that the caller expects, `Truncated` for a
+        Raises `MetadataConflict` unless the cursor has the version that the caller expects, `Truncated` for a
         guard below the head, `InvalidRequest`, `NoSuchLog`, `LogDeleted`.
         """
         log = request.log
@@ -705,8 +705,8 @@ class LogMetadataStore:
     async def _commit(
         self, log: LogName, name: CursorName, ops: Sequence[Op], version: int | None
     ) -> bool:
-        """Return whether the change was made. If not, something else has changed, and the caller decides
-        again.
+        """Return whether the change was made. If not, another writer has changed something, and the caller
+        reads and decides again.
         """
         path = self._cursor_path(log, name)
 
@@ -810,7 +810,7 @@ class LogMetadataStore:
             try:
                 await ensure_node(self._store, path)
             except NoSuchNode:
-                return  # The parent was removed just now; the caller looks again.
+                return  # The parent has been removed; the caller retries.
 
     async def _remove_below(self, path: str) -> None:
         for name in await self._children(path):
@@ -818,7 +818,7 @@ class LogMetadataStore:
             try:
                 await delete_surely(self._store, f"{path}/{name}")
             except (NoSuchNode, NodeNotEmpty):
-                pass  # Another process did that: look again.
+                pass  # Another process has removed the node, or has added one below it.
 
     async def _pause(self, attempt: int) -> None:
         await asyncio.sleep(_PAUSE_S * 2 ** min(attempt, 6) * (0.5 + self._randomness.random()))

@@ -1,8 +1,8 @@
-"""Finds segments that logs list although their ledgers are missing, since another program deleted them.
+"""Finds segments that logs list although their ledgers are missing, because another program deleted them.
 
-A log does not read its old segments by itself, and readers are served from memory if it has the records.
-Each sweep therefore looks at some segments of each log that it passes, in turn. A request that lists
-segments looks at those segments. A segment counts as lost if the metadata store has no such ledger while
+An owner does not read old segments, and readers may be served from memory, so nothing else notices. Each sweep
+therefore checks a few segments of each log, and the next sweep continues where it ended. A request that lists
+segments checks those segments. A segment counts as lost if the metadata store has no such ledger while
 the log's list still has the segment (LO1): a truncation removes a segment from the list first.
 """
 
@@ -68,7 +68,7 @@ class LostSegments:
         return lost
 
     async def _still_listed(self, name: LogName, gone: set[LedgerId]) -> frozenset[LedgerId]:
-        """The ledgers that the log's list still has, read after they were missing (LO1)."""
+        """Read the list after the ledgers were found missing; returns those that it still has (LO1)."""
         try:
             listed = (await self._nodes.read(name)).list
         except NoSuchLog:

@@ -1,20 +1,20 @@
-"""The log service's requests and responses: one frozen value each, but for the two
-that stand for an append and its result inside a stream.
+"""The requests and responses of the log service. They are frozen values, except an append in a stream
+and its result.
 
-`ServiceCore` is the service without any transport: one method for each RPC of `proto/v1`. The
-doors (`api/grpc`, HTTP) translate requests into these words and these words into responses. A
-failure raises `RollbookError`; its `ids` hold what the caller may act upon, of these types only:
-int, str, bytes, bool, and tuples of them. Some of them have a meaning for doors:
+`ServiceCore` is the service without any transport, with one method for each RPC of `proto/v1`. The
+interfaces (`api/grpc`, `api/rest`) translate these classes from requests and into responses. A
+failure raises `RollbookError`; its `ids` hold the values that a caller may need, of these types only:
+int, str, bytes, bool, and tuples of them. The interfaces use these ids:
 
-    owner, owner_epoch   of `NotOwner`: the address to ask instead, and since which epoch it owns
-    retry_after_ms       of whatever is retryable: asking sooner is of no use
+    owner, owner_epoch   of `NotOwner`: the address of the owner, and its epoch
+    retry_after_ms       of errors that may be retried: an earlier retry is of no use
     head                 of `Truncated`: the first offset that is kept
-    tail                 of `BeyondTail`, `LogSealed`, `OffsetMismatch`: the offset after the last
+    tail                 of `BeyondTail`, `LogSealed`, `OffsetMismatch`: the offset after the last record
 
-`due` is the time of the event loop by which the response must be ready. The service gives up then, and
-starts nothing that cannot be done by then.
+`due` is the time of the event loop by which the response must be ready. The service gives up at that time,
+and starts nothing that it cannot finish before.
 
-Clients import this module: it loads nothing heavy.
+Clients import this module, so it imports nothing heavy.
 """
 
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -48,7 +48,7 @@ from rollbook.proto.quorum import Quorum
 class Condition:
     """Conditions that must all hold when the append gets its place in the order."""
 
-    expected_offset: Offset | None = None  # The append's first record gets exactly this offset.
+    expected_offset: Offset | None = None  # The offset that the first record must get.
     must_be_empty: bool = False  # True: the log must never have had a record.
     writer_epoch: WriterEpoch | None = None  # The writer epoch that must be in force.
 
@@ -72,7 +72,7 @@ class Append:
     log: LogName
     block: bytes  # One atomic batch, framed as in `core/record_block.py`.
     condition: Condition | None = None
-    uid: str = ""  # The uid that the log must have, else `LogReplaced`. Empty: any.
+    uid: str = ""  # The uid that the log must have, or else `LogReplaced` is raised. Empty: any.
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +91,7 @@ class Bind:
 # keep it.
 @dataclass(slots=True)
 class StreamAppend:
-    number: int  # Chosen by the client; its result bears it.
+    number: int  # Chosen by the client; the result has the same number.
     ref: int
     block: bytes
     condition: Condition | None = None
@@ -112,10 +112,10 @@ class AppendStream(Protocol):
     """
 
     def submit(self, binds: Sequence[Bind], appends: Sequence[StreamAppend]) -> None:
-        """Decide the binds, then the appends. Never waits; a failure becomes a result.
+        """Process the binds, then the appends. Never waits; a failure becomes a result.
 
-        Raises `InvalidRequest` for a message that none of our clients sends: the stream ends
-        with it.
+        Raises `InvalidRequest` for an invalid message, which our clients never send; the stream then
+        ends.
         """
 
     async def ready(self) -> None:
@@ -133,7 +133,7 @@ class AppendStream(Protocol):
 
 
 class CoreStream(AppendStream, Protocol):
-    """An append stream as the service opens it. The access layer settles some appends itself."""
+    """An append stream as the service opens it. The access layer refuses some appends itself."""
 
     def tell(self, results: Sequence[AppendResult]) -> None:
         """Add results of appends that were refused before they reached this stream."""
@@ -149,7 +149,7 @@ class AtTail(Enum):
     # Ends at the tail that is known when the read begins. The first event is a `Progress` that has
     # this tail, so that a resumed read can name it (`ReadStream.resumed_at`).
     STOP = "stop"
-    STOP_AT_BARRIER = "stop_at_barrier"  # Stops at a tail above every append acknowledged before.
+    STOP_AT_BARRIER = "stop_at_barrier"  # Stops at a tail above every append acknowledged before the request.
     STOP_AT_READ_BARRIER = "stop_at_read_barrier"  # Stops at a tail that a read barrier finds.
 
 
@@ -166,7 +166,7 @@ class Read:
 
     log: LogName
     start: Position
-    records_max: int = 10_000  # The response has at least one block, cut to size by `next_offset`.
+    records_max: int = 10_000  # `next_offset` obeys this limit; the last block is whole.
     bytes_max: int = 1024 * 1024
     wait_ms: int = 0
     on_truncated: OnTruncated = OnTruncated.FAIL
@@ -184,8 +184,8 @@ class ReadAnswer:
     tail: Offset
     is_sealed: bool
     uid: str = ""  # The log's uid.
-    # True: the owner could not be asked. The tail is as bookies know it, and may lack the last
-    # append that was acknowledged.
+    # True: the owner did not respond. The tail is the one that bookies know, and may not cover the
+    # last acknowledged append.
     is_tail_uncertain: bool = False
 
 
@@ -201,9 +201,9 @@ class ReadStream:
     uid: str = ""  # The uid that the log must have; empty: any.
 
     def resumed_at(self, offset: Offset, tail: Offset | None = None) -> Self:
-        """The same read, begun at `offset`. The last event may have been a gap that ended beyond the range.
+        """The same read, resumed at `offset`, which may be beyond its end after a gap.
 
-        `tail`: where it was when the read began, if that is where it stops.
+        `tail`: the tail when the read began. A read that does not follow the log stops there.
         """
         until, at_tail = self.until_offset, self.at_tail
         if tail is not None and at_tail is not AtTail.FOLLOW:
@@ -224,7 +224,7 @@ class Records:
 
 @dataclass(frozen=True, slots=True)
 class CaughtUp:
-    """All records that were there when this was sent have been sent."""
+    """All records that the log had when this was sent have been sent."""
 
     tail: Offset
 
@@ -237,11 +237,12 @@ class FellBehind:
 
 
 class WaitsFor(Enum):
-    NOTHING = "nothing"  # Nothing is missing: it waits for an append.
+    NOTHING = "nothing"  # The reader has all records, and waits for an append.
     FETCHING = "fetching"
     REPLICA = "replica"
     ROLL = "roll"
-    # Between two owners, or the owner cannot be asked: records beyond the tail may exist.
+    # The log has no owner at present, or the owner does not respond: there may be records beyond the
+    # tail.
     OWNER = "owner"
     CLIENT = "client"  # The client does not read what it is sent.
     THROTTLE = "throttle"
@@ -249,7 +250,7 @@ class WaitsFor(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """The reader's position. The lag may be estimated in bytes and time."""
+    """The reader's position and its lag. The lag in bytes and in time may be estimated."""
 
     position: Offset
     head: Offset
@@ -282,7 +283,7 @@ class Gap:
 
 @dataclass(frozen=True, slots=True)
 class Sealed:
-    """The last event: nothing will ever follow."""
+    """The last event: the log is sealed, so no record will follow."""
 
     tail: Offset
 
@@ -297,7 +298,7 @@ class Moving:
 
 @dataclass(frozen=True, slots=True)
 class Stopped:
-    """The last event: what was requested has been sent."""
+    """The last event: everything that was requested has been sent."""
 
     offset: Offset
 
@@ -312,7 +313,7 @@ class Consistency(Enum):
     CACHED = "cached"  # The tail that the asked server knows.
     COMMITTED = "committed"  # The tail that the owner has confirmed.
     BARRIER = "barrier"  # A tail above every append acknowledged before the request.
-    # As BARRIER, by a read of the metadata store instead of an entry in the log: for callers
+    # Like BARRIER, but by a read of the metadata store instead of an entry in the log: for callers
     # without the right to append.
     READ_BARRIER = "read_barrier"
 
@@ -332,19 +333,21 @@ class LogTail:
     head: Offset
     tail: Offset
     is_sealed: bool
-    timestamp_us: int  # The last record's time; 0 if there is none, or it cannot be looked up.
-    owner: str  # The owner's address; empty: none at present.
+    timestamp_us: int  # The last record's time; 0: there is no record, or its time is not known.
+    owner: str  # The owner's address; empty: the log has no owner at present.
     owner_epoch: OwnerEpoch
-    uid: str = ""  # 32 hexadecimal digits, drawn as the log is created.
-    # The ledger that the tail is in, and its last entry that the owner has confirmed. None: the owner does not write it.
+    uid: str = ""  # 32 hexadecimal digits, drawn when the log is created.
+    # The ledger that the owner writes, and its last confirmed entry. None: the owner writes none, or
+    # did not report the tail.
     ledger_id: LedgerId | None = None
     last_entry: EntryId | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class WatchTail:
-    """The log's tail, at once and then whenever it has changed, at most every `interval_ms`;
-    unchanged, too, after `heartbeat_ms`.
+    """Watch a log's tail: it is sent at once, and after changes, at most once every `interval_ms`.
+
+    An unchanged tail is sent again after `heartbeat_ms`.
     """
 
     log: LogName
@@ -355,10 +358,10 @@ class WatchTail:
 
 @dataclass(frozen=True, slots=True)
 class WatchTails:
-    """The tails of many logs: first all that this server knows of, then what changes. No log is opened (TW1).
+    """Watch the tails of many logs: all that this server knows, then the changes. No log is opened (TW1).
 
-    A server answers for the logs that it owns, and for those that their names suggest to it: a client that
-    wants all of them watches all servers, and merges (`core/log_tails.py`).
+    A server reports the logs that it owns, and those for which it is the suggested server. A client that
+    wants all logs watches all servers, and merges their reports (`core/log_tails.py`).
     """
 
     logs: tuple[LogName, ...] = ()  # Watched logs by name; missing logs are ignored.
@@ -375,13 +378,13 @@ class TailOfLog:
     head: Offset
     tail: Offset
     is_sealed: bool
-    timestamp_us: int  # The last record's time; 0: no record, or it takes a search.
+    timestamp_us: int  # The last record's time; 0: there is no record, or its time takes a search.
     uid: str  # The log's uid.
-    # True: the tail is the owner's, or the log ends with a closed segment. False: acknowledged
-    # records may be beyond it, since another server owns the log, or its owner died. Its next owner
+    # True: the owner reports the tail, or the log ends with a closed segment. False: acknowledged
+    # records may be beyond it, since another server owns the log, or its owner died. The next owner
     # finds them.
     is_exact: bool
-    owner: str  # The owner's address; empty: none at present.
+    owner: str  # The owner's address; empty: the log has no owner at present.
     owner_epoch: OwnerEpoch
 
 
@@ -390,9 +393,9 @@ class Tails:
     """The changes since the previous message."""
 
     tails: tuple[TailOfLog, ...] = ()  # Tails that are new or have changed.
-    gone: tuple[LogName, ...] = ()  # Logs that were deleted, or left to other servers.
+    gone: tuple[LogName, ...] = ()  # Logs that were deleted, or that other servers report now.
     is_complete: bool = (
-        False  # True: all logs that this server answers for, with `servers` in place, were sent.
+        False  # True: all logs that this server reports, given these `servers`, have been sent.
     )
     servers: tuple[str, ...] = ()  # The addresses of all servers.
 
@@ -426,8 +429,9 @@ class Truncate:
 
 @dataclass(frozen=True, slots=True)
 class TruncateAnswer:
-    """The truncation that was made, or planned. Readers see the new head at once; ledgers are
-    deleted as a whole.
+    """The truncation that was made or planned. Readers see the new head at once.
+
+    Ledgers are deleted as a whole.
     """
 
     old_head: Offset
@@ -435,7 +439,7 @@ class TruncateAnswer:
     records: int  # The number of records that are no longer readable.
     segments: tuple[SegmentId, ...]  # Segments whose ledgers are deleted.
     freed_bytes: int
-    kept_bytes: int  # Bytes below the head that stay, in a segment with other records.
+    kept_bytes: int  # Bytes below the head that stay, since their segment has later records.
     guards: tuple[
         CursorName, ...
     ]  # Protected cursors below `before`, which prevent the truncation.
@@ -443,7 +447,7 @@ class TruncateAnswer:
 
 @dataclass(frozen=True, slots=True)
 class Seal:
-    """End the log: no record is appended any more. A repeated request gets the same response."""
+    """End the log: it takes no more records. A repeated request gets the same response."""
 
     log: LogName
     block: bytes | None = None  # The last records, appended atomically with the seal.
@@ -473,11 +477,11 @@ class AcquireWriter:
     holder: str  # Shown to others. Kept in every snapshot of the log.
     mode: AcquireMode = AcquireMode.FAIL  # Without STEAL no holder is fenced.
     ttl_ms: int = 0  # 0: held until it is released or stolen.
-    # A name that the client draws at random for this one acquisition: a restarted process draws
-    # another, otherwise it would not fence its earlier self. A holder that got no response and
-    # repeats the request with the same attempt is granted the same epoch, as long as no other
-    # holder was granted one since (then the request counts as a first one: a late STEAL fences);
-    # `StaleEpoch` if it was released. Empty: a new epoch for each request.
+    # A random name that the client draws for this acquisition. A restarted process draws another
+    # one; otherwise it would not fence its earlier self. A holder that got no response repeats the
+    # request with the same attempt, and is granted the same epoch. If another holder was granted an
+    # epoch since, the request counts as a first one, so a late STEAL fences. If the epoch was
+    # released, `StaleEpoch` is raised. Empty: each request gets a new epoch.
     attempt: str = ""
     uid: str = ""  # The uid that the log must have; empty: any.
 
@@ -492,9 +496,7 @@ class AcquireWriter:
 
 @dataclass(frozen=True, slots=True)
 class WriterGrant:
-    """The granted epoch: everything acked under an older epoch is below `fence_offset`, and nothing
-    will be any more.
-    """
+    """The granted epoch. No append of an older epoch is acked any more; all acked ones are below `fence_offset`."""
 
     writer_epoch: WriterEpoch
     fence_offset: Offset
@@ -518,7 +520,7 @@ class ReleaseWriter:
 
 @dataclass(frozen=True, slots=True)
 class BeginProducer:
-    """Begins the next epoch of a named producer: blocks of an older one are refused from then on."""
+    """Begin the next epoch of a named producer. Batches of older epochs are refused from then on."""
 
     log: LogName
     producer: bytes  # The producer's id.
@@ -532,12 +534,11 @@ class BeginProducer:
 
 @dataclass(frozen=True, slots=True)
 class ProducerProgress:
-    """How many records a producer has appended when its epoch begins; its next batch has number
-    0."""
+    """A producer's progress when its epoch begins. The first batch of the epoch has number 0."""
 
     epoch: int
-    records: int | None = None  # Appended in all its epochs; None: not known.
-    last_offset: Offset | None = None  # The last record's offset; None: it has none.
+    records: int | None = None  # The records appended in all its epochs; None: not known.
+    last_offset: Offset | None = None  # The last record's offset; None: there is no record.
 
 
 @dataclass(frozen=True, slots=True)
@@ -552,7 +553,7 @@ NO_CURSOR: int = -1  # The expected version of a cursor that does not exist yet.
 
 @dataclass(frozen=True, slots=True)
 class Cursor:
-    """A cursor's state as the server keeps it. Protected it holds truncation and retention back."""
+    """A stored cursor. A protected one keeps the records from its offset on from truncation and retention."""
 
     name: CursorName
     offset: Offset
@@ -584,7 +585,7 @@ class CommitCursor:
 
 @dataclass(frozen=True, slots=True)
 class CommitCursorBy(CommitCursor):
-    """A commit as the access layer passes it on, with the caller."""
+    """A commit with the caller's principal, as the access layer passes it on."""
 
     principal: str = ""
 
@@ -616,7 +617,7 @@ class DeleteCursor:
 
 @dataclass(frozen=True, slots=True)
 class EnsureLog:
-    """Create a log unless it exists with the same configuration, in one change."""
+    """Create a log, or accept an existing one with the same configuration, in one change."""
 
     log: LogName
     config: ConfigValues | None = None  # None: all defaults, and any existing log is accepted.
@@ -635,8 +636,8 @@ class GetLog:
 class UpdateLog:
     log: LogName
     config: ConfigValues
-    fields: tuple[str, ...]  # The fields of `config` that change, and no others.
-    etag: str = ""  # The ETag to be replaced; empty: any.
+    fields: tuple[str, ...]  # The fields of `config` that are changed.
+    etag: str = ""  # The ETag that the log must have; empty: any.
     uid: str = ""  # The uid that the log must have; empty: any.
 
 
@@ -651,7 +652,7 @@ class LogState:
     head: Offset
     tail: Offset  # The tail as known without asking the owner.
     is_sealed: bool
-    owner_id: str  # The owner's server id; empty: none at present.
+    owner_id: str  # The owner's server id; empty: the log has no owner at present.
     owner: str  # The owner's address.
     owner_epoch: OwnerEpoch
     writer_epoch: WriterEpoch
@@ -659,7 +660,7 @@ class LogState:
     bytes: int
     records: int
     segments: int
-    roll_due_us: int = 0  # When the open segment ends at the latest. 0: not known here.
+    roll_due_us: int = 0  # When the open segment ends at the latest. 0: this server does not know.
     uid: str = ""  # The log's uid.
     # Bookies of the open segment that are not expected to get its next entry, and why. Only the
     # owner reports them.
@@ -711,7 +712,7 @@ class DeletedLog:
     log: LogName  # The log's name when it was deleted.
     uid: str
     deleted_us: int
-    free_at_us: int  # When the records are freed, or a minute or so later.
+    free_at_us: int  # The records are freed at this time, or a minute or so later.
     segments: int
     has_name: bool  # True: no other log was created under the name.
 
@@ -731,7 +732,7 @@ class UndeleteLog:
 
 @dataclass(frozen=True, slots=True)
 class RollLog:
-    """Starts a new segment, unless the one that is written is still empty."""
+    """Start a new segment, unless the written one is still empty."""
 
     log: LogName
     uid: str = ""  # The uid that the log must have; empty: any.
@@ -753,15 +754,15 @@ class SegmentView:
     segment_id: SegmentId
     ledger_id: LedgerId
     state: SegmentState
-    base_offset: Offset | None  # None as long as an earlier segment is not settled.
-    next_offset: Offset | None  # None as long as it is open.
+    base_offset: Offset | None  # None as long as an earlier segment is not closed.
+    next_offset: Offset | None  # None as long as the segment is open.
     first_timestamp_us: int
     last_timestamp_us: int
     bytes: int
     records: int
-    reason: str  # Why it was started.
-    degraded_to: int = 0  # The bookies it was made with, fewer than its log wanted; 0: all of them.
-    began_us: int = 0  # When it was started; its first timestamp is that of the last record before.
+    reason: str  # Why the segment was started.
+    degraded_to: int = 0  # The number of its bookies, if it began with fewer than its log wanted; else 0.
+    began_us: int = 0  # When it was started. `first_timestamp_us` is the time of the record before it.
 
 
 @dataclass(frozen=True, slots=True)
@@ -816,8 +817,8 @@ class ServiceLimits:
     message_bytes_max: int  # Bounds a gRPC message.
     stream_bytes_max: int  # In flight on one append stream; beyond this it is not read.
     cursor_blob_bytes_max: int
-    # How many bookies take new records at present. 0 without a quorum: an older server does not
-    # report it.
+    # How many bookies take new records at present. If this is 0 and `quorum` is None, the server is
+    # of an earlier release that does not report it.
     usable_bookies: int = 0
     # The quorum of a new log, unless its configuration has another one.
     quorum: Quorum | None = None
@@ -909,7 +910,7 @@ class ObstacleKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Obstacle:
-    """Something that is unavailable."""
+    """A part of the cluster that is unavailable."""
 
     kind: ObstacleKind
     name: str
@@ -933,13 +934,13 @@ class Outage:
 
 
 class ServiceCore(Protocol):
-    """Any server answers; where only the owner can, another one raises `NotOwner`."""
+    """Any server serves these requests. If only the log's owner can, other servers raise `NotOwner`."""
 
     async def append(self, request: Append, due: float) -> AppendAck: ...
     def open_append_stream(self) -> CoreStream: ...
     async def read(self, request: Read, due: float) -> ReadAnswer: ...
     def read_stream(self, request: ReadStream) -> AsyncIterator[ReadEvent]:
-        """An async generator: a caller that leaves early closes it."""
+        """Return an async generator. A caller that leaves it early must close it."""
 
     async def get_tail(self, request: GetTail, due: float) -> LogTail: ...
     def watch_tail(self, request: WatchTail) -> AsyncIterator[LogTail]: ...
@@ -980,4 +981,4 @@ class ServiceCore(Protocol):
         """Take note that a request waits for longer than it should."""
 
     def explained(self, error: RollbookError) -> RollbookError:
-        """The same error, with what the request waited for."""
+        """The same error, extended by what the request waited for."""

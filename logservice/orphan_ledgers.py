@@ -1,12 +1,13 @@
-"""Deletes ledgers that were made for a log and never listed: their makers died, or lost the compare-and-swap.
+"""Deletes ledgers that were made for a log and never listed: their makers died, or lost the compare-and-set.
 
-A ledger is listed only by the change from the very version of the list that its metadata names
-(LL8). So a ledger that is neither listed nor discarded, and was made for an older version than
-the present one, will never be listed, and is deleted. If the list still has that version, its
-maker may be about to list it: the list is bumped first, and then the maker is too late (OR1).
-Age alone is never a reason. Young ledgers are only left for the next walk, so that no server is disturbed.
+A ledger can be listed only by a change from exactly the version of the list that its metadata
+names (LL8). So a ledger that is neither listed nor discarded, and was made for an older version
+than the present one, will never be listed, and is deleted. If the list still has that version, the
+maker may be about to list the ledger. The list then gets a new version first, so that the maker's
+change fails (OR1). Age alone is never a reason to delete. Ledgers younger than an hour are left for
+a later walk, so that no server is disturbed.
 
-Data of other applications in the cluster has no such metadata and is ignored.
+Ledgers of other applications in the cluster have no such metadata and are ignored.
 """
 
 from collections.abc import Mapping
@@ -48,7 +49,7 @@ _RACES_MAX: Final = 20
 
 @dataclass(frozen=True, slots=True)
 class Belonging:
-    """The facts about its log that a ledger's metadata has."""
+    """The log that a ledger's metadata names, and the version of the list that it was made for."""
 
     name: LogName
     uid: LogUid
@@ -57,9 +58,9 @@ class Belonging:
 
 @dataclass(slots=True)
 class OrphanReport:
-    ledgers: int = 0  # Ledgers of logs.
+    ledgers: int = 0  # Ledgers that belong to logs.
     deleted: int = 0
-    left: int = 0  # Orphans that could not be deleted now, or may not be orphans.
+    left: int = 0  # Ledgers that could not be deleted now, or may not be orphans.
 
 
 def belonging_of(custom: Mapping[str, bytes]) -> Belonging | None:
@@ -122,7 +123,7 @@ class OrphanRepair:
         return listed is not None and listed.uid == belonging.uid and _has(listed, ledger_id)
 
     async def _read(self, belonging: Belonging) -> StoredLog | None:
-        """The log, at any place that its list may have moved to (LL10), or None if it is gone."""
+        """The log, wherever its list is stored now (LL10), or None if the log is gone."""
         for _ in range(_RACES_MAX):
             with suppress(NoSuchLog):
                 stored = await self._nodes.read(belonging.name)
@@ -130,7 +131,7 @@ class OrphanRepair:
                     return stored
             if (displaced := await self._nodes.read_displaced(belonging.uid)) is not None:
                 return displaced
-            # Between the two reads it may have come back under its name.
+            # The log may have been restored under its name between the two reads.
             with suppress(NoSuchLog):
                 if (await self._nodes.read(belonging.name)).list.uid == belonging.uid:
                     continue
@@ -138,8 +139,8 @@ class OrphanRepair:
         raise MetadataConflict("it comes and goes again and again", log=str(belonging.name))
 
     async def _never_will_be_listed(self, ledger_id: LedgerId, belonging: Belonging) -> bool:
-        """Return whether the ledger can never be listed any longer (OR1). Bumps the list if the ledger's
-        maker may still be about to list it.
+        """Return whether the ledger can no longer be listed (OR1). Gives the list a new version if the
+        ledger's maker may be about to list it.
         """
         for _ in range(_RACES_MAX):
             stored = await self._read(belonging)
@@ -149,7 +150,7 @@ class OrphanRepair:
                 return False
             if belonging.made_for < stored.version or stored.list.state is ListedLogState.DELETED:
                 return True
-            # A log's metadata was restored from a copy: nothing is certain.
+            # The version went back, since metadata was restored from a copy: nothing is certain.
             if belonging.made_for > stored.version:
                 logger.warning(
                     "log_ledger_doubtful",

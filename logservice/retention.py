@@ -1,19 +1,22 @@
 """Looks after logs without requests: deletes expired records and abandoned ledgers.
 
-Each server looks after the logs that it owns, and after ownerless ones that would be suggested
-to it: a living server that a list names as the owner may have lost the log. For each in turn:
+Each server looks after the logs that it owns, and after ownerless logs for which it is the suggested
+server. A list may still name a server that has lost the log; each server first releases such logs of
+its own. A sweep visits each log and does this:
 
-    discarded ledgers        are deleted, if the server that discarded them did not come to it
-    segments that are lost   are counted and named (`lost_segments.py`)
-    cursors that lag         are reported (`cursor_lags.py`), since nobody else does
+    discarded ledgers        are deleted, if the server that discarded them has not deleted them
+    lost segments            are counted and reported (`lost_segments.py`)
+    cursors of idle logs     are read, and their lags reported (`cursor_lags.py`)
     a deleted log            is freed when its grace is over
-    what has expired         is truncated (`core/retention.py`), through an owner if it takes one: an
-                             idle log is opened for that, and let go of like any idle one
-    ledgers never listed     are found by a walk over all ledgers, rarely, by one server of all
+    expired records          are truncated (`core/retention.py`). If only an owner can do that, an idle
+                             log is opened, and is later released like any idle log
 
-Time is the server's own, but nothing expires while it differs from the metadata store's by minutes: a
-server whose clock is wrong must not empty its logs (RT1). Only time in which servers were present counts
-(LT1), so nothing expires before they have reported.
+At longer intervals, one server of the cluster searches all ledgers for those that were never listed
+(`orphan_ledgers.py`).
+
+A sweep uses the server's own clock, but nothing expires while that clock differs from the metadata store's
+by more than five minutes: a server whose clock is wrong must not empty its logs (RT1). Only time in which
+servers were present counts (LT1), so nothing expires before servers have reported for long enough.
 """
 
 import asyncio
@@ -106,7 +109,7 @@ class Sweeper:
         self._lost = lost
         self._clock, self._randomness = clock, randomness
         self._interval_s, self._orphans_interval_s = sweep_interval_s, orphans_interval_s
-        # The time when the sweep began, since a clock may be set after it was compared.
+        # The time when the sweep began. The clock may be set after the sweep has compared it.
         self._now_us = 0
         self._lived: LivedTime = NO_GAPS  # The lived time when the sweep began.
         self._tasks: list[asyncio.Task[None]] = []
@@ -127,7 +130,7 @@ class Sweeper:
         witness = await self._nodes.read_witness()
         if witness is not None:
             if not witness.is_close(self._now_us):
-                # The clocks were set, or all servers were away: expiry waits for a later sweep.
+                # The clocks were set, or all servers were away: a later sweep does the work.
                 return
             self._lived = witness.lived
         self._lags.on_sweep()
@@ -210,7 +213,7 @@ class Sweeper:
             return
         stored = await self._nodes.read(name)
         if owner is not None and stored.list.state is ListedLogState.DELETED:
-            # Another server deleted it: no list names the server that responds for a sealed log.
+            # Another server deleted this sealed log. Its list names no owner that could be informed.
             owner.lose("the log was deleted")
         if owner is None and not self._keeper.is_nobodys(name, stored.list):
             return
@@ -219,8 +222,8 @@ class Sweeper:
             if owner is None and not self._keeper.is_nobodys(name, stored.list):
                 return  # Another server has opened the log.
         if is_free(stored.list, self._now_us, self._lived):
-            # A server that stood still may have read the list. It must not find a later list of the
-            # same version.
+            # A server that stood still may have read the list. If the name became free at once, that
+            # server could find a later log's list with the same version.
             is_fresh = self._now_us - stored.list.free_at_us < _NAME_KEPT_US
             await free_log(
                 self._ledgers,
@@ -249,14 +252,14 @@ class Sweeper:
         if expiry is None:
             return
         if stored is not None and _frees_without_owner(listed, expiry.head):
-            # This is first because nothing else is possible while bookies are full: an owner needs
-            # a bookie that takes a ledger.
+            # This is done first, since it is all that is possible while bookies are full: an owner
+            # needs bookies that take a new ledger.
             stored = await self._truncate(stored, expiry.head, now_us)
             await delete_discarded(self._ledgers, self._nodes, stored)
         if stored is None or expiry.needs_owner:
             due = asyncio.get_running_loop().time() + _OPEN_DEADLINE_S
-            # The name's server opens it in any case: a preferred server looks after a log only
-            # while it owns it, and gets it back.
+            # This server opens the log even if the log prefers another one: a preferred server looks
+            # after a log only while it owns it. The log returns to it later.
             owner = await self._keeper.owner_of(name, due, heeds_preference=False)
             await owner.truncate(expiry.head, reason=RETENTION)
 

@@ -1,7 +1,7 @@
 """Makes the ledgers of segments, and drops a ledger that is not listed.
 
-The metadata of a ledger names the version of the list that it was made for. Only the compare-and-set from
-that very version lists it. If that fails, the ledger is never listed, and is deleted (LS3).
+The metadata of a ledger names the version of the list that it was made for. Only a compare-and-set from
+exactly that version can list it. If that fails, the ledger is never listed, and is deleted (LS3).
 """
 
 from contextlib import suppress
@@ -22,9 +22,9 @@ logger = structlog.get_logger()
 async def make_ledger(
     context: OwnerContext, stored: StoredLog, *, bookies_min: int = 0
 ) -> LedgerWriter:
-    """Make a ledger, to be listed by the change of this very list, or dropped. It has fewer bookies
-    than the log wants if no more are available and the log allows it (LS13), but at least
-    `bookies_min`. Raises `NotEnoughBookies`.
+    """Make a ledger. The caller lists it by a change of exactly this list, or drops it. The ledger has
+    fewer bookies than the log wants if no more are available and the log allows it (LS13), but at
+    least `bookies_min`. Raises `NotEnoughBookies`.
     """
     config = stored.list.config
     try:
@@ -57,8 +57,8 @@ async def _make_ledger(context: OwnerContext, stored: StoredLog, quorum: Quorum)
 
 
 async def drop_ledger(context: OwnerContext, writer: LedgerWriter) -> None:
-    """Delete a ledger that was not listed and never written. If that fails, the ledger is found by
-    its metadata.
+    """Delete a ledger that was not listed and never written. If that fails, a search for orphans
+    deletes it later.
     """
     await writer.stop()
     with suppress(RollbookError):

@@ -7,8 +7,8 @@
                      │                       │      │
     N+1              └─ Follows(N, 41), then all that is appended ── acked from here on
 
-A roll that cannot list N+1 is postponed, and N is written further. A roll that cannot close N at the entry
-that N+1 names ends the owner, since it no longer knows the end of the log.
+If a roll cannot list N+1, it is postponed, and appends continue in N. If it cannot close N at the entry that
+N+1 names, the ownership ends, since the owner no longer knows the end of the log.
 """
 
 import asyncio
@@ -33,9 +33,9 @@ from rollbook.logservice.owner_context import OwnerContext
 from rollbook.proto.errors import InvalidRequest, Missing, RollbookError, Superseded
 from rollbook.proto.ids import BookieId, EntryId, LedgerId
 
-_ROLL_AGAIN_S: Final = 1.0  # The pause after a roll that could not even begin.
+_ROLL_AGAIN_S: Final = 1.0  # The pause after a failed roll.
 _LOOK_S: Final = (
-    1.0  # How often a degraded segment looks for bookies, up to twice as long by chance.
+    1.0  # The pause between two searches for more bookies; at random up to twice as long.
 )
 
 
@@ -49,8 +49,8 @@ class SegmentRoll:
         *,
         on_disowned: Callable[[RollbookError], RollbookError],
     ) -> None:
-        """`on_disowned`: the list says that the log is no longer ours. Returns the error to
-        raise."""
+        """`on_disowned` is called when the list shows that this server no longer owns the log. It returns
+        the error to raise."""
         self.rolling: asyncio.Task[SegmentId] | None = None
         self._context, self._append_path, self._list_store, self._log = (
             context,
@@ -65,13 +65,13 @@ class SegmentRoll:
         self._age_timer: asyncio.TimerHandle | None = None
         self._to_more = RollToMoreBookies()
         self._widening: asyncio.Task[None] | None = None  # Runs while the segment is degraded.
-        # Unclosed segments as far as is known; two at most.
+        # The segments that may be unclosed; at most two.
         self._unclosed: list[SegmentWriter] = []
 
     # --- Rolling ------------------------------------------------------------------------------
 
     def watch(self) -> None:
-        """Watch the age of the written segment: an idle segment ends, too."""
+        """Watch the age of the written segment, so that an idle one ends, too, and its vacant seats."""
         self._stop_age_timer()
         writing = self._append_path.writing
         if writing is not None and self._append_path.failure is None:
@@ -85,7 +85,7 @@ class SegmentRoll:
 
     @property
     def degraded_to(self) -> int:
-        """The bookies of the segment that is written, if it was made with too few; else 0 (LS13)."""
+        """The number of bookies of the written segment, if it was made with too few; else 0 (LS13)."""
         writing, listed = self._append_path.writing, self._list_store.list.segments
         if writing is None or not listed or listed[-1].ledger_id != writing.ledger_id:
             return 0
@@ -99,7 +99,7 @@ class SegmentRoll:
 
     @property
     def lacking_seats(self) -> int:
-        """The number of bookies that the written segment's next entry lacks, compared with what its log wants."""
+        """How many bookies fewer than the log wants will get the written segment's next entry."""
         bookies = self.degraded_to
         missing = self._list_store.list.config.quorum.ensemble - bookies if bookies else 0
         return max(0, missing) + len(self.vacant_seats)
@@ -139,7 +139,7 @@ class SegmentRoll:
             self._loop.time(), is_made_short=self.degraded_to > 0, vacant=len(self.vacant_seats)
         )
         config, writing = self._list_store.list.config, self._append_path.writing
-        if reason is None or writing is None:  # Without a segment there are no seats to lack.
+        if reason is None or writing is None:  # Without a written segment, none can be degraded.
             return None
         made = writing.writer.metadata.quorum
         return better_segment(config.quorum, made, reason, allows_degraded=config.degraded_segments)
@@ -156,7 +156,7 @@ class SegmentRoll:
             self.start(reason)
 
     def start(self, reason: str, *, bookies_min: int = 0) -> "asyncio.Task[SegmentId]":
-        """Begin a roll, or join a running one; the task returns the segment that is written then."""
+        """Begin a roll, or join a running one. The task returns the segment that is written afterwards."""
         if self.rolling is None:
             self.rolling = self._loop.create_task(self._roll(reason, bookies_min))
             self.rolling.add_done_callback(self._on_rolled)
@@ -229,7 +229,7 @@ class SegmentRoll:
         return segment.segment_id
 
     def has_begun(self, listed: LedgerList) -> bool:
-        """Return whether the first segment that this list does not call closed has begun. Then earlier
+        """Return whether the first unclosed segment of this list has begun, or there is none. Then earlier
         segments may be truncated (LS5).
         """
         unclosed = [each.segment_id for each in listed.unclosed[:1]]
@@ -266,7 +266,7 @@ class SegmentRoll:
     # --- Closing ------------------------------------------------------------------------------
 
     async def close_last(self) -> None:
-        """Close the written segment after all its records, when there is no successor."""
+        """Close the written segment after all its records, without a successor."""
         append_path, writing = self._append_path, self._append_path.writing
         assert writing is not None
         await self._close_ledger(writing)
@@ -275,7 +275,7 @@ class SegmentRoll:
         self._stop_watching()
 
     async def stop(self) -> None:
-        """Stop all writers at once; unclosed segments stay so."""
+        """Stop all writers at once. Unclosed segments stay unclosed."""
         self._stop_watching()
         rolling, widening = self.rolling, self._widening
         if rolling is not None:
@@ -286,8 +286,8 @@ class SegmentRoll:
         await asyncio.gather(*works, return_exceptions=True)
 
     async def _close_ledger(self, segment: SegmentWriter) -> None:
-        """Close the ledger at exactly the entry that was appended last; otherwise this is no longer
-        the owner (LS2).
+        """Close the ledger at exactly the entry that was appended last. If that fails, the ownership ends
+        (LS2).
         """
         end = segment.writer.last_appended
         try:

@@ -18,7 +18,7 @@ from rollbook.proto.tasks import joined, stop_tasks
 
 logger = structlog.get_logger()
 
-# The shortest pause between comparisons of a clock that is not believed.
+# The shortest pause between comparisons of a clock that is not trusted.
 _AGAIN_NS: Final = 1_000_000_000
 # The longest round trip of a comparison; a slower response says little about the time.
 _SLOW_NS: Final = 60 * 1_000_000_000
@@ -34,7 +34,7 @@ class ServerClock:
         nodes: LogMetadataStore,
         others: Callable[[], Mapping[str, int]],
     ) -> None:
-        """`others`: how far ahead of the metadata store's clock each of the other servers' is."""
+        """`others` returns, for each other server, how many µs its clock is ahead of the metadata store's."""
         self.monotonic_ns: Final = clock.monotonic_ns
         self.let_others_run: Final = clock.let_others_run
         self._server_id, self._clock, self._nodes, self._others = server_id, clock, nodes, others
@@ -78,8 +78,9 @@ class ServerClock:
         )
 
     async def check(self) -> bool:
-        """Compare the clock again if it was set since the last time; returns whether it did. Raises
-        `MetadataUnavailable`, `ConnectionLost`, `SessionExpired`.
+        """Compare the clock again if it was set since the last comparison, or a second after it if the clock
+        was odd. Returns whether it was compared. Raises `MetadataUnavailable`, `ConnectionLost`,
+        `SessionExpired`.
         """
         now_ns = self.monotonic_ns()
         if self._was_odd:
@@ -108,7 +109,7 @@ class ServerClock:
         now_ns = self.monotonic_ns()
         if now_ns - began_ns > _SLOW_NS and self._time.apart_us is not None:
             return
-        # The store's time is assumed to be the one half way through the round trip.
+        # The store is assumed to read its clock half way through the round trip.
         store_us += (now_ns - began_ns) // 2000
         self._time.on_compared(self._clock.wall_us(), store_us, now_ns)
         self._compared_ns = now_ns
@@ -126,4 +127,4 @@ class ServerClock:
     def _on_compared(self, comparing: "asyncio.Task[None]") -> None:
         self._comparing = None
         if not comparing.cancelled():
-            comparing.exception()  # Marks the exception as retrieved: each caller gets it.
+            comparing.exception()  # Marks it as retrieved; each caller gets it from `joined`.

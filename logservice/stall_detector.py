@@ -1,11 +1,12 @@
-"""Whether this process stood still for so long that others may have taken it for dead.
+"""Detects that this process stood still for so long that other servers may have taken it for dead.
 
-What a stopped process confirms when it goes on was on disk before it was fenced, so that would
-be true. But the server that took its logs over has reported by then that no more appends of an
-older writer will be acked. So an owner that finds that its process has missed a lease opens its
-logs again before it confirms anything (LS9).
+Appends that such a process confirms when it continues were on disk before its ledgers were fenced, so
+those acks would be true. But the server that took over its logs may have reported by then that no append
+of an older writer will be acked any more. So an owner whose process has missed a lease opens its logs again before
+it confirms anything (LS9).
 
-The longer of two clocks counts: one of them stands still while a machine sleeps.
+A lease is missed if it has passed on either of two clocks: one of them stands still while a machine
+sleeps.
 """
 
 import asyncio
@@ -36,7 +37,7 @@ class StallDetector:
             self._timer.cancel()
 
     def stalls(self) -> int:
-        """How often the process has missed a lease until now."""
+        """How often the process has missed a lease so far."""
         if self._now_ns() > self._ends_ns or self._wall_us() > self._ends_us:
             self._stalls += 1
             self._look()

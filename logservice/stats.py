@@ -1,15 +1,14 @@
-"""The counts of one log server since it started: the table of its metrics. Names get `rollbook_log_` in
-front.
+"""The metrics of one log server, counted since its start. Their names begin with `rollbook_log_`.
 
-    an append    queue      from its arrival until its log's owner takes it: opening the log, finding room
-                 sequence   checked, given its place in the order, stamped, handed to the ledger
-                 store      until the bookies have it and all before it, and the client has its answer
+    an append    queue      from its arrival until its log's owner takes it: the log is opened, and has room
+                 sequence   the owner checks it, places it in the order, stamps it, hands it to the ledger
+                 store      until bookies have confirmed it and all appends before it, and it is answered
 
-Stages are of appends that went through all of them: a refused or repeated append counts as answered,
-and one whose caller has left counts nowhere.
+Stages are measured only for appends that pass all of them. A refused or repeated append counts only in
+the time until its answer. A single append whose caller has left is not counted.
 
-Values that exist anyway are read by a scrape. Labels that name logs are bounded: those that lag
-most are named, and the rest is not.
+A scrape reads values that the server keeps anyway. Labels that name logs are bounded: only the largest
+lags are reported.
 """
 
 import heapq

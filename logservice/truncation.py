@@ -1,4 +1,4 @@
-"""Truncates a log: the list and its guards change in one step, ledgers are deleted afterwards.
+"""Truncates a log: the list and its guards change in one step, and ledgers are deleted afterwards.
 
     plan ──► [ list: new head, whole ledgers to `discarded` ] + [ guards: the floor rises ]    one step
                   │ readers see the new head from here on
@@ -61,9 +61,9 @@ async def truncate(
     dry_run: bool = False,
     written: Sizes = NOT_COUNTED,
 ) -> tuple[StoredLog, TruncateAnswer]:
-    """Make one attempt to truncate, from the list that was read; `confirmed` and `is_begun` as for `with_head`.
+    """Try once to truncate the list that was read. `confirmed` and `is_begun` are those of `LedgerList.with_head`.
 
-    A plan alone names its guards. Raises `Guarded`, `MetadataConflict` if the list or a guard has
+    Only a dry run returns the guards that prevent it. Raises `Guarded`, `MetadataConflict` if the list or a guard has
     changed, `InvalidRequest` beyond the tail, `LogDeleted`; after `ConnectionLost` it may have been done.
     """
     guards = await nodes.read_guards(stored.name)
@@ -103,11 +103,11 @@ async def truncate_closed(
     is_nobodys: Callable[[LedgerList], bool],
     dry_run: bool = False,
 ) -> TruncateAnswer | None:
-    """Truncate without an owner, on any server: `confirmed` is where a closed segment ends, and stays so.
+    """Truncate a log that has no owner, on any server. `confirmed`: where a closed segment ends, which never changes.
 
-    None if by the list that it would be changed from there is one, so that no owner can come between; `event` is
-    recorded with the epoch of that list's last owner. Raises `Guarded`, `MetadataConflict`,
-    `InvalidRequest`, `LogDeleted`; after `ConnectionLost` it may have been done.
+    Returns None if an owner uses the log's list. The change is made from that very list, so it fails if a server
+    becomes the owner in between. `event` is recorded with the epoch of that list's last owner. Raises
+    `Guarded`, `MetadataConflict`, `InvalidRequest`, `LogDeleted`; after `ConnectionLost` it may have been done.
     """
     for _ in range(_RACES_MAX):
         stored = await nodes.read(name)
@@ -136,9 +136,9 @@ async def truncate_closed(
 async def delete_discarded(
     ledgers: Ledgers, nodes: LogMetadataStore, stored: StoredLog
 ) -> StoredLog:
-    """Delete what can be deleted now, fenced first; a ledger that cannot be stays listed as `discarded`.
+    """Fence and delete the discarded ledgers. A ledger that cannot be deleted now stays listed as `discarded`.
 
-    Raises `NoSuchLog`, `MetadataConflict`, `MetadataUnavailable`, `ConnectionLost` about the list, and nothing else.
+    Raises `NoSuchLog`, `MetadataConflict`, `MetadataUnavailable`, `ConnectionLost`, only if the list cannot be changed.
     """
     listed, gone = stored.list, list[LedgerId]()
     for start in range(0, len(listed.discarded), _AT_A_TIME):
@@ -153,12 +153,12 @@ async def delete_discarded(
 
 
 async def _delete(ledgers: Ledgers, name: LogName, uid: LogUid, ledger_id: LedgerId) -> bool:
-    """Whether the ledger is gone, or belongs to another log."""
+    """Return whether the ledger is gone now, or belongs to another log."""
     try:
         found = await ledgers.metadata(ledger_id, fresh=True)
         if dict(found.metadata.custom).get(LEDGER_OF_LOG) != uid.hex().encode():
-            # Two clusters were mixed, or metadata was restored by hand: the ledger is not this
-            # log's.
+            # The ledger belongs to another log: two clusters were mixed, or metadata was restored by
+            # hand.
             logger.error(
                 "log_ledger_not_deleted", log=str(name), ledger_id=ledger_id, owner="another"
             )
@@ -190,11 +190,11 @@ async def delete_log(
     etag: str = "",
     owned_by: OwnerEpoch | None = None,
 ) -> StoredLog:
-    """Delete the log: from here on it is neither read nor written. Its ledgers are kept for the grace;
-    another log may have its name.
+    """Delete the log: it can no longer be read or written. Its ledgers are kept for the grace, and another
+    log may take its name.
 
-    `owned_by`: the caller informs that owner, or it is gone. An owner that comes between would not know, and
-    go on acking. Deleted before, it stays as it was. Raises `Guarded` if there are guards,
+    `owned_by`: the epoch of an owner that the caller informs, or that is gone. A later owner would not be
+    informed, and would go on acking. A log that is deleted already stays as it is. Raises `Guarded` if there are guards,
     `MetadataConflict` if its configuration has another etag, `OwnerChanging` if it has another owner,
     `LogReplaced` if it has another uid, `NoSuchLog`; after `ConnectionLost` it may have been done.
     """
@@ -224,10 +224,10 @@ async def delete_log(
 
 
 async def stop_writer(ledgers: Ledgers, stored: StoredLog) -> None:
-    """Fence a deleted log's last ledger: a server that still believes it owns the log, cut off from the
-    list, acks nothing any more.
+    """Fence the unclosed ledgers of a deleted log. Then a server that cannot read the list, and believes that
+    it still owns the log, can ack nothing more.
 
-    It cannot have gone on to another ledger, since that would have to be listed. Raises
+    That server cannot have begun another ledger, since it would have to list it. Raises
     `QuorumTimeout` if too few bookies respond; the log stays deleted.
     """
 
@@ -257,9 +257,9 @@ async def free_log(
     *,
     keeps_name: bool = False,
 ) -> bool:
-    """Delete what a deleted log has kept, if its grace is over; returns whether nothing is left of it.
+    """Delete the ledgers and the list of a deleted log, if its grace is over. Returns whether all ledgers are gone.
 
-    `keeps_name`: the empty list stays at its name, where a new log displaces it and goes on with its versions (LL10).
+    `keeps_name`: the empty list stays under its name, so that a new log of that name continues its versions (LL10).
     """
     if not is_free(stored.list, now_us, lived):
         return False

@@ -1,7 +1,8 @@
-"""Exclusive writers of a log: epochs that are granted, renewed, released (LS8).
+"""Grants, renews and releases the epochs of a log's exclusive writers (LS8).
 
-An epoch is an entry of the log, so it fences at a place in the order, and outlives owners. The lease
-on it only tells others when they may take it without disturbing.
+A grant is an entry of the log, so it fences older epochs at a definite place in the order of appends, and
+stays in force when the owner changes. The lease of an epoch fences nobody: it only shows other writers when
+they may acquire the log without disturbing its holder.
 """
 
 import asyncio
@@ -24,7 +25,9 @@ class WriterEpochs:
     async def acquire(
         self, holder: str, mode: AcquireMode, ttl_ms: int, attempt: str = ""
     ) -> WriterGrant:
-        """A new writer epoch (LS8). Raises `WriterHeld`, `LogSealed`, `StaleEpoch`, `OwnerLost`, `AppendUnsettled`, `OwnerChanging`."""
+        """Grant a writer epoch (LS8). Raises `WriterHeld`, `LogSealed`, `StaleEpoch`, `OwnerLost`,
+        `AppendUnsettled`, `OwnerChanging`.
+        """
         append_path, sequencer = self._append_path, self._append_path.sequencer
         while True:
             append_path.use()
@@ -53,7 +56,7 @@ class WriterEpochs:
             return await waiter
 
     def renew(self, epoch: WriterEpoch) -> WriterGrant:
-        """Renew the lease of an epoch, after a barrier. Raises `StaleEpoch`."""
+        """Renew the lease of an epoch. The caller must have awaited a barrier. Raises `StaleEpoch`."""
         sequencer, memory = self._append_path.sequencer, self._append_path.memory
         sequencer.check_epoch(epoch)
         sequencer.on_renewed(self._clock.monotonic_ns())
@@ -77,7 +80,7 @@ class WriterEpochs:
         await waiter
 
     def tell(self) -> None:
-        """Make all waiters check the epoch again."""
+        """Make all waiting acquisitions check the epoch again."""
         self._changed.set()
         self._changed = asyncio.Event()
 
