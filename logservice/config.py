@@ -27,10 +27,10 @@ class LogServerConfig:
     rest_origin: tuple[str, ...] = ()
     server_name: str = ""  # Has to stay the same across restarts; empty: the advertised host:port.
     token_file: str = ""  # A file; callers must present its token. Empty: no token is required.
-    access_file: str = ""  # A file with the rights of tokens and certificates; empty: see `token_file`.
+    access_file: str = ""  # A file with rights by token or certificate; empty: see `token_file`.
     tls_certificate: str = ""  # A file with the certificate and its chain; empty: no TLS.
     tls_key: str = ""  # A file with the key; empty: the certificate's file has it.
-    tls_authorities: str = ""  # A file with CAs, one of which must have signed a client's certificate.
+    tls_authorities: str = ""  # A file with the CAs of clients' certificates; clients need one.
     # A file with the CAs of other log servers' certificates. Empty: tls_authorities, or the CAs that
     # the machine trusts.
     peer_authorities: str = ""

@@ -3,8 +3,8 @@
     <own root>/logs/<namespace>/<hh>/<log>   the ledger list; `hh`: which of 256 folders, by the name
         marks                                floor and guards, from the first guard or truncation on
         cursors/<name>                       one for each cursor
-    <own root>/deleted-logs/<uid>            a deleted log whose name another log has; or, as long as a log that was restored
-                                             under another name exists, that name, since its ledgers name the old one
+    <own root>/deleted-logs/<uid>            a deleted log whose name another log has; or the new name of a log that was
+                                             restored under another one, while it exists: its ledgers name the old one
     <own root>/log-servers-witness           `Witness`: the times when log servers were present
 
 The first log of a namespace creates it. Folders limit the children of a node, so that stores that answer a

@@ -149,7 +149,8 @@ class AtTail(Enum):
     # Ends at the tail that is known when the read begins. The first event is a `Progress` that has
     # this tail, so that a resumed read can name it (`ReadStream.resumed_at`).
     STOP = "stop"
-    STOP_AT_BARRIER = "stop_at_barrier"  # Stops at a tail above every append acknowledged before the request.
+    # Stops at a tail above every append acknowledged before the request.
+    STOP_AT_BARRIER = "stop_at_barrier"
     STOP_AT_READ_BARRIER = "stop_at_read_barrier"  # Stops at a tail that a read barrier finds.
 
 
@@ -761,8 +762,10 @@ class SegmentView:
     bytes: int
     records: int
     reason: str  # Why the segment was started.
-    degraded_to: int = 0  # The number of its bookies, if it began with fewer than its log wanted; else 0.
-    began_us: int = 0  # When it was started. `first_timestamp_us` is the time of the record before it.
+    # The number of its bookies, if it began with fewer than its log wanted; else 0.
+    degraded_to: int = 0
+    # When it was started. `first_timestamp_us` is the time of the last record before it.
+    began_us: int = 0
 
 
 @dataclass(frozen=True, slots=True)

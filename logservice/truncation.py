@@ -194,8 +194,8 @@ async def delete_log(
     log may take its name.
 
     `owned_by`: the epoch of an owner that the caller informs, or that is gone. A later owner would not be
-    informed, and would go on acking. A log that is deleted already stays as it is. Raises `Guarded` if there are guards,
-    `MetadataConflict` if its configuration has another etag, `OwnerChanging` if it has another owner,
+    informed, and would go on acking. A log that is deleted already stays as it is. Raises `Guarded` if there
+    are guards, `MetadataConflict` if its configuration has another etag, `OwnerChanging` if it has another owner,
     `LogReplaced` if it has another uid, `NoSuchLog`; after `ConnectionLost` it may have been done.
     """
     for _ in range(_RACES_MAX):
