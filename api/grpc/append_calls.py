@@ -1,7 +1,7 @@
-"""Append streams: messages in, results out, each side at its own pace.
+"""Serves append streams: one task reads the messages, another one writes the results.
 
-Nothing is read while the service has as much of this stream in flight as it wants: gRPC then keeps the
-client from sending. A client that closes its side still gets the results of everything that it has sent.
+A stream is not read while the service has the maximum of it in flight: gRPC then keeps the client from
+sending. A client that closes its side still gets the results of all appends that it has sent.
 """
 
 import asyncio
@@ -32,12 +32,12 @@ Context = Any  # grpc.aio.ServicerContext, of bytes.
 async def serve_append_stream(
     core: AuthorizedService, context: Context, relayed: CoreStream | None = None
 ) -> None:
-    """`relayed`: opens the same stream to another server, and closes it, too."""
+    """Serves one stream. `relayed`: a stream to another server, to which the appends go."""
     stream = core.open_append_stream(relayed)
     sides: list[asyncio.Future[None]] = []
     try:
-        # The call is accepted, so the client may send. If it sent earlier, a refusal would leave its
-        # appends in doubt.
+        # Shows the client that the call is accepted, and that it may send. If it sent earlier, a
+        # refusal would leave its appends in doubt.
         await context.send_initial_metadata(((LISTENS_KEY, "1"),))
         line = _AppendCall(stream, context)
         sides += (asyncio.ensure_future(side) for side in (line.listen(), line.answer()))
@@ -60,7 +60,7 @@ class _AppendCall:
         self._is_answered = asyncio.Event()
 
     async def listen(self) -> None:
-        """Returns when the client has closed its side, and has received all results."""
+        """Returns when the client has closed its side, and all results have been sent."""
         while True:
             await self._stream.ready()
             data = await self._context.read()
@@ -86,7 +86,7 @@ class _AppendCall:
 
 
 async def _in_turns(appends: list[StreamAppend]) -> AsyncIterator[list[StreamAppend]]:
-    """Yields all appends at once, unless they unpack to many bytes: then other work runs in between (LB3).
+    """Yields the appends in parts that unpack to a bounded size, so that other work runs in between (LB3).
 
     A message of a few hundred KiB can hold blocks that unpack to gigabytes, and each is unpacked to be checked.
     """
@@ -121,7 +121,7 @@ def _unpacked(data: bytes) -> tuple[list[Bind], list[StreamAppend]]:
 
 
 def _condition(message: log_pb2.Condition) -> Condition:
-    """Offsets beyond the maximum of a log never match."""
+    """Raises `InvalidRequest` for an offset or epoch above 2^63-1, which no log reaches."""
     expected = message.expected_offset if message.HasField("expected_offset") else None
     epoch = message.writer_epoch if message.HasField("writer_epoch") else None
     if max(expected or 0, epoch or 0) > INT64_MAX:

@@ -1,4 +1,4 @@
-"""Messages of append streams, for senders of appends."""
+"""Packs and unpacks the messages of append streams, for the side that sends the appends."""
 
 from collections.abc import Sequence
 

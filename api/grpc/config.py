@@ -14,15 +14,15 @@ CONNECTIONS_MAX: Final = 16_384
 @dataclass(frozen=True, slots=True)
 class GrpcConfig:
     address: Address
-    token_file: str | None = None  # Its first line is what clients show as `Bearer`.
+    token_file: str | None = None  # Its first line is the `Bearer` token of clients.
     tls: TlsFiles | None = None
     # Allows addresses off loopback without TLS and a token: for trusted networks.
     insecure: bool = False
-    knows_callers: bool = False  # True: an authenticator will exist, with or without that token.
-    # Connections; each is a file descriptor, and further ones are closed. Larger: more clients,
+    knows_callers: bool = False  # True: it gets an authenticator, with or without a token file.
+    # Connections, each with a file descriptor; further ones are closed. Larger: more clients,
     # more memory. Smaller: the reverse.
     connections_max: int = CONNECTIONS_MAX
-    # Calls at a time, streams included; further ones are refused for now. Larger: more clients,
+    # Calls at a time, streams included; further ones are refused. Larger: more clients,
     # more memory. Smaller: the reverse.
     calls_max: int = 4096
 

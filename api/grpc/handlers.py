@@ -1,8 +1,8 @@
-"""Receives and answers calls: each method of the table as gRPC wants it.
+"""The handlers of all gRPC calls, one for each method of the table in `api/methods.py`.
 
-Messages are parsed here and not by gRPC, so that an unreadable one is refused like any other invalid
-request. Whatever is raised becomes a status with its details; an unexpected error is logged and not
-shown to the peer.
+They parse the messages themselves, so that an unreadable one is refused like any other invalid request.
+Every error becomes a status with details; an unexpected one is logged, and its details are not shown to
+the peer.
 """
 
 import asyncio
@@ -31,9 +31,9 @@ logger = structlog.get_logger()
 Context = Any  # grpc.aio.ServicerContext, of bytes.
 Handler = Callable[[Any, Context], Awaitable[Any]]
 
-_PATIENCE_S: Final = 60.0  # The deadline of a call that has none.
+_PATIENCE_S: Final = 60.0  # The time limit of a call without a deadline.
 _TAKING_S: Final = 60.0  # A client that reads nothing for this long has to reconnect.
-_SHARE: Final = 0.95  # The usable part of the remaining time: a later response would not arrive.
+_SHARE: Final = 0.95  # The service gets this part of the remaining time, the response the rest.
 
 
 def handlers(
@@ -101,7 +101,7 @@ def _authorized(
 
 
 def admitted(authenticator: Authenticator | None, context: Context) -> AuthenticatedCaller:
-    """Raises `Unauthorized`."""
+    """Authenticates the caller. Raises `Unauthorized`."""
     if authenticator is None:
         return anybody(context.peer())
     shown = ""
@@ -162,9 +162,9 @@ def _watch(core: AuthorizedService, method: Method, relay: Relay | None) -> Hand
             async for event in events:
                 waiting.cancel()
                 packed = event_bytes(request, event)
-                del event  # A client that does not read holds one copy here, not three.
+                del event  # A client that does not read holds one copy of the event, not three.
                 await _tell(context, packed)
-                del packed  # It was read, and the next event may take some time.
+                del packed  # gRPC has taken it, and the next event may take some time.
         finally:
             waiting.cancel()
             await events.aclose()
@@ -173,8 +173,8 @@ def _watch(core: AuthorizedService, method: Method, relay: Relay | None) -> Hand
 
 
 async def _tell(context: Context, packed: bytes) -> None:
-    """Sends a message. gRPC accepts no more than the peer's window has room for, so a client that reads
-    nothing is disconnected. A status would have to wait until the unread messages are read.
+    """Sends a message. gRPC waits until it fits into the peer's window. A client that reads nothing for
+    `_TAKING_S` is disconnected, without a status: that would wait behind the unread messages.
     """
     try:
         async with asyncio.timeout(_TAKING_S):

@@ -1,8 +1,8 @@
 """gRPC's health and reflection services.
 
-Every caller may ask whether the server serves. Calls that last as long as their caller likes
-(`Health.Watch`, reflection) hold one of the shared calls: they are for known callers, and count
-among their streams.
+Every caller may check the server's health. `Health.Watch` and reflection last as long as their caller
+wants, and each of them holds one of the calls that all callers share. So they are only for
+authenticated callers, and count among the streams of these.
 """
 
 from collections.abc import AsyncIterator

@@ -1,13 +1,12 @@
-"""Words of the service and messages of `rollbook.v1`, turned into each other.
+"""Converts the words of `logservice/messages.py` to messages of `rollbook.v1`, and back.
 
-They are built alike, so one translator is enough: a word's fields have the same names in its
-message, which is called like the word or, for a request, `…Request`. Absent means the word's
-default.
+One converter serves them all: a word and its message have fields of the same names. The message has
+the name of the word, followed by `Request` if it is a request. An absent field has the word's default.
 
     Python                        protobuf
-    int, str, bool, bytes, float  themselves; integers up to 2^63-1
+    int, str, bool, bytes, float  the same; integers up to 2^63-1
     LogName, Position             string
-    Enum                          enum, by the members' names; UNSPECIFIED is absence
+    Enum                          enum, by the members' names; UNSPECIFIED means absent
     X | None                      optional X
     tuple[X, ...]                 repeated X
     Mapping, tuple of pairs       map
@@ -15,7 +14,7 @@ default.
     ReadEvent                     message with a oneof, named after the classes
     RollbookError                 ErrorDetail (`status.py`)
 
-Fields without a place in a word (`records` instead of a block) are handled by their method.
+Fields of messages that no word has (`records` instead of a block) are handled in `unframed_records.py`.
 """
 
 import re
@@ -46,7 +45,7 @@ from rollbook.proto.wire.varint import pack_varint
 Convert = Callable[[Any], Any]
 
 _MODULES: Final = (log_pb2, cursor_pb2, admin_pb2, cluster_pb2)
-# Messages with other names than their classes. `ConfigValues` has the fields of a whole config, set one by one.
+# Words whose messages have other names. `ConfigValues` shares its message with a whole `LogConfig`.
 _CALLED_OTHERWISE: Final[dict[type, str]] = {ConfigValues: "LogConfig", LogJournal: "Journal"}
 
 
@@ -67,7 +66,7 @@ def pack(word: Any) -> Any:
 
 
 def unpack(message: Message, word: Any) -> Any:
-    """Raises `InvalidRequest` if the message is invalid."""
+    """Converts a message to a word. Raises `InvalidRequest` if the message is invalid."""
     return _unpacker(word)(message)
 
 
@@ -78,8 +77,8 @@ def pack_event(event: Any) -> log_pb2.ReadEvent:
 
 
 def pack_records(event: Records) -> bytes:
-    """The result of `pack_event`, serialized, with nothing of it copied more than once: an event of
-    half a MiB takes 5 µs to make, by way of messages 30.
+    """The serialized result of `pack_event`. The blocks are copied only once: for an event of half a MiB
+    this takes 5 µs, and 30 µs with protobuf messages.
     """
     inner: list[bytes] = []
     for block in event.blocks:
@@ -95,7 +94,7 @@ def _tag(message: type[Message], field: str, wire_type: int) -> bytes:
     return pack_varint(message.DESCRIPTOR.fields_by_name[field].number << 3 | wire_type)
 
 
-_NUMBER, _BYTES = 0, 2  # Field number and type bits of a tag: the low three bits are the wire type.
+_NUMBER, _BYTES = 0, 2  # Wire types, which are the low three bits of a tag.
 _RECORDS_TAG: Final = _tag(log_pb2.ReadEvent, "records", _BYTES)
 _BLOCK_TAG: Final = _tag(log_pb2.Records, "blocks", _BYTES)
 _BASE_OFFSET_TAG: Final = _tag(log_pb2.Records, "base_offset", _NUMBER)

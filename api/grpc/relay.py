@@ -1,16 +1,16 @@
-"""Calls that this server, the entry, relays to another one, for clients that cannot reach that
-one.
+"""Relays calls from this server, the entry, to another server, for clients that cannot reach that server.
 
-    log-relay: HOST:PORT    from a client: the server that it wants, which is registered
-    log-relayed: 1          from the entry: it goes no further (RY1)
+    log-relay: HOST:PORT    from a client: the server that it wants, which must be registered
+    log-relayed: 1          from the entry: the call must not be relayed again (RY1)
 
-The entry judges each call as if it served it: rights, quotas and the audit are those of the caller (RY2).
-Its own calls have the servers' name, like all calls between servers. A call of one log is answered here
-first, and by the owner that this server knows if it is another one; calls about one server, and streams, go
-to the server that the client names.
+The entry treats a relayed call as its own: rights, quotas and the audit are those of the caller (RY2). To the
+other server, the entry authenticates itself as servers do. A call about one log is first tried here; if
+another server owns the log, the entry asks that owner. Calls about one server, and streams, go to the server
+that the client names.
 
-An append stream is open once the owner's is. From then on every break is `ConnectionLost`, whose outcome is
-unknown (RY3): the client sends everything in flight again, under the same numbers.
+A relayed append stream is open once the owner's stream is open. If it breaks later, the error is
+`ConnectionLost`, with an unknown outcome (RY3): the client sends all appends in flight again, under the same
+numbers.
 """
 
 import asyncio
@@ -56,11 +56,11 @@ from rollbook.proto.v1 import log_pb2
 Metadata = Iterable[tuple[str, Any]] | None
 
 OF_ONE_SERVER: Final = (messages.GetServerStats, messages.GetOutage)
-# No byte of an event comes before it is asked for. Larger: the first bytes of each stream's next event keep the 64 KiB
-# that gRPC read them with, which `RelayMemory` does not count; reads and appends are no faster.
+# gRPC reads no byte of an event before it is requested. Larger: the first bytes of each stream's next event hold the
+# 64 KiB that gRPC reads at a time, which `RelayMemory` does not count; reads and appends are no faster.
 RELAY_OPTIONS: Final = (("grpc.http2.lookahead_bytes", 0), ("grpc.http2.bdp_probe", 0))
-_STREAMS_MAX: Final = 2000  # All those to one server share a connection, which takes 2,048.
-_GREETING_S: Final = 2.0  # Less than the 2.5 s for which a client waits.
+_STREAMS_MAX: Final = 2000  # Streams to one server share a connection, which takes 2,048.
+_GREETING_S: Final = 2.0  # Less than the 2.5 s that a client waits for the header.
 _TEXT_MAX: Final = 200
 
 
@@ -82,7 +82,7 @@ def trusted(caller: AuthenticatedCaller) -> AuthenticatedCaller:
 
 class Relay:
     def __init__(self, peers: GrpcPeers, is_other_server: Callable[[str], bool | None]) -> None:
-        """`is_other_server`: whether a server has registered that address; None: it is this server's own."""
+        """`is_other_server` returns whether another server has registered an address; None: it is this server's."""
         self.memory: Final = RelayMemory()
         self._peers = peers
         self._is_other_server = is_other_server
@@ -109,8 +109,8 @@ class Relay:
     async def follow(
         self, server: str, method: Method, caller: AuthenticatedCaller, _: Read, word: Any
     ) -> AsyncGenerator[Any, None]:
-        """The events of a stream of that server. Those with records stay as received if they are not
-        counted."""
+        """The events of a stream from that server. Those of a reader without a quota stay packed, as they
+        were received."""
         is_read = method is READ_STREAM
         stays_packed = is_read and not caller.account.reads.is_limited
         task = asyncio.current_task()
@@ -137,7 +137,7 @@ class Relay:
 
     @asynccontextmanager
     async def append_stream(self, server: str) -> AsyncIterator["RelayedAppends"]:
-        """Returns an open stream. Raises `ServerUnreachable` if nothing was sent."""
+        """Opens a stream to that server. Raises `ServerUnreachable`; then nothing was sent."""
         async with self._stream_to(server) as channels:
             start = channels.to(server).stream_stream(APPEND_STREAM.path)
             stream = RelayedAppends(start(metadata=channels.shown_to(server)), server)
@@ -175,7 +175,7 @@ class RelayedAppends:
         self._tasks: list[asyncio.Task[None]] = []
 
     async def open(self) -> None:
-        """Raises the error that keeps it from being opened; nothing was sent then."""
+        """Waits until the other server has accepted the stream. If it raises an error, nothing was sent."""
         try:
             async with asyncio.timeout(_GREETING_S):
                 if LISTENS_KEY not in (await self._call.initial_metadata() or ()):

@@ -1,10 +1,10 @@
-"""How many bytes relayed readers hold at a server, all together (RY4).
+"""Bounds the bytes that all relayed readers of a server hold together (RY4).
 
-An event is held from its arrival from the owner until the reader has taken it. Before the next one
-is requested there must be room for another one of its size; readers wait for it in turn. Those that
-use their room least give it up: a reader without an event for a second releases its reservation,
-and one that has not taken its event for a while is disconnected if others wait. It resumes at its
-position, as after any broken connection.
+An event is held from its arrival from the owner until the reader has taken it. The next event is
+requested only when there is room for one of the same size; readers wait for room in turn. While a
+reader waits, others give up room that they do not use: a reservation that has had no event for a
+second is released, and a reader that has not taken its event for a quarter of a second is
+disconnected. That reader resumes at its position, as after any broken connection.
 """
 
 import asyncio
@@ -13,10 +13,10 @@ from typing import Final
 from rollbook.proto.errors import Overloaded
 
 _MIB: Final = 1024 * 1024
-BYTES_MAX: Final = 4 * _MIB  # gRPC has a copy of each. Larger: fewer slow readers are hung up on.
+BYTES_MAX: Final = 4 * _MIB  # gRPC has a copy of each event. Larger: fewer readers are disconnected.
 # The assumed size of a reader's first event, before any was measured.
 _EVENT_BYTES: Final = 512 * 1024
-# An idle reservation is released after this long. Less: on a busy machine, events in transit are not counted.
+# An idle reservation is released after this long. Shorter: on a busy machine, events in transit are not counted.
 _IDLE_S: Final = 1.0
 _LOOK_S: Final = 0.05  # How often the next reader checks for room.
 _TAKING_S: Final = 0.25  # A reader that takes nothing for this long makes room for others.
@@ -41,13 +41,13 @@ class RelayMemory:
         self.bytes = 0
         self.hung_up_on = 0
         self._bytes_max = bytes_max
-        self._relayed: dict[RelayedBytes, None] = {}  # Those with a known size, oldest first.
+        self._relayed: dict[RelayedBytes, None] = {}  # Readers with bytes, oldest first.
         self._turn = asyncio.Lock()
         self._has_changed = asyncio.Event()
 
     async def reserve(self, relayed: RelayedBytes) -> None:
-        """Returns when there is room for an event like its last one. If it is cancelled, nothing is
-        reserved."""
+        """Waits until there is room for an event as large as the reader's last one, and reserves it. If the
+        call is cancelled, nothing is reserved."""
         if self._turn.locked() or not self._has_room(relayed.last_bytes):
             async with self._turn:
                 while not self._has_room(relayed.last_bytes):
@@ -63,7 +63,7 @@ class RelayMemory:
         self._put(relayed, relayed.last_bytes, is_held=False)
 
     def hold(self, relayed: RelayedBytes, size: int) -> None:
-        """Counts an arrived event. Raises `Overloaded` if too many without a reservation arrive at once."""
+        """Counts an arrived event. Raises `Overloaded` if too many events without a reservation arrive at once."""
         relayed.last_bytes = size
         if (
             self.bytes - relayed.size + size > self._bytes_max * 3 // 2

@@ -1,15 +1,17 @@
-"""gRPC on the event loop of its log server, within bounds.
+"""The gRPC server of a log server, on the same event loop. It has these rules and bounds:
 
-off loopback   only with TLS and tokens or names, unless `--insecure` is given (G1)
-callers        are authenticated before anything they send is read; all may ask whether it serves
-strangers      hold none of the calls that all share (G8, `unauthenticated_limits.py`)
-connections    `connections_max`: further ones are closed, as are those that have not begun HTTP/2
-               within 5 s, or asks for nothing for 5 minutes. gRPC cannot count them by peer
-a message      at most `MESSAGE_BYTES_MAX`
-calls          `calls_max` at a time, streams included, of one connection `CALLS_OF_ONE_MAX`; of all that
-               nobody has looked at `_PENDING_MAX`, also if they are taken back: what comes then is ended, and
-               in doubt
-peers          that do not answer pings are hung up on; theirs are answered, as long as they take the answers
+off loopback   TLS and tokens or certificate names are required, unless `--insecure` is given (G1)
+callers        are authenticated before their messages are read; every caller may check the health
+strangers      (callers that are not authenticated) hold none of the calls that all callers share
+               (G8, `unauthenticated_limits.py`)
+connections    at most `connections_max`; further ones are closed, and so is a connection that has not begun
+               HTTP/2 within 5 s, or has no call for 5 minutes. gRPC cannot count connections by peer
+a message      has at most `MESSAGE_BYTES_MAX` bytes
+calls          at most `calls_max` at a time, streams included, and `CALLS_OF_ONE_MAX` of one connection. At
+               most `_PENDING_MAX` calls are not handled yet, cancelled ones included; further calls are
+               ended, and are in doubt
+peers          that do not answer pings are disconnected; their pings are answered, as long as they read the
+               answers
 """
 
 from typing import Any, Final
@@ -35,26 +37,26 @@ from rollbook.proto.runtime.tls import TlsFiles
 
 logger = structlog.get_logger()
 
-# Connection, streams included. Our client has a second one, for calls that wait: one of those with
-# the maximum fills `calls_max`.
+# The most calls of one connection, streams included. Our client has a second connection, for calls
+# that wait: a client with the maximum on both fills the default `calls_max`.
 CALLS_OF_ONE_MAX: Final = 2048
-# Of all connections, and not yet handled: their memory may be lost to calls that are cancelled at
-# once, which count for nothing else (100,000 of them were measured at 15 KiB each). Eight
-# connections with the maximum fill it while the loop stands still. Further calls get CANCELLED, and
-# cannot know that nothing was done: a call that was begun, and whose server dropped it, gets the
-# same.
+# The most calls of all connections that are not handled yet. Calls that are cancelled at once hold
+# memory (15 KiB each, measured with 100,000 calls), and no other bound counts them. Eight connections
+# with the maximum fill this while the loop stands still. Further calls get CANCELLED, and their
+# clients cannot know that nothing was done: a call that was begun, and whose server dropped it, gets
+# the same.
 _PENDING_BYTES_MAX: Final = 256 * 1024 * 1024
 _PENDING_MAX: Final = _PENDING_BYTES_MAX // (16 * 1024)
 _PING_MS: Final = 20_000
 _PING_ANSWER_MS: Final = 10_000
-_HANDSHAKE_MS: Final = 5_000  # TLS included; and as much for the answer to our settings.
-_IDLE_MS: Final = 300_000  # Clients connect again when they have something to ask.
+_HANDSHAKE_MS: Final = 5_000  # Includes TLS. The answer to our settings has the same limit.
+_IDLE_MS: Final = 300_000  # Clients reconnect for their next call.
 _OPTIONS: Final = (
     ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
     ("grpc.max_send_message_length", MESSAGE_BYTES_MAX),
     ("grpc.max_metadata_size", 16 * 1024),
     ("grpc.max_concurrent_streams", CALLS_OF_ONE_MAX),  # Further ones wait at the client.
-    ("grpc.http.overload_protection", 0),  # Otherwise ended calls count for a while, too.
+    ("grpc.http.overload_protection", 0),  # Otherwise ended calls still count for a while.
     # The number of calls that gRPC queues for us; by default it ends calls beyond a thousand, without a
     # message.
     ("grpc.server.max_pending_requests", _PENDING_MAX),
@@ -67,10 +69,10 @@ _OPTIONS: Final = (
     ("grpc.keepalive_time_ms", _PING_MS),
     ("grpc.keepalive_timeout_ms", _PING_ANSWER_MS),
     ("grpc.keepalive_permit_without_calls", 1),
-    # No number of pings is too large. Otherwise the fourth in a row ends the connection, and each
-    # that was read with it ends it again: 5,000 cost five times as much as answering them, 6 MB of
-    # them a quarter of a minute in which no connection is read. A client that reads no responses is
-    # not read any more.
+    # Pings are not limited. Otherwise the fourth ping in a row ends the connection, and each ping that
+    # was read with it ends it again: 5,000 pings cost five times as much as answering them, and 6 MB
+    # of pings keep all connections unread for a quarter of a minute. gRPC stops reading from a client
+    # that does not read the answers.
     ("grpc.http2.max_ping_strikes", 0),
     ("grpc.http2.max_pings_without_data", 0),
 )
@@ -92,8 +94,8 @@ class GrpcServer:
         authenticator: Authenticator | None = None,
         relay: Relay | None = None,
     ) -> "GrpcServer":
-        """`authenticator`: that of all doors; otherwise one of its own, if it requires a token. `relay`: to
-        other servers.
+        """`authenticator`: the one that gRPC and HTTP share; None: one is made if `config` has a token file.
+        `relay`: relays calls to other servers.
 
         Raises `BadConfig`.
         """
@@ -131,7 +133,7 @@ class GrpcServer:
         return started
 
     async def set_serving(self, *, is_serving: bool) -> None:
-        """Sets what the health service reports; calls are served in either case."""
+        """Sets the health that is reported; calls are served in either case."""
         status = health_pb2.HealthCheckResponse
         current = status.SERVING if is_serving else status.NOT_SERVING
         for name in ("", *SERVICES):
@@ -185,7 +187,7 @@ def _credentials(files: TlsFiles) -> grpc.ServerCredentials:
 
     return grpc.dynamic_ssl_server_credentials(
         _configuration(seen),
-        renewed,  # type: ignore[arg-type]  # None is: as before.
+        renewed,  # type: ignore[arg-type]  # None: keep them.
         require_client_authentication=bool(files.authorities),
     )
 

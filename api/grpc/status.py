@@ -6,8 +6,8 @@ A call that fails has the status of `proto/errors.py` and these trailers:
     log-owner, log-owner-epoch    of NOT_OWNER, for programs that read no details
 
 The client raises the error that the server raised, with its ids; if it does not know the reason, it keeps
-at least the outcome. No trailer is ever longer than `_DETAIL_BYTES_MAX`: the rest is left
-out, since a peer refuses headers that are too long as a whole.
+at least the outcome. Ids that would make the details longer than `_DETAIL_BYTES_MAX` are left out, since a
+peer refuses all headers if they are too long.
 """
 
 import asyncio
@@ -38,7 +38,7 @@ from rollbook.proto.errors import (
 from rollbook.proto.v1 import error_pb2
 
 DETAILS_KEY: Final = "grpc-status-details-bin"
-# Sent by an open append stream; a refused stream does not have it.
+# The header of an open append stream; a refused stream does not have it.
 LISTENS_KEY: Final = "log-listens"
 OWNER_KEY: Final = "log-owner"
 OWNER_EPOCH_KEY: Final = "log-owner-epoch"
@@ -134,9 +134,9 @@ def failure_of(method: Method, error: grpc.aio.AioRpcError) -> RollbookError:
 
 
 def hung_up() -> ConnectionLost:
-    """For a `CancelledError` that gRPC raises when the peer, and not the task, was cancelled.
+    """The error for a `CancelledError` that gRPC raises because the peer has ended the call.
 
-    Re-raises it if it is the task's own.
+    If this task was cancelled, re-raises the `CancelledError`.
     """
     task = asyncio.current_task()
     if task is None or task.cancelling():

@@ -1,9 +1,9 @@
-"""gRPC's limits for unauthenticated callers: they hold none of the shared calls open (G8).
+"""Keeps unauthenticated callers from holding the calls that all callers share (G8).
 
-gRPC waits for a message before it calls us, and a message may never come. So a caller without a
-known token is refused by the preceding metadata. A certificate is known only once the call has arrived:
-such a call is handled like a stream of requests, and the caller is checked before the first message.
-Health, which is open to all, has its own limit.
+gRPC waits for the message of a call before it calls the handler, and the message may never come. So a
+caller without a known token is refused when the metadata arrive, before the message. A certificate is
+known only to a handler: such a call is handled like a stream of requests, so that the caller is checked
+before the first message. Health checks, which are open to all callers, have their own limit.
 """
 
 import asyncio
@@ -65,8 +65,8 @@ class Strangers(grpc.aio.ServerInterceptor):
         )
 
     def _after_a_look(self, serve: Callable[[Any, Any], Awaitable[Any]]) -> Any:
-        """Wraps a handler, so that it checks the caller again when the message arrives: that may be days
-        later, and the caller's access may have ended.
+        """Wraps a handler, so that it checks the caller before it waits for the message. The handler checks
+        again when the message arrives: that may be days later, and the caller's access may have ended.
         """
 
         async def look_and_serve(requests: AsyncIterator[Any], context: Any) -> Any:

@@ -1,7 +1,8 @@
-"""Records for clients that frame no blocks: `AppendRequest.records`, and whatever is asked for
-`as_records`.
+"""Records for clients that do not frame blocks: `AppendRequest.records`, and responses that are requested
+with `as_records`.
 
-Their blocks are framed here, and unpacked here. Everything else passes unchanged.
+The records of such requests are framed to a block here, and the blocks of such responses are taken apart.
+Everything else passes unchanged.
 """
 
 from collections.abc import Sequence
@@ -33,7 +34,7 @@ class Packed:
 
 
 def request_word(message: Any, word: Any) -> Any:
-    """Raises `InvalidRequest`."""
+    """Converts a request to a word. Raises `InvalidRequest`."""
     if word is Append and message.records:
         return unpack(_framed(message), Append)
     return unpack(message, word)
