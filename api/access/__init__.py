@@ -1,1 +1,1 @@
-"""Who is calling, and what it may do and take: tokens, certificates, rights, quotas."""
+"""Access control: it authenticates callers, checks their rights and quotas, and writes the audit."""

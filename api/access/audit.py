@@ -1,14 +1,14 @@
 """The audit: events that say who did what, and which callers were refused (G9).
 
-`act_done`, `act_failed`   acts that change more than records: logs, marks, writers, owners, servers, bookies
-`act_begun`                an act that continues in the background; one of those two reports later how it ended
+`act_done`, `act_failed`   the end of an act. Acts change logs, protected cursors, writers, owners, servers, bookies
+`act_begun`                an act that continues in the background; one of those two reports its end later
 `access_refused`           a caller that is unknown, lacks the right, or is beyond a quota
 
-Each names the principal, its address, the method and its object. A refused or failed act costs
-its caller nothing: it is logged at a bounded rate, per principal, and for all unknown callers
-together; the next event has the number left out. Acts that were done, or may have been, are
-always logged, at every log level, except on a log server without authentication: there they could
-name no principal. Tokens, their digests and records are in no event (G6).
+Each event names the principal, its address, the method and the object. Callers could repeat
+refused and failed acts at no cost. So these are logged at a bounded rate, for each principal and for
+all unknown callers together; the next event has the number of those left out. Acts that were done, or
+may have been, are always logged. They are logged at every log level, except on a log server without
+authentication, which could name no principal. No event has tokens, their digests or records (G6).
 """
 
 from collections.abc import Callable, Iterator

@@ -1,9 +1,9 @@
 """Identifies the caller by its token, or otherwise by its certificate.
 
-Files are checked with each call, and by open streams each second, so that a new token needs no
-restart and a removed one ends its access. If a file is unusable, or may be half-written, the
-earlier one stays in force (AF1). A stream whose principal has changed ends, and its client
-connects again with its new rights.
+Each call checks whether the files have changed, and open streams check it each second, so that a new
+token needs no restart, and a removed one gives no more access. If a file is unusable, or may be
+half-written, its earlier contents stay in force (AF1). A stream whose principal has changed ends, and
+its client connects again with its new rights.
 """
 
 import time
@@ -47,14 +47,14 @@ class AuthenticatedCaller:
     peer: str = ""  # The caller's address, for the audit.
     authenticator: "Authenticator | None" = None  # None: callers are not authenticated.
     expires_us: int | None = None
-    is_relay: bool = False  # True: a log server on behalf of a caller that it has authorized (RY2).
+    is_relay: bool = False  # True: a log server relays the call of an authorized caller (RY2).
 
     def is_in_force(self) -> bool:
         return self.authenticator is None or self.authenticator.still_admits(self)
 
 
 def anybody(peer: str = "") -> AuthenticatedCaller:
-    """Returns the caller when authentication is off."""
+    """The caller of each request when authentication is off."""
     return AuthenticatedCaller(_ANYBODY, _ACCOUNT, peer)
 
 
@@ -62,7 +62,7 @@ _ANYBODY: Final = Principal(ANYBODY, EVERYTHING)
 _ACCOUNT: Final = PrincipalAccount(_ANYBODY.quotas)
 
 CALLER: Final[ContextVar[AuthenticatedCaller]] = ContextVar("CALLER")
-"""The caller, in the task that serves the request. Doors set it; without it nothing is served."""
+"""The caller of the request that this task serves. gRPC and HTTP set it; without it nothing is served."""
 
 
 class Authenticator:
@@ -111,7 +111,7 @@ class Authenticator:
         )
 
     def knows(self, authorization: str) -> bool:
-        """Whether the header has a valid token; if not, `admit` raises the reason."""
+        """Whether the header has a valid token. If not, `admit` raises the error with the reason."""
         self._look()
         found = self._shown_by(authorization)
         return found is not None and not self._is_past(found.expires_us)
@@ -174,7 +174,7 @@ class Authenticator:
 def _refusal_of(
     authorization: str, certificate_names: Collection[str], found: ProvenPrincipal | None
 ) -> Unauthorized:
-    """The reason of the failure: no credentials, credentials of another kind, or an unknown value."""
+    """Why the caller is refused: its token has expired, or it has no credentials, unknown ones, or another kind."""
     if found is not None:
         return Unauthorized(
             "the token has expired",

@@ -1,9 +1,9 @@
-"""A stream of appends with access control.
+"""An append stream with access control.
 
-Each bind is judged once. Appends under a refused bind are refused with it, and the rest of the
-stream goes on. A stream beyond its quota is not read until its debt is paid. Once
-its principal has changed the stream ends before anything more of it is read, so that its client
-connects again; earlier appends are settled, or their outcome is unknown, as on any broken connection.
+Each bind is checked once. Appends under a refused bind are refused, too, and the rest of the stream
+continues. A stream that has taken more than its quota is not read until that is paid for. When its
+principal has changed, the stream ends before the next message is processed, so that its client connects
+again. Earlier appends are settled, or their outcome is unknown, as after any broken connection.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ from rollbook.proto.errors import ConnectionLost, InvalidRequest, Throttled, Una
 
 _NS_PER_S: Final = 1_000_000_000
 _REFUSED_REFS_MAX: Final = 1000
-_REFUSALS_MAX: Final = 1000  # Unread error results; at this number the stream is not read.
+_REFUSALS_MAX: Final = 1000  # Unread refusals; with this many the stream is not read.
 
 
 class AuthorizedAppendStream:

@@ -1,9 +1,9 @@
-"""The service core with access control: the only place that decides which requests a caller may make, and
-how many.
+"""The service core with access control. Only this class decides which requests a caller may make, and how
+many.
 
-gRPC and HTTP call only this; the caller is `CALLER`. A call beyond its quota is refused at once
-(`Throttled`, with when to come back). A stream is slowed down instead: it is read and sent no
-faster, and says so (`WaitsFor.THROTTLE`).
+gRPC and HTTP call only this class, with the caller in `CALLER`. A call beyond its quota is refused at
+once (`Throttled`, with the time until a retry is of use). A stream is slowed down instead: it is read
+or sent no faster than the quota allows, and a reader's progress says so (`WaitsFor.THROTTLE`).
 """
 
 import asyncio
@@ -42,7 +42,7 @@ _READS: Final = (
     messages.Read,
     messages.ListLogs,
     messages.ListCursors,
-)  # Calls that count in the quota of what is read.
+)  # Calls that count in the read quota.
 
 Elsewhere = Callable[[NotOwner, Any], Awaitable[Any]]
 Events = AsyncGenerator[Any, None]
@@ -74,9 +74,9 @@ class AuthorizedService:
     ) -> Any:
         """Returns the response. Raises `Unauthorized`, `Throttled`, and the core's errors.
 
-        `elsewhere`: asks the owner instead, or raises the error again; the owner sees this server's name,
-        so only this server knows the caller. `server`: the requested server, if it is not this one; it is
-        then asked through `elsewhere` at once.
+        `elsewhere` is called if another server owns the log: it asks the owner, or raises the error again.
+        The owner sees this server's name, so only this server knows the caller. `server`: the requested
+        server, if it is another one; then `elsewhere` is called at once, to ask that server.
         """
         caller = CALLER.get()
         try:
@@ -95,7 +95,7 @@ class AuthorizedService:
         except NotOwner:
             raise  # Nothing was done, and the client will ask another server.
         except BaseException as error:
-            if is_act(word):  # The change may have happened although the client hung up.
+            if is_act(word):  # The change may have been made, even if the client has left.
                 known = error if isinstance(error, RollbookError) else late(method)
                 self._audit.failed(known, **_who(caller, method, word))
             raise
@@ -107,7 +107,7 @@ class AuthorizedService:
         return answer
 
     def look_if_late(self) -> asyncio.TimerHandle:
-        """Makes the server check what is unavailable, unless the caller cancels this before that."""
+        """Makes the server check what is unavailable in `_WAITS_S`, unless the caller cancels this before."""
         return asyncio.get_running_loop().call_later(_WAITS_S, self._core.on_waiting)
 
     def explained(self, error: RollbookError) -> RollbookError:
@@ -231,8 +231,9 @@ class AuthorizedService:
         through: Through | None = None,
         stands: Offset | None = None,
     ) -> Events:
-        """Yields the request's events; a caller that leaves early closes the generator. `through`: the core
-        to call. `stands`: the position of a reader that resumes.
+        """Yields the request's events. A caller that leaves early must close the generator. `through` makes
+        the events, from the core's method and the request; None: the core does. `stands`: the position of a
+        reader that resumes.
         """
         caller = CALLER.get()
         read = getattr(self._core, method.core_name)
@@ -250,8 +251,8 @@ class AuthorizedService:
         read: Read,
         stands: Offset | None,
     ) -> Events:
-        """Waits until a debt is paid while it holds no event. Events are paid for before they are sent, so
-        that leaving early gains nothing.
+        """Holds no event while it waits for the quota. Events are charged before they are sent, so that a
+        client gains nothing by leaving early.
         """
         reads = caller.account.reads
         with ExitStack() as stack:
@@ -293,7 +294,7 @@ class AuthorizedService:
                     reads.take(stands - event.base_offset, _bytes_of(event.blocks), self._now_ns())
                     waiting.end()
                     yield event
-                    del event  # The event would be kept in memory until the next one.
+                    del event  # Otherwise the event would stay in memory until the next one.
                     async with aclosing(self._waited_off(caller, waiting, word, stands)) as wait:
                         async for progress in wait:
                             yield progress
@@ -305,9 +306,10 @@ class AuthorizedService:
         asked: messages.ReadStream,
         stands: Offset | None,
     ) -> AsyncGenerator[messages.Progress, None]:
-        """Yields the position at each heartbeat. `stands`: None if the read begins at its start position.
+        """Waits for the quota, and yields the reader's position at each heartbeat. `stands`: the position;
+        None: the one where the read starts.
 
-        For a reader that has its position, the next one may be unknown for a while.
+        If `stands` is not None, `MISSES_MAX` heartbeats in a row may fail to find the position.
         """
         if not waiting.begin():
             return
@@ -350,7 +352,7 @@ class AuthorizedService:
 
 
 def _signed(caller: AuthenticatedCaller, word: Any) -> Any:
-    """Adds to a cursor the principal that creates it: the cursor counts in that principal's quota."""
+    """Adds the principal to the commit of a cursor. A new cursor counts among the cursors of its principal."""
     if not isinstance(word, messages.CommitCursor) or caller.authenticator is None:
         return word
     said = {each.name: getattr(word, each.name) for each in fields(word)}
@@ -358,7 +360,7 @@ def _signed(caller: AuthenticatedCaller, word: Any) -> Any:
 
 
 def _without_writes(caller: AuthenticatedCaller, word: Any) -> Any:
-    """If the caller may not append, its barrier must write no entry to the log."""
+    """Replaces a barrier of a caller that may not append by a read barrier, which writes no entry to the log."""
     is_barrier = (
         isinstance(word, messages.GetTail) and word.consistency is messages.Consistency.BARRIER
     )

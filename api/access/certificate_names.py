@@ -5,7 +5,7 @@ from typing import Any
 
 
 def names_in(certificate: Mapping[str, Any] | None) -> tuple[str, ...]:
-    """`certificate`: as `ssl` describes a verified one; None or empty: the peer sent none."""
+    """`certificate`: a verified one, as `ssl` returns it; None or empty: the peer sent none."""
     if not certificate:
         return ()
     alternative = tuple(str(name) for _, name in certificate.get("subjectAltName", ()))

@@ -32,7 +32,7 @@ class CertificateWatch:
         """Raises `BadConfig`."""
         self._path, self._wall_s = path, wall_s
         self._end_s = certificate_end_s(path)
-        # Which certificate, and how many days before its end.
+        # The last warning: the end of the certificate, and the days before it.
         self._warned: tuple[float, int] | None = None
         self.stats: Final = TlsStats()
         self.stats.expires = lambda: self._end_s
@@ -52,7 +52,7 @@ class CertificateWatch:
             )
 
     async def watch(self) -> None:
-        """Watches the certificate until it is cancelled."""
+        """Checks the certificate every hour, until it is cancelled."""
         while True:
             self.look()
             await asyncio.sleep(_LOOK_S)

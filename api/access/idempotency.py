@@ -1,8 +1,8 @@
-"""Idempotency keys: a batch with one is appended once, however often it is repeated.
+"""Idempotency keys: a batch with a key is appended once, however often it is sent.
 
-A key is a producer's id, `once:` and the key, with one batch. If callers have names, a key belongs to its
-caller: the id has a digest of both. HTTP makes such an id itself; in gRPC the client's id is replaced here, in
-calls and in streams.
+A key stands for a producer with one batch, whose id is `once:` and the key. If callers are authenticated, a key
+belongs to its caller: the id has a digest of the caller's name and the key. HTTP makes such an id itself; with
+gRPC the id that the client sends is replaced here, in calls and in streams.
 """
 
 from collections.abc import Sequence
@@ -33,14 +33,14 @@ def once(key: str, caller: AuthenticatedCaller) -> bytes:
 def with_own_keys(
     appends: Sequence[StreamAppend], caller: AuthenticatedCaller
 ) -> Sequence[StreamAppend]:
-    """Adds the caller's id to appends with a key; for relayed appends, the entry server has added it (RY2)."""
+    """Adds the caller's name to the keys of appends. For relayed appends, the entry server has added it (RY2)."""
     if caller.authenticator is None or caller.is_relay or not any(map(_has_key, appends)):
         return appends
     return [with_own_key(each, caller) for each in appends]
 
 
 def with_own_key(append: A, caller: AuthenticatedCaller) -> A:
-    """Adds the caller's id to an append with a key, as in `with_own_keys`."""
+    """Adds the caller's name to the key of one append, as `with_own_keys` does."""
     if caller.authenticator is None or caller.is_relay or not _has_key(append):
         return append
     try:

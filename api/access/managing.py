@@ -41,7 +41,7 @@ class Managing:
     def act(
         self, duty: Duty, method: str, *, only_begins: bool = False, **about: Any
     ) -> AbstractContextManager[dict[str, Any]]:
-        """Wraps a change: the audit records its result. Raises `Unauthorized`."""
+        """The context of a change, whose result the audit records. Raises `Unauthorized`."""
         caller = self.require(duty, method)
         return self._audit.act(
             principal=caller.principal.name,
@@ -54,7 +54,7 @@ class Managing:
     def act_on_log(
         self, right: Right, log: str, method: str
     ) -> AbstractContextManager[dict[str, Any]]:
-        """Wraps a change of a log like `act`. `log`: its full name."""
+        """The context of a change of a log, like `act`. `log`: its full name."""
         caller = self.require_on_log(right, log, method)
         return self._audit.act(
             principal=caller.principal.name, peer=caller.peer, method=method, log=log

@@ -1,10 +1,10 @@
-"""Makes one stream of records wait until its principal has paid for its earlier reads, by this stream or others.
+"""Makes a stream of records wait until its principal's quota has paid for earlier reads, by this or other streams.
 
-The longest waiting reader takes next, and no other one before its amount is known: until it has
-taken, or a moment has passed. A reader that has caught up usually has nothing to take, and such
-moments must not add up: it takes what is there, if anything is, and later events are added to
-what the next one takes, which all pay for. In the meantime no stream is silent for longer than
-its heartbeat (RL3); if its position cannot be found out repeatedly, the client should ask
+Readers have turns, the longest waiting one first. A turn ends when the reader has taken an event, so that
+the next reader begins when the amount is known, or after 10 ms. A reader that has caught up usually has
+nothing to take, and such turns must not add up: its turn ends at once. If an event comes later, it is
+charged, too, and all readers wait for that. While a stream waits, it sends its position at each heartbeat
+(RL3). If the position cannot be found several times in a row, the stream fails, and its client should ask
 another server.
 """
 
@@ -21,7 +21,7 @@ from rollbook.proto.errors import NotOwner, RollbookError
 MISSES_MAX: Final = 2  # Heartbeats in a row that may report no progress.
 
 _NS_PER_S: Final = 1_000_000_000
-_TAKES_S: Final = 0.01  # A reader that takes nothing for this long gives up its turn.
+_TAKES_S: Final = 0.01  # A reader that takes nothing for this long loses its turn.
 
 
 class ReadThrottle:
@@ -37,7 +37,7 @@ class ReadThrottle:
         self._ending: asyncio.Handle | None = None
 
     def begin(self) -> bool:
-        """Starts the heartbeat's clock; returns whether the stream must wait."""
+        """Returns whether the stream must wait. If so, it queues the stream, and starts the heartbeat's clock."""
         self.end()
         line, reads = self._account.line, self._account.reads
         if line.is_empty and not reads.wait_ns(self._now_ns()):
@@ -47,8 +47,8 @@ class ReadThrottle:
         return True
 
     async def step(self) -> bool:
-        """Waits for a while; returns whether the stream may take, after which it must call `end`. If not,
-        see `take_heartbeat`."""
+        """Waits at most until the next heartbeat. Returns whether the stream may take an event, and then has
+        to call `end`. If not, it calls `take_heartbeat` and this again."""
         assert self._place is not None
         if not self._account.line.is_first(self._place):
             self._is_first.clear()
@@ -92,7 +92,7 @@ class ReadThrottle:
             self._account.line.come_back(self._place)
 
     def end(self) -> None:
-        """Idempotent."""
+        """Ends the turn, or the wait for it. Idempotent."""
         if self._ending is not None:
             self._ending.cancel()
             self._ending = None

@@ -1,4 +1,4 @@
-"""The error for a principal without a right, and the size of a block before it is opened."""
+"""Errors for principals without a right, and the size of a block before it is unpacked."""
 
 from typing import Any
 
@@ -53,7 +53,7 @@ def refusal_of_duty(principal: str, duty: Duty) -> Unauthorized:
 
 
 def size_of(block: bytes) -> tuple[int, int]:
-    """Records, and bytes as stored or as unpacked, whichever are more.
+    """The block's records, and its bytes, stored or unpacked, whichever are more.
 
     Only the header is read. A block that claims more records than a batch may have is refused
     later.

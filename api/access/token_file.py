@@ -42,8 +42,8 @@ def _allowed(owner: int) -> int:
 
 
 def require_own(path: str) -> None:
-    """Requires that only its owner may write the file: a writer of it may do everything. Raises
-    `BadConfig`."""
+    """Requires that only the file's owner may write it, since a user who may write it can get every right.
+    Raises `BadConfig`."""
     try:
         found = os.stat(path)
     except OSError as error:

@@ -13,7 +13,7 @@ from typing import Final
 from rollbook.proto.errors import Overloaded
 
 _MIB: Final = 1024 * 1024
-BYTES_MAX: Final = 4 * _MIB  # gRPC has a copy of each event. Larger: fewer readers are disconnected.
+BYTES_MAX: Final = 4 * _MIB  # gRPC has a copy of each. Larger: fewer slow readers are disconnected.
 # The assumed size of a reader's first event, before any was measured.
 _EVENT_BYTES: Final = 512 * 1024
 # An idle reservation is released after this long. Shorter: on a busy machine, events in transit are not counted.

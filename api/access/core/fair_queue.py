@@ -1,7 +1,7 @@
-"""Decides which stream takes next from an account in debt: the longest waiting one, one at a
-time.
+"""Decides which stream takes next from an account that is beyond its quota: the longest waiting one, one at
+a time.
 
-A stream that is away, because its client reads nothing, is passed over and keeps its place.
+A stream that is away, because its client reads nothing, is skipped and keeps its place.
 """
 
 from bisect import bisect_left, insort
@@ -38,7 +38,7 @@ class FairQueue:
         insort(self._here, place)
 
     def leave(self, place: Waiter) -> None:
-        """Idempotent."""
+        """Removes a waiter, and wakes the next one if this was the first. Idempotent."""
         at = bisect_left(self._here, place)
         if at < len(self._here) and self._here[at] == place:
             del self._here[at]

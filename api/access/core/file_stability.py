@@ -1,13 +1,14 @@
 """Decides when a changed file may be loaded: not while it is half-written (AF1).
 
-A file that is replaced in place (`cp`, an editor) is empty for a moment, then half there, and
-half an access file may be one that grants without its `deny`. So a change is loaded
+A file that is rewritten in place (`cp`, an editor) is empty for a moment, then half-written, and half an
+access file may grant rights without its `deny`. So a change is loaded
 
-    at once         if the file says that it is complete, by its last line, `# end`; one that had that line keeps having to
-                    have it. A token is too short to be written in parts
-    after a while   else: `IN_PLACE_NS` after the last change if the file is the same one, `REPLACED_NS` if another one was
-                    moved to its name, which is how a file is replaced whole
-    never           if it is empty, or could not be read twice alike
+    at once         if the file's last line is `# end`, which marks it as complete; or if it is a token file, since a
+                    token is too short to be written in parts
+    after a while   otherwise: `IN_PLACE_NS` after the last change if it is the same file, `REPLACED_NS` if another file
+                    was moved to its name, which is how a file is replaced as a whole
+    never           while it is empty, or two reads of it differ, or it lacks the line `# end` that the earlier contents
+                    had
 
 and until then the earlier contents stay in force.
 """
@@ -38,7 +39,7 @@ class Wait:
 
 
 class FileStability:
-    """Decides when one file is loaded; `in_force` is what was loaded last."""
+    """Decides when one file is loaded. `in_force` has the contents that were loaded last."""
 
     def __init__(self, in_force: ReadFile, *, is_token: bool = False) -> None:
         self.in_force = in_force
@@ -68,7 +69,7 @@ class FileStability:
             return Wait(f"its last line is not `{END.decode()}`, as it was: it is half-written")
         is_in_place = seen.inode == self.in_force.inode
         stable_ns = IN_PLACE_NS if is_in_place else REPLACED_NS
-        # The file is stable: its last write was between two checks.
+        # Its last write was long enough ago, between two checks.
         if wall_ns - seen.changed_wall_ns >= stable_ns:
             return None
         due_ns = self._since_ns + stable_ns

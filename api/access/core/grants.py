@@ -1,20 +1,20 @@
 """Decides what a principal may do to which log: the only such rule, for gRPC, HTTP and the dashboard (G5).
 
-A principal has a list of logs for each right, and one of logs that it may never access, whatever the
-others say:
+A principal has a list of logs for each right, and a list `deny` of logs that it may never access, whatever
+the other lists say:
 
     read     read, follow, find offsets, segments, journal; make cursors and move them
     append   append; be a log's exclusive writer
     admin    make, change, delete, truncate, seal, roll, transfer; protect a cursor, or delete one
 
-    ns/log   this one      ns/a*   those of ns whose name begins so      ns/*   all of ns      *   all
+    ns/log   this log      ns/a*   logs of ns whose names begin with a      ns/*   all logs of ns      *   all logs
 
-What is not granted is refused, and no right implies another. Any right on a log shows its tail,
-its state and its owner. Servers and their limits are visible to every authenticated caller; a
-server's counters, and draining it, are for those who administer all logs; `monitor` shows the
-counters, and no more. `operate` is for bookies and repair (`Duty`): it includes `monitor`, and
-gives no right on any log except in the dashboard (`may_steer`). A list of logs shows those on
-which the caller has a right; others are refused in the same words whether they exist or not.
+What is not granted is refused, and no right implies another one. Any right on a log shows its tail,
+its state and its owner. Every authenticated caller sees the servers and their limits. A server's
+counters and its draining need `admin` on all logs; `monitor` gives the counters alone. `operate` is
+for bookies and repair (`Duty`): it includes `monitor`, and gives no right on any log except in the
+dashboard (`may_steer`). A list of logs shows those on which the caller has a right. A request for
+another log gets the same error whether the log exists or not.
 """
 
 import re
@@ -37,7 +37,7 @@ class Duty(Enum):
     LOOK = "monitor"
     OPERATE = "operate"  # Drain, audit, pause repairs, set their pace, verify and recover ledgers.
     REMOVE = (
-        'admin = ["*"]'  # Remove bookies, call them drained, override a refusal, touch callbacks.
+        'admin = ["*"]'  # Remove bookies, call them drained, override refusals, change callbacks.
     )
 
 
@@ -109,7 +109,7 @@ class VisibleLogs:
 def shown_by(grants: Grants, namespace: str, prefix: str) -> VisibleLogs | None:
     """Where the visible logs of a namespace (empty: of all) with this prefix may be. None: anywhere.
 
-    With this, a list costs as much as its visible part, and not as much as all logs.
+    So a list costs as much as its visible part, not as much as all logs.
     """
     patterns = {*grants.read, *grants.append, *grants.admin}
     if EVERY_LOG in patterns:
@@ -219,7 +219,7 @@ _FOR_OPERATORS: Final = (messages.DrainServer, messages.GetServerStats)
 
 
 def rights_for(word: Any) -> tuple[Right, ...]:
-    """Rights of which the caller needs one, on the request's log. Empty: the request is about no log."""
+    """The rights on the request's log of which the caller needs one. Empty: the request is about no log."""
     if type(word) is messages.CommitCursor and word.is_protected is not None:
         # Protecting a cursor prevents truncation by others, and unprotecting allows it.
         return _ADMINS
@@ -227,7 +227,7 @@ def rights_for(word: Any) -> tuple[Right, ...]:
 
 
 def may_ask(grants: Grants, word: Any) -> bool:
-    """Whether the caller may make this request. All may list: lists have visible logs only (`visible`)."""
+    """Whether the caller may make this request. Every caller may list: lists have only logs that it may see."""
     kind = type(word)
     if rights := rights_for(word):
         if kind is messages.UndeleteLog and word.to and not grants.may_any(rights, str(word.to)):

@@ -10,8 +10,8 @@
     streams = 100
 
 A token is 32 random bytes or equally strong, and the file has only its SHA-256: a reader of the file
-cannot authenticate with it (G4). It is looked up by its digest, so that the time does not show how
-much of a guess was right.
+cannot authenticate with it (G4). It is looked up by its digest, so that the time of a lookup does not
+show how much of a guess was right.
 """
 
 import hashlib
@@ -25,8 +25,8 @@ from rollbook.api.access.core.grants import EVERYTHING, Grants
 from rollbook.api.access.core.quotas import Quotas
 from rollbook.proto.errors import BadConfig
 
-OPERATOR: Final = "operator"  # A caller with the token of a server that has only one.
-ANYBODY: Final = "anybody"  # Every caller where none is authenticated.
+OPERATOR: Final = "operator"  # A caller with a server's single token.
+ANYBODY: Final = "anybody"  # Every caller of a server without authentication.
 SECTION: Final = "principals"
 
 _NAME: Final = re.compile(r"[a-z0-9][a-z0-9._@-]{0,63}")

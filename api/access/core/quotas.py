@@ -1,10 +1,9 @@
 """Limits what a principal may take: average rates, and concurrent streams (G8).
 
-The state of a rate is one time: the time at which everything taken so far is paid for. While that time is
-not in the future, more may be taken at once. At most one unused second is saved. A caller that takes more
-at once goes into
-debt, and waits, so that over any `t` seconds it gets at most `rate * (t + 1)` and what was in
-progress: one take, or all calls and events of streams that were admitted before the first of
+The state of a rate is one time, at which everything taken so far is paid for. While that time is not in the
+future, more may be taken at once. At most one unused second is saved. A caller may take more than it has
+saved, and then waits until that is paid for. So over any `t` seconds it gets at most `rate * (t + 1)`, and
+what was in progress: one take, or all calls and events of streams that were admitted before the first of
 them had reported its amount.
 """
 
@@ -19,7 +18,7 @@ from rollbook.proto.errors import BadConfig, Throttled
 _NS_PER_S: Final = 1_000_000_000
 _NS_PER_MS: Final = 1_000_000
 _SAVED_NS_MAX: Final = _NS_PER_S
-_STREAMS_AGAIN_MS: Final = 1000  # It is unknown when a stream will end.
+_STREAMS_AGAIN_MS: Final = 1000  # An estimate: nobody knows when a stream will end.
 
 
 @dataclass(frozen=True, slots=True)
