@@ -1,1 +1,1 @@
-"""The pages in which operators look at a cluster and steer it, made on the server."""
+"""The dashboard: pages on which operators inspect and manage a cluster, rendered on the server."""

@@ -1,8 +1,7 @@
-"""The dashboard: pages of a cluster, rendered here, below `/dashboard`. DESIGN.md has the map.
+"""The dashboard: pages of a cluster, rendered here, below `/dashboard`. DESIGN.md lists the files.
 
-Its visitors are authenticated by a session's cookie; HTTP management accepts only tokens, so the pages
-authenticate themselves, and set the same `CALLER` for the same `Managing`. Pages call the same functions as
-the routes of management.
+Pages authenticate their visitors by a session's cookie, since HTTP management accepts only tokens. Then they
+set the same `CALLER`, ask the same `Managing` and call the same functions as the routes of management.
 """
 
 import time
@@ -34,15 +33,15 @@ from rollbook.api.dashboard.sign_in import SignedOut, SignIn
 from rollbook.api.dashboard.visit import ShowPage, Visit, Visits
 from rollbook.proto.errors import InvalidRequest, Missing, RollbookError
 
-_OTHER_METHODS: Final = ("POST", "PUT", "PATCH", "DELETE", "OPTIONS")  # Than those that pages take.
-_NOTES_MAX: Final = 20  # Of a session, until its next page.
+_OTHER_METHODS: Final = ("POST", "PUT", "PATCH", "DELETE", "OPTIONS")  # Those that pages do not take.
+_NOTES_MAX: Final = 20  # The most notes that a session keeps until its next page.
 _ANSWERS_MAX: Final = 200
 _FRESH_S: Final = 2  # Longer: open pages cost the cluster less, and are staler.
-_NAMED: Final = ("/log", "/server")  # Pages of what has a name, not an id.
+_NAMED: Final = ("/log", "/server")  # Pages of objects with a name, not an id.
 
 
 class Dashboard:
-    """Pages whose `routes` are served beside management's; below `PREFIX` the server requires no token."""
+    """The dashboard's `routes`, served beside management's. Below `PREFIX` the server requires no token."""
 
     def __init__(
         self,
@@ -53,7 +52,7 @@ class Dashboard:
         is_behind_tls: bool = False,
         now_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
-        """`draw`: a new text that cannot be guessed. `is_behind_tls`: the browser speaks TLS."""
+        """`draw` returns a new text that cannot be guessed. `is_behind_tls`: browsers connect with TLS."""
         self._managing = sources.managing
         self._answers = SharedAnswers(now_ns, _FRESH_S, _ANSWERS_MAX)
         sessions = Sessions(now_ns, draw)
@@ -89,7 +88,7 @@ class Dashboard:
         self._live.end()
 
     async def close(self) -> None:
-        """Call it after the server is closed."""
+        """Stops the background tasks. Call it after the server is closed."""
         await self._live.close()
         await self._answers.close()
 
@@ -134,7 +133,7 @@ class Dashboard:
                 session = self._sign_in.enter(request)
             except SignedOut:
                 return self._sign_in.lead_there(request)
-            # A form has no token: this one is the session's.
+            # Forms have no token, so the session's is used.
             fields = {**await fields_of(request), "token": session.token}
             target = request.url.path.removeprefix(PREFIX)
             if "id" in fields:

@@ -119,7 +119,7 @@ class ClusterPages:
         return event_screens.events(rows, following, asked)
 
     async def _list_callbacks(self, _: Request, visit: Visit) -> Screen:
-        shows_urls = may_see_urls()  # Cached facts are shown to those who may see as much.
+        shows_urls = may_see_urls()  # Facts are cached apart for users with and without this right.
         rows = await visit.ask(
             f"callbacks {shows_urls}",
             lambda: self._admin.callbacks.list(shows_urls=shows_urls),

@@ -13,7 +13,7 @@ def error_title(error: RollbookError) -> str:
 
 
 def error_text(error: RollbookError, *names: str) -> str:
-    """`names`: further names to keep unchanged, like those in the error and the session."""
+    """`names`: further names that keep their spelling, besides those in the error and the caller's."""
     text = error.message or (type(error).__doc__ or "").partition("\n")[0]
     caller = CALLER.get(None)
     known = (*names, *map(str, error.ids.values()), caller.principal.name if caller else "")
@@ -21,7 +21,7 @@ def error_text(error: RollbookError, *names: str) -> str:
 
 
 def sentence(text: str, names: Sequence[str] = ()) -> str:
-    """A sentence with a capital, unless it begins with an id or a name, and with a full stop."""
+    """The text with a full stop, and with a capital unless it begins with an id or a name."""
     first = text.partition(" ")[0].rstrip(",:;.")
     if first.isalpha() and first not in names:
         text = f"{text[:1].upper()}{text[1:]}"

@@ -1,4 +1,4 @@
-"""Reads log servers' HTTP pages in a thread. A token is sent only where that is safe."""
+"""Reads log servers' HTTP pages, in a thread. A token is sent only with TLS, or to this machine."""
 
 import http.client
 import json
@@ -27,7 +27,7 @@ class _NamedHttps(http.client.HTTPConnection):
 
 
 def fetch(url: str, path: str, token: str, authorities: str, tls_name: str) -> str:
-    """`url`: the server's URL. `tls_name`: the name in its certificate; empty: its host name.
+    """Reads one page. `url`: the server's URL. `tls_name`: the name in its certificate; empty: its host name.
 
     Raises `OSError`, `HTTPException`, `ValueError`, `RollbookError`.
     """

@@ -1,4 +1,4 @@
-"""The streams of open pages: each change of a page, sent while it is open (DB5)."""
+"""The streams of open pages. A stream sends each change of its page while the page is open (DB5)."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -25,11 +25,11 @@ _EVENTS: Final = "text/event-stream"
 _SIGNED_OUT: Final = b"event: signed-out\ndata: \n\n"
 _ROUND_S: Final = 0.5  # The update interval. Longer: pages are staler, and cost less.
 _HEARTBEAT_ROUNDS: Final = 30
-_ROUNDS_MAX: Final = 50  # Events of a page's size.
+_ROUNDS_MAX: Final = 50  # Kept events, each of a page's size at most.
 
 
 class LiveStreams:
-    """Streams of the pages in `pages`, by path. Pages of equal rights share what is rendered."""
+    """The streams of `pages`, by path. Open pages with the same URL, token and contents share each event."""
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class LiveStreams:
         self._is_closing = asyncio.Event()
 
     def on_act(self) -> None:
-        """A form changed something, so the next round is rendered again."""
+        """Notes that a form changed something, so that the next round is rendered again."""
         self._rounds.on_act()
 
     def end(self) -> None:
@@ -55,7 +55,7 @@ class LiveStreams:
         self._is_closing.set()
 
     async def close(self) -> None:
-        """Call it after the server is closed."""
+        """Stops the background tasks. Call it after the server is closed."""
         await self._rounds.close()
 
     async def follow(self, request: Request) -> Response:
@@ -93,7 +93,7 @@ class LiveStreams:
             if not self._sign_in.readmit(request, session):
                 yield _SIGNED_OUT
                 return
-            # Nothing on a live part differs between sessions of one token.
+            # Live parts are the same for all sessions with the same token.
             key = (page, session.token, session.principal, seen)
             render = partial(self._render_round, there, session, show, page, seen)
             seen, event = (await self._rounds.ask(key, render)).facts
@@ -114,13 +114,13 @@ class LiveStreams:
         page: str,
         seen: PageState,
     ) -> tuple[PageState, bytes]:
-        """The next state of a page that has `seen`, and the event that leads to it."""
+        """The next state of a page whose state is `seen`, and the event that leads to it."""
         visit = await self._visits.begin(there, session, page, after=seen.next_offset)
         try:
             self._managing.require(Duty.LOOK)
             screen = await show(there, visit)
         except RollbookError as error:
-            # The rest of the page stays as it is, and says that it is old.
+            # Only the banner changes. It says that the rest of the page is old.
             visit.banner = f"{error_text(error)} What is below is as it was before."
             parts = Screen("", ()).live_parts(visit.framed())
             now, event = event_for(PageState(seen.digests[:1]), parts, None)

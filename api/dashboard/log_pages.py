@@ -22,7 +22,7 @@ class LogPages:
     """`pages`: the function that shows each page, by the page's path below `PREFIX`."""
 
     def __init__(self, sources: PageSources, draw: Callable[[], str]) -> None:
-        """`draw`: a new text that cannot be guessed."""
+        """`draw` returns a new text that cannot be guessed."""
         self._admin = sources.admin
         self._managing = sources.managing
         self._logs = sources.logs
@@ -84,7 +84,7 @@ class LogPages:
     async def _ensembles(
         self, visit: Visit, segments: Sequence[Facts]
     ) -> Mapping[int, Sequence[str]]:
-        """Returns each segment's bookies, as far as they are known: those of its last fragment."""
+        """The bookies of each segment's last fragment, by ledger. Ledgers that cannot be read are left out."""
         found: dict[int, Sequence[str]] = {}
         for each in segments:
             ledger_id = each["ledger_id"]
@@ -92,12 +92,12 @@ class LogPages:
             try:
                 ledger = await visit.ask(f"ledger {ledger_id}", ask)
             except RollbookError:
-                continue  # Deleted in the meantime, or the store is unavailable.
+                continue  # The ledger was deleted in the meantime, or the store is unavailable.
             found[ledger_id] = ledger["fragments"][-1]["ensemble"] if ledger["fragments"] else ()
         return found
 
     async def _where(self, visit: Visit) -> tuple[str, str]:
-        """The URLs of a log server and of its REST, for commands."""
+        """The URLs of a log server and of its REST API, for the commands on a page."""
         rows = await visit.ask("servers", self._admin.log_servers)
         if not rows:
             return "log://127.0.0.1:7400", ""

@@ -109,18 +109,18 @@ def of_logs(server: str, http: str, namespace: str, start: str, after: str) -> O
 
 @dataclass(frozen=True, slots=True)
 class LogView:
-    """What the page of a log shows."""
+    """The facts that the page of a log shows."""
 
     asked: Mapping[str, str]  # Name, from, format and truncate, as in the URL.
     found: Facts
-    # None for callers who may not read them, nor segments and cursors.
+    # None: the caller may not read records, segments and cursors.
     records: Facts | None
-    is_news: bool  # The page has the records before these.
-    plan: Facts | str | None  # Of a truncation, or why there is none.
-    ensembles: Mapping[int, Sequence[str]]  # The bookies of segments, by ledger.
-    servers: Sequence[str]  # Other servers, which may become its owner.
-    where: tuple[str, str]  # The URLs of a server and of its REST.
-    once: str  # Drawn for this page (DB9).
+    is_news: bool  # True: the page has the records before these.
+    plan: Facts | str | None  # The plan of a truncation, or why there is none.
+    ensembles: Mapping[int, Sequence[str]]  # The bookies of each segment, by ledger.
+    servers: Sequence[str]  # Other servers, which may become the log's owner.
+    where: tuple[str, str]  # The URLs of a server and of its REST API.
+    once: str  # The number that was drawn for this page (DB9).
 
 
 def log(frame: PageFrame, view: LogView, grants: Grants) -> Screen:
@@ -366,7 +366,7 @@ def _acts(frame: PageFrame, view: LogView, before: str, grants: Grants) -> list[
 
 
 def _truncation(frame: PageFrame, name: str, before: str, plan: Facts | str | None) -> Child:
-    """Shows the plan first, then the form that truncates."""
+    """The form that asks for a plan, and then the plan with the form that truncates."""
     ask = search(
         "/log",
         [

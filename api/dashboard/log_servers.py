@@ -1,6 +1,7 @@
-"""The logs on the pages. Log servers are asked with the viewer's own token, so that the viewer's rights apply (DB4).
+"""Reads and changes logs for the pages, with the viewer's own token, so that the viewer's rights apply (DB4).
 
-There is one client for each token; the most recently used client is the last. Calls have a deadline.
+There is one client for each token. If there are too many, the client that was unused for longest is closed.
+Calls have a deadline.
 """
 
 import asyncio
@@ -47,8 +48,8 @@ class LogTls:
     """How to connect to log servers. Without `uses_tls`, only servers on this machine get a token."""
 
     uses_tls: bool = False
-    authorities: str = ""  # A file; empty: those that the machine trusts.
-    name: str = ""  # The name in the servers' certificates; empty: the one that each advertises.
+    authorities: str = ""  # A file with CAs; empty: the CAs that the machine trusts.
+    name: str = ""  # The name in the servers' certificates; empty: the host that each advertises.
 
 
 IN_THE_CLEAR: Final = LogTls()
@@ -61,7 +62,7 @@ class LogServers:
         """`addresses` returns the addresses of the registered servers."""
         self._addresses = addresses
         self._tls = tls
-        self._clients: OrderedDict[str, Client] = OrderedDict()  # Clients by token.
+        self._clients: OrderedDict[str, Client] = OrderedDict()  # By token, the one used last at the end.
         self._closing: set[asyncio.Task[None]] = set()
 
     @property
@@ -112,7 +113,7 @@ class LogServers:
             async with asyncio.timeout(_TIMEOUT_S + 1):
                 return await work(client)
         except ServerUnreachable:
-            self._let_go(token)  # Its servers may have left: the next client uses the present ones.
+            self._let_go(token)  # Its servers may have left; the next client uses the present ones.
             raise
         except TimeoutError:
             raise QuorumTimeout("the log server did not answer in time") from None
@@ -249,7 +250,7 @@ class LogServers:
     async def append(
         self, token: str, name: str, value: bytes, key: bytes | None, once: str | None
     ) -> int:
-        """Returns the record's offset; a repeat with the same `once` returns the first one."""
+        """Appends a record; returns its offset. A repeat with the same `once` returns the offset of the first."""
 
         async def append(client: "Client") -> int:
             log = await client.open(name)

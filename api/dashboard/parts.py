@@ -1,4 +1,4 @@
-"""The parts of screens: frame, tables, forms, and the line with the same command for a shell."""
+"""The parts of screens: frame, tables, forms, and the equivalent shell commands."""
 
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
@@ -34,12 +34,12 @@ _SCREENS: Final = {
 class PageFrame:
     """The frame of every page around its screen."""
 
-    base: str  # `https://host:port`, as the browser has it.
+    base: str  # `https://host:port`, as in the browser's request.
     metadata: str
     secret: str  # The session's secret, which every form carries.
     principal: str  # Empty: authentication is off.
     notes: Sequence[tuple[str, str]] = ()
-    banner: str = ""  # A problem of the shown facts.
+    banner: str = ""  # A problem with the shown facts.
     # The path below the dashboard, with its query; empty: no stream updates the page.
     page: str = ""
 
@@ -50,10 +50,10 @@ class Screen:
     parts: Sequence[Child]
     commands: Sequence[
         str
-    ] = ()  # The same in a shell: without `rollbook` in front, and without the metadata.
-    calls: Sequence[tuple[str, str, str]] = ()  # The same by curl: method, path, body.
+    ] = ()  # Equivalent shell commands, without `rollbook` in front and without `--metadata`.
+    calls: Sequence[tuple[str, str, str]] = ()  # Equivalent HTTP requests: method, path, body.
     on_logs: "OnLogs | None" = None
-    is_live: bool = False  # Without scripts it is loaded again each few seconds.
+    is_live: bool = False  # Without scripts, the page reloads itself every few seconds.
     at: str = ""
     rows: NewRows | None = None  # New rows of a page that follows a log.
 
@@ -65,10 +65,10 @@ class Screen:
 
 @dataclass(frozen=True, slots=True)
 class OnLogs:
-    """The shell command for the same, with a log server as its target."""
+    """The equivalent shell commands and HTTP requests to a log server."""
 
     server: str  # `log://host:port`
-    http: str  # The URL of its REST; empty: it has none.
+    http: str  # The URL of its REST API; empty: it has none.
     commands: Sequence[str] = ()
     calls: Sequence[tuple[str, str, str]] = ()
 
@@ -120,7 +120,7 @@ def _script(name: str) -> Html:
 
 
 def _stream(frame: PageFrame, seen: PageState) -> dict[str, str | bool | None]:
-    """Makes htmx follow the page's stream from its present state on."""
+    """The attributes that make htmx follow the page's stream, from the page's present state on."""
     return {
         "hx-sse:connect": f"{PREFIX}{with_query('/live', page=frame.page, have=str(seen))}",
         "hx-sse:close": "signed-out",

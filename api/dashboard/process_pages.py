@@ -64,7 +64,9 @@ class ProcessPages:
         return log_screens.server(visit.framed(), row, metrics, settings, grants)
 
     async def _process(self, request: Request, visit: Visit) -> Screen:
-        """The page of a process: bookies serve their own facts; of recovery servers only this one does."""
+        """The page of a process. The facts of a bookie are requested from it; of recovery servers, only this
+        process's own are known.
+        """
         kind, name = (request.query_params.get(each, "") for each in ("kind", "name"))
         counted: Mapping[str, Child] | str
         found: Sequence[Facts] | str
@@ -86,7 +88,7 @@ class ProcessPages:
         return process_screens.process(visit.framed(), kind, name, found, counted)
 
     async def _recovery_servers(self, visit: Visit) -> set[str]:
-        """Recovery servers that run a part. Only this process knows of one that serves just HTTP."""
+        """The recovery servers that run a part. A server that runs HTTP alone is known only to itself."""
         found = await visit.ask("recovery", self._admin.recovery)
         return {str(each.get("process")) for each in found["processes"]}
 

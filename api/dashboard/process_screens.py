@@ -122,7 +122,7 @@ def process(
 
 
 def of_exposition(text: str) -> dict[str, Child]:
-    """Prometheus' text as rows, without the buckets of histograms."""
+    """The rows of a Prometheus text, without the buckets of histograms."""
     return {name: value for name, value in _SAMPLE.findall(text) if "_bucket{" not in name}
 
 

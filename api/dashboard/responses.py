@@ -13,7 +13,7 @@ HEADERS: Final = {
     "content-security-policy": "default-src 'self'; base-uri 'none'; form-action 'self'; "
     "frame-ancestors 'none'",
     "x-content-type-options": "nosniff",
-    # Without an origin in its requests the server refuses a form as one of another site.
+    # Keeps the origin in requests: without it, the server refuses a form as one of another site.
     "referrer-policy": "same-origin",
     "cache-control": "no-store",
 }

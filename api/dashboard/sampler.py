@@ -1,7 +1,7 @@
 """Reads log servers' counters every two seconds, for the charts of the overview (DB7).
 
 Counters of log servers in this process are read directly, those of others at their /metrics. A token is
-sent only where that is safe.
+sent only with TLS, or to this machine.
 """
 
 import asyncio
@@ -30,9 +30,10 @@ class Sampler:
         tls_name: str = "",
         token: Callable[[], str] = lambda: "",
     ) -> None:
-        """`servers`: log servers that are registered. `own`: those of this process, by name. `token`: for /metrics.
+        """`servers` returns the registered log servers. `own`: metrics of the log servers in this process, by name.
 
-        `tls_name`: in their certificates; empty: each server's host name.
+        `token` returns the token for /metrics. `tls_name`: the name in the servers' certificates; empty: each
+        server's host name.
         """
         self.samples = Samples()
         self._servers = servers

@@ -361,7 +361,7 @@ def recovery(frame: PageFrame, found: Facts, grants: Grants) -> Screen:
             ("PUT", "/recovery/delay", '{"delay_s": 300}'),
             ("PUT", "/recovery/rate", '{"bytes_per_s": 67108864}'),
         ],
-        is_live=not grants.may_manage(Duty.OPERATE),  # A half-typed number is not thrown away.
+        is_live=not grants.may_manage(Duty.OPERATE),  # Keeps a half-typed number.
         at="/recovery",
     )
 

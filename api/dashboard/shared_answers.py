@@ -1,7 +1,7 @@
 """Answers that visitors share, so that fifty open pages cost the cluster as much as one does.
 
-Callers with the same key share an answer while it is fresh, and an answer in progress. When any caller
-changes something, neither is shared any longer: an earlier answer may lack the change. While the metadata
+Callers with the same key share an answer while it is fresh, and a request in progress. After a change by any
+caller, earlier answers and requests are no longer shared, since they may lack the change. While the metadata
 store is unavailable, callers get the last answer, with its age (DB3).
 """
 
@@ -20,9 +20,9 @@ _S: Final = 1_000_000_000
 @dataclass(frozen=True, slots=True)
 class SharedAnswer:
     facts: Any
-    at_ns: int  # When it was asked for.
+    at_ns: int  # When the answer was requested.
     age_s: int = 0
-    problem: Unavailable | OutcomeUnknown | None = None  # Why it is an old one.
+    problem: Unavailable | OutcomeUnknown | None = None  # Why the answer is old; None: it is fresh.
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,11 +33,14 @@ class _Question:
 
 class SharedAnswers:
     def __init__(self, now_ns: Callable[[], int], fresh_s: float, kept_max: int) -> None:
-        """`fresh_s`: larger: open pages cost less, and are staler. `kept_max`: the number of responses kept."""
+        """`fresh_s`: how long answers are shared. Larger: open pages cost less, and are staler.
+
+        `kept_max`: the most answers that are kept.
+        """
         self._now_ns = now_ns
         self._fresh_ns = int(fresh_s * _S)
         self._kept_max = kept_max
-        self._changed_ns = now_ns()  # The time of the last act here.
+        self._changed_ns = now_ns()  # The time of the last change.
         self._known: OrderedDict[Hashable, SharedAnswer] = OrderedDict()
         self._asking: dict[Hashable, _Question] = {}
 
@@ -46,10 +49,10 @@ class SharedAnswers:
         self._changed_ns = self._now_ns()
 
     async def ask(self, key: Hashable, ask: Callable[[], Awaitable[Any]]) -> SharedAnswer:
-        """Raises the errors of `ask`, unless the store is unavailable and an older answer is
-        known.
+        """Returns the answer. Raises the errors of `ask`, unless the store is unavailable and an older answer
+        is known.
 
-        If it is cancelled, the call continues for its other waiters.
+        If the caller is cancelled, the request continues for its other waiters.
         """
         known = self._known.get(key)
         if known is not None and self._is_fresh(known):
@@ -67,7 +70,7 @@ class SharedAnswers:
         return SharedAnswer(facts, question.began_ns)
 
     async def close(self) -> None:
-        """Call it when no caller waits any more."""
+        """Stops all requests. Call it when no caller waits any longer."""
         asking = [each.answer for each in self._asking.values()]
         await stop_tasks(*asking)
 

@@ -28,7 +28,7 @@ class SignIn:
     def __init__(
         self, authenticator: Authenticator | None, sessions: Sessions, *, is_behind_tls: bool
     ) -> None:
-        """`authenticator`: None admits everybody. `is_behind_tls`: the browser speaks TLS."""
+        """`authenticator`: None admits everybody. `is_behind_tls`: browsers connect with TLS."""
         self._authenticator = authenticator
         self._sessions = sessions
         self._is_behind_tls = is_behind_tls
@@ -49,7 +49,7 @@ class SignIn:
         return session
 
     def _admit(self, request: Request, session: Session) -> bool:
-        """Sets `CALLER` if the session's token still means the same principal; otherwise ends the
+        """Sets `CALLER` if the session's token still belongs to the same principal; otherwise ends the
         session."""
         if self._authenticator is None:
             CALLER.set(anybody(_peer_of(request)))
@@ -65,13 +65,13 @@ class SignIn:
         return True
 
     def readmit(self, request: Request, session: Session) -> bool:
-        """Whether the session goes on; then `CALLER` is set. A session whose principal changed ends."""
+        """Returns whether the session is still valid, and sets `CALLER` if so. Ends it if its principal changed."""
         return self._sessions.holds(session) and self._admit(request, session)
 
     def with_cookie(self, request: Request, response: Response, session: Session) -> Response:
         name = self._cookie_name(request)
         if request.cookies.get(name) != session.id:
-            path = "/" if self._is_behind_tls else PREFIX  # `__Host-` asks for all of it.
+            path = "/" if self._is_behind_tls else PREFIX  # `__Host-` requires the path `/`.
             more = "; Secure" if self._is_behind_tls else ""
             cookie = f"{name}={session.id}; Path={path}; HttpOnly; SameSite=Strict{more}"
             response.headers.append("set-cookie", cookie)

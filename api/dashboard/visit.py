@@ -31,7 +31,7 @@ class Visit:
         self._answers = answers
 
     def own(self, key: str) -> Hashable:
-        """The key of a cached response for this token alone, which has rights of its own."""
+        """The key of an answer that is cached for this token alone, since each token has its own rights."""
         return key, self.session.token
 
     async def ask(self, key: Hashable, ask: Callable[[], Awaitable[Any]]) -> Any:
@@ -67,8 +67,8 @@ class Visits:
         notes: Sequence[tuple[str, str]] = (),
         after: int | None = None,
     ) -> Visit:
-        """`page`: as its stream names it; empty if it has none. `after`: it has the records before this
-        offset."""
+        """`page`: the page's name in its stream's URL; empty: it has no stream. `after`: the page has the
+        records before this offset."""
         cluster = await self._admin.cluster()
         name = session.principal.name if session.principal else ""
         base = f"{self._scheme}://{request.headers.get('host', '')}"

@@ -1,7 +1,7 @@
-"""What an open page shows, and what its stream has yet to send: the events and their ids (DB5).
+"""The state of an open page, and the events of its stream with their ids (DB5).
 
 An id is `digest.digest…;next`: one digest for each live part as the page has it, and the offset after its
-newest record. A page that comes back with it is sent the parts that differ, and the records from that offset
+newest record. A page that reconnects with an id gets the parts that differ, and the records from that offset
 on.
 """
 
@@ -49,7 +49,7 @@ class NewRows:
 
 @dataclass(frozen=True, slots=True)
 class PageState:
-    """A page's contents."""
+    """The contents of an open page, which an event's id describes."""
 
     digests: tuple[str, ...] = ()
     next_offset: int | None = None

@@ -1,7 +1,7 @@
 """HTML as values: every text is escaped where it is put in, so that no page can forget it (DB1).
 
-Names of bookies, labels and reasons may come from anybody. Invisible characters (control characters,
-marks that turn the direction of text) are shown by their numbers, and long texts are cut.
+Names of bookies, labels and reasons may have any contents. Invisible characters (control characters,
+marks that change the direction of text) are shown as numbers, and long texts are cut.
 """
 
 import re

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 INTERVAL_S: Final = 2
-KEPT: Final = 15 * 60 // INTERVAL_S  # 450 samples of four numbers: some 50 KB.
+KEPT: Final = 15 * 60 // INTERVAL_S  # 450 samples of four numbers take some 50 KB.
 SERIES: Final = ("Appended records/s", "Appended bytes/s", "Read records/s", "p99 of appends, ms")
 _PREFIX: Final = "rollbook_log_"
 _COUNTERS: Final = ("appended_records_total", "appended_bytes_total", "told_records_total")
@@ -63,13 +63,13 @@ class Sample:
 
 @dataclass(slots=True)
 class Samples:
-    problem: str = ""  # Why the newest one is incomplete.
+    problem: str = ""  # Why the newest sample is incomplete.
     _kept: deque[Sample] = field(default_factory=lambda: deque(maxlen=KEPT))
     _before: dict[str, Counted] = field(default_factory=dict)
     _before_s: float = 0.0
 
     def add(self, time_s: float, found: Mapping[str, Counted]) -> None:
-        """`found`: counters by source. A new source has no rates yet."""
+        """Adds a sample. `found`: counters by source. A new source has no rates yet."""
         passed_s = time_s - self._before_s
         both = [name for name in list(found)[:_SOURCES_MAX] if name in self._before]
         steps = [found[name].since(self._before[name]) for name in both]

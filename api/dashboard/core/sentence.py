@@ -1,4 +1,4 @@
-"""Says in one sentence with a link what is wrong with a cluster, the worst first."""
+"""Reports the worst problem of a cluster in one sentence, with a link."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ class Sentence:
 
 
 def sentence_of(health: Facts, recovery: Facts) -> Sentence:
-    """`health`: the facts of `rollbook cluster health`; `recovery`: of `rollbook recovery status`."""
+    """`health`: the facts of `rollbook cluster health`. `recovery`: those of `rollbook recovery status`."""
     for rule in _RULES:
         if (found := rule(health, recovery)) is not None:
             return found

@@ -51,7 +51,7 @@ class Sessions:
         return session
 
     def find(self, session_id: str, *, stays_idle: bool = False) -> Session | None:
-        """`stays_idle`: a page itself made the request, not its user."""
+        """`stays_idle`: the page itself made the request, not its user, so the session is not prolonged."""
         session = self._by_id.pop(session_id, None)
         if session is None:
             return None
@@ -63,7 +63,7 @@ class Sessions:
         return session
 
     def holds(self, session: Session) -> bool:
-        """Whether the session still exists. A stream does not prolong it: it is no sign of a user."""
+        """Whether the session still exists. Streams call this: they do not prolong it, since no user acts."""
         return self._by_id.get(session.id) is session and not self._is_over(session)
 
     def _is_over(self, session: Session) -> bool:

@@ -21,7 +21,7 @@ _NAME: Final = re.compile(r"[\w.-]+")
 _NAME_CHARACTERS: Final = f"{ascii_letters}{digits}_.-"
 _PEM_BEGINS: Final = "-----BEGIN"
 _PEM_ENDS: Final = "-----END"
-# Keys and certificates without their lines around: a PEM block or DER, in base64, however short its first line.
+# Keys and certificates in base64, without the lines of PEM around them: an encoded PEM block, or DER.
 _BODY: Final = re.compile(
     r"(?<![A-Za-z0-9+/])(?:LS0tLS1CRUdJTi|MI[GHI]|M[CFH][0-9A-Za-z]CAQ|b3BlbnNzaC1rZXk)[A-Za-z0-9+/]{24,}"
 )
@@ -37,8 +37,8 @@ class Form(StrEnum):
 
 
 def value_in(form: Form, value: bytes, size: int) -> str:
-    """`value`: the part that is shown; `size`: of all of it. Other values are shown as text, or otherwise as
-    hex.
+    """`value`: the part that is shown. `size`: the size of the whole value. A value that does not have the
+    form is shown as text, or as hex if it is not text.
     """
     rest = f"… ({size:,} bytes)" if size > len(value) else ""
     if form is Form.HEX:
@@ -91,7 +91,7 @@ def _is_secret(name: str) -> bool:
 
 
 def _masked(found: Any, depth_left: int) -> Any:
-    """Raises `RecursionError`."""
+    """The value with its secrets hidden. Raises `RecursionError` if it is nested too deeply."""
     if not depth_left:
         raise RecursionError
     if isinstance(found, dict):
@@ -109,7 +109,7 @@ def _masked(found: Any, depth_left: int) -> Any:
     if not isinstance(found, list):
         return found
     shown: list[Any] = []
-    is_hidden = False  # After `"password"` in a list.
+    is_hidden = False  # True after an item such as `"password"`.
     for each in found:
         shown.append(HIDDEN if is_hidden else _masked(each, depth_left - 1))
         is_hidden = is_hidden or (
@@ -123,14 +123,14 @@ def _is_plain_name(name: str) -> bool:
 
 
 def _is_label(name: str, value: Any) -> bool:
-    """Whether the value names the kind of another value of the same object."""
+    """Whether the value is the name of a secret, which is another value of the same object."""
     return name.lower() in _LABELS and isinstance(value, str) and _is_secret(value)
 
 
 def _masked_text(text: str) -> str:
     """Masks secrets line by line. Text after a secret is hidden, too."""
     shown: list[str] = []
-    base, is_due, is_within = 0, False, False  # State of the last secret.
+    base, is_due, is_within = 0, False, False  # About the last secret.
     in_key, in_body = False, False
     for line in text.splitlines():
         indent = len(line) - len(line.lstrip())
