@@ -62,7 +62,7 @@ class LogServers:
         """`addresses` returns the addresses of the registered servers."""
         self._addresses = addresses
         self._tls = tls
-        self._clients: OrderedDict[str, Client] = OrderedDict()  # By token, in the order of last use.
+        self._clients: OrderedDict[str, Client] = OrderedDict()  # By token, as last used.
         self._closing: set[asyncio.Task[None]] = set()
 
     @property
