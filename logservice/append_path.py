@@ -377,7 +377,7 @@ class AppendPath:
             except Overloaded:
                 self._turn = self._loop.call_later(_AGAIN_S, self._on_turn)
             except OwnerChanging:
-                pass  # Waiting barriers have got the owner's failure.
+                pass  # Waiting barriers failed when the ownership ended.
 
     # --- Settling -----------------------------------------------------------------------------
 

@@ -2,7 +2,7 @@
 and its result.
 
 `ServiceCore` is the service without any transport, with one method for each RPC of `proto/v1`. The
-interfaces (`api/grpc`, `api/rest`) translate these classes from requests and into responses. A
+interfaces (`api/grpc`, `api/rest`) translate between these classes and their own messages. A
 failure raises `RollbookError`; its `ids` hold the values that a caller may need, of these types only:
 int, str, bytes, bool, and tuples of them. The interfaces use these ids:
 
@@ -554,7 +554,7 @@ NO_CURSOR: int = -1  # The expected version of a cursor that does not exist yet.
 
 @dataclass(frozen=True, slots=True)
 class Cursor:
-    """A stored cursor. A protected one keeps the records from its offset on from truncation and retention."""
+    """A stored cursor. Truncation and retention keep the records from the offset of a protected cursor on."""
 
     name: CursorName
     offset: Offset

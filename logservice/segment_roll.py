@@ -99,7 +99,7 @@ class SegmentRoll:
 
     @property
     def lacking_seats(self) -> int:
-        """How many bookies fewer than the log wants will get the written segment's next entry."""
+        """How many of the bookies that the log wants will not get the written segment's next entry."""
         bookies = self.degraded_to
         missing = self._list_store.list.config.quorum.ensemble - bookies if bookies else 0
         return max(0, missing) + len(self.vacant_seats)

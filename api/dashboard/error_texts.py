@@ -13,7 +13,7 @@ def error_title(error: RollbookError) -> str:
 
 
 def error_text(error: RollbookError, *names: str) -> str:
-    """`names`: further names that keep their spelling, besides those in the error and the caller's."""
+    """`names`: further names that keep a small first letter, besides those in the error and the caller's."""
     text = error.message or (type(error).__doc__ or "").partition("\n")[0]
     caller = CALLER.get(None)
     known = (*names, *map(str, error.ids.values()), caller.principal.name if caller else "")

@@ -1,8 +1,8 @@
 """gRPC's health and reflection services.
 
 Every caller may check the server's health. `Health.Watch` and reflection last as long as their caller
-wants, and each of them holds one of the calls that all callers share. So they are only for
-authenticated callers, and count among the streams of these.
+wants, and each of them holds one of the calls that all callers share. So only authenticated callers
+may use them, and they count among the streams of their caller.
 """
 
 from collections.abc import AsyncIterator

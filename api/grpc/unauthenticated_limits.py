@@ -1,7 +1,7 @@
 """Keeps unauthenticated callers from holding the calls that all callers share (G8).
 
 gRPC waits for the message of a call before it calls the handler, and the message may never come. So a
-caller without a known token is refused when the metadata arrive, before the message. A certificate is
+caller without a known token is refused once its metadata arrives, before the message. A certificate is
 known only to a handler: such a call is handled like a stream of requests, so that the caller is checked
 before the first message. Health checks, which are open to all callers, have their own limit.
 """
