@@ -1,1 +1,1 @@
-"""HTTP: logs for programs, bookies and clusters for operators."""
+"""HTTP: logs for programs; bookies and clusters for operators."""

@@ -1,4 +1,4 @@
-"""Which media type a request wants most, by its `Accept` header (RFC 9110, 12.5.1)."""
+"""Finds the media type that a request prefers by its `Accept` header (RFC 9110, 12.5.1)."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -8,15 +8,15 @@ _Q: Final = re.compile(r"0(\.\d{0,3})?|1(\.0{0,3})?")
 
 
 def preferred_type(accept: str, types_in: Mapping[str, Sequence[str]], default: str) -> str | None:
-    """The type of highest weight, of equals the first; None if no acceptable type is offered.
+    """Returns the type of highest weight, the first one among equals; None if no acceptable type is offered.
 
-    `types_in`: the offered types in each media range. `default`: for an absent or empty header. The narrowest range
-    that has a type decides its weight: `application/json;q=0, */*` is not JSON. A weight that cannot be read is 0.
+    `types_in`: the offered types in each media range. `default`: the type for an absent or empty header. The narrowest
+    range that has a type decides its weight: `application/json;q=0, */*` excludes JSON. A malformed weight counts as 0.
     """
     weights: dict[str, float] = {}
     for each in accept.split(","):
         media_range, _, parameters = each.partition(";")
-        if each.strip():  # A list may have empty elements, which mean nothing.
+        if each.strip():  # A list may have empty elements, which are ignored.
             weights.setdefault(media_range.strip().lower(), _weight(parameters))
     if not weights:
         return default

@@ -9,6 +9,6 @@ class SnakeCaseModel(BaseModel):
 
 
 class CamelCaseModel(BaseModel):
-    """Names as BookKeeper writes them. Values from our own code may have the names of our fields."""
+    """A model whose fields have BookKeeper's names. Our own code may set them by the names in snake_case."""
 
     model_config = ConfigDict(alias_generator=to_camel, validate_by_name=True, extra="forbid")

@@ -1,11 +1,11 @@
 """A bookie's admin pages: its state, and the few operations that it offers.
 
-Paths of BookKeeper's admin server have the same names here, in camelCase, but always return
-JSON, with problems where that one has texts, and with an operation to query where that one
-starts something and forgets it. Names that BookKeeper's server does not have are in snake_case.
+Paths of BookKeeper's admin server, and their fields in camelCase, have the same names here. Errors are
+problems in JSON instead of plain text, and a request that starts background work returns an operation
+that can be queried. Names that BookKeeper's server does not have are in snake_case.
 
-The bookie is handed in as a `BookieAdmin`; nothing is decided here. Every operation goes to the
-audit: who requested it, what it was, and how it ended.
+The bookie is passed in as a `BookieAdmin`, which makes all decisions. The audit records every operation:
+who requested it, what it was, and how it ended.
 """
 
 import os
@@ -64,7 +64,7 @@ from rollbook.proto.runtime.metrics import CONTENT_TYPE, Metrics
 
 logger = structlog.get_logger()
 
-# Load balancers and orchestrators read these, and show no token.
+# Load balancers and orchestrators request these paths without a token.
 OPEN_PATHS: Final = ("/heartbeat", "/health", "/ready", "/api/v1/bookie/is_ready")
 _PAGE_MAX: Final = 1_000
 
@@ -168,8 +168,8 @@ class AdminServer:
         more_stats: Mapping[str, object] = {},
         authenticator: Authenticator | None = None,
     ) -> "AdminServer":
-        """`more_stats`: of the other parts of the process, by part. `authenticator`: by default one that knows
-        the token alone. Raises `BadConfig`.
+        """`more_stats`: the statistics of the process's other parts, by part. `authenticator`: by default one that
+        knows only the token of `config`. Raises `BadConfig`.
         """
         operations = RunningOperations()
         authenticator = authenticator or Authenticator.of(config.token_file)
@@ -252,7 +252,7 @@ class _Acts:
                 return await work()
 
         with self.act(method, only_begins=True, **about) as begun:
-            # If it is running, another caller started it, with that caller's options.
+            # An operation that is running already was started by another caller, with that caller's options.
             begun["joins"] = self.operations.is_running(kind)
             operation = self.operations.start(kind, work_to_its_end)
             begun["operation"] = operation.id
@@ -282,7 +282,9 @@ Counted = Annotated[Metrics, Depends(_metrics_of)]
 
 
 def _duty_of(method: str, path: str) -> Duty:
-    """The duty for a request. Clearing doubts needs the right to remove: the bookie then answers for them."""
+    """The duty that a request requires. Clearing doubts requires `REMOVE`: afterwards the bookie may answer that it
+    never had entries which it has lost.
+    """
     if method in ("GET", "HEAD"):
         return Duty.LOOK
     return Duty.REMOVE if path.endswith("/doubts/settled") else Duty.OPERATE
@@ -296,13 +298,13 @@ _probes: Final = APIRouter(tags=["probes"])
 
 @_probes.get("/heartbeat", response_class=PlainTextResponse)
 async def heartbeat() -> str:
-    """OK, as long as anybody answers at all."""
+    """OK, as long as the process responds."""
     return "OK\n"
 
 
 @_probes.get("/health", responses=describe_problems(Unavailable))
 async def health(admin: Admin) -> dict[Literal["status"], Literal["ok"]]:
-    """Whether the bookie works, or has to be restarted."""
+    """Whether the bookie works; 503 if it has to be restarted."""
     if reason := admin.failure():
         raise Unavailable(reason, next_step="restart the bookie")
     return {"status": "ok"}
@@ -310,7 +312,7 @@ async def health(admin: Admin) -> dict[Literal["status"], Literal["ok"]]:
 
 @_probes.get("/ready", responses=describe_problems(Unavailable))
 async def ready(admin: Admin) -> dict[Literal["status"], Literal["ready"]]:
-    """Whether the bookie serves: it listens and is registered; it may be read-only."""
+    """Whether the bookie serves: it listens and is registered, and may be read-only. Otherwise 503."""
     _require_ready(admin)
     return {"status": "ready"}
 
@@ -321,14 +323,14 @@ async def ready(admin: Admin) -> dict[Literal["status"], Literal["ready"]]:
     responses=describe_problems(Unavailable),
 )
 async def is_ready(admin: Admin) -> str:
-    """OK, or 503."""
+    """OK if the bookie is ready, otherwise 503."""
     _require_ready(admin)
     return "OK\n"
 
 
 @_probes.get("/metrics", response_class=PlainTextResponse)
 async def read_metrics(metrics: Counted) -> Response:
-    """For Prometheus."""
+    """The metrics, for Prometheus."""
     return Response(await metrics.page(), media_type=CONTENT_TYPE)
 
 
@@ -361,7 +363,7 @@ async def get_read_only(admin: Admin) -> ReadOnly:
 
 @_bookie.put("/bookie/state/readonly", responses=describe_problems(Unavailable))
 async def set_read_only(admin: Admin, acts: Acts, wanted: ReadOnly) -> ReadOnly:
-    """A full disk stays read-only whatever is wished."""
+    """Makes the bookie read-only or writable. With a full disk it stays read-only, and the response is 503."""
     with acts.act("SetReadOnly", read_only=wanted.read_only):
         await admin.set_read_only(wanted.read_only)
     return ReadOnly(read_only=admin.state()["read_only"])
@@ -369,14 +371,14 @@ async def set_read_only(admin: Admin, acts: Acts, wanted: ReadOnly) -> ReadOnly:
 
 @_bookie.get("/bookie/info")
 async def get_info(admin: Admin) -> Info:
-    """Space for ledgers; directories on one disk count once."""
+    """The space for ledgers. Directories on the same disk count once."""
     found = await admin.ledger_space()
     return Info(free_space=found["free_bytes"], total_space=found["total_bytes"])
 
 
 @_bookie.get("/bookie/sanity")
 async def check_sanity(admin: Admin) -> Sanity:
-    """Whether the journal still makes things durable, within seconds."""
+    """Whether the journal can make entries durable within five seconds."""
     return Sanity.model_validate(await admin.check_sanity())
 
 
@@ -390,7 +392,7 @@ async def list_files(
     admin: Admin,
     file_type: Annotated[Literal["journal", "entrylog", "index"] | None, Query()] = None,
 ) -> Files:
-    """`index` is the catalog: entries are indexed in the logs themselves."""
+    """The names of the bookie's files. `index` is the catalog; each entry log has the index of its own entries."""
     found = await admin.files()
     return Files.model_validate(
         {kind: names for kind, names in found.items() if file_type in (None, kind)}
@@ -403,7 +405,7 @@ async def list_ledgers(
     after: Annotated[int, Query(ge=-1, le=LEDGER_ID_MAX)] = -1,
     limit: Annotated[int, Query(ge=1, le=_PAGE_MAX)] = 100,
 ) -> LedgerPage:
-    """Those with an id above `after`, ascending."""
+    """The ledgers with an id above `after`, ascending."""
     found = await admin.ledgers(after, limit)
     last = found[-1]["ledger_id"] if len(found) == limit else None
     return LedgerPage.model_validate({"ledgers": found, "next_after": last})
@@ -423,7 +425,7 @@ async def get_doubts(
     after: Annotated[int, Query(ge=-1, le=LEDGER_ID_MAX)] = -1,
     limit: Annotated[int, Query(ge=1, le=_PAGE_MAX)] = 100,
 ) -> Doubts:
-    """The bookie's possible losses, of ledgers with an id above `after`. Entry -1 is the
+    """The bookie's possible losses, for ledgers with an id above `after`. Entry -1 is the
     explicit LAC.
     """
     return Doubts.model_validate(admin.doubts(after, limit))
@@ -431,13 +433,13 @@ async def get_doubts(
 
 @_bookie.put("/bookie/doubts/settled", responses=describe_problems(Superseded, InvalidRequest))
 async def settle_doubts(admin: Admin, acts: Acts, wanted: SettleDoubts) -> Doubts:
-    """For `rollbook recovery heal`: these entries are here again, or nobody counts on them.
+    """Clears possible losses whose entries were restored or given up. `rollbook recovery heal` calls this.
 
-    Said in error it loses data: the bookie then answers that it never had them. `stamp` is that
-    of the doubts as they were seen.
+    If the entries were not restored, data is lost: the bookie then answers that it never had them. `stamp`
+    is the one that was returned with the possible losses.
     """
     if wanted.everything == (wanted.ledger_id is not None):
-        raise InvalidRequest("say either a ledger or everything")
+        raise InvalidRequest("name either one ledger or everything")
     if wanted.ledger_id is None:
         with acts.act("SettleEverything"):
             await admin.settle_everything(wanted.stamp)
@@ -457,7 +459,7 @@ async def get_settings(admin: Admin) -> dict[str, Any]:
 
 @_bookie.get("/settings")
 async def get_shown_settings(admin: Admin) -> EffectiveSettings:
-    """The settings in force, and where each value comes from; without secrets."""
+    """The settings in force and the source of each value, without secrets."""
     return EffectiveSettings.model_validate({"settings": admin.shown_settings()})
 
 
@@ -468,7 +470,7 @@ async def get_log_level() -> LogLevel:
 
 @_bookie.put("/log_level")
 async def set_log_level(acts: Acts, wanted: LogLevel) -> LogLevel:
-    """Until the next start."""
+    """Sets the log level until the next restart."""
     with acts.act("SetLogLevel", level=wanted.level):
         set_level(wanted.level)
     logger.info("log_level_changed", level=wanted.level)
@@ -485,7 +487,7 @@ _space: Final = APIRouter(tags=["space"])
 async def trigger_gc(
     admin: Admin, acts: Acts, response: Response, wanted: TriggerGc | None = None
 ) -> OperationState:
-    """Looks for deleted ledgers now; a run that is under way is joined."""
+    """Looks for deleted ledgers now, or joins the run that is in progress."""
     force = wanted is not None and wanted.force
     if wanted and (wanted.force_major or wanted.force_minor):
         is_major = wanted.force_major
@@ -503,7 +505,7 @@ async def trigger_gc(
 
 @_space.get("/gc")
 async def get_gc(acts: Acts) -> GcState:
-    """Whether one is running that was asked for."""
+    """Whether a requested collection or compaction is running."""
     kinds = ("gc", "major-compaction", "minor-compaction")
     return GcState(is_in_force_gc=acts.operations.is_running(*kinds))
 
@@ -520,9 +522,9 @@ async def get_suspended(admin: Admin) -> Suspended:
 
 @_space.put("/gc/suspend_compaction", responses=describe_problems(InvalidRequest))
 async def suspend_compaction(admin: Admin, acts: Acts, wanted: Suspend) -> Suspended:
-    """Until it is resumed, or the next start; one that is running stops at its next step."""
+    """Suspends compaction until it is resumed or the bookie restarts. A running one stops at its next step."""
     if not wanted.suspend_major and not wanted.suspend_minor:
-        raise InvalidRequest("say suspendMajor, suspendMinor, or both")
+        raise InvalidRequest("set suspendMajor, suspendMinor, or both")
     which = {"major": wanted.suspend_major, "minor": wanted.suspend_minor}
     with acts.act("SuspendCompaction", **which):
         admin.suspend_compaction(**which)
@@ -532,7 +534,7 @@ async def suspend_compaction(admin: Admin, acts: Acts, wanted: Suspend) -> Suspe
 @_space.put("/gc/resume_compaction", responses=describe_problems(InvalidRequest))
 async def resume_compaction(admin: Admin, acts: Acts, wanted: Resume) -> Suspended:
     if not wanted.resume_major and not wanted.resume_minor:
-        raise InvalidRequest("say resumeMajor, resumeMinor, or both")
+        raise InvalidRequest("set resumeMajor, resumeMinor, or both")
     which = {"major": wanted.resume_major, "minor": wanted.resume_minor}
     with acts.act("ResumeCompaction", **which):
         admin.resume_compaction(**which)
@@ -541,7 +543,7 @@ async def resume_compaction(admin: Admin, acts: Acts, wanted: Resume) -> Suspend
 
 @_space.get("/space")
 async def get_space(admin: Admin) -> dict[str, Any]:
-    """How garbage collection and compaction stand."""
+    """The state of garbage collection and compaction."""
     return dict(admin.garbage_state())
 
 
@@ -552,13 +554,13 @@ async def get_scrub(admin: Admin) -> dict[str, Any]:
 
 @_space.put("/scrub", status_code=202)
 async def trigger_scrub(admin: Admin, acts: Acts, response: Response) -> OperationState:
-    """Reads and verifies everything now, within its budget of bytes."""
+    """Reads and verifies all entries now, at the configured rate."""
     return acts.start(response, "Scrub", "scrub", admin.scrub)
 
 
 @_space.put("/scrub/suspend")
 async def suspend_scrub(admin: Admin, acts: Acts) -> dict[str, Any]:
-    """Until it is resumed, or the next start."""
+    """Suspends scrubbing until it is resumed or the bookie restarts."""
     with acts.act("SuspendScrub"):
         admin.suspend_scrub()
     return dict(admin.scrub_state())
@@ -578,7 +580,7 @@ async def verify_ledger(
     response: Response,
     ledger_id: Annotated[int, Path(ge=0, le=LEDGER_ID_MAX)],
 ) -> OperationState:
-    """Reads all that is here of one ledger, from the disk, now."""
+    """Reads all entries of one ledger that this bookie has, from the disk, now."""
     kind = f"verify-{ledger_id}"
     verify = partial(admin.verify_ledger, ledger_id)
     return acts.start(response, "VerifyLedger", kind, verify, ledger_id=ledger_id)
@@ -592,7 +594,7 @@ _running: Final = APIRouter(tags=["operations"])
 
 @_running.get("/operations")
 async def list_operations(acts: Acts) -> Operations:
-    """The newest first."""
+    """The operations, newest first."""
     found = [operation.describe() for operation in acts.operations.newest_first()]
     return Operations.model_validate({"operations": found})
 

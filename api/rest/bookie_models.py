@@ -1,4 +1,5 @@
-"""Values that a bookie's admin pages show and take: BookKeeper's under its names, in camelCase, ours in snake_case.
+"""Models of a bookie's admin pages. Fields that BookKeeper has, too, keep its names, in camelCase; our own are in
+snake_case.
 
 OpenAPI names a model by its `title`, if it has one, and otherwise by its class.
 """
@@ -36,7 +37,7 @@ class Sanity(CamelCaseModel):
 
 
 class EntryRange(SnakeCaseModel):
-    """Both included."""
+    """The entries from `first_entry` to `last_entry`, both included."""
 
     first_entry: int = Field(ge=-1, le=LEDGER_ID_MAX, examples=[-1])
     last_entry: int = Field(ge=-1, le=LEDGER_ID_MAX, examples=[999])
@@ -57,7 +58,7 @@ class Doubts(SnakeCaseModel):
 
 
 class SettleDoubts(SnakeCaseModel):
-    """Of one ledger, or of everything."""
+    """The possible losses to clear: of one ledger, or (`everything`) that of the bookie as a whole."""
 
     stamp: str = Field(max_length=64, examples=["64af0c55e1b00-2"])
     everything: bool = Field(False, examples=[False])
@@ -66,10 +67,10 @@ class SettleDoubts(SnakeCaseModel):
 
 
 class TriggerGc(CamelCaseModel):
-    """Which compactions are to follow; without either only what is deleted goes.
+    """The compaction that follows the collection. Without one, only deleted ledgers are removed.
 
-    With `force` deleted ledgers go however many they are: else a metadata store that names hardly
-    any is taken for the wrong one.
+    With `force`, deleted ledgers are removed at once, however many they are. Without it, they are removed after a
+    wait; if very many ledgers are missing in the metadata, the store may be the wrong one, and none is removed.
     """
 
     force_major: bool = Field(False, examples=[False])
@@ -109,7 +110,7 @@ class Resume(CamelCaseModel):
 
 
 class ReplayMark(SnakeCaseModel):
-    """Where replay would start, and where the journal is."""
+    """The position where a replay would start, and the end of the journal."""
 
     model_config = ConfigDict(title="Mark")
 
@@ -133,7 +134,7 @@ class Directory(SnakeCaseModel):
 
 
 class Status(BaseModel):
-    """Everything at a glance."""
+    """A summary of the bookie's state."""
 
     bookie_id: str = Field(examples=["bk-1"])
     address: str | None = Field(examples=["127.0.0.1:3181"])
@@ -163,7 +164,7 @@ class Status(BaseModel):
 
 
 class LedgerSummary(SnakeCaseModel):
-    """One ledger as this bookie has it: other copies are on other bookies."""
+    """The part of one ledger that this bookie stores."""
 
     ledger_id: int = Field(examples=[7])
     entries: int = Field(examples=[1_000])
@@ -204,7 +205,7 @@ class LedgerPage(SnakeCaseModel):
 
 
 class OperationState(SnakeCaseModel):
-    """Something that runs in the background; one of a kind at a time."""
+    """A background operation. Only one of each kind runs at a time."""
 
     id: str = Field(examples=["gc-1"])
     kind: str = Field(examples=["gc"])

@@ -1,18 +1,19 @@
-"""BookKeeper's own paths for a whole cluster, with its names and statuses: scripts for a Java bookie keep working.
+"""BookKeeper's own paths for a whole cluster, with its names and statuses: scripts for Java bookies keep working.
 
-What differs from BookKeeper 4.18, and why (`tests/interop/test_http.py` asks a Java bookie the same):
+Differences from BookKeeper 4.18 (`tests/interop/test_http.py` sends the same requests to a Java bookie):
 
-- "None" is an empty answer and not 404: no auditor, no ledger that lacks copies.
-- What does not exist is 404, and a request that makes no sense 400: BookKeeper answers 404, 500, or 200 with nothing done. Another
-  method is 405 and not 404.
-- Answers say their media type.
-- What runs in the background is an operation: 202 with its state, in place of 200 with a sentence. Cookies stay: they
-  are deleted with `DELETE cookies/{id}`, once nothing needs them.
-- `ledger/list` has pages of 100 with metadata and of 1,000 without it, and metadata is JSON and not the node's bytes.
-- `ledger/metadata` has no password: BookKeeper shows it.
-- `ledger/read` takes the right to administer everything, since entries may be records of logs; at most 1,000 entries and
-  4 MiB at a time.
-- Errors are RFC 9457 problems with the statuses of all our routes.
+- If there is no auditor, or no ledger lacks copies, the response is empty instead of 404.
+- A missing thing is 404 and an invalid request is 400, where BookKeeper responds with 404, 500, or 200 without doing
+  anything. A wrong method is 405 instead of 404.
+- Responses have a media type.
+- Background work is an operation: the response is 202 with its state, instead of 200 with a sentence. Cookies are
+  kept; `DELETE cookies/{id}` deletes one that is no longer needed.
+- `ledger/list` has pages of 100 ledgers with metadata or 1,000 without, and the metadata is JSON instead of the node's
+  bytes.
+- `ledger/metadata` hides the password, which BookKeeper shows.
+- `ledger/read` requires the right to administer everything, since entries may contain records of logs. It returns at
+  most 1,000 entries and 4 MiB at a time.
+- Errors are RFC 9457 problems with the same statuses as on all our routes.
 """
 
 import json
@@ -107,7 +108,7 @@ class DelaySeconds(BaseModel):
 
 
 class BookiesToRecover(BaseModel):
-    """`delete_cookie`: only false is taken."""
+    """`delete_cookie` must be false or left out."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -142,7 +143,7 @@ def _bookies(admin: ClusterAdmin) -> APIRouter:
         kind: Annotated[Literal["rw", "ro"], Query(alias="type")] = "rw",
         print_hostnames: Annotated[bool, Query()] = False,
     ) -> dict[str, str | None]:
-        """Registered bookies of one kind; the host only if it is asked for."""
+        """The registered bookies of one kind, with their hosts if `print_hostnames` is true."""
         wanted = "writable" if kind == "rw" else "read-only"
         return {
             row["id"]: _host_of(row["address"]) if print_hostnames else None
@@ -152,7 +153,7 @@ def _bookies(admin: ClusterAdmin) -> APIRouter:
 
     @routes.get("/bookie/list_bookie_info", responses=describe_problems(*AWAY))
     async def list_bookie_info() -> dict[str, str]:
-        """Space of each bookie that answers, and of all of them."""
+        """The space of each bookie that responds, and of all of them together."""
         found = await admin.space()
         shown = {bookie: f": {{{_space_text(*space)}}}," for bookie, space in found.items()}
         free, total = (sum(space[part] for space in found.values()) for part in (0, 1))
@@ -203,7 +204,7 @@ def _ledgers(admin: ClusterAdmin) -> APIRouter:
         page: _Page = 1,
         after: Annotated[int, Query(ge=-1, le=LEDGER_ID_MAX)] = -1,
     ) -> dict[str, str | None]:
-        """Ids, ascending, and their metadata. `after`: only ids above it."""
+        """The ids of ledgers, ascending, and their metadata if `print_metadata` is true. `after`: only ids above it."""
         limit = _WITH_METADATA if print_metadata else _WITHOUT
         rows: Sequence[Any] = ()
         next_after: int | None = after
@@ -233,7 +234,7 @@ def _ledger_acts(admin: ClusterAdmin, acts: BookieActs) -> APIRouter:
         end_entry_id: Annotated[int, Query(ge=-1, le=LEDGER_ID_MAX)] = -1,
         page: _Page | None = None,
     ) -> dict[str, str]:
-        """The bytes as ASCII; any other byte is U+FFFD."""
+        """The entries as ASCII text; each other byte is shown as U+FFFD."""
         first, last = start_entry_id, None if end_entry_id < 0 else end_entry_id
         if page is not None:
             begins = (page - 1) * _WITHOUT
@@ -279,7 +280,7 @@ def _autorecovery(admin: ClusterAdmin) -> APIRouter:
         responses=describe_problems(*AWAY),
     )
     async def who_is_auditor() -> str:
-        """Empty while there is none."""
+        """The auditor; empty while there is none."""
         auditor = (await admin.recovery())["auditor"]
         return f"Auditor: {auditor}" if auditor else ""
 
@@ -296,7 +297,9 @@ def _autorecovery(admin: ClusterAdmin) -> APIRouter:
     async def list_under_replicated_ledger(
         missingreplica: _Bookie = "", excludingmissingreplica: _Bookie = ""
     ) -> list[int]:
-        """The first thousand that are marked, by the bookies that they lack."""
+        """The first thousand ledgers that are marked because they lack copies. `missingreplica` keeps those that lack a
+        copy on this bookie, `excludingmissingreplica` drops them.
+        """
         rows, _ = await admin.ledgers(-1, _WITHOUT, short=True)
         if not missingreplica and not excludingmissingreplica:
             return [row["ledger_id"] for row in rows]

@@ -1,4 +1,4 @@
-"""Sends callbacks, and keeps them from being a way into the network (CP1 to CP4 in DESIGN.md).
+"""Sends callbacks, and keeps callers from using them to reach the internal network (CP1 to CP4 in DESIGN.md).
 
 URL ──► parse_target ──► its host is in `callback_hosts` ──► resolved once ──► each address is checked
                                                                                     │
@@ -41,7 +41,7 @@ _HEADER: Final = re.compile(r"[\x21-\x7e]+(?: [\x21-\x7e]+)*")
 _EMBEDS_IPV4: Final = tuple(
     map(ipaddress.IPv6Network, ("64:ff9b::/96", "64:ff9b:1::/48", "2002::/16", "2001::/32"))
 )
-_UNICAST: Final = ipaddress.IPv6Network("2000::/3")  # The addresses that networks may be assigned.
+_UNICAST: Final = ipaddress.IPv6Network("2000::/3")  # The range that is assigned to networks.
 
 _Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
@@ -60,7 +60,7 @@ class CallbackTarget:
 
     @property
     def is_local(self) -> bool:
-        """Whether the host names this machine literally; other names that resolve to it are refused."""
+        """Whether the host is a loopback name or address. Other names that resolve to this machine are refused."""
         return is_loopback(self.name)
 
     @property
@@ -83,9 +83,9 @@ def parse_target(url: str) -> CallbackTarget:
     port = int(found["port"]) if found and found["port"] else 0
     if found is None or len(url) > URL_MAX or port > 65_535 or found["port"] == "0":
         raise InvalidRequest(
-            f"{url[:80]!r} is no URL for callbacks: it is `https://host[:port]/path?query` of at most "
-            f"{URL_MAX} visible ASCII characters, without a user and without a fragment",
-            next_step="write for example https://hooks.example.com/rollbook",
+            f"{url[:80]!r} is not a callback URL: use `https://host[:port]/path?query` of at most "
+            f"{URL_MAX} visible ASCII characters, without user and fragment",
+            next_step="use for example https://hooks.example.com/rollbook",
         )
     target = CallbackTarget(
         found["scheme"],
@@ -95,7 +95,7 @@ def parse_target(url: str) -> CallbackTarget:
     )
     if target.scheme == "http" and not target.is_local:
         raise InvalidRequest(
-            "events would go over the network in the clear: http is for this machine alone",
+            "events would cross the network unencrypted: http is allowed only for this machine",
             next_step="write https:// in front of the host",
         )
     return target
@@ -111,14 +111,14 @@ def origin_of(url: str) -> str:
 
 def check_hosts(hosts: Collection[str]) -> None:
     """Parses the hosts of the setting. Raises `BadConfig`."""
-    advice = "write hooks.example.com, hooks.example.com:8443, 127.0.0.1:9000 or [::1]"
+    advice = "use for example hooks.example.com, hooks.example.com:8443, 127.0.0.1:9000 or [::1]"
     for host in hosts:
         try:
             target = parse_target(f"https://{host}") if _HOST.fullmatch(host.lower()) else None
         except InvalidRequest:  # The port is invalid.
             target = None
         if target is None:
-            problem: str | None = f"{host[:80]!r} is no host"
+            problem: str | None = f"{host[:80]!r} is not a host"
         else:
             problem = _problem_of_literal(target)
         if problem:
@@ -128,11 +128,11 @@ def check_hosts(hosts: Collection[str]) -> None:
 
 
 def require_allowed(target: CallbackTarget, hosts: Collection[str]) -> None:
-    """Raises `InvalidRequest` unless the setting names its host, or its host and port, and it may be connected to."""
+    """Raises `InvalidRequest` unless the setting has the target's host, or its host and port. An address in place of
+    a host name must also be an allowed one.
+    """
     if problem := _problem_of_literal(target):
-        raise InvalidRequest(
-            problem, next_step="write the name of a host that is reached from everywhere"
-        )
+        raise InvalidRequest(problem, next_step="use the name of a host with a public address")
     known = [each.lower() for each in hosts]
     if target.host in known or f"{target.host}:{target.port}" in known:
         return
@@ -144,7 +144,7 @@ def require_allowed(target: CallbackTarget, hosts: Collection[str]) -> None:
 
 
 def _problem_of_literal(target: CallbackTarget) -> str | None:
-    """Why a literal address may not be connected to; None: it may, or the host is a name."""
+    """The reason why a literal address is refused; None: it is allowed, or the host is a name."""
     try:
         ipaddress.ip_address(target.name)
     except ValueError:
@@ -153,15 +153,15 @@ def _problem_of_literal(target: CallbackTarget) -> str | None:
 
 
 def problem_of_address(target: CallbackTarget, text: str) -> str | None:
-    """None: connecting to it is allowed. The name that this address was resolved from may belong
-    to anybody."""
+    """The reason why this address is refused; None: it is allowed. The address is checked because anybody may own
+    the name that was resolved to it."""
     try:
         address: _Address = ipaddress.ip_address(text.partition("%")[0])
     except ValueError:
-        return f"{text[:80]} is no address"
+        return f"{text[:80]} is not an address"
     if isinstance(address, ipaddress.IPv6Address):
         if any(address in network for network in _EMBEDS_IPV4):
-            return f"{address} embeds an address of IPv4"
+            return f"{address} embeds an IPv4 address"
         address = address.ipv4_mapped or address
     if target.is_local:
         return None if address.is_loopback else f"{address} is not this machine"
@@ -173,7 +173,7 @@ def problem_of_address(target: CallbackTarget, text: str) -> str | None:
 
 
 class CallbackPost:
-    """`post` sends one request; it never raises."""
+    """Sends callbacks. `post` returns errors as a `problem` instead of raising them."""
 
     def __init__(
         self,
@@ -221,7 +221,7 @@ class CallbackPost:
                 problem=f"its certificate is not accepted: {error.verify_message}"
             )
         except (asyncio.IncompleteReadError, asyncio.LimitOverrunError, ValueError):
-            return DeliveryAnswer(problem="the answer is not HTTP/1.1")
+            return DeliveryAnswer(problem="the response is not HTTP/1.1")
         except OSError as error:
             return DeliveryAnswer(problem=describe_error(error))
 
@@ -269,7 +269,8 @@ class CallbackPost:
         return found[0]
 
     async def _ask_the_system(self, host: str, port: int) -> Sequence[str]:
-        """Resolves a host, one look-up of a host at a time: a name that does not resolve blocks one thread."""
+        """Resolves a host. Concurrent look-ups of the same host share one thread, so that a host that does not resolve
+        blocks only one."""
         loop = asyncio.get_running_loop()
         if (asked := self._resolving.get(host)) is None:
             asked = self._resolving[host] = loop.run_in_executor(
@@ -287,7 +288,7 @@ def _addresses_of(host: str, port: int) -> list[str]:
 
 
 def _request(target: CallbackTarget, headers: Mapping[str, str], body: bytes) -> bytes:
-    """Raises `InvalidRequest`: no header may have a line end."""
+    """Raises `InvalidRequest` if a header's value has a line end, or another character that is not allowed in it."""
     lines = [f"POST {target.path} HTTP/1.1", f"host: {target.host_header}"]
     for name, value in headers.items():
         if not _HEADER.fullmatch(value):
@@ -315,8 +316,8 @@ async def _status_of(reader: asyncio.StreamReader) -> int:
 
 
 async def _read_politely(reader: asyncio.StreamReader) -> None:
-    """Some receivers log an error if their response is not read. Its status counts, whatever
-    follows."""
+    """Reads a part of the body, because some receivers log an error if their response is not read. Errors are
+    ignored: only the status counts."""
     left = _READ_MAX
     with suppress(TimeoutError, OSError, ValueError):
         async with asyncio.timeout(_READ_S):

@@ -1,19 +1,19 @@
-"""The body of a request in chunks, without its framing (RFC 9112 §7.1).
+"""Decodes the body of a chunked request (RFC 9112 §7.1).
 
-h11 makes an event of each chunk, for 20 µs: twenty bodies with chunks of one byte took a tenth
-of a second from all others. Here a slice of a body is one piece, whatever its framing, and a
-chunk costs less than a microsecond. The framing of a body is bounded as well:
+h11 makes an event of each chunk, which takes 20 µs: twenty bodies with chunks of one byte delayed all
+other clients by a tenth of a second. `Chunks` decodes all chunks of a received slice at once, in less than a
+microsecond per chunk. The framing of a body is bounded, too:
 
-    small chunks   bounded; they are counted as they are framed, not as they arrive
-    a size         has few digits, and few bytes of extensions, which mean nothing here
-    trailers       bounded in lines and bytes; the reader of the body checks them
+    small chunks   at most `SMALL_CHUNKS_MAX` in a body; how the bytes are split on arrival does not matter
+    a size         at most 16 digits, and `_SIZE_BYTES_MAX` bytes with its extensions, which are ignored
+    trailers       at most `TRAILERS_MAX` lines, of 16 KiB together; each line must be a header
 """
 
 import re
 from typing import Final
 
-CHUNK_BYTES_MIN: Final = 32  # A line of JSON is as large. Of smaller ones a body may have
-SMALL_CHUNKS_MAX: Final = 1024
+CHUNK_BYTES_MIN: Final = 32  # Smaller chunks are counted. A short line of JSON has as many bytes.
+SMALL_CHUNKS_MAX: Final = 1024  # The most chunks of a body that may be below `CHUNK_BYTES_MIN`.
 TRAILERS_MAX: Final = 100
 _TRAILERS_BYTES_MAX: Final = 16 * 1024
 _SIZE: Final = re.compile(rb"([0-9A-Fa-f]{1,16})[ \t]*(?:;[\t\x20-\x7e\x80-\xff]*)?\r\n")
@@ -30,7 +30,7 @@ _END_OF_TRAILERS: Final = re.compile(rb"\n\r?\n")
 
 
 class BadChunks(Exception):
-    """The error of an invalid chunked body; its text is the reason."""
+    """Raised for an invalid chunked body; its text is the reason."""
 
 
 class Chunks:
@@ -78,7 +78,9 @@ class Chunks:
         return b"".join(found)
 
     def _small_ones(self, sent: re.Match[bytes]) -> list[bytes]:
-        """Counts complete small chunks, the usual case, in C before they are decoded."""
+        """Decodes complete small chunks, the usual case. A regular expression in C splits them, so that they are
+        counted before they are decoded.
+        """
         chunks = _SMALL_ONE.findall(sent[0])
         self._count_small(len(chunks))
         return [chunk[chunk.index(b"\n") + 1 : -2] for chunk in chunks]
@@ -91,7 +93,9 @@ class Chunks:
     def _count_small(self, more: int) -> None:
         self._small += more
         if self._small > SMALL_CHUNKS_MAX:
-            raise BadChunks(f"a body may have {SMALL_CHUNKS_MAX} chunks below {CHUNK_BYTES_MIN} B")
+            raise BadChunks(
+                f"a body may have at most {SMALL_CHUNKS_MAX} chunks below {CHUNK_BYTES_MIN} B"
+            )
 
     def _hold_size(self, data: bytes, begin: int) -> None:
         """Keeps an incomplete chunk size; `begin`: where the size would be."""
@@ -104,11 +108,11 @@ class Chunks:
         end = _END_OF_TRAILERS.search(data)
         lines = data[1 : end.start() if end else len(data)]
         if lines.count(b"\n") >= TRAILERS_MAX or len(lines) > _TRAILERS_BYTES_MAX:
-            raise BadChunks(f"a body may have {TRAILERS_MAX} headers behind it, in 16 KiB")
+            raise BadChunks(f"a body may have at most {TRAILERS_MAX} trailers, of 16 KiB together")
         if end is None:
             self._held = data[1:]
             return
         self.is_over, self.rest = True, data[end.end() :]
         self.trailers = [line.removesuffix(b"\r") for line in lines.split(b"\n")] if lines else []
         if not all(b":" in line for line in self.trailers):
-            raise BadChunks("a line behind a body is no header")
+            raise BadChunks("a trailer of the body is not a header")

@@ -1,7 +1,8 @@
-"""HTTP management of a cluster (`/api/v1`): what `rollbook cluster`, `bookie`, `ledger` and `recovery` do, for programs.
+"""HTTP management of a cluster (`/api/v1`): programs can do what `rollbook cluster`, `bookie`, `ledger` and `recovery`
+do.
 
-The cluster is handed in as a `ClusterAdmin`; nothing is decided here. Each route says which duty it takes
-(`api/access/core/grants.py`), and each act goes to the audit.
+The cluster is passed in as a `ClusterAdmin`, which makes all decisions. Each route requires a duty
+(`api/access/core/grants.py`), and the audit records each act.
 """
 
 import hashlib
@@ -84,13 +85,15 @@ _METHODS: Final = {  # The methods' names in the audit.
 
 
 class ClusterAdmin(Protocol):
-    """A cluster's interface for its operators. All methods raise `MetadataUnavailable` without the store."""
+    """A cluster's interface for its operators. All methods raise `MetadataUnavailable` while the metadata store is
+    unavailable, except `cluster`.
+    """
 
     @property
     def callbacks(self) -> "CallbackAdmin": ...
 
     async def cluster(self) -> Facts:
-        """Facts about the cluster; works without the store, too."""
+        """Facts about the cluster, also while the metadata store is unavailable."""
 
     async def health(self) -> Facts: ...
 
@@ -160,7 +163,7 @@ class ClusterAdmin(Protocol):
     ) -> Facts: ...
 
     async def ask_pages(self, name: str, method: str, path: str, body: Facts | None) -> Any:
-        """The bookie's own answer. Raises the error that it answers with, `Missing` where it has no pages."""
+        """The bookie's response. Raises the bookie's error, or `Missing` if the bookie has no admin pages."""
 
     async def operations(self, after: str, limit: int) -> tuple[Sequence[Facts], str | None]:
         """Operations that are stored in metadata, newest first."""
@@ -169,7 +172,7 @@ class ClusterAdmin(Protocol):
         """Raises `Missing`."""
 
     async def begin(self, kind: str, about: Facts, principal: str, key: str | None) -> Facts:
-        """Raises `DuplicateDiffers`, and at once what the operation would be refused for."""
+        """Raises `DuplicateDiffers`, and any error for which the operation would be refused."""
 
     async def cancel(self, operation_id: str) -> Facts:
         """Raises `Missing`, `OperationEnded`."""
@@ -181,7 +184,9 @@ class ClusterAdmin(Protocol):
 
 
 class _PathPart(Convertor[str]):
-    """A path parameter without a verb at its end, so that paths with a verb have only their own methods."""
+    """A path parameter without a colon: the verb after a colon is not a part of it, so a path with a verb has only the
+    verb's methods.
+    """
 
     regex = "[^/:]+"
 
@@ -193,7 +198,7 @@ class _PathPart(Convertor[str]):
 
 
 class _LedgerPathPart(_PathPart):
-    """A ledger in a path; `bad` is excluded, since it is a path of its own."""
+    """A ledger in a path. `bad` is excluded, since `/ledgers/bad` is another route."""
 
     regex = "(?!bad$)[^/:]+"
 
@@ -210,7 +215,7 @@ IdempotencyKey = Annotated[
         alias="idempotency-key",
         min_length=1,
         max_length=KEY_CHARS_MAX,
-        description="The same request with the same key is answered with the same operation.",
+        description="A repeated request with the same key returns the same operation.",
     ),
 ]
 _Limit = Annotated[int, Query(ge=1, le=1000)]
@@ -228,7 +233,7 @@ def make_app(
 ) -> FastAPI:
     app = new_app(
         "Rollbook cluster",
-        "Bookies, ledgers and repair of one cluster: what they do, and what they can be made to do.",
+        "Shows and manages the bookies, ledgers and repairs of one cluster.",
         __version__,
         OPEN_PATHS,
     )
@@ -253,7 +258,7 @@ def make_app(
     app.include_router(_ledger_acts(admin, managing), prefix=_PREFIX)
     app.include_router(_lasting_acts(admin, managing, operations), prefix=_PREFIX)
     app.include_router(_recovery_acts(admin, managing), prefix=_PREFIX)
-    # Imported here, since these modules import from this one.
+    # These are imported here because these modules import from this one.
     from rollbook.api.rest.bookkeeper_paths import as_bookkeeper
     from rollbook.api.rest.cluster_events import callbacks, events
     from rollbook.api.rest.cluster_upkeep import bookie_pages, cookies, ledger_ends
@@ -273,12 +278,12 @@ def _probes(metrics: Metrics, looks: Sequence[Any]) -> APIRouter:
 
     @routes.get("/heartbeat", response_class=PlainTextResponse)
     async def heartbeat() -> str:
-        """OK, as long as anybody answers at all."""
+        """OK, as long as the process responds."""
         return "OK\n"
 
     @routes.get("/metrics", response_class=PlainTextResponse, dependencies=looks)
     async def read_metrics() -> Response:
-        """For Prometheus."""
+        """The metrics, for Prometheus."""
         return Response(await metrics.page(), media_type=CONTENT_TYPE)
 
     return routes
@@ -292,17 +297,17 @@ def _cluster(admin: ClusterAdmin, settings: Sequence[Mapping[str, str]]) -> APIR
 
     @routes.get("/cluster")
     async def get_cluster() -> ClusterSummary:
-        """Also while the metadata store is away."""
+        """The cluster's identity. It is shown even while the metadata store is unavailable."""
         return ClusterSummary.model_validate(await admin.cluster())
 
     @routes.get("/cluster/health", responses=describe_problems(*AWAY))
     async def get_health() -> ClusterHealth:
-        """Asks every member whether it can be reached; two seconds at most."""
+        """The cluster's health. Each member is asked whether it can be reached, for two seconds at most."""
         return ClusterHealth.model_validate(await admin.health())
 
     @routes.get("/settings")
     async def get_settings() -> EffectiveSettings:
-        """Those of the process that is asked, and where each value comes from; without secrets."""
+        """The settings in force in this process and the source of each value, without secrets."""
         return EffectiveSettings.model_validate({"settings": settings})
 
     return routes
@@ -315,7 +320,7 @@ def _bookies(admin: ClusterAdmin) -> APIRouter:
     async def list_bookies(
         after: Annotated[str, Query(max_length=255)] = "", limit: _Limit = PAGE
     ) -> ClusterBookies:
-        """Those with an id above `after`, by id."""
+        """The bookies with an id above `after`, by id."""
         found = [each for each in await admin.bookies() if each["id"] > after]
         last = found[limit - 1]["id"] if len(found) > limit else None
         return ClusterBookies.model_validate({"bookies": found[:limit], "next_after": last})
@@ -353,7 +358,7 @@ def _ledgers(admin: ClusterAdmin) -> APIRouter:
         after: _After = -1,
         limit: _Limit = PAGE,
     ) -> ClusterLedgers:
-        """Those with an id above `after`, ascending. A page of a rare kind may be empty and have a next one."""
+        """The ledgers with an id above `after`, ascending. A page may be empty although there is a next page."""
         wanted = state.value if state else None
         found, next_after = await admin.ledgers(
             after, limit, state=wanted, bookie=bookie, short=short
@@ -362,7 +367,7 @@ def _ledgers(admin: ClusterAdmin) -> APIRouter:
 
     @routes.get("/ledgers/bad", responses=describe_problems(*AWAY))
     async def list_bad_ledgers(after: _After = -1, limit: _Limit = PAGE) -> BadLedgers:
-        """Entries with a bad copy, as a check found, or with no copy, as a repair found. `limit` counts ledgers."""
+        """Entries with a bad copy, found by a check, or without a copy, found by a repair. `limit` counts ledgers."""
         found, next_after = await admin.bad_ledgers(after, limit)
         return BadLedgers.model_validate({"entries": found, "next_after": next_after})
 
@@ -378,7 +383,7 @@ def _recovery(admin: ClusterAdmin) -> APIRouter:
 
     @routes.get("/recovery", responses=describe_problems(*AWAY))
     async def get_recovery() -> Recovery:
-        """Auditor, steward, workers, tasks, switch, delay and rate."""
+        """The state of recovery: auditor, steward, workers, tasks, switch, delay and rate."""
         return Recovery.model_validate(await admin.recovery())
 
     return routes
@@ -391,14 +396,14 @@ def _operations(admin: ClusterAdmin, operations: RunningOperations) -> APIRouter
     async def list_operations(
         after: Annotated[str, Query(max_length=255)] = "", limit: _Limit = PAGE
     ) -> ClusterOperations:
-        """The newest first. Those that last are the same at each server; then come those of this server."""
+        """The operations that are stored in metadata, newest first, then those in the memory of this server."""
         found, rest = await admin.operations(after, limit)
         here = [] if rest else [local_operation(each) for each in operations.newest_first()]
         return ClusterOperations.model_validate({"operations": [*found, *here], "next_after": rest})
 
     @routes.get("/operations/{operation_id}", responses=describe_problems(Missing, *AWAY))
     async def get_operation(operation_id: OperationId) -> ClusterOperation:
-        """Also one that has ended, for seven days."""
+        """An operation; one in metadata is kept for seven days after its end."""
         if (here := operations.known(operation_id)) is not None:
             return ClusterOperation.model_validate(local_operation(here))
         return ClusterOperation.model_validate(await admin.operation(operation_id))
@@ -407,8 +412,7 @@ def _operations(admin: ClusterAdmin, operations: RunningOperations) -> APIRouter
 
 
 def local_operation(operation: Operation) -> Facts:
-    """The facts of an operation that only this server's memory has. They are the response to the request
-    that began it."""
+    """The facts of an operation that is only in this server's memory, as a response shows them."""
     facts = operation.describe()
     unknown = {"about": {}, "principal": "", "done": 0, "total": None, "eta_s": None}
     return facts | unknown | {"created_ms": facts["started_ms"], "cancel_asked": False}
@@ -420,8 +424,8 @@ def local_operation(operation: Operation) -> Facts:
 def _bookie_acts(
     admin: ClusterAdmin, managing: Managing, operations: RunningOperations
 ) -> APIRouter:
-    """Adds the acts on bookies. An act that reads all ledgers is an operation: the response comes when it
-    ends, or after a while with the path at which to query it."""
+    """Routes that change bookies. A change that reads all ledgers is an operation: the response comes when it
+    ends, or after `_PATIENCE_S` with the path at which to query it."""
     routes = APIRouter(tags=["bookies"])
     acts = BookieActs(admin, managing, operations)
     goes_on: dict[int | str, dict[str, Any]] = {202: {"model": ClusterOperation}}
@@ -433,7 +437,9 @@ def _bookie_acts(
         | describe_problems(Missing, LifecycleConflict, DrainBlocked, Overloaded, *ACTS),
     )
     async def set_lifecycle(bookie_id: BookieName, wanted: WantedLifecycle) -> Any:
-        """A transition that is not allowed is 409; `ids.allowed` has those that are."""
+        """Changes a bookie's lifecycle state. If the change is not allowed, the response is 409, and `ids.allowed` has
+        the allowed states.
+        """
         state = LifecycleState(wanted.state)
         done = await acts.set_lifecycle(bookie_id, state, force=wanted.force)
         return begun_answer(done) or lifecycle_of(done.result or {})
@@ -444,7 +450,7 @@ def _bookie_acts(
         responses=goes_on | describe_problems(InvalidRequest, Overloaded, *AWAY),
     )
     async def judge_removal(wanted: BookieIds) -> Any:
-        """Whether these bookies may go, all together. Reads the metadata of all ledgers and changes nothing."""
+        """Whether all these bookies may be removed together. Reads the metadata of all ledgers and changes nothing."""
         done = await acts.judge(wanted.bookies)
         return begun_answer(done) or Removal.model_validate(done.result)
 
@@ -458,8 +464,8 @@ def _bookie_acts(
         bookie_id: BookieName,
         give_up: Annotated[int | None, Query(ge=0, le=_LEDGERS_MAX)] = None,
     ) -> Any:
-        """Refused while it runs or a ledger names it. `give_up`: the number of ledgers that fall below their ack
-        quorum, as the refusal said.
+        """Removes a bookie. Refused while it runs, or while a ledger names it. `give_up`: removes it although ledgers
+        name it; the value must be the number of ledgers that fall below their ack quorum, which the refusal says.
         """
         done = await acts.remove(bookie_id, give_up)
         return begun_answer(done) or Removal.model_validate(done.result)
@@ -468,7 +474,7 @@ def _bookie_acts(
 
 
 def begun_answer(operation: Operation) -> Response | None:
-    """The response of a started operation: it says where to query one that continues."""
+    """The response for an operation that still runs, with the path at which to query it; None: it has ended."""
     if operation.ended_ms is not None:
         return None
     where = {"location": f"{_PREFIX}/operations/{operation.id}"}
@@ -476,7 +482,7 @@ def begun_answer(operation: Operation) -> Response | None:
 
 
 class BookieActs:
-    """The shared part of routes and pages: checks of rights, the audit, and waiting."""
+    """The code that routes and dashboard pages share: it checks rights, writes the audit, and waits for operations."""
 
     def __init__(
         self, admin: ClusterAdmin, managing: Managing, operations: RunningOperations
@@ -496,7 +502,7 @@ class BookieActs:
             return await self._admin.set_lifecycle(bookie, state, force=force)
 
         about: dict[str, Any] = {"bookie": bookie, "state": state.value, "force": force}
-        # The id comes last, since it may end in anything.
+        # The id comes last, since it may contain any text.
         kind = f"{'forced-' if force else ''}{state.value}-{bookie}"
         return await self._await_result(duty, "SetLifecycle", kind, work, about)
 
@@ -520,7 +526,7 @@ class BookieActs:
         return await self._await_result(duty, method, kind, work, about)
 
     def act(self, duty: Duty, method: str, **about: Any) -> AbstractContextManager[dict[str, Any]]:
-        """Wraps a change for whose end the caller waits."""
+        """Wraps a change that ends before the response."""
         return self._managing.act(duty, method, **about)
 
     async def judge(self, bookies: Sequence[str]) -> Operation:
@@ -544,7 +550,7 @@ class BookieActs:
         self._managing.require(duty, method)
         if self._operations.is_running(kind):
             with self._managing.act(duty, method, only_begins=True, joins=True, **about):
-                pass  # The running operation keeps the name of its first caller.
+                pass  # In the audit, the running operation keeps the name of its first caller.
 
         async def work_to_its_end() -> Facts:
             with self._managing.act(duty, method, **about):
@@ -562,7 +568,7 @@ def _ledger_acts(admin: ClusterAdmin, managing: Managing) -> APIRouter:
     async def start_verify(
         ledger_id: LedgerNumber, response: Response, key: IdempotencyKey = None
     ) -> ClusterOperation:
-        """Reads every copy from every bookie that should have one; mends nothing."""
+        """Verifies a ledger: reads each copy of each entry from the bookies that should have one. Repairs nothing."""
         return begun_at(response, await begin_verify(admin, managing, ledger_id, key))
 
     @routes.post(
@@ -573,14 +579,16 @@ def _ledger_acts(admin: ClusterAdmin, managing: Managing) -> APIRouter:
     async def start_recover(
         ledger_id: LedgerNumber, response: Response, key: IdempotencyKey = None
     ) -> ClusterOperation:
-        """Stops its writer, finds where it ends and closes it there. Refused for a segment of a log."""
+        """Recovers a ledger: fences its writer, finds the last entry and closes the ledger. Refused for a segment of a
+        log.
+        """
         return begun_at(response, await begin_recover(admin, managing, ledger_id, key))
 
     return routes
 
 
 def _not_to_cancel(operation: Operation) -> OperationEnded:
-    """The error of cancelling an operation that only one server's memory has."""
+    """The error for a request to cancel an operation that is only in one server's memory."""
     ids = {"operation": operation.id, "state": operation.describe()["state"]}
     if operation.ended_ms is not None:
         return OperationEnded("it has ended", next_step="begin another one", **ids)
@@ -591,14 +599,16 @@ def _not_to_cancel(operation: Operation) -> OperationEnded:
 def _lasting_acts(
     admin: ClusterAdmin, managing: Managing, operations: RunningOperations
 ) -> APIRouter:
-    """Routes that begin operations in metadata: if a process dies, another one continues them."""
+    """Routes that begin or cancel operations in metadata. If the process that runs one dies, another continues it."""
     routes = APIRouter(tags=["operations"])
 
     @routes.post("/bookies:drain", status_code=202, responses=_begins(InvalidRequest, DrainBlocked))
     async def drain_bookies(
         wanted: WantedDrain, response: Response, key: IdempotencyKey = None
     ) -> ClusterOperation:
-        """Done when all are drained. Refused with the ledgers (`ids.first_ledgers`) that would lack a bookie."""
+        """Drains bookies. The operation ends when all are drained. It is refused if some ledgers would lack a bookie;
+        `ids.first_ledgers` names some of them.
+        """
         duty = Duty.REMOVE if wanted.force else Duty.OPERATE
         about = wanted.model_dump()
         return begun_at(response, await begin(admin, managing, "drain", about, key, duty))
@@ -607,7 +617,7 @@ def _lasting_acts(
     async def recover_bookies(
         wanted: WantedRecovery, response: Response, key: IdempotencyKey = None
     ) -> ClusterOperation:
-        """Makes the copies of these bookies elsewhere now, without waiting for the auditor."""
+        """Copies what these bookies should have to other bookies now, without waiting for the auditor."""
         about = wanted.model_dump()
         return begun_at(response, await begin(admin, managing, "recover-bookies", about, key))
 
@@ -616,7 +626,9 @@ def _lasting_acts(
         responses=describe_problems(Missing, OperationEnded, *ACTS),
     )
     async def cancel_operation(operation_id: OperationId) -> ClusterOperation:
-        """A drain is undone where it still goes on; what was copied stays copied."""
+        """Cancels an operation. Bookies that a drain operation is still draining become active again. Copies that were
+        made are kept.
+        """
         if (here := operations.known(operation_id)) is not None:
             managing.require(Duty.OPERATE, "CancelOperation")
             raise _not_to_cancel(here)
@@ -670,7 +682,7 @@ def _recovery_acts(admin: ClusterAdmin, managing: Managing) -> APIRouter:
 
     @routes.post("/recovery:audit", responses=describe_problems(*ACTS))
     async def audit(wanted: WantedAudit | None = None) -> Audited:
-        """The auditor looks for missing bookies now, and makes all its checks."""
+        """Makes the auditor look for missing bookies and run all its checks now."""
         anyway = wanted is not None and wanted.anyway
         duty = Duty.REMOVE if anyway else Duty.OPERATE
         with managing.act(duty, "Audit", anyway=anyway):
@@ -678,20 +690,20 @@ def _recovery_acts(admin: ClusterAdmin, managing: Managing) -> APIRouter:
 
     @routes.put("/recovery/switch", responses=describe_problems(*ACTS))
     async def set_switch(wanted: Switch) -> Switch:
-        """Of repair in the whole cluster; BookKeeper's autorecovery obeys it, too."""
+        """Switches repair on or off in the whole cluster. BookKeeper's autorecovery obeys the switch, too."""
         with managing.act(Duty.OPERATE, "SetRecoverySwitch", enabled=wanted.enabled):
             await admin.set_switch(enabled=wanted.enabled)
         return wanted
 
     @routes.put("/recovery/delay", responses=describe_problems(*ACTS))
     async def set_delay(wanted: Delay) -> Delay:
-        """How long a bookie is missing before its copies are made elsewhere."""
+        """Sets how long a bookie must be missing before its entries are copied to other bookies."""
         with managing.act(Duty.OPERATE, "SetLostBookieDelay", delay_s=wanted.delay_s):
             return Delay.model_validate(await admin.set_delay(wanted.delay_s))
 
     @routes.put("/recovery/rate", responses=describe_problems(*ACTS))
     async def set_rate(wanted: WantedRate) -> Rate:
-        """Of each worker; all of them follow it within moments."""
+        """Sets the copying rate of each worker. All workers adopt it within moments."""
         with managing.act(Duty.OPERATE, "SetRecoveryRate", bytes_per_s=wanted.bytes_per_s):
             return Rate.model_validate(await admin.set_rate(wanted.bytes_per_s))
 

@@ -1,4 +1,4 @@
-"""Routes of a cluster's management for its events, and for the callbacks that get them."""
+"""Management routes for the events of a cluster, and for the callbacks that receive them."""
 
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Protocol
@@ -28,7 +28,7 @@ CallbackId = Annotated[str, Path(min_length=1, max_length=100)]
 
 
 class CallbackAdmin(Protocol):
-    """Every method raises `MetadataUnavailable` while the store is away."""
+    """Every method raises `MetadataUnavailable` while the metadata store is unavailable."""
 
     async def list(self, *, shows_urls: bool) -> Sequence[Facts]: ...
 
@@ -57,7 +57,7 @@ def events(admin: ClusterAdmin, looks: Sequence[Any]) -> APIRouter:
         after: Annotated[str, Query(max_length=1000)] = "",
         limit: Annotated[int, Query(ge=1, le=1000)] = PAGE,
     ) -> ClusterEvents:
-        """The newest first: the last 10,000 that this server has seen. An event has the same id at every server."""
+        """The last 10,000 events that this server has seen, newest first. An event has the same id on every server."""
         asked = {"kind": kind.value if kind else "", "bookie": bookie or "", "log": log or ""}
         wanted = {name: value for name, value in asked.items() if value}
         found, next_after = await admin.events(wanted, after, limit)
@@ -72,7 +72,9 @@ def may_see_urls() -> bool:
 
 
 class CallbackActs:
-    """The shared part of routes and pages: checks of rights, and the audit, which has only origins of URLs."""
+    """The code that routes and dashboard pages share. It checks rights, and the audit that it writes has only the
+    origins of URLs.
+    """
 
     def __init__(self, admin: ClusterAdmin, managing: Managing) -> None:
         self._admin = admin
@@ -101,7 +103,7 @@ def callbacks(admin: ClusterAdmin, managing: Managing, looks: Sequence[Any]) -> 
 
     @routes.get("/callbacks", dependencies=looks, responses=describe_problems(*AWAY))
     async def list_callbacks() -> Callbacks:
-        """The oldest first, without secrets; to others than administrators without the paths of URLs."""
+        """The callbacks, oldest first, without secrets. Only administrators see whole URLs; others see origins."""
         found = await admin.callbacks.list(shows_urls=may_see_urls())
         return Callbacks.model_validate({"callbacks": found})
 
@@ -120,19 +122,21 @@ def callbacks(admin: ClusterAdmin, managing: Managing, looks: Sequence[Any]) -> 
         responses=describe_problems(InvalidRequest, Overloaded, *ACTS),
     )
     async def create_callback(wanted: WantedCallback, response: Response) -> NewCallback:
-        """Events from now on are sent to the URL, with a signature by the secret, which is shown here and never again."""
+        """Creates a callback: events from now on are sent to the URL, signed with a secret. Only this response shows
+        the secret.
+        """
         created = await acts.create(wanted.url, wanted.kinds, wanted.bookie)
         response.headers["location"] = f"/api/v1/callbacks/{created['id']}"
         return NewCallback.model_validate(created)
 
     @routes.delete("/callbacks/{callback_id:part}", responses=describe_problems(Missing, *ACTS))
     async def delete_callback(callback_id: CallbackId) -> Callback:
-        """Events that wait for it are not sent any more. Answers with the callback that was there."""
+        """Deletes the callback and returns it. Its undelivered events are dropped."""
         return Callback.model_validate(await acts.delete(callback_id))
 
     @routes.post("/callbacks/{callback_id:part}:test", responses=describe_problems(Missing, *ACTS))
     async def test_callback(callback_id: CallbackId) -> Delivery:
-        """Sends one event of the kind `test`, once, and answers with what came of it."""
+        """Sends one event of the kind `test`, without retries, and returns the result."""
         return Delivery.model_validate(await acts.test(callback_id))
 
     @routes.get(
@@ -141,7 +145,7 @@ def callbacks(admin: ClusterAdmin, managing: Managing, looks: Sequence[Any]) -> 
         responses=describe_problems(Missing, *AWAY),
     )
     async def list_deliveries(callback_id: CallbackId) -> Deliveries:
-        """The last hundred attempts, the newest first."""
+        """The last hundred attempts, newest first."""
         return Deliveries.model_validate(await admin.callbacks.deliveries(callback_id))
 
     return routes

@@ -1,4 +1,4 @@
-"""Values that HTTP management shows and takes, in snake_case. Times are milliseconds since 1970."""
+"""Models of HTTP management, in snake_case. Times are milliseconds since 1970."""
 
 from typing import Any, Literal
 
@@ -25,7 +25,7 @@ class ClusterSummary(SnakeCaseModel):
 
 
 class ClusterHealth(SnakeCaseModel):
-    """`rollbook cluster health`."""
+    """The health of the cluster and its members, as in `rollbook cluster health`."""
 
     health: Literal["healthy", "degraded", "unavailable"] = Field(examples=["degraded"])
     bookies: str = Field(examples=["3 of 4 writable"])
@@ -48,7 +48,7 @@ class ClusterBookie(SnakeCaseModel):
     http: str | None = Field(examples=["10.0.0.5:8001"])
     incarnation: str | None = Field(
         examples=["5f0c2a"]
-    )  # Null: it is a Java bookie, or never started.
+    )  # Null for a Java bookie, and for a bookie that never started.
     lifecycle: LifecycleState = Field(examples=["draining"])
     lifecycle_since_ms: int | None = Field(examples=[1_795_219_200_000])
     reason: str | None = Field(examples=[None])
@@ -74,7 +74,9 @@ class BookieLifecycle(SnakeCaseModel):
 
 
 class WantedLifecycle(SnakeCaseModel):
-    """`draining` also tries again after a drain that failed; `active` cancels, and undoes a drain."""
+    """`draining` begins a drain, or retries a failed one. `active` cancels or undoes a drain. `drained` marks the
+    bookie as drained.
+    """
 
     state: Literal["draining", "active", "drained"] = Field(examples=["draining"])
     # True: drain even if some ledgers have no other bookie.
@@ -86,7 +88,7 @@ class BookieIds(SnakeCaseModel):
 
 
 class Removal(SnakeCaseModel):
-    """Whether bookies may go, all of them together."""
+    """Whether these bookies may all be removed together."""
 
     safe_to_remove: bool = Field(examples=[False])
     bookies: list[str] = Field(examples=[["bk-2 (draining, named by 3100 ledgers)"]])
@@ -112,7 +114,7 @@ class ClusterLedger(SnakeCaseModel):
 
 
 class ClusterLedgers(SnakeCaseModel):
-    """A page may have few rows, or none, and another one after it."""
+    """A page may have few ledgers, or none, although there is a next page."""
 
     ledgers: list[ClusterLedger]
     next_after: int | None = Field(examples=[None])
@@ -161,7 +163,7 @@ class BadLedgers(SnakeCaseModel):
 
 
 class Recovery(BaseModel):
-    """`rollbook recovery status`, the rate, and the first hundred tasks."""
+    """The state of recovery as in `rollbook recovery status`, the copy rate, and the first hundred tasks."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -185,7 +187,7 @@ class Recovery(BaseModel):
 
 
 class WantedAudit(SnakeCaseModel):
-    """`anyway`: mark what the missing bookies have, though most of the cluster is missing."""
+    """`anyway`: mark the ledgers of missing bookies even if most of the cluster is missing."""
 
     anyway: StrictBool = Field(False, examples=[False])
 
@@ -213,7 +215,7 @@ class Rate(SnakeCaseModel):
 
 
 class ClusterOperation(SnakeCaseModel):
-    """Kept for seven days after its end. Only those of kinds that last can be cancelled."""
+    """An operation. Operations in metadata can be cancelled, and are kept for seven days after their end."""
 
     id: str = Field(examples=["5f0c2a7e9b1d4c3fa0865d2be9147c31"])
     kind: str = Field(examples=["drain"])
@@ -225,7 +227,7 @@ class ClusterOperation(SnakeCaseModel):
     created_ms: int = Field(examples=[1_795_219_200_000])
     started_ms: int | None = Field(examples=[1_795_219_200_400])
     ended_ms: int | None = Field(examples=[None])
-    # Done out of `total`: ledgers, or entries of a verification.
+    # How many of `total` are done: ledgers, or the entries of a verification.
     done: int = Field(examples=[8_900])
     total: int | None = Field(examples=[12_000])
     eta_s: int | None = Field(examples=[40])  # Remaining seconds at the average pace so far.
@@ -240,7 +242,7 @@ class ClusterOperations(SnakeCaseModel):
 
 
 class WantedDrain(SnakeCaseModel):
-    """`at_most` of them drain at the same time, in this order."""
+    """The bookies to drain, in this order. At most `at_most` of them drain at the same time."""
 
     bookies: list[str] = Field(min_length=1, max_length=_BOOKIES_MAX, examples=[["bk-2", "bk-3"]])
     at_most: StrictInt = Field(_BOOKIES_MAX, ge=1, le=_BOOKIES_MAX, examples=[1])
@@ -249,13 +251,15 @@ class WantedDrain(SnakeCaseModel):
 
 
 class WantedRecovery(SnakeCaseModel):
-    """The copies of bookies that take no entries are made elsewhere; on bookies of `to` before others."""
+    """The bookies whose entries are copied to other bookies, of which those in `to` are preferred. Each of
+    `bookies` must be stopped or read-only.
+    """
 
     bookies: list[str] = Field(min_length=1, max_length=_BOOKIES_MAX, examples=[["bk-4"]])
     to: list[str] = Field([], max_length=_BOOKIES_MAX, examples=[[]])
     skip_open: StrictBool = Field(
         False, examples=[False]
-    )  # Leave ledgers alone that may have a writer.
+    )  # True: skip ledgers that may have a writer.
 
 
 class StoredCookie(SnakeCaseModel):
@@ -273,7 +277,7 @@ class Cookies(SnakeCaseModel):
 
 
 class WantedCookie(SnakeCaseModel):
-    """`version`: of the cookie that it replaces; null: there is none."""
+    """`version`: the version of the cookie that is replaced; null if there is none yet."""
 
     text: str = Field(
         max_length=32_768, examples=['5\nbookieHost: "bk-2"\njournalDir: "/journal"\n']
@@ -300,7 +304,7 @@ class BookiePage(SnakeCaseModel):
 
 
 class ClusterEvent(SnakeCaseModel):
-    """`id`: the node that it tells of, the transaction that made the node, and its version or what it was."""
+    """`id`: the metadata node that changed, the transaction that created it, and the node's version or the change."""
 
     id: str = Field(examples=["lifecycle/bk-2@1f3.2"])
     kind: EventKind = Field(examples=["lifecycle"])
@@ -334,7 +338,7 @@ CallbackKind = Literal[
 
 
 class WantedCallback(SnakeCaseModel):
-    """Without `kinds` events of all kinds are sent; with `bookie` only those that name it."""
+    """Without `kinds`, events of all kinds are sent. With `bookie`, only events that name this bookie are sent."""
 
     url: str = Field(max_length=2000, examples=["https://hooks.example.com/rollbook"])
     kinds: list[CallbackKind] = Field([], max_length=20, examples=[["lifecycle", "bookie-lost"]])
@@ -342,7 +346,7 @@ class WantedCallback(SnakeCaseModel):
 
 
 class Delivery(SnakeCaseModel):
-    """One attempt."""
+    """One attempt to deliver an event."""
 
     event: str = Field(examples=["lifecycle/bk-2@1f3.2"])
     kind: EventKind = Field(examples=["lifecycle"])
@@ -371,7 +375,7 @@ class Callback(SnakeCaseModel):
 
 
 class NewCallback(Callback):
-    """`secret`: the key of signatures, shown only here."""
+    """`secret`: the key of the signatures. Only this response shows it."""
 
     secret: str = Field(
         examples=["9b1d4c3fa0865d2be9147c315f0c2a7e9b1d4c3fa0865d2be9147c315f0c2a7e"]

@@ -1,4 +1,4 @@
-"""Routes of a cluster's management for cookies, for the end of a ledger, and for what a bookie shows by itself."""
+"""Management routes for cookies, for deleting ledgers, and for the admin pages of single bookies."""
 
 from collections.abc import Sequence
 from enum import Enum
@@ -44,7 +44,7 @@ _SAID_MAX: Final = 16  # Fields of a body that is forwarded.
 
 
 class BookieView(Enum):
-    """Pages of a bookie that can be looked at."""
+    """The pages of a bookie that can be read."""
 
     STATUS = "status"
     STATE = "state"
@@ -56,7 +56,7 @@ class BookieView(Enum):
 
 
 class BookieAction(Enum):
-    """The acts that a bookie can be asked for."""
+    """The actions that can be requested from a bookie."""
 
     READ_ONLY = "readonly"
     GC = "gc"
@@ -107,7 +107,7 @@ def cookies(admin: ClusterAdmin, acts: BookieActs, looks: Sequence[Any]) -> APIR
         | describe_problems(InvalidRequest, LifecycleConflict, NodeExists, Overloaded, *ACTS),
     )
     async def put_cookie(bookie_id: BookieName, wanted: WantedCookie) -> Any:
-        """Refused while the bookie is registered or a ledger names it."""
+        """Stores or replaces a cookie. Refused while the bookie is registered or a ledger names it."""
         digest = sha256(wanted.model_dump_json().encode()).hexdigest()[:16]
         done = await acts.change(
             Duty.REMOVE,
@@ -124,7 +124,7 @@ def cookies(admin: ClusterAdmin, acts: BookieActs, looks: Sequence[Any]) -> APIR
         responses=_GOES_ON | describe_problems(Missing, LifecycleConflict, Overloaded, *ACTS),
     )
     async def delete_cookie(bookie_id: BookieName) -> Any:
-        """Answers with the cookie that was there. Refused while the bookie is registered or a ledger names it."""
+        """Deletes a cookie and returns it. Refused while the bookie is registered or a ledger names it."""
         done = await acts.change(
             Duty.REMOVE,
             "DeleteCookie",
@@ -136,7 +136,7 @@ def cookies(admin: ClusterAdmin, acts: BookieActs, looks: Sequence[Any]) -> APIR
 
     @routes.post("/cookies/{bookie_id}:generate", responses=describe_problems(InvalidRequest))
     async def generate_cookie(bookie_id: BookieName, wanted: WantedDirectories) -> StoredCookie:
-        """The cookie that a bookie with these directories would write. Nothing is kept."""
+        """Returns the cookie that a bookie with these directories would write. Nothing is stored."""
         with acts.act(Duty.REMOVE, "GenerateCookie", bookie=bookie_id):
             found = await admin.generate_cookie(bookie_id, wanted.model_dump())
         return StoredCookie.model_validate(found)
@@ -156,8 +156,8 @@ def ledger_ends(admin: ClusterAdmin, acts: BookieActs) -> APIRouter:
     async def delete_ledger(
         ledger_id: LedgerNumber, force: Annotated[bool, Query()] = False
     ) -> Any:
-        """Its writer is stopped first; `force`: it goes though its writer could not be stopped. Refused for a segment
-        of a log.
+        """Fences the ledger's writer, then deletes the ledger. `force`: deletes it even if the writer could not be
+        fenced. Refused for a segment of a log.
         """
         done = await acts.change(
             Duty.REMOVE,
@@ -182,7 +182,7 @@ def bookie_pages(admin: ClusterAdmin, acts: BookieActs, looks: Sequence[Any]) ->
         responses=describe_problems(Missing, BookieUnreachable, *ACTS),
     )
     async def get_page(bookie_id: BookieName, page: BookieView) -> BookiePage:
-        """The bookie's own report; 5 s at most."""
+        """A page of the bookie itself, which has 5 s to respond."""
         path = f"/api/v1/{_SHOWN[page]}"
         answer = await admin.ask_pages(bookie_id, "GET", path, None)
         return BookiePage(bookie=bookie_id, answer=answer)
@@ -198,7 +198,9 @@ def bookie_pages(admin: ClusterAdmin, acts: BookieActs, looks: Sequence[Any]) ->
             dict[str, Any] | None, Body(max_length=_SAID_MAX, examples=[{"readOnly": True}])
         ] = None,
     ) -> BookiePage:
-        """The body is the bookie's own, for example `{"readOnly": true}` for `readonly`."""
+        """Requests an action from the bookie. The body is passed on to it, for example `{"readOnly": true}` for
+        `readonly`.
+        """
         path = f"/api/v1/bookie/{_DONE[page]}"
         with acts.act(Duty.OPERATE, "AskBookie", bookie=bookie_id, page=page.value):
             answer = await admin.ask_pages(bookie_id, "PUT", path, wanted)

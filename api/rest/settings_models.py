@@ -1,4 +1,4 @@
-"""The settings that a process shows over HTTP: the same at log servers, bookies and recovery servers."""
+"""Models of the settings that a process shows over HTTP, shared by log servers, bookies and recovery servers."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,7 +10,7 @@ from rollbook.proto.runtime.metrics import Metrics
 
 @dataclass(frozen=True, slots=True)
 class OwnProcess:
-    """The one that serves management and the dashboard."""
+    """The process that serves management and the dashboard."""
 
     name: str
     settings: Sequence[Mapping[str, str]] = ()
@@ -24,13 +24,13 @@ class Setting(BaseModel):
     name: str = Field(examples=["journal_dir"])
     value: str = Field(examples=["/var/lib/rollbook/journal"])
     source: str = Field(
-        description="A flag, a variable of the environment, a place in a file, or `default`.",
+        description="A flag, an environment variable, a place in a file, or `default`.",
         examples=["--journal-dir"],
     )
 
 
 class EffectiveSettings(BaseModel):
-    """Those in force, without secrets."""
+    """The settings in force, without secrets."""
 
     model_config = ConfigDict(extra="forbid")
 

@@ -1,10 +1,10 @@
-"""Refuses unknown parameters instead of ignoring them: one may be a misspelt condition.
+"""Refuses unknown parameters instead of ignoring them, since an unknown parameter may be a misspelt condition.
 
-query      every field
-headers    `Log-*` and `Producer-*`. All others are those of HTTP, and of proxies in between
+query      every field is checked
+headers    `Log-*` and `Producer-*` are checked; all others belong to HTTP, or to proxies in between
 
 A route knows the parameters that it declares; `Log-Meta-*` stands for all names with that prefix. Probes
-have no conditions, and may be requested with any headers that a prober sends.
+have no conditions, so their parameters are not checked.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator
@@ -57,6 +57,6 @@ def _refuse_strangers(what: str, said: Iterable[str], known: frozenset[str]) -> 
         if name in known or any(each[-1] == "*" and name.startswith(each[:-1]) for each in known):
             continue
         raise InvalidRequest(
-            f"no {what} {name[:SHOWN]!r} is known here",
+            f"unknown {what} {name[:SHOWN]!r}",
             next_step=did_you_mean(name, known, "leave it out"),
         )
