@@ -95,7 +95,7 @@ def parse_target(url: str) -> CallbackTarget:
     )
     if target.scheme == "http" and not target.is_local:
         raise InvalidRequest(
-            "events would cross the network unencrypted: http is allowed only for this machine",
+            "events would cross the network unencrypted: http is for this machine alone",
             next_step="write https:// in front of the host",
         )
     return target

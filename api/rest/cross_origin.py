@@ -1,13 +1,13 @@
-"""Which pages of other origins may use this server from a browser (CORS), and the headers that tell the browser
-so.
+"""Decides which pages of other origins may use this server from a browser (CORS), and adds the headers that tell the
+browser.
 
     a named origin    its pages may do what any client may: they show a token if the server requires one
     `*`               pages of every origin may read, if no token is required; they change nothing
     any other         the browser hides responses from its pages, and requests that change something are refused
 
-An origin is compared as a whole. A browser asks first (a preflight: OPTIONS, without a token), and is
-answered before anything else handles the request. Responses never allow credentials: no cookie and no
-certificate of a browser's user counts.
+Origins are compared as whole strings. Before some requests a browser sends a preflight (OPTIONS, without a
+token), which is answered here and does not reach the application. Responses never allow credentials, so a
+browser sends neither cookies nor certificates of its user.
 """
 
 import re
@@ -29,7 +29,7 @@ _READING: Final = "GET, HEAD"
 _LOOKING: Final = frozenset(("GET", "HEAD", "OPTIONS"))
 _ASKED_METHOD: Final = "access-control-request-method"
 _ASKED_HEADERS: Final = "access-control-request-headers"
-_PREFLIGHT_AGE_S: Final = 600  # Longer: fewer preflights, later news of a changed setting.
+_PREFLIGHT_AGE_S: Final = 600  # Longer: fewer preflights, and a changed setting takes effect later.
 # Headers that a page may send, and may see, besides `Log-…` and `Producer-…`.
 _SENT: Final = frozenset(
     (
@@ -55,14 +55,14 @@ def check_origins(origins: Iterable[str], setting: str, *, asks_for_tokens: bool
         if origin == EVERY_ORIGIN:
             if asks_for_tokens:
                 raise BadConfig(
-                    f"{setting} * is for servers that ask for no token",
+                    f"{setting} * is allowed only on servers that require no token",
                     next_step="name the origins whose pages may use this server",
                     settings=(setting,),
                 )
         elif not _ORIGIN.fullmatch(_written_by_browsers(origin)):
             raise BadConfig(
-                f"{origin[:80]!r} is no origin",
-                next_step="say SCHEME://HOST or SCHEME://HOST:PORT without a path, as in http://localhost:3000",
+                f"{origin[:80]!r} is not an origin",
+                next_step="use SCHEME://HOST or SCHEME://HOST:PORT without a path, as in http://localhost:3000",
                 settings=(setting,),
             )
 
@@ -71,7 +71,7 @@ class CrossOrigin:
     """Decides what pages of other origins may do."""
 
     def __init__(self, origins: Sequence[str]) -> None:
-        """`origins`: accepted by `check_origins`. None: no page of another origin may do anything."""
+        """`origins`: checked by `check_origins`. If empty, pages of other origins may do nothing."""
         self._every = EVERY_ORIGIN in origins
         self._named = frozenset(map(_written_by_browsers, origins)) - {EVERY_ORIGIN}
 
@@ -79,7 +79,7 @@ class CrossOrigin:
         return origin in self._named
 
     def preflight(self, method: str, headers: Headers) -> Response | None:
-        """The response to a preflight request; None: the request is none."""
+        """The response to a preflight request; None: the request is not one, or its origin is not allowed."""
         origin, wanted = headers.get("origin", ""), headers.get(_ASKED_METHOD, "")
         if method != "OPTIONS" or not wanted or not self._may_read(origin):
             return None
@@ -93,7 +93,7 @@ class CrossOrigin:
         return Response(status_code=204, headers=found)
 
     def telling(self, method: str, headers: Headers, send: Send) -> Send:
-        """Wraps `send`: it adds the headers that say whether the page may read the response."""
+        """Wraps `send` so that it adds the headers that say whether the page may read the response."""
         if not (self._named or self._every):
             return send
         origin = headers.get("origin", "")

@@ -12,14 +12,14 @@ The cost of clients that do not read their events is bounded, however many clien
                `_SLICE_BYTES` at a time, each slice after the earlier ones have left
     untaken    for a client that reads nothing for `_PATIENCE_S`, neither the event nor a reader is kept. When the
                client reads again, records are read again, from the first unsent record on
-    begun      when a client has read a part of a large record, the rest is kept; while all such rests exceed
+    begun      when a client has read a part of a large record, the rest is kept; if all such rests together exceed
                `_RESTS_BYTES_MAX`, the client is disconnected, and resumes later
     reading    followers that are behind read in turns, a few at a time (`owner_routing.py`)
     newcomers  until a client has shown that it reads, others are served before each piece of a large event
                (`fairness/new_reader_pacing.py`)
 
-Connections that read nothing at all are closed (`server.py`). An error after a response has
-begun is its last event.
+Connections that read nothing at all are closed (`server.py`). An error that occurs after the response has
+begun is sent as its last event.
 """
 
 import asyncio
@@ -77,7 +77,7 @@ class StreamEvent:
 
 
 class _TooSlow(Exception):
-    """Raised for a slow client when there are too many."""
+    """Raised for a slow client if the unsent rests of all clients exceed `_RESTS_BYTES_MAX`."""
 
 
 class Follow(Response):
@@ -94,8 +94,8 @@ class Follow(Response):
         end: Offset | None = None,
         uid: str = "",
     ) -> None:
-        """`again`: the events from an offset on. `end`: where the tail was, if that is where it stops. `uid`:
-        of the log; empty if no client resumes.
+        """`again`: opens the events from an offset on. `end`: the tail at which the stream stops, if it stops at one.
+        `uid`: the log's uid; empty for a stream that is not resumed.
         """
         super().__init__(media_type=kind, headers=_HEADERS)
         if uid:
@@ -178,8 +178,10 @@ class Follow(Response):
             event = await anext(self._events, None)
 
     async def _tell_piece(self, piece: StreamEvent, send: Send) -> Offset | None:
-        """Where to continue when a slow client reads again; None: it has read the piece. Raises `_TooSlow`."""
-        # A watch of tails is not resumed: it starts again.
+        """Sends a piece. Returns None if the client has read it, otherwise where to continue when the slow client reads
+        again. Raises `_TooSlow`.
+        """
+        # A watch of tails cannot be resumed; it starts again.
         next_offset = None if piece.kind == "tails" else piece.next_offset
         text = self._write(piece.kind, next_offset, piece.facts)
         if not await _send_text(text[:_SLICE_BYTES], send):
@@ -211,7 +213,7 @@ class Follow(Response):
 
 
 def is_end(event: Any) -> bool:
-    """Whether the event ends a log: its tail does not move any more."""
+    """Whether the event reports that the log is sealed, so that its tail no longer moves."""
     return isinstance(event, LogTail) and event.is_sealed
 
 

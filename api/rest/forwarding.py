@@ -1,6 +1,6 @@
-"""Asking another log server, for a client that cannot be sent there: one attempt, over gRPC.
+"""Asks another log server over gRPC, once, on behalf of a client that cannot be redirected there.
 
-Its credentials (token, certificate) are read again when their files change; calls in progress end on
+The credentials (token, certificate) are read again when their files change; calls in progress end on
 the connections on which they began.
 """
 
@@ -40,7 +40,7 @@ class GrpcPeers:
         options: Sequence[tuple[str, int]] = (),
         shows: Metadata = (),
     ) -> None:
-        """`look`: changes when the files of `security` do. `options`, `shows`: as of `Channels`.
+        """`look`: returns another value when the files of `security` have changed. `options`, `shows`: see `Channels`.
         Raises `BadConfig`."""
         self._security, self._look = security, look
         self._options, self._shows = options, shows

@@ -54,8 +54,8 @@ _PAGE: Final = """<!doctype html>
 def add_index(
     app: FastAPI, dashboard: Callable[[], str] | None = None, *, asks_for_tokens: bool = False
 ) -> None:
-    """`dashboard`: the URL to which a browser is redirected; empty: there is none yet. `asks_for_tokens`:
-    `/` is open to everybody, so it does not have the version.
+    """`dashboard`: returns the URL to which browsers are redirected; empty: there is none yet. `asks_for_tokens`: the
+    server requires tokens, so `/`, which needs none, hides the version.
     """
 
     @app.get("/v1", include_in_schema=False)

@@ -1,7 +1,7 @@
-"""Words of the service as JSON, and back: one translator for all of them, and their schemas.
+"""Converts messages of the log service to JSON and back, and generates their JSON schemas.
 
     Python                        JSON
-    int, str, bool, float         themselves; integers up to 2^63-1
+    int, str, bool, float         the same; integers up to 2^63-1
     bytes                         base64, in a field whose name ends in `_b64`
     LogName, Position             string; a position may be a number, too
     Enum                          its value
@@ -10,8 +10,8 @@
     Mapping, tuple of pairs       object
     a dataclass                   object, with its field names
 
-A client's input is checked field by field: a missing or unknown field, or one of another type,
-is reported with its name. Limits of a value beyond its type are checked by its word.
+A client's input is checked field by field: a missing field, an unknown field or one of the wrong type
+is reported with its name. The message's class checks further limits of its values.
 """
 
 import base64
@@ -53,7 +53,7 @@ def to_json(word: Any) -> Json:
 
 
 def from_json(data: Any, word: Any, **given: Any) -> Any:
-    """Parses a request. `given`: fields that are not in its body. Raises `InvalidRequest`."""
+    """Parses a request. `given`: the fields that the body must not have. Raises `InvalidRequest`."""
     if not isinstance(data, dict):
         raise InvalidRequest(f"the body has to be an object, not {_kind_of(data)}")
     return _reader(word, frozenset(given))(data, given)
@@ -90,7 +90,7 @@ def _key(field: "Field[Any]", hint: Any) -> str:
 
 
 def _to(hint: Any) -> Convert | None:
-    """The conversion of values with this type hint; None: they need none."""
+    """The conversion of values with this type hint; None: no conversion is needed."""
     kind = bare(hint)
     if kind in (int, str, bool, float, CursorName):
         return None
@@ -213,7 +213,7 @@ def _member(kind: type[Enum], value: Any) -> Enum:
     for member in kind:
         if member.value == value:
             return member
-    raise InvalidRequest(f"{value!r:.80} is none of {', '.join(each.value for each in kind)}")
+    raise InvalidRequest(f"{value!r:.80} is not one of {', '.join(each.value for each in kind)}")
 
 
 _JSON_NAMES: Final = {
@@ -257,7 +257,7 @@ def _has_default(field: "Field[Any]") -> bool:
 
 
 def schema_of(word: Any, *, without: tuple[str, ...] = (), is_said: bool = False) -> Json:
-    """A message's JSON schema. `is_said`: clients send it, and may leave out fields with a default only."""
+    """A message's JSON schema. `is_said`: clients send the message, and may leave out only fields with a default."""
     hints = get_type_hints(word)
     kept = [each for each in fields(word) if each.name not in without]
     found: Json = {

@@ -1,4 +1,4 @@
-"""Named logs over HTTP (`/v1`): a peer of gRPC over the same service core. DESIGN.md has the map."""
+"""Serves named logs over HTTP (`/v1`), with the same service core as gRPC. DESIGN.md lists the routes."""
 
 from collections.abc import Callable
 from typing import Final
@@ -28,7 +28,7 @@ BOUNDS: Final = Bounds(
     body_bytes=8 * _MIB,  # Room for a batch of 5 MiB as JSON.
     bodies_bytes=64 * _MIB,
     answers_bytes=64 * _MIB,
-    unsent_bytes=1,  # One byte: all earlier bytes are read before more is written.
+    unsent_bytes=1,  # One byte: more is written only after all earlier bytes have left.
     may_stream=True,
 )
 _RETRY_S: Final = 1
@@ -54,10 +54,10 @@ class RestServer:
         shown: MetricsPage | None = None,
         dashboard: Callable[[], str] | None = None,
     ) -> "RestServer":
-        """`url_of`: see `OwnerRouting`. `is_ready`: whether to send more clients here. `authenticator`: that of
-        all doors; otherwise one of its own, if it requires a token. `shown`: at /metrics.
-        `dashboard`: the URL to which browsers at `/` are redirected; empty: there is none yet. Raises
-        `BadConfig`.
+        """`url_of`: see `OwnerRouting`. `is_ready`: whether balancers should send clients here. `authenticator`: the
+        one that gRPC uses, too; by default one for the token of `config`, if it has one. `shown`: the contents of
+        `/metrics` and `/v1/settings`. `dashboard`: returns the URL to which browsers at `/` are redirected; empty:
+        there is none yet. Raises `BadConfig`.
         """
         authenticator = authenticator or Authenticator.of(config.token_file)
         service = AuthorizedService(core, authenticator.audit if authenticator else None)
@@ -123,7 +123,7 @@ def _add_probes(app: FastAPI, is_ready: Callable[[], bool]) -> None:
     @app.head("/healthz", response_class=PlainTextResponse, include_in_schema=False)
     @app.get("/healthz", tags=["probes"], response_class=PlainTextResponse)
     async def health() -> str:
-        """OK, as long as anybody answers at all."""
+        """OK, as long as the process responds."""
         return "OK\n"
 
     not_ready = describe_problems(OwnerChanging)

@@ -1,4 +1,4 @@
-"""`/metrics` and the settings of a log server: for callers that may see what it counts."""
+"""`/metrics` and the settings of a log server, for callers that may see its counters."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -35,7 +35,7 @@ Shown = Annotated[MetricsPage, Depends(_metrics_page)]
 
 @routes.get("/metrics", response_class=PlainTextResponse, **described())
 async def read_metrics(routing: Routing, shown: Shown, how: How) -> Response:
-    """For Prometheus."""
+    """The metrics, for Prometheus."""
     await routing.ask(messages.GetServerStats(), how)
     shown.look()
     return Response(await shown.metrics.page(), media_type=CONTENT_TYPE)
@@ -45,6 +45,6 @@ async def read_metrics(routing: Routing, shown: Shown, how: How) -> Response:
     "/v1/settings", response_model=EffectiveSettings, responses=describe_problems(*ANYWHERE)
 )
 async def read_settings(routing: Routing, shown: Shown, how: How) -> EffectiveSettings:
-    """Those in force at the server that is asked, and where each value comes from; without secrets."""
+    """The settings in force on this server and the source of each value, without secrets."""
     await routing.ask(messages.GetServerStats(), how)
     return EffectiveSettings.model_validate({"settings": shown.settings})

@@ -16,17 +16,17 @@ _OPEN_PATHS: Final = ("/heartbeat",)
 async def start_metrics_page(
     title: str, metrics: Metrics, address: Address, *, insecure: bool = False
 ) -> HttpServer:
-    """Raises `BadConfig` off loopback unless it is `insecure`: there are no tokens here."""
-    app = new_app(title, "What it counts, for Prometheus.", __version__, _OPEN_PATHS)
+    """Starts the server. Raises `BadConfig` off loopback unless `insecure` is set, since there are no tokens here."""
+    app = new_app(title, "The metrics of this process.", __version__, _OPEN_PATHS)
 
     @app.get("/heartbeat", response_class=PlainTextResponse)
     async def heartbeat() -> str:
-        """OK, as long as anybody answers at all."""
+        """OK, as long as the process responds."""
         return "OK\n"
 
     @app.get("/metrics", response_class=PlainTextResponse)
     async def read_metrics() -> Response:
-        """For Prometheus."""
+        """The metrics, for Prometheus."""
         return Response(await metrics.page(), media_type=CONTENT_TYPE)
 
     return await HttpServer.start(app, HttpConfig(address, insecure=insecure), _OPEN_PATHS, None)

@@ -1,4 +1,4 @@
-"""Lasting requests over HTTP: they run in the background, and can be queried."""
+"""Operations: long requests over HTTP that run in the background, and can be queried."""
 
 import asyncio
 import re
@@ -21,7 +21,7 @@ Facts = Mapping[str, Any]
 _UNSAFE: Final = re.compile(r"[^A-Za-z0-9._:-]")
 _OPERATIONS_KEPT: Final = 100
 _ACTS_AT_ONCE: Final = 8
-# Looks have slots of their own: callers with read rights cannot block acts (MG4).
+# Looks have their own slots, so that callers with read rights cannot block acts (MG4).
 _LOOKS_AT_ONCE: Final = 2
 
 
@@ -90,7 +90,7 @@ class RunningOperations:
         *,
         is_look: bool = False,
     ) -> Operation:
-        """Starts or joins an operation and waits for it for that long; it may still be running afterwards.
+        """Starts or joins an operation and waits for its end, at most `patience_s`; it may still run afterwards.
         Raises the error with which it ended."""
         operation = self.start(kind, work, is_look=is_look)
         _, task = self._running[kind]
@@ -103,7 +103,9 @@ class RunningOperations:
         try:
             operation.result = dict(await work())
         except asyncio.CancelledError:
-            operation.problem = problem_of(OutcomeUnknown("the server was stopped meanwhile"))
+            operation.problem = problem_of(
+                OutcomeUnknown("the server was stopped during the operation")
+            )
             raise
         except RollbookError as error:
             operation.error, operation.problem = error, problem_of(error)
