@@ -1,5 +1,5 @@
-"""Routes of logs except their records: configuration, verbs, writer epochs, cursors, segments and journal,
-the cluster."""
+"""The routes of logs, except for their records: configuration, verbs, writer epochs, producers, cursors, segments,
+journal; and the routes for log servers."""
 
 import asyncio
 from collections.abc import Sequence
@@ -49,7 +49,7 @@ from rollbook.proto.errors import (
 
 _PAGE_MAX: Final = 10_000
 _NAMES_MAX: Final = 1000
-# States of one page: each may take some reads, of bookies, too, and a take-over.
+# States in one page. Each may need several reads, some of them from bookies, and a take-over of the log.
 _STATES_MAX: Final = 100
 _STATES_AT_ONCE: Final = 10
 _SERVER: Final = "/v1/servers/{server}"
@@ -60,17 +60,17 @@ Grace = Annotated[
     Query(
         ge=0,
         le=DELETE_GRACE_MS_MAX,
-        description="How long its records are kept yet; left out: as the log is configured.",
+        description="How long the records are kept after the deletion. Default: the log's setting.",
     ),
 ]
 View = Annotated[
     Literal["names", "full"],
     Query(
-        description=f"full: what GET of each log says, or `error` instead; of {_STATES_MAX} at most in a page, "
-        "fewer if the time is over before. A log whose owner died is opened for that."
+        description=f"full: the state of each log, as GET returns it, or `error`; at most {_STATES_MAX} in a page, "
+        "and fewer if the deadline passes. A log whose owner died is opened for this."
     ),
 ]
-Producer = Annotated[str, Path(description="Its id.", min_length=1, max_length=64)]
+Producer = Annotated[str, Path(description="The producer's id.", min_length=1, max_length=64)]
 Server = Annotated[str, Path(description="A server's name or id.", max_length=300)]
 
 routes: Final = APIRouter(default_response_class=Response)
@@ -117,7 +117,7 @@ async def _listed(
     next_page = page.next_page
     for start in range(0, len(page.logs), _STATES_AT_ONCE):
         if start and loop.time() >= due:
-            # The first ones are returned, otherwise no request would end.
+            # The first states are returned in any case, so that each page makes progress.
             next_page = str(page.logs[start - 1])
             break
         states += await _states_of(routing, page.logs[start:][:_STATES_AT_ONCE], how, due)
@@ -179,11 +179,13 @@ async def list_logs(
         errors=(*ANYWHERE, LogExists, BadConfig),
         body={JSON: {"schema": _config_schema(), "example": {"retention_age_s": 86400}}},
         body_required=False,
-        more={201: "It was made."},
+        more={201: "The log was created."},
     ),
 )
 async def ensure_log(routing: Routing, request: Request, log: Log, how: How) -> Response:
-    """Makes the log unless it is there. What its configuration does not name is as the server has it."""
+    """Creates the log unless it exists. A new log gets the server's defaults for the fields that the body does not
+    name. An existing log stays as it is; if it differs in a named field, the response is 409.
+    """
     wanted = await _said(request) or {}
     config = from_json(wanted, ConfigValues) if wanted else None
     names = tuple(field_names(LogConfig)[each] for each in wanted)
@@ -193,13 +195,13 @@ async def ensure_log(routing: Routing, request: Request, log: Log, how: How) -> 
 
 @routes.get(LOG, tags=["logs"], **described(messages.LogState))
 async def get_log(routing: Routing, log: Log, how: HowOf) -> Response:
-    """All there is to know at a glance. The `ETag` changes with the configuration."""
+    """A summary of the log's state. The `ETag` changes with the configuration."""
     return _state_response(await routing.ask(messages.GetLog(log), how))
 
 
 @routes.head(LOG, tags=["logs"], **described())
 async def head_log(routing: Routing, log: Log, how: HowOf) -> Response:
-    """`Log-Head`, `Log-Tail`, `Log-Sealed`, `Log-Epoch`, `Log-Owner`, as the server knows them."""
+    """Returns `Log-Head`, `Log-Tail`, `Log-Sealed`, `Log-Epoch` and `Log-Owner`, as this server knows them."""
     asked = messages.GetTail(log, messages.Consistency.CACHED)
     return Response(headers=tail_headers(await routing.ask(asked, how)))
 
@@ -216,7 +218,9 @@ async def head_log(routing: Routing, log: Log, how: HowOf) -> Response:
 async def update_log(
     routing: Routing, request: Request, log: Log, how: HowOf, etag: ETag
 ) -> Response:
-    """Changes those fields of the configuration that are named, if it still has the `ETag`."""
+    """Changes the fields of the configuration that the body names. With `If-Match`, only if the configuration still has
+    this `ETag`.
+    """
     wanted = await _said(request, is_required=True)
     config = from_json(wanted, ConfigValues)
     names = tuple(field_names(LogConfig)[each] for each in wanted)
@@ -233,7 +237,7 @@ async def update_log(
 async def delete_log(
     routing: Routing, log: Log, how: HowOf, etag: ETag, grace_ms: Grace = None
 ) -> Response:
-    """Nobody can use it any more. Its records are freed when the grace is over."""
+    """Deletes the log, which then cannot be used. Its records are freed after the grace period."""
     answer = await routing.ask(messages.DeleteLog(log, etag, grace_ms), how)
     return json_response(answer, status=202)
 
@@ -248,8 +252,8 @@ async def delete_log(
     ),
 )
 async def undelete_log(routing: Routing, request: Request, log: Log, how: HowOf) -> Response:
-    """Brings a deleted log back, with its records. `uid`: which one, if several were deleted under the name;
-    `to`: another name, if that one is taken.
+    """Restores a deleted log with its records. `uid`: the log's uid, if several logs were deleted under the name. `to`:
+    a new name, if the old one is taken.
     """
     said = await _said(request) or {}
     word = from_json(said, messages.UndeleteLog, log=log)
@@ -264,7 +268,7 @@ async def list_deleted_logs(
     prefix: Annotated[str, Query(max_length=255)] = "",
     limit: Page = 1000,
 ) -> Response:
-    """Deleted logs whose records are kept still, by name."""
+    """The deleted logs whose records are still kept, by name."""
     known = LogName(namespace, "any").namespace if namespace else ""
     return json_response(await routing.ask(messages.ListDeletedLogs(known, prefix, limit), how))
 
@@ -298,7 +302,7 @@ async def _said(request: Request, *, is_required: bool = False) -> Any:
     **described(messages.TruncateAnswer, errors=(*AT_OWNER, Guarded), says=messages.Truncate),
 )
 async def truncate(routing: Routing, request: Request, log: Log, how: HowOf) -> Response:
-    """Nobody reads what is before that position any more; `dry_run` tells what would go."""
+    """Removes the records before a position. `dry_run`: only returns what would be removed."""
     said = await _said(request, is_required=True)
     return json_response(
         await routing.ask(from_json(said, messages.Truncate, log=log, uid=how.uid), how)
@@ -320,7 +324,7 @@ async def truncate(routing: Routing, request: Request, log: Log, how: HowOf) -> 
 async def seal(
     routing: Routing, request: Request, log: Log, how: HowOf, condition: If, producer: By
 ) -> Response:
-    """No record is ever appended again; those of the body are the last ones."""
+    """Seals the log: no more records can be appended. Records in the body are appended first, as the last ones."""
     block: bytes | Response | None = None
     if await request.body() or media_type(request):
         block = await block_in(request, producer)
@@ -341,7 +345,7 @@ async def roll(routing: Routing, log: Log, how: HowOf) -> Response:
     **described(messages.LogOwner, errors=(*AT_OWNER, NoSuchServer), says=messages.TransferLog),
 )
 async def transfer(routing: Routing, request: Request, log: Log, how: HowOf) -> Response:
-    """Hands the log over to another server; no append fails by it."""
+    """Hands the log over to another server. No append fails because of it."""
     said = await _said(request, is_required=True)
     return json_response(
         await routing.ask(from_json(said, messages.TransferLog, log=log, uid=how.uid), how)
@@ -362,8 +366,9 @@ async def transfer(routing: Routing, request: Request, log: Log, how: HowOf) -> 
     ),
 )
 async def acquire_writer(routing: Routing, request: Request, log: Log, how: HowOf) -> Response:
-    """Refused if somebody holds it, unless `mode` is `wait` or `steal`. Earlier writers are fenced: what
-    was acknowledged to them is below `fence_offset`, and nothing more will be.
+    """Makes the caller the log's exclusive writer, with a new epoch. Refused if another writer holds the log, unless
+    `mode` is `wait` or `steal`. Earlier writers are fenced: their acknowledged records are below `fence_offset`, and no
+    later append of theirs is acknowledged.
     """
     said = await _said(request, is_required=True)
     grant = await routing.ask(from_json(said, messages.AcquireWriter, log=log, uid=how.uid), how)
@@ -376,7 +381,7 @@ async def acquire_writer(routing: Routing, request: Request, log: Log, how: HowO
     **described(messages.WriterGrant, errors=(*AT_OWNER, StaleEpoch)),
 )
 async def renew_writer(routing: Routing, log: Log, how: HowOf, epoch: Epoch) -> Response:
-    """Restarts the granted time."""
+    """Renews the writer epoch for the granted time."""
     return json_response(await routing.ask(messages.RenewWriter(log, epoch), how))
 
 
@@ -384,7 +389,7 @@ async def renew_writer(routing: Routing, log: Log, how: HowOf, epoch: Epoch) -> 
     f"{LOG}/writer", tags=["writer"], **described(status=204, errors=(*AT_OWNER, StaleEpoch))
 )
 async def release_writer(routing: Routing, log: Log, how: HowOf, epoch: Epoch) -> Response:
-    """Somebody else may have it."""
+    """Releases the writer epoch, so that another writer can acquire the log."""
     await routing.ask(messages.ReleaseWriter(log, epoch), how)
     return Response(status_code=204)
 
@@ -398,8 +403,8 @@ async def release_writer(routing: Routing, log: Log, how: HowOf, epoch: Epoch) -
     **described(messages.ProducerProgress, status=201, errors=AT_OWNER),
 )
 async def begin_producer(routing: Routing, log: Log, how: HowOf, producer: Producer) -> Response:
-    """Begins the next epoch of a producer, and says how many records it has appended. Use that epoch with
-    `Producer-Seq` from 0 on; older epochs are refused.
+    """Begins the next epoch of a producer, and returns how many records the producer has appended. Appends in this
+    epoch have `Producer-Seq` 0, 1, 2, …; older epochs are refused.
     """
     word = messages.BeginProducer(log, producer.encode())
     return json_response(await routing.ask(word, how), status=201)
@@ -416,7 +421,7 @@ async def list_cursors(
     page_token: Annotated[str, Query(max_length=600)] = "",
     limit: Annotated[int, Query(ge=1, le=1000)] = 1000,
 ) -> Response:
-    """By name; `next_page` is the `page_token` of the next page."""
+    """The log's cursors, by name; `next_page` is the `page_token` of the next page."""
     return json_response(await routing.ask(messages.ListCursors(log, page_token, limit), how))
 
 
@@ -426,7 +431,7 @@ async def list_cursors(
     **described(messages.Cursor, errors=(*ANYWHERE, NoSuchCursor)),
 )
 async def get_cursor(routing: Routing, log: Log, how: HowOf, cursor: Cursor) -> Response:
-    """A named position. Protected it is a mark, and holds truncation and retention back."""
+    """A cursor: a named position. A protected cursor is a mark, which holds truncation and retention back."""
     return _cursor_response(await routing.ask(messages.GetCursor(log, cursor), how))
 
 
@@ -443,7 +448,7 @@ async def get_cursor(routing: Routing, log: Log, how: HowOf, cursor: Cursor) -> 
 async def commit_cursor(
     routing: Routing, request: Request, log: Log, how: HowOf, cursor: Cursor, version: Version
 ) -> Response:
-    """Moves it, or makes it; `If-Match` and `If-None-Match` say from which version."""
+    """Moves or creates a cursor. `If-Match`: only if it has this version; `If-None-Match: *`: only if there is none."""
     said = await _said(request, is_required=True)
     given = {"log": log, "name": cursor, "expected_version": version, "uid": how.uid}
     return _cursor_response(await routing.ask(from_json(said, messages.CommitCursor, **given), how))
@@ -457,7 +462,7 @@ async def commit_cursor(
 async def delete_cursor(
     routing: Routing, log: Log, how: HowOf, cursor: Cursor, version: Version
 ) -> Response:
-    """It holds nothing back any more."""
+    """Deletes a cursor, which then holds back neither truncation nor retention."""
     await routing.ask(messages.DeleteCursor(log, cursor, version), how)
     return Response(status_code=204)
 
@@ -473,7 +478,7 @@ def _cursor_response(cursor: messages.Cursor) -> Response:
 async def list_segments(
     routing: Routing, log: Log, how: HowOf, start: Number = 0, limit: Page = 1000
 ) -> Response:
-    """The ledgers that the log is made of."""
+    """The log's segments and their ledgers."""
     return json_response(
         await routing.ask(messages.ListSegments(log, SegmentId(start), limit), how)
     )
@@ -491,14 +496,14 @@ async def lookup(
     how: How,
     log: Annotated[list[str], Query(max_length=_NAMES_MAX, description="namespace/log")],
 ) -> Response:
-    """Who has these logs, or should have them; those that do not exist are left out."""
+    """The owners of these logs, or the servers that should own them. Logs that do not exist are left out."""
     names = tuple(LogName.parse(each) for each in log)
     return json_response(await routing.ask(messages.Lookup(names), how))
 
 
 @routes.get("/v1/servers", tags=["cluster"], **described(messages.Servers))
 async def list_servers(routing: Routing, how: How) -> Response:
-    """Those that live. `url` is where their HTTP is, empty if they have none."""
+    """The live log servers. `url` is the HTTP address of a server, or empty if it has none."""
     found = to_json(await routing.ask(messages.ListServers(), how))
     for each in found["servers"]:
         each["url"] = routing.url_of(each["address"])
@@ -507,13 +512,13 @@ async def list_servers(routing: Routing, how: How) -> Response:
 
 @routes.get("/v1/stats", tags=["cluster"], **described(messages.ServerStats))
 async def get_server_stats(routing: Routing, how: How) -> Response:
-    """Of the server that is asked."""
+    """The counters of this server."""
     return json_response(await routing.ask(messages.GetServerStats(), how))
 
 
 @routes.get("/v1/outage", tags=["cluster"], **described(messages.Outage))
 async def get_outage(routing: Routing, how: How) -> Response:
-    """The outages that this server knows of: bookies, the metadata store. Answered within a second."""
+    """The outages of bookies and of the metadata store that this server knows of. Responds within a second."""
     return json_response(await routing.ask(messages.GetOutage(), how))
 
 
@@ -529,7 +534,7 @@ async def get_limits(routing: Routing, how: How) -> Response:
     **described(messages.DrainAnswer, status=202, errors=(*AT_OWNER, NoSuchServer)),
 )
 async def drain(routing: Routing, how: How, server: Server) -> Response:
-    """It hands over what it owns and opens nothing more; ask again how many logs are left."""
+    """Drains a server: it hands over its logs and opens no more. Repeat the request to see how many logs are left."""
     return json_response(await routing.ask(messages.DrainServer(server), how), status=202)
 
 
@@ -539,5 +544,5 @@ async def drain(routing: Routing, how: How, server: Server) -> Response:
     **described(messages.DrainAnswer, errors=(*AT_OWNER, NoSuchServer)),
 )
 async def resume(routing: Routing, how: How, server: Server) -> Response:
-    """It takes logs again."""
+    """Ends a drain: the server accepts logs again."""
     return json_response(await routing.ask(messages.DrainServer(server, resume=True), how))

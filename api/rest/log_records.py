@@ -1,4 +1,4 @@
-"""Routes of one log's records: append, read, follow, one by its offset, the tail."""
+"""The routes of a log's records: append, read, follow, read one by its offset, find the tail."""
 
 import asyncio
 import re
@@ -73,7 +73,7 @@ _FOR_EVER: Final = "max-age=31536000, immutable"
 _ASKED_FOR: Final = "no-cache"
 _KINDS: Final = (RAW, JSON, NDJSON, BLOCK)
 _READ_KINDS: Final = (SSE, NDJSON, BLOCK, JSON)
-# A client that reads anything gets a response that ends.
+# A client that accepts any type gets a response that ends.
 _ALL_KINDS: Final = (JSON, BLOCK, NDJSON, SSE)
 _KINDS_IN: Final = {
     **{kind: (kind,) for kind in _READ_KINDS},
@@ -100,7 +100,8 @@ From = Annotated[
     ),
 ]
 Until = Annotated[
-    int | None, Query(ge=0, le=INT64_MAX, description="The first offset that is not wanted.")
+    int | None,
+    Query(ge=0, le=INT64_MAX, description="The offset at which the range ends, excluded."),
 ]
 
 routes: Final = APIRouter(tags=["records"], default_response_class=Response)
@@ -111,10 +112,10 @@ routes: Final = APIRouter(tags=["records"], default_response_class=Response)
 
 def _read_described() -> dict[str, Any]:
     found = described(
-        errors=OF_READS, more={204: "The wait is over, or the log is sealed.", 406: "INVALID"}
+        errors=OF_READS, more={204: "No record came, or the stream has ended.", 406: "INVALID"}
     )
     found["responses"][200] = {
-        "description": "Records, or what happens to the log from now on.",
+        "description": "Records, or a stream of events.",
         "content": {
             JSON: {"schema": READ_ANSWER, "example": READ_EXAMPLE},
             SSE: {
@@ -137,7 +138,7 @@ def _record_responses() -> dict[int | str, dict[str, Any]]:
         "description": "The record.",
         "content": {RAW: {"schema": {"type": "string", "format": "binary"}}},
     }
-    found[304] = {"description": "You have it."}
+    found[304] = {"description": "The client has the record already."}
     return found
 
 
@@ -152,16 +153,16 @@ def _record_responses() -> dict[int | str, dict[str, Any]]:
         status=201,
         errors=OF_APPENDS,
         body=RECORD_BODIES,
-        more={200: "It had been appended before; these are its offsets.", 415: "INVALID"},
+        more={200: "The batch was appended before; these are its offsets.", 415: "INVALID"},
     ),
 )
 async def append(
     routing: Routing, request: Request, log: Log, how: HowOf, condition: If, producer: By
 ) -> Response:
-    """Appends one atomic batch, which is on disk on an ack quorum of bookies when it is answered.
+    """Appends one atomic batch. The response comes when the batch is on disk on an ack quorum of bookies.
 
-    Sent again with the same producer (`Producer-Id`, `Producer-Epoch`, `Producer-Seq`), or with the same
-    `Idempotency-Key`, it is recognised and answered with its first offsets.
+    A batch that is sent again with the same producer (`Producer-Id`, `Producer-Epoch`, `Producer-Seq`), or with the
+    same `Idempotency-Key`, is not appended again: the response has the offsets of the first append.
     """
     block = await block_in(request, producer)
     if isinstance(block, Response):
@@ -190,29 +191,29 @@ async def read(
         Query(
             ge=0,
             le=TIMESTAMP_US_MAX,
-            description="Only what is older: of what follows the log, events and lines.",
+            description="Only records before this time; only for streams (events or lines).",
         ),
     ] = None,
     limit: Annotated[int, Query(ge=1, le=_RECORDS_MAX)] = 10_000,
     max_bytes: Annotated[int, Query(ge=1, le=BATCH_BYTES_CEILING)] = 1024 * 1024,
     wait_ms: Annotated[
-        int, Query(ge=0, le=_WAIT_MS_MAX, description="So long for a record to come; else 204.")
+        int, Query(ge=0, le=_WAIT_MS_MAX, description="How long to wait for a record before 204.")
     ] = 0,
     encoding: Encoding = Encoding.AUTO,
     at_tail: Annotated[
-        messages.AtTail, Query(description="Of what follows the log: events and lines.")
+        messages.AtTail, Query(description="What a stream (events or lines) does at the tail.")
     ] = messages.AtTail.FOLLOW,
     on_truncated: Annotated[
         messages.OnTruncated | None,
-        Query(description="Left out: skip if it follows, else fail."),
+        Query(description="Default: skip for a stream, otherwise fail."),
     ] = None,
     heartbeat_ms: Annotated[int, Query(ge=100, le=60_000)] = 5000,
     last_event_id: Annotated[
-        str | None, Header(description="Where server-sent events resume, in place of `from`.")
+        str | None, Header(description="Where server-sent events resume, instead of `from`.")
     ] = None,
 ) -> Response:
-    """Reads a range, waits for more (`wait_ms`), or follows the log. An answer may have fewer records than
-    there are: go on at `Log-Next-Offset`, until `Log-Up-To-Date` is true. By what is accepted it is
+    """Reads a range, waits for records (`wait_ms`), or follows the log. A response may have only a part of the
+    records: continue at `Log-Next-Offset` until `Log-Up-To-Date` is true. `Accept` selects its format:
 
     `application/json` · `application/vnd.rollbook.batch` (framed blocks, from `Log-First-Offset`) ·
     `text/event-stream` and `application/x-ndjson`, which follow the log until it is sealed.
@@ -221,7 +222,7 @@ async def read(
     kind = preferred_type(accept, _KINDS_IN, JSON)
     if kind is None:
         wanted = ", ".join(_READ_KINDS)
-        return response_of(InvalidRequest(f"what can be accepted: {wanted}"), status=406)
+        return response_of(InvalidRequest(f"Accept has to allow one of {wanted}"), status=406)
     last = _LastEvent.parse(last_event_id) if kind == SSE and last_event_id is not None else None
     begin = position((last and last.next) or start, "from")
     uid = parse_uid(last.uid) if last and last.uid else how.uid
@@ -241,7 +242,9 @@ async def read(
         )
         return await _follow_range(routing, kind, reading, last, how, encoding)
     if until_timestamp_us is not None:
-        raise InvalidRequest("until_timestamp_us is for events and lines: accept one of them")
+        raise InvalidRequest(
+            "until_timestamp_us is for streams: accept text/event-stream or application/x-ndjson"
+        )
     fails = on_truncated or messages.OnTruncated.FAIL
     asked = messages.Read(log, begin, limit, max_bytes, wait_ms, fails)
     answer: messages.ReadAnswer = await routing.ask(asked, how, more_ms=wait_ms)
@@ -262,11 +265,11 @@ async def read_record(
     offset: Annotated[int, Path(ge=0, le=INT64_MAX)],
     if_none_match: Annotated[list[str] | None, Header()] = None,
     uid: Annotated[
-        str, Query(description="Of the log that is meant: caches keep what it says for ever.")
+        str, Query(description="The log's uid; with it, caches may keep the response for ever.")
     ] = "",
 ) -> Response:
-    """One record, its bytes as they are. It never changes in the life of its log: named with the log's `uid`
-    it may be kept for ever, else a cache asks each time whether it is still the same.
+    """One record, as its raw bytes. It never changes while its log exists. Caches may keep a response to a request with
+    the log's `uid` for ever; without `uid` they have to validate it each time.
     """
     asked = messages.Read(log, AtOffset(Offset(offset)), 1, 1, uid=parse_uid(uid) if uid else "")
     answer: messages.ReadAnswer = await routing.ask(asked, how)
@@ -286,16 +289,17 @@ async def get_tail(
     accept: Accept,
     consistency: Annotated[
         messages.Consistency,
-        Query(description="barrier: whatever was acked before is below it."),
+        Query(description="barrier: a tail above every append that was acked before."),
     ] = messages.Consistency.COMMITTED,
     interval_ms: Annotated[int, Query(ge=10, le=60_000)] = 100,
     heartbeat_ms: Annotated[int, Query(ge=100, le=60_000)] = 5000,
     last_event_id: Annotated[
-        str | None, Header(description="A browser that comes back: 204 if the log is sealed.")
+        str | None,
+        Header(description="Sent by a browser that reconnects: 204 if the log is sealed."),
     ] = None,
 ) -> Response:
-    """Where the log ends. As `text/event-stream` or `application/x-ndjson`: whenever that has changed,
-    until the log is sealed.
+    """The log's tail. As `text/event-stream` or `application/x-ndjson`: an event whenever the tail has changed, until
+    the log is sealed.
     """
     kind = preferred_type(accept, _KINDS_IN, JSON)
     if kind in (SSE, NDJSON):
@@ -313,16 +317,16 @@ async def watch_tails(
     routing: Routing,
     how: How,
     accept: Accept,
-    log: Annotated[list[str] | None, Query(description="Of these logs; repeated.")] = None,
+    log: Annotated[list[str] | None, Query(description="Only these logs; may be repeated.")] = None,
     prefix: Annotated[
         list[str] | None,
-        Query(description="Of those that begin so, as namespace/prefix; repeated."),
+        Query(description="Only logs whose names begin with this: namespace/prefix."),
     ] = None,
     interval_ms: Annotated[int, Query(ge=10, le=60_000)] = 20,
     heartbeat_ms: Annotated[int, Query(ge=100, le=60_000)] = 5000,
 ) -> Response:
-    """Where the logs end that this server owns, or would be suggested for, without opening one; of all logs if
-    none are named. As `text/event-stream` or `application/x-ndjson`: all of them, and then what changes.
+    """The tails of the logs that this server owns or would be suggested for; of all of them unless `log` or `prefix`
+    selects some. No log is opened. As `text/event-stream` or `application/x-ndjson`: first all tails, then the changes.
     """
     named = tuple(map(LogName.parse, log or ()))
     prefixes = tuple(prefix or ()) if named or prefix else ("",)
@@ -335,7 +339,7 @@ async def watch_tails(
 
 @routes.post(f"{LOG}:barrier", **described(messages.LogTail, errors=AT_OWNER))
 async def barrier(routing: Routing, log: Log, how: HowOf) -> Response:
-    """A tail below which is all that was acked before, by whichever server."""
+    """A tail above every append that was acked before the request, by any server."""
     asked = messages.GetTail(log, messages.Consistency.BARRIER)
     tail: messages.LogTail = await routing.ask(asked, how)
     return json_response(tail, headers=tail_headers(tail))
@@ -349,9 +353,9 @@ async def find_offset(
     at: Annotated[str | None, Query(description="A position, as in `from`.")] = None,
     timestamp_us: Number | None = None,
 ) -> Response:
-    """The offset of a position: of a time, of a cursor, of ten before the tail."""
+    """The offset of a position, for example of a time, of a cursor, or ten records before the tail."""
     if (at is None) == (timestamp_us is None):
-        raise InvalidRequest("say one of at and timestamp_us")
+        raise InvalidRequest("give one of at and timestamp_us")
     where = position(at, "at") if at is not None else AtTime(timestamp_us or 0)
     return json_response(await routing.ask(messages.FindOffset(log, where), how))
 
@@ -386,10 +390,10 @@ async def block_in(request: Request, producer: ProducerRef | None) -> bytes | Re
     if kind not in _KINDS:
         advice = f"say Content-Type: {', '.join(_KINDS)}"
         return response_of(
-            InvalidRequest(f"records do not come as {kind[:80]!r}", next_step=advice), status=415
+            InvalidRequest(f"{kind[:80]!r} is not a type of records", next_step=advice), status=415
         )
     if request.headers.get("content-encoding", "identity").lower() != "identity":
-        return response_of(InvalidRequest("bodies are taken as they are, not packed"), status=415)
+        return response_of(InvalidRequest("the body must not be compressed"), status=415)
     return block_of(kind, await request.body(), request.headers, producer)
 
 
@@ -501,7 +505,7 @@ async def _check_complete(routing: OwnerRouting, first: Any, asked: _Followed, h
 def _offset_of(text: str, name: str) -> Offset:
     found = position(text, name)
     if not isinstance(found, AtOffset):
-        raise InvalidRequest(f"{name} ends with an offset, not with {text[:80]!r}")
+        raise InvalidRequest(f"{name} has to end with an offset, not with {text[:80]!r}")
     return found.offset
 
 
@@ -566,7 +570,7 @@ def _is_known(etag: str, known: list[str]) -> bool:
 
 
 def _key_and_meta_headers(key: bytes | None, headers: Headers) -> dict[str, str]:
-    """The part that fits HTTP headers; `GET …/records?from=N&limit=1` returns everything."""
+    """The key and the headers that fit HTTP headers; `GET …/records?from=N&limit=1` returns all of them."""
     found: dict[str, str] = {}
     omitted = 0
     for name, value in [("Log-Key", key), *((f"Log-Meta-{n}", v) for n, v in headers.items())]:

@@ -1,4 +1,4 @@
-"""OpenAPI's description of a route: bodies and answers from the words, failures from the table of
+"""Describes routes for OpenAPI: the bodies of requests and responses by the messages, failures by the table of
 errors."""
 
 from base64 import b64encode
@@ -127,7 +127,7 @@ RECORD_BODIES: Final[Json] = {
         "schema": {
             "type": "string",
             "format": "binary",
-            "description": "A block as logservice/core/record_block.py draws it. One record, `paid 1`, in base64: "
+            "description": "A block in the format of logservice/core/record_block.py. One record, `paid 1`, in base64: "
             + b64encode(pack_block([b"paid 1"])).decode(),
         }
     },
@@ -145,7 +145,9 @@ def described(
     body_required: bool = True,
     more: Mapping[int, str] | None = None,
 ) -> dict[str, Any]:
-    """`says`: the message of the body, except for path parameters. `more`: other successful responses."""
+    """`says`: the message in the body, whose fields `without` come from the path and headers. `more`: the descriptions
+    of further responses, by status.
+    """
     responses: dict[int | str, Any] = {**describe_problems(*errors)}
     responses[status] = {"description": "Done."}
     if answer is not None:

@@ -1,8 +1,8 @@
-"""OpenAPI's description of what all operations share: authentication, refusals, headers, examples.
+"""Adds to the OpenAPI document what all operations share: authentication, refusals, headers, examples.
 
-Made from the table of errors and from the two tables below; routes say only what is theirs. A
-header whose name ends in `?` there may be missing; every other one comes with each such answer. An
-omitted value is left out: no header and no field of a query can be null.
+It is made from the table of errors and from the tables below; routes describe only what is their own. In
+these tables, a header whose name ends in `?` may be missing; every other header is in each such response.
+Headers and query fields are never null: without a value, they are left out.
 """
 
 from collections.abc import Callable, Collection, Iterator
@@ -15,25 +15,29 @@ _NUMBER: Final = {"type": "integer", "format": "int64"}
 _FLAG: Final = {"type": "string", "enum": ["true", "false"]}
 _UID: Final = "5c1c9a1ef0e34b0c8d1f2a3b4c5d6e7f"
 _HEADERS: Final[dict[str, tuple[dict[str, Any], str, Any]]] = {
-    "ETag": (_TEXT, "Of what is answered, for If-Match and If-None-Match.", '"3"'),
-    "Location": (_TEXT, "Where that is.", "/v1/namespaces/default/logs/orders/records/1700"),
+    "ETag": (_TEXT, "The version of what is returned, for If-Match and If-None-Match.", '"3"'),
+    "Location": (
+        _TEXT,
+        "The URL of the result, or of the owner.",
+        "/v1/namespaces/default/logs/orders/records/1700",
+    ),
     "Retry-After": (_NUMBER, "Seconds; do not retry before that.", 1),
-    "WWW-Authenticate": (_TEXT, "What is wanted.", 'Bearer realm="rollbook"'),
+    "WWW-Authenticate": (_TEXT, "The required authentication.", 'Bearer realm="rollbook"'),
     "Log-Epoch": (_NUMBER, "The owner's epoch.", 4),
-    "Log-Event-Time-Us": (_NUMBER, "When it happened, as its writer said.", 1_795_219_200_000_000),
-    "Log-First-Offset": (_NUMBER, "Of the first record of the answer.", 1700),
-    "Log-Head": (_NUMBER, "The first offset that is kept.", 0),
+    "Log-Event-Time-Us": (_NUMBER, "The event time that its writer gave.", 1_795_219_200_000_000),
+    "Log-First-Offset": (_NUMBER, "The first record's offset.", 1700),
+    "Log-Head": (_NUMBER, "The offset of the first record that is kept.", 0),
     "Log-Key": (_TEXT, "The record's key.", "1"),
     "Log-Meta-*": (_TEXT, "The record's headers, one for each name.", "till 4"),
-    "Log-Next-Offset": (_NUMBER, "Where to go on.", 1701),
-    "Log-Offset": (_NUMBER, "Of the record.", 1700),
-    "Log-Omitted": (_NUMBER, "How many of its key and headers do not fit into headers of HTTP.", 1),
-    "Log-Owner": (_TEXT, "The address of its owner's gRPC.", "log-1:7400"),
-    "Log-Sealed": (_FLAG, "Whether nothing is ever appended again.", "false"),
+    "Log-Next-Offset": (_NUMBER, "The offset after the last record.", 1701),
+    "Log-Offset": (_NUMBER, "The record's offset.", 1700),
+    "Log-Omitted": (_NUMBER, "How many of its key and headers do not fit HTTP headers.", 1),
+    "Log-Owner": (_TEXT, "The gRPC address of the log's owner.", "log-1:7400"),
+    "Log-Sealed": (_FLAG, "Whether the log is sealed, so that no more is appended.", "false"),
     "Log-Tail": (_NUMBER, "The offset of the next record to be appended.", 1703),
-    "Log-Timestamp-Us": (_NUMBER, "When it was appended.", 1_795_219_200_000_000),
-    "Log-Uid": (_TEXT, "Of the log: one created later under its name has another.", _UID),
-    "Log-Up-To-Date": (_FLAG, "Whether that is all there is.", "false"),
+    "Log-Timestamp-Us": (_NUMBER, "When the record was appended.", 1_795_219_200_000_000),
+    "Log-Uid": (_TEXT, "The log's uid: a later log of the same name has another.", _UID),
+    "Log-Up-To-Date": (_FLAG, "Whether the response reaches the tail.", "false"),
 }
 _OF_TAILS: Final = ("Log-Head", "Log-Tail", "Log-Sealed", "Log-Epoch", "Log-Owner", "Log-Uid")
 _BY_OPERATION: Final[dict[str, tuple[str, ...]]] = {
@@ -45,7 +49,7 @@ _BY_OPERATION: Final[dict[str, tuple[str, ...]]] = {
         "Log-Next-Offset?",
         "Log-Up-To-Date?",
         "Log-Sealed?",
-        "Log-Uid?",  # A response that continues has only the last of these headers.
+        "Log-Uid?",  # A stream has only this one of these headers.
     ),
     "read_record": (
         "ETag",
@@ -60,7 +64,7 @@ _BY_OPERATION: Final[dict[str, tuple[str, ...]]] = {
     **dict.fromkeys(("barrier", "head_log"), _OF_TAILS),
     "get_tail": tuple(
         f"{name}?" for name in _OF_TAILS
-    ),  # The stream of a watched tail has no such headers.
+    ),  # A stream of tails has none of these headers.
     "ensure_log": ("ETag", "Location?", "Log-Uid"),
     **dict.fromkeys(("get_log", "update_log"), ("ETag", "Log-Uid")),
     **dict.fromkeys(("get_cursor", "commit_cursor"), ("ETag",)),
@@ -151,12 +155,12 @@ def _rename_references(part: Any, renamed: dict[str, str]) -> None:
 
 
 def complete(document: dict[str, Any], open_paths: Collection[str], describe: Describe) -> None:
-    """`open_paths` need no authentication. `describe` makes the response for an error with that status."""
+    """`open_paths` need no authentication. `describe` returns the response for an error and a status."""
     document["components"]["securitySchemes"] = {
         "token": {
             "type": "http",
             "scheme": "bearer",
-            "description": "Off loopback, unless a certificate's name tells who it is.",
+            "description": "Required off loopback, unless a client certificate names the caller.",
         }
     }
     for path, operation in _operations(document):

@@ -1,9 +1,8 @@
-"""Between routes and the service core: deadlines, and which server to ask instead.
+"""Passes requests on to the service core with deadlines, or to the server that owns the log.
 
-A request for a log of another server is answered by that one: the client is redirected to the
-owner (307, `Location`), or the server asks the owner over gRPC, if the request has `Log-Forward:
-auto` or the owner has no HTTP. If neither is possible, also because of `Log-Forward: never`, the response
-is a retryable 503.
+If another server owns the log, the client is redirected to the owner (307, `Location`). If the request has
+`Log-Forward: auto`, or the owner has no HTTP, this server asks the owner over gRPC instead. If neither is
+possible, for example because of `Log-Forward: never`, the response is a retryable 503.
 """
 
 import asyncio
@@ -51,7 +50,7 @@ class Asking:
         if said == self.uid or not self.uid:
             return word
         if said:
-            raise InvalidRequest(f"Log-Uid is {self.uid}, and elsewhere the request says {said}")
+            raise InvalidRequest(f"Log-Uid is {self.uid}, but the request also has the uid {said}")
         return replace(word, uid=self.uid)
 
 
@@ -59,7 +58,7 @@ class PeerServers(Protocol):
     """Asks other log servers."""
 
     async def ask(self, word: Any, address: str, due: float) -> Any:
-        """Raises its errors, and those that keep it from answering."""
+        """Raises the errors of the other server, and of the connection to it."""
 
 
 class OwnerRouting:
@@ -81,9 +80,9 @@ class OwnerRouting:
     async def ask(
         self, word: Any, asking: Asking, *, more_ms: int = 0, due: float | None = None
     ) -> Any:
-        """Returns the response, within the request's time and `more_ms`. Raises `RollbookError`.
+        """Returns the response, within the request's time-out plus `more_ms`. Raises `RollbookError`.
 
-        `due`: the end of that time, for an HTTP request that needs more than one call.
+        `due`: the end of this time, for an HTTP request that needs more than one call.
         """
         method, word = BY_REQUEST[type(word)], asking.of(word)
         if due is None:
@@ -106,12 +105,12 @@ class OwnerRouting:
             raise self._core.late(method) from None
 
     async def begun(self, asked: ReadStream, asking: Asking) -> ReadStream:
-        """Of the log that has the name now, and with an end that is fixed once, the present end of the log: the
-        log is read in turns, and again when the client reads again, and a log that grows as fast would never
-        end.
+        """Fixes the uid of a read, and its end unless it follows the log: a stream opens the log again for each turn,
+        and whenever a slow client reads again. The uid is that of the log which has the name now. The end is the
+        present tail; without it, reading a log that grows as fast as it is read would never end.
 
-        A read that begins at the tail, or some records before it, begins where the tail was then. The head is
-        found by reading: by then there may be another, which is no failure.
+        If the end is fixed, so is the start: a position relative to the tail is resolved once. Only `earliest` is
+        resolved by each read, since the head may move in the meantime, which is no failure.
         """
         wanted = FindOffset(asked.log, asked.start, asked.uid)
         found: FoundOffset = await self.ask(wanted, asking)
@@ -133,7 +132,7 @@ class OwnerRouting:
         )
 
     def follow(self, word: Any, stands: Offset | None = None) -> AsyncGenerator[Any, None]:
-        """A reader's events; a caller that leaves early closes it. `stands`: where the reader resumes."""
+        """A reader's events. A caller that stops early closes the generator. `stands`: where the reader resumes."""
         method = BY_REQUEST[type(word)]
         if not isinstance(word, ReadStream):
             return self._core.watch(method, word)
@@ -148,5 +147,5 @@ class OwnerRouting:
         )
 
     async def close(self) -> None:
-        """Ends endless responses; their clients resume at another server."""
+        """Ends all streams; their clients resume at another server."""
         await stop_tasks(*self.followers)

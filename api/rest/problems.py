@@ -1,16 +1,16 @@
-"""Errors as HTTP says them: RFC 9457 problems, made from the one table in `proto/errors.py`.
+"""Errors over HTTP: RFC 9457 problems, made from the one table in `proto/errors.py`.
 
 type       urn:rollbook:problem:REASON     stable, like `reason`
 title      what the class of error means
 status     the HTTP status
 detail     what happened this time
-reason     what programs match: the same word in gRPC, in Python and here
+reason     the code that programs match: the same in gRPC, in Python and here
 outcome    applied, not_applied or unknown: whether a change took effect
 retryable  whether the same request may succeed later
-retry_after_ms   how long a retry is of no use, also as Retry-After in whole seconds
-next_step  what to do now, if there is something to do
-ids        to which ledger, path, … it happened
-fields     what is wrong with which part of the request, if it could not be read
+retry_after_ms   the time before which a retry is useless, also as Retry-After in whole seconds
+next_step  what the caller should do, if anything
+ids        the ledger, the path, … to which it happened
+fields     the invalid parts of the request, with the problem of each, if it could not be read
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -48,7 +48,7 @@ _METHODS: Final = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")
 
 _SAFE_METHODS: Final = ("GET", "HEAD")
 
-# Errors that the framework reports by a number only.
+# Errors that the framework reports only by a status.
 _BY_STATUS: Final[dict[int, type[RollbookError]]] = {
     401: Unauthorized,
     403: Unauthorized,
@@ -59,7 +59,7 @@ _BY_STATUS: Final[dict[int, type[RollbookError]]] = {
 
 
 class Problem(BaseModel):
-    """RFC 9457."""
+    """An error, as an RFC 9457 problem."""
 
     type: str = Field(examples=["urn:rollbook:problem:LEDGER_NOT_FOUND"])
     title: str = Field(examples=["There is no such ledger."])
@@ -80,7 +80,7 @@ def problem_of(
     status: int | None = None,
     fields: Sequence[Mapping[str, str]] | None = None,
 ) -> dict[str, Any]:
-    """The problem as JSON values; empty ones are left out."""
+    """The problem as JSON values; fields without a value are left out."""
     title = (type(error).__doc__ or "").partition("\n")[0]
     code = type(error).code
     found = {
@@ -220,7 +220,7 @@ async def _on_http_error(request: Request, error: Exception) -> JSONResponse:
     headers = {"allow": _allowed(request)} if status == _NOT_ALLOWED else error.headers
     advice = ""
     if kind is Missing and ":" in request.url.path:
-        advice = "no name has a colon, and behind one is a verb: /openapi.json has those there are"
+        advice = "no name has a colon, and behind one is a verb: /openapi.json lists the verbs"
     if kind is RollbookError:
         return response_of(surprise(request.method, **where), status=status, headers=headers)
     problem = kind(str(error.detail).lower(), next_step=advice, **where)
@@ -257,7 +257,7 @@ async def _on_surprise(request: Request, error: Exception) -> JSONResponse:
 
 
 def surprise(method: str = "", **where: Any) -> RollbookError:
-    """The response that a client gets to an unexpected error. `method`: of the waiting request, if there is one."""
+    """The error that a client gets in place of an unexpected one. `method`: that of its request, if it waits for it."""
     error = RollbookError(next_step="read the server's log, then ask again", **where)
     if method in _SAFE_METHODS:
         error.outcome = Outcome.NOT_APPLIED
