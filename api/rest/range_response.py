@@ -1,18 +1,18 @@
-"""A range of records as one JSON object, which is made piece by piece as the client reads.
+"""Sends a range of records as one JSON object, which is encoded piece by piece as the client reads it.
 
-10,000 records are a megabyte, and encoding them as JSON takes 20 ms. Encoded at once they would delay all other
-clients, for a client that may not read any of it. Therefore:
+10,000 records are a megabyte, and encoding them as JSON takes 20 ms. Encoded all at once, they would delay all other
+clients, even if their own client reads nothing. Therefore:
 
-    a piece    (`record_slices.py`) is made when all earlier ones were sent, except for what a connection may have
-               unsent, so that one piece at most is ahead; the loop runs between any two pieces
-    newcomers  pieces for a new client are made in the queue of new clients (`fairness/new_reader_pacing.py`)
-    counted    all held bytes count: the blocks, the largest body of the packed ones, and a piece of JSON
-               (`fairness/response_backpressure.py`). For a refused request nothing is made
-    the first  piece is made before the head is sent, so that an error in it is a problem with its status. If it is
-               the only piece, the response has a length
+    a piece    (`record_slices.py`) is encoded when all earlier ones were sent, except for the bytes that a connection
+               may have unsent; so at most one piece is ahead. The event loop runs between any two pieces
+    newcomers  pieces for a new client are encoded in the queue of new clients (`fairness/new_reader_pacing.py`)
+    counted    all held bytes count: the blocks, the largest unpacked body, and a piece of JSON
+               (`fairness/response_backpressure.py`). For a refused request nothing is encoded
+    the first  piece is encoded before the head is sent, so that an error in it is a problem with its own status. If
+               it is the only piece, the response has a length
     the end    is left out if a later piece fails: the object stays open, and the connection is closed without the
                last chunk, so that no client takes the part for the whole
-    gone       nothing more is made for a client that has left
+    gone       for a client that has left, nothing more is encoded
 """
 
 import asyncio
@@ -96,13 +96,15 @@ class RangeResponse(Response):
             await self._newcomer.wait()
             try:
                 text, is_all = self._next_text(b",")
-            except Exception as error:  # A request ends here: any error becomes a response.
+            except (
+                Exception
+            ) as error:  # The request ends here: any error is logged, and cuts the response off.
                 at = self._made_below
                 logger.error("http_range_cut", path=path, next_offset=at, exc_info=error)
                 return
 
     def _next_text(self, before: bytes) -> tuple[bytes, bool]:
-        """The next records as text, with the text after them if they are the last."""
+        """The JSON of the next records, with the end of the object if they are the last ones; and whether they are."""
         piece = next(self._pieces, None)
         if piece is None:
             return before.removeprefix(b",") + self._rest, True

@@ -1,10 +1,10 @@
-"""Records in pieces: a few at a time are made into JSON, and only the block of these is unpacked.
+"""Encodes records as JSON in pieces. Only the block of the present piece is unpacked.
 
 a piece    has `PIECE_BYTES` of values, keys and headers, and at most one record more. Each record counts
-           `_FRAME_BYTES` in addition. So a piece has at most 256 empty records, or one large record, whose JSON
-           cannot be made in part
-between    two pieces, blocks are held as they are stored, and the body of one, unpacked, if it is packed
-wanted     a block's header shows whether the block has wanted records; blocks after the range are not opened
+           `_FRAME_BYTES` in addition. So a piece has at most 256 empty records, or one large record, which cannot be
+           encoded in parts
+between    two pieces, the blocks are held as they are stored; of one packed block, the unpacked body is held, too
+wanted     a block's header shows whether the block has wanted records; blocks outside the range are not opened
 """
 
 from bisect import bisect_left, bisect_right
@@ -28,13 +28,13 @@ class RecordSlice(NamedTuple):
 def pieces(
     blocks: Sequence[bytes], start: Offset, end: Offset, encoding: Encoding
 ) -> Iterator[RecordSlice]:
-    """Raises a block's error when it comes to it."""
+    """Yields the pieces of a range. Raises the error of a damaged block when it reaches the block."""
     held: list[Record] = []
     room, sent_below = PIECE_BYTES, start
     rest = wanted(blocks, start, end)
     rest.reverse()
     del blocks
-    while rest:  # Each piece is dropped after it is sent.
+    while rest:  # Each block is dropped after it is sent.
         block = Block(rest.pop())
         index = max(start - block.base_offset, 0)
         last = min(end - block.base_offset, block.count)
@@ -53,21 +53,23 @@ def pieces(
 def _made(
     start: Offset, next_offset: Offset, held: list[Record], encoding: Encoding
 ) -> RecordSlice:
-    """Makes a piece, and releases the bytes held: the piece may wait for long."""
+    """Encodes a piece and drops its records, because the piece may wait for a long time."""
     piece = RecordSlice(start, next_offset, records_json(held, encoding))
     held.clear()
     return piece
 
 
 def wanted(blocks: Sequence[bytes], start: Offset, end: Offset) -> list[bytes]:
-    """Blocks, which are in order, with a part of the range. There can be one for each record."""
+    """The blocks that have a part of the range. They are in order, and found by bisection because there can be as many
+    blocks as records.
+    """
     first = bisect_right(blocks, start, key=lambda block: span_of(block)[1])
     behind = bisect_left(blocks, end, key=lambda block: span_of(block)[0])
     return list(blocks[first:behind])
 
 
 def _run(block: Block, index: int, last: int, room: int) -> tuple[int, int]:
-    """The last record that fits, including the one that fills the room, and their size."""
+    """The end of the records from `index` on that fit, including the one that fills the room, and their size."""
 
     def size_up_to(behind: int) -> int:
         return block.bytes_before(behind) - before + (behind - index) * _FRAME_BYTES

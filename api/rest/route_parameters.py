@@ -1,5 +1,5 @@
-"""The parameters of routes in paths, queries and headers, defined once: parsed here, described to
-OpenAPI."""
+"""The parameters of routes in paths, queries and headers, defined once: how they are parsed, and how OpenAPI
+describes them."""
 
 from dataclasses import replace
 from typing import Annotated, Final
@@ -53,11 +53,12 @@ async def _cursor_name(cursor: _Name) -> CursorName:
 
 async def _asking(
     log_timeout_ms: Annotated[
-        int, Header(ge=1, le=TIMEOUT_MS_MAX, description="What is not done by then is given up.")
+        int,
+        Header(ge=1, le=TIMEOUT_MS_MAX, description="Milliseconds after which the request fails."),
     ] = TIMEOUT_MS,
     log_forward: Annotated[
         Forward | None,
-        Header(description="auto: the server asks the log's owner; never: it tells who that is."),
+        Header(description="auto: the server asks the log's owner; never: it redirects to it."),
     ] = None,
 ) -> Asking:
     return Asking(log_timeout_ms, log_forward)
@@ -67,7 +68,7 @@ async def _asking_of(
     how: Annotated[Asking, Depends(_asking)],
     log_uid: Annotated[
         str,
-        Header(description="Of the log that is meant; another one of this name is LOG_REPLACED."),
+        Header(description="The uid that the log must have, otherwise LOG_REPLACED."),
     ] = "",
 ) -> Asking:
     return replace(how, uid=parse_uid(log_uid) if log_uid else "")
@@ -76,16 +77,16 @@ async def _asking_of(
 async def _condition(
     log_expected_offset: Annotated[
         int | None,
-        Header(ge=0, le=INT64_MAX, description="The first record gets exactly this offset."),
+        Header(ge=0, le=INT64_MAX, description="Only if the first record gets this offset."),
     ] = None,
     log_writer_epoch: Annotated[
-        int | None, Header(ge=0, le=INT64_MAX, description="This writer epoch is in force.")
+        int | None, Header(ge=0, le=INT64_MAX, description="Only if this writer epoch is in force.")
     ] = None,
     if_match: Annotated[
-        str | None, Header(description='"42": like Log-Expected-Offset: 42.')
+        str | None, Header(description='"42": the same as Log-Expected-Offset: 42.')
     ] = None,
     if_none_match: Annotated[
-        str | None, Header(description="*: nothing was ever appended.")
+        str | None, Header(description="*: only if nothing was ever appended.")
     ] = None,
 ) -> Condition | None:
     """The request's condition; None if it has none."""
@@ -107,21 +108,24 @@ async def _condition(
 async def _producer(
     producer_id: Annotated[
         str | None,
-        Header(description="The batch's producer; with its epoch and the batch's number."),
+        Header(description="The id of the batch's producer; needs Producer-Seq."),
     ] = None,
     producer_epoch: Annotated[int | None, Header(ge=0, le=PRODUCER_EPOCH_MAX)] = None,
     producer_seq: Annotated[
-        int | None, Header(ge=0, le=INT64_MAX, description="Counts the batches of an epoch from 0.")
+        int | None,
+        Header(ge=0, le=INT64_MAX, description="The batch's number in its epoch, from 0."),
     ] = None,
     idempotency_key: Annotated[
         str | None,
-        Header(description="In place of a producer: whatever comes with it again was appended."),
+        Header(
+            description="Instead of a producer: a batch with a known key is not appended again."
+        ),
     ] = None,
 ) -> ProducerRef | None:
     given = (producer_id, producer_epoch, producer_seq)
     if idempotency_key is not None:
         if given != (None, None, None):
-            raise InvalidRequest("it has one of a producer and an Idempotency-Key")
+            raise InvalidRequest("give a producer or an Idempotency-Key, not both")
         if not 1 <= len(idempotency_key) <= PRODUCER_ID_BYTES_MAX - len(ONCE):
             longest = PRODUCER_ID_BYTES_MAX - len(ONCE)
             raise InvalidRequest(f"an Idempotency-Key has 1 to {longest} characters")
@@ -129,54 +133,54 @@ async def _producer(
     if given == (None, None, None):
         return None
     if producer_id is None or producer_seq is None:
-        raise InvalidRequest("a producer has Producer-Id and Producer-Seq, and perhaps an epoch")
+        raise InvalidRequest("a producer needs Producer-Id and Producer-Seq, and may have an epoch")
     return ProducerRef(producer_id.encode("latin-1"), producer_epoch or 0, producer_seq)
 
 
 async def _of_one_record(
     log_key: Annotated[
-        str | None, Header(description="Of a record that is the body itself.")
+        str | None, Header(description="The key, if the body is one record.")
     ] = None,
     log_event_time_us: Annotated[
-        str | None, Header(description="When it happened.", json_schema_extra={"format": "int64"})
+        str | None, Header(description="Its event time.", json_schema_extra={"format": "int64"})
     ] = None,
     log_meta: Annotated[
         str | None, Header(alias="log-meta-*", description="Its headers, one for each name.")
     ] = None,
 ) -> None:
-    """Arguments of `block_of` from the request's headers."""
+    """Declares the headers that `block_of` reads itself, for OpenAPI and for `unknown_parameters.py`."""
 
 
 async def _writer_epoch(
-    log_writer_epoch: Annotated[int, Header(ge=0, le=INT64_MAX, description="As it was granted.")],
+    log_writer_epoch: Annotated[int, Header(ge=0, le=INT64_MAX, description="The granted epoch.")],
 ) -> WriterEpoch:
     return WriterEpoch(log_writer_epoch)
 
 
 async def _accept(
     request: Request,
-    accept: Annotated[str, Header(description="The one that is wanted most is answered.")] = "*/*",
+    accept: Annotated[str, Header(description="The most preferred type is returned.")] = "*/*",
 ) -> str:
     return ",".join(request.headers.getlist("accept")) or accept
 
 
 async def _etag(
-    if_match: Annotated[str | None, Header(description="The ETag that it must still have.")] = None,
+    if_match: Annotated[str | None, Header(description="The ETag that the log must have.")] = None,
 ) -> str:
     """The ETag in `If-Match`; empty: any version matches."""
     return "" if if_match in (None, "*") else str(if_match).strip().strip('"')
 
 
 async def _expected_version(
-    if_match: Annotated[str | None, Header(description='"3": it has that version.')] = None,
+    if_match: Annotated[str | None, Header(description='"3": only if it has this version.')] = None,
     if_none_match: Annotated[
-        str | None, Header(description="*: there is none of this name yet.")
+        str | None, Header(description="*: only if there is no such cursor.")
     ] = None,
 ) -> int | None:
     if if_none_match is None:
         return version_of(if_match)
     if if_none_match != "*" or if_match is not None:
-        raise InvalidRequest("say If-None-Match: * or If-Match, and not both")
+        raise InvalidRequest("give If-None-Match: * or If-Match, not both")
     return NO_CURSOR
 
 

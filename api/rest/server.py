@@ -1,7 +1,7 @@
-"""HTTP on the loop of the server that it belongs to: uvicorn's protocol, within bounds.
+"""Serves HTTP on the event loop of its process, with uvicorn's protocol, within bounds.
 
-uvicorn's own server is left out: it takes over the signals of the process, and ends it when it
-cannot listen. Every exchange has an owner: `close` ends the listener, the connections and the
+uvicorn's own server is not used: it takes over the signals of the process, and ends the process if it
+cannot listen. `close` ends everything that was started here: the listener, the connections and the
 requests.
 
 What a client can use without a valid token is bounded:
@@ -22,7 +22,7 @@ What a client can use without a valid token is bounded:
     off loopback   the server listens only with TLS and a token, unless `--insecure` is given (G1)
     on loopback    a server without a token answers only under a loopback name: otherwise a page in a browser on this
                    machine could reach the server under a name of the page's own (DNS rebinding)
-    duplicates     of headers and query fields that decide something are refused: either value may be meant
+    duplicates     of headers and query fields that decide something are refused: either value may be the wrong one
     pages          of other origins change nothing, unless an operator has named the origin: browsers send forms to
                    any server (`cross_origin.py`)
 """
@@ -93,8 +93,8 @@ _KEEP_ALIVE_S: Final = 5
 _BACKLOG: Final = 32
 _IDLE_LOOKED_AT: Final = 8  # Idle connections that are checked when one must make room.
 _RETRY_MS: Final = 1000
-# Bytes of a connection that its client has no room for. By default the system takes megabytes, so
-# that a client that reads nothing is sent a large part of a log.
+# Unsent bytes that the system holds for a connection. By default it takes megabytes, so that a large
+# part of a log would be read for a client that reads nothing.
 _UNSENT_BY_SYSTEM: Final = 64 * 1024
 _LOOKING: Final = frozenset(("GET", "HEAD", "OPTIONS"))
 _ONCE: Final = frozenset(
@@ -122,8 +122,8 @@ class Bounds:
 
     # Connections. Larger: more clients, more memory. Smaller: the reverse.
     connections: int = _CONNECTIONS_MAX
-    # Connections that the system keeps until they are accepted. Larger: bursts of clients wait.
-    # Smaller: they are refused.
+    # Connections that the system keeps until they are accepted. Larger: clients of a burst wait.
+    # Smaller: more of them are refused.
     backlog: int = _BACKLOG
     # Bytes of one request's body. Larger: larger requests, more memory. Smaller: large ones are
     # refused.
@@ -137,7 +137,7 @@ class Bounds:
     # Bytes that a connection may hold before the sender of its response has to wait. Larger: fewer,
     # longer writes. Smaller: less memory.
     unsent_bytes: int = 64 * 1024
-    may_stream: bool = False  # An exchange has no deadline while it makes progress.
+    may_stream: bool = False  # True: an exchange has no deadline while it makes progress.
 
 
 _FOR_OPERATORS: Final = Bounds()
@@ -146,7 +146,7 @@ _FOR_OPERATORS: Final = Bounds()
 @dataclass(frozen=True, slots=True)
 class HttpConfig:
     address: Address
-    token_file: str | None = None  # Its first line is what clients show as `Bearer`.
+    token_file: str | None = None  # The file's first line is the token of clients.
     tls: TlsFiles | None = None
     # Allows addresses off loopback without TLS and a token: for trusted networks.
     insecure: bool = False
@@ -183,8 +183,11 @@ class HttpServer:
         own_door: str = "",
         own_refusal: Callable[[RollbookError, int], Response] | None = None,
     ) -> "HttpServer":
-        """`open_paths` are answered without a token. `authenticator`: None if none is wanted. `own_door`: below this path
-        the application asks for names itself; `own_refusal`: the response there to a request that is refused, by its status. Raises `BadConfig`.
+        """Starts to listen. Raises `BadConfig`.
+
+        `open_paths` are served without a token. `authenticator`: None if callers are not authenticated. `own_door`: at
+        and below this path the application authenticates its callers itself. `own_refusal`: returns the response to a
+        request there that is refused, by the error and the status.
         """
         assert authenticator or not (config.token_file or config.knows_callers), "it would be open"
         hosts = _LOOPBACK_NAMES if authenticator is None and not config.insecure else None
@@ -212,8 +215,8 @@ class HttpServer:
             timeout_keep_alive=_KEEP_ALIVE_S,
         )
         settings.load()
-        # A request's failure has been logged as an event, and invalid input of unknown clients is
-        # not worth one.
+        # Failures of requests are logged as our own events; invalid input of unknown clients is not
+        # logged.
         logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
         loop, state, crowd = asyncio.get_running_loop(), ServerState(), _Crowd(bounds)
 
@@ -247,7 +250,7 @@ class HttpServer:
 
 
 class _Crowd:
-    """The server's connections, longest silent first."""
+    """The server's connections, first the one whose last response is the oldest."""
 
     def __init__(self, bounds: Bounds) -> None:
         self.bounds = bounds
@@ -255,7 +258,7 @@ class _Crowd:
         self._connections: dict[_HttpConnection, None] = {}
 
     def enter(self, connection: "_HttpConnection") -> bool:
-        """Whether there is room."""
+        """Takes in a connection; returns whether there was room for it."""
         if len(self._connections) >= self.bounds.connections and not self._make_room():
             return False
         self._connections[connection] = None
@@ -327,12 +330,12 @@ class _Parser(h11.Connection):
     def _check_head(self, data: bytes) -> None:
         self._check_lines(data)
         if data.count(b"&", 0, data.find(b"\n") + 1) > _QUERY_FIELDS_MAX:
-            self._refuse(f"a query may have {_QUERY_FIELDS_MAX} fields")
+            self._refuse(f"a query may have at most {_QUERY_FIELDS_MAX} fields")
 
     def _check_lines(self, data: bytes) -> None:
         found = _END_OF_HEAD.search(data)
         if data.count(b"\n", 0, found.start() if found else len(data)) > _HEADERS_MAX:
-            self._refuse(f"a request may have {_HEADERS_MAX} headers")
+            self._refuse(f"a request may have at most {_HEADERS_MAX} headers")
 
     def _refuse(self, why: str) -> NoReturn:
         self.refusal = why
@@ -390,8 +393,8 @@ class _HttpConnection(H11Protocol):
 
     @property
     def is_wanted(self) -> bool:
-        """A request is being served, or waits for others; part of a head does not count, nor does a byte now
-        and then."""
+        """Whether a request is being served, or waits in the queue with its whole head. A part of a head does not
+        count, not even if further bytes arrive now and then."""
         return self.is_serving or (self._next is not None and self._parser.has_head)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # uvicorn's signature.
@@ -409,13 +412,14 @@ class _HttpConnection(H11Protocol):
         self._is_answered = True
         super().on_response_complete()
         self._is_answered = False
-        # Otherwise the answer has to be read before the deadline.
+        # While the connection closes, the earlier deadline stays: the client must read the response by then.
         if not self.transport.is_closing():
             self._watch()
 
     def handle_events(self) -> None:
-        """A connection that was answered begins at once. A connection's first request, and those that were
-        sent before an answer, wait in one queue: many can come in one go, and others are served in between.
+        """Begins a request at once if it arrived after the connection's earlier responses. A connection's first
+        request, and requests that arrived before an earlier response was complete, wait in one queue: many can arrive
+        at the same time, and the loop serves others in between.
         """
         if self._next is not None:  # A request waits already; this call is about later bytes.
             return
@@ -474,7 +478,7 @@ class _HttpConnection(H11Protocol):
         self._linger()
 
     def _linger(self) -> None:
-        """Delays the close: with unread bytes, the system would discard the response."""
+        """Delays the close: the system discards the response if it closes a connection with unread bytes."""
         self._unheard = self._crowd.bounds.body_bytes
         self._unset_keepalive_if_required()
         if self.is_serving:
@@ -498,7 +502,7 @@ class _HttpConnection(H11Protocol):
         self._unheard -= len(data)
         if self._unheard < 0:
             self.transport.abort()
-        else:  # Refused clients can wait: twenty that sent a megabyte each delayed others.
+        else:  # Refused clients are read slowly: twenty that sent a megabyte each delayed others.
             self.flow.pause_reading()
             self.loop.call_later(_FORGOTTEN_EVERY_S, self.flow.resume_reading)
 
@@ -519,7 +523,7 @@ class _HttpConnection(H11Protocol):
 
 
 class Guard:
-    """Passes allowed requests on, with their whole bodies."""
+    """Passes allowed requests, with their whole bodies, on to the application."""
 
     def __init__(
         self,
@@ -563,7 +567,7 @@ class Guard:
                 response = self._response_of(refused, scope["path"])
                 await _refuse(response, scope, receive, send, self._bounds.body_bytes, waits=waits)
             except _Gone:
-                pass  # The received body is not the intended one.
+                pass  # The client left before its whole body had arrived.
             else:
                 receive_body = _receive_at_once(body, receive)
                 if preflight is not None:
@@ -615,7 +619,7 @@ class Guard:
     def _hold(self, held: "_Held", wanted: int) -> None:
         if wanted > self._bounds.body_bytes:
             limit = self._bounds.body_bytes
-            raise _Refused(413, EntryTooLarge(f"a body may have {limit} bytes", limit=limit))
+            raise _Refused(413, EntryTooLarge(f"a body has at most {limit} bytes", limit=limit))
         more = max(wanted - held.bytes, 0)
         if self._bodies_bytes + more > self._bounds.bodies_bytes:
             busy = Overloaded("too many bodies are being read", retry_after_ms=_RETRY_MS)
@@ -631,7 +635,7 @@ class Guard:
         if name.strip("[]").lower() not in self._hosts:
             advice = "use http://127.0.0.1, or give the server a token"
             raise _Refused(
-                421, InvalidRequest("only loopback names are served here", next_step=advice)
+                421, InvalidRequest("only loopback names are accepted here", next_step=advice)
             )
 
     def _check_origin(self, scope: Scope, headers: Headers) -> None:
@@ -641,7 +645,7 @@ class Guard:
         if origin.partition("://")[2] == headers.get("host", ""):
             return
         if not self._cross_origin.may_change(origin):
-            raise _Refused(403, Unauthorized("pages of other origins change nothing here"))
+            raise _Refused(403, Unauthorized("pages of other origins may not change anything"))
 
     def _admitted(self, scope: Scope, headers: Headers) -> AuthenticatedCaller:
         client = scope.get("client")
@@ -660,7 +664,7 @@ class _Held:
     """A request's share of the bytes of all bodies."""
 
     bytes: int = 0
-    is_read: bool = False  # True: the client waited for `100 Continue`, and got it.
+    is_read: bool = False  # True: a client that waits for `100 Continue` gets it.
 
 
 class _Gone(Exception):
@@ -679,9 +683,10 @@ class _Refused(Exception):
 async def _refuse(
     response: Response, scope: Scope, receive: Receive, send: Send, unheard: int, *, waits: bool
 ) -> None:
-    """The rest of the request, up to `unheard`, is read for a moment: see `_HttpConnection._linger`.
+    """Sends a refusal. The rest of the request, up to `unheard` bytes, is read for a moment and discarded: see
+    `_HttpConnection._linger`.
 
-    `waits`: the client asked whether to send it at all, so nothing more comes unless some of it is here.
+    `waits`: the client waits for `100 Continue`, so the rest does not come unless a part of it has arrived already.
     """
 
     async def send_but_the_end(message: Message) -> None:
@@ -717,7 +722,7 @@ def _receive_at_once(body: bytes, receive: Receive) -> Receive:
 def _check_path(scope: Scope) -> None:
     raw: bytes = scope.get("raw_path", b"")
     if b"%" in raw.replace(b"%3A", b":").replace(b"%3a", b":"):
-        raise _Refused(404, Missing("no path here has escapes other than %3A"))
+        raise _Refused(404, Missing("paths have no escapes other than %3A"))
 
 
 def _check_said_once(scope: Scope, headers: Headers) -> None:
@@ -736,7 +741,7 @@ def _check_no_two(names: Iterable[str]) -> None:
     said = set[str]()
     for name in names:
         if name in said:
-            raise _Refused(400, InvalidRequest(f"{name[:80]!r} is said more than once"))
+            raise _Refused(400, InvalidRequest(f"{name[:80]!r} occurs more than once"))
         said.add(name)
 
 

@@ -1,7 +1,7 @@
 """Fairness among the clients of HTTP: a slow or greedy client neither delays the others nor fills the memory.
 
     admission_queue.py         requests that arrive together begin one at a time
-    new_reader_pacing.py       a client that has not shown that it reads is sent one piece at a time
+    new_reader_pacing.py       a client is sent one piece at a time until it has shown that it reads
     reader_turns.py            followers that are behind read in turns, a few at a time
     response_backpressure.py   large responses hold a bounded number of bytes together
 
@@ -9,7 +9,7 @@ These files delay a response, refuse it (`Overloaded`) or cut it off, and never 
 delete the folder, delete with it:
 
     server.py          the queue of first requests (`line`), and the wrapper around each response
-    owner_routing.py   `newcomers`, `rests` and the turns: `follow` then watches the log directly
+    owner_routing.py   `newcomers`, `rests` and the turns; without them, `follow` watches the log directly
     event_streams.py   the waits of new clients, and the bound of unsent records. `send_within`, a send
                        with a time-out, moves here
     range_response.py  the waits of new clients, and the report of the bytes it holds

@@ -1,11 +1,11 @@
-"""A queue for work that delays others when many do it at once: one piece at a time, and then
-everything else.
+"""A queue for work that would delay everybody if many callers did it at the same time. It admits one piece of work at
+a time, and lets the event loop do everything else in between.
 
-a piece    of work is done for one caller in the queue, and then the loop runs for others: for some rounds, or
-           for a moment if the rounds take longer. A burst costs the same in total, but a request that needs as
-           many rounds waits for only one piece, however many callers are in the queue
-at once    a request proceeds if the queue is empty and no other caller has just left it
-patience   ends the wait of a caller that holds resources while it waits
+a piece    of work is done for one caller in the queue. Then the loop runs for others: for some rounds, or for a
+           moment if the rounds take longer. A burst costs the same in total, but another request that needs as many
+           rounds waits for only one piece, however many callers are in the queue
+at once    a caller proceeds if the queue is empty and no other caller has just left it
+patience   bounds the wait of a caller that holds resources while it waits
 """
 
 import asyncio
@@ -60,5 +60,5 @@ class AdmissionQueue:
 
 
 def _let_go(turn: asyncio.Future[None]) -> None:
-    if not turn.done():  # A caller that was cancelled just now leaves by itself.
+    if not turn.done():  # A caller that was cancelled just now removes itself.
         turn.set_result(None)

@@ -18,9 +18,9 @@ from typing import Final
 
 from rollbook.api.rest.fairness.admission_queue import AdmissionQueue
 
-ROUNDS: Final = 4  # An append is served in about 16, but for its waits.
-_UNTAKEN_BYTES_MAX: Final = 256 * 1024  # 200,000 over Linux's loopback, with `_UNSENT_BY_SYSTEM`.
-# The longest wait of a new client for a busy loop: a slower loop has other causes.
+ROUNDS: Final = 4  # An append takes about 16 rounds, without its waits.
+_UNTAKEN_BYTES_MAX: Final = 256 * 1024  # Linux's loopback holds 200,000, with `_UNSENT_BY_SYSTEM`.
+# The longest time that a new client waits in all: if the loop is slower, new clients are not the cause.
 _WAITS_S_MAX: Final = 0.25
 
 

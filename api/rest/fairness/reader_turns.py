@@ -1,5 +1,5 @@
-"""The memory and turns that all followers of a server share, so that they are bounded together, however many
-they are."""
+"""Bounds what all followers of a server hold in memory, however many there are: those that are behind take turns, and
+unsent records are counted."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
@@ -25,14 +25,13 @@ Stand = Callable[[Position], Awaitable[Progress]]
 
 
 class ReaderTurns:
-    """Followers that are behind read in turns. A turn holds some runs of records in memory, sent and read ahead.
+    """Gives turns to followers that are behind. During a turn, a follower has some runs of records in memory, which are
+    sent or read ahead.
 
     Turns are given in order of arrival. A waiting follower has no reader, hence nothing in memory, and gets
-    its position with each heartbeat (RL3). A turn begins when there is something to read, and only for a
-    follower that waits for it: one that is being sent something keeps its place in the queue. It ends when
-    enough
-    is sent, when it has taken long, or when nothing is needed at once: a follower that waits for a
-    bookie, or for its quota, delays no other.
+    its position with each heartbeat (RL3). A turn begins only for a follower that waits for it; one that is being
+    sent an event keeps its place in the queue. A turn ends after `_TURN_BYTES` or `_TURN_S`, or when the follower
+    does not continue at once. So a follower that waits for a bookie, or for its quota, delays no other.
     """
 
     def __init__(self, count: int = TURNS) -> None:
@@ -42,10 +41,8 @@ class ReaderTurns:
     async def take(
         self, watch: Callable[[Through], Events], stand: Stand, stands: Offset | None = None
     ) -> Events:
-        """The events of a `watch` that reads through its argument. `stand`: the place of a
-        position.
-
-        `stands`: the position of a follower that resumes.
+        """Yields the events of `watch`, which reads through its argument, in turns. `stand`: finds the progress at a
+        position. `stands`: the position of a follower that resumes.
         """
         turn = _ReaderTurn(self)
 
@@ -93,8 +90,8 @@ async def _in_turns(
     turn: "_ReaderTurn", read: Read, asked: ReadStream, stand: Stand, stands: Offset | None
 ) -> Events:
     """Yields events in turns. A follower that has caught up needs no turn: its next records are not in
-    memory yet. After the follower has its position, a failed open is retried for as long as that position
-    can be found out.
+    memory yet. Once the follower has a position, a failed open is retried; it fails if the position could not be
+    found out for `MISSES_MAX` heartbeats in a row.
     """
     heartbeat_s, misses = asked.heartbeat_ms / 1000, 0
     is_behind = True
@@ -110,7 +107,7 @@ async def _in_turns(
                         stands = progress.position
                         yield progress
             is_opening = events is None
-            if events is None:  # Read from there, wherever the log's end is by now.
+            if events is None:  # Continue at the position, wherever the tail is by now.
                 events = read(asked if stands is None else asked.resumed_at(stands))
             try:
                 event = await anext(events, None)
@@ -206,7 +203,9 @@ class _ReaderTurn:
         return self._timer is not None
 
     async def wait_until(self, due: float) -> bool:
-        """Whether it has begun. If not, or if this is cancelled, the place in the queue is kept."""
+        """Waits for the turn; returns whether it has begun. If not, or if the wait is cancelled, the place in the
+        queue is kept.
+        """
         if self._timer is None:
             await self.race(asyncio.sleep(max(due - self._loop.time(), 0)))
         return self._timer is not None
@@ -257,7 +256,7 @@ class _ReaderTurn:
 
 
 class UnsentRecords:
-    """The unsent rest of large records."""
+    """Counts the bytes of the unsent rests of large records."""
 
     def __init__(self) -> None:
         self.bytes = 0

@@ -1,9 +1,9 @@
-"""Large responses to slow clients: sent in slices, with a bound of bytes for all of them together.
+"""Sends large responses in slices, and bounds the bytes that all of them hold together.
 
 slices     a slice is written when the one before it has left, so that a response continues for as long as its
            client reads, and its connection is not idle in the meantime
 counted    a response counts from its head on, which may have to wait for earlier responses of the connection
-in pieces  a response made in pieces reports itself how many bytes it holds (`HOLD`), at first and at each change
+in pieces  a response that is made in pieces reports how many bytes it holds (`HOLD`), at first and at each change
 stalled    while half of the room is taken, a client that reads nothing for a moment is disconnected
 full       further requests are refused (`Overloaded`); clients that read make room within moments
 """
@@ -19,8 +19,8 @@ from rollbook.api.rest.problems import response_of
 from rollbook.proto.errors import Overloaded
 
 Hold = Callable[[int], bool]
-"""Reports how much an answer holds by now; returns whether it may, and whether the client still
-reads."""
+"""Reports how many bytes a response holds now. Returns False if there is no room for them, or if the client does not
+read."""
 
 HOLD: Final = "rollbook.hold"  # The key in a request's scope of its `Hold`.
 _SLICE_BYTES: Final = 64 * 1024  # Smaller amounts are not counted.
@@ -49,8 +49,8 @@ class ResponseBackpressure:
             await app({**scope, HOLD: answer.hold}, receive, answer.send)
         finally:
             self.bytes -= answer.held_bytes
-        if answer.is_refused:  # Reported when nothing is held: this may have to wait, too.
-            busy = Overloaded("too many answers are not taken", retry_after_ms=_RETRY_MS)
+        if answer.is_refused:  # Sent only now, when nothing is held: this may have to wait, too.
+            busy = Overloaded("too many responses are not read", retry_after_ms=_RETRY_MS)
             await response_of(busy)(scope, receive, send)
 
 
@@ -116,7 +116,7 @@ class _Answer:
 
 
 async def send_within(message: Message, send: Send, patience_s: float) -> bool:
-    """Whether the message was sent in time; otherwise no part of it was: the sender waits before it writes."""
+    """Returns whether the message was sent in time. If not, no part of it was: the sender waits before it writes."""
     try:
         async with asyncio.timeout(patience_s):
             await send(message)
