@@ -201,7 +201,9 @@ async def get_log(routing: Routing, log: Log, how: HowOf) -> Response:
 
 @routes.head(LOG, tags=["logs"], **described())
 async def head_log(routing: Routing, log: Log, how: HowOf) -> Response:
-    """Returns `Log-Head`, `Log-Tail`, `Log-Sealed`, `Log-Epoch` and `Log-Owner`, as this server knows them."""
+    """Returns `Log-Head`, `Log-Tail`, `Log-Sealed`, `Log-Epoch`, `Log-Owner` and `Log-Uid`, as this server knows
+    them.
+    """
     asked = messages.GetTail(log, messages.Consistency.CACHED)
     return Response(headers=tail_headers(await routing.ask(asked, how)))
 
@@ -218,8 +220,8 @@ async def head_log(routing: Routing, log: Log, how: HowOf) -> Response:
 async def update_log(
     routing: Routing, request: Request, log: Log, how: HowOf, etag: ETag
 ) -> Response:
-    """Changes the fields of the configuration that the body names. With `If-Match`, only if the configuration still has
-    this `ETag`.
+    """Changes the fields of the configuration that the body names. If the request has `If-Match`, the configuration
+    must still have this `ETag`.
     """
     wanted = await _said(request, is_required=True)
     config = from_json(wanted, ConfigValues)
@@ -324,7 +326,7 @@ async def truncate(routing: Routing, request: Request, log: Log, how: HowOf) -> 
 async def seal(
     routing: Routing, request: Request, log: Log, how: HowOf, condition: If, producer: By
 ) -> Response:
-    """Seals the log: no more records can be appended. Records in the body are appended first, as the last ones."""
+    """Seals the log: no more records can be appended. Records in the body become the log's last records."""
     block: bytes | Response | None = None
     if await request.body() or media_type(request):
         block = await block_in(request, producer)

@@ -45,7 +45,7 @@ class Asking:
     uid: str = ""  # The uid of the intended log; empty: any log of that name.
 
     def of(self, word: Any) -> Any:
-        """The request, with this log's name. Raises `InvalidRequest` if it names another log."""
+        """The request, with the uid of the intended log. Raises `InvalidRequest` if it has another uid."""
         said = getattr(word, "uid", self.uid)
         if said == self.uid or not self.uid:
             return word

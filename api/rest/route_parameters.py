@@ -58,7 +58,9 @@ async def _asking(
     ] = TIMEOUT_MS,
     log_forward: Annotated[
         Forward | None,
-        Header(description="auto: the server asks the log's owner; never: it redirects to it."),
+        Header(
+            description="auto: the server asks the log's owner; never: it redirects to the owner."
+        ),
     ] = None,
 ) -> Asking:
     return Asking(log_timeout_ms, log_forward)

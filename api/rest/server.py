@@ -16,7 +16,7 @@ What a client can use without a valid token is bounded:
                    bounded: the parser looks at each of them, and thousands would delay all other clients. A
                    connection is read one slice per turn of the loop. Requests that arrive together begin one at a
                    time (`fairness/admission_queue.py`)
-    a path         contains no escapes: no name needs one, and `%2F` would make two names of one
+    a path         contains no escapes but `%3A`: no name needs one, and `%2F` would make two names of one
     a refusal      reaches a client that is still sending: for a moment its input is read and discarded
     a stream       continues as long as its client reads; a client that reads nothing is disconnected
     off loopback   the server listens only with TLS and a token, unless `--insecure` is given (G1)
