@@ -47,8 +47,8 @@ class AdminClient:
             connection.connect()
         except OSError as error:
             raise BookieUnreachable(
-                f"nobody answers at {self.url}: {describe_error(error)}",
-                next_step="start the bookie with --http, and say the same address here",
+                f"no bookie answers at {self.url}: {describe_error(error)}",
+                next_step="start the bookie with --http, and give the same address here",
             ) from error
         try:
             connection.request(
@@ -58,7 +58,7 @@ class AdminClient:
                 answer = response.read(self.answer_bytes_max)
         except (OSError, http.client.HTTPException) as error:
             raise ConnectionLost(
-                f"{self.url} hung up: {describe_error(error)}",
+                f"{self.url} closed the connection: {describe_error(error)}",
                 next_step=self._after_hang_up(),
             ) from error
         finally:
@@ -68,15 +68,15 @@ class AdminClient:
     def _after_hang_up(self) -> str:
         if self.url.startswith("https:") and self.tls_certificate:
             return (
-                f"have the authorities that the bookie was given as --tls-authorities signed {self.tls_certificate}, and "
-                "is it in force? `openssl x509 -noout -issuer -dates -in FILE` says who signed it, and until when it holds"
+                f"check that a CA in the bookie's --tls-authorities has signed {self.tls_certificate}, and that it is valid "
+                "now: `openssl x509 -noout -issuer -dates -in FILE` shows both"
             )
         if self.url.startswith("https:"):
             return (
-                "was the bookie given --tls-authorities? Then show a certificate that these have "
-                "signed, with --tls-certificate"
+                "if the bookie was started with --tls-authorities, use --tls-certificate with a certificate "
+                "that one of these CAs has signed"
             )
-        return "is it what the bookie was given as --http, and with --http-tls or without?"
+        return "check that this is the bookie's --http address; with --http-tls it begins with https://"
 
     def _connection(self) -> http.client.HTTPConnection:
         try:
@@ -86,15 +86,15 @@ class AdminClient:
             scheme, host, port = "", None, None
         if scheme not in ("http", "https") or host is None:
             raise BadConfig(
-                f"{self.url} is no address", next_step="write for example http://127.0.0.1:8001"
+                f"{self.url} is not an address", next_step="write for example http://127.0.0.1:8001"
             )
         require_certificate_of(self.tls_key, self.tls_certificate, "--tls-certificate")
         uses_tls = scheme == "https"
         if self.token_file and not may_show_token(host, uses_tls=uses_tls, insecure=self.insecure):
             raise BadConfig(
-                f"the token would go to {self.url} in the clear",
-                next_step="serve the pages behind TLS (--http-tls) and say --http https://…, "
-                "or say --insecure in a network that you trust",
+                f"the token would be sent to {self.url} unencrypted",
+                next_step="start the bookie with --http-tls and use --http https://… here, "
+                "or use --insecure in a network that you trust",
             )
         if scheme == "http":
             return http.client.HTTPConnection(host, port or 8001, timeout=self.timeout_s)
@@ -132,12 +132,12 @@ def answer_of(status: int, media_type: str, answer: bytes) -> Any:
         if status < 400:
             return text
         raise RollbookError(
-            f"the answer was {status}: {text}", next_step="is this a bookie's --http?"
+            f"the answer was {status}: {text}", next_step="check that this is a bookie's --http address"
         )
     try:
         found = json.loads(answer)
     except (ValueError, RecursionError) as error:
-        raise RollbookError(f"the answer is no JSON: {error}") from error
+        raise RollbookError(f"the answer is not JSON: {error}") from error
     if status < 400:
         return found
     raise error_of(found)

@@ -9,13 +9,13 @@ from rollbook.proto.printable import harmless
 
 
 def ask_whether(what: str, yes: bool) -> None:
-    """Asks the user. Asks the user, unless `yes` says that the user has already confirmed. Raises
-    `NotConfirmed` if there is no terminal, or if the answer is no.
+    """Asks the user, unless `yes` says that the user has already confirmed. Raises `NotConfirmed` if there is
+    no terminal, or if the answer is no.
     """
     if yes:
         return
     if not sys.stdin.isatty():
-        raise NotConfirmed(f"this would {what}", next_step="say --yes if that is meant")
+        raise NotConfirmed(f"this would {what}", next_step="say --yes to confirm it")
     try:
         is_meant = click.confirm(f"Really {harmless(what)}?", err=True)
     except click.Abort as error:

@@ -21,7 +21,7 @@ _name = click.argument("name", shell_complete=names_of_contexts)
     ),
 )
 def group() -> None:
-    """Name clusters, and say which one is meant where no server is named."""
+    """Name clusters, and select the one that commands use if no server is named."""
 
 
 @group.command(
@@ -32,15 +32,15 @@ def group() -> None:
     )
 )
 @_name
-@click.option("--server", metavar="URL", required=True, help="log://host:port,host:port.")
-@click.option("--token-file", metavar="FILE", help="It is read each time, and not copied.")
+@click.option("--server", metavar="URL", required=True, help="The log servers: log://host:port,host:port.")
+@click.option("--token-file", metavar="FILE", help="The file with the token; it is read at each use, not copied.")
 @click.option("--tls-authorities", metavar="FILE")
 @click.option("--tls-certificate", metavar="FILE")
 @click.option("--tls-key", metavar="FILE")
-@click.option("--tls-name", metavar="NAME", help="In the certificates of all its servers.")
-@click.option("--insecure", is_flag=True, help="Show the token in the clear off loopback, too.")
-@click.option("--metadata", metavar="URL", help="For `cluster`, `ledger`, `recovery`, `debug`.")
-@click.option("--use", is_flag=True, help="From now on.")
+@click.option("--tls-name", metavar="NAME", help="The name in the certificates of all its servers.")
+@click.option("--insecure", is_flag=True, help="Send the token unencrypted, even to other machines.")
+@click.option("--metadata", metavar="URL", help="The metadata store, for `cluster`, `ledger`, `recovery` and `debug`.")
+@click.option("--use", is_flag=True, help="Make it the current context.")
 def add(
     name: str,
     server: str,
@@ -50,7 +50,7 @@ def add(
     use: bool,
     **files: Any,
 ) -> None:
-    """Name a cluster, or change what a name means. The first one is used from now on."""
+    """Add a context, or replace one of the same name. The first one becomes the current context."""
     from rollbook.api import context_file
     from rollbook.api.cli.cluster.actions import parse_url
     from rollbook.api.client.url import parse_log_url
@@ -72,7 +72,7 @@ def add(
 )
 @_name
 def use(name: str) -> None:
-    """Say which one is meant where no server is named."""
+    """Select the context that commands use if no server is named."""
     from rollbook.api import context_file
 
     context_file.find(name)
@@ -88,7 +88,7 @@ def use(name: str) -> None:
 )
 @list_output_option
 def ls(output: str) -> None:
-    """List them."""
+    """List the contexts."""
     from rollbook.api import context_file
     from rollbook.api.cli.output import tell_rows
     from rollbook.proto.metastore.url import shown_url
@@ -110,7 +110,7 @@ def ls(output: str) -> None:
 )
 @_name
 def rm(name: str) -> None:
-    """Forget one."""
+    """Remove a context."""
     from rollbook.api import context_file
 
     context_file.find(name)

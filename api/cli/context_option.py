@@ -51,19 +51,19 @@ def context_option(unless: str) -> Callable[[F], F]:
         envvar="ROLLBOOK_CONTEXT",
         show_envvar=True,
         shell_complete=names_of_contexts,
-        help=f"One of `rollbook context ls`, where no {unless} is named.",
+        help=f"The context to use if --{unless} is not given; `rollbook context ls` lists them.",
     )
 
 
 def at_context(access: "LogAccess", name: str | None, *, is_named: bool) -> "LogAccess":
-    """`name`: Returns the named context; None means the current one, if any. `is_named` means that the user
-    named a server. Raises `BadConfig`.
+    """Adds the values of a context. `name` names it; None means the current one, if any. `is_named` means that
+    the user named a server. Raises `BadConfig`, `InvalidRequest`.
     """
     from rollbook.api.context_file import find, load
     from rollbook.proto.errors import InvalidRequest
 
     if name and is_named:
-        raise InvalidRequest("either --context or --server (ROLLBOOK_CONTEXT, ROLLBOOK_SERVER)")
+        raise InvalidRequest("give either --context or --server, not both (nor both ROLLBOOK_CONTEXT and ROLLBOOK_SERVER)")
     name = name or load().current
     if not name:
         return access

@@ -28,22 +28,22 @@ INTERRUPTED: Final = 130
 _COMPLETE: Final = "_ROLLBOOK_COMPLETE"
 
 _GROUPS: Final = {
-    "demo": "Watch it keep its promises: ends by itself in seconds",
-    "dev": "Run a whole cluster here, in one process",
-    "server": "Run a bookie or a log server",
-    "bookie": "Make, mend and inspect a bookie",
-    "access": "Say who may do what to which logs",
+    "demo": "Test Rollbook's promises on a small cluster, within seconds",
+    "dev": "Run a whole cluster on this machine, in one process",
+    "server": "Run a bookie, a log server, a recovery server or all of them",
+    "bookie": "Create, repair, inspect and remove bookies",
+    "access": "Manage who may do what with which logs",
     "cluster": "Initialise and inspect a cluster",
-    "log": "Make, append to, read, follow and truncate logs",
-    "cursor": "Look at, move and remove a log's cursors",
-    "explain": "Say what is going on with a log",
-    "bench": "Measure appending, reading and following",
-    "ledger": "Look at, write, read, recover and verify ledgers",
+    "log": "Create, append to, read, follow and truncate logs",
+    "cursor": "Show, move and remove a log's cursors",
+    "explain": "Explain the state of a log",
+    "bench": "Measure how fast records are appended, read and followed",
+    "ledger": "Show, write, read, recover and verify ledgers",
     "spark": "Archive, audit, mirror and restore logs with Spark",
-    "recovery": "Bring back what bookies have lost",
-    "apply": "Make logs be as a file says",
-    "context": "Name clusters, and say which one is meant",
-    "debug": "Gather what somebody who helps needs to see",
+    "recovery": "Restore lost entries, and control recovery servers",
+    "apply": "Create or update logs from a file",
+    "context": "Name clusters, and select the current one",
+    "debug": "Collect diagnostics into a bundle for support",
 }
 
 
@@ -75,7 +75,7 @@ _ADVICE: Final = {
     errno.EPERM: "run it as the user who owns that",
     errno.EROFS: "mount that for writing, or name another place",
     errno.ENOTDIR: "name a directory there",
-    errno.EISDIR: "name a file there",
+    errno.EISDIR: "name a file there, not a directory",
     errno.ENOSPC: "make room on that disk, and type it again",
     errno.EDQUOT: "make room within the quota, and type it again",
     errno.EMFILE: "allow more open files: ulimit -n 65536",
@@ -148,7 +148,7 @@ def version() -> None:
 )
 @click.argument("shell", type=click.Choice(("bash", "zsh", "fish")))
 def completion(shell: str) -> None:
-    """Print what makes a shell complete commands, flags and names."""
+    """Print the script with which a shell completes commands, flags and names."""
     from click.shell_completion import get_completion_class
 
     from rollbook.api.cli.shell_completion import add_shells
@@ -165,7 +165,7 @@ def exit_code(error: errors.RollbookError) -> int:
 
 def main() -> None:
     if not __debug__:
-        sys.exit("rollbook checks its own promises with assert: run Python without -O")
+        sys.exit("rollbook checks its invariants with assert: run Python without -O")
     if _COMPLETE in os.environ:
         from rollbook.api.cli.shell_completion import add_shells
 
@@ -206,7 +206,7 @@ def main() -> None:
             "this command runs a server or opens its files, which takes Linux or macOS",
             "",
             errors.Outcome.NOT_APPLIED,
-            "run it there; what asks log servers (--server) runs here, too",
+            "run it on Linux or macOS; commands that call log servers (--server) run here, too",
         )
         sys.exit(FAILED)
     except errors.RollbookError as error:

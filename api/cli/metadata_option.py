@@ -14,7 +14,7 @@ from rollbook.api.cli.context_option import context_option, named_of
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-WHERE: Final = "Where the metadata lies: zk://host,host/ledgers or sqlite:///path."
+WHERE: Final = "The metadata store: zk://host,host/ledgers or sqlite:///path."
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ def metadata_option(help_text: str, **how: Any) -> Callable[[F], F]:
 
 
 _OPTIONS: Final = (
-    metadata_option(f"{WHERE}  [default: as the context says]"),
+    metadata_option(f"{WHERE}  [default: the context's]"),
     context_option("metadata"),
 )
 
@@ -84,7 +84,7 @@ def metadata_or_server(called: click.Context, url: str | None) -> Metadata | Non
         from rollbook.proto.errors import InvalidRequest
 
         raise InvalidRequest(
-            "either --metadata or --server", next_step="name one of them: where it is asked"
+            "give either --metadata or --server, not both", next_step="leave out one of them"
         )
     if typed == ["server"]:
         return None
@@ -103,7 +103,8 @@ def metadata_that_is_meant(
             from rollbook.proto.errors import InvalidRequest
 
             raise InvalidRequest(
-                "either --context or --metadata (ROLLBOOK_CONTEXT, ROLLBOOK_METADATA)"
+                "give either --context or --metadata, not both (nor both ROLLBOOK_CONTEXT and "
+                "ROLLBOOK_METADATA)"
             )
         return Metadata(url)
     from rollbook.api.context_file import find, load
@@ -118,5 +119,5 @@ def metadata_that_is_meant(
     if not found.metadata and not is_needed:
         return None
     if not found.metadata:
-        raise BadConfig(f"the context {context} names no metadata", next_step="say --metadata URL")
+        raise BadConfig(f"the context {context} names no metadata", next_step="use --metadata URL")
     return Metadata(found.metadata, context)

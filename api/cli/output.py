@@ -39,10 +39,13 @@ def _output_option(help_text: str, *more: str) -> Callable[[F], F]:
     )
 
 
-output_option: Final = _output_option("For people, or for programs.")
-bare_output_option: Final = _output_option("For people, for programs, or as bare as can be.", "raw")
+output_option: Final = _output_option("`table` is for people, `json` and `ndjson` are for programs.")
+bare_output_option: Final = _output_option(
+    "`table` is for people, `json` and `ndjson` are for programs; `raw` prints one value only.", "raw"
+)
 list_output_option: Final = _output_option(  # The option for commands that list things with names.
-    "For people or programs; `wide` has all columns, `name` (and `raw`) is a name a line.",
+    "`table` is for people, `json` and `ndjson` are for programs; `wide` shows all columns, `name` and `raw` print one "
+    "name per line.",
     "raw",
     "wide",
     "name",
@@ -62,7 +65,7 @@ def show_facts(facts: Mapping[str, Any], output: str) -> None:
 
 
 def show_rows(columns: Sequence[str], rows: Iterable[Mapping[str, Any]], output: str) -> None:
-    """Prints rows: Prints rows. `ndjson` prints each row as it arrives; other formats wait for all rows."""
+    """Prints rows. `ndjson` prints each row as it arrives; other formats wait for all rows."""
     if output == "ndjson":
         for row in rows:
             click.echo(json.dumps(row))
@@ -73,7 +76,7 @@ def show_rows(columns: Sequence[str], rows: Iterable[Mapping[str, Any]], output:
 
 
 def tell(facts: Mapping[str, Any], output: str, bare: str) -> None:
-    """Prints facts. Prints facts; `bare` names the only fact that `raw` prints."""
+    """Prints facts; `bare` names the only fact that `raw` prints."""
     if output == "raw":
         fact = "-" if facts[bare] is None else str(facts[bare])
         click.echo(harmless(fact) if sys.stdout.isatty() else fact)
@@ -88,9 +91,7 @@ def tell_rows(
     bare: str,
     wide: Sequence[str] = (),
 ) -> None:
-    """Prints rows. Prints a table. `bare` is the column of names; `wide` are columns that only `-o wide`
-    shows.
-    """
+    """Prints rows. `bare` is the column of names; `wide` are columns that only `-o wide` shows."""
     if output in ("raw", "name"):
         as_shown = harmless if sys.stdout.isatty() else str
         # Bypasses click, which would flush after each row, of which there may be millions.
@@ -158,7 +159,7 @@ def _with_unit(name: str, value: object) -> str:
 
 
 def size_of(count: float) -> str:
-    """Returns a size such as `256 MiB` or `1.4 GiB`; below 1 KiB only the number."""
+    """Returns a size such as `256 MiB` or `1.4 GiB`; below 1 KiB it is only the number."""
     if count < _KIB:
         return shown(count)
     power = 0

@@ -8,6 +8,6 @@ rest_origin_option: Final = click.option(
     "--rest-origin",
     metavar="ORIGIN",
     multiple=True,
-    help="Pages of this origin may use --rest from a browser, as http://localhost:3000; * lets pages of every "
-    "origin read. Repeatable.  [default: none]",
+    help="Web pages of this origin, such as http://localhost:3000, may call the HTTP API at --rest; * lets pages of "
+    "all origins read. May be repeated.  [default: none]",
 )

@@ -9,7 +9,7 @@ from typing import Any, Final
 from rollbook.api.cli.startup import notify_manager
 from rollbook.proto.runtime.accept_errors import survive_full_file_table
 
-# Seconds for the shutdown. Longer: slow work can still finish, a stuck server is killed later.
+# Seconds for the shutdown. Longer: slow work can still finish, but a stuck server is killed later.
 _STOP_S_MAX: Final = 20
 
 

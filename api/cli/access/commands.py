@@ -13,7 +13,7 @@ from rollbook.api.cli.output import examples, list_output_option
 _FILE: Final = click.option(
     "--file", "path", metavar="FILE", required=True, help="The server's --access-file."
 )
-_YES: Final = click.option("--yes", is_flag=True, help="Do not ask.")
+_YES: Final = click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 
 
 @click.group(

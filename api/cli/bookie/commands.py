@@ -8,31 +8,31 @@ from rollbook.api.cli.lazy_group import LazyCommand, LazyGroup
 from rollbook.api.cli.output import examples
 
 _INSPECT: Final = {
-    "info": "Show one bookie at a glance.",
-    "ledgers": "List the ledgers of which this bookie has something.",
-    "ledger": "Show what this bookie has of one ledger, and where.",
+    "info": "Show a summary of one bookie.",
+    "ledgers": "List the ledgers of which this bookie stores anything.",
+    "ledger": "Show what this bookie stores of one ledger, and in which files.",
     "journal": "List the journal's files, or the records of one of them.",
     "entrylog": "List the entry logs, or the ledgers in one of them.",
-    "mark": "Show where replay would start.",
-    "verify": "Read every byte of a stopped bookie's files.",
-    "gc": "Look for deleted ledgers and surplus copies now, and free what they had.",
-    "compact": "Rewrite entry logs of which little is in use.",
-    "scrub": "Read and verify everything that a running bookie has.",
-    "readonly": "Show whether the bookie takes new entries, or change it.",
+    "mark": "Show where a restart would begin to replay the journal.",
+    "verify": "Read and check every byte of a stopped bookie's files.",
+    "gc": "Find deleted ledgers and surplus copies now, and free their space.",
+    "compact": "Rewrite entry logs that contain little live data.",
+    "scrub": "Read and verify all entry logs of a running bookie.",
+    "readonly": "Show or change whether the bookie accepts new entries.",
 }
 _IDENTITY: Final = {
-    "init": ("init", "Make a new bookie: its directories, its cookie."),
-    "doctor": ("doctor", "Explain what keeps a bookie from starting, and how to mend it."),
-    "rejoin": ("rejoin", "Write again the files that say whose the directories are."),
-    "write-off": ("write_off", "Go on without files that are permanently lost."),
-    "format": ("format_bookie", "Erase a bookie and start again under its id."),
+    "init": ("init", "Create a new bookie: its directories and its cookie."),
+    "doctor": ("doctor", "Explain what keeps a bookie from starting, and how to repair it."),
+    "rejoin": ("rejoin", "Rewrite the VERSION files and the cookie of a bookie that has all its files."),
+    "write-off": ("write_off", "Let a bookie run without files that are permanently lost."),
+    "format": ("format_bookie", "Erase a bookie and start again under the same id."),
 }
 _LIFECYCLE: Final = {
-    "drain": ("drain", "Empty bookies that are to leave."),
-    "undrain": ("undrain", "Keep bookies that were to leave."),
-    "mark-drained": ("mark_drained", "Call bookies drained whose drain failed."),
-    "safe-to-remove": ("safe_to_remove", "Ask whether these bookies may go."),
-    "remove": ("remove", "Take bookies out of the cluster."),
+    "drain": ("drain", "Move all copies off bookies that will leave."),
+    "undrain": ("undrain", "Cancel the drain of bookies, so that they stay."),
+    "mark-drained": ("mark_drained", "Declare bookies drained although their drain failed."),
+    "safe-to-remove": ("safe_to_remove", "Check whether these bookies can be removed."),
+    "remove": ("remove", "Remove bookies from the cluster."),
 }
 _PLACES: Final = {
     name: LazyCommand(f"rollbook.api.cli.bookie.{module}", *place)
@@ -55,4 +55,4 @@ _PLACES: Final = {
     ),
 )
 def group() -> None:
-    """Make, mend, inspect and remove bookies."""
+    """Create, repair, inspect and remove bookies."""

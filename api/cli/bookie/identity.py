@@ -19,7 +19,7 @@ if TYPE_CHECKING:  # Imported when a command needs them, to keep `--help` quick.
 
 T = TypeVar("T")
 
-_yes_option: Final = click.option("--yes", is_flag=True, help="Do not ask.")
+_yes_option: Final = click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 _PATIENCE_S: Final = 15.0  # The longest wait for the session of a killed process to expire.
 
 
@@ -33,10 +33,10 @@ _PATIENCE_S: Final = 15.0  # The longest wait for the session of a killed proces
 @bookie_options
 @output_option
 def init(output: str, **flags: Any) -> None:
-    """Make a new bookie: its directories, its cookie.
+    """Create a new bookie: its directories and its cookie.
 
-    `rollbook server bookie` does it, too, when there is nothing yet. One that is there already stays
-    as it is.
+    `rollbook server bookie` also creates a bookie that does not exist yet. An existing bookie stays
+    unchanged.
     """
 
     async def make(identity: "Identity") -> dict[str, Any]:
@@ -59,15 +59,15 @@ def init(output: str, **flags: Any) -> None:
 @_yes_option
 @output_option
 def format_bookie(output: str, yes: bool, **flags: Any) -> None:
-    """Erase a bookie and start again under its id.
+    """Erase a bookie and start again under the same id.
 
-    What it may have held in ledgers that are not closed yet is UNKNOWN to it from then on, so that
-    nobody takes its silence for a proof. Reads the metadata of all ledgers.
+    From then on it answers UNKNOWN for entries that it may have had in unclosed ledgers, so that a missing
+    entry does not count as proof that it never existed. The command reads the metadata of all ledgers.
     """
     bookie_id, directories = _who_and_where(flags)
     from rollbook.api.cli.confirm import ask_whether
 
-    ask_whether(f"erase bookie {bookie_id} in {', '.join(directories)}, with all it holds", yes)
+    ask_whether(f"erase bookie {bookie_id} in {', '.join(directories)}, with all its entries", yes)
 
     async def erase(identity: "Identity") -> dict[str, Any]:
         return _facts(identity, await identity.format(_PATIENCE_S))
@@ -85,10 +85,10 @@ def format_bookie(output: str, yes: bool, **flags: Any) -> None:
 @bookie_options
 @output_option
 def rejoin(output: str, **flags: Any) -> None:
-    """Write again the files that say whose the directories are.
+    """Rewrite the VERSION files and the cookie of a bookie that has all its files.
 
-    For a bookie that has all its files, after its cookie was removed from the metadata store, a
-    directory moved, another ledger directory was added at the end, or a VERSION file was lost.
+    Use it after the cookie was removed from the metadata store, a directory was moved, a ledger
+    directory was added at the end, or a VERSION file was lost.
     """
 
     async def mend(identity: "Identity") -> dict[str, Any]:
@@ -109,16 +109,16 @@ def rejoin(output: str, **flags: Any) -> None:
 @_yes_option
 @output_option
 def write_off(output: str, yes: bool, **flags: Any) -> None:
-    """Go on without files that are permanently lost.
+    """Let a bookie run without files that are permanently lost.
 
-    Or with directories that were restored from a copy, when the latest are gone. What they held, or
-    came later, is UNKNOWN from then on, until it is copied back from other bookies. Reads the metadata
-    of all ledgers.
+    Use it also after directories were restored from an older copy. From then on the bookie answers UNKNOWN
+    for entries that it may have lost, until they are copied back from other bookies. The command reads
+    the metadata of all ledgers.
     """
     bookie_id, _ = _who_and_where(flags)
     from rollbook.api.cli.confirm import ask_whether
 
-    ask_whether(f"give up what bookie {bookie_id} has lost", yes)
+    ask_whether(f"give up the files that bookie {bookie_id} has lost", yes)
 
     async def give_up(identity: "Identity") -> dict[str, Any]:
         from rollbook.proto.runtime.clock import SystemClock
@@ -139,9 +139,9 @@ def write_off(output: str, yes: bool, **flags: Any) -> None:
 @output_option
 @click.pass_context
 def doctor(context: click.Context, /, output: str, **flags: Any) -> None:
-    """Explain what keeps a bookie from starting, and how to mend it.
+    """Explain what keeps a bookie from starting, and how to repair it.
 
-    Changes nothing. Ends with 8 if something is wrong.
+    It changes nothing, and exits with 8 if something is wrong.
     """
 
     from rollbook.api.cli.server.bookie_settings import with_flags
@@ -169,8 +169,8 @@ def doctor(context: click.Context, /, output: str, **flags: Any) -> None:
 
 _DEGRADED: Final = 8
 _JUDGED: Final = {
-    "new": "it is new, and begins when it is started",
-    "joined": "it has just been made, and can be started",
+    "new": "it is new, and can be started",
+    "joined": "it was just created, and can be started",
     "member": "a member of the cluster, with all its directories",
 }
 

@@ -121,8 +121,8 @@ class Where:
         configure_logs(level="error", as_json=False)
         if not self.journal_dir or not self.ledger_dirs:
             raise BadConfig(
-                "the files of a bookie are in a journal directory and in ledger directories",
-                next_step="give --journal-dir and --ledger-dir as the bookie has them, or --config",
+                "a bookie's files are in a journal directory and in ledger directories, and both are needed",
+                next_step="give --journal-dir and each --ledger-dir of the bookie, or --config",
             )
         journal_dir = os.path.abspath(self.journal_dir)
         ledger_dirs = tuple(map(os.path.abspath, self.ledger_dirs))
@@ -144,23 +144,23 @@ _http_options: Final = (
         metavar="URL",
         envvar="ROLLBOOK_HTTP",
         show_envvar=True,
-        help=f"Where the bookie's admin pages are.  [default: {_HTTP}]",
+        help=f"The address of the bookie's admin pages.  [default: {_HTTP}]",
     ),
     click.option(
         "--token-file",
         metavar="FILE",
         envvar="ROLLBOOK_HTTP_TOKEN_FILE",
         show_envvar=True,
-        help="What its first line has is shown as the token.",
+        help="The first line of this file is the token for the bookie.",
     ),
-    click.option("--ca-file", metavar="FILE", help="Certificates to trust, for https."),
+    click.option("--ca-file", metavar="FILE", help="The CA certificates to trust, for https."),
     click.option(
-        "--tls-certificate", metavar="FILE", help="Shown to a bookie that wants one, for https."
+        "--tls-certificate", metavar="FILE", help="The certificate for a bookie that requests one, for https."
     ),
     click.option(
-        "--tls-key", metavar="FILE", help="Its key.  [default: in the certificate's file]"
+        "--tls-key", metavar="FILE", help="The key of --tls-certificate.  [default: in the certificate's file]"
     ),
-    click.option("--insecure", is_flag=True, help="Show the token in the clear off loopback, too."),
+    click.option("--insecure", is_flag=True, help="Send the token unencrypted, even to other machines."),
 )
 _config_option: Final = click.option(
     "--config",
@@ -168,7 +168,7 @@ _config_option: Final = click.option(
     metavar="FILE",
     envvar="ROLLBOOK_CONFIG",
     show_envvar=True,
-    help="The bookie's own, instead of the flags above.",
+    help="The bookie's configuration file, instead of the options above.",
 )
 _file_options: Final = (
     click.option(
@@ -176,14 +176,15 @@ _file_options: Final = (
         metavar="DIR",
         envvar="ROLLBOOK_JOURNAL_DIR",
         show_envvar=True,
-        help="Read the files instead: the journal's,",
+        help="The bookie's journal directory, to read its files directly.",
     ),
     click.option(
         "--ledger-dir",
         "ledger_dirs",
         metavar="DIR",
         multiple=True,
-        help="and the ledgers', in the bookie's order.  [env var: ROLLBOOK_LEDGER_DIR, by commas]",
+        help="Its ledger directory; repeat it for each, in the bookie's order.  "
+        "[env var: ROLLBOOK_LEDGER_DIR, separated by commas]",
     ),
 )
 
@@ -285,7 +286,7 @@ def _command(*lines: str) -> Callable[[Command], click.Command]:
 @output_option
 @_either
 def info(where: Where, output: str) -> None:
-    """Show one bookie at a glance."""
+    """Show a summary of one bookie."""
     if not where.is_files:
         facts = where.client().get(f"{_API}/status")
         if output != "table":
@@ -323,12 +324,12 @@ def info(where: Where, output: str) -> None:
     "ledgers --after 1000 --limit 50",
     "ledgers --journal-dir /data/journal --ledger-dir /data/ledgers -o ndjson | jq .ledger_id",
 )
-@click.option("--after", type=WholeNumber(-1), default=-1, help="Only ids above this one.")
-@click.option("--limit", type=WholeNumber(1), help="At most this many.")
+@click.option("--after", type=WholeNumber(-1), default=-1, help="Only ledgers with ids above this one.")
+@click.option("--limit", type=WholeNumber(1), help="At most this many ledgers.")
 @list_output_option
 @_either
 def ledgers(where: Where, after: int, limit: int | None, output: str) -> None:
-    """List the ledgers of which this bookie has something."""
+    """List the ledgers of which this bookie stores anything."""
     if where.is_files:
         rows = iter(where.read(lambda store: _ledgers_in(store, after, limit)))
     else:
@@ -358,15 +359,15 @@ async def _ledgers_in(store: "StoreFiles", after: int, limit: int | None) -> lis
     "ledger 7 --journal-dir /data/journal --ledger-dir /data/ledgers",
 )
 @click.argument("ledger_id", type=WholeNumber(0))
-@click.option("--verify", is_flag=True, help="Read all of it, from a running bookie's disk.")
+@click.option("--verify", is_flag=True, help="Read and check all its entries on a running bookie's disk.")
 @output_option
 @_either
 def ledger(where: Where, ledger_id: int, verify: bool, output: str) -> None:
-    """Show what this bookie has of one ledger, and where."""
+    """Show what this bookie stores of one ledger, and in which files."""
     if verify:
         if where.is_files:
             raise click.UsageError(
-                "--verify asks a running bookie; for files: rollbook bookie verify"
+                "--verify needs a running bookie; to check files, use rollbook bookie verify"
             )
         client = where.client()
         with where.advising("ledgers"):
@@ -374,7 +375,7 @@ def ledger(where: Where, ledger_id: int, verify: bool, output: str) -> None:
             found = _wait_for(client, started)["result"]
         show_facts(found, output)
         if found["damaged"]:
-            raise DataLost("entries of this ledger are damaged here", ledger_id=ledger_id)
+            raise DataLost("entries of this ledger are damaged on this bookie", ledger_id=ledger_id)
         return
     with where.advising("ledgers"):
         if where.is_files:
@@ -423,11 +424,11 @@ def journal(where: Where, number: int | None, output: str) -> None:
     "entrylog 5 --records --journal-dir /data/journal --ledger-dir /data/ledgers -o ndjson",
 )
 @click.argument("number", type=WholeNumber(1), required=False)
-@click.option("--records", is_flag=True, help="Its records, instead of its ledgers.")
+@click.option("--records", is_flag=True, help="List its records instead of its ledgers.")
 @list_output_option
 @_files
 def entrylog(where: Where, number: int | None, records: bool, output: str) -> None:
-    """List the entry logs, or the ledgers in one of them; `live` is the share still wanted."""
+    """List the entry logs, or the ledgers in one of them; `live` is the share of live entries."""
     if number is None:
 
         async def logs(store: "StoreFiles") -> list[dict[str, Any]]:
@@ -473,7 +474,7 @@ async def _all(found: AsyncIterator[T]) -> list[T]:
 @output_option
 @_either
 def mark(where: Where, output: str) -> None:
-    """Show where replay would start: everything before is in entry logs."""
+    """Show where a restart would begin to replay the journal: all earlier entries are in entry logs."""
 
     async def mark(store: "StoreFiles") -> dict[str, Any]:
         return store.mark()
@@ -490,10 +491,10 @@ def mark(where: Where, output: str) -> None:
 @output_option
 @_files
 def verify(where: Where, output: str) -> None:
-    """Read every byte of a stopped bookie's files, and tell what is damaged.
+    """Read and check every byte of a stopped bookie's files.
 
-    Nothing is changed. Ends with 7 if anything is not as it was written; whatever that is, a
-    bookie that runs answers UNKNOWN for it and nothing false.
+    It changes nothing, and exits with 7 if it finds damage. A running bookie answers UNKNOWN for
+    damaged entries, and never returns wrong data.
     """
 
     async def verify(store: "StoreFiles") -> dict[str, Any]:
@@ -521,31 +522,31 @@ def verify(where: Where, output: str) -> None:
     if findings:
         raise DataLost(
             f"{len(findings)} places are damaged",
-            next_step="start the bookie: it answers UNKNOWN for that, and all else as it was",
+            next_step="start the bookie: it answers UNKNOWN for damaged entries, and serves all others",
         )
 
 
 # --- Telling ----------------------------------------------------------------------------------
 
-_no_wait: Final = click.option("--no-wait", is_flag=True, help="Only start it.")
-_status: Final = click.option("--status", is_flag=True, help="Only show how it stands.")
+_no_wait: Final = click.option("--no-wait", is_flag=True, help="Do not wait for the end.")
+_status: Final = click.option("--status", is_flag=True, help="Only show the current state.")
 
 
 @_command("gc", "gc --no-wait", "gc --status -o json")
-@click.option("--force", is_flag=True, help="However many ledgers are gone at once.")
+@click.option("--force", is_flag=True, help="Delete ledgers even if a large share of all ledgers is missing at once.")
 @_no_wait
 @_status
 @output_option
 @_live
 def gc(where: Where, force: bool, no_wait: bool, status: bool, output: str) -> None:
-    """Look for deleted ledgers and surplus copies now, and free what they had.
+    """Find deleted ledgers and surplus copies now, and free their space.
 
-    A ledger goes when the metadata store has said twice, some time apart, that it is gone. If that
-    is said of very many at once nothing goes: the metadata may be lost, or another cluster's.
-    --force is for when they were deleted indeed.
+    A ledger is deleted on the bookie after two scans of the metadata, some time apart, have missed it. If a
+    large share of all ledgers is missing at once, none is deleted: the metadata may be lost, or belong to
+    another cluster. Use --force if these ledgers were really deleted.
 
-    Copies are surplus if their ledger is closed and its metadata names other bookies. The next look that
-    is a day later drops them: `surplus` counts them, and --status names the first few.
+    Copies are surplus if their ledger is closed and its metadata names other bookies. The first scan at
+    least a day later drops them. `surplus` counts them, and --status names the first few.
     """
     client = where.client()
     if status:
@@ -558,16 +559,16 @@ def gc(where: Where, force: bool, no_wait: bool, status: bool, output: str) -> N
 
 
 @_command("compact --minor", "compact --major --no-wait", "compact --suspend")
-@click.option("--major", "what", flag_value="major", help="Logs with less than 80 % in use.")
-@click.option("--minor", "what", flag_value="minor", help="Logs with less than 20 % in use.")
-@click.option("--suspend", "what", flag_value="suspend", help="None any more, until --resume.")
-@click.option("--resume", "what", flag_value="resume", help="As configured, again.")
-@click.option("--status", "what", flag_value="status", help="Only show how it stands.")
+@click.option("--major", "what", flag_value="major", help="Rewrite entry logs with less than 80 % live data, or as configured.")
+@click.option("--minor", "what", flag_value="minor", help="Rewrite entry logs with less than 20 % live data, or as configured.")
+@click.option("--suspend", "what", flag_value="suspend", help="Stop compaction until --resume.")
+@click.option("--resume", "what", flag_value="resume", help="Compact as configured again.")
+@click.option("--status", "what", flag_value="status", help="Only show the current state.")
 @_no_wait
 @output_option
 @_live
 def compact(where: Where, what: str | None, no_wait: bool, output: str) -> None:
-    """Rewrite entry logs of which little is in use, or suspend that."""
+    """Rewrite entry logs that contain little live data, or suspend compaction."""
     client = where.client()
     match what:
         case "major":
@@ -586,20 +587,20 @@ def compact(where: Where, what: str | None, no_wait: bool, output: str) -> None:
             facts = client.get(f"{_API}/space")["compaction"]
             show_facts({**facts, **client.get(f"{_API}/gc/suspend_compaction")}, output)
         case _:
-            raise click.UsageError("say --major, --minor, --suspend, --resume or --status")
+            raise click.UsageError("give one of --major, --minor, --suspend, --resume and --status")
 
 
 @_command("scrub", "scrub --no-wait", "scrub --suspend")
-@click.option("--suspend", "what", flag_value="suspend", help="Until --resume.")
-@click.option("--resume", "what", flag_value="resume", help="Round after round, again.")
-@click.option("--status", "what", flag_value="status", help="Only show how it stands.")
+@click.option("--suspend", "what", flag_value="suspend", help="Stop the scrub until --resume.")
+@click.option("--resume", "what", flag_value="resume", help="Scrub in rounds again.")
+@click.option("--status", "what", flag_value="status", help="Only show the current state.")
 @_no_wait
 @output_option
 @_live
 def scrub(where: Where, what: str | None, no_wait: bool, output: str) -> None:
-    """Read and verify everything that a running bookie has.
+    """Read and verify all entry logs of a running bookie.
 
-    It does so all the time, slowly; this waits for the end of the round.
+    A bookie always scrubs in the background, slowly. This command waits for the end of the current round.
     """
     client, path = where.client(), f"{_API}/scrub"
     if what == "status":
@@ -615,7 +616,7 @@ def scrub(where: Where, what: str | None, no_wait: bool, output: str) -> None:
 @output_option
 @_live
 def readonly(where: Where, wanted: str | None, output: str) -> None:
-    """Show whether the bookie takes new entries, or change it."""
+    """Show or change whether the bookie accepts new entries."""
     client, path = where.client(), f"{_API}/state/readonly"
     if wanted is None:
         show_facts(client.get(path), output)

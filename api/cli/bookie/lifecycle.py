@@ -31,16 +31,16 @@ def _bookies(command: Any) -> Any:
 )
 @_bookies
 @with_metadata
-@click.option("--wait", is_flag=True, help="Until it is drained, or the drain has failed.")
-@click.option("--force", is_flag=True, help="Though too few bookies remain for some ledgers.")
+@click.option("--wait", is_flag=True, help="Wait until the bookies are drained or a drain has failed.")
+@click.option("--force", is_flag=True, help="Drain even if too few bookies remain for some ledgers.")
 @output_option
 def drain(
     metadata: Metadata, bookies: tuple[str, ...], wait: bool, force: bool, output: str
 ) -> None:
-    """Empty bookies that are to leave: their copies are made elsewhere while they serve reads.
+    """Move all copies off bookies that will leave. They serve reads until then.
 
-    A recovery server has to run. The bookies take no entries from now on, also after a start, until
-    `undrain`. Ends with 5 if --wait ends in a drain that failed.
+    A recovery server must be running. The bookies accept no entries until `undrain`, even after a restart.
+    With --wait, the command exits with 5 if a drain has failed.
     """
     from rollbook.api.cli.bookie.lifecycle_actions import drain_bookies  # `--help` is quick.
 
@@ -58,7 +58,7 @@ def drain(
 @with_metadata
 @output_option
 def undrain(metadata: Metadata, bookies: tuple[str, ...], output: str) -> None:
-    """Keep bookies that were to leave: they take entries again."""
+    """Cancel the drain of bookies, so that they stay and accept entries again."""
     from rollbook.api.cli.bookie.lifecycle_actions import undrain_bookies  # `--help` is quick.
 
     undrain_bookies(metadata, bookies, output)
@@ -73,10 +73,10 @@ def undrain(metadata: Metadata, bookies: tuple[str, ...], output: str) -> None:
 )
 @_bookies
 @with_metadata
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @output_option
 def mark_drained(metadata: Metadata, bookies: tuple[str, ...], yes: bool, output: str) -> None:
-    """Call bookies drained whose drain failed, after what was left was mended or given up."""
+    """Declare bookies drained although their drain failed, after the rest was repaired or given up."""
     from rollbook.api.cli.bookie.lifecycle_actions import mark_bookies_drained  # `--help` is quick.
 
     mark_bookies_drained(metadata, bookies, yes, output)
@@ -93,9 +93,10 @@ def mark_drained(metadata: Metadata, bookies: tuple[str, ...], yes: bool, output
 @with_metadata
 @output_option
 def safe_to_remove(metadata: Metadata, bookies: tuple[str, ...], output: str) -> None:
-    """Ask whether these bookies may go, all together: whether any ledger names them now.
+    """Check whether these bookies can be removed, all together.
 
-    Reads the metadata of all ledgers. Ends with 0 if they may, with 5 if not.
+    They can be removed if no ledger names them and they accept no entries. The command reads the metadata
+    of all ledgers. It exits with 0 if they can be removed, with 5 if not.
     """
     from rollbook.api.cli.bookie.lifecycle_actions import is_removal_safe  # `--help` is quick.
 
@@ -116,17 +117,18 @@ def safe_to_remove(metadata: Metadata, bookies: tuple[str, ...], output: str) ->
     "given_up",
     type=WholeNumber(0),
     metavar="LEDGERS",
-    help="Though ledgers name it: how many of them fall below their ack quorum by that.",
+    help="Remove it although ledgers name it. The value is how many of them then have fewer copies than "
+    "their ack quorum.",
 )
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @output_option
 def remove(
     metadata: Metadata, bookies: tuple[str, ...], given_up: int | None, yes: bool, output: str
 ) -> None:
-    """Take bookies out of the cluster: their cookies and their states go.
+    """Remove bookies from the cluster: delete their cookies and their states.
 
-    Refused while one of them runs or a ledger names it. Its id can be used again, by
-    `rollbook bookie format` or `rejoin`.
+    The command is refused while one of them runs or a ledger names it. `rollbook bookie format` or
+    `rejoin` can use a removed id again.
     """
     from rollbook.api.cli.bookie.lifecycle_actions import remove_bookies  # `--help` is quick.
 

@@ -74,7 +74,7 @@ def undrain_bookies(metadata: Metadata, names: Sequence[str], output: str) -> No
 
 def mark_bookies_drained(metadata: Metadata, names: Sequence[str], yes: bool, output: str) -> None:
     bookies = _parse(names)
-    ask_whether(f"call {', '.join(bookies)} drained, whatever is left there", yes)
+    ask_whether(f"declare {', '.join(bookies)} drained, even if copies are left there", yes)
 
     async def work(departures: Departures) -> list[StoredLifecycle]:
         return [await departures.mark_drained(bookie) for bookie in bookies]
@@ -93,14 +93,14 @@ def remove_bookies(
     metadata: Metadata, names: Sequence[str], given_up: int | None, yes: bool, output: str
 ) -> None:
     bookies = _parse(names)
-    ask_whether(f"take {', '.join(bookies)} out of the cluster", yes)
+    ask_whether(f"remove {', '.join(bookies)} from the cluster", yes)
     verdict = _run(
         metadata, lambda departures: departures.remove(bookies, ledgers_given_up=given_up)
     )
     if output != "table":
         show_facts({**facts_of(verdict), "removed": True}, output)
         return
-    click.echo(f"{', '.join(bookies)} removed; an id is used again by format or rejoin")
+    click.echo(f"{', '.join(bookies)} removed; format or rejoin can use a removed id again")
 
 
 def _run(metadata: Metadata, work: Callable[[Departures], Awaitable[T]]) -> T:

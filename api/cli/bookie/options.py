@@ -19,30 +19,30 @@ LOG_LEVELS: Final = (
 LOG_LEVEL_VARIABLE: Final = "ROLLBOOK_LOG_LEVEL"
 
 _OPTIONS: Final = (
-    click.option("--metadata", metavar="URL", help="zk://host,host/ledgers or sqlite:///path."),
+    click.option("--metadata", metavar="URL", help="The metadata store: zk://host,host/ledgers or sqlite:///path."),
     click.option(
-        "--bookie-id", metavar="ID", help="Its id for ever.  [default: the advertised HOST:PORT]"
+        "--bookie-id", metavar="ID", help="The bookie's permanent id.  [default: the advertised HOST:PORT]"
     ),
     click.option(
         "--listen",
         metavar="HOST:PORT",
-        help=":PORT is every address; port 0 takes a free one.  [default: 127.0.0.1:3181]",
+        help="Address to listen on; :PORT is all addresses, port 0 a free port.  [default: 127.0.0.1:3181]",
     ),
     click.option(
         "--advertise",
         metavar="HOST:PORT",
-        help="Where clients find it.  [default: --listen, or the host's name]",
+        help="Address that clients connect to.  [default: --listen, or the host's name]",
     ),
-    click.option("--journal-dir", metavar="DIR", multiple=True, help="On a fast disk, if any is."),
+    click.option("--journal-dir", metavar="DIR", multiple=True, help="Directory of the journal, on a fast disk if there is one."),
     click.option(
-        "--ledger-dir", metavar="DIR", multiple=True, help="Several times for several disks."
+        "--ledger-dir", metavar="DIR", multiple=True, help="Directory for ledgers; repeat it for each disk."
     ),
     click.option(
         "--config",
         "config_file",
         metavar="FILE",
         envvar="ROLLBOOK_CONFIG",
-        help="TOML, or a bk_server.conf of BookKeeper.",
+        help="A TOML file, or BookKeeper's bk_server.conf.",
     ),
 )
 

@@ -146,7 +146,7 @@ def health(access: "LogAccess", url: str | None, output: str) -> None:
     default=0,
     help="The highest ledger id that a bookie has: a bookie that does not start names it.",
 )
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @output_option
 def restored(url: str, above: int, yes: bool, output: str) -> None:
     """Go on with a metadata store that was put back from an older copy.

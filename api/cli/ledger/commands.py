@@ -73,7 +73,7 @@ _password_option: Final = click.option(
     show_envvar=True,
     help="Of the ledger.  [default: the one in its metadata]",
 )
-_yes_option: Final = click.option("--yes", is_flag=True, help="Do not ask.")
+_yes_option: Final = click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 _part_option: Final = click.option(
     "--part-of-log", metavar="NAME", help="Though it is a segment of this log."
 )

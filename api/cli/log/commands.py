@@ -63,7 +63,7 @@ _OPTIONS: Final = (
 anyway_option: Final = click.option(
     "--anyway", is_flag=True, help="Also with more copies than bookies that take records now."
 )
-yes_option: Final = click.option("--yes", is_flag=True, help="Do not ask.")
+yes_option: Final = click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 _frame_option: Final = click.option(
     "--frame",
     type=click.Choice(_FRAMES),

@@ -117,7 +117,7 @@ def heal(access: "LedgerAccess", **how: Any) -> None:
     help="MiB per second that are copied at most.",
 )
 @click.option("--dry-run", is_flag=True, help="Count the ledgers, and change nothing.")
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @output_option
 def bookie(access: "LedgerAccess", **how: Any) -> None:
     """Make the copies of bookies that are gone on other bookies, now and without an auditor.
