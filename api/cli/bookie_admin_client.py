@@ -132,7 +132,8 @@ def answer_of(status: int, media_type: str, answer: bytes) -> Any:
         if status < 400:
             return text
         raise RollbookError(
-            f"the answer was {status}: {text}", next_step="check that this is a bookie's --http address"
+            f"the answer was {status}: {text}",
+            next_step="check that this is a bookie's --http address",
         )
     try:
         found = json.loads(answer)

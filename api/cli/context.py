@@ -32,14 +32,26 @@ def group() -> None:
     )
 )
 @_name
-@click.option("--server", metavar="URL", required=True, help="The log servers: log://host:port,host:port.")
-@click.option("--token-file", metavar="FILE", help="The file with the token; it is read at each use, not copied.")
+@click.option(
+    "--server", metavar="URL", required=True, help="The log servers: log://host:port,host:port."
+)
+@click.option(
+    "--token-file",
+    metavar="FILE",
+    help="The file with the token; it is read at each use, not copied.",
+)
 @click.option("--tls-authorities", metavar="FILE")
 @click.option("--tls-certificate", metavar="FILE")
 @click.option("--tls-key", metavar="FILE")
 @click.option("--tls-name", metavar="NAME", help="The name in the certificates of all its servers.")
-@click.option("--insecure", is_flag=True, help="Send the token unencrypted, even to other machines.")
-@click.option("--metadata", metavar="URL", help="The metadata store, for `cluster`, `ledger`, `recovery` and `debug`.")
+@click.option(
+    "--insecure", is_flag=True, help="Send the token unencrypted, even to other machines."
+)
+@click.option(
+    "--metadata",
+    metavar="URL",
+    help="The metadata store, for `cluster`, `ledger`, `recovery` and `debug`.",
+)
 @click.option("--use", is_flag=True, help="Make it the current context.")
 def add(
     name: str,

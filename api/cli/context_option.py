@@ -63,7 +63,9 @@ def at_context(access: "LogAccess", name: str | None, *, is_named: bool) -> "Log
     from rollbook.proto.errors import InvalidRequest
 
     if name and is_named:
-        raise InvalidRequest("give either --context or --server, not both (nor both ROLLBOOK_CONTEXT and ROLLBOOK_SERVER)")
+        raise InvalidRequest(
+            "give either --context or --server, not both (nor both ROLLBOOK_CONTEXT and ROLLBOOK_SERVER)"
+        )
     name = name or load().current
     if not name:
         return access

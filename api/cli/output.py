@@ -39,9 +39,12 @@ def _output_option(help_text: str, *more: str) -> Callable[[F], F]:
     )
 
 
-output_option: Final = _output_option("`table` is for people, `json` and `ndjson` are for programs.")
+output_option: Final = _output_option(
+    "`table` is for people, `json` and `ndjson` are for programs."
+)
 bare_output_option: Final = _output_option(
-    "`table` is for people, `json` and `ndjson` are for programs; `raw` prints one value only.", "raw"
+    "`table` is for people, `json` and `ndjson` are for programs; `raw` prints one value only.",
+    "raw",
 )
 list_output_option: Final = _output_option(  # The option for commands that list things with names.
     "`table` is for people, `json` and `ndjson` are for programs; `wide` shows all columns, `name` and `raw` print one "

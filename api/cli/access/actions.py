@@ -45,11 +45,11 @@ _WIDE: Final = ("quotas", "tokens", "certificates")
 def add(path: str, name: str, days: int | None, **what: Any) -> None:
     certificates: Sequence[str] = what.pop("certificate")
     if certificates and days:
-        raise InvalidRequest("--days is of tokens; a certificate has its own end")
+        raise InvalidRequest("--days is for tokens; a certificate has its own expiry")
     if not any(what[each] for each in ("read", "append", "admin", "monitor", "operate")):
         raise InvalidRequest(
-            f"{name} could do nothing",
-            next_step="say --read, --append or --admin LOGS, --monitor or --operate",
+            f"{name} would have no rights",
+            next_step="use --read, --append or --admin LOGS, --monitor or --operate",
         )
     secret = "" if certificates else new_token()
     table: dict[str, Any] = {each: list(what.pop(each)) for each in _LISTS}
@@ -60,7 +60,9 @@ def add(path: str, name: str, days: int | None, **what: Any) -> None:
     with _locked(path):
         there = read(path) if os.path.exists(path) else Principals([])
         if there.named(name) is not None:
-            raise BadConfig(f"there is a principal {name}", path=path, next_step="edit the file")
+            raise BadConfig(
+                f"there is already a principal {name}", path=path, next_step="edit the file"
+            )
         added = parse_principals(tomllib.loads(section)[SECTION])
         Principals([*there, *added])  # Raises an error if a name or token is taken.
         _replace(path, section)
@@ -88,7 +90,7 @@ def rotate(path: str, name: str, days: int | None) -> None:
     """Adds a token; earlier ones are valid until they are dropped."""
     principal = _require_known(path, read(path), name)
     if not principal.tokens and principal.certificates:
-        raise BadConfig(f"{name} is known by certificates, and has no token", path=path)
+        raise BadConfig(f"{name} has certificates instead of tokens", path=path)
     secret = new_token()
 
     def with_token(text: str) -> str:
@@ -97,7 +99,7 @@ def rotate(path: str, name: str, days: int | None) -> None:
         changed, count = _TOKENS.subn(lambda found: f"{found[0]}{entry}, ", section, count=1)
         if count != 1:
             raise BadConfig(f"the tokens of {name} are not where they are expected", path=path,
-                            next_step="put into the file what `rollbook access token` prints")  # fmt: skip
+                            next_step="run `rollbook access token`, and put the entry that it prints into the file")  # fmt: skip
         return f"{before}{changed}{after}"
 
     with _locked(path):

@@ -26,10 +26,10 @@ _YES: Final = click.option("--yes", is_flag=True, help="Do not ask for confirmat
     ),
 )
 def group() -> None:
-    """Say who may do what to which logs.
+    """Manage who may do what with which logs.
 
-    A log server that is given an --access-file lets in those that are named there, and reads it again when
-    it has changed. To change what a principal may do, edit the file.
+    A log server with an --access-file admits only the principals in that file, and reads the file again when
+    it changes. To change the rights of a principal, edit the file.
     """
 
 
@@ -44,24 +44,43 @@ def group() -> None:
 )
 @click.argument("name")
 @_FILE
-@click.option("--read", multiple=True, metavar="LOGS", help="ns/log, ns/prefix* or *; repeated.")
-@click.option("--append", multiple=True, metavar="LOGS", help="Logs, as for --read.")
-@click.option("--admin", multiple=True, metavar="LOGS", help="Logs to make, truncate, delete …")
-@click.option("--deny", multiple=True, metavar="LOGS", help="Not these, whatever else is said.")
-@click.option("--monitor", is_flag=True, help="May see what servers count (/metrics).")
-@click.option("--operate", is_flag=True, help="May drain bookies and steer repair; sees all that.")
-@click.option("--certificate", multiple=True, metavar="NAME", help="Shown in place of a token.")
-@click.option("--days", type=WholeNumber(min=1), help="The token expires.  [default: never]")
+@click.option(
+    "--read",
+    multiple=True,
+    metavar="LOGS",
+    help="Logs to read: ns/log, ns/prefix* or *; may be repeated.",
+)
+@click.option("--append", multiple=True, metavar="LOGS", help="Logs to append to, as for --read.")
+@click.option("--admin", multiple=True, metavar="LOGS", help="Logs to create, truncate, delete …")
+@click.option(
+    "--deny",
+    multiple=True,
+    metavar="LOGS",
+    help="Logs without any right, whatever the other options allow.",
+)
+@click.option("--monitor", is_flag=True, help="May read the metrics of servers (/metrics).")
+@click.option("--operate", is_flag=True, help="May drain bookies and control repair, and see both.")
+@click.option(
+    "--certificate",
+    multiple=True,
+    metavar="NAME",
+    help="A name in a client certificate, instead of a token.",
+)
+@click.option(
+    "--days", type=WholeNumber(min=1), help="Days until the token expires.  [default: never]"
+)
 @click.option("--append-records-per-s", type=WholeNumber(min=1), metavar="N")
 @click.option("--append-bytes-per-s", type=WholeNumber(min=1), metavar="N")
 @click.option("--read-records-per-s", type=WholeNumber(min=1), metavar="N")
 @click.option("--read-bytes-per-s", type=WholeNumber(min=1), metavar="N")
-@click.option("--streams", type=WholeNumber(min=1), metavar="N", help="Open at a time.")
+@click.option(
+    "--streams", type=WholeNumber(min=1), metavar="N", help="Streams that may be open at a time."
+)
 def add(**what: Any) -> None:
     """Add a principal, and print its token.
 
-    The file keeps the token's SHA-256 alone: what is printed now is printed never again. Who is known by
-    certificates gets no token. What others may read is no token: say `umask 077` first.
+    The file keeps only the token's SHA-256, so the token cannot be printed again. A principal with
+    certificates gets no token. Use `umask 077` first, so that no other user can read a file with the token.
     """
     from rollbook.api.cli.access import actions as access_work  # `--help` is quick.
 
@@ -79,7 +98,7 @@ def add(**what: Any) -> None:
 @_FILE
 @list_output_option
 def show(path: str, output: str) -> None:
-    """List who there is; what is wrong with the file is said as a server would say it."""
+    """List the principals. An error in the file is reported as a server would report it."""
     from rollbook.api.cli.access import actions as access_work  # `--help` is quick.
 
     access_work.show(path, output)
@@ -111,15 +130,17 @@ def rm(names: tuple[str, ...], path: str, yes: bool) -> None:
 )
 @click.argument("name")
 @_FILE
-@click.option("--days", type=WholeNumber(min=1), help="The token expires.  [default: never]")
-@click.option("--drop-old", is_flag=True, help="Keep the newest token alone, and print none.")
+@click.option(
+    "--days", type=WholeNumber(min=1), help="Days until the token expires.  [default: never]"
+)
+@click.option("--drop-old", is_flag=True, help="Keep only the newest token, and print none.")
 def rotate(name: str, path: str, days: int | None, drop_old: bool) -> None:
-    """Add a token for a principal, and print it. Those before it work until --drop-old."""
+    """Add a token for a principal, and print it. Earlier tokens work until --drop-old."""
     from rollbook.api.cli.access import actions as access_work  # `--help` is quick.
 
     if drop_old:
         if days:
-            raise click.UsageError("--days is of a new token: leave out --drop-old")
+            raise click.UsageError("--days is for a new token: leave out --days or --drop-old")
         access_work.drop_old_tokens(path, name)
         return
     access_work.rotate(path, name, days)
@@ -133,9 +154,9 @@ def rotate(name: str, path: str, days: int | None, drop_old: bool) -> None:
     )
 )
 def token() -> None:
-    """Print a new token, and on standard error what to put into the file for it.
+    """Print a new token, and on standard error its entry for the access file.
 
-    Put it beside the one in force; when all have the new one, take the old one away.
+    Add the entry beside that of the present token. When all clients have the new token, remove the old entry.
     """
     from rollbook.api.cli.access import actions as access_work  # `--help` is quick.
 

@@ -100,7 +100,7 @@ def read_spec(path: str) -> dict[LogName, dict[str, Any]]:
         for name, table in read_config_file(path, (_SECTION,)).get(_SECTION, {}).items():
             where = f"{path}: {name}: "
             if (log := LogName.parse(name)) in found:
-                raise BadConfig(f"another name of {log}, which the file already has")
+                raise BadConfig(f"this names {log} again, which the file already has")
             found[log] = fields_of(table)
     except RollbookError as error:
         advice = error.next_step or "rollbook apply --help"
@@ -111,7 +111,7 @@ def read_spec(path: str) -> dict[LogName, dict[str, Any]]:
 def fields_of(table: Any) -> dict[str, Any]:
     """Converts one log's settings to configuration fields. Raises `InvalidRequest`, `BadConfig`."""
     if not isinstance(table, dict):
-        raise BadConfig("no table")
+        raise BadConfig("this is not a table of settings")
     found = dict(_field_of(key, value) for key, value in table.items() if key not in _COPIES)
     counts = [_number(key, table[key]) if key in table else None for key in _COPIES]
     if any(counts):
@@ -156,7 +156,7 @@ def _number(key: str, value: Any) -> int:
 
 def _text(key: str, value: Any, such: str) -> str:
     if type(value) is not str:
-        raise BadConfig(f"{key} is a text", next_step=f'write it in quotes, such as "{such}"')
+        raise BadConfig(f"{key} is text", next_step=f'write it in quotes, such as "{such}"')
     return value
 
 
@@ -184,7 +184,7 @@ def _require_possible(log: LogName, has: LogConfig, settings: dict[str, Any]) ->
     try:
         replace(has, **settings)
     except BadConfig as error:
-        advice = "name both in the file, so that they go together"
+        advice = "set both in the file, so that they fit"
         raise BadConfig(f"{log}: {error.message}", next_step=advice) from None
 
 
@@ -232,7 +232,7 @@ def _typed(text: str) -> tuple[str, Any]:
     key, equals, value = text.partition("=")
     if not equals:
         raise InvalidRequest(
-            f"{text[:SHOWN]!r} is no KEY=VALUE", next_step="write retention_age=7d"
+            f"{text[:SHOWN]!r} is not KEY=VALUE", next_step="write retention_age=7d"
         )
     if key in (*_COUNTS, *_COPIES) and value.isdecimal():
         return key, int(value)
@@ -242,13 +242,13 @@ def _typed(text: str) -> tuple[str, Any]:
         pairs = [each.partition("=") for each in value.split(",") if each]
         if wrong := [each[0] for each in pairs if not each[1]]:
             raise InvalidRequest(
-                f"the label {wrong[0][:SHOWN]!r} is no NAME=VALUE",
+                f"the label {wrong[0][:SHOWN]!r} is not NAME=VALUE",
                 next_step="write labels=team=checkout,env=prod",
             )
         labels = {label: text for label, _, text in pairs}
         if len(labels) != len(pairs):
             raise InvalidRequest(
-                f"{text[:SHOWN]!r} names a label twice", next_step="leave out one of them"
+                f"{text[:SHOWN]!r} has a label twice", next_step="leave out one of them"
             )
         return key, labels
     return key, value

@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 )
 @click.argument("path", metavar="FILE", type=click.Path(dir_okay=False))
 @with_access
-@click.option("--dry-run", is_flag=True, help="Only say what would be done.")
+@click.option("--dry-run", is_flag=True, help="Only show what would be done.")
 @click.option("--yes", is_flag=True, help="Do not ask before retention is shortened.")
 @anyway_option
 @bare_output_option
 def group(access: "LogAccess", **how: Any) -> None:
-    """Make each log of a file, or change it, until it is as the file says: + made, ~ changed, = as it was.
+    """Create or update the logs of a file, so that they have its settings: + created, ~ changed, = unchanged.
 
     \b
     [logs."shop/orders"]
@@ -39,8 +39,8 @@ def group(access: "LogAccess", **how: Any) -> None:
     counts  copies ensemble acks roll_entries dedupe_batches batch_records_max
     others  exclusive = true, degraded_segments = false, labels, description
 
-    Retention is given up by "none". What the file does not name is left alone: other logs, and
-    other settings. `raw` is what was created or changed.
+    The value "none" removes a limit of retention. Logs and settings that are not in the file stay unchanged.
+    `raw` is the names of the logs that were created or changed.
     """
     from rollbook.api.cli.apply import actions as apply_work
 

@@ -354,7 +354,7 @@ def _may_be_there(opening: asyncio.Task[Log]) -> bool:
 
 
 async def _delete(client: Client, names: Sequence[str]) -> None:
-    """Deletes logs. Deletes the logs; reports a failure without hiding the error that ended the bench."""
+    """Deletes the logs; reports a failure without hiding the error that ended the bench."""
 
     async def delete(name: str) -> None:
         try:

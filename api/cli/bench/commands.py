@@ -15,9 +15,7 @@ from rollbook.api.cli.output import bare_output_option, examples
 if TYPE_CHECKING:
     from rollbook.api.cli.log.connection import LogAccess
 
-_with_access: Final = with_access_to(
-    None, "a cluster of its own on this machine, for as long as it runs"
-)
+_with_access: Final = with_access_to(None, "a temporary cluster on this machine")
 
 
 @click.group(
@@ -28,9 +26,9 @@ _with_access: Final = with_access_to(
     )
 )
 def group() -> None:
-    """Measure appending, reading and following, against a running cluster or one of its own.
+    """Measure how fast records are appended, read and followed, in a running cluster or a temporary one.
 
-    Records are random bytes, in logs that it makes and deletes. Latencies are to the next 1 %.
+    Records are random bytes, in logs that the command creates and deletes. Latencies are exact to 1 %.
     """
 
 
@@ -38,10 +36,10 @@ def _sizes(records: int | None, size_min: int = 0) -> Callable[[Any], Any]:
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
         options = (
             click.option("--size", type=WholeNumber(size_min, 4 << 20), default=100,
-                         show_default=True, metavar="BYTES", help="Of a record."),
+                         show_default=True, metavar="BYTES", help="Bytes of each record."),
             click.option("--records", type=WholeNumber(1), default=records,
                          show_default=records is not None,
-                         help="In all." if records else "At most this many in all."),
+                         help="Number of records in all." if records else "At most this many records in all."),
             click.option("--logs", type=WholeNumber(1, 10_000), default=1, show_default=True,
                          help="The number of logs, all at the same time."),
         )  # fmt: skip
@@ -56,13 +54,13 @@ def _pace(rate: float | None) -> Callable[[Any], Any]:
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
         options = (
             click.option("--writers", type=WholeNumber(1, 1_000), default=1, show_default=True,
-                         help="To each log."),
+                         help="Number of writers of each log."),
             click.option("--rate", type=Number(0, min_open=True), default=rate,
                          show_default=rate is not None,
-                         help="Records a second in all."
-                         + ("" if rate else "  [default: as fast as goes]")),
+                         help="Records per second of all writers together."
+                         + ("" if rate else "  [default: as fast as possible]")),
             click.option("--seconds", type=Number(0, min_open=True), default=10.0,
-                         show_default=True, help="After one to warm up."),
+                         show_default=True, help="Seconds to measure, after one second of warm-up."),
         )  # fmt: skip
         for option in reversed(options):
             command = option(command)
@@ -87,16 +85,16 @@ _keep_option: Final = click.option("--keep", is_flag=True, help="Do not delete t
 @click.option(
     "--in-flight",
     type=WholeNumber(1),
-    help="Records of each writer; 1 is one after the other.  [default: as many as it has room for]",
+    help="Unacknowledged records of each writer; 1 is one after the other.  [default: as many as its buffer holds]",
 )
 @_keep_option
 @bare_output_option
 def append(access: "LogAccess", **how: Any) -> None:
-    """Append, each record exactly once and durably. `raw` is records a second.
+    """Append records, each exactly once and durably. `raw` is records per second.
 
-    A latency ends with the ack. It begins when the record was submitted, or with --rate when it should have been:
-    that of a server which is late all the time is not hidden. Of a flood every thousandth is timed, of few
-    records more; a percentile wants enough of them: p99 a hundred, p999 a thousand.
+    A latency ends with the ack. It begins when the record was submitted, or with --rate when the record was due,
+    so that a slow server cannot hide its delay. Without --rate and --in-flight, one record in a thousand is
+    timed, or more if there are few. A percentile needs enough timed records: p99 a hundred, p999 a thousand.
     """
     from rollbook.api.cli.bench import actions as bench_work
 
@@ -113,7 +111,11 @@ def append(access: "LogAccess", **how: Any) -> None:
 @_with_access
 @_sizes(1_000_000)
 @click.option(
-    "--readers", type=WholeNumber(1, 1_000), default=1, show_default=True, help="Of each log."
+    "--readers",
+    type=WholeNumber(1, 1_000),
+    default=1,
+    show_default=True,
+    help="Number of readers of each log.",
 )
 @click.option(
     "--as",
@@ -121,14 +123,14 @@ def append(access: "LogAccess", **how: Any) -> None:
     type=click.Choice(("values", "records")),
     default="values",
     show_default=True,
-    help="Batches of values, or an object for each record.",
+    help="Read batches of values, or an object for each record.",
 )
 @_keep_option
 @bare_output_option
 def read(access: "LogAccess", **how: Any) -> None:
-    """Append records, then read them from the start. `raw` is records a second.
+    """Append records, then read them from the start. `raw` is records per second.
 
-    A latency is how long a reader waits for its next batch.
+    A latency is the time that a reader waits for its next batch.
     """
     from rollbook.api.cli.bench import actions as bench_work
 
@@ -148,9 +150,10 @@ def read(access: "LogAccess", **how: Any) -> None:
 @_keep_option
 @bare_output_option
 def tail(access: "LogAccess", **how: Any) -> None:
-    """Append at a pace and follow: how long until a record is where it is waited for. `raw` is p99 in ms.
+    """Measure how long records take from a writer to a following reader. `raw` is p99 in ms.
 
-    A latency begins when the record should have been appended, and ends when its log's reader has it.
+    The command appends at a steady rate. A latency begins when the record was due to be appended, and ends when
+    the log's reader has it.
     """
     from rollbook.api.cli.bench import actions as bench_work
 

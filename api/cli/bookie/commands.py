@@ -23,7 +23,10 @@ _INSPECT: Final = {
 _IDENTITY: Final = {
     "init": ("init", "Create a new bookie: its directories and its cookie."),
     "doctor": ("doctor", "Explain what keeps a bookie from starting, and how to repair it."),
-    "rejoin": ("rejoin", "Rewrite the VERSION files and the cookie of a bookie that has all its files."),
+    "rejoin": (
+        "rejoin",
+        "Rewrite the VERSION files and the cookie of a bookie that has all its files.",
+    ),
     "write-off": ("write_off", "Let a bookie run without files that are permanently lost."),
     "format": ("format_bookie", "Erase a bookie and start again under the same id."),
 }

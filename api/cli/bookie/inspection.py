@@ -155,12 +155,18 @@ _http_options: Final = (
     ),
     click.option("--ca-file", metavar="FILE", help="The CA certificates to trust, for https."),
     click.option(
-        "--tls-certificate", metavar="FILE", help="The certificate for a bookie that requests one, for https."
+        "--tls-certificate",
+        metavar="FILE",
+        help="The certificate for a bookie that requests one, for https.",
     ),
     click.option(
-        "--tls-key", metavar="FILE", help="The key of --tls-certificate.  [default: in the certificate's file]"
+        "--tls-key",
+        metavar="FILE",
+        help="The key of --tls-certificate.  [default: in the certificate's file]",
     ),
-    click.option("--insecure", is_flag=True, help="Send the token unencrypted, even to other machines."),
+    click.option(
+        "--insecure", is_flag=True, help="Send the token unencrypted, even to other machines."
+    ),
 )
 _config_option: Final = click.option(
     "--config",
@@ -324,7 +330,9 @@ def info(where: Where, output: str) -> None:
     "ledgers --after 1000 --limit 50",
     "ledgers --journal-dir /data/journal --ledger-dir /data/ledgers -o ndjson | jq .ledger_id",
 )
-@click.option("--after", type=WholeNumber(-1), default=-1, help="Only ledgers with ids above this one.")
+@click.option(
+    "--after", type=WholeNumber(-1), default=-1, help="Only ledgers with ids above this one."
+)
 @click.option("--limit", type=WholeNumber(1), help="At most this many ledgers.")
 @list_output_option
 @_either
@@ -359,7 +367,9 @@ async def _ledgers_in(store: "StoreFiles", after: int, limit: int | None) -> lis
     "ledger 7 --journal-dir /data/journal --ledger-dir /data/ledgers",
 )
 @click.argument("ledger_id", type=WholeNumber(0))
-@click.option("--verify", is_flag=True, help="Read and check all its entries on a running bookie's disk.")
+@click.option(
+    "--verify", is_flag=True, help="Read and check all its entries on a running bookie's disk."
+)
 @output_option
 @_either
 def ledger(where: Where, ledger_id: int, verify: bool, output: str) -> None:
@@ -533,7 +543,11 @@ _status: Final = click.option("--status", is_flag=True, help="Only show the curr
 
 
 @_command("gc", "gc --no-wait", "gc --status -o json")
-@click.option("--force", is_flag=True, help="Delete ledgers even if a large share of all ledgers is missing at once.")
+@click.option(
+    "--force",
+    is_flag=True,
+    help="Delete ledgers even if a large share of all ledgers is missing at once.",
+)
 @_no_wait
 @_status
 @output_option
@@ -559,8 +573,18 @@ def gc(where: Where, force: bool, no_wait: bool, status: bool, output: str) -> N
 
 
 @_command("compact --minor", "compact --major --no-wait", "compact --suspend")
-@click.option("--major", "what", flag_value="major", help="Rewrite entry logs with less than 80 % live data, or as configured.")
-@click.option("--minor", "what", flag_value="minor", help="Rewrite entry logs with less than 20 % live data, or as configured.")
+@click.option(
+    "--major",
+    "what",
+    flag_value="major",
+    help="Rewrite entry logs with less than 80 % live data, or as configured.",
+)
+@click.option(
+    "--minor",
+    "what",
+    flag_value="minor",
+    help="Rewrite entry logs with less than 20 % live data, or as configured.",
+)
 @click.option("--suspend", "what", flag_value="suspend", help="Stop compaction until --resume.")
 @click.option("--resume", "what", flag_value="resume", help="Compact as configured again.")
 @click.option("--status", "what", flag_value="status", help="Only show the current state.")

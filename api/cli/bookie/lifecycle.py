@@ -31,8 +31,12 @@ def _bookies(command: Any) -> Any:
 )
 @_bookies
 @with_metadata
-@click.option("--wait", is_flag=True, help="Wait until the bookies are drained or a drain has failed.")
-@click.option("--force", is_flag=True, help="Drain even if too few bookies remain for some ledgers.")
+@click.option(
+    "--wait", is_flag=True, help="Wait until the bookies are drained or a drain has failed."
+)
+@click.option(
+    "--force", is_flag=True, help="Drain even if too few bookies remain for some ledgers."
+)
 @output_option
 def drain(
     metadata: Metadata, bookies: tuple[str, ...], wait: bool, force: bool, output: str

@@ -19,9 +19,15 @@ LOG_LEVELS: Final = (
 LOG_LEVEL_VARIABLE: Final = "ROLLBOOK_LOG_LEVEL"
 
 _OPTIONS: Final = (
-    click.option("--metadata", metavar="URL", help="The metadata store: zk://host,host/ledgers or sqlite:///path."),
     click.option(
-        "--bookie-id", metavar="ID", help="The bookie's permanent id.  [default: the advertised HOST:PORT]"
+        "--metadata",
+        metavar="URL",
+        help="The metadata store: zk://host,host/ledgers or sqlite:///path.",
+    ),
+    click.option(
+        "--bookie-id",
+        metavar="ID",
+        help="The bookie's permanent id.  [default: the advertised HOST:PORT]",
     ),
     click.option(
         "--listen",
@@ -33,9 +39,17 @@ _OPTIONS: Final = (
         metavar="HOST:PORT",
         help="Address that clients connect to.  [default: --listen, or the host's name]",
     ),
-    click.option("--journal-dir", metavar="DIR", multiple=True, help="Directory of the journal, on a fast disk if there is one."),
     click.option(
-        "--ledger-dir", metavar="DIR", multiple=True, help="Directory for ledgers; repeat it for each disk."
+        "--journal-dir",
+        metavar="DIR",
+        multiple=True,
+        help="Directory of the journal, on a fast disk if there is one.",
+    ),
+    click.option(
+        "--ledger-dir",
+        metavar="DIR",
+        multiple=True,
+        help="Directory for ledgers; repeat it for each disk.",
     ),
     click.option(
         "--config",

@@ -36,7 +36,7 @@ def make_cluster(url: str, layout: str | None, *, if_missing: bool = False) -> d
         usable = " ".join(each.value for each in Layout if each.takes_new_ledgers)
         raise BadConfig(
             f"the metadata URL asks for another layout: {place}",
-            next_step=f"write zk://… there, or one of --layout {usable} alike",
+            next_step=f"begin the URL with zk://, or use the same layout in the URL and in --layout: {usable}",
         )
 
     async def make(store: MetadataStore) -> Cluster:
@@ -88,7 +88,7 @@ def run_on_store(
     look: Callable[[MetadataStore, Cluster], Awaitable[T]],
     timeout_s: float | None = None,
 ) -> T:
-    """Runs `work` on the store; `timeout_s` is the limit for all requests together."""
+    """Runs `look` on the store; `timeout_s` is the limit for all requests together."""
     place = parse_url(url)
 
     async def run(store: MetadataStore) -> T:
@@ -121,7 +121,7 @@ def parse_url(text: str) -> MetadataUrl:
     url = MetadataUrl.parse(text)
     if url.backend is Backend.MEMORY:
         raise BadConfig(
-            "what is in memory is gone when this command ends",
+            "a metadata store in memory is gone when this command ends",
             next_step="use sqlite:///path for one machine, zk://host,host/ledgers for several",
         )
     return url
@@ -143,7 +143,9 @@ async def _with_store(
         ) as store:
             return await use(store)
     except (Unavailable, OutcomeUnknown) as error:
-        error.next_step = error.next_step or "check the metadata URL, and that its store runs"
+        error.next_step = (
+            error.next_step or "check the metadata URL, and that the metadata store runs"
+        )
         raise
 
 

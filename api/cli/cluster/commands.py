@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from rollbook.api.cli.log.connection import LogAccess
 
 _metadata_option: Final = metadata_option(
-    f"{WHERE}  [default: as the context says, else a log server is asked]"
+    f"{WHERE}  [default: the context's; if it has none, a log server is asked]"
 )
 _LAYOUTS: Final = [layout.value for layout in Layout if layout.takes_new_ledgers]
 
@@ -48,12 +48,14 @@ def group() -> None:
 @click.option(
     "--layout",
     type=click.Choice(_LAYOUTS),
-    help="Where ledgers lie below the root.  [default: the URL's, else hierarchical]",
+    help="How the metadata of ledgers is laid out below the root.  [default: the URL's, else hierarchical]",
 )
-@click.option("--if-missing", is_flag=True, help="Succeed if it is there already: for scripts.")
+@click.option(
+    "--if-missing", is_flag=True, help="Succeed if the cluster already exists, for scripts."
+)
 @output_option
 def init(url: str, layout: str | None, if_missing: bool, output: str) -> None:
-    """Make a new cluster; refuses if there is one."""
+    """Create a new cluster. The command fails if there already is one."""
     from rollbook.api.cli.cluster.actions import make_cluster  # `--help` is quick.
 
     show_facts(make_cluster(url, layout, if_missing=if_missing), output)
@@ -70,9 +72,9 @@ def init(url: str, layout: str | None, if_missing: bool, output: str) -> None:
 @log.with_access
 @output_option
 def info(access: "LogAccess", url: str | None, output: str) -> None:
-    """Show which cluster it is, and its bookies; without the metadata, what a log server knows.
+    """Show a cluster's identity and its bookies; without the metadata, what a log server knows.
 
-    A bookie is writable, read-only, or down: it belongs to the cluster and is not registered.
+    A bookie is writable, read-only, or down. A bookie that is down belongs to the cluster, but is not registered.
     """
     metadata = metadata_or_server(click.get_current_context(), url)
     if metadata is None:
@@ -110,9 +112,9 @@ def info(access: "LogAccess", url: str | None, output: str) -> None:
 def health(access: "LogAccess", url: str | None, output: str) -> None:
     """Show whether bookies and log servers can be reached from here; without the metadata, as a log server sees it.
 
-    Ends with 0 if all is well; 8 if it works but a member is down, read-only, draining or out of reach, or
-    logs are written with fewer copies than they want; 5 if too few bookies for the acks of a new log take
-    entries, or no log server can be reached.
+    The command exits with 0 if all is well. It exits with 8 if the cluster works, but a member is down,
+    read-only, draining or out of reach, or logs are written with fewer copies than configured. It exits with 5
+    if too few bookies accept entries for the acks of a new log, or no log server can be reached.
     """
     from rollbook.api.cli.cluster.health import CODES, look_at_health
 
@@ -144,21 +146,21 @@ def health(access: "LogAccess", url: str | None, output: str) -> None:
     "--above",
     type=WholeNumber(0),
     default=0,
-    help="The highest ledger id that a bookie has: a bookie that does not start names it.",
+    help="The highest ledger id that a bookie has; a bookie that does not start names it.",
 )
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @output_option
 def restored(url: str, above: int, yes: bool, output: str) -> None:
-    """Go on with a metadata store that was put back from an older copy.
+    """Continue with a metadata store that was restored from an older copy.
 
-    Stop everything else first. Ledger ids go on above all that were given out since the copy was made, so none is
-    given out twice. Records that were written to segments made since the copy are lost: the store does not name those
-    segments, and bookies remove them an hour or so later.
+    Stop everything else first. New ledger ids are above all that were assigned since the copy was made, so none
+    is assigned twice. Records in segments that were created since the copy was made are lost: the store does
+    not name those segments, and bookies remove them after an hour or so.
     """
     from rollbook.api.cli.cluster.actions import go_on_after_restore
     from rollbook.api.cli.confirm import ask_whether
 
-    ask_whether("give up what was written since the copy was made", yes)
+    ask_whether("give up records that were written since the copy was made", yes)
     show_facts(go_on_after_restore(url, above), output)
 
 
@@ -175,7 +177,7 @@ def restored(url: str, above: int, yes: bool, output: str) -> None:
 @log.with_access
 @list_output_option
 def servers(access: "LogAccess", **how: Any) -> None:
-    """List the log servers that live. `raw` is their ids."""
+    """List the running log servers. `raw` is their ids."""
     from rollbook.api.cli.log import ownership
 
     ownership.list_servers(access, **how)
@@ -190,11 +192,13 @@ def servers(access: "LogAccess", **how: Any) -> None:
 )
 @click.argument("server_id", metavar="SERVER", shell_complete=log.completed_by("names_of_servers"))
 @log.with_access
-@click.option("--wait", is_flag=True, help="Until it has none left, or --timeout is over.")
-@click.option("--resume", is_flag=True, help="It takes logs again.")
+@click.option(
+    "--wait", is_flag=True, help="Wait until the server has no logs left, or --timeout has passed."
+)
+@click.option("--resume", is_flag=True, help="Let the server take logs again.")
 @bare_output_option
 def drain(access: "LogAccess", **how: Any) -> None:
-    """Have a log server hand over what it owns, and open nothing more. `raw` is how many are left."""
+    """Make a log server hand over its logs, and open no others. `raw` is how many logs are left."""
     from rollbook.api.cli.log import ownership
 
     ownership.drain_server(access, **how)

@@ -80,7 +80,7 @@ def judge(found: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 def new_logs_with(writable: int, acks: int, ensemble: int) -> str:
     if writable < acks:
-        return f"take no append: {acks} bookies have to be writable, better {ensemble}"
+        return f"take no append: {acks} bookies must be writable, and {ensemble} for all copies"
     if writable < ensemble:
         return f"are written to {writable} bookies instead of {ensemble}"
     return "have all their copies"

@@ -71,7 +71,7 @@ def kinds_of(ledgers: Ledgers, worker: WorkerConfig, name: str) -> dict[str, Ope
             f"{len(found.failed)} of {found.ledgers} ledgers could not be repaired",
             **facts,
             first_failures=first,
-            next_step="see to these ledgers, then send the request again with another key",
+            next_step="repair the causes of these failures, then send the request again with another key",
         )
 
     return {

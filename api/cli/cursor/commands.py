@@ -29,9 +29,9 @@ _name_argument: Final = click.argument("name", shell_complete=completed_by("name
     ),
 )
 def group() -> None:
-    """Look at, move and remove cursors: named positions that a log keeps.
+    """Show, move and remove cursors: named positions that a log keeps.
 
-    A protected one is a mark: what lies at it and above is not truncated.
+    A protected cursor is a mark: records at and above it are not truncated.
     """
 
 
@@ -46,7 +46,7 @@ def group() -> None:
 @with_access
 @list_output_option
 def ls(access: "LogAccess", **how: Any) -> None:
-    """List the cursors of a log, or of all logs, and how far each lags behind. `raw` is their names."""
+    """List the cursors of a log, or of all logs, and how many records each lags behind. `raw` is their names."""
     from rollbook.api.cli.cursor import actions as cursor_work
 
     cursor_work.list_cursors(access, **how)
@@ -84,14 +84,19 @@ def show(access: "LogAccess", **how: Any) -> None:
 @_name_argument
 @click.argument("position", shell_complete=completed_by("positions"))
 @with_access
-@click.option("--protect/--no-protect", default=None, help="Hold truncation back, or no more.")
-@click.option("--rewind", is_flag=True, help="It may go back.")
 @click.option(
-    "--version", type=WholeNumber(-1), metavar="N", help="Only from this one; -1: make it."
+    "--protect/--no-protect", default=None, help="Keep records from truncation, or no longer."
+)
+@click.option("--rewind", is_flag=True, help="Allow the cursor to move back.")
+@click.option(
+    "--version",
+    type=WholeNumber(-1),
+    metavar="N",
+    help="Change only this version of the cursor; -1 means only create it.",
 )
 @bare_output_option
 def move(access: "LogAccess", **how: Any) -> None:
-    """Make a cursor, or move it. `raw` is its offset."""
+    """Create or move a cursor. `raw` is its offset."""
     from rollbook.api.cli.cursor import actions as cursor_work
 
     cursor_work.move_cursor(access, **how)
@@ -110,7 +115,7 @@ def move(access: "LogAccess", **how: Any) -> None:
 @yes_option
 @bare_output_option
 def rm(access: "LogAccess", **how: Any) -> None:
-    """Remove a cursor: it holds nothing back any more."""
+    """Remove a cursor. It no longer keeps records from truncation."""
     from rollbook.api.cli.cursor import actions as cursor_work
 
     cursor_work.remove_cursor(access, **how)

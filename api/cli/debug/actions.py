@@ -86,7 +86,7 @@ class _Gathering:
             return self.miss(what, error)
         return answer if isinstance(answer, list) else asdict(answer)
 
-    # --- What log servers say -----------------------------------------------------------------
+    # --- What log servers report ----------------------------------------------------------------
 
     async def servers(self, client: Client, logs: Sequence[LogName], logs_max: int) -> None:
         servers: messages.Servers = await client.ask(messages.ListServers())
@@ -128,7 +128,7 @@ class _Gathering:
             found.append({**state, "cursors": cursors.get("cursors", cursors)})
         return found
 
-    # --- What the metadata says ---------------------------------------------------------------
+    # --- What the metadata has --------------------------------------------------------------
 
     def cluster(self, url: str, access: LogAccess) -> None:
         try:
@@ -156,7 +156,7 @@ class _Gathering:
             self.miss(
                 "the cluster of the servers that were asked",
                 BadConfig(
-                    "the metadata that was read names none of them: it is of another cluster"
+                    "the metadata names none of these servers: it belongs to another cluster"
                 ),
             )
         for name, why in sorted(missing.items()):
@@ -196,7 +196,10 @@ def bundle(
     click.echo(path)
     if missing := len(gathering.missing):
         what = "1 thing" if missing == 1 else f"{missing} things"
-        click.echo(f"{what} could not be had: rollbook/missing.json in it says what", err=True)
+        click.echo(
+            f"{what} could not be had: rollbook/missing.json in the bundle lists the reasons",
+            err=True,
+        )
 
 
 def _metadata_of(access: LogAccess, url: str | None) -> Metadata | None:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     )
 )
 def group() -> None:
-    """Gather what somebody who helps needs to see."""
+    """Collect diagnostics for support."""
 
 
 @group.command(
@@ -39,17 +39,18 @@ def group() -> None:
     metavar="LOG",
     multiple=True,
     shell_complete=completed_by("names_of_logs"),
-    help="With all there is to know of it.",
+    help="Add all facts about this log; may be repeated.",
 )
 @metadata_option(
-    "With the cluster's bookies, who of all can be reached, and their metrics.  [default: the context's]"
+    "The metadata store: adds the cluster's bookies, which members can be reached, and their metrics.  "
+    "[default: the context's]"
 )
 @click.option("--logs-max", type=WholeNumber(0), default=1000, show_default=True)
 def bundle(access: "LogAccess", **how: Any) -> None:
-    """Write what servers and logs say of themselves into one file. No records, no tokens.
+    """Write what servers and logs report about themselves into one file, without records or tokens.
 
-    With the metadata there are the metrics of bookies and log servers, too. What cannot be had is listed in
-    it, with the reason, and is no failure.
+    If the metadata is available, the file also has the metrics of bookies and log servers. Unavailable facts
+    are listed in the file with the reason, and do not make the command fail.
     """
     from rollbook.api.cli.debug import actions as debug_work
 

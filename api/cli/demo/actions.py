@@ -114,5 +114,5 @@ async def check(
         values = batch.values()
         expected += len(values)
         is_right = values == records[batch.base_offset : expected]
-        require(is_right, "records stay what they were", offset=batch.base_offset)
+        require(is_right, "records do not change", offset=batch.base_offset)
     return expected - start

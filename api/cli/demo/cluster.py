@@ -85,7 +85,7 @@ class DemoCluster:
         async with asyncio.timeout(_READY_S_MAX):
             line = (await process.stdout.readline()).decode()
         if not line.startswith("ready: "):
-            raise RollbookError(f"{name} does not serve")
+            raise RollbookError(f"{name} did not start")
         self.addresses[name] = line.rpartition(" on ")[2].strip()
 
     async def kill(self, name: str) -> None:

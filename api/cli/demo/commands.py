@@ -12,11 +12,11 @@ from rollbook.api.cli.output import examples
     ),
 )
 def group() -> None:
-    """Watch Rollbook keep its promises: real processes, real kills, everything verified.
+    """Test Rollbook's promises with real processes and real kills, and verify every record.
 
-    Three bookies and two log servers, 100,000 records appended exactly once, read as they come; a
-    bookie and the owner of the log are killed; every record and every copy is looked at. It ends
-    by itself, within half a minute, on free ports of this machine, and leaves nothing behind.
+    The demo starts three bookies and two log servers on free ports of this machine. It appends 100,000 records
+    exactly once, and reads them as they arrive. It kills a bookie and the owner of the log, and checks every
+    record and every copy. It ends by itself within half a minute, and deletes all its files.
     """
     from rollbook.api.cli.demo.run import run_demo  # `--help` is quick.
 

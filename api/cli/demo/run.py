@@ -61,10 +61,13 @@ async def _run(folder: str) -> None:
     try:
         async with asyncio.timeout(_PATIENCE_S), demo_cluster(folder) as cluster:
             ready_s = time.monotonic() - started_s
-            _tell("cluster", f"3 bookies and 2 log servers, a process each, after {ready_s:.1f} s")
+            _tell(
+                "cluster",
+                f"3 bookies and 2 log servers, each a process, ready after {ready_s:.1f} s",
+            )
             await _use(cluster)
     except TimeoutError:
-        raise RollbookError(f"the demo was not through after {_PATIENCE_S:.0f} s") from None
+        raise RollbookError(f"the demo did not end within {_PATIENCE_S:.0f} s") from None
     except BaseExceptionGroup as group:
         raise group.exceptions[0] from None
     click.echo(f"every promise was kept, in {time.monotonic() - started_s:.1f} s")
@@ -85,7 +88,7 @@ async def _use(cluster: DemoCluster) -> None:
         await _seal(log)
         seen = await tail
         require(seen == RECORDS, "the tail gets every record", seen=seen)
-        _tell("tail", f"{seen:,} records as they came: each once, in order, byte for byte")
+        _tell("tail", f"{seen:,} records as they arrived: each once, in order, byte for byte")
         await _verify_copies(cluster.url)
         await _truncate(log, records)
 
@@ -103,7 +106,7 @@ async def _append(cluster: DemoCluster, client: Client, log: Log, records: Seque
         assert p99_ms is not None, "and enough for a p99"
         _tell("append", f"{ALONE:,} one by one: acked after {p50_ms:.1f} ms, p99 {p99_ms:.1f} ms")
         took_s = await appending.at_speed(AT_SPEED)
-        _tell("append", f"{AT_SPEED:,} as fast as goes: {AT_SPEED / took_s:,.0f} records/s")
+        _tell("append", f"{AT_SPEED:,} as fast as possible: {AT_SPEED / took_s:,.0f} records/s")
 
         async def kill_bookie() -> str:
             await cluster.kill(_BOOKIE)
@@ -159,14 +162,14 @@ async def _truncate(log: Log, records: Sequence[bytes]) -> None:
     answer = await log.truncate(KEPT_FROM)
     freed = f"{len(answer.segments)} ledgers, {answer.freed_bytes / 1e6:.1f} MB"
     _tell("truncate", f"before {KEPT_FROM:,}: {freed} are freed")
-    require(answer.new_head == KEPT_FROM, "it is truncated where it was asked to be")
+    require(answer.new_head == KEPT_FROM, "the log is truncated at the requested offset")
     try:
         await check(log.read_batches(KEPT_FROM - 1), records, KEPT_FROM - 1)
-        require(False, "what was truncated cannot be read")
+        require(False, "truncated records cannot be read")
     except Truncated:
         pass
     found = await check(log.read_batches("earliest"), records, KEPT_FROM)
-    require(found == RECORDS - KEPT_FROM, "what was kept can be read", found=found)
+    require(found == RECORDS - KEPT_FROM, "records that were kept can be read", found=found)
 
 
 async def _seal(log: Log) -> None:
@@ -174,7 +177,7 @@ async def _seal(log: Log) -> None:
     require(tail == RECORDS, "the log ends after its last record", tail=tail)
     try:
         await log.append(b"one more")
-        require(False, "a sealed log takes no record")
+        require(False, "a sealed log accepts no record")
     except LogSealed:
         pass
 
@@ -196,7 +199,7 @@ async def _verify_copies(url: str) -> None:
             entries += verdict.entries
             below_ack += verdict.below_ack
     bad = copies.total() - copies[CopyState.GOOD] - copies[CopyState.MISSING]
-    require(not below_ack, "two sound copies of each entry, at least", entries=below_ack)
+    require(not below_ack, "each entry has at least two sound copies", entries=below_ack)
     require(not bad, "no copy is bad", copies=bad)
     missing = copies[CopyState.MISSING]
     late = f", but {missing:,} with two: {_BOOKIE} was dead then" if missing else ""

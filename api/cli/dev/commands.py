@@ -23,29 +23,29 @@ from rollbook.api.cli.rest_origin_option import rest_origin_option
     type=WholeNumber(1, 16),
     default=3,
     show_default=True,
-    help="With 3 or more, one may fail without harm.",
+    help="Number of bookies; with 3 or more, one may fail without loss.",
 )
 @click.option(
     "--data",
     metavar="DIR",
     default="rollbook-data",
     show_default=True,
-    help="Made if need be; what is in it is there again next time.",
+    help="The directory of all data. It is created if it does not exist, and used again by the next run.",
 )
 @click.option(
     "--listen",
     metavar="HOST:PORT",
-    help="Of gRPC.  [default: 127.0.0.1:7400, or a free port if that is taken]",
+    help="Address of gRPC.  [default: 127.0.0.1:7400, or a free port if that is taken]",
 )
 @click.option(
     "--rest",
     metavar="HOST:PORT",
-    help="Of HTTP.  [default: 127.0.0.1:7480, or a free port if that is taken]",
+    help="Address of HTTP.  [default: 127.0.0.1:7480, or a free port if that is taken]",
 )
 @click.option(
     "--http",
     metavar="HOST:PORT",
-    help="Of management and dashboard.  [default: 127.0.0.1:7500, or a free port if that is taken]",
+    help="Address of management and dashboard.  [default: 127.0.0.1:7500, or a free port if that is taken]",
 )
 @rest_origin_option
 @click.option("--log-level", type=click.Choice(LOG_LEVELS), default="warning", show_default=True)
@@ -58,9 +58,9 @@ def group(
     rest_origin: tuple[str, ...],
     log_level: str,
 ) -> None:
-    """Run a whole cluster here: bookies, a log server, the embedded metadata store.
+    """Run a whole cluster on this machine: bookies, a log server, recovery and the embedded metadata store.
 
-    It prints where it is, and runs until it is stopped (Ctrl-C).
+    The command prints the addresses of the servers, and runs until it is stopped (Ctrl-C).
     """
     from rollbook.api.cli.dev.run import run_dev  # `--help` is quick.
 

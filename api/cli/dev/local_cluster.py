@@ -111,7 +111,7 @@ async def local_cluster(
         except OSError as error:
             raise BadConfig(
                 f"cannot keep data in {folder}: {error.strerror}",
-                next_step="say --data DIR with a directory that can be written, or made",
+                next_step="use --data DIR with a directory that you can write or create",
             ) from error
         stack.push_async_callback(lock.release)
         url = f"sqlite://{folder}/metadata.db"
@@ -217,7 +217,7 @@ def dashboard_address(http: str, server: LogServerConfig) -> Address:
     raise BadConfig(
         f"--http {address} would be open to the network",
         next_step="give it --tls-certificate with --token-file or --access-file, "
-        f"or say --http {_HOST}:{address.port}",
+        f"or use --http {_HOST}:{address.port}",
     )
 
 

@@ -60,7 +60,7 @@ def _scope(method: str, path: str) -> dict[str, Any]:
 async def local_pages(
     admins: Mapping[str, BookieAdmin], audit: AuditLog
 ) -> AsyncIterator[Mapping[BookieId, InProcessPages]]:
-    """Pages by bookie."""
+    """Yields the admin pages of each bookie."""
     operations = {name: RunningOperations() for name in admins}
     try:
         yield {

@@ -70,8 +70,8 @@ def _on_this_machine(flag: str, typed: str | None, usual_port: int) -> str:
     address = parse_address(text, flag, default_host=_HOST, default_port=usual_port)
     if not is_loopback(address.host):
         raise BadConfig(
-            f"`rollbook dev` serves this machine alone, and {address.host} is not loopback",
-            next_step=f"say {flag} {_HOST}:{address.port}, or run `rollbook server all`",
+            f"`rollbook dev` serves only this machine, and {address.host} is not loopback",
+            next_step=f"use {flag} {_HOST}:{address.port}, or run `rollbook server all`",
         )
     if typed:
         require_free(address)
@@ -83,7 +83,9 @@ def _folder(data: str) -> str:
     directory.
     """
     if not data:
-        raise BadConfig("--data is empty", next_step="say --data DIR; where you are is `--data .`")
+        raise BadConfig(
+            "--data is empty", next_step="use --data DIR; `--data .` is the current directory"
+        )
     return os.path.abspath(data)
 
 

@@ -187,7 +187,7 @@ def _facts(found: _Found) -> dict[str, Any]:
     config, segments = state.config, found.segments
     facts: dict[str, Any] = {"log": str(state.log)}
     if state.is_sealed:
-        facts["state"] = "sealed: nothing is ever appended again"
+        facts["state"] = "sealed: nothing can be appended any more"
     else:
         facts["state"] = "open"
     facts["owner"] = _owner(found)
@@ -204,7 +204,7 @@ def _facts(found: _Found) -> dict[str, Any]:
     facts["head"], facts["tail"] = state.head, state.tail
     is_owned = found.owner is not None and found.owner.is_owner
     if not is_owned and segments and segments[-1].state is messages.SegmentState.OPEN:
-        facts["tail"] = f"{state.tail} or more: its end is known to an owner only"
+        facts["tail"] = f"{state.tail} or more: only an owner knows the end"
     last_us = segments[-1].last_timestamp_us if segments else 0
     if tail is not None:
         facts["head"], facts["tail"], last_us = tail.head, tail.tail, tail.timestamp_us
@@ -221,13 +221,13 @@ def _facts(found: _Found) -> dict[str, Any]:
         )
     if written and state.vacant_seats:
         facts["degraded"] = (
-            f"segment {written[-1].segment_id} is not written to {'; '.join(state.vacant_seats)}. A new one is begun as "
-            f"soon as {quorum.write} bookies take new ledgers: bring them back, or add one"
+            f"segment {written[-1].segment_id} is not written to {'; '.join(state.vacant_seats)}. A new segment begins as "
+            f"soon as {quorum.write} bookies accept new ledgers: restart the bookies, or add one"
         )
     elif written and (bookies := written[-1].degraded_to):
         facts["degraded"] = (
-            f"segment {written[-1].segment_id} was made with {bookies} of {quorum.ensemble} bookies; a new one is "
-            "begun as soon as enough bookies take new ledgers"
+            f"segment {written[-1].segment_id} was created with {bookies} of {quorum.ensemble} bookies; a new one "
+            "begins as soon as enough bookies accept new ledgers"
         )
     facts["next_roll"] = _next_roll(found)
     facts["retention"] = _retention(found)
@@ -244,7 +244,7 @@ def _owner(found: _Found) -> str:
     if owner.is_owner:
         named = state.owner_id if state is not None else ""
         return f"{named or 'a server'} at {owner.address}"
-    return f"none; {owner.address} would be" if owner.address else "none"
+    return f"none; {owner.address} would be the next" if owner.address else "none"
 
 
 def _next_roll(found: _Found) -> str:
@@ -267,7 +267,9 @@ def _retention(found: _Found) -> str:
     config = found.state.config
     limits = []
     if config.retention_age_s is not None:
-        limits.append(f"what is older than {config.retention_age_s} s")
+        limits.append(f"records older than {config.retention_age_s} s")
     if config.retention_bytes is not None:
-        limits.append(f"what is beyond {config.retention_bytes} bytes")
-    return f"{' and '.join(limits)} goes, by whole segments" if limits else "everything is kept"
+        limits.append(f"records beyond {config.retention_bytes} bytes")
+    return (
+        f"{' and '.join(limits)} are deleted, by whole segments" if limits else "everything is kept"
+    )

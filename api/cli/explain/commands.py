@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 @with_access
 @output_option
 def group(access: "LogAccess", **how: Any) -> None:
-    """Say what is going on with a log: who owns it, what it is made of, what comes next.
+    """Explain the state of a log: its owner, its segments and what happens next.
 
-    Its owner and both epochs, head and tail, segments, when the next one begins, what expires, what
-    holds that back, and what befell it last.
+    The output has the owner and both epochs, head and tail, the segments, when the next segment begins,
+    which records expire, which cursors prevent that, and the latest events.
     """
     from rollbook.api.cli.explain import actions as explain_work  # `--help` is quick.
 

@@ -209,7 +209,7 @@ def remove_ledgers(
     output: str,
 ) -> None:
     which = ", ".join(map(str, ledger_ids))
-    ask_whether(f"delete ledger {which} of {access.metadata.shown}, with all it holds", yes)
+    ask_whether(f"delete ledger {which} of {access.metadata.shown}, with all entries", yes)
 
     async def remove(ledgers: Ledgers) -> list[dict[str, Any]]:
         await require_no_part(
@@ -222,7 +222,9 @@ def remove_ledgers(
             try:
                 await ledgers.delete(ledger_id, password_of(password), is_forced=force)
             except RecoveryIncomplete as error:
-                error.next_step = "say --force to delete it though its writer may go on for a while"
+                error.next_step = (
+                    "use --force to delete it although its writer may go on for a while"
+                )
                 raise
         return [{"ledger_id": ledger_id, "state": "deleted"} for ledger_id in ledger_ids]
 

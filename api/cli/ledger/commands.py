@@ -32,69 +32,74 @@ _ID: Final = WholeNumber(min=0, max=2**63 - 1)
     ),
 )
 def group() -> None:
-    """Look at, write, read, recover and verify ledgers."""
+    """Show, write, read, recover and verify ledgers."""
 
 
 # --- What most of them take ---------------------------------------------------------------------
 
 _OPTIONS: Final = (
     with_metadata,
-    click.option("--config", metavar="FILE", help="TOML; its section [ledger] is for clients."),
+    click.option(
+        "--config",
+        metavar="FILE",
+        help="A TOML file, whose section [ledger] has the client's settings.",
+    ),
     click.option(
         "--protocol",
         type=click.Choice(("2", "3")),
-        help="BookKeeper's protocol towards bookies.  [default: 3]",
+        help="Version of BookKeeper's protocol to bookies.  [default: 3]",
     ),
     click.option(
         "--tls-authorities",
         "--bookie-authorities",
         "tls_authorities",
         metavar="FILE",
-        help="Speaks TLS to bookies; who signs their certificates.",
+        help="Connect to bookies over TLS; these CAs sign their certificates.",
     ),
     click.option(
         "--tls-certificate",
         "--bookie-certificate",
         "tls_certificate",
         metavar="FILE",
-        help="Shown to bookies that want one.",
+        help="The certificate for bookies that request one.",
     ),
     click.option(
         "--tls-key",
         "--bookie-key",
         "tls_key",
         metavar="FILE",
-        help="Its key.  [default: in the certificate's file]",
+        help="The key of --tls-certificate.  [default: in the certificate's file]",
     ),
 )
 _password_option: Final = click.option(
     "--password",
     envvar="ROLLBOOK_PASSWORD",
     show_envvar=True,
-    help="Of the ledger.  [default: the one in its metadata]",
+    help="The ledger's password.  [default: the one in its metadata]",
 )
 _yes_option: Final = click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 _part_option: Final = click.option(
-    "--part-of-log", metavar="NAME", help="Though it is a segment of this log."
+    "--part-of-log", metavar="NAME", help="Go on although the ledger is a segment of this log."
 )
 _quorum_options: Final = (
     click.option("--ensemble", type=WholeNumber(1), default=3, show_default=True,
-                 help="Bookies that share the ledger."),
+                 help="Number of bookies that share the ledger."),
     click.option("--write", type=WholeNumber(1), default=3, show_default=True,
-                 help="Copies of each entry."),
+                 help="Number of copies of each entry."),
     click.option("--ack", type=WholeNumber(1), default=2, show_default=True,
-                 help="Copies on disk that confirm it."),
+                 help="Number of copies on disk that confirm an entry."),
     click.option("--digest", type=click.Choice(_DIGESTS), default="crc32c", show_default=True,
-                 help="What protects its bytes."),
+                 help="The digest that protects each entry."),
     click.option("--custom", metavar="NAME=VALUE", multiple=True,
-                 help="Kept in its metadata; may be repeated."),
+                 help="Custom metadata of the ledger; may be repeated."),
 )  # fmt: skip
 _frame_option: Final = click.option(
     "--frame",
     type=click.Choice(FRAMES),
     default="lf",
     show_default=True,
-    help="What ends an entry: a newline, a zero; or its length in 4 bytes comes first; or there is but one.",
+    help="What separates entries: lf is a newline after each, nul a zero byte, len32 a 4-byte length before each, whole is "
+    "nothing.",
 )
 
 
@@ -138,12 +143,12 @@ def _with_quorum(command: Callable[..., Any]) -> Callable[..., Any]:
     )
 )
 @with_access
-@click.option("--long", "-l", is_flag=True, help="With what the metadata says of each.")
-@click.option("--start", type=_ID, default=0, help="From this id on.")
-@click.option("--limit", type=WholeNumber(1), help="At most this many.")
+@click.option("--long", "-l", is_flag=True, help="Also show each ledger's metadata.")
+@click.option("--start", type=_ID, default=0, help="Begin with this id.")
+@click.option("--limit", type=WholeNumber(1), help="At most this many ledgers.")
 @list_output_option
 def ls(access: "LedgerAccess", **how: Any) -> None:
-    """List the cluster's ledgers, by their ids."""
+    """List the cluster's ledgers by id."""
     from rollbook.api.cli.ledger import actions as ledger_work
 
     ledger_work.list_ledgers(access, **how)
@@ -160,7 +165,7 @@ def ls(access: "LedgerAccess", **how: Any) -> None:
 @with_access
 @bare_output_option
 def show(access: "LedgerAccess", **how: Any) -> None:
-    """Show what the metadata says of a ledger; no bookie is asked. `raw` is as it is stored."""
+    """Show the metadata of a ledger, without asking a bookie. `raw` is the metadata as it is stored."""
     from rollbook.api.cli.ledger import actions as ledger_work
 
     ledger_work.show_ledger(access, **how)
@@ -175,16 +180,16 @@ def show(access: "LedgerAccess", **how: Any) -> None:
 )
 @click.argument("ledger_ids", type=_ID, nargs=-1)
 @with_access
-@click.option("--all", "every", is_flag=True, help="Every ledger of the cluster.")
+@click.option("--all", "every", is_flag=True, help="Verify every ledger of the cluster.")
 @_password_option
 @bare_output_option
 def verify(access: "LedgerAccess", **how: Any) -> None:
-    """Read every copy of every entry, and say which ones are not sound.
+    """Read every copy of every entry, and report the copies that are not sound.
 
     A copy is missing, bad (its digest is wrong), different (from most others), unknown (its bookie
-    may have lost it) or unreachable. Nothing is mended. Ends with 0 if all are good, 8 if some are
-    not but every entry has a good one, 5 if entries have none that can be reached now or too few
-    bookies say where an open ledger ends, 7 if entries are lost.
+    may have lost it) or unreachable. Nothing is repaired. The command exits with 0 if all copies are good, 8 if
+    some are not but every entry has a good one, 5 if an entry has no copy that can be reached now or too few
+    bookies report where an open ledger ends, 7 if entries are lost.
     """
     from rollbook.api.cli.ledger import verify as ledger_verify
 
@@ -204,14 +209,18 @@ def verify(access: "LedgerAccess", **how: Any) -> None:
 @with_access
 @_with_quorum
 @click.option(
-    "--password", envvar="ROLLBOOK_PASSWORD", show_envvar=True, default="", help="Guards it."
+    "--password",
+    envvar="ROLLBOOK_PASSWORD",
+    show_envvar=True,
+    default="",
+    help="The ledger's password.",
 )
-@click.option("--ledger-id", type=_ID, help="Instead of the next free one.")
+@click.option("--ledger-id", type=_ID, help="The id to use instead of the next free one.")
 @bare_output_option
 def create(access: "LedgerAccess", **how: Any) -> None:
-    """Make a ledger for a writer to come: `rollbook ledger append ID`.
+    """Create a ledger for a later writer: `rollbook ledger append ID`.
 
-    A ledger has one writer in its life, so only the first append to it succeeds.
+    A ledger has only one writer, so only the first append to it succeeds.
     """
     from rollbook.api.cli.ledger import actions as ledger_work
 
@@ -232,10 +241,10 @@ def create(access: "LedgerAccess", **how: Any) -> None:
 @_frame_option
 @bare_output_option
 def append(access: "LedgerAccess", **how: Any) -> None:
-    """Write standard input to a ledger, and close it.
+    """Write standard input to a ledger, and close the ledger.
 
-    The ledger is new, or made by `create`. The quorum options are for a new one. What was
-    confirmed before an interruption stays.
+    Without LEDGER_ID the command creates a ledger, for which the quorum options are. With LEDGER_ID it uses a
+    ledger that `create` made. Entries that were confirmed before an interruption stay.
     """
     from rollbook.api.cli.ledger import entries as ledger_entries
 
@@ -254,12 +263,14 @@ def append(access: "LedgerAccess", **how: Any) -> None:
 @_password_option
 @_yes_option
 @_part_option
-@click.option("--force", is_flag=True, help="Though its writer cannot be stopped.")
+@click.option(
+    "--force", is_flag=True, help="Delete the ledgers even if their writers cannot be stopped."
+)
 @bare_output_option
 def rm(access: "LedgerAccess", **how: Any) -> None:
-    """Delete ledgers, with all they hold. A writer is stopped first.
+    """Delete ledgers with all their entries. The writer of a ledger is stopped first.
 
-    A segment of a log is refused, unless its log is named: the log would lose its records.
+    A segment of a log is refused unless --part-of-log names the log, because the log would lose records.
     """
     from rollbook.api.cli.ledger import actions as ledger_work
 
@@ -281,8 +292,8 @@ def rm(access: "LedgerAccess", **how: Any) -> None:
 def recover(access: "LedgerAccess", **how: Any) -> None:
     """Stop a ledger's writer permanently, and close the ledger at its end.
 
-    Everything that was confirmed is in it afterwards. `raw` is the last entry. A segment of a log is
-    refused, unless its log is named: the log's owner would be stopped.
+    Afterwards the ledger has every entry that was confirmed. `raw` is the last entry. A segment of a log is
+    refused unless --part-of-log names the log, because the log's owner would be stopped.
     """
     from rollbook.api.cli.ledger import actions as ledger_work
 
@@ -301,18 +312,18 @@ def recover(access: "LedgerAccess", **how: Any) -> None:
 )
 @click.argument("ledger_id", type=_ID)
 @with_access
-@click.option("--first", type=_ID, default=0, help="From this entry on.")
-@click.option("--last", type=_ID, help="Up to this one.  [default: the last that is confirmed]")
-@click.option("--limit", type=WholeNumber(1), help="At most this many.")
+@click.option("--first", type=_ID, default=0, help="Begin with this entry.")
+@click.option("--last", type=_ID, help="End with this entry.  [default: the last confirmed one]")
+@click.option("--limit", type=WholeNumber(1), help="At most this many entries.")
+@click.option("--follow", "-f", is_flag=True, help="Follow the writer until the ledger is closed.")
 @click.option(
-    "--follow", "-f", is_flag=True, help="Go on with the writer until the ledger is closed."
+    "--unconfirmed", is_flag=True, help="Also read unconfirmed entries, which may disappear later."
 )
-@click.option("--unconfirmed", is_flag=True, help="Whatever is there; it may be gone later.")
 @_password_option
 @_frame_option
 @bare_output_option
 def read(access: "LedgerAccess", **how: Any) -> None:
-    """Print entries. `raw` is their bytes, framed; JSON has text, or `payload_base64`."""
+    """Print the entries of a ledger. `raw` is their bytes, framed; JSON has text, or `payload_base64`."""
     from rollbook.api.cli.ledger import entries as ledger_entries
 
     ledger_entries.read_entries(access, **how)
@@ -328,22 +339,24 @@ def read(access: "LedgerAccess", **how: Any) -> None:
 @with_access
 @_with_quorum
 @click.option(
-    "--size", type=WholeNumber(0), default=100, show_default=True, help="Bytes of an entry."
+    "--size", type=WholeNumber(0), default=100, show_default=True, help="Bytes of each entry."
 )
 @click.option(
     "--window",
     type=WholeNumber(1),
     default=1000,
     show_default=True,
-    help="Entries on their way.",
+    help="Number of unconfirmed entries in flight.",
 )
-@click.option("--seconds", type=Number(0.1), default=10.0, show_default=True, help="Of appending.")
+@click.option(
+    "--seconds", type=Number(0.1), default=10.0, show_default=True, help="Seconds of appending."
+)
 @click.option("--keep", is_flag=True, help="Do not delete the ledger afterwards.")
 @bare_output_option
 def bench(access: "LedgerAccess", **how: Any) -> None:
-    """Measure appending to a ledger and reading it. `raw`: adds a second.
+    """Measure appends to a ledger, and reads from it. `raw` is appends per second.
 
-    The ledger is one of its own, deleted afterwards unless `--keep`.
+    The command creates a ledger, and deletes it afterwards unless --keep is given.
     """
     from rollbook.api.cli.ledger import bench as ledger_bench
 

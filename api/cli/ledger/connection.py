@@ -63,7 +63,7 @@ class LedgerAccess:
     ) -> T:
         if MetadataUrl.parse(self.metadata.url).backend is Backend.MEMORY:
             raise BadConfig(
-                "what is in memory is gone when this command ends",
+                "a metadata store in memory is gone when this command ends",
                 next_step="use sqlite:///path for one machine, zk://host,host/ledgers for several",
             )
         tls = None
@@ -75,7 +75,9 @@ class LedgerAccess:
                 key=self.tls_key or "",
             )
         elif self.tls_certificate:
-            raise BadConfig("TLS needs --tls-authorities: who signs the bookies' certificates")
+            raise BadConfig(
+                "TLS needs --tls-authorities, the CAs that sign the bookies' certificates"
+            )
         config = replace(self._config(), **settings)
         async with connect(
             self.metadata.url,
@@ -119,7 +121,7 @@ def custom_of(pairs: Sequence[str]) -> dict[str, bytes]:
     for pair in pairs:
         name, equals, value = pair.partition("=")
         if not name or not equals:
-            raise InvalidRequest(f"--custom has {pair!r}, which is not NAME=VALUE")
+            raise InvalidRequest(f"--custom {pair!r} is not NAME=VALUE")
         if name in custom:
             raise InvalidRequest(
                 f"--custom names {name!r:.80} twice", next_step="leave out one of them"

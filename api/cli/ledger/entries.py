@@ -116,9 +116,13 @@ def read_entries(
     output: str,
 ) -> None:
     if follow and (unconfirmed or last is not None):
-        raise InvalidRequest("--follow has no end, and only shows what is confirmed")
+        raise InvalidRequest(
+            "--follow has no end and shows only confirmed entries: leave out --last and --unconfirmed"
+        )
     if unconfirmed and last is None:
-        raise InvalidRequest("--unconfirmed needs --last: nobody knows where it ends")
+        raise InvalidRequest(
+            "--unconfirmed needs --last, because the end of unconfirmed entries is unknown"
+        )
 
     async def read(ledgers: Ledgers) -> None:
         left = limit if limit is not None else sys.maxsize

@@ -13,9 +13,9 @@ from rollbook.proto.runtime.clock import SystemClock
 
 HTTP_INSTEAD_OF_REMOVAL: Final = "at a log server: POST {1}:truncate, or DELETE {1}"
 HTTP_INSTEAD_OF_RECOVERY: Final = (
-    "a log server recovers it as it takes the log over; to move the log: POST {1}:transfer there"
+    "a log server recovers it when it takes the log over; to move the log: POST {1}:transfer there"
 )
-INSTEAD_OF_RECOVERY: Final = "a log server recovers it as it takes the log over; to move the log: rollbook log transfer {0} SERVER"
+INSTEAD_OF_RECOVERY: Final = "a log server recovers it when it takes the log over; to move the log: rollbook log transfer {0} SERVER"
 
 
 async def require_no_part(
@@ -34,9 +34,9 @@ async def require_no_part(
         log = await _log_of(ledgers, nodes, ledger_id)
         if log is None or log == part_of_log:
             continue
-        insist = f"; if this ledger is meant all the same, say --part-of-log {log}"
+        insist = f"; to go on nevertheless, use --part-of-log {log}"
         raise PartOfLog(
-            f"it is a segment of the log {log}",
+            f"the ledger is a segment of the log {log}",
             ledger_id=ledger_id,
             next_step=instead.format(log, "/v1/namespaces/{}/logs/{}".format(*log.split("/")))
             + (insist if may_insist else ""),

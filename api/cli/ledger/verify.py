@@ -34,7 +34,7 @@ def verify_ledgers(
 ) -> int:
     """Verifies ledgers and returns the exit code."""
     if every == bool(ledger_ids):
-        raise InvalidRequest("say which ledgers, or --all")
+        raise InvalidRequest("give either ids of ledgers or --all")
 
     async def verify(ledgers: Ledgers) -> list[dict[str, Any]]:
         ids = [each async for each in ledgers.list()] if every else list(ledger_ids)

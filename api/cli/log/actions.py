@@ -43,7 +43,7 @@ def create_log(access: LogAccess, log: str, output: str, anyway: bool, **setting
     wanted = settings_of(**settings)
 
     async def make(client: Client) -> messages.LogState:
-        """Creates the log. Creates a log. Fields that the user does not set get the server's defaults."""
+        """Creates the log. Fields that the user does not set get the server's defaults."""
         name = LogName.parse(log)
         await require_bookies(client, wanted.get("quorum"), anyway)
         config = ConfigValues(**wanted) if wanted else None
@@ -117,7 +117,7 @@ async def require_bookies(client: Client, quorum: Quorum | None, anyway: bool) -
     if not anyway:
         raise NotEnoughBookies(
             what,
-            next_step="start more bookies, or say --anyway: until they are there, records have "
+            next_step="start more bookies, or use --anyway: until they run, records have "
             "fewer copies or cannot be appended",
         )
     click.echo(f"warning: {what}", err=True)
@@ -151,7 +151,7 @@ def in_order(labels: Iterable[tuple[str, str]]) -> tuple[tuple[str, str], ...]:
 def _label(text: str) -> tuple[str, str]:
     name, equals, value = text.partition("=")
     if not name or not equals:
-        raise InvalidRequest(f"--label has {text!r}, which is not NAME=VALUE")
+        raise InvalidRequest(f"--label {text!r} is not NAME=VALUE")
     return name, value
 
 
@@ -298,7 +298,7 @@ def truncate_log(
         )
 
         async def truncate(client: Client) -> messages.TruncateAnswer:
-            """Returns the position that the user confirmed, even if the tail has moved since."""
+            """Truncates at the offset that the user confirmed, even if the tail has moved since."""
             opened = await client.open(log)
             return await opened.truncate(planned.new_head, force_roll=force_roll)
 
@@ -321,7 +321,7 @@ def truncate_log(
 
 
 def seal_log(access: LogAccess, log: str, yes: bool, output: str) -> None:
-    ask_whether(f"end {log} permanently, so that nothing is ever appended again", yes)
+    ask_whether(f"seal {log} permanently, so that nothing can ever be appended again", yes)
 
     async def seal(client: Client) -> int:
         return await (await client.open(log)).seal()

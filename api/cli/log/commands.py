@@ -27,7 +27,7 @@ _POSITIONS: Final = "123, -10, earliest, latest, ts:TIME, ago:15m or cursor:NAME
     cls=LazyGroup,
     places={
         "writer": LazyCommand(
-            "rollbook.api.cli.log.writer", "group", "Say who may append to a log"
+            "rollbook.api.cli.log.writer", "group", "Manage the writers of exclusive logs"
         ),
     },
     epilog=examples(
@@ -38,10 +38,10 @@ _POSITIONS: Final = "123, -10, earliest, latest, ts:TIME, ago:15m or cursor:NAME
     ),
 )
 def group() -> None:
-    """Make, append to, read, follow and truncate logs.
+    """Create, append to, read, follow and truncate logs.
 
-    A log is `name` or `namespace/name`; without a namespace it is in `default`. `list`, `info`, `describe` and
-    `delete` are `ls`, `show`, `show` and `rm`.
+    A log is named `name` or `namespace/name`; without a namespace it is in `default`. `list`, `info`,
+    `describe` and `delete` are accepted for `ls`, `show`, `show` and `rm`.
     """
 
 
@@ -50,18 +50,20 @@ def group() -> None:
 _OPTIONS: Final = (
     context_option("server"),
     click.option("--token-file", metavar="FILE", envvar="ROLLBOOK_TOKEN_FILE", show_envvar=True,
-                 help="Holds the token to show to the server."),
-    click.option("--tls-authorities", metavar="FILE", help="Who must have signed its certificate."),
-    click.option("--tls-certificate", metavar="FILE", help="Ours, if the server wants one."),
-    click.option("--tls-key", metavar="FILE", help="Our key."),
+                 help="The file with the token for the server."),
+    click.option("--tls-authorities", metavar="FILE", help="The CAs that must have signed the server's certificate."),
+    click.option("--tls-certificate", metavar="FILE", help="The client's certificate, if the server requests one."),
+    click.option("--tls-key", metavar="FILE", help="The key of --tls-certificate."),
     click.option("--tls-name", metavar="NAME",
-                 help="In the servers' certificates.  [default: the name in --server]"),
-    click.option("--insecure", is_flag=True, help="Show the token in the clear off loopback, too."),
+                 help="The name in the servers' certificates.  [default: the name in --server]"),
+    click.option("--insecure", is_flag=True, help="Send the token unencrypted, even to other machines."),
     click.option("--timeout", "timeout_s", type=Number(0.1), default=10.0,
-                 show_default=True, help="Seconds to wait for the servers, with all retries."),
+                 show_default=True, help="Seconds to wait for the servers, including all retries."),
 )  # fmt: skip
 anyway_option: Final = click.option(
-    "--anyway", is_flag=True, help="Also with more copies than bookies that take records now."
+    "--anyway",
+    is_flag=True,
+    help="Go on even if fewer bookies accept records now than the log needs.",
 )
 yes_option: Final = click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 _frame_option: Final = click.option(
@@ -69,7 +71,8 @@ _frame_option: Final = click.option(
     type=click.Choice(_FRAMES),
     default="lf",
     show_default=True,
-    help="A record ends at a newline or a zero byte, has its length in 4 bytes before it, or is all there is.",
+    help="What separates raw records: lf is a newline after each, nul a zero byte, len32 a 4-byte length before each, "
+    "whole is nothing.",
 )
 _format_option: Final = click.option(
     "-f",
@@ -77,10 +80,10 @@ _format_option: Final = click.option(
     "template",
     type=AnyBytes(),
     metavar="FORMAT",
-    help="In place of -o: %o offset, %t time, %k key, %v value, %h headers, \\n; %v{hex}. "
-    "A terminal is shown what would command it, as \\x1b.",
+    help="The format of each record, instead of -o: %o offset, %t time, %k key, %v value, %h headers, \\n; %v{hex}. "
+    "On a terminal, control characters are printed as \\x1b.",
 )
-_limit_option: Final = click.option("--limit", type=WholeNumber(1), help="At most this many.")
+_limit_option: Final = click.option("--limit", type=WholeNumber(1), help="Stop after this many.")
 
 
 def with_access_to(server: str | None, otherwise: str) -> Callable[[Any], Any]:
@@ -93,7 +96,7 @@ def with_access_to(server: str | None, otherwise: str) -> Callable[[Any], Any]:
         envvar="ROLLBOOK_SERVER",
         show_envvar=True,
         default=server,
-        help=f"log://host:port,host:port; log+tls:// speaks TLS.  [default: {otherwise}]",
+        help=f"The log servers: log://host:port,host:port, or log+tls:// for TLS.  [default: {otherwise}]",
     )
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -153,16 +156,16 @@ with_access: Final = with_access_to(DEFAULT_SERVER, DEFAULT_SERVER)
 
 def _settings(command: Callable[..., Any]) -> Callable[..., Any]:
     options = (
-        click.option("--retention-age", metavar="TIME", help="What is older goes: 7d, 12h; none: nothing."),
-        click.option("--retention-bytes", metavar="BYTES", help="What is beyond goes: 10G, 500M; none: nothing."),
-        click.option("--roll-bytes", metavar="BYTES", help="A segment ends at this size."),
-        click.option("--roll-age", metavar="TIME", help="A segment ends at this age."),
-        click.option("--exclusive", is_flag=True, help="Only who holds its writer epoch appends."),
-        click.option("--copies", type=WholeNumber(1), help="Of each record, each on a bookie of its own."),
-        click.option("--ensemble", type=WholeNumber(1), help="Bookies over which records are striped.  [default: --copies]"),
-        click.option("--acks", type=WholeNumber(1), help="Copies on disk that confirm it."),
-        click.option("--label", "labels", metavar="NAME=VALUE", multiple=True, help="May be repeated."),
-        click.option("--description", help="For people."),
+        click.option("--retention-age", metavar="TIME", help="Delete records older than this, such as 7d or 12h; none keeps all."),
+        click.option("--retention-bytes", metavar="BYTES", help="Delete the oldest records beyond this size, such as 10G or 500M; none keeps all."),
+        click.option("--roll-bytes", metavar="BYTES", help="Begin a new segment at this size."),
+        click.option("--roll-age", metavar="TIME", help="Begin a new segment at this age."),
+        click.option("--exclusive", is_flag=True, help="Only the holder of the writer epoch may append."),
+        click.option("--copies", type=WholeNumber(1), help="Copies of each record, each on a different bookie."),
+        click.option("--ensemble", type=WholeNumber(1), help="Number of bookies over which records are striped.  [default: --copies]"),
+        click.option("--acks", type=WholeNumber(1), help="Number of copies on disk that acknowledge a record."),
+        click.option("--label", "labels", metavar="NAME=VALUE", multiple=True, help="A label; may be repeated."),
+        click.option("--description", help="A description for people."),
     )  # fmt: skip
     for option in reversed(options):
         command = option(command)
@@ -186,7 +189,7 @@ def _settings(command: Callable[..., Any]) -> Callable[..., Any]:
 @anyway_option
 @bare_output_option
 def create(access: "LogAccess", **how: Any) -> None:
-    """Make a log, unless it is there; then it has to have the settings that are named."""
+    """Create a log. A log that already exists must have the given settings."""
     from rollbook.api.cli.log import actions as log_work
 
     log_work.create_log(access, **how)
@@ -202,21 +205,24 @@ def create(access: "LogAccess", **how: Any) -> None:
 )
 @click.argument("prefix", default="")
 @with_access
-@click.option("--namespace", default="", help="Only this one.")
-@click.option("--long", "-l", is_flag=True, help="With what there is to know of each.")
-@click.option("--deleted", is_flag=True, help="Deleted logs whose records are kept still.")
+@click.option("--namespace", default="", help="Only logs of this namespace.")
+@click.option(
+    "--long", "-l", is_flag=True, help="Also show each log's offsets, size, segments and owner."
+)
+@click.option("--deleted", is_flag=True, help="List deleted logs whose records are still kept.")
 @_limit_option
 @list_output_option
 def ls(access: "LogAccess", **how: Any) -> None:
-    """List logs, by name.
+    """List logs by name.
 
-    PREFIX begins their names in each namespace; shop/ord begins those of the namespace shop, and shop/ all of it.
+    PREFIX selects the logs whose names begin with it, in all namespaces. shop/ord selects those in the
+    namespace shop whose names begin with ord, and shop/ selects all logs of that namespace.
     """
     from rollbook.api.cli.log import actions as log_work
 
     if how.pop("deleted"):
         if how.pop("long"):
-            raise click.UsageError("--long and --deleted: leave out one of them")
+            raise click.UsageError("--long and --deleted cannot be combined: leave out one of them")
         log_work.list_deleted(access, **how)
         return
     log_work.list_logs(access, **how)
@@ -231,13 +237,15 @@ def ls(access: "LogAccess", **how: Any) -> None:
 )
 @click.argument("prefix", default="")
 @with_access
-@click.option("--follow", "-F", is_flag=True, help="Then show each change, until interrupted.")
+@click.option(
+    "--follow", "-F", is_flag=True, help="Then show each change, until you interrupt the command."
+)
 @list_output_option
 def tails(access: "LogAccess", **how: Any) -> None:
-    """Show where many logs end, and open none of them.
+    """Show the tails of many logs, without opening the logs.
 
-    PREFIX is namespace/prefix: shop/ has all logs of shop; without one all logs are shown. A tail that is not
-    exact may lack the last records: the log's owner died, and its next owner finds them.
+    PREFIX is namespace/prefix: shop/ selects all logs of shop. Without PREFIX, all logs are shown. A tail that
+    is not exact may be too low, because the log's owner died; the next owner finds the last records.
     """
     from rollbook.api.cli.log import actions
 
@@ -255,7 +263,7 @@ def tails(access: "LogAccess", **how: Any) -> None:
 @with_access
 @bare_output_option
 def show(access: "LogAccess", **how: Any) -> None:
-    """Show where a log begins and ends, who owns it, how it is configured. `raw` is its tail."""
+    """Show the head, the tail, the owner and the settings of a log. `raw` is its tail."""
     from rollbook.api.cli.log import actions as log_work
 
     log_work.show_log(access, **how)
@@ -272,14 +280,14 @@ def show(access: "LogAccess", **how: Any) -> None:
 @log_argument
 @click.argument("settings", metavar="KEY=VALUE…", nargs=-1, required=True)
 @with_access
-@click.option("--dry-run", is_flag=True, help="Only say what would be changed.")
+@click.option("--dry-run", is_flag=True, help="Only show what would be changed.")
 @anyway_option
 @yes_option
 @bare_output_option
 def change(access: "LogAccess", **how: Any) -> None:
-    """Change settings of a log: those named, together; the others stay as they are.
+    """Change the named settings of a log in one step. The others stay as they are.
 
-    They are those of `rollbook apply`: retention_age, retention_bytes, roll_bytes, roll_age, roll_entries, exclusive,
+    The settings are those of `rollbook apply`: retention_age, retention_bytes, roll_bytes, roll_age, roll_entries, exclusive,
     labels, description, copies, acks, ensemble, dedupe_age, delete_grace, … `raw` is the log's name.
     """
     from rollbook.api.cli.apply import actions as apply_work
@@ -316,7 +324,7 @@ def segments(access: "LogAccess", **how: Any) -> None:
 @click.option("--limit", type=WholeNumber(1, 1000), default=100, show_default=True)
 @bare_output_option
 def journal(access: "LogAccess", **how: Any) -> None:
-    """Show what befell a log, newest first: owners, rolls, truncations, and why."""
+    """Show the history of a log, newest first: owners, rolls and truncations, with their reasons."""
     from rollbook.api.cli.log import actions as log_work
 
     log_work.show_history(access, **how)
@@ -340,17 +348,21 @@ def journal(access: "LogAccess", **how: Any) -> None:
 @log_argument
 @click.argument("values", nargs=-1, type=AnyBytes())
 @with_access
-@click.option("--create", is_flag=True, help="Make the log unless it is there.")
-@click.option("--key", type=AnyBytes(), metavar="TEXT", help="Of each record.")
+@click.option("--create", is_flag=True, help="Create the log if it does not exist.")
+@click.option("--key", type=AnyBytes(), metavar="TEXT", help="The key of each record.")
 @click.option(
     "--header",
     "headers",
     type=AnyBytes(),
     metavar="NAME=VALUE",
     multiple=True,
-    help="Of each record; may be repeated, with another name.",
+    help="A header of each record; may be repeated with other names.",
 )
-@click.option("--event-time", metavar="TIME", help="Of each record: 2026-01-31T10:00:00Z.")
+@click.option(
+    "--event-time",
+    metavar="TIME",
+    help="The event time of each record, such as 2026-01-31T10:00:00Z.",
+)
 @click.option(
     "--format",
     "--frame",
@@ -358,28 +370,32 @@ def journal(access: "LogAccess", **how: Any) -> None:
     type=click.Choice(("lines", "ndjson", "json", "nul", "len32", "whole", "lf")),
     default="lines",
     show_default=True,
-    help="Of the input. ndjson and json: records as `log read -o ndjson` and `-o json` write them, with key, headers "
-    "and event time. nul, len32, whole: as --frame of `log read`. lf is lines.",
+    help="The format of the input. ndjson and json are records as `log read -o ndjson` and `-o json` write them, with "
+    "key, headers and event time. nul, len32 and whole are as in --frame of `log read`. lf is the same as lines.",
 )
 @click.option(
     "--producer",
     metavar="NAME",
-    help="Names this input: given again with the same name, it is appended once, also after a crash.",
+    help="The name of this input. The same input under the same name is appended only once, even after a crash.",
 )
 @click.option(
     "--expect",
     type=WholeNumber(0),
     metavar="OFFSET",
-    help="The first record gets exactly this offset.",
+    help="The offset that the first record must get; if it cannot, nothing is appended.",
 )
-@click.option("--holder", metavar="NAME", help="Who is the writer of an exclusive log from now on.")
-@click.option("--steal", is_flag=True, help="Fence another writer that holds an exclusive log.")
+@click.option(
+    "--holder",
+    metavar="NAME",
+    help="The name of the writer, for an exclusive log; earlier writers are fenced.",
+)
+@click.option("--steal", is_flag=True, help="Fence the writer even if another holder has the log.")
 @bare_output_option
 def append(access: "LogAccess", **how: Any) -> None:
-    """Append records: those named, or standard input, each line one. In order, each exactly once.
+    """Append VALUES as records, or each line of standard input, in order and each exactly once.
 
-    It is durable when the command ends with 0. If it fails or is interrupted, it says how many records are
-    acknowledged, and how many after them may have been appended.
+    The records are durable when the command exits with 0. If it fails or is interrupted, it reports how many
+    records are acknowledged, and how many after them may have been appended.
     """
     from rollbook.api.cli.log import records
 
@@ -413,22 +429,22 @@ def _require_one_dress(template: str | None) -> None:
     shell_complete=completed_by("positions"),
     default="earliest",
     show_default=True,
-    help=f"{_POSITIONS}.",
+    help=f"Where to begin: {_POSITIONS}.",
 )
 @click.option(
     "--to",
     "end",
     type=WholeNumber(0),
-    help="Up to this offset, without it.  [default: the tail]",
+    help="Stop before this offset.  [default: the tail]",
 )
 @_limit_option
 @_frame_option
 @_format_option
 @bare_output_option
 def read(access: "LogAccess", **how: Any) -> None:
-    """Print records up to the tail as it is now. `raw` is their bytes, framed.
+    """Print the records up to the present tail. `raw` is the bytes of their values, framed.
 
-    In the table what is not text is in hexadecimal, behind `hex:`.
+    The table shows values that are not text in hexadecimal, after `hex:`.
     """
     _require_one_dress(how["template"])
     from rollbook.api.cli.log import records
@@ -454,29 +470,33 @@ def read(access: "LogAccess", **how: Any) -> None:
     default="-10",
     show_default=True,
     shell_complete=completed_by("positions"),
-    help=f"{_POSITIONS}.",
+    help=f"Where to begin: {_POSITIONS}.",
 )
 @click.option(
     "-n",
     "--lines",
     type=WholeNumber(0),
     metavar="N",
-    help="As --from -N: after the last N records.",
+    help="Begin with the last N records; the same as --from -N.",
 )
-@click.option("--skip-truncated", is_flag=True, help="Go on at the head if the rest is gone.")
+@click.option(
+    "--skip-truncated",
+    is_flag=True,
+    help="Continue at the head if the next records were truncated.",
+)
 @_limit_option
 @_frame_option
 @_format_option
 @bare_output_option
 def tail(access: "LogAccess", **how: Any) -> None:
-    """Print the last records, and those to come, until the log is sealed.
+    """Print the last records of a log and all new ones, until the log is sealed.
 
-    In the table what is not text is in hexadecimal, behind `hex:`.
+    The table shows values that are not text in hexadecimal, after `hex:`.
     """
     _require_one_dress(how["template"])
     if (lines := how.pop("lines")) is not None:
         if _is_named("start"):
-            raise click.UsageError("-n says where to begin: leave out --from")
+            raise click.UsageError("-n and --from both say where to begin: leave out one of them")
         how["start"] = f"-{lines}" if lines else "latest"
     from rollbook.api.cli.log import records
 
@@ -495,10 +515,10 @@ def tail(access: "LogAccess", **how: Any) -> None:
 @with_access
 @bare_output_option
 def export(access: "LogAccess", **how: Any) -> None:
-    """Write the records of a log to a file, up to the tail as it is now: values, keys, headers, event times.
+    """Write the records of a log to a file, up to the present tail: values, keys, headers and event times.
 
-    The file is compressed and has checksums. Run again, also after it was interrupted, it appends to the file what
-    the file lacks. `raw` is the offset after the last record.
+    The file is compressed and has checksums. If you run the command again, also after an interruption, it
+    adds the records that the file lacks. `raw` is the offset after the last record.
     """
     from rollbook.api.cli.log import export as log_export
 
@@ -516,14 +536,15 @@ def export(access: "LogAccess", **how: Any) -> None:
 @log_argument
 @click.argument("file", type=click.Path(dir_okay=False))
 @with_access
-@click.option("--create", is_flag=True, help="Make the log unless it is there.")
-@click.option("--incomplete", is_flag=True, help="Also a file whose export was ended.")
+@click.option("--create", is_flag=True, help="Create the log if it does not exist.")
+@click.option("--incomplete", is_flag=True, help="Accept a file whose export was interrupted.")
 @bare_output_option
 def import_(access: "LogAccess", **how: Any) -> None:
-    """Append the records of a file that `export` wrote, each once, to a log that has no others.
+    """Append the records of a file that `export` wrote, each once, to a log that has no other records.
 
-    Run again, also after it was interrupted, it compares what is there and appends what is missing. The first record of the file gets offset 0;
-    the time of each is that of its import. `raw` is the log's tail.
+    If you run the command again, also after an interruption, it compares the records that the log has, and
+    appends the missing ones. The first record of the file gets offset 0; the time of each record is that of
+    its import. `raw` is the log's tail.
     """
     from rollbook.api.cli.log import export as log_export
 
@@ -547,18 +568,20 @@ def import_(access: "LogAccess", **how: Any) -> None:
     metavar="POSITION",
     shell_complete=completed_by("positions"),
     required=True,
-    help=f"The first record that is kept: {_POSITIONS}.",
+    help=f"The position of the first record to keep: {_POSITIONS}.",
 )
-@click.option("--dry-run", is_flag=True, help="Only say what would be done.")
+@click.option("--dry-run", is_flag=True, help="Only show what would be done.")
 @click.option(
-    "--force-roll", is_flag=True, help="Free what is in the segment that is written, too."
+    "--force-roll",
+    is_flag=True,
+    help="Also free records of the open segment, by beginning a new one.",
 )
 @yes_option
 @bare_output_option
 def truncate(access: "LogAccess", **how: Any) -> None:
-    """Make what lies before a position unreadable, and free whole segments of it.
+    """Make the records before a position unreadable, and free the segments that have no others.
 
-    A protected cursor holds it back. `raw` is the new head.
+    Records at and above a protected cursor are never truncated. `raw` is the new head.
     """
     from rollbook.api.cli.log import actions as log_work
 
@@ -577,7 +600,7 @@ def truncate(access: "LogAccess", **how: Any) -> None:
 @yes_option
 @bare_output_option
 def seal(access: "LogAccess", **how: Any) -> None:
-    """End a log: nothing can be appended any more, its readers come to an end. `raw` is its tail."""
+    """Seal a log permanently: nothing can be appended any more, and readers end. `raw` is its tail."""
     from rollbook.api.cli.log import actions as log_work
 
     log_work.seal_log(access, **how)
@@ -594,7 +617,7 @@ def seal(access: "LogAccess", **how: Any) -> None:
 @with_access
 @bare_output_option
 def roll(access: "LogAccess", **how: Any) -> None:
-    """Begin a new segment, unless the one that is written is empty. `raw` is its number."""
+    """Begin a new segment, unless the open one is empty. `raw` is its number."""
     from rollbook.api.cli.log import actions as log_work
 
     log_work.roll_log(access, **how)
@@ -611,9 +634,9 @@ def roll(access: "LogAccess", **how: Any) -> None:
 @with_access
 @bare_output_option
 def verify(access: "LogAccess", **how: Any) -> None:
-    """Read all of a log, and check each block and that no offset is missing. `raw` is how many there are.
+    """Read a whole log, and check each block and that no offset is missing.
 
-    `rollbook ledger verify` looks at every copy of a ledger's entries.
+    `raw` is the number of records. `rollbook ledger verify` checks every copy of a ledger's entries.
     """
     from rollbook.api.cli.log import ownership
 
@@ -632,7 +655,7 @@ def verify(access: "LogAccess", **how: Any) -> None:
 @with_access
 @bare_output_option
 def transfer(access: "LogAccess", **how: Any) -> None:
-    """Hand a log over to another log server; no append fails by it. `raw` is its address."""
+    """Hand a log over to another log server, without a failed append. `raw` is its address."""
     from rollbook.api.cli.log import ownership
 
     ownership.transfer_log(access, **how)
@@ -648,18 +671,18 @@ def transfer(access: "LogAccess", **how: Any) -> None:
 @click.argument("logs", nargs=-1, required=True, shell_complete=completed_by("names_of_logs"))
 @with_access
 @click.option(
-    "--grace", metavar="TIME", help="Its records are freed only then.  [default: as configured]"
+    "--grace", metavar="TIME", help="Keep the records for this time.  [default: as configured]"
 )
 @click.option(
-    "--now", is_flag=True, help="As --grace 0s: its records are freed, and its name, at once."
+    "--now", is_flag=True, help="The same as --grace 0s: free the records and the name at once."
 )
 @yes_option
 @bare_output_option
 def rm(access: "LogAccess", **how: Any) -> None:
-    """Delete logs: gone at once for everybody, their records after a time of grace."""
+    """Delete logs. They disappear at once; their records are kept for a time of grace."""
     if how.pop("now"):
         if _is_named("grace"):
-            raise click.UsageError("--now is --grace 0s: leave out one of them")
+            raise click.UsageError("--now is the same as --grace 0s: leave out one of them")
         how["grace"] = "0s"
     from rollbook.api.cli.log import actions as log_work
 
@@ -679,11 +702,11 @@ def rm(access: "LogAccess", **how: Any) -> None:
     "--as",
     "name",
     metavar="NAME",
-    help="Another name. Only if another log has got the name since: else the log comes back under it.",
+    help="A new name, needed only if another log has the old name now.",
 )
 @bare_output_option
 def undelete(access: "LogAccess", **how: Any) -> None:
-    """Bring a deleted log back, with its records. `raw` is its name."""
+    """Restore a deleted log with its records. `raw` is its name."""
     from rollbook.api.cli.log import actions as log_work
 
     log_work.undelete_log(access, **how)

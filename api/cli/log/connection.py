@@ -101,7 +101,7 @@ class LogAccess:
                 return await work(client)
             except asyncio.CancelledError:
                 if client.has_cancelled_change:
-                    raise Interrupted("interrupted before the server had answered") from None
+                    raise Interrupted("interrupted before the server answered") from None
                 raise
 
     def token(self) -> str:
@@ -124,16 +124,18 @@ class LogAccess:
         scheme, _, where = self.server.rpartition("://")
         match obstacle:
             case ConnectProblem.NOT_BELIEVED:
-                return "--tls-authorities FILE, with the authorities that signed its certificate"
+                return (
+                    "use --tls-authorities FILE with the CAs that signed the server's certificate"
+                )
             case ConnectProblem.NO_TLS:
                 return self._other_server(f"log://{where}")
             case ConnectProblem.HTTP:
                 url = f"{scheme or 'log'}://HOST:7400"
                 return f"{self._other_server(url)}: that port is for HTTP"
             case ConnectProblem.HUNG_UP if self.server.startswith("log+tls://"):
-                return "--tls-certificate FILE, if it asks for one"
+                return "use --tls-certificate FILE if the server requests a certificate"
             case ConnectProblem.HUNG_UP:
-                return f"{self._other_server(f'log+tls://{where}')}, if it speaks TLS"
+                return f"{self._other_server(f'log+tls://{where}')}, if the server uses TLS"
             case ConnectProblem.UNKNOWN_HOST:
                 return f"check the host name, or say where one is: {self._other_server('URL')}"
             case _ if self.context:
@@ -170,7 +172,7 @@ class LogAccess:
             BeyondTail: f"rollbook log show {log}{flags}",
             OffsetMismatch: f"rollbook log show {log}{flags}",
             Guarded: f"rollbook explain {log}{flags}",
-            LogExists: "rollbook apply FILE, which changes what is there",
+            LogExists: "rollbook apply FILE, which changes existing logs",
         }
         try:
             yield
@@ -178,7 +180,7 @@ class LogAccess:
             if isinstance(error, ServerUnreachable):
                 error.next_step = self._way_to_reach(obstacle_of(error.message))
             if isinstance(error, WriterRequired):
-                error.next_step = "say --holder NAME; earlier writers are fenced"
+                error.next_step = "use --holder NAME, which fences earlier writers"
             if not error.next_step:
                 error.next_step = next((s for e, s in steps.items() if isinstance(error, e)), "")
             raise

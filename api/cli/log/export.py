@@ -43,7 +43,7 @@ from rollbook.proto.errors import (
     Truncated,
 )
 
-_ITS_OWN: Final = "import into a log of its own: --create"
+_ITS_OWN: Final = "import into a new log: name it and use --create"
 _REPEAT: Final = "records that are there already are not appended again"
 _AGAIN: Final = f"import the file again, while nothing else appends: {_REPEAT}"
 
@@ -60,7 +60,7 @@ def export_log(access: LogAccess, log: str, file: str, output: str) -> None:
                 first = start = head
             if start < head and first is not None:
                 raise Truncated(
-                    f"records from offset {start} on are gone, which the file lacks",
+                    f"the file lacks records from offset {start} on, which are truncated now",
                     head=head,
                     next_step="export to another file",
                 )
@@ -93,7 +93,7 @@ def _opened(file: str) -> BinaryIO:
     """Raises `InvalidRequest`."""
     if os.path.exists(file) and not os.path.isfile(file):
         raise InvalidRequest(
-            f"cannot write {file}: it is not a regular file, and an export reads what it has written",
+            f"cannot write {file}: it is not a regular file, and an export must read its own output",
             next_step="name a file on a disk",
         )
     try:
@@ -123,7 +123,7 @@ def _whole_part(file: BinaryIO, origin: ExportedLog) -> tuple[int | None, int | 
         return None, None, 0
     if has.uid != origin.uid:
         raise InvalidRequest(
-            f"the file has records of {has.log}, another log: its uid is {has.uid}",
+            f"the file has records of another log, {has.log}, with the uid {has.uid}",
             next_step="name another file",
         )
     end, first, following = file.tell(), None, None
@@ -156,15 +156,15 @@ def import_log(
     with _readable(file) as found:
         if not incomplete and not found.seekable():
             raise InvalidRequest(
-                f"cannot look for the end of {file}: it is not a regular file",
-                next_step="name a file on a disk; --incomplete imports what there is",
+                f"cannot look for the end of {file}, since it is not a regular file",
+                next_step="name a file on a disk; --incomplete imports the records that arrive",
             )
         if read_head(found) is None:
-            raise InvalidRequest(f"{file} holds no records", next_step="rollbook log export --help")
+            raise InvalidRequest(f"{file} has no records", next_step="rollbook log export --help")
         if not incomplete and not is_ended(found):
             raise InvalidRequest(
-                f"{file} has no end: its export was ended, or the file was cut",
-                next_step="run the export again; --incomplete imports what there is",
+                f"{file} has no end: its export was interrupted, or the file was cut",
+                next_step="run the export again; --incomplete imports the records in the file",
             )
 
         async def load(client: Client) -> dict[str, Any]:
@@ -289,7 +289,7 @@ async def _append_all(
         on_progress(frame.end, size)
     if tail > end:
         raise OffsetMismatch(
-            f"{log.name} has more records than the file: {tail}, and not {end}",
+            f"{log.name} has more records than the file: {tail} instead of {end}",
             next_step=_ITS_OWN,
         )
     return tail
@@ -311,7 +311,7 @@ class _StoredRecords:
             found = await self._at(offset)
             if found is None or _content(found) != _content(wanted):
                 raise OffsetMismatch(
-                    f"{self._log.name} has other records than the file, from offset {offset} on",
+                    f"{self._log.name} differs from the file from offset {offset} on",
                     next_step=_ITS_OWN,
                 )
 

@@ -106,7 +106,7 @@ def read_head(file: BinaryIO) -> ExportedLog | None:
     _, version, length, crc = fields
     if version != _VERSION:
         raise UnsupportedVersion(
-            f"the file has version {version}, and this program knows {_VERSION}"
+            f"the file has version {version}, but this program reads only version {_VERSION}"
         )
     text = file.read(min(length, _HEAD_BYTES_MAX))
     if len(text) < length:

@@ -47,8 +47,8 @@ def require_exclusive(log: Log, flags: str) -> None:
     """Raises `InvalidRequest`."""
     if log.config.writer_mode is not WriterMode.EXCLUSIVE:
         raise InvalidRequest(
-            f"{log.name} is not exclusive: every caller may append, and a holder excludes nobody",
-            next_step=f"append without a holder, or make a log with `rollbook log create NAME --exclusive{flags}`",
+            f"{log.name} is not exclusive: every client may append, and a holder would not exclude others",
+            next_step=f"append without a holder, or create a log with `rollbook log create NAME --exclusive{flags}`",
         )
 
 
@@ -64,7 +64,7 @@ def acquire_writer(
     output: str,
 ) -> None:
     if wait and steal:
-        raise InvalidRequest("either --wait or --steal")
+        raise InvalidRequest("either --wait or --steal can be used, not both")
     if steal:
         ask_whether(f"fence the writers of {log}", yes)
     mode = messages.AcquireMode.FAIL
@@ -85,7 +85,9 @@ def acquire_writer(
         again = shlex.join(("rollbook", "log", "writer", "acquire", log, "--holder", holder))
         again += f" --ttl {shlex.quote(ttl)}" if ttl else ""
         if isinstance(error, WriterHeld):
-            error.next_step = f"{again} --wait{access.flags}, or with --steal, which fences"
+            error.next_step = (
+                f"{again} --wait{access.flags}, or use --steal, which fences the holder"
+            )
         # The epoch may have been granted; the same attempt id gets the same epoch again.
         elif error.outcome is Outcome.UNKNOWN:
             again += f" --attempt {shlex.quote(attempt)}"
@@ -146,9 +148,9 @@ def drain_server(access: LogAccess, server_id: str, resume: bool, wait: bool, ou
     tell({"server": server_id, "draining": not resume, "logs": left}, output, "logs")
     if wait and left and not resume:
         raise QuorumTimeout(
-            f"{server_id} has {left} logs left",
+            f"{server_id} still owns {left} logs",
             next_step=f"rollbook cluster drain {shlex.quote(server_id)}{access.flags} --wait --timeout SECONDS, "
-            "with more of them",
+            "with a longer timeout",
         )
 
 
@@ -171,7 +173,7 @@ def verify_log(access: LogAccess, log: str, output: str) -> None:
                     ledger_id=segment.ledger_id,
                     start=segment.base_offset,
                     end=segment.next_offset,
-                    next_step=f"to give them up: rollbook log truncate {log} --before {segment.next_offset}",
+                    next_step=f"to give these records up: rollbook log truncate {log} --before {segment.next_offset}",
                 )
         next_offset, size, batches = int(head), 0, 0
         async for batch in opened.read_batches(head, end):
@@ -182,7 +184,7 @@ def verify_log(access: LogAccess, log: str, output: str) -> None:
             size += sum(map(len, values))
             batches += 1
         if next_offset != end:
-            raise DataLost(f"it ends at {next_offset}, before {end}", log=log)
+            raise DataLost(f"the log ends at offset {next_offset}, before its tail {end}", log=log)
         facts = {"log": str(opened.name), "head": head, "tail": end, "records": end - head}
         return facts | {"bytes": size, "batches": batches, "sound": True}
 

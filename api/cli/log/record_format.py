@@ -88,7 +88,7 @@ def _wrong(what: str) -> InvalidRequest:
     known = " ".join(f"%{name}" for name in _FIELDS)
     escapes = " ".join(f"\\{name}" for name in _ESCAPES)
     return InvalidRequest(
-        f"the format: {what}",
+        f"the format is invalid: {what}",
         next_step=f"use {known} %% %h{{NAME}} %v{{hex}} %v{{base64}} {escapes}",
     )
 

@@ -20,7 +20,7 @@ from rollbook.proto.wire.frames import FRAME_BYTES_MAX
 
 _LENGTH: Final = struct.Struct(">I")
 _READ_BYTES: Final = 256 * 1024
-_ARRAY: Final = "write [{…}, {…}] as `log read -o json` does, or take --format ndjson"
+_ARRAY: Final = "write [{…}, {…}] as `log read -o json` does, or use --format ndjson"
 
 
 class Cutter:
@@ -44,7 +44,7 @@ class Cutter:
             self._rest += chunk
             whole = self._take_counted() if self._frame == "len32" else []
         if len(self._rest) > FRAME_BYTES_MAX:
-            raise EntryTooLarge(f"the input has no end of an entry in {len(self._rest)} bytes")
+            raise EntryTooLarge(f"{len(self._rest)} bytes of the input contain no end of an entry")
         return whole
 
     def _take_counted(self) -> list[bytes]:
@@ -91,7 +91,7 @@ def records_of_json(array: bytes) -> Iterator[InputRecord]:
     except (ValueError, RecursionError) as error:
         raise InvalidRequest(f"the input is not JSON: {_why(error)}", next_step=_ARRAY) from None
     if not isinstance(found, list):
-        raise InvalidRequest("the input is JSON, and no array of records", next_step=_ARRAY)
+        raise InvalidRequest("the input is JSON, but not an array of records", next_step=_ARRAY)
     return (_record_of(each, json.dumps(each).encode()) for each in found)
 
 
@@ -154,13 +154,13 @@ def _object(fields: Mapping[str, Any], name: str) -> Iterable[tuple[str, Any]]:
 
 def _plain(text: Any, where: str) -> bytes:
     if not isinstance(text, str):
-        raise ValueError(f"{where} has {text!r:.40}, which is not a text")
+        raise ValueError(f"{where} has {text!r:.40}, which is not text")
     try:
         return text.encode()
     except UnicodeEncodeError as error:
         half = f"\\u{ord(text[error.start]):04x}"
         raise ValueError(
-            f"{where} has {half}, which is half of a character and no text; bytes go into {where}_base64"
+            f"{where} has {half}, which is half of a character and not text; put bytes into {where}_base64"
         ) from None
 
 

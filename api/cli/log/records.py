@@ -88,7 +88,7 @@ def append_input(
     each_has = _each_has(key, headers, event_time)
     if each_has != _PLAIN and frame in ("json", "ndjson") and not values:
         raise InvalidRequest(
-            f"with {frame} each record has its own key, headers and time",
+            f"with {frame}, each record in the input has its own key, headers and time",
             next_step="leave out --key, --header and --event-time",
         )
     source = _Source(values, frame, each_has)
@@ -118,7 +118,7 @@ def _each_has(key: str | None, headers: Sequence[str], event_time: str | None) -
         name, equals, value = each.partition("=")
         if not equals or not name:
             raise InvalidRequest(
-                f"--header has {each[:80]!r}, which is not NAME=VALUE",
+                f"--header {each[:80]!r} is not NAME=VALUE",
                 next_step="write --header source=shop",
             )
         if name in pairs:
@@ -139,7 +139,7 @@ class _Source:
         self._values, self._frame, self._each_has = values, frame, each_has
 
     async def records(self, advance: Callable[[int], None]) -> AsyncIterator[list[InputRecord]]:
-        """Yields records. Yields the records in lists; `advance` receives the number of bytes read. Raises
+        """Yields the records in lists; `advance` receives the number of bytes read. Raises
         `InvalidRequest`, `EntryTooLarge`.
         """
         if self._values:
@@ -325,7 +325,7 @@ class _Numbered:
             )
         except ProducerFenced as error:
             error.message = f"a program appends as producer {self._producer!r}"
-            error.next_step = "give --producer another name, or append with that program"
+            error.next_step = "use another name for --producer, or append with that program"
             raise
         except DuplicateTooOld:  # The log has the records, but no longer knows their offset.
             self.repeated += len(self._batch)
@@ -415,7 +415,7 @@ async def _print_closed(
         await _print_all(log.bounded_events(head, max(head, until)), printer)
     if printer.left and (end is None or end > until):
         printer.end()
-        stalled.message = f"the records from {until} on cannot be read now, since it is not known where the log ends: {stalled.message}"
+        stalled.message = f"the records from {until} on cannot be read now, since the end of the log is unknown: {stalled.message}"
         raise stalled
 
 

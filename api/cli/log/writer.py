@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 def group() -> None:
     """Show, acquire and release the writer epoch of a log.
 
-    Acquiring it fences earlier writers: what was acknowledged to them is below the fence, and
-    nothing more will be.
+    Acquiring it fences earlier writers: all records that were acknowledged to them are below the fence, and
+    no more records of them are acknowledged.
     """
 
 
@@ -40,7 +40,7 @@ def group() -> None:
 @with_access
 @bare_output_option
 def show(access: "LogAccess", **how: Any) -> None:
-    """Show who writes. `raw` is the epoch."""
+    """Show the current writer of a log. `raw` is the epoch."""
     from rollbook.api.cli.log import ownership
 
     ownership.show_writer(access, **how)
@@ -55,19 +55,29 @@ def show(access: "LogAccess", **how: Any) -> None:
 )
 @log_argument
 @with_access
-@click.option("--holder", metavar="NAME", required=True, help="Shown to others.")
-@click.option("--wait", is_flag=True, help="Wait until the holder releases it, or time is over.")
-@click.option("--steal", is_flag=True, help="Fence its holder.")
-@click.option("--ttl", metavar="TIME", help="It runs out unless it is renewed.  [default: never]")
+@click.option(
+    "--holder", metavar="NAME", required=True, help="The writer's name, which others see."
+)
+@click.option(
+    "--wait",
+    is_flag=True,
+    help="Wait until the holder releases the epoch, or --timeout has passed.",
+)
+@click.option("--steal", is_flag=True, help="Fence the present holder.")
+@click.option(
+    "--ttl",
+    metavar="TIME",
+    help="The epoch expires after this time unless it is renewed.  [default: never]",
+)
 @click.option(
     "--attempt",
     metavar="NAME",
-    help="When an answer was lost, as advised: asks for the same epoch.",
+    help="Ask for the same epoch again after a lost response; the error names the value.",
 )
 @yes_option
 @bare_output_option
 def acquire(access: "LogAccess", **how: Any) -> None:
-    """Become the writer, if nobody is. `raw` is the epoch."""
+    """Become the writer of a log, if it has none. `raw` is the epoch."""
     from rollbook.api.cli.log import ownership
 
     ownership.acquire_writer(access, **how)
@@ -85,7 +95,7 @@ def acquire(access: "LogAccess", **how: Any) -> None:
 @with_access
 @bare_output_option
 def release(access: "LogAccess", **how: Any) -> None:
-    """Let somebody else have it."""
+    """Release a writer epoch, so that another writer can acquire one."""
     from rollbook.api.cli.log import ownership
 
     ownership.release_writer(access, **how)

@@ -143,12 +143,12 @@ def accepted_of(texts: Sequence[str]) -> dict[int, list[EntrySpan]]:
         match = _ACCEPTED.fullmatch(text)
         if match is None or max(int(each) for each in match.groups("0")) > LEDGER_ID_MAX:
             raise InvalidRequest(
-                f"--accept-loss has {text!r}", next_step="write LEDGER or LEDGER:FIRST-LAST"
+                f"--accept-loss {text!r} is invalid", next_step="write LEDGER or LEDGER:FIRST-LAST"
             )
         ledger_id, first, last = match.groups()
         accepted = WHOLE if first is None else EntrySpan(int(first), int(last))
         if accepted.first_entry > accepted.last_entry:
-            raise InvalidRequest(f"--accept-loss has {text!r}, which ends before it begins")
+            raise InvalidRequest(f"--accept-loss {text!r} ends before it begins")
         found.setdefault(int(ledger_id), []).append(accepted)
     return found
 
@@ -159,7 +159,7 @@ def _pages_of(ledgers: Ledgers, bookie: BookieId) -> str:
         raise BookieUnreachable("it is not registered", bookie=bookie, next_step="start it first")
     if info.http_address is None:
         raise BadConfig(
-            "the bookie does not say where its admin pages are",
+            "the bookie has registered no admin pages",
             bookie=bookie,
             next_step="start it with --http",
         )

@@ -47,7 +47,7 @@ def recover_bookies(
         is_rehearsal=dry_run,
     )
     if clash := set(order.bookies).intersection(order.targets):
-        raise InvalidRequest(f"--to names {', '.join(sorted(clash))}, which is to be emptied")
+        raise InvalidRequest(f"--to names {', '.join(sorted(clash))}, whose copies are to be moved")
     if not dry_run:
         ask_whether(f"move all copies of {', '.join(order.bookies)} to other bookies", yes)
 
@@ -119,7 +119,7 @@ def _show(found: Evacuated, order: EvacuationOrder, dry_run: bool, output: str) 
         click.echo("")
     names = ", ".join(order.bookies)
     if dry_run:
-        click.echo(f"{found.ledgers} ledgers name {names}. Nothing was done.")
+        click.echo(f"{found.ledgers} ledgers name {names}. Nothing was changed.")
         return
     click.echo(
         f"{found.repaired} of {found.ledgers} ledgers repaired, {found.entries} entries copied, "

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     )
 )
 def group() -> None:
-    """Bring back what bookies have lost, and watch over recovery."""
+    """Restore entries that bookies have lost, and control recovery servers."""
 
 
 @group.command(
@@ -47,28 +47,41 @@ def group() -> None:
     "accepted",
     metavar="LEDGER[:FIRST-LAST]",
     multiple=True,
-    help="Give these entries up if they cannot be had; may be repeated.",
+    help="Give these entries up if no copy is left; may be repeated.",
 )
-@click.option("--all", "includes_all", is_flag=True, help="Also closed ledgers that it forgot.")
-@click.option("--dry-run", is_flag=True, help="Say what would be done, and do nothing.")
-@click.option("--http", metavar="URL", help="Its admin pages.  [default: where it says they are]")
-@click.option("--token-file", metavar="FILE", help="Of its admin pages.")
-@click.option("--ca-file", metavar="FILE", help="Who signs the certificate of its admin pages.")
-@click.option("--insecure", is_flag=True, help="Show the token in the clear off loopback, too.")
+@click.option(
+    "--all",
+    "includes_all",
+    is_flag=True,
+    help="Also restore entries of closed ledgers that the bookie does not doubt.",
+)
+@click.option("--dry-run", is_flag=True, help="Show what would be done, and change nothing.")
+@click.option(
+    "--http",
+    metavar="URL",
+    help="The address of the bookie's admin pages.  [default: the registered one]",
+)
+@click.option("--token-file", metavar="FILE", help="The file with the token for its admin pages.")
+@click.option(
+    "--ca-file", metavar="FILE", help="The CAs that sign the certificate of its admin pages."
+)
+@click.option(
+    "--insecure", is_flag=True, help="Send the token unencrypted, even to other machines."
+)
 @click.option(
     "--rate", "mib_per_s", type=WholeNumber(1), default=64, show_default=True,
-    help="MiB a second that are copied at most.",
+    help="Copy at most this many MiB per second.",
 )  # fmt: skip
 @output_option
 def heal(access: "LedgerAccess", **how: Any) -> None:
-    """Bring back what a bookie may have lost, and end its doubts.
+    """Restore the entries that a bookie may have lost, and end its doubts.
 
-    A bookie that was formatted under a used id, was damaged, or had something written off answers UNKNOWN
-    for what it may have held, which holds up recoveries. Each such entry is read from other bookies,
-    verified, and written back. Ledgers that are not closed are recovered for it, which ends their writers.
+    A bookie that was formatted under a used id, was damaged, or had files written off answers UNKNOWN for
+    entries that it may have had, which delays recoveries. Each such entry is read from other bookies,
+    verified, and written back. Ledgers that are not closed are recovered first, which ends their writers.
 
-    Entries without any copy stay UNKNOWN unless they are accepted as lost by name. It may be stopped
-    and run again at any time. Ends with 0 if the bookie is whole, 5 if a state is unknown now,
+    Entries without any copy stay UNKNOWN unless --accept-loss names them. The command may be stopped and run
+    again at any time. It exits with 0 if the bookie is whole, 5 if the state of a ledger is unknown now,
     7 if entries are lost.
     """
     from rollbook.api.cli.recovery import actions as recovery_work
@@ -96,16 +109,18 @@ def heal(access: "LedgerAccess", **how: Any) -> None:
     "targets",
     multiple=True,
     metavar="BOOKIE",
-    help="Takes the copies, where it can.  [default: any]",
+    help="A bookie that gets the copies, where possible; may be repeated.  [default: any]",
 )
 @click.option(
-    "--ledger", "ledger_id", type=WholeNumber(0), metavar="LEDGER", help="This ledger only."
+    "--ledger", "ledger_id", type=WholeNumber(0), metavar="LEDGER", help="Repair only this ledger."
 )
 @click.option(
-    "--skip-open", is_flag=True, help="Leave ledgers alone whose open end names the bookie."
+    "--skip-open", is_flag=True, help="Skip ledgers whose open fragment names the bookie."
 )
 @click.option(
-    "--delete-cookie", is_flag=True, help="Take the bookie out of the cluster when all is done."
+    "--delete-cookie",
+    is_flag=True,
+    help="Delete the bookie's cookie after all ledgers are repaired.",
 )
 @click.option(
     "--rate",
@@ -114,17 +129,18 @@ def heal(access: "LedgerAccess", **how: Any) -> None:
     default=64,
     show_default=True,
     metavar="MIB",
-    help="MiB per second that are copied at most.",
+    help="Copy at most this many MiB per second.",
 )
 @click.option("--dry-run", is_flag=True, help="Count the ledgers, and change nothing.")
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @output_option
 def bookie(access: "LedgerAccess", **how: Any) -> None:
-    """Make the copies of bookies that are gone on other bookies, now and without an auditor.
+    """Copy the entries of lost bookies to other bookies, now and without an auditor.
 
-    Each ledger that names one of them is repaired under its lock, so this may run beside recovery
-    servers, and be stopped and run again. A ledger whose open end names the bookie is closed after 30 s,
-    unless its writer leaves the bookie first. Ends with 5 if a ledger could not be repaired.
+    Each ledger that names one of the bookies is repaired under its lock, so the command may run beside recovery
+    servers, and may be stopped and run again. A ledger whose open fragment names the bookie is closed after
+    30 s, unless its writer replaces the bookie first. The command exits with 5 if a ledger could not be
+    repaired.
     """
     from rollbook.api.cli.recovery import bookie as recovery_bookie
 
@@ -144,7 +160,7 @@ def bookie(access: "LedgerAccess", **how: Any) -> None:
 @with_metadata
 @output_option
 def status(metadata: Metadata, output: str) -> None:
-    """Show who audits, what is to be repaired, what cannot be, and which processes take part."""
+    """Show the auditor, the ledgers to repair, those that cannot be repaired, and the recovery processes."""
     from rollbook.api.cli.recovery.status import show_status  # `--help` is quick.
 
     show_status(metadata, output)
@@ -158,11 +174,11 @@ def status(metadata: Metadata, output: str) -> None:
     )
 )
 @with_metadata
-@click.option("--failed", is_flag=True, help="Only those whose last repair failed.")
-@click.option("--limit", type=WholeNumber(1), help="At most this many.")
+@click.option("--failed", is_flag=True, help="Only ledgers whose last repair failed.")
+@click.option("--limit", type=WholeNumber(1), help="At most this many ledgers.")
 @list_output_option
 def ls(metadata: Metadata, failed: bool, limit: int | None, output: str) -> None:
-    """List the ledgers that are to be repaired or drained, by their ids."""
+    """List the ledgers to repair or drain, by id."""
     from rollbook.api.cli.recovery.status import list_tasks  # `--help` is quick.
 
     list_tasks(metadata, failed, limit, output)
@@ -177,17 +193,19 @@ def ls(metadata: Metadata, failed: bool, limit: int | None, output: str) -> None
 )
 @with_metadata
 @click.option(
-    "--anyway", is_flag=True, help="The bookies that are missing now are lost, however many."
+    "--anyway",
+    is_flag=True,
+    help="Treat all bookies that are missing now as lost, even if they are many.",
 )
 @output_option
 def audit(metadata: Metadata, anyway: bool, output: str) -> None:
     """Ask the auditor to mark the ledgers of all missing bookies now, without the delay, and to make all its checks.
 
-    The checks go over all ledgers at their own pace: of lost bookies, racks, entry lists, and a share of the bytes.
+    The checks go over all ledgers at their own pace. They look at lost bookies, racks, entry lists, and a share of the bytes.
     `recovery status` shows how far they are. BookKeeper's auditor looks for lost bookies only.
 
-    If more than half of the bookies are missing at once, nothing is marked without --anyway: as a
-    rule it is the network that is broken then.
+    If more than half of the bookies are missing at once, nothing is marked without --anyway,
+    because then usually the network is broken.
     """
     from rollbook.api.cli.recovery.status import audit_now  # `--help` is quick.
 
@@ -204,7 +222,7 @@ def audit(metadata: Metadata, anyway: bool, output: str) -> None:
 @with_metadata
 @output_option
 def auditor(metadata: Metadata, output: str) -> None:
-    """Show who is the auditor, and who looks after drains."""
+    """Show the auditor, and the steward, which carries drains out."""
     from rollbook.api.cli.recovery.status import show_auditor  # `--help` is quick.
 
     show_auditor(metadata, output)
@@ -219,7 +237,7 @@ def auditor(metadata: Metadata, output: str) -> None:
 )
 @with_metadata
 def pause(metadata: Metadata) -> None:
-    """Switch recovery off, as for maintenance: nothing is marked, and no repair begins."""
+    """Switch recovery off, for example for maintenance: no ledger is marked, and no repair begins."""
     from rollbook.api.cli.recovery.status import switch  # `--help` is quick.
 
     switch(metadata, enables=False)
@@ -251,9 +269,9 @@ def resume(metadata: Metadata) -> None:
 @with_metadata
 @bare_output_option
 def delay(metadata: Metadata, seconds: int | None, output: str) -> None:
-    """Show or set how long a bookie may be missing before its ledgers are marked.
+    """Show or set how many seconds a bookie may be missing before its ledgers are marked.
 
-    To write the same delay again, or 0, asks for an audit at once.
+    Setting the same delay again, or 0, starts an audit at once.
     """
     from rollbook.api.cli.recovery.status import delay as show_delay  # `--help` is quick.
 
@@ -273,8 +291,8 @@ def delay(metadata: Metadata, seconds: int | None, output: str) -> None:
 def rate(metadata: Metadata, bytes_per_s: str | None, output: str) -> None:
     """Show or set how many bytes per second each recovery server copies at most.
 
-    Servers that run follow it within a moment, and those that start later begin with it. Where nobody has
-    set it, each has the rate of its own settings. 0 is `unlimited`.
+    Running servers follow it within a moment, and servers that start later begin with it. If it was never
+    set, each server has the rate of its own settings. 0 is the same as `unlimited`.
     """
     from rollbook.api.cli.recovery.status import rate as show_rate  # `--help` is quick.
 

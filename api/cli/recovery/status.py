@@ -236,7 +236,7 @@ def delay(metadata: Metadata, seconds: int | None, output: str) -> None:
 async def rate_of(
     store: MetadataStore, cluster: Cluster, bytes_per_s: int | None = None
 ) -> dict[str, Any]:
-    """Returns the rate. Returns the rate, after setting it to `bytes_per_s` if that is given; 0 is unlimited."""
+    """Returns the rate, after setting it to `bytes_per_s` if that is given; 0 is unlimited."""
     order = RateOrder(store, cluster)
     if bytes_per_s is not None:
         await order.write(bytes_per_s)
@@ -260,7 +260,7 @@ def _rate_of(text: str) -> int:
         return 0
     if not (text.isascii() and text.isdigit() and len(text) < _DIGITS):
         raise InvalidRequest(
-            f"{text!r} is no rate: bytes per second, or {_UNLIMITED}",
+            f"{text!r} is not a rate: give bytes per second, or {_UNLIMITED}",
             next_step="rollbook recovery rate 67108864",
         )
     return int(text)

@@ -229,12 +229,12 @@ def _require_safe(config: BookieConfig) -> None:
         return
     if not is_loopback(listen.host):
         raise BadConfig(
-            f"anybody who reaches {listen} could read, add and fence there",
-            next_step="say --listen 127.0.0.1:3181 and --tls-listen HOST:PORT, "
-            "or --insecure in a network you trust",
+            f"every client that reaches {listen} could read, add and fence",
+            next_step="use --listen 127.0.0.1:3181 and --tls-listen HOST:PORT, "
+            "or --insecure in a network that you trust",
         )
     if tls_listen and not is_loopback(tls_listen.host) and not config.tls_authorities:
         raise BadConfig(
-            f"anybody who reaches {tls_listen} could read, add and fence there",
-            next_step="say whose clients may with --tls-authorities FILE, or --insecure",
+            f"every client that reaches {tls_listen} could read, add and fence",
+            next_step="name the CAs of clients' certificates with --tls-authorities FILE, or use --insecure",
         )

@@ -49,8 +49,8 @@ _HEADING: Final = re.compile(rf"^\s*\[({'|'.join(_SECTIONS)})\]", re.MULTILINE)
 
 
 def load_settings(config_file: str | None = None, **flags: Any) -> Settings:
-    """Returns the settings. Flags take precedence over the environment, it over the file, and the file over
-    defaults. The flag FOO-BAR is ROLLBOOK_FOO_BAR in the environment and foo_bar under [bookie] in the file.
+    """Returns the settings. Flags take precedence over the environment, the environment over the file, and the file
+    over defaults. The flag FOO-BAR is ROLLBOOK_FOO_BAR in the environment and foo_bar under [bookie] in the file.
     Raises `BadConfig`.
     """
     return settings_of(read_bookie_config(config_file) if config_file else BookieFile({}), **flags)
@@ -66,7 +66,9 @@ def settings_of(file: "BookieFile", **flags: Any) -> Settings:
         )
     }
     if len(directories["journal_dir"]) > 1:
-        raise BadConfig("a bookie has one journal directory", next_step="name the fastest disk's")
+        raise BadConfig(
+            "a bookie has only one journal directory", next_step="name the one on the fastest disk"
+        )
     storage_flags = {
         "journal_dir": next(iter(directories["journal_dir"]), None),
         "ledger_dirs": directories["ledger_dir"] or None,
@@ -154,7 +156,7 @@ def read_bookie_config(path: str) -> BookieFile:
     text = read_config_text(path)
     if _HEADING.search(text):
         raise BadConfig(
-            f"{path} is read as a bk_server.conf, and looks like TOML",
+            f"{path} is read as a bk_server.conf, but looks like TOML",
             next_step="give it a name that ends in .toml",
         )
     properties = parse_properties(text)
@@ -215,7 +217,7 @@ async def open_store(config: BookieConfig, *, serve: bool) -> MetadataStore:
     url = MetadataUrl.parse(config.metadata)
     if url.backend is Backend.MEMORY:
         raise BadConfig(
-            "what is in memory is gone when this process ends",
+            "a metadata store in memory is gone when this process ends",
             next_step="use sqlite:///path for one machine, zk://host,host/ledgers for several",
         )
     return await open_metadata_store(

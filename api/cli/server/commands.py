@@ -52,7 +52,7 @@ def _startup_option(command: F) -> F:
         "startup_s",
         type=Number(0, 86_400),
         metavar="SECONDS",
-        help="Waits so long for a missing metadata store or cluster.  [default: 60]",
+        help="Seconds to wait for a missing metadata store or cluster.  [default: 60]",
     )(command)
 
 
@@ -71,30 +71,48 @@ def _startup_option(command: F) -> F:
 )
 @bookie_options
 @click.option(
-    "--http", metavar="HOST:PORT", help="For operators; :PORT is every address.  [default: nowhere]"
+    "--http",
+    metavar="HOST:PORT",
+    help="Address to serve the admin pages on; :PORT is all addresses.  [default: none]",
 )
-@click.option("--http-token-file", metavar="FILE", help="Who shows this token may operate.")
-@click.option("--access-file", metavar="FILE", help="Who may do what there: `rollbook access`.")
-@click.option("--http-tls", is_flag=True, help="Speaks TLS there, with --tls-certificate.")
-@click.option("--tls-listen", metavar="HOST:PORT", help="Speaks TLS there.")
-@click.option("--tls-certificate", metavar="FILE", help="Its certificate, with the chain.")
-@click.option("--tls-key", metavar="FILE", help="Its key.  [default: in the certificate's file]")
 @click.option(
-    "--tls-authorities", metavar="FILE", help="Who must have signed its clients' certificates."
+    "--http-token-file", metavar="FILE", help="The file with the token that operators send."
 )
-@click.option("--insecure", is_flag=True, help="Let it listen off loopback without TLS or token.")
-@click.option("--read-only", is_flag=True, help="Take no new entries.")
-@click.option("--with-recovery", is_flag=True, help="Run a recovery server in its process, too.")
+@click.option(
+    "--access-file",
+    metavar="FILE",
+    help="The file with the rights of HTTP callers, made by `rollbook access`.",
+)
+@click.option(
+    "--http-tls", is_flag=True, help="Serve the admin pages over TLS, with --tls-certificate."
+)
+@click.option(
+    "--tls-listen", metavar="HOST:PORT", help="Address to listen on for clients with TLS."
+)
+@click.option("--tls-certificate", metavar="FILE", help="The server's certificate with its chain.")
+@click.option(
+    "--tls-key",
+    metavar="FILE",
+    help="The key of --tls-certificate.  [default: in the certificate's file]",
+)
+@click.option(
+    "--tls-authorities", metavar="FILE", help="The CAs that must have signed clients' certificates."
+)
+@click.option(
+    "--insecure", is_flag=True, help="Allow listening off loopback without TLS or a token."
+)
+@click.option("--read-only", is_flag=True, help="Accept no new entries.")
+@click.option("--with-recovery", is_flag=True, help="Also run a recovery server in this process.")
 @_startup_option
 @_log_level_option
 def bookie(**flags: Any) -> None:
-    """Run a bookie: it stores entries, and serves them.
+    """Run a bookie, which stores entries and serves them.
 
-    A new bookie's directories are made; those of one that was there before are checked, and have to
-    be complete. `rollbook bookie doctor` explains what is wrong with them.
+    The directories of a new bookie are created. Those of an existing bookie are checked, and must be
+    complete; `rollbook bookie doctor` explains what is wrong with them.
 
-    Every flag can be set as ROLLBOOK_<FLAG>, as in ROLLBOOK_BOOKIE_ID, and in the file; several
-    directories in ROLLBOOK_LEDGER_DIR are separated by commas.
+    Every flag can also be set in the environment as ROLLBOOK_<FLAG>, such as ROLLBOOK_BOOKIE_ID, and in the
+    file. In ROLLBOOK_LEDGER_DIR, directories are separated by commas.
     """
     from rollbook.api.cli.server.bookie import StorageFailed, run_bookie  # `--help` is quick.
     from rollbook.proto.runtime.exit_status import EXIT_STORAGE_FAILED
@@ -111,46 +129,60 @@ _LOG_SERVER_OPTIONS: Final = (
     click.option(
         "--listen",
         metavar="HOST:PORT",
-        help=":PORT is every address; port 0 takes a free one.  [default: 127.0.0.1:7400]",
+        help="Address to listen on; :PORT is all addresses, port 0 a free port.  [default: 127.0.0.1:7400]",
     ),
     click.option(
         "--advertise",
         metavar="HOST:PORT",
-        help="Where clients find it.  [default: --listen, or the host's name]",
+        help="Address that clients connect to.  [default: --listen, or the host's name]",
     ),
     click.option(
         "--rest",
         metavar="HOST:PORT",
-        help="Serves HTTP there; :PORT is every address.  [default: nowhere]",
+        help="Address to serve HTTP on; :PORT is all addresses.  [default: none]",
     ),
     rest_origin_option,
     click.option(
         "--server-name",
         metavar="NAME",
-        help="Its name for ever.  [default: the advertised HOST:PORT]",
-    ),
-    click.option("--token-file", metavar="FILE", help="Who shows this token may use the logs."),
-    click.option("--access-file", metavar="FILE", help="Who may do what: `rollbook access`."),
-    click.option("--tls-certificate", metavar="FILE", help="Its certificate, with the chain."),
-    click.option(
-        "--tls-key", metavar="FILE", help="Its key.  [default: in the certificate's file]"
+        help="The server's permanent name.  [default: the advertised HOST:PORT]",
     ),
     click.option(
-        "--tls-authorities", metavar="FILE", help="Who must have signed its clients' certificates."
+        "--token-file",
+        metavar="FILE",
+        help="The file with the token that lets clients use the logs.",
+    ),
+    click.option(
+        "--access-file",
+        metavar="FILE",
+        help="The file with the rights of clients, made by `rollbook access`.",
+    ),
+    click.option(
+        "--tls-certificate", metavar="FILE", help="The server's certificate with its chain."
+    ),
+    click.option(
+        "--tls-key",
+        metavar="FILE",
+        help="The key of --tls-certificate.  [default: in the certificate's file]",
+    ),
+    click.option(
+        "--tls-authorities",
+        metavar="FILE",
+        help="The CAs that must have signed clients' certificates.",
     ),
     click.option(
         "--peer-authorities",
         metavar="FILE",
-        help="Who signs other log servers' certificates.  [default: --tls-authorities, or who the "
-        "machine trusts]",
+        help="The CAs that sign other log servers' certificates.  [default: --tls-authorities, or the "
+        "system's CAs]",
     ),
     click.option(
         "--tls-name",
         metavar="NAME",
-        help="In other log servers' certificates.  [default: the advertised one]",
+        help="The name in other log servers' certificates.  [default: each one's advertised name]",
     ),
     click.option(
-        "--insecure", is_flag=True, help="Let it listen off loopback without TLS and token."
+        "--insecure", is_flag=True, help="Allow listening off loopback without TLS and a token."
     ),
 )
 
@@ -159,11 +191,15 @@ _BOOKIE_TLS_OPTIONS: Final = (
         "--bookie-authorities",
         "bookie_authorities",
         metavar="FILE",
-        help="Speaks TLS to bookies; who signs their certificates.",
+        help="Connect to bookies over TLS; these CAs sign their certificates.",
     ),
-    click.option("--bookie-certificate", metavar="FILE", help="Shown to bookies that want one."),
     click.option(
-        "--bookie-key", metavar="FILE", help="Its key.  [default: in the certificate's file]"
+        "--bookie-certificate", metavar="FILE", help="The certificate for bookies that request one."
+    ),
+    click.option(
+        "--bookie-key",
+        metavar="FILE",
+        help="The key of --bookie-certificate.  [default: in the certificate's file]",
     ),
 )
 
@@ -189,19 +225,26 @@ def _log_server_options(command: F) -> F:
         "    --tls-certificate log-1.pem --token-file token",
     )
 )
-@click.option("--metadata", metavar="URL", help="zk://host,host/ledgers or sqlite:///path.")
+@click.option(
+    "--metadata",
+    metavar="URL",
+    help="The metadata store: zk://host,host/ledgers or sqlite:///path.",
+)
 @_log_server_options
 @_bookie_tls_options
-@click.option("--config", "config_file", metavar="FILE", envvar="ROLLBOOK_CONFIG", help="TOML.")
+@click.option(
+    "--config", "config_file", metavar="FILE", envvar="ROLLBOOK_CONFIG", help="A TOML file."
+)
 @_startup_option
 @_log_level_option
 def log(**flags: Any) -> None:
-    """Run a log server: it owns logs, appends to them, and reads them.
+    """Run a log server, which owns logs, appends to them and reads them.
 
-    Any number of them share the logs of a cluster. When one is stopped it hands its logs over to the
-    others; when it dies they take them.
+    Any number of log servers share the logs of a cluster. A server that is stopped hands its logs over to
+    the others. If it dies, they take its logs over.
 
-    Every flag can be set as ROLLBOOK_<FLAG>, as in ROLLBOOK_METADATA, and in the file.
+    Every flag can also be set in the environment as ROLLBOOK_<FLAG>, such as ROLLBOOK_METADATA, and in the
+    file.
     """
     from rollbook.api.cli.server.log import run_log_server  # `--help` is quick.
 
@@ -219,93 +262,123 @@ def log(**flags: Any) -> None:
         "rollbook server recovery --config recovery.toml --log-level debug",
     )
 )
-@click.option("--metadata", metavar="URL", help="zk://host,host/ledgers or sqlite:///path.")
 @click.option(
-    "--name", metavar="NAME", help="Its name in votes and locks.  [default: the host's name]"
+    "--metadata",
+    metavar="URL",
+    help="The metadata store: zk://host,host/ledgers or sqlite:///path.",
 )
-@click.option("--no-auditor", is_flag=True, help="Do not stand for auditor.")
-@click.option("--no-worker", is_flag=True, help="Make no copies.")
+@click.option(
+    "--name",
+    metavar="NAME",
+    help="The server's name in elections and locks.  [default: the host's name]",
+)
+@click.option("--no-auditor", is_flag=True, help="Do not take part in the election of the auditor.")
+@click.option("--no-worker", is_flag=True, help="Do not copy entries.")
 @click.option(
     "--http",
     metavar="HOST:PORT",
-    help="Serves management, dashboard and metrics; :PORT is every address.  [default: nowhere]",
+    help="Address to serve management, dashboard and metrics on; :PORT is all addresses.  [default: none]",
 )
-@click.option("--only-http", is_flag=True, help="Neither vote nor copy: serve --http alone.")
-@click.option("--http-token-file", metavar="FILE", help="Who shows this token may do everything.")
-@click.option("--access-file", metavar="FILE", help="Who may do what: `rollbook access`.")
-@click.option("--http-tls-certificate", metavar="FILE", help="Of --http, with the chain.")
 @click.option(
-    "--http-tls-key", metavar="FILE", help="Its key.  [default: in the certificate's file]"
+    "--only-http",
+    is_flag=True,
+    help="Serve only --http: take part in no election, and copy nothing.",
+)
+@click.option(
+    "--http-token-file",
+    metavar="FILE",
+    help="The file with the token that lets HTTP callers do everything.",
+)
+@click.option(
+    "--access-file",
+    metavar="FILE",
+    help="The file with the rights of HTTP callers, made by `rollbook access`.",
+)
+@click.option(
+    "--http-tls-certificate", metavar="FILE", help="The certificate of --http, with its chain."
+)
+@click.option(
+    "--http-tls-key",
+    metavar="FILE",
+    help="The key of --http-tls-certificate.  [default: in the certificate's file]",
 )
 @click.option(
     "--log-tls-authorities",
     metavar="FILE",
-    help="Who must have signed the log servers' certificates, for the dashboard.",
+    help="The CAs that must have signed the log servers' certificates, for the dashboard.",
 )
 @click.option(
     "--log-tls-name",
     metavar="NAME",
-    help="In the log servers' certificates.  [default: the advertised one]",
+    help="The name in the log servers' certificates.  [default: each one's advertised name]",
 )
 @click.option(
     "--log-metrics-token-file",
     metavar="FILE",
-    help="Shown to log servers for /metrics, from which the dashboard draws its charts.",
+    help="The file with the token for log servers' /metrics, which the dashboard's charts need.",
 )
 @click.option(
     "--callback-hosts",
     metavar="HOST,HOST…",
-    help="Callbacks may be sent there; HOST:PORT allows this port alone.  [default: nowhere]",
+    help="Hosts to which callbacks may be sent; HOST:PORT allows only this port.  [default: none]",
 )
 @click.option(
     "--callback-ca-file",
     metavar="FILE",
-    help="Who signs the receivers' certificates.  [default: whom the system trusts]",
+    help="The CAs that sign the certificates of callbacks' receivers.  [default: the system's CAs]",
 )
-@click.option("--insecure", is_flag=True, help="Show metrics off loopback without TLS and token.")
+@click.option(
+    "--insecure", is_flag=True, help="Serve metrics off loopback without TLS and a token."
+)
 @click.option(
     "--bookie-token-file",
     metavar="FILE",
-    help="Of bookies' admin pages: those in doubt are healed.",
+    help="The file with the token for bookies' admin pages, over which doubts are healed.",
 )
-@click.option("--bookie-ca-file", metavar="FILE", help="Who signs the certificates of those pages.")
+@click.option(
+    "--bookie-ca-file",
+    metavar="FILE",
+    help="The CAs that sign the certificates of bookies' admin pages.",
+)
 @click.option(
     "--tls-authorities",
     "--bookie-authorities",
     "tls_authorities",
     metavar="FILE",
-    help="Speaks TLS to bookies; who signs their certificates.",
+    help="Connect to bookies over TLS; these CAs sign their certificates.",
 )
 @click.option(
     "--tls-certificate",
     "--bookie-certificate",
     "tls_certificate",
     metavar="FILE",
-    help="Shown to bookies that want one.",
+    help="The certificate for bookies that request one.",
 )
 @click.option(
     "--tls-key",
     "--bookie-key",
     "tls_key",
     metavar="FILE",
-    help="Its key.  [default: in the certificate's file]",
+    help="The key of --tls-certificate.  [default: in the certificate's file]",
 )
 @click.option(
     "--config",
     "config_file",
     metavar="FILE",
     envvar="ROLLBOOK_CONFIG",
-    help="TOML, or a bk_server.conf of BookKeeper.",
+    help="A TOML file, or BookKeeper's bk_server.conf.",
 )
 @_startup_option
 @_log_level_option
 def recovery(**flags: Any) -> None:
-    """Run a recovery server: it notices lost bookies and makes their copies elsewhere.
+    """Run a recovery server, which copies the entries of lost bookies to other bookies.
 
-    Any number of them share the work; one of them is elected as auditor, and marks ledgers that lack
-    copies. BookKeeper's autorecovery may run beside it, in the same election and on the same marks.
+    Any number of recovery servers share the work. One of them is elected as auditor, and marks ledgers that
+    lack copies. BookKeeper's autorecovery may run in the same cluster: it takes part in the same election
+    and uses the same marks.
 
-    Every flag can be set as ROLLBOOK_<FLAG>, as in ROLLBOOK_METADATA, and in the file.
+    Every flag can also be set in the environment as ROLLBOOK_<FLAG>, such as ROLLBOOK_METADATA, and in the
+    file.
     """
     from rollbook.api.cli.server.recovery import run_recovery_server  # `--help` is quick.
 
@@ -323,16 +396,23 @@ def recovery(**flags: Any) -> None:
         "rollbook server all --data /var/lib/rollbook --rest 127.0.0.1:7480",
     ),
 )
-@click.option("--data", metavar="DIR", required=True, help="Made if need be.")
+@click.option(
+    "--data",
+    metavar="DIR",
+    required=True,
+    help="The directory of all data; it is created if it does not exist.",
+)
 @click.option(
     "--bookies",
     type=WholeNumber(1, 16),
     default=3,
     show_default=True,
-    help="All on this machine's disk: they guard against rot, not against its loss.",
+    help="Number of bookies. All use this machine's disk: copies protect from bit rot, not from loss of the disk.",
 )
 @click.option(
-    "--http", metavar="HOST:PORT", help="Serves management and dashboard.  [default: nowhere]"
+    "--http",
+    metavar="HOST:PORT",
+    help="Address to serve management and dashboard on.  [default: none]",
 )
 @_log_server_options
 @_log_level_option
@@ -341,7 +421,8 @@ def everything(
 ) -> None:
     """Run a whole cluster on this machine, in this process.
 
-    As `rollbook dev` does, with the memory of a server, on the port that it was given.
+    It differs from `rollbook dev` in three ways: it uses as much memory as a server, listens only on the
+    given ports, and has access control.
     """
     from rollbook.api.cli.dev.run import run_all  # `--help` is quick.
     from rollbook.logservice.config import LogServerConfig

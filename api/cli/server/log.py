@@ -86,8 +86,8 @@ class LogSettings:
 
 
 def load_log_settings(config_file: str | None = None, **flags: Any) -> LogSettings:
-    """Returns the settings. Flags take precedence over the environment, it over the file, and the file over
-    defaults. The flag FOO-BAR is ROLLBOOK_FOO_BAR in the environment and foo_bar under [log_server] in the
+    """Returns the settings. Flags take precedence over the environment, the environment over the file, and the file
+    over defaults. The flag FOO-BAR is ROLLBOOK_FOO_BAR in the environment and foo_bar under [log_server] in the
     file. Raises `BadConfig`.
     """
     tables = read_config_file(config_file, _SECTIONS) if config_file else {}
@@ -283,7 +283,7 @@ async def _open_store(
     url = MetadataUrl.parse(config.metadata)
     if url.backend is Backend.MEMORY:
         raise BadConfig(
-            "what is in memory is gone when this process ends",
+            "a metadata store in memory is gone when this process ends",
             next_step="use sqlite:///path for one machine, zk://host,host/ledgers for several",
         )
     return await open_metadata_store(
@@ -311,7 +311,7 @@ def check_rest_origins(config: LogServerConfig) -> None:
     if config.rest_origin and not config.rest:
         raise BadConfig(
             "rest_origin would not be used: this server serves no HTTP",
-            next_step="say --rest HOST:PORT",
+            next_step="use --rest HOST:PORT, or leave out rest_origin",
             settings=("rest_origin",),
         )
     if config.rest_origin:
@@ -335,21 +335,21 @@ def addresses_of(config: LogServerConfig) -> tuple[Address, Address, str]:
             advertised = Address(name_of_this_host(), listen.port)
     if is_wildcard(advertised.host):
         raise BadConfig(
-            f"nobody can connect to {advertised}",
-            next_step="say --advertise HOST:PORT",
+            f"clients cannot connect to {advertised}",
+            next_step="use --advertise HOST:PORT",
             settings=("advertise",) if config.advertise else ("listen",),
         )
     require_reachable([listen], advertised)
     if not advertised.port and not config.server_name:
         raise BadConfig(
-            "a server whose port changes needs a name of its own",
-            next_step="say --server-name NAME",
+            "a server without a fixed port needs a name of its own",
+            next_step="use --server-name NAME",
             settings=("listen", "advertise"),
         )
     name = config.server_name or str(advertised)
     if "~" in name or "/" in name or len(name) > _NAME_CHARACTERS_MAX:
         raise BadConfig(
-            f"{name[:80]!r} is no name for a server: up to 200 characters, no ~ and no /",
+            f"{name[:80]!r} is not a name for a server: a name has at most 200 characters, and no ~ or /",
             settings=("server_name",) if config.server_name else ("listen", "advertise"),
         )
     return listen, advertised, name

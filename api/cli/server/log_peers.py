@@ -41,8 +41,8 @@ def report_untrusted(config: LogServerConfig, host: str) -> None:
             "peers_not_trusted",
             reason=reason,
             name=name,
-            next_step="name who signs the certificates of log servers with --peer-authorities FILE, and a name "
-            "that is in all of them with --tls-name NAME",
+            next_step="name the CAs of log servers' certificates with --peer-authorities FILE, and a name that all "
+            "these certificates have with --tls-name NAME",
         )
 
 

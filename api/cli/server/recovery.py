@@ -124,17 +124,17 @@ class RecoveryServerConfig:
             raise BadConfig("startup_s must be 0 to 86400", settings=("startup_s",))
         if self.tls_certificate and not self.tls_authorities:
             raise BadConfig(
-                "TLS needs tls_authorities: who signs the bookies' certificates",
+                "TLS needs tls_authorities, the CAs that sign the bookies' certificates",
                 settings=("tls_certificate", "tls_authorities"),
             )
         if self.tls_key and not self.tls_certificate:
             raise BadConfig(
-                "a key is of no use without tls_certificate",
+                "tls_key has no effect without tls_certificate",
                 settings=("tls_key", "tls_certificate"),
             )
         if self.http_tls_key and not self.http_tls_certificate:
             raise BadConfig(
-                "a key is of no use without http_tls_certificate",
+                "http_tls_key has no effect without http_tls_certificate",
                 settings=("http_tls_key", "http_tls_certificate"),
             )
         if self.log_tls_name and not self.log_tls_authorities:
@@ -145,13 +145,13 @@ class RecoveryServerConfig:
         check_hosts(self.callback_hosts)
         if self.only_http and not self.http:
             raise BadConfig(
-                "only_http needs http: where it listens",
+                "only_http needs http, the address to listen on",
                 settings=("only_http", "http"),
-                next_step="say --http 127.0.0.1:7500",
+                next_step="use --http 127.0.0.1:7500",
             )
         if self.no_auditor and self.no_worker and not self.only_http:
             raise BadConfig(
-                "with no auditor and no worker nothing is left to run; for HTTP alone say only_http",
+                "no_auditor and no_worker leave nothing to run; to serve only HTTP, use only_http",
                 settings=("no_auditor", "no_worker"),
             )
 
@@ -186,8 +186,8 @@ class RecoverySettings:
 
 
 def load_recovery_settings(config_file: str | None = None, **flags: Any) -> RecoverySettings:
-    """Returns the settings. Flags take precedence over the environment, it over the file, and the file over
-    defaults. The flag FOO-BAR is ROLLBOOK_FOO_BAR in the environment and foo_bar under [recovery] in the
+    """Returns the settings. Flags take precedence over the environment, the environment over the file, and the file
+    over defaults. The flag FOO-BAR is ROLLBOOK_FOO_BAR in the environment and foo_bar under [recovery] in the
     file. Raises `BadConfig`.
     """
     file = _file_of(config_file) if config_file else BookieFile({})
@@ -260,7 +260,7 @@ def _check_server(config: RecoveryServerConfig) -> None:
     with BadConfig.about("metadata"):
         if MetadataUrl.parse(config.metadata).backend is Backend.MEMORY:
             raise BadConfig(
-                "a store in memory is known to one process only",
+                "a metadata store in memory can be used by one process only",
                 next_step="use sqlite:///path for one machine, zk://host,host/ledgers for several",
             )
     if config.http:
@@ -279,7 +279,7 @@ def _require_locked(config: RecoveryServerConfig) -> None:
         f"HTTP on {_http_of(config)} would be open to the network",
         settings=("http", "http_tls_certificate", "http_token_file", "access_file", "insecure"),
         next_step="give it http_tls_certificate with http_token_file or access_file, listen on 127.0.0.1, "
-        "or say insecure alone to show metrics and nothing else",
+        "or set insecure without them, to serve metrics and nothing else",
     )
 
 

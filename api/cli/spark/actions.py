@@ -45,7 +45,7 @@ def export_logs(
     try:
         step = size_of(step_bytes)
     except ValueError:
-        raise BadConfig(f"--step-bytes {step_bytes} is no size; write 512M or 4G") from None
+        raise BadConfig(f"--step-bytes {step_bytes} is not a size; write 512M or 4G") from None
     every_s = parse_age_us(every) / 1_000_000 if every else 0.0
     wanted = ExportOptions(selection_of(logs), str(parse_cursor_name(cursor)), step)
     way = _way(access)
@@ -76,7 +76,9 @@ def audit_logs(
             audit_mirror(spark, _way(access), to, *names, report, bar)
         return
     if offline and path is None:
-        raise BadConfig("--offline looks at an archive alone", next_step="name it: --archive DIR")
+        raise BadConfig(
+            "--offline checks only an archive", next_step="name the archive: --archive DIR"
+        )
     selection = selection_of(logs)
     way, archive = None if offline else _way(access), Archive(path) if path else None
     with _running("audit", access, **how) as (spark, report, bar):
@@ -130,13 +132,13 @@ def _other_way(
 def _way(access: LogAccess) -> Way:
     if access.insecure:
         raise BadConfig(
-            "--insecure is not for Spark: the token would be shown by every worker",
-            next_step="reach the servers by log+tls://",
+            "--insecure cannot be used with Spark: every worker would send the token unencrypted",
+            next_step="connect to the servers with log+tls://",
         )
     if access.tls_name:
         raise BadConfig(
-            "--tls-name is not for Spark: its workers expect each server's own name in its certificate",
-            next_step="give the servers certificates with their names, and leave it out",
+            "--tls-name cannot be used with Spark: its workers expect each server's own name in its certificate",
+            next_step="give the servers certificates with their names, and leave out --tls-name",
         )
     files = {
         "tokenFile": access.token_file,
@@ -183,7 +185,8 @@ def _reporting(
     _show(report, report_page.write(report, report_folder), output)
     if report.findings:
         raise ArchiveDamaged(
-            f"{len(report.findings)} things are wrong", next_step=f"see {report_folder}/report.html"
+            f"the report lists {len(report.findings)} problems",
+            next_step=f"see {report_folder}/report.html",
         )
 
 
@@ -215,7 +218,7 @@ def _session(kind: str, master: str | None) -> Any:
     except PySparkRuntimeError as error:
         raise BadConfig(
             f"Spark does not start: {str(error)[:200]}",
-            next_step="see that Java 17 or newer is on the PATH, or set JAVA_HOME",
+            next_step="make sure that Java 17 or newer is on the PATH, or set JAVA_HOME",
         ) from error
 
 

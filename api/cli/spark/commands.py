@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 def group() -> None:
     """Archive, audit, mirror and restore whole logs with Spark.
 
-    Wants `pip install 'rollbook[spark]'` and Java 17 or newer. Each command writes report.json and report.html. A log is
+    They need `pip install 'rollbook[spark]'` and Java 17 or newer. Each command writes report.json and report.html. A log is
     `name`, `namespace/name` or `namespace/*`.
     """
 
@@ -42,12 +42,22 @@ def _work() -> Any:
 
 def _to_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Adds the options for the servers of the other log."""
-    there = "Of the other log.  [default: the same servers]"
+    there = "The servers of the other log.  [default: the same servers]"
     options = (
         click.option("--to-server", metavar="URL", help=there),
-        click.option("--to-context", metavar="NAME", help="In place of --to-server."),
-        click.option("--to-token-file", metavar="FILE", help="For --to-server."),
-        click.option("--to-tls-authorities", metavar="FILE", help="For --to-server."),
+        click.option(
+            "--to-context",
+            metavar="NAME",
+            help="The context of the other log, instead of --to-server.",
+        ),
+        click.option(
+            "--to-token-file", metavar="FILE", help="The file with the token for --to-server."
+        ),
+        click.option(
+            "--to-tls-authorities",
+            metavar="FILE",
+            help="The CAs that sign the certificates of --to-server.",
+        ),
     )
     for option in reversed(options):
         command = option(command)
@@ -55,9 +65,11 @@ def _to_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 _master_option = click.option(
-    "--master", metavar="URL", help="Of Spark.  [default: local[*], or that of spark-submit]"
+    "--master",
+    metavar="URL",
+    help="The Spark master.  [default: local[*], or that of spark-submit]",
 )
-_archive_help = "A folder, which has this path on all machines of Spark."
+_archive_help = "The directory of the archive, which has this path on all of Spark's machines."
 
 
 def _report_option(kind: str) -> Callable[[Any], Any]:
@@ -67,7 +79,7 @@ def _report_option(kind: str) -> Callable[[Any], Any]:
         metavar="DIR",
         default=f"rollbook-{kind}",
         show_default=True,
-        help="Where report.json and report.html go.",
+        help="The directory for report.json and report.html.",
     )
 
 
@@ -81,20 +93,29 @@ def _report_option(kind: str) -> Callable[[Any], Any]:
 @click.argument("logs", nargs=-1, required=True)
 @with_access
 @click.option(
-    "--archive", "path", metavar="DIR", required=True, help=f"{_archive_help} Made if need be."
+    "--archive",
+    "path",
+    metavar="DIR",
+    required=True,
+    help=f"{_archive_help} It is created if it does not exist.",
 )
 @click.option(
-    "--cursor", default="archive", show_default=True, help="The protected cursor that follows it."
+    "--cursor",
+    default="archive",
+    show_default=True,
+    help="The protected cursor that follows the export.",
 )
 @click.option(
-    "--every", metavar="TIME", help="Again and again, as 10m, until interrupted.  [default: once]"
+    "--every",
+    metavar="TIME",
+    help="Export again at this interval, such as 10m, until interrupted.  [default: once]",
 )
 @click.option(
     "--step-bytes",
     metavar="BYTES",
     default="1G",
     show_default=True,
-    help="Of records, about, in a step.",
+    help="Export about this many bytes of records in a step.",
 )
 @_master_option
 @_report_option("export")
@@ -102,8 +123,9 @@ def _report_option(kind: str) -> Callable[[Any], Any]:
 def export(access: "LogAccess", **how: Any) -> None:
     """Archive logs as Parquet files, by log and day.
 
-    Files count when a manifest names them. After each step a protected cursor moves, so that truncation and retention
-    leave what is not archived. An export that was killed is run again, and goes on where the archive ends.
+    A file counts only if a manifest names it. After each step a protected cursor moves, so that truncation and
+    retention keep records that are not archived. If an export was killed, run it again: it continues where the
+    archive ends.
     """
     _work().export_logs(access, **how)
 
@@ -119,21 +141,25 @@ def export(access: "LogAccess", **how: Any) -> None:
 @click.argument("logs", nargs=-1, required=True)
 @with_access
 @click.option(
-    "--archive", "path", metavar="DIR", help=f"{_archive_help} It is read back, and compared."
+    "--archive",
+    "path",
+    metavar="DIR",
+    help=f"{_archive_help} It is read and compared with the logs.",
 )
-@click.option("--offline", is_flag=True, help="Look at the archive alone, and ask no server.")
+@click.option("--offline", is_flag=True, help="Check only the archive, without calling a server.")
 @click.option(
-    "--mirror", metavar="LOG", help="Compared with the one log that is named, by segment."
+    "--mirror", metavar="LOG", help="Compare the one named log with this log, by segment."
 )
 @_to_options
 @_master_option
 @_report_option("audit")
 @output_option
 def audit(access: "LogAccess", **how: Any) -> None:
-    """Read whole logs and archives, and say what is wrong with them.
+    """Read whole logs and archives, and report what is wrong with them.
 
-    A log has each record once, in the order of offsets and times. An archive has each file as it was written, without a
-    hole between them, and the same records as its log. Ends with 7 if something is found.
+    A log must have each record once, in the order of offsets and times. An archive must have each file as it was
+    written, no gap between the files, and the same records as its log. The command exits with 7 if something
+    is wrong.
     """
     _work().audit_logs(access, **how)
 
@@ -150,21 +176,24 @@ def audit(access: "LogAccess", **how: Any) -> None:
 @with_access
 @_to_options
 @click.option(
-    "--checkpoint", metavar="DIR", required=True, help="Of Spark: where it is. One for each mirror."
+    "--checkpoint",
+    metavar="DIR",
+    required=True,
+    help="The directory of Spark's checkpoint. Each mirror needs its own.",
 )
 @click.option(
     "--every",
     metavar="TIME",
-    help="On and on, a batch so often, until interrupted.  [default: once]",
+    help="Copy a batch at this interval until interrupted.  [default: once]",
 )
 @_master_option
 @_report_option("mirror")
 @output_option
 def mirror(access: "LogAccess", **how: Any) -> None:
-    """Copy a log into another one, which is there, also of another cluster: each record once, in order.
+    """Copy a log into another existing log, each record once and in order. It may be in another cluster.
 
-    Headers say where a record comes from: rollbook-log, rollbook-offset, rollbook-time. Nobody else writes to a mirror. One
-    that was killed is run again, and goes on.
+    Headers name the origin of a record: rollbook-log, rollbook-offset, rollbook-time. Nothing else may append to
+    a mirror. If the command was killed, run it again: it continues.
     """
     _work().mirror_log(access, **how)
 
@@ -179,13 +208,16 @@ def mirror(access: "LogAccess", **how: Any) -> None:
 @click.argument("log")
 @click.argument("target")
 @with_access
-@click.option("--archive", "path", metavar="DIR", required=True, help="What export wrote.")
+@click.option(
+    "--archive", "path", metavar="DIR", required=True, help="The archive that `export` wrote."
+)
 @_report_option("restore")
 @output_option
 def restore(access: "LogAccess", **how: Any) -> None:
-    """Append what an archive has of LOG to another log, which is there: each record once, in order.
+    """Append the archived records of LOG to another existing log, each record once and in order.
 
-    Records keep value, key, headers and event time. A restore that was killed is run again, and goes on. A damaged file
-    is refused before anything of it is appended. It runs here, without Spark.
+    Records keep value, key, headers and event time. If a restore was killed, run it again: it continues. A
+    damaged file is refused before any of its records is appended. The command runs on this machine, without
+    Spark.
     """
     _work().restore_log(access, **how)
