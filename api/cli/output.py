@@ -1,6 +1,7 @@
 """Prints facts as tables and lines for people, or as JSON for programs.
 
-People get units: sizes (`…bytes`) as `256 MiB`, durations (`…_s`) as `30d`, under a name without `_s`. JSON has the numbers.
+People get units: sizes (`…bytes`) as `256 MiB`, durations (`…_s`) as `30d`, under a name without `_s`. JSON has the
+numbers.
 
 Control characters in names, values and errors are escaped here for all commands. JSON has its own escapes.
 """

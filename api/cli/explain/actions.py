@@ -221,8 +221,8 @@ def _facts(found: _Found) -> dict[str, Any]:
         )
     if written and state.vacant_seats:
         facts["degraded"] = (
-            f"segment {written[-1].segment_id} is not written to {'; '.join(state.vacant_seats)}. A new segment begins as "
-            f"soon as {quorum.write} bookies accept new ledgers: restart the bookies, or add one"
+            f"segment {written[-1].segment_id} is not written to {'; '.join(state.vacant_seats)}. A new segment "
+            f"begins as soon as {quorum.write} bookies accept new ledgers: restart the bookies, or add one"
         )
     elif written and (bookies := written[-1].degraded_to):
         facts["degraded"] = (

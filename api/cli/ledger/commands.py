@@ -98,8 +98,8 @@ _frame_option: Final = click.option(
     type=click.Choice(FRAMES),
     default="lf",
     show_default=True,
-    help="What separates entries: lf is a newline after each, nul a zero byte, len32 a 4-byte length before each, whole is "
-    "nothing.",
+    help="What separates entries: lf is a newline after each, nul a zero byte, len32 a 4-byte length before each, "
+    "whole is nothing.",
 )
 
 

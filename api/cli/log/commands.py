@@ -287,8 +287,8 @@ def show(access: "LogAccess", **how: Any) -> None:
 def change(access: "LogAccess", **how: Any) -> None:
     """Change the named settings of a log in one step. The others stay as they are.
 
-    The settings are those of `rollbook apply`: retention_age, retention_bytes, roll_bytes, roll_age, roll_entries, exclusive,
-    labels, description, copies, acks, ensemble, dedupe_age, delete_grace, … `raw` is the log's name.
+    The settings are those of `rollbook apply`: retention_age, retention_bytes, roll_bytes, roll_age, roll_entries,
+    exclusive, labels, description, copies, acks, ensemble, dedupe_age, delete_grace, … `raw` is the log's name.
     """
     from rollbook.api.cli.apply import actions as apply_work
 

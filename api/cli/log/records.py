@@ -415,7 +415,10 @@ async def _print_closed(
         await _print_all(log.bounded_events(head, max(head, until)), printer)
     if printer.left and (end is None or end > until):
         printer.end()
-        stalled.message = f"the records from {until} on cannot be read now, since the end of the log is unknown: {stalled.message}"
+        stalled.message = (
+            f"the records from {until} on cannot be read now, since the end of the log is unknown: "
+            f"{stalled.message}"
+        )
         raise stalled
 
 

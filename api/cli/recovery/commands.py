@@ -201,8 +201,8 @@ def ls(metadata: Metadata, failed: bool, limit: int | None, output: str) -> None
 def audit(metadata: Metadata, anyway: bool, output: str) -> None:
     """Ask the auditor to mark the ledgers of all missing bookies now, without the delay, and to make all its checks.
 
-    The checks go over all ledgers at their own pace. They look at lost bookies, racks, entry lists, and a share of the bytes.
-    `recovery status` shows how far they are. BookKeeper's auditor looks for lost bookies only.
+    The checks go over all ledgers at their own pace. They look at lost bookies, racks, entry lists, and a
+    share of the bytes. `recovery status` shows how far they are. BookKeeper's auditor looks only at lost bookies.
 
     If more than half of the bookies are missing at once, nothing is marked without --anyway,
     because then usually the network is broken.

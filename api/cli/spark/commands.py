@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 def group() -> None:
     """Archive, audit, mirror and restore whole logs with Spark.
 
-    They need `pip install 'rollbook[spark]'` and Java 17 or newer. Each command writes report.json and report.html. A log is
-    `name`, `namespace/name` or `namespace/*`.
+    They need `pip install 'rollbook[spark]'` and Java 17 or newer. Each command writes report.json and report.html.
+    A log is `name`, `namespace/name` or `namespace/*`.
     """
 
 
