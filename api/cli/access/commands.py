@@ -19,7 +19,7 @@ _YES: Final = click.option("--yes", is_flag=True, help="Do not ask for confirmat
 @click.group(
     cls=AliasGroup,
     epilog=examples(
-        "umask 077  # What is made from now on is yours alone.",
+        "umask 077  # Nobody else can read new files.",
         "rollbook access add ingest --file access.toml --append 'team/*' > ingest.token",
         "rollbook access ls --file access.toml",
         "rollbook server log --metadata sqlite:///metadata.db --access-file access.toml",
@@ -35,7 +35,7 @@ def group() -> None:
 
 @group.command(
     epilog=examples(
-        "umask 077  # What is made from now on is yours alone.",
+        "umask 077  # Nobody else can read new files.",
         "rollbook access add ingest --file access.toml --append 'team/*' > ingest.token",
         "rollbook access add reports --file access.toml --read 'team/*' --deny team/salaries --days 30",
         "rollbook access add log-2 --file access.toml --certificate log-2.example.com "

@@ -100,7 +100,7 @@ def read_spec(path: str) -> dict[LogName, dict[str, Any]]:
         for name, table in read_config_file(path, (_SECTION,)).get(_SECTION, {}).items():
             where = f"{path}: {name}: "
             if (log := LogName.parse(name)) in found:
-                raise BadConfig(f"this names {log} again, which the file already has")
+                raise BadConfig(f"{log} is already in the file, under another name")
             found[log] = fields_of(table)
     except RollbookError as error:
         advice = error.next_step or "rollbook apply --help"

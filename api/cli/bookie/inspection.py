@@ -2,7 +2,7 @@
 `gc|compact|scrub|readonly` send requests to a running one.
 
 A running bookie is asked over HTTP (`--http`). The files of a stopped one are read directly (`--journal-dir`,
-`--ledger-dir`), and never changed. Files can also be read while the bookie runs and show one moment. Only
+`--ledger-dir`), and never changed. Files can also be read while the bookie runs; the output then shows one moment. Only
 `verify` needs a stopped bookie, because files that appear or disappear during the check would look like
 damage.
 """

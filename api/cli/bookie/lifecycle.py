@@ -80,7 +80,7 @@ def undrain(metadata: Metadata, bookies: tuple[str, ...], output: str) -> None:
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @output_option
 def mark_drained(metadata: Metadata, bookies: tuple[str, ...], yes: bool, output: str) -> None:
-    """Declare bookies drained although their drain failed, after the rest was repaired or given up."""
+    """Declare bookies drained although their drain failed, after the remaining ledgers were repaired or given up."""
     from rollbook.api.cli.bookie.lifecycle_actions import mark_bookies_drained  # `--help` is quick.
 
     mark_bookies_drained(metadata, bookies, yes, output)

@@ -55,7 +55,7 @@ def group() -> None:
 )
 @output_option
 def init(url: str, layout: str | None, if_missing: bool, output: str) -> None:
-    """Create a new cluster. The command fails if there already is one."""
+    """Create a new cluster. The command fails if one already exists."""
     from rollbook.api.cli.cluster.actions import make_cluster  # `--help` is quick.
 
     show_facts(make_cluster(url, layout, if_missing=if_missing), output)
@@ -160,7 +160,7 @@ def restored(url: str, above: int, yes: bool, output: str) -> None:
     from rollbook.api.cli.cluster.actions import go_on_after_restore
     from rollbook.api.cli.confirm import ask_whether
 
-    ask_whether("give up records that were written since the copy was made", yes)
+    ask_whether("give up all segments that were created since the copy was made", yes)
     show_facts(go_on_after_restore(url, above), output)
 
 

@@ -92,7 +92,7 @@ def show(access: "LogAccess", **how: Any) -> None:
     "--version",
     type=WholeNumber(-1),
     metavar="N",
-    help="Change only this version of the cursor; -1 means only create it.",
+    help="Change the cursor only if it has this version; -1: only create it.",
 )
 @bare_output_option
 def move(access: "LogAccess", **how: Any) -> None:

@@ -23,7 +23,7 @@ from rollbook.api.cli.rest_origin_option import rest_origin_option
     type=WholeNumber(1, 16),
     default=3,
     show_default=True,
-    help="Number of bookies; with 3 or more, one may fail without loss.",
+    help="Number of bookies; with 3 or more, the cluster works without one of them.",
 )
 @click.option(
     "--data",

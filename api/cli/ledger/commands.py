@@ -35,7 +35,7 @@ def group() -> None:
     """Show, write, read, recover and verify ledgers."""
 
 
-# --- What most of them take ---------------------------------------------------------------------
+# --- Common options -----------------------------------------------------------------------------
 
 _OPTIONS: Final = (
     with_metadata,

@@ -45,7 +45,7 @@ def group() -> None:
     """
 
 
-# --- What most of them take ---------------------------------------------------------------------
+# --- Common options -----------------------------------------------------------------------------
 
 _OPTIONS: Final = (
     context_option("server"),
@@ -163,7 +163,7 @@ def _settings(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option("--exclusive", is_flag=True, help="Only the holder of the writer epoch may append."),
         click.option("--copies", type=WholeNumber(1), help="Copies of each record, each on a different bookie."),
         click.option("--ensemble", type=WholeNumber(1), help="Number of bookies over which records are striped.  [default: --copies]"),
-        click.option("--acks", type=WholeNumber(1), help="Number of copies on disk that acknowledge a record."),
+        click.option("--acks", type=WholeNumber(1), help="Number of copies on disk before a record is acknowledged."),
         click.option("--label", "labels", metavar="NAME=VALUE", multiple=True, help="A label; may be repeated."),
         click.option("--description", help="A description for people."),
     )  # fmt: skip
@@ -600,7 +600,7 @@ def truncate(access: "LogAccess", **how: Any) -> None:
 @yes_option
 @bare_output_option
 def seal(access: "LogAccess", **how: Any) -> None:
-    """Seal a log permanently: nothing can be appended any more, and readers end. `raw` is its tail."""
+    """Seal a log permanently: nothing can be appended any more, and readers stop there. `raw` is its tail."""
     from rollbook.api.cli.log import actions as log_work
 
     log_work.seal_log(access, **how)
@@ -655,7 +655,7 @@ def verify(access: "LogAccess", **how: Any) -> None:
 @with_access
 @bare_output_option
 def transfer(access: "LogAccess", **how: Any) -> None:
-    """Hand a log over to another log server, without a failed append. `raw` is its address."""
+    """Hand a log over to another log server; appends do not fail. `raw` is the new owner's address."""
     from rollbook.api.cli.log import ownership
 
     ownership.transfer_log(access, **how)

@@ -195,7 +195,7 @@ def ls(metadata: Metadata, failed: bool, limit: int | None, output: str) -> None
 @click.option(
     "--anyway",
     is_flag=True,
-    help="Treat all bookies that are missing now as lost, even if they are many.",
+    help="Treat all bookies that are missing now as lost, even if there are many.",
 )
 @output_option
 def audit(metadata: Metadata, anyway: bool, output: str) -> None:
