@@ -100,7 +100,7 @@ def read_spec(path: str) -> dict[LogName, dict[str, Any]]:
         for name, table in read_config_file(path, (_SECTION,)).get(_SECTION, {}).items():
             where = f"{path}: {name}: "
             if (log := LogName.parse(name)) in found:
-                raise BadConfig(f"{log} is already in the file, under another name")
+                raise BadConfig(f"this is another name of {log}, which the file already has")
             found[log] = fields_of(table)
     except RollbookError as error:
         advice = error.next_step or "rollbook apply --help"
@@ -111,7 +111,7 @@ def read_spec(path: str) -> dict[LogName, dict[str, Any]]:
 def fields_of(table: Any) -> dict[str, Any]:
     """Converts one log's settings to configuration fields. Raises `InvalidRequest`, `BadConfig`."""
     if not isinstance(table, dict):
-        raise BadConfig("this is not a table of settings")
+        raise BadConfig("no table of settings")
     found = dict(_field_of(key, value) for key, value in table.items() if key not in _COPIES)
     counts = [_number(key, table[key]) if key in table else None for key in _COPIES]
     if any(counts):
@@ -156,7 +156,7 @@ def _number(key: str, value: Any) -> int:
 
 def _text(key: str, value: Any, such: str) -> str:
     if type(value) is not str:
-        raise BadConfig(f"{key} is text", next_step=f'write it in quotes, such as "{such}"')
+        raise BadConfig(f"{key} is a text", next_step=f'write it in quotes, such as "{such}"')
     return value
 
 

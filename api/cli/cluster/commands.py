@@ -74,7 +74,8 @@ def init(url: str, layout: str | None, if_missing: bool, output: str) -> None:
 def info(access: "LogAccess", url: str | None, output: str) -> None:
     """Show a cluster's identity and its bookies; without the metadata, what a log server knows.
 
-    A bookie is writable, read-only, or down. A bookie that is down belongs to the cluster, but is not registered.
+    A bookie is writable, read-only, or down. A bookie that is down belongs to the cluster, but is not
+    registered.
     """
     metadata = metadata_or_server(click.get_current_context(), url)
     if metadata is None:
@@ -110,11 +111,12 @@ def info(access: "LogAccess", url: str | None, output: str) -> None:
 @log.with_access
 @output_option
 def health(access: "LogAccess", url: str | None, output: str) -> None:
-    """Show whether bookies and log servers can be reached from here; without the metadata, as a log server sees it.
+    """Show whether bookies and log servers can be reached from here.
 
-    The command exits with 0 if all is well. It exits with 8 if the cluster works, but a member is down,
-    read-only, draining or out of reach, or logs are written with fewer copies than configured. It exits with 5
-    if too few bookies accept entries for the acks of a new log, or no log server can be reached.
+    Without the metadata, it shows what a log server sees. The command exits with 0 if all is well. It exits
+    with 8 if the cluster works, but a member is down, read-only, draining or out of reach, or logs are written
+    with fewer copies than configured. It exits with 5 if too few bookies accept entries for the acks of a new
+    log, or no log server can be reached.
     """
     from rollbook.api.cli.cluster.health import CODES, look_at_health
 

@@ -287,8 +287,9 @@ def show(access: "LogAccess", **how: Any) -> None:
 def change(access: "LogAccess", **how: Any) -> None:
     """Change the named settings of a log in one step. The others stay as they are.
 
-    The settings are those of `rollbook apply`: retention_age, retention_bytes, roll_bytes, roll_age, roll_entries,
-    exclusive, labels, description, copies, acks, ensemble, dedupe_age, delete_grace, … `raw` is the log's name.
+    The settings are those of `rollbook apply`: retention_age, retention_bytes, roll_bytes, roll_age,
+    roll_entries, exclusive, labels, description, copies, acks, ensemble, dedupe_age, delete_grace, … `raw` is
+    the log's name.
     """
     from rollbook.api.cli.apply import actions as apply_work
 
@@ -324,7 +325,10 @@ def segments(access: "LogAccess", **how: Any) -> None:
 @click.option("--limit", type=WholeNumber(1, 1000), default=100, show_default=True)
 @bare_output_option
 def journal(access: "LogAccess", **how: Any) -> None:
-    """Show the history of a log, newest first: owners, rolls and truncations, with their reasons."""
+    """Show the history of a log, newest first.
+
+    It has events such as changes of the owner, rolls and truncations, with their reasons.
+    """
     from rollbook.api.cli.log import actions as log_work
 
     log_work.show_history(access, **how)
@@ -392,10 +396,11 @@ def journal(access: "LogAccess", **how: Any) -> None:
 @click.option("--steal", is_flag=True, help="Fence the writer even if another holder has the log.")
 @bare_output_option
 def append(access: "LogAccess", **how: Any) -> None:
-    """Append VALUES as records, or each line of standard input, in order and each exactly once.
+    """Append records, in order and each exactly once.
 
-    The records are durable when the command exits with 0. If it fails or is interrupted, it reports how many
-    records are acknowledged, and how many after them may have been appended.
+    The records are VALUES, or the lines of standard input. They are durable when the command exits with 0. If
+    it fails or is interrupted, it reports how many records are acknowledged, and how many after them may have
+    been appended.
     """
     from rollbook.api.cli.log import records
 
@@ -515,10 +520,11 @@ def tail(access: "LogAccess", **how: Any) -> None:
 @with_access
 @bare_output_option
 def export(access: "LogAccess", **how: Any) -> None:
-    """Write the records of a log to a file, up to the present tail: values, keys, headers and event times.
+    """Write the records of a log to a file, up to the present tail.
 
-    The file is compressed and has checksums. If you run the command again, also after an interruption, it
-    adds the records that the file lacks. `raw` is the offset after the last record.
+    The file has values, keys, headers and event times. It is compressed and has checksums. If you run the
+    command again, also after an interruption, it adds the records that the file lacks. `raw` is the offset
+    after the last record.
     """
     from rollbook.api.cli.log import export as log_export
 
@@ -540,11 +546,11 @@ def export(access: "LogAccess", **how: Any) -> None:
 @click.option("--incomplete", is_flag=True, help="Accept a file whose export was interrupted.")
 @bare_output_option
 def import_(access: "LogAccess", **how: Any) -> None:
-    """Append the records of a file that `export` wrote, each once, to a log that has no other records.
+    """Append the records of a file that `export` wrote, each once.
 
-    If you run the command again, also after an interruption, it compares the records that the log has, and
-    appends the missing ones. The first record of the file gets offset 0; the time of each record is that of
-    its import. `raw` is the log's tail.
+    The log may have no other records. If you run the command again, also after an interruption, it compares the
+    records that the log has, and appends the missing ones. The first record of the file gets offset 0; the time
+    of each record is that of its import. `raw` is the log's tail.
     """
     from rollbook.api.cli.log import export as log_export
 
@@ -579,9 +585,10 @@ def import_(access: "LogAccess", **how: Any) -> None:
 @yes_option
 @bare_output_option
 def truncate(access: "LogAccess", **how: Any) -> None:
-    """Make the records before a position unreadable, and free the segments that have no others.
+    """Make the records before a position unreadable.
 
-    Records at and above a protected cursor are never truncated. `raw` is the new head.
+    Segments without other records are freed. Records at and above a protected cursor are never truncated. `raw`
+    is the new head.
     """
     from rollbook.api.cli.log import actions as log_work
 
@@ -600,7 +607,10 @@ def truncate(access: "LogAccess", **how: Any) -> None:
 @yes_option
 @bare_output_option
 def seal(access: "LogAccess", **how: Any) -> None:
-    """Seal a log permanently: nothing can be appended any more, and readers stop there. `raw` is its tail."""
+    """Seal a log permanently. `raw` is its tail.
+
+    Nothing can be appended any more, and readers stop at the tail.
+    """
     from rollbook.api.cli.log import actions as log_work
 
     log_work.seal_log(access, **how)

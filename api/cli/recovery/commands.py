@@ -160,7 +160,10 @@ def bookie(access: "LedgerAccess", **how: Any) -> None:
 @with_metadata
 @output_option
 def status(metadata: Metadata, output: str) -> None:
-    """Show the auditor, the ledgers to repair, those that cannot be repaired, and the recovery processes."""
+    """Show the state of recovery.
+
+    The output has the auditor, the ledgers to repair, those that cannot be repaired, and the processes.
+    """
     from rollbook.api.cli.recovery.status import show_status  # `--help` is quick.
 
     show_status(metadata, output)
@@ -199,10 +202,11 @@ def ls(metadata: Metadata, failed: bool, limit: int | None, output: str) -> None
 )
 @output_option
 def audit(metadata: Metadata, anyway: bool, output: str) -> None:
-    """Ask the auditor to mark the ledgers of all missing bookies now, without the delay, and to make all its checks.
+    """Ask the auditor to audit the cluster now.
 
-    The checks go over all ledgers at their own pace. They look at lost bookies, racks, entry lists, and a
-    share of the bytes. `recovery status` shows how far they are. BookKeeper's auditor looks only at lost bookies.
+    It marks the ledgers of all missing bookies without the delay, and makes all its checks. The checks go over
+    all ledgers at their own pace. They look at lost bookies, racks, entry lists, and a share of the bytes.
+    `recovery status` shows how far they are. BookKeeper's auditor looks only at lost bookies.
 
     If more than half of the bookies are missing at once, nothing is marked without --anyway,
     because then usually the network is broken.

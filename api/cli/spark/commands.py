@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 def group() -> None:
     """Archive, audit, mirror and restore whole logs with Spark.
 
-    They need `pip install 'rollbook[spark]'` and Java 17 or newer. Each command writes report.json and report.html.
+    The commands need `pip install 'rollbook[spark]'` and Java 17 or newer. Each command writes report.json and report.html.
     A log is `name`, `namespace/name` or `namespace/*`.
     """
 
