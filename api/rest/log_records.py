@@ -320,7 +320,7 @@ async def watch_tails(
     log: Annotated[list[str] | None, Query(description="Only these logs; may be repeated.")] = None,
     prefix: Annotated[
         list[str] | None,
-        Query(description="Only logs whose names begin with this: namespace/prefix."),
+        Query(description="Only logs whose names begin with namespace/prefix; may be repeated."),
     ] = None,
     interval_ms: Annotated[int, Query(ge=10, le=60_000)] = 20,
     heartbeat_ms: Annotated[int, Query(ge=100, le=60_000)] = 5000,

@@ -110,7 +110,11 @@ _ONCE: Final = frozenset(
 )
 _ONCE_IN_CHANGES: Final = _ONCE | {"if-none-match"}  # A client may know several ETags.
 _ONCE_PREFIXES: Final = ("log-", "producer-")
-_MANY: Final = "log"  # The only query parameter that may be repeated.
+# The query parameters that may be repeated, by path.
+_REPEATABLE: Final = {
+    "/v1/owners": frozenset(("log",)),
+    "/v1/tails": frozenset(("log", "prefix")),
+}
 # The key of the certificate's names in the state that requests get.
 _NAMES: Final = "certificate_names"
 _LOOPBACK_NAMES: Final = frozenset(("localhost", "127.0.0.1", "::1"))
@@ -732,7 +736,8 @@ def _check_said_once(scope: Scope, headers: Headers) -> None:
     # Names are decoded as routes decode them, so escapes cannot hide a second one.
     if query := scope["query_string"]:
         fields = parse_qsl(query.decode("latin-1"), keep_blank_values=True)
-        _check_no_two(name for name, _ in fields if name != _MANY)
+        repeatable = _REPEATABLE.get(scope["path"], frozenset[str]())
+        _check_no_two(name for name, _ in fields if name not in repeatable)
     if "content-length" in headers and "transfer-encoding" in headers:
         raise _Refused(400, InvalidRequest("a body has a length or comes in chunks, not both"))
 

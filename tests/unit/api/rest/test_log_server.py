@@ -595,6 +595,8 @@ async def test_header_that_decides_must_not_occur_twice(there: There) -> None:
         assert "more than once" in answer.json["detail"]
     assert not there.core.asked
     assert (await say("GET", "/v1/owners?log=ns/log&log=ns/b", "x: 1", "x: 2")).status == 200
+    assert (await say("GET", "/v1/owners?prefix=ns/&prefix=ns/")).status == 400
+    assert (await say("GET", "/v1/tails?log=ns/log&log=ns/b&prefix=n/&prefix=ns/")).status == 200
     there.core.cluster.logs[LogName("ns", "log")].append(pack_block([b"x"]), None)
     etag = (await say("GET", f"{LOG}/records/0")).headers["etag"]
     known = ('if-none-match: "x"', f'if-none-match: "y", {etag}')
