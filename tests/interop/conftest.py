@@ -67,7 +67,9 @@ def mixed(
         cluster.add_bookie(Make.ROLLBOOK)
         cluster.add_bookie(Make.ROLLBOOK, "bookie-by-name")
         cluster.http_port = free_port()
-        cluster.add_bookie(Make.JAVA, settings=http_settings(cluster.http_port))
+        # A JVM that gets no processor for its session's length may shut down, and this one serves 200 tests.
+        patient = {"zkTimeout": 10_000}
+        cluster.add_bookie(Make.JAVA, settings=http_settings(cluster.http_port) | patient)
         shell.run(cluster.bookies[0].config_path, "initnewcluster")
         cluster.start()
         yield cluster
