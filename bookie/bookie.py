@@ -338,8 +338,8 @@ class Bookie:
         """Waits until others can see the bookie. Before that it waits, without a limit, until an
         earlier session of its id has ended.
 
-        Raises `NodeExists` if another process keeps the id, and the error that `failed` returns if
-        that comes first.
+        Raises `NodeExists` if another process keeps the id. If the bookie fails first, raises the
+        error that `failed` returns.
         """
         if http and is_wildcard(http.host):
             http = Address(self._advertised.host, http.port)

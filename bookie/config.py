@@ -66,7 +66,8 @@ class StorageConfig:
     # ledger directory, the journal and the ledgers each get a folder in it, and these fields then
     # name the folders.
     journal_dir: str
-    # Directories of entry logs. The first and the last keep the catalog's two copies.
+    # Directories of entry logs. One copy of the catalog is in the first directory, the other one in
+    # the last.
     ledger_dirs: tuple[str, ...]
     # Bytes of a journal file and of an entry log made from it. Larger: fewer but longer
     # checkpoints, and a longer replay at a start. Smaller: more checkpoints, and more and smaller

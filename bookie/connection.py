@@ -66,7 +66,8 @@ class Connection(asyncio.BufferedProtocol):
         queue = (self._serve, self._balance, self._may_make, config.connection_reads_max)
         self._ordinary, self._urgent = Queue(*queue), Queue(*queue)
         self._parked: dict[Parked, QueuedRequest] = {}
-        self._out: deque[Buffer] = deque()  # Responses to write; if it is empty, so is `_later`.
+        # Responses to write; while `_out` is empty, `_later` is empty, too.
+        self._out: deque[Buffer] = deque()
         # Large responses are kept apart, so that acks do not wait for them.
         self._later: deque[Sequence[Buffer]] = deque()
         self._out_bytes = 0  # Bytes in `_out` and `_later`.

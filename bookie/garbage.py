@@ -39,7 +39,7 @@ class GarbageState:
     ended_ms: int  # Wall time of the last run; 0 for never.
     ledgers: int  # Ledgers that the last complete scan compared.
     suspects: int  # Ledgers that metadata did not name.
-    agreed: int  # Suspects that two scans agree on: they are deleted after the wait.
+    agreed: int  # Suspects that two scans agree on; they are deleted after `gc_quarantine_s`.
     deleted: int  # Ledgers deleted since the start.
 
 

@@ -453,8 +453,8 @@ class Identity:
         """Returns how many ledgers exist, and which of them an earlier life may have held or
         fenced.
 
-        Ledgers are listed twice, and the cluster is checked before and after that to be ours,
-        because the bookie would answer ABSENT for a ledger that is not listed. Raises
+        Ledgers are listed twice, and before and after that the store is checked to still hold our
+        cluster, because the bookie would answer ABSENT for a ledger that was not listed. Raises
         `WrongCluster`, `NoSuchCluster`.
         """
         nodes = LedgerNodes(self._store, self._cluster.root, self._cluster.layout)

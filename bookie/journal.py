@@ -102,8 +102,8 @@ class Journal:
         self.active: JournalFile  # Set by `open`.
         self._zeros: ZerosAhead  # How far the active file has zeros after its end.
         self.queued_bytes = 0
-        # Whether no other file can be made, so that the rest of this one is for fences and
-        # recovery.
+        # Whether the next file cannot be allocated: the end of the active file is then kept for
+        # fences and recovery.
         self.is_full = False
         self.failure: BaseException | None = None
         self._until_it_may_fill = until_it_may_fill
@@ -130,8 +130,9 @@ class Journal:
         self._is_closed = False
         # Whether bytes were written without a sync, for requests that asked for none.
         self._has_unsynced = False
-        self._has_unsaid = False  # Whether bytes are durable and no record says so yet.
-        self._is_silent = False  # Whether bytes are unsaid, and no add has come for a while.
+        # Whether bytes were written that no record calls durable yet.
+        self._has_unsaid = False
+        self._is_silent = False  # Whether there are such bytes, and no add has come for a while.
         self._silence_timer: asyncio.TimerHandle | None = None
         self._idle_ns = config.idle_after_ms * 1_000_000
         self._written_ns = 0  # The time of the last write.
@@ -159,7 +160,7 @@ class Journal:
         self, item: Frames | Control, *, is_sync_deferred: bool = False
     ) -> asyncio.Future[None]:
         """Queues the item. The returned future is done when the item is durable, or, with
-        `is_sync_deferred`, when the system has it.
+        `is_sync_deferred`, when it has been written without a sync.
 
         The future fails with `BookieFailed` if the outcome is unknown. If the future is cancelled,
         the item is still written.

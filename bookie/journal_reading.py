@@ -1,10 +1,10 @@
 """Reads a journal file back after a stop, a window at a time.
 
 Nearly every file consists of consecutive sound records, followed by blank space. The records are
-replayed in order, in windows that fit into the processor's cache. If the file were read as a whole,
-the fresh pages of memory would cost more than its bytes. From the first place that is neither sound
-nor blank, the rest of the file is read as a whole, since its meaning depends on what follows
-(`scan`).
+replayed in order, in windows that fit into the processor's cache. To read the file as a whole would
+be slower, because fresh pages of memory for it cost more than reading its bytes. From the first
+place that is neither sound nor blank, the rest of the file is read as a whole, since its meaning
+depends on what follows (`scan`).
 """
 
 from array import array

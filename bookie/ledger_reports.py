@@ -27,7 +27,7 @@ def log_name(number: int) -> str:
 
 
 class LedgerViews:
-    """Views of the ledgers in a catalog and in journal files, which are newest first."""
+    """Views of the ledgers in a catalog and in journal files. `files` begins with the newest."""
 
     def __init__(
         self,

@@ -111,8 +111,8 @@ class LongPolls:
                 self._woken.append((parked, news_ms))
 
     def tell_first(self) -> None:
-        """Answers some polls before the adds with their news are written, because for a lone reader
-        the sync of these adds would be most of the wait."""
+        """Answers the first few woken polls before the adds that woke them are written, because a
+        lone reader would otherwise spend most of its wait on the sync of these adds."""
         for _ in range(min(len(self._woken), _ANSWERED_FIRST)):
             parked, news_ms = self._woken.popleft()
             parked.wake(news_ms, at_once=True)

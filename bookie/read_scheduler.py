@@ -135,8 +135,8 @@ class StepQueue:
         self._is_looking = False
         if not self._waiting:
             return
-        # Checks again before the pending writes end this turn, because the next turn belongs to
-        # other work if there is any.
+        # The next check is scheduled before the writes below use up this turn's budget. It then
+        # runs before the budget is reset, so the next turn is left to other work, if there is any.
         self._look_soon()
         while self._waiting and self._turn.check_time():
             go_on = next(iter(self._waiting))

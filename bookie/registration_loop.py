@@ -39,7 +39,7 @@ class RegistrationLoop:
             self._has_news.set()
 
     def describe(self, info: BookieServiceInfo) -> None:
-        """Sets what others read about the bookie."""
+        """Sets the facts about the bookie that its registration publishes."""
         self._registration.describe(info)
         self._has_news.set()
 

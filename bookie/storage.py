@@ -813,7 +813,8 @@ class Storage:
         records = await self._checkpointer.checkpoint(
             file, lambda: self._pack_facts(self._unsaved, saved)
         )
-        # No other code runs until readers find the entries, and find them only in their new place.
+        # No other task runs until `put` has added the log, so readers find each entry in exactly
+        # one place.
         del self._filled[0]
         self._reading.moves += 1
         self._on_saved(saved)

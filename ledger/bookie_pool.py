@@ -51,7 +51,7 @@ _GOODBYE_S: Final = 5.0
 _LAST_COPIES_S: Final = 1.0  # `close` waits this long for adds of closed channels.
 
 _FORGET_BATCHES_S: Final = 600.0
-# Writers that begin to rest in the same share of a tick report their LACs in the same turn.
+# Writers that become idle in the same share of a tick report their LACs in the same turn.
 _SHARES_OF_RESTS: Final = 32
 _SHARE_OF_RESTS_S_MAX: Final = 0.032
 _BATCHES: Final = -1  # The number of the connection for batches; its loss affects nothing else.

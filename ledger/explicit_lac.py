@@ -43,7 +43,8 @@ class ExplicitLac:
         self._is_wanted = is_wanted
         self._deadline_s = deadline_s
         self._loop = asyncio.get_running_loop()
-        self._ticks_left = 0  # Ticks until the next check whether the writer rests.
+        # Ticks until the next check of whether the writer is idle; 0 if no check is planned.
+        self._ticks_left = 0
         self._seen = self._reported = pipeline.acks.last_add_confirmed
         # The LAC that is being reported, and the number of replies so far.
         self._reporting, self._heard = self._reported, 0

@@ -64,8 +64,8 @@ class MetadataWriter:
     async def move(
         self, picks: dict[int, BookieId], next_unconfirmed: Callable[[], EntryId]
     ) -> Fragment:
-        """Writes a new end of the ledger, with these bookies in these slots. It waits while the
-        store does not respond.
+        """Writes the ledger's new last fragment, with these bookies in these slots. Waits while
+        the metadata store does not respond.
 
         In each attempt the fragment starts at the first entry that is unconfirmed at that time
         (WR2). Raises the error that ends the writer.

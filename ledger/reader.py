@@ -111,7 +111,7 @@ class LedgerReader:
         await stop_tasks(*self._tasks)
 
     async def stop(self) -> None:
-        """Closes the reader, like `close`, which also says what a cancelled call does."""
+        """Closes the reader; `close` describes what happens if the call is cancelled."""
         await self.close()
 
     async def __aenter__(self) -> Self:
@@ -132,7 +132,7 @@ class LedgerReader:
 
         In an open ledger the last confirmed entry may be missing from the result until its writer
         reports it: every entry carries the LAC before it, and the writer reports the last LAC
-        separately when it rests. Raises `EntryUnavailable` if too few bookies respond,
+        separately when it is idle. Raises `EntryUnavailable` if too few bookies respond,
         `NoSuchLedger`. A cancelled call leaves nothing behind.
         """
         self._require_open()

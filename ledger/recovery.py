@@ -230,7 +230,7 @@ class _Attempt:
     async def fence(self, *, asks_lac: bool = False) -> LacSurvey:
         """Fences members until no entry can be confirmed without a fenced one (FR1).
 
-        The answer to a fence has the LAC that came with the member's last entry. A resting writer
+        The answer to a fence has the LAC that came with the member's last entry. An idle writer
         may have sent all members a higher LAC since. One member is asked for that LAC at the same
         time, which saves writing entries again.
         """
@@ -375,9 +375,9 @@ class _Attempt:
                 search.expect_last(slot)
 
     def _is_word_good(self, slot: int) -> bool:
-        """Returns whether the last entry that the member names is reliable. Our bookies check
-        whether they may have lost later entries before they name it (B1), and announce that with
-        `BATCH_READ`; other bookies may not check.
+        """Returns whether the last entry that the member names is reliable. Before a bookie of ours
+        names its last entry, it checks whether it may have lost later ones (B1); bookies with this
+        check announce `BATCH_READ`. Other bookies may not check.
         """
         return bool(self._batch_slots >> slot & 1)
 

@@ -1,4 +1,4 @@
-"""Ticks for all writers of a client that have entries in flight, or rest.
+"""Ticks for all writers of a client that have entries in flight, or a LAC to report.
 
 Writers need ticks only then, and a timer for each writer would cost a server of many ledgers too
 much. Instead a tick is divided into shares. Each share has one timer, and all writers of a share
@@ -55,6 +55,6 @@ class SharedTimer:
         for on_tick in self._due.pop(number):
             try:
                 on_tick()
-            except Exception as bug:  # noqa: BLE001  # One writer's; the others have deadlines.
+            except Exception as bug:  # noqa: BLE001  # Other writers still need their ticks.
                 loop.call_exception_handler({"message": "a tick failed", "exception": bug})
         self._present = None

@@ -8,8 +8,8 @@ replaces failed bookies, `metadata_writer.py`, which writes the ledger's metadat
 The appends of one turn of the loop are sent to each bookie in one write. To a bookie with
 unanswered adds they are sent a little later, together with later appends (WR10). Responses arrive,
 and are counted, in batches. No entry has a task, a timer or a lock. While a writer has entries in
-flight, or rests, it gets ticks from `shared_timer.py`, like all other writers. A bookie that is
-busy or lags has a timer of its own.
+flight, or a LAC that it may have to report, it gets ticks from `shared_timer.py`, like all other
+writers. A bookie that is busy or lags has a timer of its own.
 """
 
 import asyncio
@@ -750,7 +750,7 @@ class LedgerWriter:
         return error
 
     async def _close(self) -> None:
-        self._offer_room()  # Wakes all waiters for room, who learn that the writer is closing.
+        self._offer_room()  # Callers that wait for room wake and find the writer closing.
         loss: RollbookError | None = None
         try:
             try:

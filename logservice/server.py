@@ -635,7 +635,7 @@ class LogServer:
             self.handed_over += 1
             if preferred is not None:
                 await self.nodes.change(name, lambda it: it.with_preferred_server(preferred))
-        except RollbookError as error:  # The next owner recovers the log.
+        except RollbookError as error:  # The owner has ended; the preferred server was not listed.
             logger.warning("log_not_closed", log=str(name), reason=error.code.reason)
         finally:
             del self._closings[name]

@@ -76,9 +76,9 @@ class Evacuation:
         self.found = Evacuated()
 
     async def run(self, on_progress: Callable[[int, int], None] = lambda *_: None) -> Evacuated:
-        """Repair all ledgers. `on_progress` is called with the number of ledgers that are done, and of all
-        ledgers. Raises the metadata store's errors; a failure for one ledger is in the result. After a
-        cancelled call, run it again.
+        """Repair all ledgers. `on_progress` is called with the number of ledgers that are done and the total
+        number of ledgers. Raises the metadata store's errors; a failure for one ledger is in the result. After
+        a cancelled call, run it again.
         """
         ids = [ledger_id async for ledger_id in self._naming()]
         self.found.ledgers = len(ids)

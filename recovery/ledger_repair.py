@@ -213,8 +213,8 @@ class LedgerRepair:
         logger.info("ledger_closed_for_repair", ledger_id=self._lock.ledger_id)
 
     async def _move_seats(self, stored: StoredLedger, plan: RepairPlan) -> None:
-        """Move seats of a ledger that has no writer, and therefore no entries. A concurrent claim is safe,
-        since it is made by compare-and-swap.
+        """Move seats of a ledger that no writer has claimed, and which therefore has no entries. A concurrent
+        claim is safe, since it is made by compare-and-swap.
         """
         ensemble = list(stored.metadata.fragments[-1].ensemble)
         for slot in plan.open_seats:
@@ -230,8 +230,8 @@ class LedgerRepair:
     # --- Seats --------------------------------------------------------------------------------
 
     async def _repair_seats(self, metadata: LedgerMetadata, plan: RepairPlan) -> bool:
-        """Repair all seats. Returns whether the ledger has to be planned again: that is not so if each seat
-        is whole, or lacks only unavailable entries.
+        """Repair all seats. Returns False if each seat is whole or lacks only unavailable entries, and True
+        if the ledger has to be planned again.
         """
         outcomes = {await self._repair_seat(metadata, seat) for seat in plan.seats}
         return SeatOutcome.CHANGED in outcomes

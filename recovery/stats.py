@@ -19,7 +19,7 @@ class RecoveryStats:
     index_ledgers: Gauge = gauge("index_ledgers", "Ledgers in the index of this process.")
     missing_bookies: Gauge = gauge("missing_bookies", "Bookies that are not registered.")
     lost_bookies: Gauge = gauge(
-        "lost_bookies", "Missing bookies that were missing for the whole delay."
+        "lost_bookies", "Bookies that have been missing for the whole lost-bookie delay."
     )
     short_ledgers: Gauge = gauge(
         "short_ledgers", "Ledgers that are marked as short of copies, counted twice a minute."

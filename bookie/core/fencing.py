@@ -99,7 +99,8 @@ class Ledger:
     def __init__(self, ledger_id: int, facts: LedgerFacts) -> None:
         self.ledger_id = ledger_id
         self.facts = facts
-        self.shown_key = facts.ledger_key  # The first key that was shown, durable or not.
+        # The key of the first accepted request, whether it is durable yet or not.
+        self.shown_key = facts.ledger_key
         self.fence_is_wanted = facts.is_fenced
         self.deletion_is_wanted = self.is_deleted
         self.is_suspect = False  # The bookie is finding out whether the ledger was deleted.

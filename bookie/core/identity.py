@@ -434,8 +434,9 @@ def can_rejoin(found: FoundStamps, wanted: Cookie) -> bool:
 
 
 def can_write_off(found: FoundStamps, wanted: Cookie) -> bool:
-    """Returns whether the directories that are present belong to the bookie's latest life, and
-    would suffice if the rest is permanently lost.
+    """Returns whether the directories that are present belong to the bookie's latest life, so that
+    the bookie may go on with them alone if the rest is permanently lost. Whether they are enough
+    for a store is known only when the store is opened.
 
     The rest may be a directory, or data that was written after a directory was copied.
     """

@@ -21,8 +21,8 @@ _LARGE_SHARE: Final = 8
 
 class ZerosAhead:
     def __init__(self, end: int, allocated_bytes: int, stretch_bytes: int) -> None:
-        """`end` is how far the file has been written. Zeros are added in stretches of this size; 0:
-        never."""
+        """The file has been written up to `end`. Zeros are added in stretches of `stretch_bytes`;
+        0: never."""
         self._end = end
         self._allocated_bytes = allocated_bytes
         self._stretch_bytes = stretch_bytes

@@ -1,5 +1,4 @@
-"""The format of records, of which journals, entry logs and the catalog consist. Integers are
-little-endian.
+"""The format of the records in journals, entry logs and the catalog. Integers are little-endian.
 
     file     header · header again · record · … · END record [· footer, in entry logs]
     header   a sector: magic · version · purpose · number · store id · file id · allocated bytes · crc

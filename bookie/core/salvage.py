@@ -24,7 +24,7 @@ _PROVING: Final = [
 ]
 # Possible distances from a frame's start to its entry.
 _HEAD_BYTES: Final = (v2_frames.ADD_ENTRY_AT, *v3_frames.ADD_ENTRY_AT)
-_FRAME_BYTES_MAX: Final = 2**31  # This is more than any limit of frame sizes has ever been.
+_FRAME_BYTES_MAX: Final = 2**31  # No limit of frame sizes was ever as large.
 
 
 def proves_itself(entry: bytes, ledger_id: int, entry_id: int) -> bool:

@@ -2,9 +2,9 @@
 
 If a bookie was away, others may have copied its entries in the meantime, and its own copies are
 surplus. The copies of a ledger are dropped if all of these conditions hold:
-- Two looks at the metadata, at least an `interval` apart, found that the ledger is closed and that
-  no fragment names this bookie. A closed ledger never opens again, so from then on only a repair
-  can add a bookie to its metadata.
+- Two looks at the metadata, at least nine tenths of an `interval` apart, found that the ledger is
+  closed and that no fragment names this bookie. A closed ledger never opens again, so from then on
+  only a repair can add a bookie to its metadata.
 - Nothing was added here since the first look: a repair copies first and changes the metadata afterwards.
 - The second look was made under the ledger's lock, so that no repair is under way, and so recently
   that the session which holds the lock cannot have ended. A drop during
@@ -32,8 +32,8 @@ def is_surplus(metadata: LedgerMetadata, bookie: BookieId) -> bool:
 class SurplusCopies:
     def __init__(self, interval_ns: int, session_timeout_s: float, quiet: dict[int, int]) -> None:
         """The storage removes a ledger from `quiet` when it accepts an add."""
-        # Looks take varying times: if a look is slightly too early, it should not have to be
-        # repeated a day later.
+        # Nine tenths of the interval are enough: looks take varying times, and a second look that
+        # comes slightly early would otherwise count only after one more interval.
         self._apart_ns = interval_ns * 9 // 10
         self._certain_ns = min(int(session_timeout_s * 1e9 / 2), _CERTAIN_NS_MAX)
         self._quiet = quiet  # Ledgers that are surplus, each with the time of its first look.

@@ -1,9 +1,9 @@
 """When a bookie has failed, and how it is replaced.
 
-    adds to b3 fail ──► b3 is down ──► withdrawn: its copies count no more ──► CAS: fragment at LAC + 1
+    adds to b3 fail ──► b3 is down ──► withdrawn: its copies stop counting ──► CAS: fragment at LAC + 1
                           │                                                      names b4 for b3
                           └─ no other bookie: it stays down;                          │
-                             back and answering: it sits again      b4 gets what is not confirmed
+                             reconnected: it gets its seat back     b4 gets what is not confirmed
 
 - One change is made at a time; bookies that fail during a change are replaced by the next one
   (WR3). A slot without a replacement stays down, and a replacement is sought again later.
@@ -88,7 +88,8 @@ class OpenEnsemble:
 
     @property
     def awaits_answer(self) -> bool:
-        """Whether a bookie hung up or refused an add, and an answer would clear it."""
+        """Whether a bookie hung up or refused an add, and has acknowledged no add since;
+        `on_answer` clears its slot."""
         return self._lost | self._refusing != 0
 
     @property

@@ -19,7 +19,8 @@ from rollbook.proto.ids import BookieId
 _NS_PER_S: Final = 1_000_000_000
 QUARANTINE_NS_MIN: Final = 60 * _NS_PER_S
 QUARANTINE_NS_MAX: Final = 30 * 60 * _NS_PER_S
-_SLOW_NS: Final = 5 * _NS_PER_S  # How long a slow bookie is asked after the others.
+# For this long, a bookie that was slow is asked after the others, unless it answers before.
+_SLOW_NS: Final = 5 * _NS_PER_S
 _BOOKIES_MAX: Final = 10_000  # A bound on remembered bookies; no cluster has this many.
 
 

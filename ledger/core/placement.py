@@ -46,7 +46,7 @@ class Placement:
         healthy, resting = self._candidates(live, now_ns, excluded=())
         if len(healthy) + len(resting) < quorum.ensemble:
             raise self._too_few(len(healthy) + len(resting), len(live.read_only), quorum)
-        # Healthy bookies matter more than racks, because a dead member leaves entries with a copy
+        # Healthy bookies matter more than racks, because a dead member leaves entries with one copy
         # too few.
         healthy += resting[: max(0, quorum.ensemble - len(healthy))]
         members: dict[int, BookieId] = {}

@@ -295,7 +295,7 @@ class _Runs:
         self._batch_slots = batch_slots
         self._entries_max = entries_max
         self._runs: list[list[int]] = []  # Each run is a slot, first entry and end.
-        self._open: dict[int, list[int]] = {}  # By slot, the run that may grow.
+        self._open: dict[int, list[int]] = {}  # For each slot, the run that may grow.
 
     def add(self, slot: int, entry_id: EntryId, *, may_join: bool) -> None:
         """Adds a request. A member answers for each entry that is requested alone, but not for an

@@ -203,7 +203,7 @@ class BookieWatcher:
             info = self._infos.get(path)
             if info is None or dirty is None or path in dirty:
                 info = await self._read_info(bookie_id, path) or self._current.find(bookie_id)
-            if info is not None:  # It is None if the bookie left before it was read.
+            if info is not None:  # None: the bookie left before its node was read.
                 found[bookie_id] = infos[path] = info
         return MappingProxyType(found)
 

@@ -159,7 +159,8 @@ async def require_cluster(store: MetadataStore, ours: Cluster) -> None:
 async def ensure_layout(store: MetadataStore, cluster: Cluster) -> None:
     """Writes the assumed layout to LAYOUT if LAYOUT is missing, as BookKeeper does.
 
-    Raises `BadConfig`, `BadMetadata` if another layout was written since the cluster was opened.
+    Raises `BadConfig` if another layout was written since the cluster was opened, and `BadMetadata` if LAYOUT
+    is unreadable.
     """
     path = cluster.path(paths.LAYOUT)
     node = await read_surely(store, path, fresh=False)

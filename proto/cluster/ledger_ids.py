@@ -53,7 +53,7 @@ _HIGH: Final = re.compile(rf"{HIGH_PREFIX}([0-9]{{10}})")
 _HIGH_MAX: Final = 2**31 - 1  # Ids have 63 bits, so a node with a higher number is foreign.
 _HIGH_KEPT: Final = 3
 _AT_ONCE_MAX: Final = 256
-# The most used nodes that wait to be removed. If there are more, the oldest stay until their session ends.
+# The maximum number of used nodes that wait to be removed. If there are more, the oldest stay until their session ends.
 _USED_MAX: Final = 16 * 1024
 # In units of 2^32 ids: no counter moves further between the time of a copy and its restoration.
 # Higher ids were chosen by a client.
@@ -140,7 +140,7 @@ class LedgerIds:
         self._is_drawing = False
 
     async def _draw_for_all(self) -> LedgerId:
-        """Draws an id for this caller and for all callers that wait by now. All of them get their
+        """Draws an id for this caller and for all callers that are waiting now. All of them get their
         ids in the same turn of the loop; with a lock, each would be woken by the previous one, a
         turn later.
         """

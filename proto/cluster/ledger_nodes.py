@@ -136,8 +136,8 @@ class LedgerNodes:
         return await self._store.watch(self.path(ledger_id))
 
     async def update(self, stored: StoredLedger, metadata: LedgerMetadata) -> StoredLedger:
-        """Writes new metadata. Raises `MetadataConflict` if the ledger has changed since it was read,
-        `NoSuchLedger`."""
+        """Writes new metadata. Raises `NoSuchLedger`, or `MetadataConflict` if the ledger has changed
+        since it was read."""
         ledger_id = metadata.ledger_id
         assert ledger_id == stored.metadata.ledger_id
         if metadata == stored.metadata:

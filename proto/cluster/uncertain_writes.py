@@ -96,7 +96,7 @@ async def create_surely(
 
 
 async def ensure_node(store: MetadataStore, path: str, value: bytes = b"") -> None:
-    """Creates the node unless it exists. Raises `NoSuchNode` if it has no parent."""
+    """Creates the node unless it exists. Raises `NoSuchNode` if the parent does not exist."""
     if await read_surely(store, path, fresh=False) is None:
         await create_surely(store, path, value, is_ours=lambda _: True)
 

@@ -33,7 +33,7 @@ LONG_IDS: Final = "idgen-long"
 ID_PREFIX: Final = "ID-"
 # A folder of Rollbook's own tree, with a record for each bookie besides its cookie.
 OWN_BOOKIES: Final = "bookies"
-# A folder of Rollbook's own tree, which says whether each bookie stays or leaves.
+# A folder of Rollbook's own tree, with the lifecycle of each bookie.
 LIFECYCLE: Final = "lifecycle"
 # The prefix of nodes under LONG_IDS; the number is the high half of the ids below the node.
 HIGH_PREFIX: Final = "HOB-"

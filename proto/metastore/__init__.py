@@ -1,1 +1,4 @@
-"""Rollbook's own metadata store: its rules, its client, and its forms in memory and on a socket."""
+"""Rollbook's own metadata store: its rules and the encoding of its messages (`core`), its client,
+the host of the service, and a store in memory. The embedded store and its Unix socket are in
+`proto/runtime/metastore`.
+"""

@@ -1,5 +1,6 @@
 """Passes messages between a metadata service, its connections and its storage. Everything runs on
-one event loop. A connection is a callable that accepts messages, and a number for sending.
+one event loop. A new connection brings a callable that accepts messages for the client, and gets a
+number under which the client's messages are passed on.
 """
 
 import asyncio

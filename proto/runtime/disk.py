@@ -41,7 +41,8 @@ T = TypeVar("T")
 # A sync may block the loop for this long; three bookies on one disk need it.
 _ON_THE_SPOT_S: Final = 0.002
 _ON_THE_SPOT_BYTES: Final = 64 * 1024
-# Each sync reduces the expected time to this share of it, so that 10 ms are forgotten after 31 syncs.
+# Each small sync reduces the expected time to this share of it: after a slow one of 10 ms, it takes 32 quick
+# ones until syncs count as quick again.
 _SLOWNESS_KEPT: Final = 0.95
 # One thread for each file that may be synced at the same time: journal, entry logs, ledgers.
 _SYNC_THREADS: Final = 4

@@ -30,7 +30,7 @@ class Job:
         cancelled: asyncio.CancelledError | None = None
         while not self.has_ended:
             self._waiter = self._loop.create_future()
-            if self.has_ended:  # If the call ended before the waiter was set, it did not wake it.
+            if self.has_ended:  # A call that ended before the waiter was set does not wake it.
                 break
             try:
                 await self._waiter

@@ -109,7 +109,9 @@ class SocketTransport:
 
 
 def widen_backlog(server: asyncio.Server, backlog: int) -> None:
-    """Widens the backlog. If asyncio got this number, it would also accept as many connections at once."""
+    """Widens the backlog of the sockets. If this number were passed to asyncio instead, asyncio would also
+    accept that many connections in one turn of the loop.
+    """
     for listening in server.sockets:
         with listening.dup() as same:
             same.listen(backlog)

@@ -3,7 +3,7 @@
 import resource
 from typing import Final
 
-# The share of all files that connections may use. The rest is for the server's own files.
+# The share of the open files that connections may use. The server's own files need the rest.
 _DOORS_MAX: Final = 0.8
 
 

@@ -167,7 +167,9 @@ class AddPacker(ABC):
         ledger_lengths: Sequence[int],
         payloads: Sequence[bytes],
     ) -> list[bytes]:
-        """Returns the frames of consecutive entries. If there are many of one size, each costs half as much."""
+        """Returns the frames of consecutive entries. If there are many, all of one size, each frame costs half
+        as much.
+        """
         entry_ids = range(first_entry, first_entry + len(payloads))
         heads = None
         if len(payloads) >= _PACKED_ALIKE_MIN and len(set(map(len, payloads))) == 1:

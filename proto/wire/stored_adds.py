@@ -186,7 +186,7 @@ class StoredAdds:
             self._rows[ledger_ids[0]].extend(range(first, first + found))
         else:
             rows_of_each = map(self._rows.__getitem__, ledger_ids)
-            # Runs through all of them and keeps no result.
+            # Consumes the iterator, and so appends all of them; the results are dropped.
             deque(map(list.append, rows_of_each, count(first)), maxlen=0)
         for ledger_id in islice(reversed(self._rows), len(self._rows) - ledgers_before):
             if ledger_id not in self.ledger_keys:

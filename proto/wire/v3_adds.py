@@ -315,8 +315,8 @@ def _fixed_places(
     entry_start: int,
     entry_end: int,
 ) -> Sequence[int]:
-    """Returns the positions at which adds of one shape do not differ. In the entry, these are only
-    those of its ledger id.
+    """Returns the positions at which adds of one shape do not differ. Within the entry, only the
+    ledger id is at such positions.
     """
     return (
         *range(txn_at),
@@ -626,9 +626,9 @@ def _take_replies_alike(
 def _take_replies_on(
     buffer: bytes, position: int, size: int, head_at: int, entry_id: int, entry_bytes: int
 ) -> range:
-    """Returns the entry ids of the same replies as `_take_replies_alike`, as far as they are
-    consecutive, which is so after a chunk of adds. The result is empty if there are too few. The
-    expected bytes of all replies are made from the first one and compared at once.
+    """Does the same as `_take_replies_alike` for replies with consecutive entry ids, which follow a
+    chunk of adds. The result is empty if there are too few. The expected bytes of all replies are
+    made from the first one and compared at once.
     """
     rows = min((len(buffer) - position) // size, _REPLIES_ALIKE_MAX)
     if rows < RUN_MIN or not _is_short_varint(buffer[position + TXN_ID_AT : head_at]):

@@ -26,7 +26,7 @@ from rollbook.proto.ports import NO_SESSION, SessionId
 
 # The minimum number of looks in a delay, so that an interval counts for at most a quarter of the delay.
 _LOOKS_MIN: Final = 4
-# The usual number of looks in a delay. If the delay is long, there is a look every `_LOOK_AGAIN_NS` instead.
+# The usual number of looks in a delay. If the delay is long, looks are more frequent: one every `_LOOK_AGAIN_NS`.
 _LOOKS: Final = 10
 _LOOK_AGAIN_NS: Final = 10 * 10**9
 

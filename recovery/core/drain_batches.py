@@ -13,7 +13,7 @@ from typing import Any, Final
 from rollbook.proto.formats.lifecycle import LifecycleState
 from rollbook.proto.ids import BookieId
 
-NO_NODE: Final = -1  # The version for a bookie that was always Active.
+NO_NODE: Final = -1  # Stands for the version of a missing node: the bookie was always Active.
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,7 +57,7 @@ class FirstStep(Enum):
     """The step that a ledger needs first, if it is not enough to repair its closed fragments."""
 
     NOTHING = "nothing"
-    RECOVER = "recover"  # The ledger is in recovery already, which has to be completed.
+    RECOVER = "recover"  # A recovery of the ledger has begun and has to be completed.
     # The open end names a marked bookie: close the ledger if its writer does not leave the bookie.
     AWAIT_WRITER = "await the writer"
     MOVE_SEAT = "move the seat"  # No writer has claimed the ledger yet, so it has no entries.
@@ -115,7 +115,7 @@ class SeatStep(Enum):
 
 class SeatOutcome(Enum):
     WHOLE = "whole"  # The bookie of the seat has all its entries.
-    CHANGED = "changed"  # The seat has changed hands, or has to be planned again.
+    CHANGED = "changed"  # The seat has a new bookie, or has to be planned again.
     STUCK = "stuck"  # Some entries are unavailable, for now or permanently.
 
 

@@ -1,8 +1,8 @@
 """Checks the paths and sizes of requests to a metadata store before any store gets them.
 
 A path is `/` or a sequence of `/name`. A name has 1 to 255 visible ASCII characters other than `/`,
-and is neither `.` nor `..`. ZooKeeper also accepts other names, but refuses no request that passes
-these checks. The name of a sequential node is checked before the digits are appended.
+and is neither `.` nor `..`. ZooKeeper accepts every request that passes these checks, and some
+other names, too. The name of a sequential node is checked before the digits are appended.
 
 The size of a request is the sum of the bytes of its paths and values, plus `OP_BYTES` for each
 operation. The limit keeps every request below one megabyte, at which a ZooKeeper server closes the

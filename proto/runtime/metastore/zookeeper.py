@@ -9,8 +9,9 @@ The module keeps the promises of the port as follows:
   set again, and each reports RESYNC. Servers before 3.9 keep one mode for each path: a path that is
   watched in both modes is watched recursively, and when a child is created or deleted, CHILDREN is
   reported.
-- *Sessions.* SUSPENDED is reported when the connection breaks. EXPIRED is reported when a server
-  says so, for which the client has to reconnect; then a new session follows by itself.
+- *Sessions.* SUSPENDED is reported when the connection breaks. EXPIRED is reported once the client
+  has reconnected and a server has said that the session is over. A new session then begins by
+  itself.
 - *Freshness.* To read fresh data, a caller calls `sync` and then reads. A replica whose state is
   older than the one that this client has seen refuses its connection.
 
