@@ -97,8 +97,9 @@ class StorageConfig:
     # the fast path sooner, and others wait for its syncs more often.
     alone_after_chunks: int = 4
     # Bytes of zeros that are written ahead in the journal after a small write; later syncs are then
-    # up to twice as quick. Larger: fewer writes take longer, each for longer. Smaller: more writes
-    # take longer, each for less. 0: none, for file systems that never write in place (btrfs, ZFS).
+    # up to twice as quick. Larger: the zeros delay fewer writes, but each one for longer. Smaller:
+    # they delay more writes, each one for less time. 0: none, for file systems that never write in
+    # place (btrfs, ZFS).
     zeros_ahead_bytes: int = 256 * 1024
     # Bytes of the newest data that stay in the system's page cache for readers. Larger: readers
     # that are further back need not wait for the disk, but on a virtual machine a write to fresh
@@ -283,8 +284,9 @@ class ServerConfig:
     # Bytes that each connection may always hold, however much others hold. Larger: more memory for
     # many connections. Smaller: connections wait for each other sooner when the pool is empty.
     connection_bytes_floor: int = 8 * 1024
-    # Ordinary reads from disk at a time; as many urgent reads may run besides. Larger: more
-    # throughput of disks with deep queues, but adds wait longer for the disk. Smaller: the reverse.
+    # Ordinary reads from disk at a time; as many urgent reads may run at once with them. Larger:
+    # more throughput of disks with deep queues, but adds wait longer for the disk. Smaller: the
+    # reverse.
     reads_max: int = 64
     # Reads from disk at a time for one connection. Larger: one client reads faster. Smaller:
     # clients share the disk more evenly.

@@ -85,7 +85,7 @@ class Reading:
         found = await self._read_run(ledger_id, first_entry, count_max, bytes_max)
         if not found:
             found = [await self.read(ledger_id, first_entry)]
-        # The count is usually full for small entries, whose sizes then need no sum.
+        # Small entries usually fill the count; then their sizes need not be added up.
         if len(found) == count_max:
             return found
         bytes_left = bytes_max - sum(map(len, found))

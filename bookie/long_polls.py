@@ -20,7 +20,7 @@ Resume = Callable[["Parked", int | None, bool], None]
 """Called once, with the wall time in milliseconds of the news, or None without news, and whether
 the read should be answered at once.
 
-It never raises, because other requests and adds wait for its return."""
+It must not raise, because other requests and adds wait for its return."""
 
 # The number of polls that are answered before the add with the news is written.
 _ANSWERED_FIRST: Final = 4

@@ -177,7 +177,8 @@ class RecordFile:
         return self._cache.peek(self._serial | self.records[at]) is not None
 
     def _announce_behind(self, last: int) -> None:
-        """Requests the next stretches that are not read yet; others among them may be in progress."""
+        """Prefetches the next stretches after record `last`, except those that were read or are
+        being read."""
         limit = self._end_of(last) + _REQUESTS_BYTES
         left, self._ahead = self._ahead, min(self._ahead + 1, _AHEAD_MAX)
         first = last + 1

@@ -64,13 +64,14 @@ from rollbook.proto.wire.v2_frames import BATCH_READ_REPLY_HEAD_BYTES
 logger = structlog.get_logger()
 
 _NO_AUTH: Final = AuthReply(AUTH_DISABLED_PLUGIN, b"")
-# The most entries and bytes in the response to a long poll, which is made in a turn of other work.
+# The maximum number of entries and bytes in the response to a long poll, which is made in a turn of
+# other work.
 _FOLLOWING_MAX: Final = 256
 _FOLLOWING_BYTES_MAX: Final = 64 * 1024
-_BATCH_IDS_MAX: Final = 16 * 1024  # The most ids that are examined for one request.
+_BATCH_IDS_MAX: Final = 16 * 1024  # The maximum number of ids that one request examines.
 _BATCH_STEPS_IN_A_ROW: Final = 64  # Gaps that are skipped in a row before other work runs.
-_BATCH_STEP_BYTES_MIN: Final = 64 * 1024  # The least size of a step, however short memory is.
-_BATCH_STEP_ENTRIES: Final = 512  # The most entries in one step; after a step, other work runs.
+_BATCH_STEP_BYTES_MIN: Final = 64 * 1024  # The minimum size of a step, even if memory is short.
+_BATCH_STEP_ENTRIES: Final = 512  # The maximum per step; after a step, other work runs.
 
 
 class Answers:

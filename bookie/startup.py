@@ -95,7 +95,7 @@ async def lock_all(disk: Disk, directories: Iterable[str]) -> list[DiskLock]:
     try:
         for directory in directories:
             lock = await disk.lock(f"{directory}/lock")
-            # The locks are appended one by one, because on an error those are released.
+            # Each lock is appended at once, so that an error later releases it.
             locks.append(lock)
     except BaseException:
         for lock in locks:

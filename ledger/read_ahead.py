@@ -20,7 +20,7 @@ from rollbook.proto.ids import EntryId
 from rollbook.proto.wire.digest import Entry
 
 _ENTRY_OVERHEAD_BYTES: Final = 64
-_SINGLES_MAX: Final = 64  # Most concurrent single reads, for bookies without batches.
+_SINGLES_MAX: Final = 64  # The limit of concurrent single reads, if bookies have no batches.
 _FIRST_BYTES: Final = 256 * 1024  # The size of the first runs; later ones are whole batches.
 
 ReadRun = Callable[[EntryId, int, int], Awaitable[list[Entry]]]

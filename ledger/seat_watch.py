@@ -34,7 +34,7 @@ class SeatWatch:
         self._clock = clock
         self._absences = LostMembers()
         self._looked_at: LiveBookies | None = (
-            None  # The last registered bookies with which no seat needed a change.
+            None  # The registered bookies at the last check in which no seat needed a change.
         )
         self._task: asyncio.Task[None] | None = None
 

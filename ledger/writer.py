@@ -272,8 +272,8 @@ class LedgerWriter:
     async def flush(self) -> None:
         """Waits until all entries that were appended before are confirmed.
 
-        Raises `AppendUnsettled` if that will not happen, otherwise the error that stopped the
-        writer. A cancelled call leaves nothing behind.
+        If the writer has stopped, raises `AppendUnsettled` if entries were left unconfirmed, and
+        otherwise the error that stopped the writer. A cancelled call leaves nothing behind.
         """
         if self._failure is not None:
             raise self._ending()

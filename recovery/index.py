@@ -75,7 +75,7 @@ class LedgerIndex:
         self._shared: dict[IndexRow, IndexRow] = {}
         self._unclosed: set[int] = set()
         self._counts: Counter[BookieId] = Counter()
-        # The number of each id's note, by id, the oldest note first.
+        # The ids that were noted and not read since, each with the number of its first note; oldest first.
         self._noted: dict[int, int] = {}
         self._notes = 0
         self._must_walk = True

@@ -260,7 +260,7 @@ class LedgerHealer:
     # --- The end of the ledger ----------------------------------------------------------------
 
     async def _without_closing(self, metadata: LedgerMetadata) -> LedgerMetadata | None:
-        """Return metadata that allows to settle the doubts without stopping the writer, or None if not all
+        """Return metadata with which the doubts can be settled without stopping the writer, or None if not all
         doubts are about confirmed entries.
         """
         task, last = self._task, EntryId(ENTRY_ID_MAX - 1)

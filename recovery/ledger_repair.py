@@ -417,8 +417,8 @@ class LedgerRepair:
         listed: EntryList,
         verifier: Verifier,
     ) -> list[EntrySpan]:
-        """Return the entries of the share that a new member lists, but of which it returns other bytes than
-        were written. The bookie may have them from an earlier seat in the ledger, and checks of bytes skip
+        """Return the entries of the share that a new member lists, but for which it does not return the bytes
+        that were written. The bookie may have them from an earlier seat in the ledger, and checks of bytes skip
         bookies without a seat, so these entries are read before they count as copies (RP1).
         """
         bad: list[EntrySpan] = []

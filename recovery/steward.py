@@ -250,8 +250,8 @@ class Steward:
         self._failing = failures
 
     def _is_for_people(self, ledger_id: LedgerId, failure: Failure) -> bool:
-        """Return whether a person needs the failure, because entries are lost or because it explains why a
-        drain failed.
+        """Return whether people need to see the failure, because entries are lost or because the failure
+        explains why a drain failed.
         """
         row = self._index.row(ledger_id) or ()
         return failure.is_unrecoverable or not self._failed.isdisjoint(row)

@@ -13,7 +13,7 @@ from typing import Final
 
 from rollbook.proto.ports import DiskSpace
 
-_FILL_BYTES_PER_S: Final = 1024**3  # No writer is faster than this.
+_FILL_BYTES_PER_S: Final = 1024**3  # Disks are assumed to fill no faster than this.
 _LOOK_S_MIN: Final = 0.2
 
 

@@ -142,7 +142,7 @@ class DirectoryCondition(Enum):
     STAMPED = "stamped"
     DAMAGED = "damaged"
     UNSTAMPED = "unstamped"  # The directory holds a store's files but no stamp.
-    FOREIGN = "foreign"  # The directory holds other files than a store's.
+    FOREIGN = "foreign"  # The directory holds files that are not a store's.
 
 
 @dataclass(frozen=True, slots=True)

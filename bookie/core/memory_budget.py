@@ -175,7 +175,7 @@ class ConnectionMemory:
         return max(pool.floor - held, min(pool.ceiling - held, pool.bytes_max - pool.lent))
 
     def try_resume(self) -> bool:
-        """Returns whether a paused connection may read again. May make it the favoured one.
+        """Returns whether a paused connection may read again. May make it the favoured connection.
 
         The threshold is lower than in `try_take`, because a connection that paused and resumed in
         each turn would be slower.

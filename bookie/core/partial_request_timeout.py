@@ -35,7 +35,7 @@ class PartialRequestProgress:
 
     def try_restart(self, begun: int, *, is_new: bool) -> bool:
         """Returns whether the deadline restarts with the chunk that brought the request to `begun`
-        bytes. `is_new` says that the chunk before had no bytes of it."""
+        bytes. `is_new` says that the request began in this chunk."""
         progress = begun if is_new else begun - self._begun_when_timed
         if progress < begun and progress < _PROGRESS_BYTES:
             return False

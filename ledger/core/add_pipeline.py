@@ -79,7 +79,7 @@ class SlotProgress:
     since: int = 0  # The tick since which the slot has had copies to acknowledge.
     # Entries refused as "busy"; they will be sent again.
     refused: list[EntryId] = field(default_factory=list)
-    is_paused: bool = False  # Whether sending to the slot pauses.
+    is_paused: bool = False  # Whether sending to the slot is paused.
     acked_seen: EntryId = FIRST_ENTRY
     last_sign: int = 0  # The last tick with new acks or a "busy".
 
@@ -367,8 +367,8 @@ class AddPipeline:
         self._seats[slot].takes_entries = False
 
     def resume(self, slot: int) -> tuple[EntryId, EntryId]:
-        """Sends to the slot again, whose bookie is back. Returns the range of entries that it will
-        never get."""
+        """Sends to the slot again, because its bookie is back. Returns the range of entries that
+        the bookie will never get."""
         lacks_from = self.acks.recall(slot, self._first)
         self._seat(slot)
         return lacks_from, max(lacks_from, self._first)
@@ -380,7 +380,7 @@ class AddPipeline:
 
     def admit(self, slot: int, first_entry: EntryId) -> tuple[EntryId, EntryId]:
         """Begins to send to the slot's new bookie, which the metadata names from `first_entry` on.
-        Returns the range of entries that it will never get."""
+        Returns the range of entries that the bookie will never get."""
         start = max(first_entry, self._first)
         self._busy_pauses_s[slot] = 0.0
         self.acks.admit(slot, start)

@@ -50,7 +50,7 @@ class _Sought:
     pending: Slots = 0  # Members that were asked and have not responded.
     tried: Slots = 0  # Members asked in vain, or late.
     negatives: Slots = 0
-    failures: dict[int, str] = field(default_factory=dict)  # Answers by slot that prove nothing.
+    failures: dict[int, str] = field(default_factory=dict)  # By slot, answers that prove nothing.
 
 
 class TailSearch:

@@ -233,4 +233,4 @@ def _as_bookie_id(name: str) -> BookieId | None:
     try:
         return parse_bookie_id(name)
     except InvalidRequest:
-        return None  # This is the folder of read-only bookies, or a foreign node.
+        return None  # The name is that of the folder of read-only bookies, or of a foreign node.

@@ -258,8 +258,8 @@ async def children_surely(store: MetadataStore, path: str) -> list[str]:
 def _require(store: MetadataStore, session: SessionId | None) -> None:
     if session is None:
         return
-    # A store without a session waits for its first session and writes in it, since the caller could
-    # not name it.
+    # NO_SESSION is refused: a store without a session would wait for its first session and write in
+    # that one, which the caller cannot have named.
     if session == NO_SESSION or store.session != session:
         raise SessionExpired(session=session)
 

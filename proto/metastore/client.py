@@ -68,7 +68,7 @@ logger = structlog.get_logger()
 
 SESSION_TIMEOUT_S: Final = 10.0
 OPERATION_TIMEOUT_S: Final = 10.0
-CLOSE_TIMEOUT_S: Final = 1.0  # It takes less time to replace a dead owner.
+CLOSE_TIMEOUT_S: Final = 1.0  # To replace a dead owner takes less time than this.
 CALLS_MAX: Final = 10_000
 _OPENING_PARTS: Final = 10  # The time limit of an opening is divided into this many steps.
 PAUSE_S_MIN: Final = 0.01  # The pause between attempts to connect; it doubles, with jitter.

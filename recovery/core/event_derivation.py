@@ -130,7 +130,7 @@ class Tracks:
         self.states: dict[str, tuple[ObservedState, ...]] = {}
         self._earlier: deque[str] = (
             deque()
-        )  # The subjects of kept states that are not the last ones of their things.
+        )  # For each kept state that is not the last one of its thing, the thing's subject.
         self._earlier_max = earlier_max
 
     def on_look(self, sights: Mapping[str, Sight], now_ms: int) -> bool:

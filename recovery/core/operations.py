@@ -203,7 +203,9 @@ def _canonical(about: Mapping[str, Any]) -> str:
 
 
 def _bounded(outcome: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the outcome without its long lists, which might make the node too large for some metadata store."""
+    """Return the outcome. If it might make the node too large for a metadata store, its lists and objects are
+    left out, and its texts are cut.
+    """
     if len(_canonical(outcome)) <= OUTCOME_BYTES_MAX:
         return dict(outcome)
     short = {name: each for name, each in outcome.items() if not isinstance(each, list | dict)}

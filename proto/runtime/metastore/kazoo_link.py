@@ -356,8 +356,8 @@ class _Handler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo has n
 class _WakeUps:
     """Wakes kazoo's thread with a byte for each request, and never blocks the event loop.
 
-    A byte is left out only if the socket's buffer is full. It then has more bytes than there are
-    requests in flight.
+    A byte is left out only if the socket's buffer is full. The buffer then holds more bytes than
+    there are requests in flight.
     """
 
     def __init__(self, end: socket.socket) -> None:
