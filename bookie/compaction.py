@@ -176,8 +176,8 @@ class Compactor:
         return self.state
 
     async def run(self, *, major: bool) -> CompactionState:
-        """Compacts all logs that are sparse enough now, even if this kind of compaction never runs
-        by itself.
+        """Compacts all logs that are sparse enough now, even if this kind of compaction is never
+        scheduled.
 
         Raises `CompactionStopped`, `BookieFailed`, and `OSError` if the disk has no room for it.
         """

@@ -217,8 +217,8 @@ class SpaceConfig:
     # Bytes per second that the scrub reads. Larger: rot is found sooner, but readers get less of
     # the disk. Smaller: the reverse.
     scrub_bytes_per_s: int = 4 * MIB
-    # The least number of seconds from the start of one scrub to the start of the next. Longer: less
-    # reading. Shorter: rot is found sooner.
+    # The minimum number of seconds from the start of one scrub to the start of the next. Longer:
+    # less reading. Shorter: rot is found sooner.
     scrub_interval_s: float = 86_400.0
     # Used share of a disk above which the bookie accepts no entries. Larger: more of the disk is
     # used, but the compaction that frees space has less room. Smaller: the reverse.

@@ -65,7 +65,7 @@ class DeletedLedgerScan:
         return absent
 
     async def still_absent(self, ids: IntArray) -> IntArray:
-        """Returns the given ids whose metadata is still absent; reads each by itself. Raises
+        """Returns the given ids whose metadata is still absent; reads each separately. Raises
         `Unavailable`, `OutcomeUnknown`, `WrongCluster`, `NoSuchCluster`."""
         await require_cluster(self._store, self._cluster)
         absent = array("q")

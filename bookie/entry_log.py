@@ -45,7 +45,7 @@ logger = structlog.get_logger()
 
 _ALL_DURABLE: Final = 2**62
 _PAGES_AHEAD_BYTES: Final = 32 * 1024
-# The most open logs; each takes a file descriptor and the tables of its footer.
+# The maximum number of open logs; each takes a file descriptor and the tables of its footer.
 _OPEN_MAX: Final = 256
 
 

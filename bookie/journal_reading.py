@@ -23,7 +23,7 @@ from rollbook.bookie.core.replay import Replayed, replay_record, replay_scan
 from rollbook.bookie.core.torn_tail import scan, sound_run
 from rollbook.proto.ports import File
 
-# The most bytes that are read at a time without the page cache.
+# The maximum number of bytes that are read at a time without the page cache.
 _WINDOW_BYTES: Final = 1024 * 1024
 
 

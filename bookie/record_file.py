@@ -29,10 +29,10 @@ from rollbook.proto.errors import TornRecord
 from rollbook.proto.ports import Buffer, File
 
 _STRETCH_BYTES: Final = 512 * 1024
-# The most stretches that are read or read ahead at a time, because the time of a read varies by
-# device.
+# The maximum number of stretches that are read or read ahead at a time, because the time of a read
+# varies by device.
 _AHEAD_MAX: Final = 4
-# The most bytes that one reader may have requested at a time.
+# The maximum number of bytes that one reader may have requested at a time.
 _REQUESTS_BYTES: Final = 4 * 1024 * 1024
 _BODIES_BYTES: Final = 64 * 1024
 # If a record's first entry has at least this size, its entries are views of the record, which are

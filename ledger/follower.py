@@ -38,7 +38,7 @@ _SECOND_OPINION_S: Final = 0.1
 _PAUSE_S_MIN: Final = 0.002
 _HEARTBEAT_S: Final = 1.0  # The longest time without news, except for one poll.
 _PAUSE_S_MAX: Final = 0.1
-# The most bytes of entries in a poll's response; further entries are read separately.
+# The maximum number of bytes of entries in a poll's response; further entries are read separately.
 _FOLLOWING_BYTES_MAX: Final = 64 * 1024
 
 
@@ -253,7 +253,7 @@ class Follower(AsyncIterator[News]):
 
 
 def _nobody() -> None:
-    """Does nothing: the callback while the follower does not poll."""
+    """Does nothing. This is the callback while the follower does not poll."""
 
 
 class EntryTail(AsyncIterator[Entry]):

@@ -66,8 +66,8 @@ _RESTARTS_MAX: Final = 20  # Each restart is caused by another client's change o
 _PAUSE_S: Final = 0.05
 _PAUSE_S_MAX: Final = 0.5
 _LOOKS_PER_PATIENCE: Final = 4
-_AHEAD_MAX: Final = 20_000  # The most entries to request at a time.
-# The most entries to request at a time if each entry needs a request of its own.
+_AHEAD_MAX: Final = 20_000  # The maximum number of entries to request at a time.
+# The same maximum if each entry needs a request of its own.
 _AHEAD_MAX_SINGLY: Final = 1_000
 _FENCE: Final = NO_ENTRY, 1  # A fencing request for the last entry.
 _LAC: Final = NO_ENTRY, 0  # A request for the LAC.
@@ -139,8 +139,8 @@ class LedgerRecovery:
             try:
                 return await self._nodes.update(stored, stored.metadata.with_recovery_started())
             except MetadataConflict:
-                # The writer changed the ensemble at the same time. That is rare, because it takes a
-                # failed bookie.
+                # The writer changed the ensemble at the same time. That is rare, because a writer
+                # does this only if a bookie has failed.
                 stored = await self._nodes.read(stored.metadata.ledger_id, fresh=True)
         return stored
 

@@ -535,7 +535,7 @@ class LedgerWriter:
                 turn.set_result(None)
 
     def _pass_room_on(self) -> None:
-        """Offers the room that a cancelled waiter has perhaps left."""
+        """Offers the room that a cancelled waiter may have left."""
         if self._wants_room and not self._offer_is_due:
             self._offer_is_due = True
             self._loop.call_soon(self._offer_room)
@@ -653,7 +653,7 @@ class LedgerWriter:
     # --- Checking the metadata (WR5) ------------------------------------------------------------
 
     def _verify_when_stale(self) -> bool:
-        """Starts to read the metadata again if it was not verified for too long. Returns whether
+        """Starts to read the metadata again if it was last verified too long ago. Returns whether
         adds may be sent now; if not, `_read_back` sends them later.
         """
         if self._reading_back is None and self._metadata_writer.is_stale:

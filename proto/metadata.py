@@ -63,8 +63,8 @@ class LedgerMetadata:
     password: bytes | None = field(default=None, repr=False)
     custom: tuple[tuple[str, bytes], ...] = ()  # The application's own values, with distinct keys.
     created_ms: int | None = None  # None if only the node records the creation time.
-    # If a creator's reply was lost, this token shows it that it created the node. Java's updates
-    # overwrite the token with 0.
+    # If the reply to the creator was lost, this token shows the creator that it made the node. Java's
+    # updates overwrite the token with 0.
     creation_token: int | None = None
     format_version: int = FORMAT_VERSION
 

@@ -27,7 +27,7 @@ class HealConfig:
     # serves again sooner.
     grace_s: float = 30.0
     # Seconds before the steward repeats an incomplete healing. The pause is doubled with each
-    # attempt, up to ten minutes. Longer: fewer attempts in vain. Shorter: the healing is complete
+    # attempt, up to ten minutes. Longer: fewer attempts that fail. Shorter: the healing is complete
     # sooner.
     retry_pause_s: float = 5.0
 
@@ -60,7 +60,7 @@ class WorkerConfig:
     # store. Shorter: a lost event delays a repair less.
     look_again_s: float = 60.0
     # Seconds before a failed repair is repeated. The pause is doubled with each failure, up to ten
-    # minutes. Longer: fewer attempts in vain. Shorter: the ledger is repaired sooner once that is
+    # minutes. Longer: fewer attempts that fail. Shorter: the ledger is repaired sooner once that is
     # possible.
     retry_pause_s: float = 5.0
     # Seconds before a ledger that another worker has locked is checked again. Longer: less load on

@@ -6,7 +6,7 @@ that got the copies.
           │                   └─► seat by seat: is it still lost? ─► pick a target ─► copy ─► swap in one transaction
           └───── again, until nothing is short
 
-A seat changes hands only when its whole share is durable on the new bookie (RP1), and only if its old bookie
+A seat gets a new bookie only when its whole share is durable on this bookie (RP1), and only if its old bookie
 is draining, or is marked and still lost at the swap (RP2). The swap's transaction checks the lock, the
 lifecycle of a draining bookie, and that the target has not changed since the copy began (RP3). A ledger is
 closed for a repair only after the grace period for its writer (RP4).

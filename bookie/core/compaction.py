@@ -26,7 +26,7 @@ _ENTRY_SHARE: Final = 1.01
 TARGET_BYTES: Final = 256 * 1024 * 1024
 # The index of a new log is in memory until the log is finished, and takes 16 bytes for each entry.
 TARGET_ENTRIES: Final = 2 * 1024 * 1024
-_VICTIMS_MAX: Final = 64  # The most sources of a new log; each of them is an open file.
+_VICTIMS_MAX: Final = 64  # The maximum number of sources of a new log; each is an open file.
 
 
 class Candidate(NamedTuple):

@@ -80,7 +80,7 @@ class Purpose(IntEnum):
 
 
 class RecordKind(IntEnum):
-    FRAMES = 1  # Add frames, as they were received.
+    FRAMES = 1  # Add frames as they were received.
     ENTRIES = 2  # Entries without their frames, sorted by ledger and entry.
     CONTROL = 3  # Fences, explicit LACs, deletions.
     CHANGES = 4  # Changes of the catalog.

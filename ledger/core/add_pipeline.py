@@ -57,7 +57,7 @@ DEADLINE_TICKS: Final = 20
 LAGGARD_TICKS: Final = 4
 PATIENCE_TICKS: Final = 2
 LOOK_AGAIN_S: Final = 0.01  # A socket that was full is checked again after this time.
-# The most bytes that are written to a connection and not yet accepted by its socket.
+# The maximum number of bytes that are written to a connection and not yet accepted by its socket.
 _SEND_AHEAD_BYTES: Final = 1024 * 1024
 _GATHER_S: Final = 0.002  # Larger: fewer writes; readers see later what is confirmed.
 _BUSY_PAUSE_S_MIN: Final = 0.02

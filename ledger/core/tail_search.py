@@ -31,7 +31,7 @@ from rollbook.proto.ids import NO_ENTRY, EntryId
 from rollbook.proto.quorum import Ensemble, Quorum, Slots
 from rollbook.proto.wire.digest import Entry
 
-_PROBES_MAX: Final = 64  # The most entries to request beyond those known to exist.
+_PROBES_MAX: Final = 64  # The maximum number of entries to request beyond those known to exist.
 
 
 class TailProbe(NamedTuple):
@@ -48,7 +48,7 @@ class _Sought:
     """An entry that was requested and is not found yet."""
 
     pending: Slots = 0  # Members that were asked and have not responded.
-    tried: Slots = 0  # Members asked in vain, or late.
+    tried: Slots = 0  # Members that are no longer asked alone for the entry.
     negatives: Slots = 0
     failures: dict[int, str] = field(default_factory=dict)  # By slot, answers that prove nothing.
 
@@ -112,8 +112,8 @@ class TailSearch:
         return runs.asks()
 
     def _one_to_ask(self, entry_id: EntryId, sought: _Sought, cover: Sequence[int]) -> int | None:
-        """Returns the member to ask, which is the same for neighbouring entries. Returns None if
-        the entry is unlikely to exist, or a member was asked for it without success."""
+        """Returns the member to ask alone, which is the same for neighbouring entries. Returns None
+        if the entry is unlikely to exist, or if every member was tried."""
         if entry_id > self._highest_seen:
             return None
         untried = self._quorum.write_mask(entry_id) & ~sought.tried

@@ -57,7 +57,7 @@ from rollbook.proto.ports import (
 logger = structlog.get_logger()
 
 _LOWEST: Final = LedgerId(0)
-# The most drawn ids in a row that other clients may have taken by choosing ids themselves.
+# The maximum number of drawn ids in a row that other clients may have taken by choosing ids themselves.
 _ID_RACES_MAX: Final = 100
 
 

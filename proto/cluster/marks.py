@@ -80,7 +80,8 @@ from rollbook.proto.ports import (
     Watch,
 )
 
-_RACES_MAX: Final = 20  # The most races that are lost to other processes that mark the same ledger.
+# The maximum number of races that may be lost to other processes that mark the same ledger.
+_RACES_MAX: Final = 20
 
 
 @dataclass(frozen=True, slots=True)

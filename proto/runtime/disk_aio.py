@@ -1,11 +1,11 @@
-"""Reads that bypass the page cache and that the system does by itself, with Linux's `io_submit`.
+"""Reads that bypass the page cache and that the system does without a thread, by Linux's `io_submit`.
 
 A thread would have to be woken for each read, and would take the interpreter from the loop twice.
 Here the loop makes one system call for each read, and one that collects all reads that have ended.
 The kernel wakes the loop only if a caller waits there.
 
-The kernel owns a buffer until its read has ended, even if the caller gave up. Only then the buffer
-is used again.
+The kernel owns a buffer until its read has ended, even if the caller gave up. The buffer is used
+again only after that.
 """
 
 import asyncio
@@ -24,7 +24,8 @@ from typing import Final, NamedTuple, Self
 from rollbook.proto.ports import Buffer
 from rollbook.proto.runtime.system_calls import call
 
-_READS_MAX: Final = 64  # The most reads that run, or have ended and were not collected.
+# The maximum number of reads that run, or have ended and were not collected.
+_READS_MAX: Final = 64
 _REFUSALS_MAX: Final = 16  # After this many refusals in a row, no read is started for `_REST_S`.
 # Some devices never accept reads without waiting; others accept only few at a time.
 _REST_S: Final = 60.0

@@ -32,7 +32,7 @@ _BLOCK: Final = 4096
 # The size of the buffer of each thread and of each read-ahead.
 _BUFFER_BYTES: Final = _DIRECT_BYTES_MAX + 2 * _BLOCK
 _DIRECT_FILES_MAX: Final = 16
-# The most positions of one file that are remembered as read past the page cache.
+# The maximum number of positions of one file that are remembered as read without the page cache.
 _POSITIONS_MAX: Final = 4096
 _AHEAD_THREADS: Final = 2
 _AHEAD_BYTES_MAX: Final = 16 * 1024 * 1024  # The limit for the read-ahead of all files together.

@@ -99,7 +99,7 @@ _REPLIES_ALIKE_MAX: Final = 1024
 # Few sizes occur, so a cache spares unpacking their varints each time.
 _unpack_size: Final = lru_cache(maxsize=8192)(unpack_varint)
 
-_SHAPES_MAX: Final = 4096  # The most shapes of adds that a packer keeps.
+_SHAPES_MAX: Final = 4096  # The maximum number of shapes of adds that a packer keeps.
 
 
 class _Lists(NamedTuple):

@@ -11,8 +11,8 @@ counts answers. A doubt about an entry may end in three ways only (HL1):
     given up       a person has named the entry, knowing that it may be lost
 
 While a ledger is open, no entry of its open fragment can be "not needed": recovery has to close the ledger
-first, unless all doubts are about confirmed entries (`as_if_closed`). If this very doubt prevents recovery
-from closing it, a person can give up the doubt about the open fragment by name, but no other doubt about that
+first, unless all doubts are about confirmed entries (`as_if_closed`). If the doubt itself prevents recovery
+from closing the ledger, a person can give up the doubt about the open fragment by name, but no other doubt about that
 ledger (`rest_to_give_up`).
 
 An entry is lost if no other member of its write set has a good copy, and no copy may still turn up.

@@ -43,7 +43,7 @@ from rollbook.proto.ports import NO_SESSION, SessionId, WatchEvent, WatchEventKi
 
 ConnectionId = int
 
-WATCHES_MAX: Final = 10_000  # The most watches of one connection.
+WATCHES_MAX: Final = 10_000  # The maximum number of watches of one connection.
 
 
 @dataclass(slots=True)

@@ -59,7 +59,7 @@ _LOOK_S: Final = (
     1.0
 )
 CONNECTIONS_MAX: Final = 1024
-# The most unanswered requests of one connection; it is enough to fill a batch.
+# The maximum number of unanswered requests of one connection; they are enough to fill a batch.
 UNANSWERED_MAX: Final = 128
 UNREAD_EVENT_BYTES_MAX: Final = 4 * 1024 * 1024
 HELLO_TIMEOUT_S: Final = 10.0
