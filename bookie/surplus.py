@@ -146,7 +146,7 @@ class Surplus:
             left = (each for each in ledger_ids if each in self._copies.ledger_ids)
             surplus_bytes += sum(self._storage.entry_bytes_of(each) for each in left)
         self._ledgers, self._bytes = looked_at, surplus_bytes
-        # The release must not wait for the next look, which is a day later (MK5).
+        # The release must not wait for the next look, which is a whole interval later (MK5).
         await self._marks.release_strays()
 
     async def _ask_about(self, ledger_ids: Sequence[int]) -> list[int]:

@@ -50,7 +50,7 @@ class News:
     entries: tuple[Entry, ...]
     last_add_confirmed: EntryId  # The highest known LAC.
     is_closed: bool
-    waits_for: str = ""  # The error that delays it; empty: the writer does.
+    waits_for: str = ""  # The error that delays the follower; empty: it waits for the writer.
 
 
 class Follower(AsyncIterator[News]):

@@ -361,8 +361,8 @@ class Ledgers:
         return len(self._placement.usable(self._live(is_urgent=is_urgent)))
 
     async def changed(self, live: LiveBookies) -> LiveBookies:
-        """Waits until other bookies are registered than in `live`, or a bookie has changed its
-        mode. Raises `MetadataUnavailable` after the watch has ended. A cancelled call leaves
+        """Waits until the registered bookies or their modes differ from `live`; returns the current
+        ones. Raises `MetadataUnavailable` after the watch has ended. A cancelled call leaves
         nothing behind."""
         return await self._watcher.changed(live)
 

@@ -24,8 +24,8 @@ _SINGLES_MAX: Final = 64  # The limit of concurrent single reads, if bookies hav
 _FIRST_BYTES: Final = 256 * 1024  # The size of the first runs; later ones are whole batches.
 
 ReadRun = Callable[[EntryId, int, int], Awaitable[list[Entry]]]
-"""Reads consecutive entries; takes the first id, the most entries (at least one is returned), and
-about how many bytes."""
+"""Reads consecutive entries; takes the first id, the maximum number of entries (at least one is
+returned), and the approximate number of bytes."""
 
 
 class _PendingRead:

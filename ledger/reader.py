@@ -199,8 +199,9 @@ class LedgerReader:
 
     async def read_few(self, first_entry: EntryId, last_entry: EntryId) -> list[Entry]:
         """Returns the entries of `read` in one list. All of them are in memory at once, so request
-        few: best, as many as one batch returns, because then no task reads ahead. Raises
-        `NoSuchEntry`, `EntryUnavailable`, `DigestMismatch`. A cancelled call leaves nothing behind.
+        only a few: best, no more than one batch returns, because further batches are read one after
+        the other. Raises `NoSuchEntry`, `EntryUnavailable`, `DigestMismatch`. A cancelled call
+        leaves nothing behind.
         """
         self._require_open()
         self._require_confirmed(last_entry)

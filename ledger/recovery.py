@@ -433,7 +433,7 @@ class _Attempt:
             search.stop_waiting()
 
     async def _ask_again(self, search: TailSearch) -> None:
-        """Asks the members again whose answers proved nothing: they may have restarted, or their
+        """Asks again all members whose answers proved nothing: they may have restarted, or their
         connections may be back."""
         if self._stuck_at is None:
             self._stuck_at, self._pause_s = self._loop.time(), _PAUSE_S

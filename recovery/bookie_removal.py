@@ -145,7 +145,7 @@ class Departures:
         return {bookie: await self._lifecycles.read(bookie) for bookie in bookies}
 
     async def judge(self, bookies: Sequence[BookieId]) -> RemovalCheck:
-        """Return whether the present metadata permits to remove all of these bookies together (RM1).
+        """Return whether the present metadata permits removing all of these bookies together (RM1).
         Unregistered bookies count as removed, too.
         """
         stored = [await self._known(bookie) for bookie in bookies]

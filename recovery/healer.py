@@ -107,8 +107,8 @@ class Healer:
         )
 
     async def heal(self, on_progress: Callable[[int, int], None] = lambda *_: None) -> Healing:
-        """Heal all ledgers. `on_progress` is called with the number of ledgers that are done, and of all
-        ledgers.
+        """Heal all ledgers. `on_progress` is called with the number of ledgers that are done and the total
+        number of ledgers.
 
         A failure for one ledger is reported in the result. Raises `WrongBookie` or `WrongCluster` if these
         are another bookie's doubts, `Superseded` if the bookie was restarted in the meantime and doubts

@@ -38,8 +38,9 @@ class Suspects:
         self._wait_ns = wait_ns
         self._brake_share = brake_share
         self._ids = array("q")
-        self._first_ended_ns = array("q")  # When the first scan that missed the ledger had ended.
-        # When a second scan that began late enough had ended; or `_NOT_AGREED`.
+        # The time at which the first scan that missed the ledger had ended.
+        self._first_ended_ns = array("q")
+        # The time at which a second scan that began late enough had ended; or `_NOT_AGREED`.
         self._agreed_ns = array("q")
 
     def __len__(self) -> int:

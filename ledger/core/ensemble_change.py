@@ -13,8 +13,8 @@
 - If the reply to a compare-and-set was lost, the writer reads the metadata: the change was made if
   the ledger's end is as requested, because no other process moves the end while the ledger is OPEN.
 - While the outcome of an attempt is unknown, the bookies that stay may confirm entries, since they
-  are in the ensemble in either case. Therefore each new attempt starts at the LAC + 1 of its own
-  time (WR2).
+  are in the ensemble in either case. Therefore each new attempt starts at LAC + 1, with the LAC at
+  the time of the attempt (WR2).
 
 The writer connects again at once after a lost connection. If that fails, or if the new connection
 is lost before an acknowledgement, the bookie has failed. This applies only to a bookie with

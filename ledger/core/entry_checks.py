@@ -13,7 +13,7 @@ from rollbook.proto.ids import NO_ENTRY, EntryId
 from rollbook.proto.ports import Buffer
 from rollbook.proto.wire.digest import ENTRY_HEADER_BYTES, Entry, LedgerDigest, entry_header_at
 
-_new_entry: Final = tuple.__new__  # Faster: the fields' names are not checked.
+_new_entry: Final = tuple.__new__  # This is faster, because no field names are checked.
 
 
 def unpack_batch(

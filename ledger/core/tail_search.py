@@ -272,7 +272,7 @@ class TailSearch:
         self._is_end_certain = True
 
     def ask_again(self) -> None:
-        """Asks the members once more whose answers proved nothing."""
+        """Asks again all members whose answers proved nothing."""
         for entry_id, sought in self._sought.items():
             sought.failures.clear()
             self._to_plan.append(entry_id)

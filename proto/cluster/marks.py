@@ -194,7 +194,7 @@ class MarkTree:
             raise BadMetadata(error.message, path=path) from None
 
     async def unmark(self, stored: StoredMark, lock: Lock) -> bool:
-        """Removes a mark, and returns whether it is gone. It is not if the ledger was marked again (MK2).
+        """Removes a mark, and returns whether it is gone. It stays if the ledger was marked again (MK2).
 
         Raises `SessionExpired` or `NoSuchNode` if the lock is no longer held.
         """

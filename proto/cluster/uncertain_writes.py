@@ -61,7 +61,8 @@ async def create_surely(
     only_if_lost: bool = False,
     session: SessionId | None = None,
 ) -> None:
-    """Creates a node. Raises `NodeExists` if another process made it, `NoSuchNode` if it has no parent.
+    """Creates a node. Raises `NodeExists` if another process made it, and `NoSuchNode` if the parent does not
+    exist.
 
     With `only_if_lost`, `is_ours` is used only after a reply was lost, for the case that other
     processes may write what it checks; before that, an existing node was made by another process.
@@ -138,7 +139,7 @@ async def set_surely(store: MetadataStore, path: str, value: bytes, version: int
 async def put_surely(store: MetadataStore, path: str, value: bytes) -> None:
     """Writes the node whatever its value is, even if it is equal. The last writer wins.
 
-    Raises `NoSuchNode` if the node has no parent, and `MetadataConflict` if others keep writing it.
+    Raises `NoSuchNode` if the parent does not exist, and `MetadataConflict` if others keep writing the node.
     """
     for _ in range(_RACES_MAX):
         node = await read_surely(store, path)

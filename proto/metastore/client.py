@@ -68,7 +68,7 @@ logger = structlog.get_logger()
 
 SESSION_TIMEOUT_S: Final = 10.0
 OPERATION_TIMEOUT_S: Final = 10.0
-CLOSE_TIMEOUT_S: Final = 1.0  # To replace a dead owner takes less time than this.
+CLOSE_TIMEOUT_S: Final = 1.0  # Replacing a dead owner takes less time.
 CALLS_MAX: Final = 10_000
 _OPENING_PARTS: Final = 10  # The time limit of an opening is divided into this many steps.
 PAUSE_S_MIN: Final = 0.01  # The pause between attempts to connect; it doubles, with jitter.

@@ -14,7 +14,7 @@ from rollbook.proto.ports import ProtocolFactory
 
 _HANDSHAKE_S_MAX: Final = 10.0  # A peer whose handshake takes longer is disconnected.
 _SHUTDOWN_S_MAX: Final = 5.0  # How long to wait until the peer ends its side of a TLS session.
-_READ_BYTES_MAX: Final = 256 * 1024  # asyncio's own value.
+_READ_BYTES_MAX: Final = 256 * 1024  # This is asyncio's own value, too.
 
 
 class Handshakes:

@@ -94,8 +94,8 @@ def stretches(
 def _piece(
     metadata: LedgerMetadata, bookie: BookieId, first_entry: int
 ) -> tuple[Fragment | None, int]:
-    """Return the fragment at this entry, or None if the bookie holds none of it, and the last entry up to
-    which that is so.
+    """Return the fragment at this entry, or None if the bookie holds none of it, and the last entry for which
+    the result is the same.
     """
     assert metadata.last_entry is not None
     if first_entry <= NO_ENTRY:
