@@ -413,8 +413,8 @@ class Log(BelongsToProcess):
         """Makes records before `before` unreadable. With `plan`, it only returns what it would do.
 
         With `force_roll`, it also rolls the open segment, so that the segment's space is freed.
-        Raises `Guarded` if a protected mark is in the way. If the call is cancelled, the records
-        may or may not be truncated: `head_offset` shows which.
+        Raises `Guarded` if a protected cursor prevents the truncation. If the call is cancelled,
+        the records may or may not be truncated: `head_offset` shows which.
         """
         answer: messages.TruncateAnswer = await self._client.ask(
             messages.Truncate(self.name, position_of(before), plan, force_roll, self.uid)

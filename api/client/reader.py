@@ -205,7 +205,8 @@ class EventReader:
         covers = spans and spans[0][0] <= start < spans[0][1] and spans[-1][0] < end <= spans[-1][1]
         if not tiles or not covers or start >= end:
             raise BadFrame(
-                "the server sent blocks that do not match its description", log=self._request.log
+                "the server sent blocks that do not fit the offset range of their event",
+                log=self._request.log,
             )
         self._stuck = 0
         self._batches += _in_batches(event.blocks, start, end)

@@ -68,8 +68,8 @@ class SyncSubmission:
 
 
 def wait_for(batch: Batch, timeout: float | None) -> bool:
-    """Returns whether the record is settled. The client's thread settles it first, and then wakes
-    the waiters."""
+    """Waits until the batch is settled, at most `timeout` seconds, and returns whether it is. The
+    client's thread settles the batch first, and then wakes the waiters."""
     require_own_process()
     is_over = threading.Event()
     batch.waiters.append(is_over.set)

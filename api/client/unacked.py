@@ -31,7 +31,8 @@ class UnackedRecords:
 
 
 def take_loss(log: LogName, accumulator: RecordAccumulator) -> UnackedRecords | None:
-    """Returns the writer's loss, which is reported only once."""
+    """Returns the writer's unacknowledged records if the writer has failed and the caller has seen
+    no error of it. Otherwise, and from the second call on, returns None."""
     if not accumulator.hides_losses or accumulator.failure is None:
         return None
     accumulator.is_noticed = True

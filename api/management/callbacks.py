@@ -19,7 +19,7 @@ Facts = dict[str, Any]
 
 _SECRET_BYTES: Final = 32
 _LOOK_AGAIN_S: Final = 0.1
-_TEST_S: Final = 15.0  # Longer than the 10 s in which a receiver has to answer.
+_TEST_S: Final = 15.0  # Longer than the 10 s within which a receiver has to respond.
 
 
 class _Deadlines(Protocol):
@@ -27,7 +27,7 @@ class _Deadlines(Protocol):
 
 
 class ClusterCallbacks:
-    """`look` and `act` wrap calls of the metadata store with a deadline."""
+    """Lists, creates, deletes and tests callbacks. `look` and `act` give calls to the metadata store a deadline."""
 
     def __init__(
         self,
@@ -74,7 +74,9 @@ class ClusterCallbacks:
         if bookie is not None:
             bookie = str(parse_bookie_id(bookie))
         if EventKind.TEST.value in kinds:
-            raise InvalidRequest("the kind test cannot be requested: send a test by `:test`")
+            raise InvalidRequest(
+                "the kind `test` cannot be requested: to send a test event, use `:test`"
+            )
         tracks = await self._look(self._events.known())
         callback = RegisteredCallback(
             secrets.token_hex(16),
@@ -100,7 +102,9 @@ class ClusterCallbacks:
         return await self._act(self._known(delete()))
 
     async def deliveries(self, callback_id: str) -> Facts:
-        """Returns the last hundred attempts, newest first. Raises `Missing`."""
+        """Returns the last hundred delivery attempts, newest first, and the number of waiting events. Raises
+        `Missing`.
+        """
 
         async def read() -> Facts:
             rows, waiting = await self._nodes.rows(callback_id)
@@ -128,7 +132,7 @@ class ClusterCallbacks:
             raise OutcomeUnknown(
                 f"the test was not sent within {_TEST_S:g} s",
                 event=event.id,
-                next_step="send GET /api/v1/recovery to see whether a process leads the part operations, "
+                next_step="send GET /api/v1/recovery to see whether a process leads the part `operations`, "
                 f"then GET /api/v1/callbacks/{callback_id}/deliveries",
             ) from None
 

@@ -1,5 +1,6 @@
-"""Management of the cluster for HTTP and the dashboard, by the same functions that the shell's commands call.
-Cookies, ledgers and operations have files of their own. The deadlines of all calls are in `store_calls.py`.
+"""Management of the cluster for HTTP and the dashboard, with the same functions that the shell commands call.
+Cookies, ledgers, operations and callbacks are in files of their own. The deadlines of all calls are in
+`store_calls.py`.
 """
 
 import asyncio
@@ -76,7 +77,8 @@ class ClusterManagement:
         callback_hosts: Sequence[str] = (),
     ) -> None:
         """`metadata` is the URL of the metadata store without its secrets, for display. `pages_of` returns a
-        client of a bookie's own pages. `callback_hosts` are the hosts to which callbacks may be sent.
+        client for a bookie's admin pages, or None if they are not available. `callback_hosts` are the hosts to
+        which callbacks may be sent.
         """
         self._pages_of = pages_of
         self._events = events
@@ -154,7 +156,7 @@ class ClusterManagement:
         ]
 
     async def node(self, path: str) -> Facts:
-        """Returns a node of the metadata store, including secrets, and the names of its children. Raises
+        """Returns a node of the metadata store and the names of its children. The value may contain secrets. Raises
         `NoSuchNode`.
         """
         return await self._calls.look(self._node(path))
@@ -242,23 +244,24 @@ class ClusterManagement:
             remove(), "send GET /api/v1/bookies to see whether it still exists"
         )
 
-    # --- A bookie's own pages -----------------------------------------------------------------
+    # --- A bookie's admin pages ---------------------------------------------------------------
 
     async def ask_pages(
         self, name: str, method: str, path: str, body: Mapping[str, Any] | None
     ) -> Any:
-        """Returns the bookie's response; the request is sent only to the address that the bookie registered.
+        """Returns the bookie's response. The request is sent only to the address that the bookie registered.
 
-        Raises its errors, `Missing` if it has no pages, `BookieUnreachable`.
+        Raises the bookie's own errors, `Missing` if its admin pages are not available, and `BookieUnreachable`.
         """
         bookie = parse_bookie_id(name)
         _row_of(await self.bookies(), bookie)
         client = self._pages_of(bookie) if self._pages_of else None
         if client is None:
             raise Missing(
-                f"bookie {bookie} does not show its own pages now",
+                f"the admin pages of bookie {bookie} are not available at present",
                 bookie=bookie,
-                next_step="start it with --http, and the recovery server with bookie_token_file in its [recovery] settings",
+                next_step="start the bookie with --http, and the recovery server with bookie_token_file in its "
+                "[recovery] settings",
             )
         said = None if body is None else dict(body)
         if not isinstance(client, AdminClient):
@@ -281,13 +284,13 @@ class ClusterManagement:
             async with asyncio.timeout(_PAGES_S):
                 return await pages.ask(method, path, body)
         except TimeoutError as error:
-            said = f"bookie {bookie} has not answered for {_PAGES_S:g} s"
+            said = f"bookie {bookie} did not respond within {_PAGES_S:g} s"
             raise ConnectionLost(said, bookie=bookie) from error
 
     # --- Space --------------------------------------------------------------------------------
 
     async def space(self) -> dict[str, tuple[int, int]]:
-        """Returns the free and total bytes of those of the first thousand bookies that respond."""
+        """Asks the first thousand bookies, and returns the free and total bytes of each one that responds."""
         self._calls.require_store()
         found = await self._ledgers.space_of_bookies(_SPACE_S, _SPACE_BOOKIES_MAX)
         return {str(bookie): space for bookie, space in sorted(found.items())}
@@ -295,7 +298,7 @@ class ClusterManagement:
     # --- Recovery -----------------------------------------------------------------------------
 
     async def recovery(self) -> Facts:
-        """Returns the facts of `rollbook recovery status`, the first tasks, and the rate."""
+        """Returns the facts that `rollbook recovery status` shows, the first tasks, and the repair rate."""
         return await self._calls.look(self._recovery())
 
     async def _recovery(self) -> Facts:
@@ -333,7 +336,7 @@ class ClusterManagement:
         page = await self._events.page(which, after, limit)
         if page is None:
             raise Missing(
-                "this server does not know the event after which the page should begin",
+                "this server does not know the event in `after`",
                 after=after[:200],
                 next_step="send the request without `after`: a server keeps the last 10,000 events that it saw",
             )

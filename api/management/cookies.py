@@ -26,7 +26,7 @@ class CookieManagement:
         self._cookies = CookieNodes(ledgers.store, ledgers.cluster.root)
 
     async def list_all(self) -> list[Facts]:
-        """Cookies by bookie."""
+        """Returns all cookies, sorted by bookie."""
         return await self._calls.look(self._list())
 
     async def _list(self) -> list[Facts]:
@@ -52,16 +52,18 @@ class CookieManagement:
         return {"bookie": str(bookie), "text": text, "version": node.stat.version}
 
     async def put(self, name: str, text: str, version: int | None) -> Facts:
-        """The cookie must have exactly this version; None: it must not exist yet. Raises `LifecycleConflict`
-        while the bookie is in use.
+        """Stores a cookie. The cookie that it replaces must have this version; with None, the bookie must have no
+        cookie yet. Raises `LifecycleConflict` while the bookie is in use.
         """
         bookie = parse_bookie_id(name)
         try:
             cookie = unpack_cookie(text.encode())
         except (BadMetadata, UnicodeEncodeError) as error:
-            raise InvalidRequest(f"that is not a cookie: {error}"[:200]) from None
+            raise InvalidRequest(f"the text is not a cookie: {error}"[:200]) from None
         if cookie.bookie_id != bookie:
-            raise InvalidRequest(f"it is the cookie of {cookie.bookie_id}", bookie=bookie)
+            raise InvalidRequest(
+                f"the text is the cookie of bookie {cookie.bookie_id}", bookie=bookie
+            )
 
         async def store() -> Facts:
             await self._departures.require_unused(bookie)

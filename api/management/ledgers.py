@@ -1,5 +1,5 @@
-"""Management of ledgers over HTTP: lists them in pages, describes one, reads its entries, closes and deletes
-it.
+"""Management of ledgers over HTTP: lists ledgers in pages, describes a ledger, reads its entries and deletes it,
+and lists bad and lost entries.
 """
 
 import asyncio
@@ -30,7 +30,8 @@ from rollbook.recovery.tasks import BadCopies, Failures
 Facts = dict[str, Any]
 
 _READS: Final = 64  # Concurrent reads of metadata.
-# Ledgers that are read for one page; ledgers in a rare state take several pages to find.
+# About the maximum number of ledgers that are read for one page. To find ledgers in a rare state, a caller may
+# have to request several pages.
 _LOOKED_AT_MAX: Final = 4096
 _ENTRIES_MAX: Final = 1000
 _ENTRY_BYTES_MAX: Final = 4 * 1024 * 1024
@@ -59,8 +60,8 @@ class LedgerManagement:
         page.
 
         A page may have fewer rows than `limit`, or none, although there is a next page: the number of ledgers
-        that are read for a page is bounded (MG3). `short` selects ledgers by their mark, which says that they
-        lack copies.
+        that are read for a page is bounded (MG3). `short` selects ledgers with a mark that
+        says that they lack copies (True), or without one (False).
         """
         return await self._calls.look(self._page(after, limit, state, bookie, short))
 
@@ -97,7 +98,7 @@ class LedgerManagement:
         try:
             return await self._ledgers.metadata(ledger_id)
         except (NoSuchLedger, BadMetadata):
-            # The ledger was deleted, or is unreadable, which `recovery` counts.
+            # The ledger was deleted, or its metadata is unreadable; `recovery` counts unreadable ledgers.
             return None
 
     async def describe(self, ledger_id: int) -> Facts:
@@ -174,8 +175,8 @@ class LedgerManagement:
         return rows, found[limit - 1] if len(found) > limit else None
 
     async def entries(self, ledger_id: int, first: int, last: int | None) -> dict[int, bytes]:
-        """Returns the confirmed entries from `first` to `last`, at most 4 MiB of them. Raises `NoSuchLedger`,
-        `EntryUnavailable`.
+        """Returns the confirmed entries from `first` to `last`: at most 1000, and at most 4 MiB unless the first entry
+        alone is larger. Raises `NoSuchLedger`, `EntryUnavailable`.
         """
         return await self._calls.look(self._read_entries(ledger_id, first, last), ACT_S)
 

@@ -31,8 +31,8 @@ class OperationManagement:
         self._operations = OperationNodes(ledgers.store, ledgers.cluster)
 
     async def list_page(self, after: str, limit: int) -> tuple[list[Facts], str | None]:
-        """Returns the operations in metadata, newest first. `after` is the last operation of the previous
-        page.
+        """Returns the operations in metadata, newest first. `after` is the id of the last operation of the
+        previous page.
         """
         found = [each.operation for each in await self._calls.look(self._operations.list())]
         ids = [each.id for each in found]
@@ -51,7 +51,9 @@ class OperationManagement:
     async def begin(
         self, kind: str, about: Mapping[str, Any], principal: str, key: str | None
     ) -> Facts:
-        """Begins an operation. Raises `DuplicateDiffers` (by `key`), `DrainBlocked`, `InvalidRequest`, `PartOfLog`."""
+        """Begins an operation. Raises `DuplicateDiffers` if `key` belongs to a different request, `DrainBlocked`,
+        `InvalidRequest`, `PartOfLog`.
+        """
         about = await self._checked(
             kind, dict(about), is_new=await self._find_begun(principal, key) is None
         )
@@ -67,7 +69,7 @@ class OperationManagement:
         return self._operation_facts(begun)
 
     async def _find_begun(self, principal: str, key: str | None) -> Any:
-        """Returns the operation that the caller began under this key."""
+        """Returns the operation that the caller began with this key, or None."""
         return (
             await self._calls.look(self._operations.read(id_of_key(principal, key)))
             if key
@@ -94,18 +96,18 @@ class OperationManagement:
             about["to"] = [str(each) for each in targets]
             if clash := set(bookies).intersection(targets):
                 raise InvalidRequest(
-                    f"`to` names {', '.join(sorted(clash))}, which should be emptied"
+                    f"`to` names {', '.join(sorted(clash))}, which the operation is to empty"
                 )
         if not is_new:
             return about
         if kind == "drain":
             drain = self._departures.check(bookies, is_forced=about["force"])
-            await self._calls.walk(drain, "nothing was begun: send it again")
+            await self._calls.walk(drain, "no operation was begun: send the request again")
         else:
             with steps_for_http():
                 require_absent(self._ledgers, bookies)
             work = self._departures.require_named(bookies)
-            await self._calls.walk(work, "nothing was begun: send it again")
+            await self._calls.walk(work, "no operation was begun: send the request again")
         return about
 
     async def cancel(self, operation_id: str) -> Facts:
@@ -146,5 +148,5 @@ def _no_operation(operation_id: str) -> Missing:
     return Missing(
         "there is no such operation",
         operation=operation_id,
-        next_step="send GET /api/v1/operations to list the operations of seven days",
+        next_step="send GET /api/v1/operations to list the operations of the last seven days",
     )

@@ -35,22 +35,24 @@ class StoreWatch:
     async def run(self) -> Never:
         async for event in self._store.session_events():
             self.is_connected = event.state is SessionState.CONNECTED
-        raise AssertionError("they end only with the store")
+        raise AssertionError("the session events ended before the store was closed")
 
 
 class StoreCalls:
-    """Makes calls with a deadline while the store can be reached, and gives their errors next steps for HTTP."""
+    """Makes calls with a deadline while the store can be reached, and replaces the next steps of their errors with
+    HTTP requests.
+    """
 
     def __init__(self, watch: StoreWatch) -> None:
         self._watch = watch
 
     def require_store(self) -> None:
         if not self._watch.is_connected:
-            raise MetadataUnavailable(next_step="check that the metadata store runs")
+            raise MetadataUnavailable(next_step="check that the metadata store is running")
 
     async def look(self, question: Coroutine[Any, Any, T], deadline_s: float | None = _LOOK_S) -> T:
-        """Reads from the store. Raises `MetadataUnavailable` if the store does not answer, whatever the
-        cause: a retry does no harm.
+        """Reads from the store. Raises `MetadataUnavailable` if the store does not respond, for any reason: it is safe
+        to repeat a read.
         """
         # Close the coroutine if it is not awaited because the store is unavailable.
         with closing(question):
@@ -62,7 +64,7 @@ class StoreCalls:
             except (TimeoutError, ConnectionLost, SessionExpired) as error:
                 raise MetadataUnavailable(
                     "the metadata store does not answer",
-                    next_step="check that the metadata store runs",
+                    next_step="check that the metadata store is running",
                 ) from error
 
     async def walk(self, change: Coroutine[Any, Any, T], find_out: str) -> T:

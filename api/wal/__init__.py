@@ -1,5 +1,5 @@
-"""`rollbook.wal`: state machines whose replicas on many machines are kept identical by a log. Programs with
-an event loop use `wal.aio`.
+"""`rollbook.wal`: replicated state machines. A log keeps the replicas, each on its own machine, identical.
+Programs with an event loop use `wal.aio`.
 
 See ../DESIGN.md.
 """

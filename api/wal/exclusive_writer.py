@@ -4,8 +4,8 @@ Only the epoch decides who may write; the lease tells others when they can take 
 an active writer. A writer that could not renew its lease for a while therefore continues, unless another one
 has taken its place.
 
-A writer waits for its turn without a time limit, even while the log cannot be served at all; then it logs one
-warning by `logging`.
+A writer waits for its turn without a time limit, even while the log cannot be served at all. While it cannot, the
+writer logs one warning for each kind of error.
 """
 
 import asyncio
@@ -37,7 +37,7 @@ from rollbook.proto.errors import (
     WriterHeld,
 )
 
-# Programs have `logging` in any case, but structlog is for servers.
+# Only servers depend on structlog; a library for programs uses `logging`.
 logger = logging.getLogger("rollbook.wal")
 
 LEASE_S: Final = 1.0
@@ -51,9 +51,9 @@ def is_passing(error: RollbookError) -> bool:
 
 
 class ExclusiveWriter:
-    """Appends as the log's only writer within an `async with` block, unless another writer fences it.
+    """Appends as the log's only writer within an `async with` block, until another writer fences it.
 
-    All earlier acknowledged records are below `fence`, and no other writer's record comes between its own.
+    All records that were acknowledged before are below `fence`. No other writer's record is between its own records.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class ExclusiveWriter:
         self.epoch: WriterEpoch
         self.fence: Offset
         self.failure: RollbookError | None = None  # The reason why it is no longer the writer.
-        self.on_lost: Callable[[], None] = lambda: None  # Called then.
+        self.on_lost: Callable[[], None] = lambda: None  # Called when `failure` is set.
         self._log = log
         self._mode = AcquireMode(mode)
         self._lease_s = lease_s
@@ -89,7 +89,7 @@ class ExclusiveWriter:
         return self
 
     async def ready(self) -> None:
-        """Waits for room. Raises the error that ended the writer."""
+        """Waits until the writer has room for a record. Raises the error that ended the writer."""
         self._check()
         await self._writer.ready()
 
@@ -117,14 +117,16 @@ class ExclusiveWriter:
             attach(loss.error(), error)
 
     async def leave(self) -> None:
-        """Does the same as `__aexit__`, for a caller that checks each submission itself."""
+        """Does the same as `__aexit__`, but does not report unacknowledged records: the caller checks each
+        submission.
+        """
         try:
             try:
                 await self._writer.drain()
             except asyncio.CancelledError:
                 self._writer.warn_of_pending()
                 raise
-            # Another writer has the epoch by now, or the lease expires by itself.
+            # If the release fails, another writer has an epoch already, or the lease expires by itself.
             with suppress(RollbookError):
                 await self._log.release_writer(self.epoch)
         finally:
@@ -138,7 +140,8 @@ class ExclusiveWriter:
 
     async def _acquire(self) -> WriterGrant:
         pauses, logged, failures = Pauses(LogClientConfig()), set[str](), 0
-        # With a new name, a writer that lost the response would wait for itself.
+        # Retries keep the name of the attempt: with a new name, a writer that lost the response would wait for
+        # its own grant.
         attempt = new_attempt()
         while True:
             try:

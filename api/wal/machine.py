@@ -1,5 +1,5 @@
-"""`StateMachine`: one of several replicas of a state that a log feeds. A replica follows the log unless it
-leads.
+"""`StateMachine`: one of several replicas of a state, which apply the records of a log. A replica follows the log
+unless it leads.
 
     class Counter:
         total = 0
@@ -54,15 +54,15 @@ from rollbook.proto.tasks import stop_tasks
 
 T = TypeVar("T")
 OnApplied = Callable[[WriterEpoch, Any], None]
-"""The result of a record, and its epoch."""
+"""A function that gets the writer epoch of a record, and the result of applying the record."""
 
 SNAPSHOT_EVERY: Final = 10_000
 
 
 class State(Protocol):
-    """The state that a program provides. In every replica it gets the same calls in the same order, so it
-    must be deterministic: it uses no clock, no randomness and no other input. The state must also be quick.
-    Even an invalid command must have a result: an exception ends the replica.
+    """The state that a program provides. Every replica applies the same commands in the same order, so `apply` must
+    be deterministic: it uses no clock, no randomness and no other input. The methods must also return quickly,
+    since they run on the event loop. Even an invalid command must have a result: an exception ends the replica.
     """
 
     def apply(self, command: bytes) -> Any: ...
@@ -71,8 +71,8 @@ class State(Protocol):
 
 
 class StateMachine:
-    """A replicated state, which follows the log within an `async with` block, and leads in a term from
-    `lead`.
+    """A replica of a state. It follows the log within an `async with` block, and leads during a term that `lead`
+    returned.
     """
 
     def __init__(
@@ -86,8 +86,8 @@ class StateMachine:
         snapshot_every: int = SNAPSHOT_EVERY,
     ) -> None:
         """`holder` is the name that others see while this machine leads, for example its address. `lease_s`
-        is the number of seconds before a dead leader is replaced. `snapshot_every` is about the maximum
-        number of records that a restart replays.
+        is the number of seconds before a dead leader is replaced. `snapshot_every` is roughly the
+        maximum number of records that a restart replays.
         """
         self.name = LogName.parse(name)
         self.holder = holder
@@ -130,7 +130,7 @@ class StateMachine:
         self._log = await self._open(str(self.name), name)
         if self._log.config.writer_mode is not WriterMode.EXCLUSIVE:
             raise BadConfig(
-                f"every program may append to {self.name}, so its records are not commands",
+                f"any program may append to {self.name}, so its records are not necessarily commands",
                 next_step="create it with writer_mode=WriterMode.EXCLUSIVE",
             )
         self._snapshots = Snapshots(self._log, lambda: self._client.open(name, create=True))
@@ -143,33 +143,33 @@ class StateMachine:
         await self._barrier.close()
         await stop_tasks(self._checkpointing)
 
-    # --- For everybody ------------------------------------------------------------------------
+    # --- For programs -------------------------------------------------------------------------
 
     def lead(self, mode: messages.AcquireMode | str = messages.AcquireMode.WAIT) -> Term:
-        """Returns a term for one leadership. Enter it by `async with`, which waits for this machine's turn;
-        until then the machine follows.
+        """Returns a term for one leadership. Enter it with `async with`, which waits for this machine's
+        turn; until then the machine follows the log.
         """
         writer = ExclusiveWriter(self._log, self.holder, mode=mode, lease_s=self._lease_s)
         return Term(self, writer)
 
     async def leader(self) -> str:
-        """Returns the `holder` of the present leader, or an empty text if there is none."""
+        """Returns the `holder` of the present leader, or an empty string if there is none."""
         state = await self._log.state()
-        if state.owner and not state.writer_holder:  # Only the log's owner knows.
+        if state.owner and not state.writer_holder:  # Only the log's owner knows the holder.
             question = messages.GetLog(self.name)
             state = await self._client.ask(question, server=state.owner)
         return state.writer_holder
 
     async def read(self, query: Callable[[], T]) -> T:
-        """Returns the result of `query` on a state that has all commands that were acknowledged before this
+        """Returns the result of `query` on a state that includes all commands that were acknowledged before this
         call.
         """
         await self.barrier()
         return query()
 
     async def barrier(self) -> None:
-        """Returns when every command that was acknowledged before this call has been applied. Raises the
-        error that stopped the replica, and `ReaderStalled`.
+        """Waits until every command that was acknowledged before this call is applied. Raises the error that
+        stopped the replica, and `ReaderStalled` after the client's time-out.
         """
         tail = await self._barrier.tail()
         try:
@@ -183,7 +183,7 @@ class StateMachine:
     async def checkpoint(self) -> bool:
         """Writes a snapshot of the present state, and truncates the records before the previous snapshot.
 
-        Returns False if another replica was faster.
+        Returns False if there is a snapshot of this state or a newer one, or if another replica writes one first.
         """
         self.check()
         before = await self._snapshots.newest()
@@ -222,7 +222,9 @@ class StateMachine:
             failure = InvalidRequest(
                 f"the state raised {type(error).__name__}: {error}", offset=self.applied
             )
-            failure.outcome = Outcome.APPLIED  # A command that raised was applied all the same.
+            failure.outcome = (
+                Outcome.APPLIED
+            )  # A command that raised an exception counts as applied.
             self._fail(failure)
             raise failure from error
 
@@ -251,7 +253,7 @@ class StateMachine:
         """Begins a term. Only one term is allowed at a time, so that the state has one source of commands."""
         self.check()
         if self._term is not None:
-            raise InvalidRequest("it leads already, or waits for its turn")
+            raise InvalidRequest("this machine leads already, or waits for its turn")
         self._term = term
 
     def end(self, term: Term) -> None:
@@ -279,7 +281,7 @@ class StateMachine:
     async def replay(self, end: Offset | None, on_applied: OnApplied | None = None) -> None:
         """Applies confirmed records up to `end`, or until the log is sealed, without a time limit.
 
-        With `on_applied`, raises `Truncated` if some of the records are only left in a snapshot.
+        With `on_applied`, raises `Truncated` if some of the records were truncated and exist only in a snapshot.
         """
         self.check()
         pauses = Pauses(self._client.config)
@@ -308,8 +310,8 @@ class StateMachine:
     # --- Snapshots ----------------------------------------------------------------------------
 
     async def _open(self, name: str, beside: str) -> Log:
-        """Opens or creates the log, or the log of its snapshots. Both get the server's default number of
-        copies, since the server knows the number of bookies. One request cannot create both logs.
+        """Opens the log, or creates it in exclusive mode. A new log gets the number of copies of the log `beside` it,
+        which the server chooses by the number of bookies. One request cannot create both logs.
         """
         try:
             return await self._client.open(name)

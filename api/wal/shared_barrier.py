@@ -1,4 +1,4 @@
-"""Requests the log's present end by one request for many readers.
+"""Requests the log's present tail with one request for many readers.
 
 A response is valid for all callers that asked before the request was sent. One request is in flight at a
 time, and all later callers share the next one.
@@ -21,7 +21,7 @@ class SharedBarrier:
         self._next: asyncio.Task[Offset] | None = None
 
     async def tail(self) -> Offset:
-        """Returns the log's tail, as a shared barrier reports it. Cancelling a waiter does not cancel the
+        """Returns the log's tail from a barrier that the callers share. Cancelling a waiter does not cancel the
         barrier.
         """
         if self._next is None:
@@ -43,6 +43,6 @@ class SharedBarrier:
 
 
 def _look_at(task: "asyncio.Task[Offset]") -> None:
-    """Retrieves the task's error, since nobody may wait for it any more."""
+    """Retrieves the task's error, so that asyncio does not log it if no caller waits for the task any more."""
     if not task.cancelled():
         task.exception()

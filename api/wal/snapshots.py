@@ -1,4 +1,4 @@
-"""Writes and finds snapshots of a state, and truncates old ones (the rules are in
+"""Writes and reads snapshots of a state, and truncates old ones (the rules are in
 `core/snapshot_pointer.py`).
 """
 
@@ -33,7 +33,7 @@ class Snapshots:
     async def load(self, snapshot: SnapshotPointer) -> bytes:
         """Reads a snapshot. Raises `Truncated` if newer snapshots have replaced it."""
         pieces, token = await self._open_pieces(), snapshot.token.encode()
-        # This fails if the log has no owner; otherwise the newest records would be missing silently.
+        # This raises an error if the log has no owner. Without it, the newest records could be missing unnoticed.
         await pieces.tail_offset()
         found: list[bytes] = []
         async for batch in pieces.read_batches(snapshot.first, snapshot.next):
@@ -43,8 +43,8 @@ class Snapshots:
     async def write(
         self, data: bytes, applied: Offset, epoch: WriterEpoch, before: StoredPointer | None
     ) -> bool:
-        """Writes the newest snapshot. Returns False if `before` is no longer the newest one: then the
-        snapshot is not valid (WK6).
+        """Writes a snapshot. Returns False if `before` is no longer the newest snapshot; the new one is then not
+        valid (WK6).
         """
         pieces, token = await self._open_pieces(), os.urandom(8).hex()
         async with pieces.writer() as writer:

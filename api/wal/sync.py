@@ -1,11 +1,12 @@
-"""The classes of `rollbook.wal` for programs without an event loop, on the thread of their client.
+"""The classes of `rollbook.wal` for programs without an event loop. They run on the thread of their client.
 
     with wal.StateMachine(client, "counter", counter, holder="node-1") as machine:
         with machine.lead() as term:
             assert term.propose(b"5") == 5
         machine.read(lambda: counter.total)
 
-Only that thread uses the state, also for functions that are passed to `read`, so the state needs no lock.
+Only that thread uses the state, and it also runs the functions that are passed to `read`, so the state needs no
+lock.
 """
 
 import logging
@@ -28,7 +29,7 @@ _logger: Final = logging.getLogger("rollbook.wal")
 
 
 class _Entered:
-    """Enters and leaves its asyncio counterpart on the thread of that object."""
+    """Enters and leaves the asyncio counterpart of this object, on the client's thread."""
 
     def __init__(self, thread: LoopThread, twin: AbstractAsyncContextManager[Any, None]) -> None:
         self._thread = thread
@@ -71,7 +72,9 @@ class ExclusiveWriter(_Entered):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Does the same as its asyncio counterpart, and also sends records that still wait for room."""
+        """Waits for all submitted records, also those that wait for room, and then does the same as its asyncio
+        counterpart.
+        """
         wait(self._pending.copy())
         if self._failed:
             _logger.warning("records_unacked: %d of %s", self._failed, self._writer.holder)
@@ -89,7 +92,7 @@ class ExclusiveWriter(_Entered):
 
     @property
     def fence(self) -> Offset:
-        """Returns the offset above all records of earlier writers."""
+        """Returns the fence: all records of earlier writers are below this offset."""
         return self._writer.fence
 
     @property
@@ -102,7 +105,7 @@ class ExclusiveWriter(_Entered):
         return self.submit(value).result()
 
     def submit(self, value: bytes) -> "Future[Offset]":
-        """Submits a record, which is sent after all records that this thread submitted before."""
+        """Submits a record, which is sent after all records that this thread submitted earlier."""
         future = self._thread.submit(self._append(value))
         self._pending.add(future)
         future.add_done_callback(self._on_done)

@@ -1,4 +1,4 @@
-"""`Term`: one leadership of a state machine (the rules are in `core/term_rules.py`)."""
+"""`Term`: one period of leadership of a state machine (the rules are in `core/term_rules.py`)."""
 
 import asyncio
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ class _Waiter:
     result: "asyncio.Future[Any]"
 
     def tell(self, result: Any) -> None:
-        if not self.result.done():  # If it is done, its waiter was cancelled.
+        if not self.result.done():  # If it is done, the caller was cancelled.
             self.result.set_result(result)
 
     def fail(self, error: RollbookError) -> None:
@@ -30,19 +30,19 @@ class _Waiter:
             self.result.set_exception(error)
 
     def failure(self) -> RollbookError:
-        """Returns the error of a settled command that was not acked."""
+        """Returns the error of a settled command that was not applied here."""
         try:
             self.submission.result()
         except RollbookError as error:
             return error
-        unheard = ClientClosed("it was acked, but not applied here")
+        unheard = ClientClosed("the command was acked, but not applied here")
         unheard.outcome = Outcome.APPLIED
         return unheard
 
 
 class Term:
-    """One leadership, from entering it until it is over. A term leads only once; take a new one to lead
-    again.
+    """One period of leadership, from entering the term until it ends. A term can be entered only once; to lead
+    again, take a new term.
     """
 
     def __init__(self, machine: "StateMachine", writer: ExclusiveWriter) -> None:
@@ -65,7 +65,7 @@ class Term:
         return self._rules.over is not None
 
     async def __aenter__(self) -> Self:
-        """Waits for its turn to lead, and then until all acknowledged records are in the state."""
+        """Waits for this machine's turn to lead, and then until all acknowledged records are in the state."""
         machine, writer = self._machine, self._writer
         machine.begin(self)
         try:
@@ -100,8 +100,8 @@ class Term:
         return await waiter.result
 
     async def over(self) -> RollbookError:
-        """Waits for the end of the term and the results of all waiters. Returns the reason; `StaleEpoch`
-        means that another machine leads.
+        """Waits until the term has ended and all waiting calls have their results. Returns the error that ended
+        the term; `StaleEpoch` means that another machine leads.
         """
         try:
             return await asyncio.shield(self._running)
@@ -111,8 +111,8 @@ class Term:
             return self._rules.over
 
     async def __aexit__(self, *_: object) -> None:
-        """Waits for the results of proposed commands, and then lets another machine lead; this machine
-        follows.
+        """Waits for the results of proposed commands, and then lets another machine lead. This machine follows
+        the log again.
         """
         self._is_given_up = True
         self._changed.set()
@@ -133,14 +133,14 @@ class Term:
         if error is not None:
             raise again(error, Outcome.NOT_APPLIED)
 
-    # --- Its only task ------------------------------------------------------------------------
+    # --- The only task of a term --------------------------------------------------------------
 
     async def _run(self) -> RollbookError:
         rules = self._rules
         try:
             rules.on_over(await self._serve())
             await self._settle()
-        finally:  # If the task is cancelled, nobody waited for it.
+        finally:  # If the task was cancelled, the term may have no error yet.
             rules.on_over(_given_up())
             self._writer.end()  # This settles the submissions of all remaining waiters.
             for waiter in rules.take_rest():

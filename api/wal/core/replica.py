@@ -1,9 +1,9 @@
 """Tracks which records have been applied to a state, and checks that the next one follows them.
 
-A state is the result of its commands: each record of the log, applied once, in the order of the log (WK1).
-Only a record that readers see, or that was acked, is a record of the log. Writers follow one another: after a
-record of one epoch there is no record of an older epoch (WK2). A leader therefore knows, and a replica
-checks, that no other writer's record came in between.
+A state is the result of applying each record of the log once, in the order of the log (WK1). Only records that
+readers see, or that were acked, are records of the log. After a record of one epoch there is no record of an
+older epoch (WK2). A leader therefore knows that no other writer's record is between its own records. A replica
+checks the epochs of the records that it applies.
 """
 
 from rollbook.logservice.ids import FIRST_OFFSET, NO_WRITER_YET, Offset, WriterEpoch

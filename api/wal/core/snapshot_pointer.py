@@ -9,7 +9,8 @@ log, at the first offset that is not in the snapshot, and its blob is JSON:
     token, length, crc32c
 
 The pointer is moved by compare-and-set from the version that was read before the snapshot was begun. If two
-replicas write at once, only one of them succeeds, and pieces are in the order of pointers (WK6).
+replicas write at once, only one of them succeeds. The pieces of each valid snapshot therefore come after those of
+the previous valid one (WK6).
 
 Then both logs are truncated up to the previous snapshot: a replica that has begun to restore the previous
 snapshot can finish, unless yet another one is written first.
@@ -46,18 +47,20 @@ class SnapshotPointer:
 
     @classmethod
     def unpack(cls, blob: bytes) -> Self:
-        """Parses a blob. Raises `DigestMismatch` if it has another form than this class writes."""
+        """Parses a blob. Raises `DigestMismatch` if it does not have the form that this class writes."""
         try:
             fields = json.loads(blob)
             token = str(fields.pop("token"))
-            return cls(token=token, **{name: int(value) for name, value in fields.items()})  # type: ignore[arg-type]  # Names that are none raise TypeError.
+            return cls(token=token, **{name: int(value) for name, value in fields.items()})  # type: ignore[arg-type]  # Unknown names raise TypeError.
         except (ValueError, TypeError, KeyError, AttributeError):
-            raise DigestMismatch("the cursor `snapshot` names no snapshot") from None
+            raise DigestMismatch("the cursor `snapshot` does not name a snapshot") from None
 
     def check(self, data: bytes) -> bytes:
         """Raises `DigestMismatch`."""
         if len(data) != self.length or google_crc32c.value(data) != self.crc32c:
-            raise DigestMismatch("the snapshot is not what was written", got=len(data))
+            raise DigestMismatch(
+                "the snapshot differs from the one that was written", got=len(data)
+            )
         return data
 
 

@@ -1,17 +1,18 @@
-"""The rules of a term, which is one leadership: from the grant of a writer epoch until it ends for ever.
+"""The rules of a term. A term is one period of leadership, from the grant of a writer epoch until it ends
+permanently.
 
     granted ──► replay up to the fence ──► serving ──► over
                                               │ proposed: waits
                                               │ acked: applied, answered
 
-- A term serves once all records of older epochs are in the state, which are those below the fence (WK3).
+- A term serves once the state contains all records of older epochs, which are the records below the fence (WK3).
 - A proposal is applied when it is acked, and not before. A proposal is the next record of the log, since no
   other writer has this epoch; if it is not, the term ends.
 - A term that is over accepts and applies no more commands; all waiting calls fail (WK4).
-- A fenced leader can find out the outcomes of its proposals. The first of the waiting proposals are in the
-  log, in their order, and no other record has this epoch; no proposal is placed after the next writer's
-  fence. A replay up to that fence therefore shows for each proposal whether it was appended, and with which
-  result, or never will be (WK5).
+- A fenced leader can find out the outcomes of its proposals. Only the first of the waiting proposals are in the
+  log, in their order, and no other record that is not applied yet has this epoch. No proposal is at or above the
+  next writer's fence. A replay up to that fence therefore shows for each proposal either that it was appended,
+  and with which result, or that it never will be (WK5).
 """
 
 from collections import deque
@@ -58,8 +59,8 @@ class TermRules(Generic[W]):
             self.over = error
 
     def settled_below(self) -> Offset | None:
-        """Returns the bound of the term's records: a proposal that is not in the log below it never will be.
-        Returns None if that bound is not known.
+        """Returns the end of the term's records: a proposal that is not in the log below this offset never will be.
+        Returns None if the end is not known.
         """
         match self.over:
             case StaleEpoch(ids={"current_epoch": int(epoch), "fenced_at": int(fence)}):
@@ -69,7 +70,7 @@ class TermRules(Generic[W]):
         return None
 
     def on_replayed(self, epoch: WriterEpoch) -> W | None:
-        """Returns the waiter for a record that was read back after the term's end."""
+        """Returns the waiter for a record that was read back after the term's end, or None if it has none."""
         assert self.over is not None
         return self._waiting.popleft() if epoch == self.epoch and self._waiting else None
 
