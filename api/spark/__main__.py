@@ -1,4 +1,4 @@
-"""Runs the commands of `rollbook spark` by `python -m rollbook.api.spark export …`, also under spark-submit."""
+"""Lets `python -m rollbook.api.spark export …` run the commands of `rollbook spark`, also under spark-submit."""
 
 import sys
 

@@ -1,9 +1,9 @@
-"""Appends a batch to a log exactly once: first it finds out which part of the batch is in the log already.
+"""Appends a batch to a log exactly once: it first finds out which part of the batch is in the log already.
 
 A cursor of the query records the last batch that is completely in the log. A process that commits for the
-first time reads the headers of the blocks after that batch: blocks with this query's producer and this
-batch's epoch belong to the batch, and only the rest is appended (SK6). The log therefore need not remember
-producers for this. If it does, it detects blocks that another process of the same query appends meanwhile.
+first time reads the blocks after that batch: blocks with this query's producer and this batch's number as their
+epoch belong to the batch, and only the rest is appended (SK6). The log therefore does not have to remember
+producers. If it does, it also detects blocks that another process of the same query appends at the same time.
 """
 
 import json
@@ -42,8 +42,8 @@ _whole: dict[
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """A batch of a query. `query` is the producer's id without its family, and `number` is the number of the
-    batch.
+    """A batch of a query. `query` is the producer's id without the prefix `spark/`, and `number` is the number of
+    the batch.
     """
 
     query: str
@@ -100,14 +100,16 @@ class LogSink:
         return self._last_batch().batch
 
     def _try_append(self, act: Callable[[], None], *, raises: bool = False) -> bool:
-        """Returns False if the log has an unknown part of this batch, which the caller has to read."""
+        """Returns False if the log may have blocks of this batch that this process does not know. The caller then has
+        to read the log.
+        """
         try:
             act()
         except (DuplicateDiffers, DuplicateTooOld, ProducerGap, _Doubtful) as error:
             if raises:
                 raise SinkReplayDiverged(
                     f"{self._name} has records of batch {self._batch.number} that this query did not write: {error}",
-                    next_step="make sure that no other copy of the query runs",
+                    next_step="make sure that no other copy of the query is running",
                     log=self._name,
                 ) from error
             _logger.info("batch_looked_up: %s of %s: %s", self._batch.number, self._name, error)
@@ -163,7 +165,9 @@ class LogSink:
         return self._channel.patiently(partial(self._log.append_block, block))
 
     def _send_ahead(self, rows: ArrowRows, runs: Sequence[tuple[int, int]], seq: int) -> None:
-        """Sends blocks ahead. The log accepts a producer's blocks only in order, even if one of them fails."""
+        """Sends blocks before the previous block is acknowledged. If one of them fails, the log refuses the later ones,
+        since it accepts a producer's blocks only in order.
+        """
         thread, log = self._log.inside()
         for number, (first, last) in enumerate(runs, seq):
             if number not in self._sent:
@@ -186,7 +190,7 @@ class LogSink:
         sent, self._sent = self._sent, {}
         wait(sent.values())
 
-    # --- What the log has ---------------------------------------------------------------------
+    # --- Blocks in the log --------------------------------------------------------------------
 
     def _written(self, start: int) -> tuple[list[Block], int]:
         """Returns this batch's blocks in the log, in order, and the number of the last one."""
@@ -220,8 +224,8 @@ class LogSink:
     # --- The last batch -----------------------------------------------------------------------
 
     def _last_batch(self) -> LastBatch:
-        """Returns the last batch that the cursor names. If there is no cursor, it is made at the tail before
-        any append.
+        """Returns the last batch that the cursor names. If there is no cursor, creates it at the tail
+        before any append.
         """
         cursor = self._log.cursor(self._batch.cursor)
         try:
@@ -250,7 +254,7 @@ class LogSink:
 
 
 class _Doubtful(Exception):
-    """The log has a block of which this process did not know."""
+    """The log has a block that this process did not know."""
 
 
 def _ref_of(block: Block) -> ProducerRef:

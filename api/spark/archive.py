@@ -1,15 +1,15 @@
 """The folder of an archive: writes files into it, and publishes them by manifests.
 
-    PATH/_archive.json                                     its id
-    PATH/_lock                                             one export at a time
+    PATH/_archive.json                                     the archive's id
+    PATH/_lock                                             locked by the only running export
     PATH/_manifests/ns%2Flog/00000000000000000000.json     one for each step, named by its first offset
     PATH/_steps/                                           unfinished steps: intents, and files that are being written
     PATH/log=ns%2Flog/date=2026-01-31/FIRST-NEXT-ID.parquet
 
-A step has three parts, and may be killed in each of them. First its files are written and synced under
-`_steps`, which no reader uses. Then an intent is written that names all of them. Finally the files are moved
-to their places, and the intent becomes the manifest by a link, which fails if the manifest exists already.
-The next export completes an intent that it finds (SA4), and deletes other files under `_steps`. The driver
+A step has three parts, and an export may be killed during each of them. First the step's files are written and
+synced under `_steps`, which no reader uses. Then an intent that names all of them is written. Finally the files are
+moved to their places, and a hard link makes the manifest visible; it fails if the manifest exists already. The next
+export completes the steps whose intents it finds (SA4), and deletes the other files under `_steps`. The driver
 and all executors must see the folder at the same path.
 """
 
@@ -117,7 +117,7 @@ class Archive:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise ArchiveHeld(
-                    f"another export writes to {self.path}", next_step="wait for its end"
+                    f"another export writes to {self.path}", next_step="wait until that export ends"
                 ) from None
             with unwritable():
                 if not os.path.exists(self._at(_ABOUT)):
@@ -159,8 +159,8 @@ class Archive:
                     os.unlink(self._at(target))
 
     def publish(self, manifest: Manifest, moves: Mapping[str, str]) -> None:
-        """Publishes a manifest, which is valid when this returns. `moves` has the present path of each file,
-        and its path in the manifest.
+        """Publishes a manifest, which is valid when this returns. `moves` maps the present path of each
+        file to its path in the manifest.
 
         Raises `ArchiveHeld`, `ArchiveUnwritable`.
         """
@@ -180,7 +180,7 @@ class Archive:
                 os.rename(self._at(source), self._at(target))
             elif not os.path.exists(self._at(target)):
                 raise ArchiveDamaged(
-                    f"{self._at(target)} is missing, although a killed export has written it",
+                    f"{self._at(target)} is missing, although a killed export wrote it",
                     next_step=f"to export these records again, delete {intent}",
                 )
             folders[folder] = folders[os.path.dirname(folder)] = None
@@ -231,7 +231,7 @@ def require_name(log: str) -> None:
         raise BadConfig(
             f"{log} cannot be archived: its folder would have a name of"
             f" {len(_FOLDER) + len(_quoted(log))} bytes, and {_NAME_BYTES_MAX} are possible",
-            next_step="name the other logs",
+            next_step="name only the other logs",
         )
 
 
@@ -246,7 +246,7 @@ def drop_folder(path: str) -> None:
 
 
 def sizes_in(archive: Archive, paths: Iterable[str]) -> dict[str, int]:
-    """Returns the sizes of those files that exist."""
+    """Returns the sizes of the files that exist, by path."""
     found = {}
     for path in paths:
         try:
@@ -266,12 +266,12 @@ def _sync_folder(folder: str) -> None:
 
 @contextmanager
 def unwritable(what: str = "the archive") -> Iterator[None]:
-    """Turns any system error into an error that names the file."""
+    """Turns each `OSError` into `ArchiveUnwritable`, which names the file."""
     try:
         yield
     except OSError as error:
         where = f" ({error.filename})" if error.filename else ""
         raise ArchiveUnwritable(
             f"{what} cannot be written: {error.strerror or error}{where}",
-            next_step="make room, or fix the rights of the folder, and run it again: this step had no effect",
+            next_step="make room, or fix the permissions of the folder, and run it again: this step had no effect",
         ) from error

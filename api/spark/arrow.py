@@ -1,7 +1,7 @@
 """Turns blocks into Arrow batches without unpacking a record.
 
 The sections of a block are buffers in Arrow's layout, so columns of a block or of a part of it use them
-unchanged. Small blocks are merged, since each Arrow batch costs about 100 µs in Spark, independent of its
+unchanged. Small blocks are merged, since each Arrow batch costs about 100 µs in Spark, regardless of its
 size.
 """
 
@@ -15,15 +15,15 @@ import pyarrow.compute as pc
 
 from rollbook.logservice.core.record_block import Block, Section
 
-ROWS_ALONE: Final = 1000  # Rows from which on a block is a batch of its own.
-BYTES_ALONE: Final = 64 * 1024  # Bytes from which on a block is a batch of its own.
+ROWS_ALONE: Final = 1000  # A block of at least this many rows is a batch of its own.
+BYTES_ALONE: Final = 64 * 1024  # A block of at least this many bytes is a batch of its own.
 _ROWS_MERGED: Final = 10_000
 _BYTES_MERGED: Final = 1024 * 1024
 _IOTA: Final = 16 * 1024
 
 
 class Slice(NamedTuple):
-    """The records of one block between two indexes."""
+    """The records of one block from index `first` up to `last`, which is excluded."""
 
     log: str
     block: Block
@@ -117,7 +117,7 @@ def _strings(
 
 
 def _headers(part: Slice, kind: "pa.DataType") -> "pa.Array":
-    """Returns the column of headers, which is an empty array for a record without headers."""
+    """Returns the column of headers. A record without headers has an empty array."""
     _, block, first, last = part
     ends = block.section(Section.HEADER_OFFSETS)
     pair = kind.value_type

@@ -17,12 +17,12 @@ from rollbook.logservice.ids import Earliest
 if TYPE_CHECKING:
     from rollbook.api.spark.logs import Logs
 
-_ASKED_FROM: Final = 1000  # The number of records from which on a span is divided by its segments.
+_ASKED_FROM: Final = 1000  # Only spans of at least this many records are divided at segments.
 
 
 @dataclass(frozen=True)
 class TaskPartition(InputPartition):
-    """The part of a log that one task reads."""
+    """The spans that one task reads."""
 
     spans: Task = ()
 
@@ -32,7 +32,7 @@ class TaskPartition(InputPartition):
 
 
 def spans_of(options: SourceOptions) -> tuple[Span, ...]:
-    """Resolves the offsets of a batch read at the present time."""
+    """Resolves the start and the end of a batch read in each log, as the logs are now."""
     from rollbook.api.spark.channel import channel_of
     from rollbook.api.spark.logs import Logs, require_some
     from rollbook.api.spark.tails import SelectionTails
@@ -79,7 +79,9 @@ def read_task(
 
 
 class BatchReader(DataSourceReader):
-    """`spans` are the ranges that `load()` has fixed. None: the ranges are resolved when they are needed."""
+    """The reader of a batch read. `spans` are the ranges that `load()` has fixed. None: the ranges are resolved when
+    they are needed.
+    """
 
     def __init__(
         self, options: SourceOptions, schema: StructType, spans: tuple[Span, ...] | None
@@ -96,7 +98,7 @@ class BatchReader(DataSourceReader):
             return [TaskPartition(task) for task in planned(self._options, spans, logs)]
 
     def read(self, partition: InputPartition) -> Iterator["pa.RecordBatch"]:
-        """Returns no partition if there is nothing to read; Spark then makes an empty one."""
+        """Reads the spans of a partition. If there is nothing to read, Spark makes a partition without spans."""
         spans = partition.spans if isinstance(partition, TaskPartition) else ()
         options = self._options
         return read_task(options.access, self._schema, spans, options.fails_on_data_loss)

@@ -1,4 +1,4 @@
-"""Shares one client in each process for the same connection options, and retries calls.
+"""Shares one client in each process among all users of the same connection options, and retries calls.
 
 Spark does not retry on the driver: an exception there ends the query. Calls that may be repeated are
 therefore retried here. A worker process runs many tasks; its client stays open between them.
@@ -46,7 +46,7 @@ class ServerChannel:
         return self.patiently(lambda: self.client.ask(word))
 
     def patiently(self, call: Callable[[], T]) -> T:
-        """Repeats a call after passing failures, as often as the options allow."""
+        """Repeats a call after temporary failures, as often and as long as the options allow."""
         access, began_s = self.access, time.monotonic()
         for attempt in range(access.retries + 1):
             try:
@@ -66,8 +66,8 @@ class ServerChannel:
 
 
 def channel_of(access: ServerAccess) -> ServerChannel:
-    """Returns the channel of this process, which is created on first use, since a client does not survive a
-    fork.
+    """Returns the channel of this process, and creates it on first use. Each process has its own, since a client does
+    not survive a fork.
     """
     key = (os.getpid(), access)
     with _making:
@@ -93,6 +93,6 @@ def _file(path: str) -> str:
     if not os.path.exists(found):
         raise BadConfig(
             f"there is no file {path!r} on this machine, and SparkFiles has none of this name",
-            next_step="distribute it with spark.sparkContext.addFile, and give its name",
+            next_step="distribute it with spark.sparkContext.addFile, and pass its name",
         )
     return found

@@ -1,4 +1,4 @@
-"""The columns of the source: their Spark types, and which ones a query wants."""
+"""The columns of the source with their Spark types, and the check of a schema that a user gives."""
 
 from collections.abc import Sequence
 from typing import Any, Final
@@ -39,7 +39,7 @@ def schema_of(columns: Sequence[str]) -> StructType:
 
 
 def check_schema(schema: StructType) -> None:
-    """Returns the schema that a user gave by `.schema()`. Raises `BadConfig`."""
+    """Checks the schema that a user gave with `.schema()`. Raises `BadConfig`."""
     for field in schema.fields:
         wanted = _TYPES.get(field.name)
         if wanted is None:

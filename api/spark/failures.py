@@ -1,4 +1,4 @@
-"""Shows errors in Spark as text, because Spark passes on nothing else."""
+"""Turns errors into text, because Spark passes on only the text of an error."""
 
 import re
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ _SHOWN: Final = re.compile(r"RollbookFailure: ([A-Z][A-Z_]+): ([^\n]+)")
 
 
 class RollbookFailure(Exception):
-    """Returns the error's text, which begins with the reason in capitals and ends with the next step."""
+    """An error as text, which begins with the reason in capitals and ends with the next step."""
 
 
 @contextmanager
@@ -24,7 +24,7 @@ def shown_in_spark() -> Iterator[None]:
 
 @contextmanager
 def original_from_spark() -> Iterator[None]:
-    """Raises the original error of a task, on the driver."""
+    """Raises the original error of a failed task. This runs on the driver."""
     try:
         yield
     except Exception as error:

@@ -1,4 +1,4 @@
-"""Reads the spans of a task, and returns every record of them or raises an error."""
+"""Reads the spans of a task. The loss of a record raises an error, or is logged if the options tolerate losses."""
 
 import logging
 import time
@@ -33,7 +33,9 @@ from rollbook.proto.errors import (
 )
 
 _logger: Final = logging.getLogger("rollbook.spark")
-_AHEAD: Final = 4  # Spans whose first records are being fetched while the previous ones are read.
+_AHEAD: Final = (
+    4  # The maximum number of open spans: later ones are fetched while the first is read.
+)
 
 
 class _Reading:
@@ -87,7 +89,9 @@ class _Reading:
             self._on_lost(lost, span.end)
 
     def _next(self) -> Event | None:
-        """Waits until nothing has arrived for the time in the options."""
+        """Returns the next batch or gap, or None at the end. Raises `ReaderStalled` if none arrives within the option
+        `fetchTimeout`.
+        """
         due_s = time.monotonic() + self._channel.access.fetch_timeout_s
         while True:
             try:
@@ -121,7 +125,7 @@ class _Reading:
         self.position = max(self.position, end)
 
     def _named(self, error: RollbookError) -> RollbookError:
-        """Adds the log, the requested range and the existing range to the error."""
+        """Returns the error with the log, the lost range, and the range that exists."""
         span, point = self.span, Point(self.span.uid, self.position)
         if isinstance(error, NoSuchLog | LogDeleted):
             return deleted(span.log, point)

@@ -42,7 +42,7 @@ def check_columns(schema: StructType, log: str) -> None:
             )
         if all(shape_of(kind) != shape_of(taken) for taken in _TAKES[name]):
             taken = " or ".join(each.simpleString() for each in _TAKES[name])
-            raise BadConfig(f"column {name} is {kind.simpleString()}, and has to be {taken}")
+            raise BadConfig(f"column {name} is {kind.simpleString()}, and must be {taken}")
     if "value" not in found:
         raise BadConfig(
             "there is no column value, which becomes the record",
@@ -50,7 +50,7 @@ def check_columns(schema: StructType, log: str) -> None:
         )
     if ("log" in found) == bool(log):
         both = "option log and column log contradict each other" if log else "no log is named"
-        raise BadConfig(both, next_step="give the option log, or a column log, and not both")
+        raise BadConfig(both, next_step="give the option log or a column log, but not both")
 
 
 def columns_of(batch: "pa.RecordBatch") -> "pa.Table":
@@ -78,13 +78,13 @@ def columns_of(batch: "pa.RecordBatch") -> "pa.Table":
 
 
 def by_log(batch: "pa.RecordBatch", log: str) -> Iterator[tuple[str, "pa.Table"]]:
-    """Yields the rows of each log, which keep their order."""
+    """Yields each log with its rows, in their order."""
     if log:
         yield log, columns_of(batch)
         return
     names = batch.column(batch.schema.get_field_index("log"))
     if names.null_count:
-        raise InvalidRequest(f"{names.null_count} rows name no log in their column log")
+        raise InvalidRequest(f"{names.null_count} rows have no log in their column log")
     for name in sorted(pc.unique(names).to_pylist()):
         chosen = batch.filter(pc.equal(names, pa.scalar(name, names.type)))
         yield str(LogName.parse(name)), columns_of(chosen)
@@ -99,7 +99,7 @@ def sorted_by_bytes(table: "pa.Table") -> "pa.Table":
 
 @dataclass(frozen=True)
 class ArrowRows:
-    """Columns from which blocks are cut. Each column is one piece of memory."""
+    """Columns from which blocks are cut. Each column is contiguous in memory."""
 
     table: "pa.Table"
 
@@ -161,7 +161,7 @@ def _one(column: Any) -> Any:
 
 
 def _ends(array: Any, index: int) -> int:
-    """Returns where the item before `index` ends."""
+    """Returns the position at which the item before `index` ends."""
     ends = memoryview(array.buffers()[1]).cast("i")
     return int(ends[array.offset + index])
 
@@ -197,7 +197,7 @@ def _validity(section: Section, array: Any) -> list[tuple[Section, Any]]:
 
 
 def _headers(array: Any) -> list[tuple[Section, Any]]:
-    """Returns the column of headers, which is an empty list for a record without headers."""
+    """Returns the sections of headers. A record without headers has an empty list."""
     counts = pc.fill_null(pc.list_value_length(array), 0).cast(pa.int32())
     ends = pa.concat_arrays([pa.array([0], pa.int32()), pc.cumulative_sum(counts)])
     names, contents = array.flatten().flatten()

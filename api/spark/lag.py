@@ -52,7 +52,12 @@ class RollbookListener(StreamingQueryListener):
                 "rollbook_spark_lag_records", "Records not read yet", ("query", "log"), registry=to
             ),
             Counter("rollbook_spark_rows", "Rows that queries have read", ("query",), registry=to),
-            Gauge("rollbook_spark_batch_seconds", "Of the last batch", ("query",), registry=to),
+            Gauge(
+                "rollbook_spark_batch_seconds",
+                "Duration of the last batch",
+                ("query",),
+                registry=to,
+            ),
         )
         self._names: dict[str, str] = {}
         self._logs: dict[str, list[str]] = {}

@@ -1,4 +1,4 @@
-"""Tells a driver where the logs that it plans for begin and end, and what their segments are."""
+"""Finds, for plans on the driver, the segments of logs and the offsets of start and end positions."""
 
 import time
 from collections.abc import Iterable, Mapping
@@ -59,7 +59,7 @@ class Logs:
         finds_latest: bool,
         is_strict: bool,
     ) -> dict[str, int]:
-        """Returns the offsets that positions stand for."""
+        """Returns the offset of the wanted position in each log."""
         return {
             log: self._place(log, wanted.of(log), tail, finds_latest, is_strict)
             for log, tail in tails.items()
@@ -96,7 +96,7 @@ class Logs:
     def _checked(self, log: str, offset: int, tail: TailPoint, is_strict: bool) -> int:
         if offset > tail.tail:
             raise BeyondTail(
-                f"{log} ends at {tail.tail}, and {offset} is beyond",
+                f"{log} ends at {tail.tail}, and {offset} is beyond its end",
                 next_step=f"name an offset from {tail.head} to {tail.tail}",
                 log=log,
             )
@@ -112,11 +112,11 @@ class Logs:
 
 
 def require_some(selection: Selection, known: Iterable[str]) -> None:
-    """Requires that each named log exists. Raises `NoSuchLog`."""
+    """Raises `NoSuchLog` if a log that the selection names does not exist."""
     there = dict.fromkeys(known)
     missing = [name for name in selection.names if name not in there]
     if missing:
         raise NoSuchLog(
             f"there is no log {', '.join(missing)}",
-            next_step="create it: rollbook log create NAME, or read what there is with prefix=NAMESPACE/",
+            next_step="create it: rollbook log create NAME, or read the logs that exist with prefix=NAMESPACE/",
         )

@@ -1,10 +1,10 @@
-"""Checks the further dependencies of this package once, so that one error says what to install."""
+"""Checks the additional dependencies of this package once, so that one error says what to install."""
 
 from importlib.metadata import PackageNotFoundError, version
 from typing import Final
 
 _NEEDED: Final = {"pyspark": (4, 2), "pyarrow": (18, 0)}
-_INSTALL: Final = "pip install 'rollbook[spark]' brings both; Spark itself runs on Java 17 or newer"
+_INSTALL: Final = "pip install 'rollbook[spark]' installs both; Spark itself needs Java 17 or newer"
 
 
 def require_libraries() -> None:

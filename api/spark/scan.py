@@ -1,10 +1,10 @@
-"""Reads pieces for pipelines, which are ranges of logs and files of archives, and counts and hashes their
-records.
+"""Reads pieces for pipelines, and counts and hashes their records. A piece is a range of a log or a file of an
+archive.
 
-Workers pass the offset and value of every record to Spark, which has the function `xxhash64`. After the
-records of a piece they pass one row of facts about it. With a folder they also write the records to files, so
-that the hashed bytes are the written ones. A failed task may leave a file; a manifest names only files in a
-result that Spark has accepted.
+Workers pass the offset and value of every record to Spark, which hashes them with its function `xxhash64`. After
+the records of a piece, they pass one row of facts about it. If a folder is given, they also write the records to
+files, so that the hashed bytes are the written ones. A failed task may leave a file behind; a manifest names only
+files in a result that Spark has accepted.
 """
 
 import io
@@ -60,7 +60,7 @@ Piece = tuple[int, Span | FilePiece]
 
 
 class Measured(NamedTuple):
-    """The measurements of one piece: Spark's counts and hashes, and the worker's report."""
+    """The measurements of one piece: the counts and hashes from Spark, and the facts from the worker."""
 
     piece: int
     records: int
@@ -109,8 +109,8 @@ def _unpacked(text: str) -> list[tuple[Piece, ...]]:
 
 
 class ScanSource(DataSource):
-    """The data source of a scan. Its options are those for connecting to servers, `pieces`, and the `folder`
-    for written files.
+    """The data source of a scan. Its options are those for connecting to servers, `pieces`, the `folder` for written
+    files, and the folder `root` of the archive.
     """
 
     @classmethod
@@ -178,8 +178,8 @@ def _facts(piece: int, facts: Mapping[str, Any]) -> "pa.RecordBatch":
 
 
 class _Sequence:
-    """Checks that records are in order by offset and time. The check compares blocks, so that single records
-    cost nothing.
+    """Checks that records are in order by offset and time. The check compares blocks, so its cost does not
+    depend on the number of records.
     """
 
     def __init__(self, at: int) -> None:
@@ -204,7 +204,7 @@ class _Sequence:
 
 
 class _Output:
-    """A file that is being written. The file's contents are known when it is closed."""
+    """A file that is being written. `close` yields the facts about its contents."""
 
     def __init__(self, folder: str, log: str, uid: str, part: Slice) -> None:
         self.piece = int.from_bytes(os.urandom(8), "big") >> 1
@@ -320,7 +320,7 @@ class _Checked(io.RawIOBase):
             os.close(folder)
 
     def close(self) -> None:
-        """Does nothing, since pyarrow calls this, although the file still has to be synced."""
+        """Does nothing, since pyarrow may call this before the file is synced. `sync` and `drop` close the file."""
 
     def drop(self) -> None:
         self._file.close()
@@ -354,11 +354,11 @@ def written(
 
 
 def _span_rows(channel: ServerChannel, number: int, span: Span) -> Iterator["pa.RecordBatch"]:
-    """Yields the rows and the facts of a range. A defect is also a fact, so that all other pieces are
+    """Yields the rows and the facts of a range. A defect is reported as a fact, so that the other pieces are still
     checked.
 
     The fact `lost` names records that are damaged or gone. `unread` is the reason why the range could not be
-    read to its end, which proves nothing about its records.
+    read to its end; it does not show a defect of the records.
     """
     sequence, batches = _Sequence(span.start), Batches(_HASHED)
     faults: list[str] = []
@@ -452,5 +452,5 @@ def measure(
 
 
 def folder_of(path: str, run: str) -> str:
-    """Returns the folder in which a run's files are until they are published."""
+    """Returns the folder that holds a run's files until they are published."""
     return os.path.join(path, STEPS, run)

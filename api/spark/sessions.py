@@ -25,7 +25,7 @@ def read(spark: Any, *, archive: Any = None, **options: Any) -> Any:
 
 
 def read_stream(spark: Any, **options: Any) -> Any:
-    """Returns a streaming DataFrame of the records of logs, by default from their tails on."""
+    """Returns a streaming DataFrame of the records of logs. By default it starts at their tails."""
     register(spark)
     return spark.readStream.format("rollbook").options(**_texts(options)).load()
 

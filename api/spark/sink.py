@@ -1,7 +1,7 @@
 """Writes rows to logs: tasks prepare the columns, and the driver appends them when Spark commits the batch.
 
 A task may run twice, concurrently or after a failure, so it appends nothing; its result is appended if Spark
-accepts it. Spark may call `abort` even after a successful commit, so it undoes nothing.
+accepts it. Spark may call `abort` even after a successful commit, so `abort` undoes nothing.
 """
 
 import hashlib
@@ -51,8 +51,8 @@ def check(options: SinkOptions, schema: StructType, overwrite: bool) -> None:
     """Raises `BadConfig`."""
     if overwrite:
         raise BadConfig(
-            "a log cannot be overwritten, it is only appended to",
-            next_step="write with mode append; rollbook log truncate removes what is old",
+            "a log cannot be overwritten: records can only be appended",
+            next_step="write with mode append; rollbook log truncate removes old records",
         )
     check_columns(schema, options.log)
 
@@ -95,7 +95,7 @@ def _packed(table: "pa.Table") -> bytes:
 def _check_size(options: SinkOptions, size: int) -> None:
     if size > options.batch_bytes_max:
         raise EntryTooLarge(
-            f"this batch has more than maxBatchBytes={options.batch_bytes_max}, and goes through the driver as a whole",
+            f"this batch has more than maxBatchBytes={options.batch_bytes_max}, but all of it goes through the driver",
             next_step="read less for each batch (maxBytesPerTrigger), raise maxBatchBytes, or set commit=task, which "
             "writes at least once",
         )
@@ -126,7 +126,7 @@ def _commit(options: SinkOptions, messages: Sequence[Any], batch: MicroBatch) ->
 
 
 class StreamSink(DataSourceStreamArrowWriter):
-    """A sink with exactly-once appends: it finds a repeated batch in the log."""
+    """A sink with exactly-once appends: it recognises a repeated batch by its blocks in the log."""
 
     def __init__(self, options: SinkOptions, schema: StructType, checkpoint: str) -> None:
         self._options, self._schema, self._checkpoint = options, schema, checkpoint
@@ -144,11 +144,11 @@ class StreamSink(DataSourceStreamArrowWriter):
             _commit(self._options, messages, batch)
 
     def abort(self, messages: list[Any], batchId: int) -> None:  # noqa: N803
-        """Does nothing: appended rows stay, and are found when the batch is written again."""
+        """Does nothing: appended rows stay in the log, where they are found when the batch is written again."""
         _logger.warning("batch_aborted: %d", batchId)
 
     def _name(self) -> str:
-        """Returns a name for the query, made from its checkpoint if Spark gives no query id."""
+        """Returns a name that is made from the checkpoint, for a query whose id Spark does not pass."""
         if not self._checkpoint:
             raise InvalidRequest(
                 "neither a query id nor a checkpointLocation is known to this sink"
@@ -173,5 +173,5 @@ class BatchSink(DataSourceArrowWriter):
             _commit(self._options, messages, MicroBatch(name, 0, is_recorded=bool(txn)))
 
     def abort(self, messages: list[Any]) -> None:
-        """Does nothing: rows that were appended stay."""
+        """Does nothing: appended rows stay in the log."""
         _logger.warning("write_aborted")

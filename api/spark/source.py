@@ -31,7 +31,8 @@ class RollbookSource(DataSource):
     def __init__(self, options: Mapping[str, str]) -> None:
         self.options = {name.lower(): value for name, value in options.items()}
         self._spans: tuple[Span, ...] | None = None
-        self._refusal = ""  # The reason why there are no options.
+        # Why the ranges of a batch read could not be resolved; empty if they were. A stream ignores it.
+        self._refusal = ""
         with shown_in_spark():
             self._values: dict[str, Any] = values_of(self.options, os.environ)
 
@@ -45,7 +46,9 @@ class RollbookSource(DataSource):
         try:
             with shown_in_spark():
                 self._spans = spans_of(options)
-        except RollbookFailure as failure:  # A stream goes on: its checkpoint may be far ahead.
+        except (
+            RollbookFailure
+        ) as failure:  # A stream ignores it, since its checkpoint may be far ahead.
             self._refusal = str(failure)
         return schema_of(options.columns)
 
@@ -76,7 +79,7 @@ class RollbookSource(DataSource):
         with shown_in_spark():
             options = sink_options(self._values, is_stream=True)
             if options.txn_id:
-                raise BadConfig("option txnId is for batch writes: a stream has its query's id")
+                raise BadConfig("option txnId is for batch writes: a stream uses its query's id")
             check(options, schema, overwrite)
             return StreamSink(options, schema, self.options.get("checkpointlocation", ""))
 

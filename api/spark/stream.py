@@ -59,8 +59,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return initial(str(starting or "latest"))
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
-        """Returns a limit that Spark passes back. The options allow two limits at once, which Spark cannot
-        express.
+        """Returns one limit, which Spark passes back to `latestOffset`. The options allow two limits at once, which
+        Spark cannot express, so `latestOffset` applies the options.
         """
         options = self._options
         if options.rows_max:
@@ -99,7 +99,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._alive().move_cursors(end)
 
     def stop(self) -> None:
-        """Does nothing, since Spark does not always call it."""
+        """Does nothing, since Spark does not call this in all cases."""
 
     def _alive(self) -> "_Live":
         if self._live is None:
@@ -114,7 +114,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 class _Live:
-    """The state that the source keeps between batches, which need not survive a restart."""
+    """The state that the source keeps between batches. It does not have to survive a restart."""
 
     def __init__(
         self,
@@ -124,7 +124,9 @@ class _Live:
         tails: "SelectionTails",
     ) -> None:
         self._options, self._channel, self._logs, self._tails = options, channel, logs, tails
-        self._frozen: dict[str, TailPoint] | None = None  # Under AvailableNow.
+        self._frozen: dict[str, TailPoint] | None = (
+            None  # The tails at which a query with AvailableNow ends.
+        )
         self._seen: Mapping[str, TailPoint] = {}
         self._last: tuple[dict[str, Any], BatchEnd] | None = (
             None  # The end that was packed or unpacked last.
@@ -194,8 +196,8 @@ class _Live:
         return self._last[0]
 
     def _first_end(self, is_limited: bool) -> dict[str, Any]:
-        """Returns the first end without waiting. The end includes the start, so that the checkpoint has the
-        start, too (SK1).
+        """Returns the first end without waiting. The end includes the start, so that the checkpoint also
+        has the start (SK1).
         """
         from rollbook.api.spark.logs import require_some
 
@@ -226,7 +228,7 @@ class _Live:
             waited_s = time.monotonic() - self._triggered_s
             is_little = sum(backlogs[name] for name in behind) < options.rows_min
             if is_little and waited_s < options.delay_s_max:
-                # Since there are new records, the tails did not wait; Spark asks again after 10 ms.
+                # There are new records, so `wait` returned at once, and Spark asks again after 10 ms: wait here.
                 time.sleep(min(self._wait_s(len(starts)), options.delay_s_max - waited_s))
                 return dict(starts)
         bytes_max = options.bytes_max if is_limited else 0

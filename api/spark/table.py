@@ -1,4 +1,4 @@
-"""Makes one table of an archive and its logs."""
+"""Makes one table from an archive and its logs."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -23,14 +23,14 @@ from rollbook.api.spark.tails import SelectionTails
 from rollbook.logservice.ids import AtOffset, AtTime, Earliest, Latest, Position
 from rollbook.proto.errors import BadConfig
 
-_LOOKS: Final = 3  # The number of attempts to read manifests, if logs are truncated meanwhile.
+_LOOKS: Final = (
+    3  # The number of attempts to read manifests, if logs are truncated at the same time.
+)
 _SPANS: Final = "spans"
 
 
 class SpansSource(DataSource):
-    """The data source `rollbook` with fixed ranges. The source has the option `spans` besides those of batch
-    reads.
-    """
+    """The data source `rollbook` with fixed ranges. It has the options of batch reads, and the option `spans`."""
 
     @classmethod
     def name(cls) -> str:
@@ -122,7 +122,7 @@ def _tails(options: SourceOptions) -> dict[str, TailPoint]:
 
 
 def _offset(log: str, wanted: StartPositions, *, at_latest: int | None) -> int | None:
-    """Returns the position to pass to `divide`. A time selects the whole log, since Spark compares the times."""
+    """Returns the offset to pass to `divide`. For a time, it selects the whole log, since Spark compares the times."""
     position: Position = wanted.of(log)
     match position:
         case AtOffset(offset):

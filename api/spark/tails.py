@@ -1,9 +1,9 @@
-"""Knows where the logs of a selection begin and end. Servers report changes, so that a trigger makes no
-request.
+"""Keeps the heads and tails of the logs of a selection. Servers report changes, so that a trigger does not have to
+make requests.
 
-The reports of servers do not open logs. Two cases need a request all the same. A log that no server reports
-at the moment may be moving between servers, and is gone only if a server says so. The tail of a log whose
-owner died may be higher than known, and only the next owner finds it.
+The reports of servers do not open logs. In two cases a request is needed. A log that no server reports at the
+moment may be moving between servers; it counts as deleted only if a server says so. The tail of a log whose owner
+died may be higher than the known tail, and only the next owner finds it.
 """
 
 import re
@@ -21,7 +21,7 @@ from rollbook.proto.errors import LogDeleted, NoSuchLog
 
 # Seconds between two look-ups of the owner of a log whose tail may be higher.
 _INEXACT_S: Final = 10.0
-_ASKED_MAX: Final = 20  # The maximum number of owners that are looked up in one trigger.
+_ASKED_MAX: Final = 20  # The maximum number of requests in one trigger for either case.
 # Matches a literal namespace at the start of a pattern.
 _NAMESPACE: Final = re.compile(r"[a-z0-9_-]+/(?![?*{])")
 _LITERAL: Final = re.compile(r"\\.|\[\^?\]?[^]]*\]")  # Matches an escaped character, or a class.
@@ -29,7 +29,7 @@ _GROUP: Final = re.compile(r"\([^()]*\)")
 
 
 def namespace_of(pattern: str) -> str:
-    """Returns the namespace of all matching logs, with a slash, or an empty text if they may have several."""
+    """Returns the namespace of all matching logs, with a slash, or an empty string if they may be in several."""
     found = _NAMESPACE.match(pattern)
     rest, shorter = "", _LITERAL.sub("", pattern)
     while rest != shorter:
@@ -38,13 +38,13 @@ def namespace_of(pattern: str) -> str:
 
 
 class SelectionTails:
-    """The known tails of a selection in one process. The watch is closed with the client."""
+    """The known tails of a selection in one process. If the watch is still open, the client closes it."""
 
     def __init__(self, channel: ServerChannel, selection: Selection) -> None:
         self._channel, self._selection = channel, selection
         self._watch: SyncTailsWatch | None = None
         self._known: dict[str, TailPoint] = {}
-        # For each log, the time since which its tail is inexact, or of the last request.
+        # For each log whose tail may be higher: the time of the last request, or since when this is known.
         self._inexact: dict[str, float] = {}
 
     def ask(self) -> dict[str, TailPoint]:
@@ -61,7 +61,7 @@ class SelectionTails:
 
     def wait(self, known: Points, wait_s: float) -> dict[str, TailPoint]:
         """Returns the tails as soon as a log has more records than `known`, or a log appears or disappears,
-        but at the latest after `wait_s`.
+        but after `wait_s` at the latest.
         """
         if self._watch is None:
             return self.ask()

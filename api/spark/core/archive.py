@@ -1,6 +1,6 @@
 """The contents of an archive for one log: files of records, and the manifests that make them valid.
 
-A manifest names the files of one run of offsets, and describes the contents of each file. A file that no
+A manifest names the files of one range of offsets, and describes the contents of each file. A file that no
 manifest names is ignored (SA1). The manifests of a log follow each other without a hole: the archive ends
 where the last manifest ends, and the next export begins there (SA2). A log that was deleted and created again
 has another uid, and needs another archive.
@@ -26,7 +26,7 @@ _DIGITS: Final = 20  # The digits of an offset in a name, so that names sort lik
 class ArchiveFile(NamedTuple):
     """One file of the archive, with its range of records and its checksums."""
 
-    path: str  # Below the archive.
+    path: str  # Relative to the archive's folder.
     first: int
     next: int
     records: int
@@ -55,7 +55,9 @@ class Manifest:
 
     @property
     def name(self) -> str:
-        """Returns the manifest's name, which allows only one manifest to begin at an offset."""
+        """Returns the manifest's file name. Only one manifest can begin at an offset, since the name has only the
+        offset.
+        """
         return f"{self.first:0{_DIGITS}}.json"
 
     def pack(self) -> bytes:
@@ -113,7 +115,7 @@ def hex_of(xor: int) -> str:
 
 
 def unsigned(xor: int) -> int:
-    """Turns a signed number of Spark into an unsigned one."""
+    """Turns a signed number from Spark into an unsigned one."""
     return xor % (1 << _BITS)
 
 
@@ -147,7 +149,7 @@ def manifest_of(log: str, uid: str, first: int, end: int, files: Iterable[Archiv
         found.append(file)
         at = file.next
     if at != end:
-        raise _not_exact(log, f"the files end at {at}, and {end} was to be reached")
+        raise _not_exact(log, f"the files end at {at}, and should end at {end}")
     return Manifest(log, uid, first, end, tuple(found))
 
 
@@ -164,7 +166,7 @@ def _not_exact(log: str, what: str) -> ArchiveDamaged:
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """The consecutive manifests of one log, from its first archived record on."""
+    """The consecutive manifests of one log, beginning at its first archived record."""
 
     log: str
     uid: str
@@ -187,7 +189,7 @@ class Chain:
 
 
 def faults_of(log: str, manifests: Sequence[Manifest]) -> list[str]:
-    """Returns the reason why these manifests are not a chain, or an empty text if they are one (SA2)."""
+    """Returns the reasons why these manifests are not a chain, or an empty list if they are one (SA2)."""
     found: list[str] = []
     ordered = sorted(manifests, key=lambda each: (each.first, each.next))
     for each in ordered:

@@ -1,7 +1,7 @@
-"""Decides for a table over an archive and its logs which records come from files, and which from a log (SA3).
+"""Decides which records of a table over an archive and its logs come from files, and which from a log (SA3).
 
-Records that manifests name come from files, and all later ones from the log. No record therefore comes twice,
-whether it was truncated or not; a hole between archive and log is an error.
+Records that manifests name come from files, and all others from the log. The table therefore has no record twice,
+whether or not the log has truncated it. A hole between archive and log is an error.
 """
 
 from typing import NamedTuple
@@ -13,7 +13,7 @@ from rollbook.proto.errors import BeyondTail, LogDataLoss
 
 
 class Clip(NamedTuple):
-    """The records of one file from `start` up to `end`."""
+    """The records of one file from `start` up to `end`, which is excluded."""
 
     log: str
     file: ArchiveFile
@@ -46,8 +46,8 @@ def divide(
     *,
     is_strict: bool = True,
 ) -> Parts:
-    """Divides a range. A `start` of None is the first existing record, and -1 is the tail. An `end` of None
-    is the tail.
+    """Divides a range between files and the log. A `start` of None means the first existing record, and -1 the tail.
+    An `end` of None means the tail.
 
     Raises `LogReplaced`, `LogDataLoss`, `BeyondTail`.
     """
@@ -68,7 +68,7 @@ def divide(
         start = last
     if start > last:
         raise BeyondTail(
-            f"{log} ends at {last}, and {start} is beyond",
+            f"{log} ends at {last}, and {start} is beyond its end",
             next_step=f"name an offset from {head} to {last}",
             log=log,
         )

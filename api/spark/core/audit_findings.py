@@ -30,11 +30,11 @@ def judge_file(
         return AuditFinding(log, file.first, file.next, kind, f"{file.path}: {what}")
 
     if size < 0:
-        return [found("file_missing", *(faults or ["it is not there"])[:1])]
+        return [found("file_missing", *(faults or ["it does not exist"])[:1])]
     findings: list[AuditFinding] = []
     if size != file.bytes:
         findings.append(
-            found("file_changed", f"it has {size} bytes, and was written with {file.bytes}")
+            found("file_changed", f"it has {size} bytes, and had {file.bytes} when it was written")
         )
     elif crc != file.crc:
         findings.append(found("file_changed", "its bytes are not those that were written"))
@@ -68,7 +68,7 @@ def compare(
 
 def _differs(one: Content, other: Content, where: str) -> str:
     if one.records != other.records:
-        return f"it has {one.records} records, and {where} {other.records}"
+        return f"it has {one.records} records, and {where} has {other.records}"
     return f"its records hash to {hex_of(one.xor)}, and those of {where} to {hex_of(other.xor)}"
 
 
@@ -78,7 +78,7 @@ class Mirrored(NamedTuple):
     records: int
     xor: int
     shift_least: int  # The smallest difference between its own offsets and those of the source.
-    # The largest difference, which is the same if no record is out of order, missing or repeated.
+    # The largest difference. It equals the smallest if no record is out of order, missing or repeated.
     shift_most: int
 
 

@@ -2,9 +2,9 @@
 
 The rows of a batch have a fixed order: by partition, and within a partition in the order of its rows. Rows
 are cut into as few blocks as the log's limits allow, and the cuts depend only on the sizes of rows (SK5).
-Each block carries the batch as its producer's `epoch`, and its place in the batch as `seq`. The log decides
-what was written: its blocks of a batch must hold the first rows of the batch (SK6), and the rest is appended
-after them.
+Each block carries the batch's number as its producer's `epoch`, and the block's place in the batch as `seq`. The
+log alone shows what was written: its blocks of a batch must hold the first rows of the batch (SK6), and the other
+rows are appended after them.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,8 +14,8 @@ from typing import Final
 from rollbook.proto.errors import SinkReplayDiverged
 
 DIVERGED: Final = (
-    "the plan gives other rows than before, as after a shuffle or with random values: set rowOrder=bytes to sort each "
-    "partition, or start the query with another checkpoint"
+    "the plan gives different rows than before, for example after a shuffle or with random values: set rowOrder=bytes "
+    "to sort each partition, or start the query with another checkpoint"
 )
 
 
@@ -37,9 +37,7 @@ class LastBatch:
     end: int
 
     def looks_from(self, batch: int, log: str) -> int:
-        """Returns the offset from which on blocks of this batch may be in the log. Raises
-        `SinkReplayDiverged`.
-        """
+        """Returns the lowest offset at which the log may have blocks of this batch. Raises `SinkReplayDiverged`."""
         if batch < self.batch:
             raise SinkReplayDiverged(
                 f"batch {batch} is written to {log} after batch {self.batch} of the same query",
@@ -51,8 +49,8 @@ class LastBatch:
 def cut(
     start: int, end: int, size_of: Callable[[int, int], int], bytes_max: int, records_max: int
 ) -> list[tuple[int, int]]:
-    """Cuts rows into runs within the limits, which a single row may exceed. `size_of` has to grow with its
-    range.
+    """Cuts rows into runs within the limits. A single row that exceeds them is a run of its own. `size_of` must not
+    shrink if its range grows.
     """
     found: list[tuple[int, int]] = []
     while start < end:
@@ -74,8 +72,8 @@ def rows_written(
     is_same: Callable[[WrittenBlock, int], bool],
     log: str,
 ) -> int:
-    """Returns the number of the batch's rows that are in the log. `is_same` tells whether a block holds the
-    rows from an index on (SK6).
+    """Returns the number of the batch's rows that are in the log. `is_same` returns whether a block holds
+    the rows that begin at an index (SK6).
 
     Raises `SinkReplayDiverged`.
     """
@@ -83,7 +81,7 @@ def rows_written(
     for block in written:
         if done + block.count > rows or not is_same(block, done):
             raise SinkReplayDiverged(
-                f"{log} has other records of this batch at {block.offset} than those that are written now",
+                f"{log} has other records of this batch at {block.offset} than this query writes now",
                 next_step=DIVERGED,
                 log=log,
                 seq=block.seq,

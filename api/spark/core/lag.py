@@ -15,9 +15,9 @@ class Lag:
 
 
 def lag_of(sources: Iterable[tuple[Any, Any]]) -> Lag:
-    """Computes the lag from pairs of latest and end offset, as Spark shows them, of those sources that are
-    ours. The latest offset names the logs that have records beyond the end. If two sources read a log, the
-    slower one counts.
+    """Computes the lag from the latest and the end offset of each source, in the form in which Spark shows them. Other
+    kinds of sources are ignored. The latest offset names only the logs that have records beyond the end. If two
+    sources read a log, the larger lag counts.
     """
     logs: dict[str, int] = {}
     for latest, end in sources:
@@ -30,7 +30,7 @@ def lag_of(sources: Iterable[tuple[Any, Any]]) -> Lag:
 
 
 def _logs(offset: Any) -> dict[str, tuple[str, int]]:
-    """Returns the positions by log, which are empty for the offset of another kind of source."""
+    """Returns the position in each log, or nothing for the offset of another kind of source."""
     if isinstance(offset, str):
         try:
             offset = json.loads(offset)

@@ -1,6 +1,6 @@
-"""The options of the data source `rollbook`, in one table from which all of them are checked.
+"""The options of the data source `rollbook`. One table says for each option which values are valid.
 
-Spark passes options as text, under names of any case. An option that is unknown, contradicts another one, or
+Spark passes options as text, and their names in any case. An option that is unknown, contradicts another one, or
 has an invalid value is refused with an error that shows its name, its value and the valid values.
 """
 
@@ -125,7 +125,7 @@ def _time(value: str | int) -> Position:
 
 
 class StartPositions(NamedTuple):
-    """The start positions of the named logs, and of all others."""
+    """The positions of the named logs, and of all others, at which a read starts or ends."""
 
     others: Position
     named: tuple[tuple[str, Position], ...] = ()
@@ -196,7 +196,7 @@ _SIZE: Final = "a size such as 128m or 1g, or bytes"
 _WHOLE: Final = "a whole number above 0"
 _FILE: Final = "a path, or the name of a file that SparkFiles has"
 _BOOL: Final = "true or false"
-_PATTERN: Final = "a regular expression for the whole of namespace/log"
+_PATTERN: Final = "a regular expression that matches the whole of namespace/log"
 
 OPTIONS: Final = (
     Option(ENDPOINT, "log://host:port, or log+tls://host:port,host:port", _text, "bs", True),
@@ -244,17 +244,17 @@ _OF_A_TABLE: Final = (
 # Options of Spark itself, which it also passes to sinks.
 _OF_SPARK: Final = ("checkpointlocation", "path", "queryname")
 LOST_BY_CREATE_TABLE: Final = (
-    "this source has been given no options: Spark does not pass the OPTIONS of CREATE TABLE … USING rollbook on "
-    "to sources that are written in Python"
+    "this source was given no options: Spark does not pass the OPTIONS of CREATE TABLE … USING rollbook to sources "
+    "that are written in Python"
 )
 USE_A_VIEW: Final = (
-    "say CREATE TEMPORARY VIEW … USING rollbook OPTIONS (…); or give the table its columns, and name the options in each "
-    "statement: CREATE TABLE t (value BINARY) USING rollbook, SELECT * FROM t WITH (endpoint = '…', log = '…')"
+    "use CREATE TEMPORARY VIEW … USING rollbook OPTIONS (…); or give the table its columns, and give the options in "
+    "each statement: CREATE TABLE t (value BINARY) USING rollbook, SELECT * FROM t WITH (endpoint = '…', log = '…')"
 )
 
 
 def values_of(options: Mapping[str, str], environment: Mapping[str, str]) -> dict[str, Any]:
-    """The checked values of options, under their proper names. Raises `BadConfig`."""
+    """Returns the checked values of options, by the names in the table. Raises `BadConfig`."""
     found: dict[str, Any] = {}
     given = {name.lower(): value for name, value in options.items()}
     is_table = any(name.startswith(_OF_A_TABLE) for name in given)
@@ -294,7 +294,7 @@ def _parsed(option: Option, value: str) -> Any:
 
 
 def _unknown(name: str, value: str) -> BadConfig:
-    """Returns the error for an unknown option, without its value if that may be a secret."""
+    """Returns the error for an unknown option. The error does not show a value that may be a secret."""
     is_secret = any(word in name for word in ("token", "password", "secret", "jaas"))
     shown = f"option {name}" if is_secret else f"option {name}={value[:80]!r}"
     ours = _INSTEAD.get(name) or next(iter(get_close_matches(name, _BY_NAME, 1)), "")
@@ -347,7 +347,7 @@ class Selection:
 
 @dataclass(frozen=True, slots=True)
 class SplitLimits:
-    """The limits by which a range is divided into tasks."""
+    """The limits that decide how a range is divided into tasks."""
 
     partitions_min: int = 0
     records_max: int = 0  # 0: no limit.
@@ -375,7 +375,7 @@ class SourceOptions:
     given: tuple[str, ...]  # The names of all options that were given.
 
     def require_for(self, kind: str) -> None:
-        """`kind`: `batch` or `stream`. Raises `BadConfig` if an option is only for the other kind of read."""
+        """Raises `BadConfig` if an option is only for the other kind of read. `kind` is `batch` or `stream`."""
         for name in self.given:
             if kind[0] not in _BY_NAME[name.lower()].reads:
                 other = "streaming" if kind == "batch" else "batch"
@@ -400,7 +400,7 @@ class SinkOptions:
 def access_of(values: Mapping[str, Any]) -> ServerAccess:
     if ("certificate" in values) != ("key" in values):
         missing = "key" if "certificate" in values else "certificate"
-        raise BadConfig(f"option {missing} is missing: certificate and key are given together")
+        raise BadConfig(f"option {missing} is missing: certificate and key must be given together")
     return ServerAccess(
         endpoint=values[ENDPOINT],
         token_file=values.get("tokenFile", ""),
@@ -414,7 +414,7 @@ def access_of(values: Mapping[str, Any]) -> ServerAccess:
 
 
 def source_options(values: Mapping[str, Any]) -> SourceOptions:
-    """Checks for contradictions. Raises `BadConfig`."""
+    """Returns the options of a read. Raises `BadConfig` if options contradict each other, or are not for reads."""
     _require_taken(values, "reads", lambda option: bool(option.reads))
     chosen = [name for name in _SELECTS if name in values]
     if len(chosen) != 1:
@@ -489,7 +489,9 @@ def _end_of(values: Mapping[str, Any]) -> StartPositions:
 
 
 def sink_options(values: Mapping[str, Any], *, is_stream: bool = False) -> SinkOptions:
-    """Ignores read options: a batch write may go into a view, which has such options. Raises `BadConfig`."""
+    """Returns the options of a write. A batch write may go into a view, which has read options, so they are ignored;
+    in a stream they raise `BadConfig`.
+    """
     if is_stream:
         _require_taken(values, "writes", lambda option: option.writes)
     return SinkOptions(

@@ -1,4 +1,4 @@
-"""Plans which offsets a trigger reads, and which tasks read them, by pure functions.
+"""Pure functions that plan which offsets a trigger reads, and which tasks read them.
 
 A replayed batch is planned again, perhaps by another process. The same range, segments and limits give the
 same tasks. With any limits, tasks and their spans are in the order of logs and offsets, so a query that keeps
@@ -22,7 +22,7 @@ RECORD_BYTES: Final = 100  # The assumed size of a record if nothing is known.
 
 
 class Span(NamedTuple):
-    """The records of one log from `start` up to `end`."""
+    """The records of one log from `start` up to `end`, which is excluded."""
 
     log: str
     uid: str
@@ -31,8 +31,8 @@ class Span(NamedTuple):
 
 
 class MeasuredSegment(NamedTuple):
-    """A run of offsets, with the number and the bytes of its records. `end` is None while the segment is
-    open.
+    """A segment's range of offsets, with the number and the bytes of its records. `end` is None while the segment
+    is open.
     """
 
     start: int
@@ -43,7 +43,7 @@ class MeasuredSegment(NamedTuple):
 
 class SizedSpan(NamedTuple):
     span: Span
-    bytes: int  # About.
+    bytes: int  # Approximate.
 
     @property
     def records(self) -> int:
@@ -59,8 +59,8 @@ Task = tuple[Span, ...]
 def divide(limit: int, backlogs: Mapping[str, int], turn: int = 0) -> dict[str, int]:
     """Divides `limit` evenly among the logs. Logs that need less leave the rest to the others.
 
-    If the limit is smaller than the number of logs, the logs take turns: the caller adds the granted number
-    to `turn`, so that each log gets its turn.
+    If the limit is smaller than the number of logs, the logs take turns: the caller adds the number of granted
+    records to `turn`, so that each log gets its turn.
     """
     names = sorted(name for name, backlog in backlogs.items() if backlog > 0)
     granted = dict.fromkeys(names, 0)
@@ -89,7 +89,7 @@ def next_ends(
     bytes_max: int = 0,
     record_bytes: Mapping[str, int] | None = None,
 ) -> dict[str, int]:
-    """Returns where a trigger that begins at `starts` ends. A limit of 0 means no limit. With a limit in
+    """Returns the offsets at which a trigger that begins at `starts` ends. A limit of 0 means no limit. With a limit in
     bytes, each log may get one record too many.
     """
     backlogs = {name: max(tails.get(name, 0) - start, 0) for name, start in starts.items()}
@@ -171,7 +171,7 @@ def _divided(piece: SizedSpan, parts: int) -> list[SizedSpan]:
 
 
 def _at_least(pieces: Sequence[SizedSpan], count: int) -> list[SizedSpan]:
-    """Divides the largest pieces until there are `count`."""
+    """Divides the largest pieces until there are `count` pieces, if there are enough records."""
     by_size = [(-each.bytes, each) for each in pieces if each.records > 1]
     done = [each for each in pieces if each.records <= 1]
     heapq.heapify(by_size)

@@ -2,15 +2,15 @@
 them.
 
     {"v": 1, "start": "latest"}                                      before the first batch
-    {"v": 1, "from": {"ns/log": [uid, first]},                       the end of a batch: the logs that it reads,
-             "logs": {"ns/log": [uid, next]}}                        each from where, and where all logs end
+    {"v": 1, "from": {"ns/log": [uid, first]},                       the end of a batch: the start of each log that
+             "logs": {"ns/log": [uid, next]}}                        it reads, and the end of every log
 
 Spark asks for the initial offset twice, and again after a crash in the first batch. The initial offset is
 therefore the text of the options, which never changes. The end of the first batch resolves it, and includes
 the start of its batch, so that Spark's own checkpoint has the start (SK1). Every end includes the start of
-its batch, since logs may appear in any batch; a log without new records is named only once, so that idle logs
-cost little. A uid distinguishes a log from another one that was created later under its name: the same offset
-means another record there (SK2).
+its batch, since logs may appear in any batch. A log without new records is named only once, so that idle logs
+cost little. A uid distinguishes a log from another one that was created later with the same name, where the same
+offset means another record (SK2).
 """
 
 from collections.abc import Mapping
@@ -56,7 +56,9 @@ Points = Mapping[str, Point]
 
 @dataclass(frozen=True, slots=True)
 class BatchEnd:
-    """An offset of Spark. `starts` has the logs that the batch reads, and `ends` has all logs."""
+    """An offset that Spark stores. `starts` has the start of each log that the batch reads, and `ends` the end of every
+    log.
+    """
 
     starts: Points
     ends: Points
@@ -102,7 +104,9 @@ def unpack(offset: Mapping[str, Any]) -> BatchEnd | None:
 
 
 def moved(known: Points, tails: Mapping[str, TailPoint]) -> list[str]:
-    """Returns the logs with new records, in order. All other logs end where the last batch ended."""
+    """Returns, in order, the logs that are new, have new records, or were deleted or replaced. All other logs end
+    where the last batch ended.
+    """
     found = [
         name
         for name, tail in tails.items()
@@ -115,24 +119,24 @@ def moved(known: Points, tails: Mapping[str, TailPoint]) -> list[str]:
 
 
 def idle_wait_s(logs: int) -> float:
-    """Returns how long a trigger without records waits for some, so that an idle query takes at most 2 % of a
+    """Returns how long a trigger waits if there are no new records, so that an idle query takes at most 2 % of a
     processor.
 
-    Spark takes about 16 ms for each trigger, and 8 ms more for each thousand of logs.
+    Spark takes about 16 ms for each trigger, and 8 ms more for each thousand logs.
     """
     return 0.95 + 0.0004 * logs
 
 
 class Beginning(NamedTuple):
-    """The start of the next batch, and the losses that this start skips."""
+    """The start of the next batch, and an error for each loss that this start skips."""
 
     starts: dict[str, Point]
     losses: list[RollbookError]
 
 
 def begin(known: Points, tails: Mapping[str, TailPoint]) -> Beginning:
-    """Lets the next batch begin where the last one ended. Logs that the last batch did not know start at
-    their heads (SK3).
+    """Returns the start of the next batch, which is the end of the last one. Logs that the last batch did not know
+    start at their heads (SK3).
     """
     starts: dict[str, Point] = {}
     losses: list[RollbookError] = []
@@ -165,7 +169,7 @@ def truncated(log: str, start: int, end: int, tail: TailPoint | None) -> Rollboo
     bounds = {"head": tail.head, "tail": tail.tail} if tail else {}
     return LogDataLoss(
         f"records [{start}, {end}) of {log} were truncated before they were read",
-        next_step=f"{TOLERATE}; a protected cursor holds truncation back",
+        next_step=f"{TOLERATE}; a protected cursor prevents truncation",
         log=log,
         **bounds,
     )
@@ -182,8 +186,8 @@ def deleted(log: str, point: Point) -> RollbookError:
 
 def replaced(log: str, point: Point, tail: TailPoint) -> RollbookError:
     return LogReplaced(
-        f"{log} was deleted and created again; offset {point.next} is one of the deleted log",
-        next_step="to go on at the head of the new log, set failOnDataLoss=false",
+        f"{log} was deleted and created again; offset {point.next} belongs to the deleted log",
+        next_step="to continue at the head of the new log, set failOnDataLoss=false",
         log=log,
         uid=point.uid,
         now=tail.uid,

@@ -5,7 +5,7 @@ from typing import Final, NamedTuple
 
 LOG: Final = "rollbook-log"  # namespace/log@uid
 OFFSET: Final = "rollbook-offset"
-TIME: Final = "rollbook-time"  # The time on the source's server, in microseconds since 1970.
+TIME: Final = "rollbook-time"  # The record's timestamp in the source, in microseconds since 1970.
 
 
 class RecordOrigin(NamedTuple):

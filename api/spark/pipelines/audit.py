@@ -2,7 +2,7 @@
 
 a log by itself       by segment: offsets are dense and in order, and times do not go back
 an archive            each file has the size, CRC-32C, count and xor of its manifest, and there is no hole between files
-an archive and a log  the ranges that both still have are equal, file by file
+an archive and a log  file by file: the ranges that both still have are equal
 a log and a mirror    by segment: the records are equal, matched by the source offset in a header
 """
 
@@ -45,9 +45,7 @@ _TURNS: Final = 3
 
 @dataclass(frozen=True)
 class _Look:
-    """A piece to be measured, and its description. `file` is a file of the archive, or None for a range of
-    the log.
-    """
+    """A piece to be measured. `file` is the entry of a manifest to compare it with, or None if there is none."""
 
     log: str
     what: Span | FilePiece
@@ -83,8 +81,8 @@ class ArchiveAudit:
         on_progress(total, total)
 
     def _pinned(self, selection: Selection) -> tuple[dict[str, Chain | None], dict[str, TailPoint]]:
-        """Fixes the manifests and then the ends of the logs, like a table, and repeats this if an export and
-        a truncation came in between.
+        """Reads the manifests and then the tails of the logs, as a table does, and repeats this if an export and a
+        truncation came in between.
         """
         for _ in range(_TURNS):
             findings: list[AuditFinding] = []
@@ -98,8 +96,8 @@ class ArchiveAudit:
     def _chains(
         self, selection: Selection, findings: list[AuditFinding]
     ) -> dict[str, Chain | None]:
-        """Returns the chains of all archived logs. Defects of a damaged chain are recorded, and its rest is
-        checked.
+        """Returns the chains of all archived logs in the selection. Defects of a damaged chain are added to
+        `findings`, and the rest of the chain is still checked.
         """
         if self._archive is None:
             return {}
@@ -129,7 +127,7 @@ class ArchiveAudit:
             sizes = sizes_in(self._archive, (file.path for file in chain.files))
             for file in chain.files:
                 if file.path not in sizes:
-                    what = f"{file.path} is not there"
+                    what = f"{file.path} does not exist"
                     self._find(AuditFinding(log, file.first, file.next, "file_missing", what))
                     continue
                 piece = FilePiece(file.path, file.first)
@@ -151,8 +149,8 @@ class ArchiveAudit:
     def _plan_ranges(self, log: str, chain: Chain | None, tail: TailPoint) -> None:
         """Plans a log's ranges: by file where the archive has the same records, otherwise by segment.
 
-        If a file extends beyond the log's head or tail, the part in the log is read by itself: a manifest
-        has no hash of a part.
+        If a file extends beyond the log's head or tail, the part in the log is read without a comparison: a
+        manifest has no hash of a part.
         """
         both = chain.files_in(tail.head, tail.tail) if chain else ()
         row = self._report.logs[log]
@@ -224,13 +222,13 @@ def rest_of(span: Span, found: Measured, now: TailPoint | None) -> Span:
     facts = found.facts
     if not (facts.get("lost") or facts.get("unread")) or facts.get("faults"):
         return span
-    if now is None or now.uid != span.uid:  # Deleted.
+    if now is None or now.uid != span.uid:  # The log was deleted.
         return span._replace(start=span.end)
     return span._replace(start=min(max(span.start, now.head), span.end))
 
 
 def judged(span: Span, found: Measured) -> list[AuditFinding]:
-    """Judges a span without a comparison."""
+    """Judges a span by itself, without comparing it to a file or a mirror."""
     facts = found.facts
     if unread := facts.get("unread", "" if facts else _UNSEEN):
         return [AuditFinding(span.log, span.start, span.end, "unread", unread)]
@@ -246,7 +244,7 @@ def _records(look: _Look) -> int:
 
 
 def ranges_of(way: Way, log: str, start: int, end: int) -> list[tuple[int, int]]:
-    """Returns the ranges of the segments between two offsets."""
+    """Divides the range between two offsets at the starts of segments."""
     bounds = [each.start for each in Logs(way.channel).segments_of(log)]
     inside = [start, *(at for at in sorted(dict.fromkeys(bounds)) if start < at < end), end]
     return [(low, high) for low, high in pairwise(inside) if high > low]

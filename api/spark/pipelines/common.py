@@ -12,13 +12,13 @@ from rollbook.api.spark.core.options import Selection, access_of, source_options
 from rollbook.api.spark.core.progress import TailPoint
 from rollbook.api.spark.tails import SelectionTails
 
-# The number of records that are done, and of all known records.
+# Gets the number of records that are done, and the number of all known records.
 Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
 class Way:
-    """A way to the servers: `options` are the data source's options for connecting to them."""
+    """How to reach the servers: `options` are the data source's options for connecting to them."""
 
     options: Mapping[str, str]
 
@@ -47,8 +47,8 @@ def selection_of(names: Sequence[str]) -> Selection:
 
 
 def _pattern_of(names: Sequence[str]) -> str:
-    """Returns a pattern. A single namespace is not within the alternatives, so that only its logs are
-    requested.
+    """Returns a pattern that matches all names. If they are in one namespace, the pattern begins with it, so that
+    only the logs of that namespace are requested.
     """
     wanted: dict[str, list[str]] = {}
     for name in names:

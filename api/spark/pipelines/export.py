@@ -73,10 +73,9 @@ class Export:
         self._chains: dict[str, Chain | None] = {}
 
     def run(self, on_progress: Progress) -> None:
-        """Exports all records that exist now. A log that cannot be exported does not delay the others.
-
-        Raises `ArchiveUnwritable` at once, but an error of a single log, such as `LogReplaced`, only at the
-        end.
+        """Exports all records that exist now. If the export of a log cannot begin, the other logs are exported all the
+        same, and the log's error, such as `LogReplaced`, is raised at the end. `ArchiveUnwritable` is raised at
+        once.
         """
         for manifest in self._archive.complete():
             _logger.info("step_completed: %s up to %d", manifest.log, manifest.next)
@@ -109,7 +108,7 @@ class Export:
     # --- One log ------------------------------------------------------------------------------
 
     def _begin(self, log: str, tail: TailPoint) -> None:
-        """Moves the log's cursor to the end of its archive."""
+        """Checks the log against its archive, and moves the log's cursor to the next record to export."""
         require_name(log)
         chain = self._chains[log] = self._archive.chain(log)
         if chain is not None and chain.uid != tail.uid:
@@ -117,7 +116,7 @@ class Export:
         if chain is not None and is_overtaken(chain, tail):
             raise LogDataLoss(
                 f"records [{chain.next}, {tail.head}) of {log} were truncated before they were archived",
-                next_step="export it into another folder, which begins at its head",
+                next_step="export it into another folder, whose archive begins at the log's head",
                 log=log,
             )
         handle = self._channel.patiently(lambda: self._channel.client.open(log))
@@ -233,7 +232,7 @@ def export(
     on_progress: Progress,
     every_s: float = 0.0,
 ) -> None:
-    """Exports logs. With `every_s`, it does so repeatedly until it is interrupted; 0 means once."""
+    """Exports logs. With `every_s`, the export is repeated at this interval until it is interrupted; 0 means once."""
 
     def measured(tasks: Sequence[Sequence[Piece]], folder: str) -> list[Measured]:
         return measure(spark, way.options, tasks, folder=folder)

@@ -1,9 +1,9 @@
 """Mirrors a log into another one, perhaps of another cluster: each record once, with headers that name its
 origin.
 
-The mirror is a stream from the source to the sink, which is exactly-once by its checkpoint. With a new
-checkpoint, it starts after the source record that the mirror's last record names, so a lost checkpoint loses
-and repeats nothing (SA6). If all records of the mirror were truncated, it needs its old checkpoint.
+The mirror is a stream from the source to the sink. Its checkpoint makes it exactly-once. With a new checkpoint, it
+starts after the source record that the mirror's last record names, so no record is lost or repeated if the
+checkpoint is lost (SA6). If all records of the mirror were truncated, it needs its old checkpoint.
 """
 
 from typing import Any, Final
@@ -40,15 +40,15 @@ def start_of(
         if has_checkpoint:
             return tail.uid, tail.head
         raise MirrorHeld(
-            f"all {ends_at} records of {target} were truncated, so none says how far it has mirrored {log}",
-            next_step="give the checkpoint that it had, or mirror into a new log",
+            f"all {ends_at} records of {target} were truncated, so no record shows how far the mirror has read {log}",
+            next_step="use the checkpoint that the mirror had, or mirror into a new log",
             log=target,
         )
     last = list(handle.read(ends_at - 1, ends_at))[-1]
     origin = provenance.origin_of(dict(last.headers))
     if origin is None or (origin.log, origin.uid) != (log, tail.uid):
         raise MirrorHeld(
-            f"{target} has records that do not come from {log}: the last one, {last.offset}, does not",
+            f"{target} has records that do not come from {log}: the last one, at offset {last.offset}, does not",
             next_step="mirror it into a log of its own",
             log=target,
         )
@@ -66,8 +66,8 @@ def mirror(
     on_progress: Progress,
     every_s: float = 0.0,
 ) -> None:
-    """Mirrors a log. With `every_s`, it runs continuously, with a batch at this interval; 0 means to mirror
-    the existing records.
+    """Mirrors a log. With `every_s`, it runs until it is stopped, with a batch at this interval. With 0, it mirrors
+    the existing records and ends.
     """
     register(spark)
     uid, start = start_of(way, to, log, target, has_checkpoint=_has_begun(spark, checkpoint))
@@ -98,7 +98,9 @@ def mirror(
 
 
 def _has_begun(spark: Any, checkpoint: str) -> bool:
-    """Returns whether a query has recorded its first batch in this checkpoint, whose file system Spark knows."""
+    """Returns whether a query has recorded its first batch in this checkpoint, which may be in any file system that
+    Spark knows.
+    """
     hadoop = spark._jvm.org.apache.hadoop.fs  # noqa: SLF001 - Spark has no public way to list files.
     offsets = hadoop.Path(checkpoint, "offsets")
     system = offsets.getFileSystem(spark._jsc.hadoopConfiguration())  # noqa: SLF001
@@ -108,8 +110,8 @@ def _has_begun(spark: Any, checkpoint: str) -> bool:
 
 
 def _headers(log: str, uid: str) -> str:
-    """Returns the expression for a record's headers. The expression replaces the headers of another mirror,
-    which may be the source.
+    """Returns the expression for a record's headers. The source may itself be a mirror; the expression replaces the
+    headers that name its source.
     """
     ours = ", ".join(f"'{name}'" for name in (provenance.LOG, provenance.OFFSET, provenance.TIME))
     said = {
@@ -125,7 +127,7 @@ def _headers(log: str, uid: str) -> str:
 
 
 def _note(query: Any, row: dict[str, Any], seen: int, on_progress: Progress) -> int:
-    """Counts each batch once. Spark keeps the reports of the last hundred batches."""
+    """Counts the records of each batch once. Spark keeps the reports of the last hundred batches."""
     from rollbook.api.spark.lag import lag
 
     for each in query.recentProgress:

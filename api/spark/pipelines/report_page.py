@@ -1,4 +1,4 @@
-"""Writes a report as `report.json`, and as one page that needs no other files."""
+"""Writes a report as `report.json`, and as one HTML page that needs no other files."""
 
 import html
 import json
@@ -20,7 +20,7 @@ FINDINGS: Final = ("log", "start", "end", "kind", "what")
 
 
 def write(report: Report, folder: str) -> str:
-    """Writes the report's page and returns its path. Raises `ArchiveUnwritable`."""
+    """Writes both forms of the report, and returns the path of the page. Raises `ArchiveUnwritable`."""
     said = report.packed()
     with unwritable("the report"):
         os.makedirs(folder, exist_ok=True)

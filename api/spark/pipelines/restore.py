@@ -1,8 +1,8 @@
 """Restores an archive into a log: every archived record once, in order, however often the restore is begun.
 
-Each file of the archive is a batch of the sink, numbered by its place in the archive. The part that the log
-has already is found by the producer's numbers, and the rest is appended (SK6). Records keep value, key,
-headers and event time; the server assigns new times, and new offsets at the end of the log.
+Each file of the archive is a batch of the sink, numbered by its place in the archive. The
+producer's numbers show which part the log has already, and only the rest is appended (SK6). Records keep value, key,
+headers and event time; the server assigns new timestamps, and new offsets at the end of the log.
 """
 
 import hashlib
@@ -33,7 +33,7 @@ def restore(
     if chain is None:
         raise NoSuchArchive(
             f"nothing of {log} is in {archive.path}",
-            next_step=f"it has {', '.join(archive.logs()) or 'no log'}",
+            next_step=f"the archive has {', '.join(archive.logs()) or 'no log'}",
         )
     query = query_of(archive, log)
     channel = way.channel
@@ -54,7 +54,7 @@ def restore(
 
 
 def query_of(archive: Archive, log: str) -> str:
-    """Returns the producer's id, which is different for each archive."""
+    """Returns the name of the restore, which is different for each archive and log; the producer's id contains it."""
     return f"restore-{archive.id}-{hashlib.sha256(log.encode()).hexdigest()[:12]}"
 
 
