@@ -236,7 +236,7 @@ def require_name(log: str) -> None:
 
 
 def place_of(log: str, day: str, first: int, end: int, piece: int) -> str:
-    """Returns the path of a file below the archive."""
+    """Returns the path of a file relative to the archive's folder."""
     return f"{_FOLDER}{_quoted(log)}/date={day}/{first:020}-{end:020}-{piece:016x}.parquet"
 
 

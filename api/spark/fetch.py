@@ -33,9 +33,8 @@ from rollbook.proto.errors import (
 )
 
 _logger: Final = logging.getLogger("rollbook.spark")
-_AHEAD: Final = (
-    4  # The maximum number of open spans: later ones are fetched while the first is read.
-)
+# The maximum number of open spans: later ones are fetched while the first is read.
+_AHEAD: Final = 4
 
 
 class _Reading:
@@ -82,15 +81,15 @@ class _Reading:
             self.close()
         if self.position < span.end:
             lost = LogDataLoss(
-                f"{span.log} ends at {self.position}, and this task reads up to {span.end}",
+                f"{span.log} ends at {self.position}, but this task reads up to {span.end}",
                 next_step=TOLERATE,
                 log=span.log,
             )
             self._on_lost(lost, span.end)
 
     def _next(self) -> Event | None:
-        """Returns the next batch or gap, or None at the end. Raises `ReaderStalled` if none arrives within the option
-        `fetchTimeout`.
+        """Returns the next batch or gap, or None at the end. Raises `ReaderStalled` if none arrives within the
+        time of the option `fetchTimeout`.
         """
         due_s = time.monotonic() + self._channel.access.fetch_timeout_s
         while True:

@@ -187,7 +187,7 @@ class _Sequence:
         self.first_us = self.last_us = 0
 
     def fault(self, part: Slice) -> str:
-        """Returns the reason why `part` does not follow the last part, or an empty text if it does."""
+        """Returns the reason why `part` does not follow the last part, or an empty string if it does."""
         at, time_us = part.block.base_offset + part.first, part.block.timestamp_us
         expected, last_us = self.next, self.last_us
         self.next = at + part.rows

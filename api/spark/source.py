@@ -46,9 +46,8 @@ class RollbookSource(DataSource):
         try:
             with shown_in_spark():
                 self._spans = spans_of(options)
-        except (
-            RollbookFailure
-        ) as failure:  # A stream ignores it, since its checkpoint may be far ahead.
+        except RollbookFailure as failure:
+            # A stream ignores the failure, since its checkpoint may be far ahead.
             self._refusal = str(failure)
         return schema_of(options.columns)
 

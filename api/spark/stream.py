@@ -124,9 +124,8 @@ class _Live:
         tails: "SelectionTails",
     ) -> None:
         self._options, self._channel, self._logs, self._tails = options, channel, logs, tails
-        self._frozen: dict[str, TailPoint] | None = (
-            None  # The tails at which a query with AvailableNow ends.
-        )
+        # The tails at which a query with AvailableNow ends.
+        self._frozen: dict[str, TailPoint] | None = None
         self._seen: Mapping[str, TailPoint] = {}
         self._last: tuple[dict[str, Any], BatchEnd] | None = (
             None  # The end that was packed or unpacked last.

@@ -23,9 +23,8 @@ from rollbook.api.spark.tails import SelectionTails
 from rollbook.logservice.ids import AtOffset, AtTime, Earliest, Latest, Position
 from rollbook.proto.errors import BadConfig
 
-_LOOKS: Final = (
-    3  # The number of attempts to read manifests, if logs are truncated at the same time.
-)
+# The number of attempts to read manifests, if logs are truncated at the same time.
+_LOOKS: Final = 3
 _SPANS: Final = "spans"
 
 
@@ -122,7 +121,7 @@ def _tails(options: SourceOptions) -> dict[str, TailPoint]:
 
 
 def _offset(log: str, wanted: StartPositions, *, at_latest: int | None) -> int | None:
-    """Returns the offset to pass to `divide`. For a time, it selects the whole log, since Spark compares the times."""
+    """Returns the offset to pass to `divide`. A time selects the whole log, since Spark filters the rows by time."""
     position: Position = wanted.of(log)
     match position:
         case AtOffset(offset):

@@ -1,5 +1,5 @@
-"""`rollbook.wal`: replicated state machines. A log keeps the replicas, each on its own machine, identical.
-Programs with an event loop use `wal.aio`.
+"""`rollbook.wal`: replicated state machines. All replicas apply the records of one log, so they stay
+identical. Programs with an event loop use `wal.aio`.
 
 See ../DESIGN.md.
 """

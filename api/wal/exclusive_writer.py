@@ -4,8 +4,8 @@ Only the epoch decides who may write; the lease tells others when they can take 
 an active writer. A writer that could not renew its lease for a while therefore continues, unless another one
 has taken its place.
 
-A writer waits for its turn without a time limit, even while the log cannot be served at all. While it cannot, the
-writer logs one warning for each kind of error.
+A writer waits for its turn without a time limit, even while the log cannot be served at all. While this lasts,
+the writer logs one warning for each kind of error.
 """
 
 import asyncio

@@ -146,7 +146,7 @@ class StateMachine:
     # --- For programs -------------------------------------------------------------------------
 
     def lead(self, mode: messages.AcquireMode | str = messages.AcquireMode.WAIT) -> Term:
-        """Returns a term for one leadership. Enter it with `async with`, which waits for this machine's
+        """Returns a term for one period of leadership. Enter it with `async with`, which waits for this machine's
         turn; until then the machine follows the log.
         """
         writer = ExclusiveWriter(self._log, self.holder, mode=mode, lease_s=self._lease_s)
@@ -222,9 +222,8 @@ class StateMachine:
             failure = InvalidRequest(
                 f"the state raised {type(error).__name__}: {error}", offset=self.applied
             )
-            failure.outcome = (
-                Outcome.APPLIED
-            )  # A command that raised an exception counts as applied.
+            # A command that raised an exception counts as applied.
+            failure.outcome = Outcome.APPLIED
             self._fail(failure)
             raise failure from error
 

@@ -37,7 +37,7 @@ def judge_file(
             found("file_changed", f"it has {size} bytes, and had {file.bytes} when it was written")
         )
     elif crc != file.crc:
-        findings.append(found("file_changed", "its bytes are not those that were written"))
+        findings.append(found("file_changed", "its bytes differ from those that were written"))
     findings += [found("file_unreadable", fault) for fault in faults]
     if not findings and content != Content(file.records, file.xor):
         findings.append(
@@ -73,11 +73,11 @@ def _differs(one: Content, other: Content, where: str) -> str:
 
 
 class Mirrored(NamedTuple):
-    """The records of a mirror for one range of its source, by the source offsets that they name."""
+    """The measurements of a mirror's records for one range of its source. Each record names its source offset."""
 
     records: int
     xor: int
-    shift_least: int  # The smallest difference between its own offsets and those of the source.
+    shift_least: int  # The smallest difference between a record's own offset and its source offset.
     # The largest difference. It equals the smallest if no record is out of order, missing or repeated.
     shift_most: int
 

@@ -142,7 +142,7 @@ class ArchiveAudit:
             what = "these records are neither in the archive nor in the log"
             self._find(AuditFinding(log, chain.next, tail.head, "hole", what))
         if chain is not None and tail.tail < chain.next:
-            what = "the archive has these records, and the log ends before them"
+            what = "the archive has these records, but the log ends before them"
             self._find(AuditFinding(log, tail.tail, chain.next, "tail", what))
         self._plan_ranges(log, chain, tail)
 
@@ -267,7 +267,7 @@ def audit_mirror(
     row |= {"first": start, "next": end, "behind": tail.tail - end}
     ranges = ranges_of(way, log, start, min(end, tail.tail))
     if end > tail.tail:
-        what = "the mirror has these records, and its source ends before them"
+        what = "the mirror has these records, but its source ends before them"
         report.findings.append(AuditFinding(target, tail.tail, end, "tail", what))
     on_progress(0, tail.tail - tail.head)
     tasks = [

@@ -73,8 +73,8 @@ class Export:
         self._chains: dict[str, Chain | None] = {}
 
     def run(self, on_progress: Progress) -> None:
-        """Exports all records that exist now. If the export of a log cannot begin, the other logs are exported all the
-        same, and the log's error, such as `LogReplaced`, is raised at the end. `ArchiveUnwritable` is raised at
+        """Exports all records that exist now. If the export of a log cannot begin, the other logs are still
+        exported, and the log's error, such as `LogReplaced`, is raised at the end. `ArchiveUnwritable` is raised at
         once.
         """
         for manifest in self._archive.complete():
@@ -206,7 +206,7 @@ class Export:
 
 
 def _combined(failed: Mapping[str, RollbookError]) -> RollbookError:
-    """Returns the error of the first log, which names the others."""
+    """Returns the error of the first failed log, with the names of the others."""
     first, *others = failed
     error = failed[first].copy()
     if others:

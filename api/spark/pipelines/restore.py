@@ -1,4 +1,4 @@
-"""Restores an archive into a log: every archived record once, in order, however often the restore is begun.
+"""Restores an archive into a log: every archived record once, in order, even if the restore is started several times.
 
 Each file of the archive is a batch of the sink, numbered by its place in the archive. The
 producer's numbers show which part the log has already, and only the rest is appended (SK6). Records keep value, key,

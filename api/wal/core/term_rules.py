@@ -9,10 +9,10 @@ permanently.
 - A proposal is applied when it is acked, and not before. A proposal is the next record of the log, since no
   other writer has this epoch; if it is not, the term ends.
 - A term that is over accepts and applies no more commands; all waiting calls fail (WK4).
-- A fenced leader can find out the outcomes of its proposals. Only the first of the waiting proposals are in the
-  log, in their order, and no other record that is not applied yet has this epoch. No proposal is at or above the
-  next writer's fence. A replay up to that fence therefore shows for each proposal either that it was appended,
-  and with which result, or that it never will be (WK5).
+- A fenced leader can find out the outcomes of its proposals. The waiting proposals that are in the log are
+  the first ones, in their order, and no other record that is not applied yet has this epoch. No proposal is at or
+  above the next writer's fence. A replay up to that fence therefore shows for each proposal either that it was
+  appended, and with which result, or that it never will be (WK5).
 """
 
 from collections import deque
