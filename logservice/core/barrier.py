@@ -1,4 +1,5 @@
-"""Barriers: every append that any server acknowledged before the request is below the answer (LS10).
+"""Barriers: the answer to a barrier is a tail above every append that any server acknowledged before the
+request (LS10).
 
 This needs a quorum's acknowledgement of an entry that was sent after the request: if another server had
 taken the log over before, the quorum would have refused the entry. Any append serves as this entry. If a

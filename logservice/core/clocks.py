@@ -5,8 +5,8 @@ clock is trusted if it is within five minutes of more than half of all clocks, t
 or of exactly half if the store's is one of them. A server whose clock is not trusted owns no logs (CK1): their
 records would expire too early or never.
 
-An owner's time is its wall clock when that was last compared, advanced by the monotonic clock (CK2). So a
-changed wall clock does not affect a log before it has been compared.
+An owner's time is the wall clock's time at the last comparison, advanced by the monotonic clock (CK2). So
+setting the wall clock does not affect a log before the next comparison.
 """
 
 from collections.abc import Mapping
@@ -18,8 +18,8 @@ _STORE: Final = 0  # The difference of the store's clock from itself.
 
 
 def odd_clocks(apart_us: Mapping[str, int]) -> frozenset[str]:
-    """The servers whose clocks are not trusted. `apart_us` has how far each server's clock is ahead of the
-    store's.
+    """The servers whose clocks are not trusted. `apart_us`: for each server, how far its clock is ahead of
+    the store's.
     """
     clocks = (_STORE, *apart_us.values())
 
@@ -32,10 +32,10 @@ def odd_clocks(apart_us: Mapping[str, int]) -> frozenset[str]:
 
 
 class ServerTime:
-    """A server's own time, from one comparison to the next."""
+    """A server's time between comparisons of its clock with the metadata store's."""
 
     def __init__(self, wall_us: int, now_ns: int) -> None:
-        """Begin with the wall clock as it is, since it was not compared yet."""
+        """Start with the time of the wall clock, which has not been compared yet."""
         # How far the wall clock is ahead of the store's; None: not compared.
         self.apart_us: int | None = None
         self._offset_us = wall_us - now_ns // 1000
@@ -49,8 +49,9 @@ class ServerTime:
         self._offset_us = wall_us - now_ns // 1000
 
     def on_odd(self, store_us: int, others_us: Mapping[str, int], now_ns: int) -> None:
-        """Take note that the wall clock is not trusted. The time becomes the lower median of the other clocks:
-        the store's, and those of the other servers, which are `others_us` ahead of the store's.
+        """Take note that the wall clock is not trusted. The time becomes the lower median of the store's
+        clock and the other servers' clocks. `others_us`: how far each other server's clock is ahead of the
+        store's.
         """
         in_order = sorted((_STORE, *others_us.values()))
         common_us = in_order[(len(in_order) - 1) // 2]

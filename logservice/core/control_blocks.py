@@ -1,7 +1,7 @@
-"""Control blocks: what owners write into a log beside records, for later owners and readers.
+"""Control blocks: entries without records, which owners write into a log for later owners and readers.
 
     Follows         the first entry of every segment: the ledger before it and that ledger's last entry
-                    (-1 and -1 in a log's first segment), and all that an owner must remember there
+                    (-1 and -1 in a log's first segment), and the log's state at this point
     Snapshot        the same state at intervals, so that a take-over replays little
     Opened          which server took the log over, and why
     WriterAcquired  from here on this writer epoch is in force
@@ -10,9 +10,8 @@
     Barrier         no content: its confirmation shows that its writer is still the owner
     Sealed          the log ends here
 
-A control block has no records and no offset of its own: it is stamped with the offset of the next
-record. The state is opaque here; `core/log_state.py` defines it. Kinds that this release does not know
-are skipped.
+A control block has no records, so it takes no offset: it is stamped with the offset of the next record. The
+state is opaque here; `core/log_state.py` defines it. Kinds that this release does not know are skipped.
 """
 
 from dataclasses import dataclass, fields
@@ -40,7 +39,7 @@ class Follows:
 @dataclass(frozen=True, slots=True)
 class Snapshot:
     state: bytes
-    # Not a part of `state`, so that older releases can read `state`; empty in the blocks that they wrote.
+    # Not a part of `state`, so that older releases can read `state`. Empty in blocks that an older release wrote.
     lived: bytes = b""
     # Record counts of producers; not a part of `state`, for the same reason as `lived`.
     counts: bytes = b""
@@ -70,7 +69,7 @@ class WriterReleased:
 class ProducerBegun:
     producer: bytes
     epoch: int
-    is_new: bool  # True: the log knew nothing of the producer.
+    is_new: bool  # True: the log did not know the producer.
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +93,7 @@ Control = (
     | SealBlock
 )
 
-# Each message has the fields of the class of its name.
+# Each kind of message, by its name in the oneof `kind`, has the same fields as its class.
 _KINDS: Final[dict[str, type[Control]]] = {
     "follows": Follows,
     "snapshot": Snapshot,
@@ -109,7 +108,7 @@ _NAMES: Final = {kind: name for name, kind in _KINDS.items()}
 
 
 def pack_control(control: Control) -> bytes:
-    """The block of a control, to be stamped like a block of records."""
+    """The control as a block. The caller stamps it like a block of records."""
     message = Message()
     content = getattr(message, _NAMES[type(control)])
     content.SetInParent()

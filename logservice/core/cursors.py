@@ -1,15 +1,14 @@
 """Cursors and guards: named offsets in a log. No truncation passes a guard.
 
 A cursor is a named offset, with some bytes that its user chooses. A protected cursor is a guard: it holds
-truncation back. Each cursor has a node. All guards of a log are also in one node, together with the floor:
-no guard is made below it.
+truncation back. Each cursor has a node. All guards of a log are also in one node, together with the floor,
+below which no guard is made.
 
     move a guard   changes the cursor and the guards, in one step; refused below the floor
     truncate       changes the ledger list and the guards, in one step; the floor rises to the new head
 
-Both change the one node of the guards from the version that was read, so the second of two
-changes sees the first (LL6): no truncation passes a guard, and no guard is made on truncated
-records.
+Both change the one node of the guards, and only if it still has the version that was read. So the second of
+two changes sees the first (LL6): no truncation passes a guard, and no guard is made on truncated records.
 """
 
 from collections.abc import Mapping
@@ -42,7 +41,7 @@ GUARDS_MAX: Final = 1000
 CURSOR_VERSION_BITS: Final = 53  # At most 53 bits: many JSON parsers read numbers as doubles.
 CURSORS_MAX: Final = 10_000  # The most cursors that a log may have.
 CURSORS_OF_PRINCIPAL_MAX: Final = 1_000  # The most cursors that a principal may have in one log.
-# The most cursors that a principal may have in all logs: 215 MB of the metadata store.
+# The most cursors that a principal may have in all logs: they take up to 215 MB of the metadata store.
 CURSORS_IN_ALL_LOGS_MAX: Final = 50_000
 _NAMES_MAX: Final = 20
 _DELETE_SOME: Final = "delete cursors that nobody uses: rollbook cursor ls, rollbook cursor rm"
@@ -54,11 +53,11 @@ class TruncationGuards:
     offsets: tuple[tuple[CursorName, Offset], ...] = ()  # Sorted by name.
 
     def with_guard(self, name: CursorName, offset: Offset) -> Self:
-        """The guards with this one set. Raises `Truncated` below the floor, `InvalidRequest` if there would
-        be too many guards.
+        """The guards with this guard added or moved. Raises `Truncated` for an offset below the floor,
+        `InvalidRequest` if there would be too many guards.
         """
         if offset < self.floor:
-            raise Truncated("a mark protects nothing there", offset=offset, head=self.floor)
+            raise Truncated("the records there are truncated, so a mark cannot protect them", offset=offset, head=self.floor)
         guards = dict(self.offsets)
         guards[name] = offset
         if len(guards) > GUARDS_MAX:
@@ -71,7 +70,7 @@ class TruncationGuards:
         return self._with(guards)
 
     def with_floor(self, head: Offset) -> Self:
-        """The guards with the floor raised to `head`, never lowered. Raises `Guarded` if a guard is
+        """The guards with the floor raised to `head`; a higher floor stays. Raises `Guarded` if a guard is
         below `head`.
         """
         if names := self.below(head):
@@ -98,7 +97,7 @@ class TruncationGuards:
 class CursorCounts:
     """The number of cursors of a log, by the principal that created them (CB1)."""
 
-    # Sorted by name; a principal without cursors is missing.
+    # Sorted by name; a principal without cursors is left out.
     by_principal: tuple[tuple[str, int], ...] = ()
 
     @property
@@ -106,8 +105,8 @@ class CursorCounts:
         return sum(count for _, count in self.by_principal)
 
     def recounted(self, total: int) -> Self:
-        """The counts with the right total. Earlier releases do not count, so the difference is counted
-        for no principal.
+        """The counts, corrected to this total. Earlier releases do not count cursors; the difference is
+        counted under an empty name.
         """
         named = {name: count for name, count in self.by_principal if name}
         return self._with({**named, "": max(total - sum(named.values()), 0)})
@@ -134,7 +133,7 @@ class CursorCounts:
 
 
 def one_more_in_all_logs(principal: str, total: int) -> int:
-    """The new total of a principal. `total`: the number of cursors that it has. Raises `InvalidRequest`
+    """The principal's new total. `total`: the number of cursors that it has in all logs. Raises `InvalidRequest`
     beyond the bound (CB1).
     """
     if total >= CURSORS_IN_ALL_LOGS_MAX:
@@ -156,8 +155,8 @@ def committed(
     """The cursor after the request.
 
     `tail` is the log's tail as far as it is known, `uid` is the log's uid. Raises `MetadataConflict` if the cursor has
-    another version than the caller expects, `CursorAhead` if it would go back without a request for that,
-    `InvalidRequest` if it is too large.
+    another version than the caller expects, `CursorAhead` if the cursor would go back and the request does not allow
+    that, `InvalidRequest` if the cursor would be beyond the tail or its blob is too large.
     """
     expected = request.expected_version
     if expected is not None and expected != (NO_CURSOR if found is None else found.version):
@@ -174,10 +173,10 @@ def committed(
             cursor=request.name,
             offset=found.offset,
             wanted=offset,
-            next_step="say may_rewind, if that is meant",
+            next_step="set may_rewind to move the cursor back",
         )
     if tail is not None and offset > tail:
-        raise InvalidRequest("the cursor would stand beyond the tail", offset=offset, tail=tail)
+        raise InvalidRequest("the cursor would be beyond the tail", offset=offset, tail=tail)
     blob = request.blob
     if blob is None:
         blob = b"" if found is None else found.blob
@@ -223,7 +222,7 @@ def unpack_cursor(name: CursorName, data: bytes) -> Cursor:
     message = unpack_binary(schema.CursorNode, data)
     check_version(message.format_version)
     if min(message.offset, message.version, message.changed_us) < 0:
-        raise BadMetadata("a number of a cursor is negative")
+        raise BadMetadata("a cursor has a negative number")
     return Cursor(
         name,
         Offset(message.offset),
@@ -236,7 +235,7 @@ def unpack_cursor(name: CursorName, data: bytes) -> Cursor:
 
 
 def creator_of(data: bytes) -> str:
-    """The principal that created the cursor of these bytes. Raises `BadMetadata`, `UnsupportedVersion`."""
+    """The principal that created the cursor in these bytes. Raises `BadMetadata`."""
     return str(unpack_binary(schema.CursorNode, data).principal)
 
 

@@ -1,12 +1,13 @@
 """A segment that is written to fewer bookies than its log wants (LS13, LS16).
 
     made with too few     no full ensemble was available when the segment began
-    with vacant seats     a member failed, or has gone, and no other bookie can take its seat in this ledger. A
-                          bookie that was formatted since the ledger began takes entries of new ledgers only
+    with vacant seats     a bookie of the ensemble failed or has left, and no other bookie can take its seat in
+                          this ledger. A bookie that was formatted since the ledger began takes entries of new
+                          ledgers only
 
 An ack promises as many copies as the log's ack quorum, which never shrinks. A degraded segment lacks only
-copies beyond it. The metadata of a ledger that is made with too few bookies has its smaller quorum, so
-readers, recovery and re-replication treat it as any other ledger.
+copies beyond the ack quorum. A ledger that is made with too few bookies has the smaller quorum in its
+metadata, so readers, recovery and re-replication treat it as any other ledger.
 
 A ledger never gets more seats. So in both cases the log begins a new segment as soon as enough bookies for a
 better one take new ledgers. Repair makes the missing copies of a closed segment.
@@ -18,8 +19,8 @@ from rollbook.proto.quorum import Quorum
 
 # The reasons for beginning a new segment after a degraded one.
 FULL_ENSEMBLE: Final = "full ensemble"  # The segment was made with too few bookies.
-# The segment was made with too few bookies; no full ensemble is available, but enough bookies for
-# all copies are.
+# The segment was made with too few bookies for all copies of an entry; the next one needs enough bookies for all
+# copies, but no full ensemble.
 ALL_COPIES: Final = "all copies"
 VACANT_SEAT: Final = "vacant seat"  # A seat of the segment was vacant for `VACANT_S`.
 
@@ -33,8 +34,8 @@ _AGAIN_S_MAX: Final = 600.0
 
 
 def degraded_quorum(wanted: Quorum, usable: int) -> Quorum | None:
-    """The quorum of a ledger on `usable` bookies. Returns None if they suffice for `wanted`, or if they are
-    fewer than its ack quorum.
+    """The quorum of a ledger on `usable` bookies. Returns None if these are enough for `wanted`, or fewer
+    than its ack quorum.
     """
     if not wanted.ack <= usable < wanted.ensemble:
         return None
@@ -79,10 +80,11 @@ def better_segment(
 class RollToMoreBookies:
     """Decides when the owner of a degraded segment begins a new one, if enough bookies take new ledgers (LS16).
 
-    It is asked every one or two seconds while the segment is degraded. Vacant seats are a reason once some seat
-    has been vacant since `VACANT_S` ago. That time starts again only after all seats were taken for the longer of
-    `VACANT_S` and the latest wait. If a new segment loses a seat, too (to a bookie that responds and takes no entries),
-    or cannot be begun, each further attempt waits twice as long as the one before.
+    The owner asks every one or two seconds while the segment is degraded. Vacant seats are a reason
+    `VACANT_S` after the first seat became vacant. This time starts again only after all seats were taken
+    for `VACANT_S` or the latest wait, whichever is longer. If a new segment loses a seat, too (for example
+    because a bookie responds but takes no entries), or cannot be begun, each further attempt waits twice as
+    long as the one before.
     """
 
     def __init__(self) -> None:
@@ -106,13 +108,13 @@ class RollToMoreBookies:
 
     @property
     def is_over(self) -> bool:
-        """Return whether there is nothing to watch until a seat becomes vacant. A caller whose segment was
-        made with too few bookies continues to watch.
+        """Return whether there is nothing to watch until a seat becomes vacant. If the segment was made
+        with too few bookies, the caller continues to watch it.
         """
         return self._vacant_since_s is None and self.attempts == 0
 
     def on_attempt(self, now_s: float, reason: str) -> None:
-        """Take note of an attempt to begin a segment, with or without success."""
+        """Take note of an attempt to begin a segment, successful or not."""
         first_s = VACANT_S if reason == VACANT_SEAT else _AGAIN_S
         self._wait_s = min(first_s * 2.0**self.attempts, _AGAIN_S_MAX)
         self._not_before_s = now_s + self._wait_s

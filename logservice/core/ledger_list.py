@@ -16,15 +16,17 @@ compare-and-swap, which all servers see; nothing else decides what belongs to th
   entry (LL2). A server that closes a segment in the list has checked this. If the successor does not follow,
   the server discards it in the same step. Only the last segments can be discarded, while they are unclosed.
 - Ledgers that leave the list enter `discarded` in the same step (LL3), are deleted afterwards, and leave
-  `discarded` when they are gone. So an existing ledger of the log that is in neither was never listed.
+  `discarded` when they are gone. So an existing ledger of the log that is neither listed nor in `discarded`
+  was never listed.
 - The head never goes back and never passes what is known to be confirmed (LL4). Truncation removes whole
-  ledgers, and each only after its successor has begun: a ledger starts with all that an owner must remember,
-  so the newest memory stays.
+  ledgers, each only after its successor has begun. A ledger begins with a snapshot of the log's state, so the
+  newest snapshot stays.
 - The owner's epoch only grows (LL5). A SEALED log gets no new owner or segment; a DELETED one also cannot be
   truncated or configured.
 
-Each `with_*` returns a new list, to be written by compare-and-swap from the version that was read,
-and raises instead of breaking a rule. If the new list equals the old one, there is nothing to write.
+Each `with_*` method returns a new list, which the caller writes by compare-and-swap from the version that
+was read. A change that would break a rule raises an error. If the new list equals the old one, there is
+nothing to write.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -64,11 +66,11 @@ _TEXT_CHARACTERS_MAX: Final = 200
 
 # Keys in the custom metadata of a log's ledgers.
 LEDGER_OF_LOG: Final = "rollbook.log"  # The log's uid, in hexadecimal.
-# The only list version that may list this ledger.
+# The ledger may be listed only by a change from this version of the list.
 LEDGER_OF_VERSION: Final = "rollbook.log-version"
 LOG_DELETED: Final = "log_deleted"  # An event kind that later changes depend on.
 LOG_SEALED: Final = "log_sealed"
-LEDGER_OF_NAME: Final = "rollbook.log-name"  # Shows people the log's name, and leads to its list.
+LEDGER_OF_NAME: Final = "rollbook.log-name"  # The log's name, for people, and to find the log's list.
 
 
 def custom_metadata(name: LogName, uid: LogUid, version: int) -> dict[str, bytes]:
@@ -100,7 +102,7 @@ class Size(NamedTuple):
 
 
 Sizes = Mapping[LedgerId, Size]
-"""The sizes of the segments that are written, by their ledgers: the list does not have them yet."""
+"""The sizes of the segments that are being written, by ledger id. The list does not have them yet."""
 
 NOT_COUNTED: Final[Sizes] = {}
 
@@ -114,10 +116,10 @@ class Segment:
     first_timestamp_us: int  # When the segment was begun, on the log's clock.
     state: ListedSegmentState = ListedSegmentState.OPEN
     base_offset: Offset | None = None  # None: a segment before it is not CLOSED.
-    next_offset: Offset | None = None  # This and the next two are known when the segment is CLOSED.
+    next_offset: Offset | None = None  # This and the next two fields are set when the segment is CLOSED.
     last_timestamp_us: int | None = None
     bytes: int | None = None  # The size of the ledger.
-    degraded_to: int = 0  # The ledger's bookies if they are fewer than the log wanted, else 0.
+    degraded_to: int = 0  # How many bookies the ledger has, if the log wanted more; else 0.
     # When the segment was listed, by its owner's clock. `first_timestamp_us` is by the log's clock, which
     # stops while nothing is appended. 0: an older release listed it.
     began_us: int = 0
@@ -133,7 +135,7 @@ class Segment:
         return self.next_offset - self.base_offset
 
     def size(self, written: Sizes) -> Size:
-        """The size of the closed segment, or as counted in `written`; 0 if it is not counted either."""
+        """The segment's size: as listed if it is closed, else as counted in `written`, else 0."""
         counted = written.get(self.ledger_id, Size(0, 0))
         if self.bytes is None:
             return counted
@@ -142,9 +144,9 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class LogEvent:
-    """An event of a log's history, other than rolls, which follow from its segments."""
+    """An event in a log's history. Rolls are not stored as events, since they follow from the segments."""
 
-    kind: str  # A constant past-tense fact: log_opened, log_truncated …
+    kind: str  # A constant, in the past tense: log_opened, log_truncated …
     at_us: int
     owner_epoch: OwnerEpoch = NO_OWNER_YET
     server_id: ServerId | None = None
@@ -156,7 +158,7 @@ class LogEvent:
 
 
 class FlawedList(ValueError):
-    """A list that breaks a rule. This is a bug, unless the list was read like this."""
+    """A list breaks a rule. This is a bug, unless the list was read from the metadata store."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +170,7 @@ class LedgerList:
     owner_epoch: OwnerEpoch = NO_OWNER_YET
     # None: the log has no owner yet, or the last one has released it.
     owner: ServerInfo | None = None
-    preferred_server: str = ""  # The server to suggest as owner; empty: see `owner_placement.py`.
+    preferred_server: str = ""  # The server to suggest as owner; empty: `owner_placement.py` suggests one.
     head: Offset = FIRST_OFFSET
     next_segment_id: SegmentId = FIRST_SEGMENT
     segments: tuple[Segment, ...] = ()
@@ -184,7 +186,7 @@ class LedgerList:
 
     @property
     def tail(self) -> Offset | None:
-        """The end of the log. None while a segment is unclosed, since then the list alone does not show it."""
+        """The end of the log. None while a segment is unclosed, since then the list alone does not show the end."""
         if not self.segments:
             return self.head
         return self.segments[-1].next_offset
@@ -218,9 +220,7 @@ class LedgerList:
         return replace(self, owner=server, owner_epoch=OwnerEpoch(self.owner_epoch + 1))
 
     def with_released(self) -> Self:
-        """The list without an owner: the epoch stays the last one, and no server needs to wait for
-        that owner.
-        """
+        """The list without an owner. The epoch stays, and no server has to wait for the released owner."""
         return replace(self, owner=None)
 
     def with_preferred_server(self, server: str) -> Self:
@@ -237,11 +237,11 @@ class LedgerList:
         degraded_to: int = 0,
         began_us: int = 0,
     ) -> Self:
-        """The list with this ledger as its last segment. The ledger was made for the version of the list
-        that this changes (LL8).
+        """The list with this ledger as its last segment. The ledger was made for the present version of the
+        list (LL8).
 
-        Raises `MetadataConflict` while anything before the last segment is unclosed (LL1),
-        `LogSealed`, `LogDeleted`.
+        Raises `MetadataConflict` if a segment before the last one is unclosed (LL1) or the ledger was
+        listed before, `LogSealed`, `LogDeleted`.
         """
         self._refuse_unless_open()
         if any(not segment.is_closed for segment in self.segments[:-1]):
@@ -274,10 +274,10 @@ class LedgerList:
         last_timestamp_us: int,
         bytes: int,  # noqa: A002  # The field has this name.
     ) -> Self:
-        """The list with this segment CLOSED; a successor, if there is one, follows it (LL2).
+        """The list with this segment CLOSED. Its successor, if there is one, gets its base offset.
 
         Nothing changes if the segment is already CLOSED at `next_offset`. Raises `MetadataConflict` if it
-        is CLOSED at another offset, is not listed, or follows an unclosed one; `InvalidRequest` for an
+        is CLOSED at another offset, is not listed, or follows an unclosed segment; `InvalidRequest` for an
         offset before its base or beyond `OFFSET_MAX`.
         """
         index = self._index_of(segment_id)
@@ -292,7 +292,7 @@ class LedgerList:
                 wanted=next_offset,
             )
         if segment.base_offset is None:
-            raise MetadataConflict("the segment before it is unclosed", segment_id=segment_id)
+            raise MetadataConflict("the previous segment is unclosed", segment_id=segment_id)
         if not segment.base_offset <= next_offset <= OFFSET_MAX:
             raise InvalidRequest(
                 "a segment ends before it starts",
@@ -321,21 +321,21 @@ class LedgerList:
         return replace(self, segments=(*self.segments[:index], closed, *after))
 
     def with_discarded(self, segment_id: SegmentId) -> Self:
-        """The list without a segment that does not follow the one before, or is empty, and without the
+        """The list after discarding a segment that does not follow the previous one, or is empty, and all
         segments after it. Nothing in them was acked (LL2).
 
-        Raises `MetadataConflict` if one of them is CLOSED, or the segment before them is not. The first
-        segment of the list is discarded only if it begins at offset 0; otherwise it may have all that is
-        known of the log.
+        Raises `MetadataConflict` if one of these segments is CLOSED, or the segment before them is
+        unclosed. The first segment of the list is discarded only if it begins at offset 0; otherwise it may
+        have the only snapshot of the log's state.
         """
         index = self._index_of(segment_id)
         dropped = self.segments[index:]
         if any(segment.is_closed for segment in dropped):
             raise MetadataConflict("only the last, unclosed segments can be discarded")
         if index and not self.segments[index - 1].is_closed:
-            raise MetadataConflict("nobody decides before the segment before is closed (LL2)")
+            raise MetadataConflict("the previous segment must be closed first (LL2)")
         if not index and dropped[0].base_offset != FIRST_OFFSET:
-            raise MetadataConflict("all that is known of the log may be in this segment")
+            raise MetadataConflict("the only snapshot of the log's state may be in this segment")
         return replace(
             self,
             segments=self.segments[:index],
@@ -343,15 +343,15 @@ class LedgerList:
         )
 
     def without_discarded(self, ledger_ids: Iterable[LedgerId]) -> Self:
-        """The list without these ledgers in `discarded`, after they were deleted."""
+        """The list after these ledgers were deleted: they leave `discarded`."""
         gone = frozenset(ledger_ids)
         return replace(self, discarded=tuple(each for each in self.discarded if each not in gone))
 
     # --- The ends -----------------------------------------------------------------------------
 
     def with_head(self, head: Offset, confirmed: Offset, *, is_begun: bool = False) -> Self:
-        """The list of the log with `head` as its head. `confirmed`: the caller knows that all records below
-        this offset are confirmed.
+        """The list with `head` as the log's head. `confirmed`: the caller knows that all records below this
+        offset are confirmed.
 
         Whole segments below the head leave the list (LL3). `is_begun`: the caller owns the log, and the
         first entry of the first unclosed segment is confirmed; otherwise the segment before that one stays.
@@ -361,7 +361,7 @@ class LedgerList:
         self._refuse_deleted()
         if head > confirmed:
             raise InvalidRequest(
-                "a log is not truncated beyond its tail",
+                "a log cannot be truncated beyond its tail",
                 next_step=f"truncate up to {confirmed}, the tail, or to `latest`",
                 before=head,
                 tail=confirmed,
@@ -415,8 +415,8 @@ class LedgerList:
 
     @property
     def is_condemned(self) -> bool:
-        """Return whether the log's grace is over, and its ledgers are being deleted. This is never so for a
-        log that never had a segment.
+        """Return whether the log's grace is over, and its ledgers are being deleted or are gone. Always
+        False for a log that never had a segment.
         """
         has_lost_all = not self.segments and (bool(self.discarded) or self.next_segment_id > 0)
         return self.state is ListedLogState.DELETED and has_lost_all
@@ -436,17 +436,17 @@ class LedgerList:
         return deleted_us[-1] if deleted_us else self.free_at_us
 
     def with_shorter_grace(self, free_at_us: int) -> Self:
-        """The list of a DELETED log with its grace ending at this time, if that is sooner."""
+        """The list of a DELETED log with a grace that ends at this time, unless it ends sooner already."""
         return replace(self, free_at_us=min(self.free_at_us, max(free_at_us, 1)))
 
     def with_undeleted(self) -> Self:
-        """The list as before the deletion. Raises `MetadataConflict` unless DELETED, `LogDeleted`
-        if its ledgers are being deleted.
+        """The list as before the deletion. Raises `MetadataConflict` unless DELETED, `LogDeleted` if the
+        log's ledgers are being deleted.
         """
         if self.state is not ListedLogState.DELETED:
             raise MetadataConflict("the log is not deleted")
         if self.is_condemned:
-            raise LogDeleted("its grace is over, and its records are deleted now")
+            raise LogDeleted("its grace is over, and its records are being deleted")
         was_sealed = not self.unclosed and any(event.kind == LOG_SEALED for event in self.events)
         state = ListedLogState.SEALED if was_sealed else ListedLogState.OPEN
         return replace(self, state=state, owner=None, free_at_us=0)
@@ -474,7 +474,7 @@ class LedgerList:
     # ------------------------------------------------------------------------------------------
 
     def _index_of(self, segment_id: SegmentId) -> int:
-        # The search begins at the end: the wanted segment is usually among the last.
+        # Search from the end: the wanted segment is usually among the last.
         for index in range(len(self.segments) - 1, -1, -1):
             if self.segments[index].segment_id == segment_id:
                 return index
@@ -501,23 +501,23 @@ class LedgerList:
 
 
 def find_flaw(listed: LedgerList) -> str:
-    """The flaw of a list that was read or made; empty if it has none."""
+    """Return a description of the list's first flaw; empty if it has none."""
     segments = listed.segments
     ledger_ids = [*(segment.ledger_id for segment in segments), *listed.discarded]
     if len(set(ledger_ids)) != len(ledger_ids) or any(each < 0 for each in ledger_ids):
-        return "a ledger is listed twice, or has no id"
+        return "a ledger is listed twice, or has a negative id"
     if len(listed.uid) != LOG_UID_BYTES:
         return "the log has no uid"
     if min(listed.owner_epoch, listed.head, listed.created_us, listed.free_at_us) < 0:
         return "a number is negative"
     if (listed.state is ListedLogState.DELETED) != bool(listed.free_at_us):
-        return "a log is deleted iff it says until when it is kept"
+        return "a log must have an end of its grace if, and only if, it is deleted"
     if any(not segment.is_closed for segment in segments[:-2]):
         return "a segment before the last two is unclosed (LL1)"
     if listed.state is ListedLogState.SEALED and any(not segment.is_closed for segment in segments):
         return "a sealed log has an unclosed segment"
     if segments and segments[-1].segment_id >= listed.next_segment_id:
-        return "segment ids are used again"
+        return "the next segment id is used already"
     return _flaw_of_segments(segments) or _flaw_of_head(listed)
 
 
@@ -526,7 +526,7 @@ def _flaw_of_segments(segments: Sequence[Segment]) -> str:
         base, end = segment.base_offset, segment.next_offset
         known = (end is not None, segment.last_timestamp_us is not None, segment.bytes is not None)
         if any(each is not segment.is_closed for each in known):
-            return "the end of a segment is known iff it is CLOSED"
+            return "the end of a segment must be known if, and only if, it is CLOSED"
         if base is None:
             if segment.is_closed:
                 return "a CLOSED segment has no base"
@@ -551,7 +551,7 @@ def _flaw_of_head(listed: LedgerList) -> str:
         return ""
     base, tail = listed.segments[0].base_offset, listed.tail
     if base is not None and listed.head < base:
-        return "the head lies before the first segment"
+        return "the head is before the first segment"
     if tail is not None and listed.head > tail:
-        return "the head lies beyond the tail"
+        return "the head is beyond the tail"
     return ""

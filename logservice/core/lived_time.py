@@ -1,14 +1,14 @@
 """The time in which log servers were present. Retention and the memory of producers count only this time.
 
-A wall clock can be set, and a cluster can be off for a month. Neither makes a record old or a
-producer silent. So an age is the wall-clock time between two moments minus the gaps in between, which are
-the times without a log server:
+A wall clock can be set, and a cluster can be off for a month. Neither counts as age of a record or as
+silence of a producer. So an age is the wall-clock time between two moments minus the gaps in between, which
+are the times without a log server:
 
     a log        from its owner's last block to the next owner's first one         core/producers.py
     a cluster    when no log server has reported for five minutes                  `Witness`
 
-At most 64 gaps are kept. Beyond that, the two oldest become one gap of their total length, which ends where
-the later one ended. So an age may be too small, but never too large (LT1).
+At most 64 gaps are kept. When there are more, the two oldest become one gap of their total length, which
+ends where the later one ended. So an age may be too small, but never too large (LT1).
 
 Packed, little-endian: u32 gaps · for each: i64 start (µs) · i64 end (µs)
 """
@@ -23,7 +23,7 @@ from rollbook.proto.ports import Buffer
 GAPS_MAX: Final = 64
 # A longer time without a report counts as time without servers.
 UNWITNESSED_US_MAX: Final = 300 * 1_000_000
-# The least time between two written reports. Larger: fewer writes to the metadata store.
+# The shortest time between two reports that are written. Larger: fewer writes to the metadata store.
 _BEAT_US: Final = 30 * 1_000_000
 
 _COUNT: Final = struct.Struct("<I")
@@ -64,7 +64,7 @@ class LivedTime:
         try:
             (count,) = _COUNT.unpack_from(data)
             if len(data) != _COUNT.size + count * _GAP.size or count > GAPS_MAX:
-                raise BadMetadata(f"{count} gaps of lived time do not take {len(data)} bytes")
+                raise BadMetadata(f"lived time with {count} gaps has {len(data)} bytes")
             return cls(
                 tuple(map(LivedTimeGap._make, _GAP.iter_unpack(memoryview(data)[_COUNT.size :])))
             )
@@ -79,11 +79,11 @@ NO_GAPS: Final = LivedTime()
 class Witness:
     """The time in which a cluster had log servers."""
 
-    last_us: int  # When one of them last reported.
+    last_us: int  # When a log server last reported.
     lived: LivedTime = NO_GAPS
 
     def is_close(self, now_us: int) -> bool:
-        """Return whether a server was present until now. If not, nothing expires before the next report."""
+        """Return whether a server was present until `now_us`. If not, nothing expires before the next report."""
         return now_us <= self.last_us + UNWITNESSED_US_MAX
 
     def on_beat(self, now_us: int) -> "Witness":
@@ -101,6 +101,6 @@ class Witness:
     def unpack(cls, data: Buffer) -> "Witness":
         """The witness in these bytes. Raises `BadMetadata`."""
         if len(data) < _INT64.size:
-            raise BadMetadata("what servers have witnessed is cut short")
+            raise BadMetadata("the last report of a log server is cut short")
         (last_us,) = _INT64.unpack_from(data)
         return cls(last_us, LivedTime.unpack(memoryview(data)[_INT64.size :]))

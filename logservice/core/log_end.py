@@ -1,4 +1,4 @@
-"""Rules for where a log ends, and which part of the system knows it.
+"""Decides which part of the system is asked where a log ends.
 
     its owner     knows every append that was acknowledged
     its list      knows as much once the last segment is closed: the next append needs another listed segment
@@ -14,7 +14,7 @@ for the end takes it from the first of these:
     the bookies, if none of these responds in time; the response then says that the tail is uncertain
 
 A valid offset may be beyond the tail that bookies report: a reader that followed the log from its owner's memory
-is rightly ahead of them. Such an offset is refused only after the owner or the list has been asked again.
+may be ahead of them. Such an offset is refused only after the owner or the list has been asked again.
 """
 
 from dataclasses import replace
@@ -34,7 +34,7 @@ class EndSource(Enum):
 
 
 def source_of_end(listed: LedgerList, owner: str, own_address: str) -> EndSource:
-    """The source that a server without the log has to ask. `owner`: the owner's address if it is alive,
+    """The source to ask, for a server that does not own the log. `owner`: the owner's address if it is alive,
     otherwise empty.
     """
     if listed.tail is not None:
@@ -43,7 +43,7 @@ def source_of_end(listed: LedgerList, owner: str, own_address: str) -> EndSource
 
 
 def listed_end(listed: LedgerList, tail: Offset, owner: str) -> LogTail:
-    """The end at `tail`, with everything else as the list says."""
+    """The log's end at `tail`. `owner`: the owner's address. All other values are from the list."""
     return LogTail(
         head=listed.head,
         tail=max(tail, listed.head),
@@ -71,8 +71,8 @@ def closed_end(listed: LedgerList) -> Offset | None:
 def end_of_closed_range(
     listed: LedgerList, start: Offset, until: Offset, owner: str
 ) -> LogTail | None:
-    """The end of the closed segments, if the range is within them, since the owner knows no more about
-    that range; otherwise None.
+    """The end of the closed segments if they contain the range, otherwise None. The owner knows no more
+    about such a range.
     """
     end = closed_end(listed)
     if end is None or max(start, until) > end:
@@ -101,7 +101,7 @@ class TailWatch:
         self._heartbeat_s = heartbeat_s
         self._pause_s = pause_s
         self._sent: LogTail | None = None
-        # None: nothing was sent yet, and no heartbeat is due.
+        # None: nothing was sent yet.
         self.heartbeat_due_s: float | None = None
         self._looked: LogTail | None = None  # The latest tail for which a time was looked up.
         self._look_again_s = 0.0  # The time of the same tail is not looked up again before this.

@@ -38,7 +38,7 @@ from rollbook.proto.ids import LedgerId
 from rollbook.proto.quorum import Quorum
 
 FORMAT_VERSION: Final = 1
-_NEWEST_VERSION: Final = 2  # For lists with settings that a release of version 1 would lose.
+_NEWEST_VERSION: Final = 2  # For lists with settings that releases with version 1 would lose.
 TOKEN_BYTES: Final = 16
 _NODE_BYTES_MAX: Final = METADATA_BYTES_MAX - 64 * 1024  # Leaves room for the store's own frames.
 
@@ -97,7 +97,7 @@ def unpack_log_node(data: bytes) -> tuple[LedgerList, bytes]:
     check_version(message.format_version)
     state = _STATES.get(message.state)
     if state is None:
-        raise UnsupportedVersion("a log's state is not known", state=message.state)
+        raise UnsupportedVersion("a log has an unknown state", state=message.state)
     try:
         return (
             LedgerList(
@@ -123,7 +123,7 @@ def unpack_log_node(data: bytes) -> tuple[LedgerList, bytes]:
 
 def check_version(version: int) -> None:
     if not version:
-        raise BadMetadata("a node of the log service says no version of its format")
+        raise BadMetadata("a node of the log service has no format version")
     if version > _NEWEST_VERSION:
         raise UnsupportedVersion("a node was written by a newer release", format_version=version)
 
@@ -256,8 +256,9 @@ def _unpack_config(message: schema.LogSettings) -> LogConfig:
 
 @dataclass(frozen=True, slots=True)
 class Displaced:
-    """A deleted log whose name another log has taken; or, without a list, a log that came back under the
-    name `log`."""
+    """A deleted log, after another log has taken its name. Without a list: a log that was undeleted under
+    the name `log`.
+    """
 
     log: LogName
     list: LedgerList | None

@@ -1,4 +1,4 @@
-"""Decides which log of a name is meant: a deleted log, or one that was created later under its name (LL9).
+"""Tells apart logs that have had the same name: a deleted log, and a log that was created later (LL9).
 
 A log's uid is drawn when it is created. Servers return it with tails, states, reads and cursors; clients send it
 with their requests. A request without a uid means the log that has the name now.
@@ -14,13 +14,13 @@ def text_of(uid: LogUid) -> str:
 
 
 def check_life(log: LogName, uid: str, wanted: str) -> None:
-    """Check that the log is the wanted one. `uid`: the present log's. An empty `wanted` means any log. Raises
-    `LogReplaced`.
+    """Check that the log is the wanted one. `uid`: the uid of the log that has the name now. An empty
+    `wanted` means any log. Raises `LogReplaced`.
     """
     if wanted and wanted != uid:
         raise LogReplaced(
             log=str(log),
             uid=uid,
             expected_uid=wanted,
-            next_step="open the log again; offsets, conditions and cursors of the deleted one mean nothing in it",
+            next_step="open the log again; offsets, conditions and cursors of the deleted log do not apply to it",
         )

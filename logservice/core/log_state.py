@@ -1,4 +1,4 @@
-"""The state of a log for its next block: tail, time, exclusive writer, seal, producers.
+"""The state of a log that its next block depends on: tail, time, exclusive writer, seal, producers.
 
 All of it follows from the blocks of the log in their order, so an owner that replays them knows
 what the previous owner knew (LS5). The first entry of each ledger has a snapshot. A large ledger has
@@ -6,14 +6,14 @@ more snapshots between other entries, so that a replay is short.
 
 A snapshot, little-endian:
 
-    u16 version · u8 flags, 1: sealed · u8 attempt bytes · u32 lifetime of the writer (ms)
+    u16 version · u8 flags, 1: sealed · u8 attempt bytes · u32 lease of the writer (ms)
     i64 tail · i64 timestamp (µs) · i64 writer epoch · i64 its fence offset · u16 holder bytes · holder
     attempt · the producers
 
-Version 1 has no attempt, and is written while there is none. A release that knows only version 1 refuses
+Version 1 has no attempt, and is written if there is no attempt. A release that knows only version 1 refuses
 version 2.
 
-Older releases neither write nor read what is stored beside a snapshot, little-endian:
+The following is stored beside a snapshot, little-endian. Older releases neither write nor read it:
 
     i64 owner epoch of the newest block · the times without an owner (`lived_time.py`)
     how many records each producer has appended (`producers.py`)
@@ -54,11 +54,11 @@ class LogMemory:
         # The newest block's time, which is never before an earlier block's.
         self.timestamp_us = 0
         self.owner_epoch: OwnerEpoch | None = None  # The newest block's epoch; None: not known.
-        # The time of the newest block with records; 0: none since the restored snapshot.
+        # The time of the newest block with records; 0: no such block since the restored snapshot.
         self.record_us = 0
         self.writer_epoch = NO_WRITER_YET
         self.holder = ""  # The holder of `writer_epoch`; empty: nobody.
-        # The attempt that asked for the epoch, released or not; empty: the request named none.
+        # The attempt that acquired the epoch, kept after the release; empty: the request named no attempt.
         self.attempt = ""
         # How long the writer epoch is held without a renewal; 0: until it is released or stolen.
         self.ttl_ms = 0
@@ -125,7 +125,7 @@ class LogMemory:
 
     @property
     def packed_bytes(self) -> int:
-        """The size of a snapshot, roughly."""
+        """The approximate size of a snapshot."""
         return _HEAD.size + self.producers.packed_bytes
 
     def pack(self) -> bytes:
@@ -183,7 +183,7 @@ class LogMemory:
         )
         if not _WITHOUT_ATTEMPT <= version <= _VERSION:
             raise BadMetadata(
-                f"a snapshot of a log has version {version}, known are 1 to {_VERSION}"
+                f"a snapshot of a log has version {version}; the known ones are 1 to {_VERSION}"
             )
         found, end = cls(config), _HEAD.size + size
         producers_at = end + attempt_size
@@ -199,7 +199,7 @@ class LogMemory:
         found.producers = Producers.unpack(memoryview(data)[producers_at:], config, counts)
         if lived:
             if len(lived) < _EPOCH.size:
-                raise BadMetadata("what stands beside a snapshot of a log is cut short")
+                raise BadMetadata("the data beside a snapshot of a log is cut short")
             found.owner_epoch = OwnerEpoch(*_EPOCH.unpack_from(lived))
             found.producers.lived = LivedTime.unpack(memoryview(lived)[_EPOCH.size :])
         return found

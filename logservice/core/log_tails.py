@@ -1,22 +1,21 @@
-"""The tails of many logs, for clients that watch them: what one server knows, and what all servers together
-know.
+"""The tails of many logs, for clients that watch them: the table of one server, and the merged reports of all servers.
 
-One server keeps a table for all its watchers, in the order of the last changes. A watcher remembers the number
-of a change, and gets what has changed since. It costs nothing while it does not read, and a log that has
-changed several times is in its next message once (TW2).
+A server keeps one table for all its watchers, in the order of the logs' last changes. A watcher remembers
+the number of the last change that it got, and gets the logs that have changed since. A watcher that does
+not read costs nothing, and its next message has each changed log once (TW2).
 
-A client merges the reports of all servers. Two servers may report a log: its owner, and the server that
-the log's name suggests, which knows the list and that the log exists. The client compares reports by:
+A client merges the reports of all servers. Two servers may report a log: its owner, and the server that the
+log's name suggests, which reads the log's list. The client compares reports by:
 
     uid                 if another log has the name of a deleted one, the uid of the latest message counts
-    epoch               the higher one is that of a later owner
-    exactness           a report is exact if it comes from the owner or from a list whose end is closed
+    epoch               a later owner has a higher epoch
+    exactness           a report is exact if it is from the owner, or from a list in which the last segment is closed
     head and tail       for one uid they never go back, even if a server reports less (TW3)
 
 `source_of_report` decides which of the two reports a server has to make, if any.
 
-A log is gone when no server reports it. What a departed server has reported counts until all
-others have looked for its logs (TW4): otherwise each of these logs would be gone for a moment.
+A log is gone when no server reports it. The reports of a departed server count until all other servers have
+looked for its logs (TW4); otherwise each of these logs would be gone for a moment.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -53,8 +52,8 @@ class Scope:
         """Raises `InvalidRequest`."""
         if max(len(request.logs), len(request.prefixes)) > NAMED_MAX:
             raise InvalidRequest(
-                f"{len(request.logs)} logs and {len(request.prefixes)} prefixes are more than {NAMED_MAX} of each",
-                next_step="name a prefix that they share",
+                f"{len(request.logs)} logs and {len(request.prefixes)} prefixes; at most {NAMED_MAX} of each are accepted",
+                next_step="name a prefix that the logs share",
             )
         prefixes = dict.fromkeys(map(parse_prefix, request.prefixes))
         return cls(dict.fromkeys(request.logs), tuple(prefixes))
@@ -77,8 +76,8 @@ class ReportSource(Enum):
 def source_of_report(
     listed: LedgerList, owned: tuple[OwnerEpoch, str] | None, *, is_suggested: bool
 ) -> ReportSource:
-    """Decide what this server reports. `owned` is the epoch and the uid of the log as this server owns it,
-    or None. `is_suggested`: the log's name suggests this server.
+    """Decide what this server reports. `owned`: the epoch and uid of the log if this server owns it,
+    otherwise None. `is_suggested`: the log's name suggests this server.
     """
     is_owned = owned is not None and owned[0] == listed.owner_epoch
     if listed.state is ListedLogState.DELETED or not (is_owned or is_suggested):
@@ -90,7 +89,7 @@ def source_of_report(
 def owner_elsewhere(
     listed: LedgerList, server_id: ServerId, is_alive: IsAlive
 ) -> ServerInfo | None:
-    """The owner, if it is alive and another server. If the list names this server, this server has lost the log."""
+    """The owner, if it is alive and is another server. If the list names this server, this server has lost the log."""
     owner = listed.owner
     if owner is None or owner.server_id == server_id or not is_alive(owner.server_id):
         return None
@@ -174,7 +173,7 @@ class TailTable:
         return found
 
     def forget_gone(self, number: int) -> None:
-        """Forget logs that were gone at this change: all watchers know about it."""
+        """Forget the logs that were gone by this change, which all watchers know."""
         gone: list[LogName] = []
         for log, changed in self._changes.items():
             if changed > number or len(self._changes) - len(gone) <= len(self._tails):
@@ -191,7 +190,7 @@ class TailTable:
 
 
 class MergedTails:
-    """The reports of all servers together, as a client sees them."""
+    """The merged reports of all servers, at a client."""
 
     def __init__(self) -> None:
         self.known: dict[LogName, TailOfLog] = {}
@@ -207,7 +206,7 @@ class MergedTails:
 
     @property
     def servers(self) -> list[str]:
-        """The servers to watch, as reported by those that can be reached."""
+        """The servers to watch, as named by the servers that can be reached, or by all if none can be."""
         heard = [named for each, named in self._named.items() if each in self._complete]
         return list(
             dict.fromkeys(each for named in heard or self._named.values() for each in named)
@@ -290,7 +289,7 @@ class MergedTails:
 
 
 def _not_before(tail: TailOfLog, known: TailOfLog) -> TailOfLog:
-    """The tail, with the known head, tail, time and seal where these are further on (TW3)."""
+    """The report, with the head, tail, time and seal of `known` where these are later (TW3)."""
     if (
         tail.tail >= known.tail
         and tail.head >= known.head

@@ -1,4 +1,4 @@
-"""Views of a log: its list as values of the service's messages."""
+"""Converts the list of a log into the service's messages."""
 
 from collections.abc import Collection, Iterator
 from dataclasses import replace
@@ -25,8 +25,8 @@ def etag_of(listed: LedgerList) -> str:
 
 
 def check_etag(log: LogName, listed: LedgerList, etag: str) -> None:
-    """Check that the log still has the configuration of this ETag. An empty ETag matches everything. One
-    without a uid, from an earlier release, matches every log of the name.
+    """Check that the log still has the configuration of this ETag. An empty ETag matches everything. An
+    ETag without a uid is from an earlier release; then only the configurations are compared.
 
     Raises `LogReplaced`, `MetadataConflict`.
     """

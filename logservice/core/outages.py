@@ -1,7 +1,8 @@
-"""The parts that are unavailable at present, and since when: the causes of late responses (SV8).
+"""Records outages of bookies and of the metadata store: the causes of late responses (SV8).
 
-A server records what it notices anyway: bookies that leave, a metadata store that does not respond. While a
-request waits, the server also checks actively, which is fresher than the last failure that it noticed.
+A server records the outages that it notices in its normal work: bookies that leave, a metadata store that
+does not respond. While a request waits, the server also looks for outages, since the last one that it
+noticed may be old.
 """
 
 from collections.abc import Callable, Collection, Iterable
@@ -36,8 +37,8 @@ class KnownOutages:
         silent: Collection[str] = (),
         away: Iterable[str] = (),
     ) -> None:
-        """Take note of the state of the bookies. `away`: they belong to the cluster and are not registered.
-        A bookie that was an obstacle before, and that no argument names now, counts as not registered, too.
+        """Take note of the state of the bookies. `away`: bookies of the cluster that are not registered. A
+        bookie that was an obstacle before, and is in no argument now, also counts as not registered.
         """
         found = dict.fromkeys((*self._bookies, *away), "is not registered")
         found |= dict.fromkeys(read_only, "is read-only")

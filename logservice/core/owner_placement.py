@@ -1,13 +1,13 @@
 """Suggests which server should own a log. All servers compute the same suggestion without talking to each
 other.
 
-A log's name puts it into one of 4096 shards. For each shard, every live server gets a number that is hashed from
-the shard and the server's name, and the server with the lowest number is suggested (rendezvous hashing). So when
-a server comes or goes, only its own shards move. Servers that do not know the same servers to be alive may suggest
-different ones. Fencing decides which server owns a log; a suggestion decides only which one tries (SV1).
+A log's name puts it into one of 4096 shards. For each shard, the shard and the name of every live server
+are hashed together, and the server with the lowest hash is suggested (rendezvous hashing). So when a server
+joins or leaves, only its shards move. Two servers may suggest different owners while they disagree about
+which servers are alive. Fencing decides which server owns a log; a suggestion decides only which one tries
+(SV1).
 
-Suggestions use the name of a server, not the id of its present life. So a server that is started again gets its
-shards back.
+Suggestions use the name of a server, not the id of its present life. So a restarted server gets its shards back.
 """
 
 from collections.abc import Collection, Iterable
@@ -34,8 +34,7 @@ def shard_of(name: LogName) -> int:
 
 
 class Suggestions:
-    """The suggestions that follow from the names of the live servers; made again when the servers
-    change."""
+    """The suggestions for one set of live servers. Another set needs a new object."""
 
     def __init__(self, names: Iterable[str]) -> None:
         self.names: Final = tuple(sorted(names))

@@ -3,21 +3,22 @@
     the log's list names                    a server that is asked for the log
     --------------------------------------  ---------------------------------------------------------------
     nobody                                  opens it, if it is the suggested server
-    this server, which does not have it     opens it: it has lost it
+    this server, but the log is not open    opens it again, even if another server is suggested
     this server, which takes no logs        releases it, then acts as if the list named nobody
     a server whose session is over          opens it, if it is the suggested server
-    a server that is alive and answers, or  does not open it: `NotOwner`, with that server
-      of which nothing is heard
-    a server that is alive, but refuses     opens it, if it is the suggested server once that one is passed over;
-      connections for half a second           unless the log was taken that way lately: `OwnerChanging`
+    a server that is alive, and accepts     does not open it: `NotOwner` with that server's address
+      connections or does not respond
+    a server that is alive, but refuses     opens it, if it is suggested when that server is left out;
+      connections for half a second           `OwnerChanging` if the log was taken that way lately
 
 A server takes no logs while it is drained, or while its clock is not trusted. The suggested server is the one
-that the list prefers, or the first choice by the log's name (`owner_placement.py`), among the servers that are alive.
-A suggested server that refuses connections is skipped. Any other server responds `NotOwner` with its address.
+that the list prefers, or the first choice by the log's name (`owner_placement.py`), among the servers that
+are alive and take logs. A suggested server that refuses connections is skipped. A server that is not
+suggested responds `NotOwner` with the suggested server's address.
 
-All of this only avoids needless take-overs. Two servers that both believe that they own a log fence each other, and
-the log's ledger list decides (SV1). `takeover_backoff.py` says when a server refuses connections, and for how long a
-log is left alone; `takeover.py` says what a new owner keeps.
+These rules only avoid needless take-overs. Two servers that both believe that they own a log fence each other, and
+the log's ledger list decides (SV1). `takeover_backoff.py` decides when a server counts as refusing connections,
+and for how long a log is left alone; `takeover.py` decides which segments a new owner keeps.
 """
 
 from collections.abc import Callable, Collection
@@ -39,8 +40,8 @@ class Claim:
     """Why a server may open a log."""
 
     reason: str
-    is_rude: bool = False  # Other servers still believe the owner to be alive.
-    releases: bool = False  # The list has to stop naming this server first.
+    is_rude: bool = False  # Other servers still believe that the owner is alive.
+    releases: bool = False  # This server must be removed from the list first.
     needs_suggestion: bool = True  # The log is opened by the suggested server only.
     passed_over: tuple[str, ...] = ()  # Names of servers that are not suggested.
 
@@ -66,7 +67,7 @@ def claim_on_living(listed: LedgerList, *, refuses: bool, wait_ns: int) -> Claim
     """The claim on a log whose owner is alive. `refuses`: that server refuses connections. `wait_ns`: how long the
     log must still be left alone.
 
-    Raises `NotOwner` if the owner has to be asked, `OwnerChanging` while the log is left alone.
+    Raises `NotOwner` if the owner does not refuse connections, `OwnerChanging` while the log is left alone.
     """
     owner = listed.owner
     assert owner is not None
@@ -74,8 +75,8 @@ def claim_on_living(listed: LedgerList, *, refuses: bool, wait_ns: int) -> Claim
         raise NotOwner(owner=owner.address, owner_epoch=listed.owner_epoch)
     if wait_ns:
         raise OwnerChanging(
-            "its owner refuses connections, and it was taken from one that did lately",
-            # A part of the wait: the owner's lease may end sooner, or it may be reachable again.
+            "its owner refuses connections, but the log was taken from such an owner recently",
+            # At most 1 s: the owner's lease may end before the wait, or the owner may be reachable again.
             retry_after_ms=min(wait_ns // 1_000_000, 10 * RETRY_MS),
         )
     return Claim(
@@ -102,9 +103,10 @@ def has_no_owner(
     is_opening: bool,
     seen: LedgerList | None,
 ) -> bool:
-    """Return whether no owner uses this list. The answer is that of server `server_id`, which does not own the log.
+    """Return whether no owner uses this list, as far as server `server_id` knows. That server does not own the log.
 
-    `is_opening`: that server is opening the log, from the list `seen`; None: it has read no list yet.
+    `is_opening`: that server is opening the log. `seen`: the list with which the opening began; None: no
+    list was read yet.
     """
     owner = listed.owner
     if owner is None:
@@ -113,7 +115,7 @@ def has_no_owner(
         return not is_alive(owner.server_id)
     if not is_opening:
         return True  # The list names this server, which has lost the log.
-    # A newer epoch may be the one that the opening has listed.
+    # The opening itself may have listed a newer epoch.
     return seen is not None and listed.owner_epoch <= seen.owner_epoch
 
 

@@ -1,13 +1,13 @@
-"""Decided appends that are not certain yet, in the order of the decisions (LS1, LS4).
+"""Appends that were decided but are not certain yet, in the order of the decisions (LS1, LS4).
 
     entries   are settled once their ledger has confirmed them and every ledger before it is closed
-    answers   depend on what was decided before them ("the tail is 17", "that was a duplicate"). They are
-              settled together with the newest entry of that time
+    answers   depend on earlier appends ("the tail is 17", "that was a duplicate"). They are settled together
+              with the entry that was the newest when they were decided
 
 An owner writes at most two ledgers at a time: while the first is being closed, the second takes the new
 entries. Everything that the second confirms waits: if the first ended at another entry than its writer
-expects, the second would not count at all. So a place is a pair of numbers, of a ledger and of an entry in
-it, and everything up to one such place is settled.
+expects, the second would not count at all. So a place consists of the number of a ledger and an entry in
+it, and everything up to `_settled` is settled.
 """
 
 from collections import deque
@@ -34,7 +34,7 @@ class PendingCommits(Generic[Item]):
 
     @property
     def is_certain(self) -> bool:
-        """Whether everything that was appended is settled, so that a response may be sent at once."""
+        """Whether everything that was appended is settled, so that a response may be sent immediately."""
         return self._settled >= self._newest
 
     @property
@@ -49,8 +49,8 @@ class PendingCommits(Generic[Item]):
         self._waiting.append((self._newest, item))
 
     def on_answered(self, item: Item) -> Collection[Item]:
-        """Take note of an answer that depends on all earlier appends. It is returned at once if all of
-        them are settled.
+        """Take note of an answer that depends on all earlier appends. The answer is returned immediately if
+        all of them are settled.
         """
         if self.is_certain:
             return (item,)

@@ -1,9 +1,9 @@
-"""One budget for the producers that all logs of a server remember.
+"""One memory budget for the producers that all logs of a server remember.
 
-The memory of each log is bounded, but that of thousands of full logs together is not. When all logs take more
-than the server's budget, the log that takes most forgets half, beginning with the producers unused the longest.
-This is repeated until an eighth of the budget is free. So a log with few producers loses none to a log that has
-many (LS11).
+The memory of each log is bounded, but the total of thousands of full logs would be too large. When all logs take more
+than the server's budget, the log that takes most forgets half, beginning with the producers unused the longest. This
+is repeated until an eighth of the budget is free. So a log with few producers loses none to a log that has many
+(LS11).
 """
 
 import heapq
@@ -12,7 +12,7 @@ from typing import Final
 from rollbook.logservice.core.producers import Producers
 
 BYTES_MAX: Final = 128 * 1024 * 1024
-# This fraction of the budget is freed at once: an eighth. Larger divisor: less is forgotten at once, more often.
+# An eighth of the budget is freed each time. Larger: less is forgotten each time, but more often.
 _FREED: Final = 8
 
 

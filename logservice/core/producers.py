@@ -1,7 +1,7 @@
 """A log's memory of its producers: a batch that is sent again is recognised, and not appended again.
 
-A producer numbers the batches of each of its epochs from 0. The log remembers where a batch is, for the
-last 64 (`dedupe_batches`) of each producer:
+A producer numbers the batches of each of its epochs from 0. For each producer, the log remembers where the
+last 64 batches (`dedupe_batches`) are:
 
     the next batch          is appended
     a remembered batch      was sent again: it gets the offsets of the first time (LS6)
@@ -22,24 +22,26 @@ forgotten after 24 hours (`dedupe_age_s`) of the log's time, not counting the ti
 when too many others were used later. All of this memory follows from the blocks in the log alone, so a replay of
 the blocks yields the same memory (LS5).
 
-A **named** producer begins each of its epochs by asking the log, which gives the epoch and says how many records
-the producer has appended, and where the last one is (LS15). The epochs that a log gives are from `NAMED_EPOCH_MIN`
-on. Silence does not make the log forget a named producer: it remembers the `NAMED_MAX` that were used last. When
-all named producers together have too many batches, those unused the longest keep only their newest one.
+A **named** producer requests each of its epochs from the log. The response has the epoch, the number of
+records that the producer has appended, and the offset of the last one (LS15). These epochs are at least
+`NAMED_EPOCH_MIN`. Silence does not make the log forget a named producer: it remembers the `NAMED_MAX` that
+were used last. When all named producers together have too many batches, those unused the longest keep only
+their newest one.
 
-A server whose logs together exceed its memory for producers forgets sooner (`producer_memory.py`). The next owner
-may still know such a producer from an older snapshot, and then recognises it.
+If all logs of a server exceed its memory for producers, it forgets producers sooner (`producer_memory.py`).
+The next owner may still know such a producer from an older snapshot, and then recognises it.
 
-In a snapshot, little-endian, unnamed producers first, and of each kind the one unused the longest first:
+The format in a snapshot, little-endian. Unnamed producers come first; in each kind, those unused the
+longest come first:
 
     u32 producers · for each: u8 id bytes · id · u32 epoch · i64 last seq · u16 batches · batches
     batch: i64 base offset · i64 next offset · i64 timestamp (µs) · i64 ledger id · i64 entry id
 
-A named producer that has begun an epoch and appended nothing in it has -1 as its last seq. It keeps its last
-batch, or one without records if it has none. Older releases neither write nor read what is stored beside the
-snapshot:
+A named producer that has begun an epoch and appended nothing in it has -1 as its last seq. It keeps its
+last batch, or a batch without records if it has none. The following is stored beside the snapshot. Older
+releases neither write nor read it:
 
-    u8 1 · for each producer whose batches above are not all of its records: u32 its place · i64 records
+    u8 1 · for each producer with more records than the batches above: u32 index · i64 records, -1: not known
 """
 
 import struct
@@ -77,16 +79,16 @@ BATCHES_MAX: Final = 65_536
 NAMED_MAX: Final = PRODUCERS_MAX // 2
 _NAMED_BATCHES_MAX: Final = BATCHES_MAX // 2
 _COUNTS_VERSION: Final = 1
-_NOT_KNOWN: Final = -1  # The record count is unknown: an owner that did not count had the log.
+_NOT_KNOWN: Final = -1  # The record count is unknown: an owner of an older release, which does not count, had the log.
 
 DEFAULT: Final = LogConfig()
 
 # A shorter time between two owners counts as silence: it is too short to make the log forget a producer.
 _UNLIVED_US_MIN: Final = 1_000_000
-_NUMBERS: Final = 5  # How many numbers are kept of a batch.
+_NUMBERS: Final = 5  # How many numbers are kept for each batch.
 _BATCH_BYTES: Final = 8 * _NUMBERS
 _LONE_BYTES: Final = 160  # Memory of a producer with one batch, besides its id and that batch.
-_MORE_BYTES: Final = 240  # Memory of a producer with several batches, besides its id and them.
+_MORE_BYTES: Final = 240  # Memory of a producer with several batches, besides its id and these batches.
 _COUNT: Final = struct.Struct("<I")
 _LONE: Final = struct.Struct("<IqIB5q")  # Epoch, sequence number, CRC, flags, the batch.
 _HAS_CRC: Final = 1
@@ -124,9 +126,9 @@ class _Producer:
     epoch: int
     last_seq: int
     last_crc: int | None = None  # The CRC of the latest batch's block; None: not known.
-    # `_NUMBERS` for each batch, the oldest first.
+    # `_NUMBERS` numbers for each batch, the oldest batch first.
     batches: "array[int]" = field(default_factory=lambda: array("q"))
-    records: int = 0  # Counts all its batches, remembered or not.
+    records: int = 0  # The records in all its batches, including forgotten ones; `_NOT_KNOWN`: not known.
 
     @property
     def count(self) -> int:
@@ -154,7 +156,7 @@ def _opened(known: "bytes | _Producer") -> _Producer:
 
 
 def _memory_bytes(producer_id: bytes, known: "bytes | _Producer") -> int:
-    """The memory that a producer takes, roughly."""
+    """The approximate memory of a producer."""
     if isinstance(known, _Producer):
         return _MORE_BYTES + len(producer_id) + _BATCH_BYTES * known.count
     return _LONE_BYTES + len(producer_id) + len(known)
@@ -168,7 +170,7 @@ class Producers:
         # Named producers, the one unused the longest first.
         self._named: OrderedDict[bytes, _Producer] = OrderedDict()
         self._batches = self._named_batches = 0
-        self.bytes = 0  # The memory that all producers take, roughly.
+        self.bytes = 0  # The approximate memory of all producers.
         self.on_grown: Callable[[int], None] = _nobody  # Called with each change of `bytes`.
         self.lived = NO_GAPS
 
@@ -176,18 +178,18 @@ class Producers:
         """Apply the configuration. A narrower window takes effect with each producer's next batch."""
         self._window_batches = config.dedupe_batches
         self._window_us = config.dedupe_age_s * 1_000_000
-        self._stale_after_us = 0  # Every producer is younger than this; 0: not yet computed.
+        self._stale_after_us = 0  # No producer is stale before this time; 0: not yet computed.
 
     def __len__(self) -> int:
         return len(self._producers) + len(self._named)
 
     @property
     def packed_bytes(self) -> int:
-        """The size of a snapshot, roughly."""
+        """The approximate size of a snapshot."""
         return len(self) * 48 + self._batches * _NUMBERS * 8
 
     def find(self, ref: ProducerRef, now_us: int) -> AppendedBatch | None:
-        """The place of the first batch, if this one repeats it; None if this is the next batch.
+        """Where this batch was placed, if it was appended before; None if it is the next batch.
 
         Raises `ProducerFenced`, `ProducerGap`, `DuplicateTooOld`.
         """
@@ -195,7 +197,7 @@ class Producers:
         if known is None or self._is_stale(known, now_us) or ref.epoch > known.epoch:
             if ref.seq:
                 raise ProducerGap(
-                    "a producer that is not known has to begin with batch 0",
+                    "an unknown producer has to begin with batch 0",
                     next_step=_BEGIN_ANEW,
                     expected=0,
                     seq=ref.seq,
@@ -227,7 +229,7 @@ class Producers:
                 seq=ref.seq,
                 first_offset=found.base_offset,
                 next_offset=found.next_offset,
-                next_step="what is new takes a number, or a key, of its own",
+                next_step="give each new batch its own number or key",
             )
 
     def on_batch(self, ref: ProducerRef, batch: AppendedBatch, crc: int) -> None:
@@ -298,7 +300,7 @@ class Producers:
         )
 
     def on_begun(self, begun: ProducerBegun, tail: Offset, timestamp_us: int) -> None:
-        """Take note that an epoch is in the log: blocks of an older one are refused, and number 0 is next."""
+        """Take note that an epoch is in the log: blocks of an older epoch are refused, and batch 0 is next."""
         known = self._take(begun.producer)
         if known is None or begun.is_new:
             nothing = array("q", (tail, tail, timestamp_us, NO_LEDGER, NO_ENTRY))
@@ -350,7 +352,7 @@ class Producers:
         self._grow(_memory_bytes(producer_id, known))
 
     def _trim_named(self) -> None:
-        """Trim the named producers unused the longest to their newest batch, until half of the room is free."""
+        """Keep only the newest batch of the named producers unused the longest, until half of the room is free."""
         for known in self._named.values():
             if self._named_batches <= _NAMED_BATCHES_MAX // 2:
                 return
@@ -363,8 +365,8 @@ class Producers:
     # --- Forgetting ---------------------------------------------------------------------------
 
     def forget_half(self) -> None:
-        """Forget half of the memory, beginning with the unnamed producers unused the longest. Named ones
-        follow. One producer is always kept.
+        """Forget half of the memory, first the unnamed producers unused the longest, then named ones. One
+        producer is always kept.
         """
         wanted = self.bytes // 2
         while self.bytes > wanted and len(self) > 1:
@@ -489,4 +491,4 @@ def _unpack_counts(counts: Buffer) -> dict[int, int]:
 
 
 def _nobody(grown: int) -> None:
-    """The callback while nothing counts the memory."""
+    """Do nothing: the callback while the producers count towards no budget."""

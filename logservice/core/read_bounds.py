@@ -21,7 +21,7 @@ class Until:
         return self.offset is not None and position >= self.offset
 
     def cut(self, records: Records) -> tuple[Records | None, bool]:
-        """The part of the records before the end, if any, and whether this reaches the end."""
+        """The records before the end, or None, and whether the end is reached."""
         blocks: Sequence[bytes] = records.blocks
         start, end = records.base_offset, records.next_offset
         is_over = self.is_reached(end)
@@ -42,7 +42,7 @@ class Until:
 def cut_to_size(records: Records, records_max: int, bytes_max: int) -> Records:
     """The first blocks, at least one, within both bounds. `next_offset` excludes records beyond `records_max`.
 
-    A block counts with its size as stored or as unpacked, whichever is larger (LB3).
+    A block counts with its stored or its unpacked size, whichever is larger (LB3).
     """
     kept: list[bytes] = []
     end = records.base_offset

@@ -1,8 +1,8 @@
-"""A reader's knowledge of its log's tail, and its reports of it (RL6).
+"""What a reader knows about its log's tail, and what it reports about it (RL6).
 
-    behind ──► live      the reader has read up to a tail given after the question: by the owner, wherever it is, or by
-       ▲         │       a list of closed segments. `CaughtUp` is reported once
-       └─────────┘       the owner's memory has dropped what it would read next. `FellBehind` is reported
+    behind ──► live      the reader has read up to a tail that the owner, on any server, or a list of closed segments
+       ▲         │       gave after the reader's request. `CaughtUp` is reported once
+       └─────────┘       the owner's memory has dropped what the reader would read next. `FellBehind` is reported
 
 A reader at another server that has read everything that bookies know asks the owner: bookies learn only from the
 next block that the last one is confirmed. If the owner cannot be asked, the reader is unsure. It reports once that
@@ -21,13 +21,13 @@ from rollbook.logservice.ids import FIRST_OFFSET, Offset
 from rollbook.logservice.messages import CaughtUp, FellBehind, LogTail, Progress, WaitsFor
 from rollbook.proto.ids import NO_ENTRY, EntryId, LedgerId
 
-# The pause after an owner could not be asked. Shorter: the reader spends more time on asking, and reads what
-# bookies know later.
+# The pause after an owner could not be asked. Shorter: the reader spends more time on asking owners, and less
+# on reading from bookies.
 ASK_AGAIN_S: Final = 2.0
 
 
 def has_read_all(next_entry: EntryId, last_add_confirmed: EntryId, *, is_closed: bool) -> bool:
-    """Return whether everything that bookies know was read of a ledger that is not closed."""
+    """Return whether the ledger is unclosed, and all entries that bookies report as confirmed were read."""
     return next_entry > last_add_confirmed and not is_closed
 
 
@@ -67,8 +67,8 @@ class ReaderProgress:
         self._bytes += record_bytes
 
     def on_owner_tail(self, report: LogTail, uid: str) -> bool:
-        """Take note of a report by an owner at another server; returns whether it counts. It does not if
-        it is about another log that has the name now. `uid`: this log's; empty: not known.
+        """Take note of a report by an owner at another server; returns whether it counts. A report about
+        another log that has the name now does not count. `uid`: this log's; empty: not known.
         """
         if report.uid and uid and report.uid != uid:
             return False
@@ -98,7 +98,7 @@ class ReaderProgress:
         return self._go_live(position) if position >= owner_tail else ()
 
     def on_memory_lost(self, owner_tail: Offset | None) -> Sequence[FellBehind]:
-        """Take note that the memory has dropped what follows the position."""
+        """Take note that the owner's memory has dropped the records after the position."""
         if not self.is_live:
             return ()
         self.is_live = False
@@ -107,7 +107,9 @@ class ReaderProgress:
     # --- From the ledgers ---------------------------------------------------------------------
 
     def on_segment_found(self) -> None:
-        """Take note of a segment to read. A reader that waits for a replica reports that until it has read from one."""
+        """Take note of a segment to read. A reader that waits for a replica continues to report this until
+        it has read from one.
+        """
         if self.waits_for is not WaitsFor.REPLICA:
             self.waits_for = WaitsFor.FETCHING
 
@@ -128,18 +130,18 @@ class ReaderProgress:
         return self._go_live(position)
 
     def on_all_read(self) -> None:
-        """Take note that everything that bookies know was read."""
+        """Take note that everything that bookies report as confirmed was read."""
         self.waits_for = WaitsFor.NOTHING
 
     def may_ask(self, now_s: float) -> bool:
-        """Return whether an owner at another server may be asked now what follows."""
+        """Return whether an owner at another server may be asked now for its tail."""
         return now_s >= self._ask_again_s
 
     def on_answer(
         self, answer: LogTail | None, position: ReaderPosition, now_s: float
     ) -> Sequence[CaughtUp | Progress]:
-        """Take note of the owner's answer after everything that bookies know was read, and after
-        `on_owner_tail`. None: the owner was not asked, or did not answer.
+        """Take note of the owner's answer, after everything that bookies report was read. Call
+        `on_owner_tail` first. None: the owner was not asked, or did not answer.
         """
         if answer is None:
             self.waits_for = WaitsFor.OWNER
@@ -170,7 +172,9 @@ class ReaderProgress:
         return self._report(position, self._listed_head, waits_for)
 
     def _report(self, position: ReaderPosition, head: Offset, waits_for: WaitsFor) -> Progress:
-        """The lag in bytes is estimated from the mean size of read records; the lag in time is the last one's age."""
+        """The lag in bytes is estimated from the mean size of read records; the lag in time is the age of
+        the last one.
+        """
         next_offset, last_timestamp_us, now_us = position
         lag = max(self.tail - next_offset, 0)
         return Progress(

@@ -7,8 +7,8 @@ half of the header, bookies keep it, and readers unpack its records. Everything 
     header     0  u8[3] `RBK` · u8 version (1)
                4  u32  CRC-32C of everything from byte 40 to the end
                8  i64  base offset          ┐
-              16  i64  timestamp, µs        │ the server's half: 0 as framed; the entry's
-              24  i64  owner epoch          │ own digest protects it
+              16  i64  timestamp, µs        │ the server's half: 0 when framed; protected by
+              24  i64  owner epoch          │ the entry's digest
               32  i64  writer epoch         ┘
               40  u8   flags (1: control)   ┐
               41  u8   codec (0 none, 1 zstd; 2 is reserved for lz4)
@@ -21,14 +21,14 @@ half of the header, bookies keep it, and readers unpack its records. Everything 
               60  u32  producer epoch       │
               64  i64  producer sequence number
               72  producer id, zeros up to a multiple of 8
-    body       directory · sections, each at a multiple of 8 of the body, the first right after the
-               directory, each right after the one before; the whole body is packed by the codec
+    body       directory · sections, each at a multiple of 8 in the body and right after the previous
+               one, the first right after the directory; the codec packs the whole body
 
     directory  for each section: u16 section · u8 encoding (0: as below) · u8 flags (1: a reader that does
                not know it must refuse the block) · u32 start in the body · u32 bytes · u32 0
 
 Sections are buffers as Arrow lays them out: offsets are int32, one more than there are items, from
-0; validity is a bit for each item, the lowest first. The sections of n records with p headers in all:
+0; validity is one bit for each item, the lowest bit first. The sections of n records with p headers in all:
 
      1 VALUE_OFFSETS    n+1        2 VALUES              always present
      3 KEY_OFFSETS      n+1        4 KEYS                 5 KEY_VALIDITY    if some have no key
@@ -36,14 +36,14 @@ Sections are buffers as Arrow lays them out: offsets are int32, one more than th
      8 HEADER_OFFSETS   n+1, into the headers: where each record's headers begin and end
      9 HEADER_NAME_OFFSETS   p+1  10 HEADER_NAMES         1 to 255 bytes of printable ASCII each
     11 HEADER_VALUE_OFFSETS  p+1  12 HEADER_VALUES
-    32 CONTROL          in control blocks, which hold nothing else, no records and no offset
+    32 CONTROL          only in control blocks, which have no other section and no records
 
-New sections need no new version. If a record has a header name twice, readers see the last.
+New sections need no new version. If a record has a header name twice, readers see the last one.
 
-A block from a client is untrusted: every number of the header, the directory and the offsets is
-checked against the limits and against each other before the block is accepted (LB1). All of it is checked
-again before a reader gets a record (LB2). All offsets of a section are checked at once, as lanes of one
-large integer; that takes 4 ns a record, and no record becomes an object.
+A block from a client is untrusted: every number of the header, the directory and the offsets is checked
+against the limits and against each other before the block is accepted (LB1). All of it is checked again
+before a reader gets a record (LB2). All offsets of a section are checked together, as lanes of one large
+integer. This takes 4 ns a record and makes no objects for records.
 
 Clients import this module, so it loads nothing heavy, and zstd only for blocks that are packed with it.
 """
@@ -98,7 +98,7 @@ _HEADER: Final = struct.Struct("<4sIqqqqBBBBIIIIIq")
 _CLIENT_HEADER: Final = struct.Struct("<BBBBIIIIIq")
 _SERVER_HEADER: Final = struct.Struct("<qqqq")
 _SPAN: Final = struct.Struct("<q28xI")  # From the header's server half on: base offset, count.
-_PACKING: Final = struct.Struct("<B14xI")  # From the header's codec on, with the unpacked size.
+_PACKING: Final = struct.Struct("<B14xI")  # From the header's codec on: codec, unpacked size.
 _CRC: Final = struct.Struct("<I")
 _PAIR: Final = struct.Struct("<ii")
 _PADDING: Final = tuple(bytes(-length % 8) for length in range(8))
@@ -115,13 +115,13 @@ _TOPS_KEPT_MAX: Final = 16_384  # The largest count whose mask is cached.
 _SECTIONS_MAX: Final = 64
 # Strings of one size are cut out together in multiples of this number.
 _ONE_SIZE_COUNTS: Final = 32
-# The most strings that are cut out together; a format for each number of them is cached.
+# The most strings that are cut out together; the struct format for each count is cached.
 _ONE_SIZE_MAX: Final = 4096
 _HEADER_NAME_BYTES_MAX: Final = 255
 _HEADER_NAME: Final = re.compile(r"[!-~]{1,255}")
 _PRINTABLE: Final = bytes(range(0x21, 0x7F))
 _ZSTD_LEVEL: Final = 1
-_ZSTD_PAYS: Final = 7 / 8  # A body that does not pack to this part or less is kept unpacked.
+_ZSTD_PAYS: Final = 7 / 8  # A body is kept unpacked unless it packs to this part of its size or less.
 
 assert _HEADER.size == HEADER_BYTES
 assert _CLIENT_HALF + _CLIENT_HEADER.size == HEADER_BYTES
@@ -190,7 +190,7 @@ class Record(NamedTuple):
     value: bytes
     key: bytes | None
     headers: Headers
-    timestamp_us: int  # The server's time, the same for a batch, never before an earlier one.
+    timestamp_us: int  # The server's time: the same for a whole batch, never before an earlier record's.
     event_time_us: int | None  # The producer's own time.
 
     @property
@@ -281,7 +281,8 @@ def pack_sections(
     producer: ProducerRef | None = None,
     codec: Codec = Codec.NONE,
 ) -> bytes:
-    """A block as the client frames it, made from columns that are laid out already, in the order of their numbers.
+    """A block as the client frames it. `sections` are columns in their final layout, in the order of the
+    section numbers.
 
     Raises `InvalidRequest` without records, and `EntryTooLarge`. The server makes all other checks.
     """
@@ -293,7 +294,8 @@ def pack_sections(
 def with_producer(block: bytes, producer: ProducerRef) -> bytes:
     """The same records as a batch of this producer, not stamped: byte for byte what `pack_block` makes for it.
 
-    Raises `InvalidBlock`, `UnsupportedVersion`, and `BadChecksum` for a damaged block: a new CRC would hide that.
+    Raises `InvalidBlock`, `UnsupportedVersion`, and `BadChecksum` for a damaged block: a new CRC would hide
+    the damage.
     """
     header = _unpack_header(block)
     if google_crc32c.value(block[_CLIENT_HALF:]) != header.crc:
@@ -326,8 +328,8 @@ def producer_of(block: bytes) -> ProducerRef | None:
 
 
 def by_name(headers: Headers) -> dict[str, bytes]:
-    """The headers in the order in which they are framed: a map has no order of its own. A retry has to have the
-    same bytes, since its CRC distinguishes it from another batch (LS6).
+    """The headers sorted by name, which is the order in which they are framed. A retry must have the same
+    bytes, since the CRC distinguishes it from another batch (LS6).
     """
     return dict(sorted(headers.items()))
 
@@ -434,7 +436,7 @@ def check_event_time(time_us: int) -> None:
         is_one = False
     if not is_one:
         raise InvalidRequest(
-            f"event time {time_us!r:.80} is not a whole number of microseconds of 63 bits and a sign"
+            f"event time {time_us!r:.80} is not a whole number of microseconds that fits into 63 bits and a sign"
         )
 
 
@@ -515,12 +517,12 @@ _Spans = dict[int, tuple[int, int]]  # Each section's start and end in the body 
 def check_block(block: bytes, limits: Limits) -> BlockInfo:
     """Check that a client's block is consistent, down to the last offset (LB1, G10).
 
-    Raises `InvalidBlock`, `UnsupportedVersion`, `BadChecksum`, `EntryTooLarge`. The check takes no more memory
-    than a few times the block and `batch_bytes_max`.
+    Raises `InvalidBlock`, `UnsupportedVersion`, `BadChecksum`, `EntryTooLarge`. The memory that the check
+    takes is at most a few times the block and `batch_bytes_max`.
     """
     header = _unpack_header(block)
     if header.flags:
-        raise InvalidBlock("a client's block has no flags", flags=header.flags)
+        raise InvalidBlock("a client's block must not have flags", flags=header.flags)
     if not _is_lone_value(block, header, limits):
         _open(block, header, limits)
     return BlockInfo(
@@ -536,14 +538,14 @@ def check_block(block: bytes, limits: Limits) -> BlockInfo:
 def _unpack_header(block: bytes) -> _Header:
     """The header's values, checked against the block's length and against each other."""
     if len(block) < HEADER_BYTES:
-        raise InvalidBlock(f"{len(block)} bytes are no block")
+        raise InvalidBlock(f"{len(block)} bytes are too few for a block")
     header = _Header._make(_HEADER.unpack_from(block))
     if header.magic != MAGIC:
         if header.magic[:3] != MAGIC[:3]:
             raise InvalidBlock("a block starts with RBK")
         raise UnsupportedVersion("a block of a newer version", version=header.magic[3])
     if header.codec > Codec.ZSTD:
-        raise UnsupportedVersion("a block is packed in a way we do not know", codec=header.codec)
+        raise UnsupportedVersion("a block has an unknown codec", codec=header.codec)
     if (
         header.zero
         or header.flags & ~CONTROL_FLAG
@@ -557,10 +559,10 @@ def _unpack_header(block: bytes) -> _Header:
     if header.producer_id_bytes % 8 and any(
         block[HEADER_BYTES + header.producer_id_bytes : header.body]
     ):
-        raise InvalidBlock("a producer's id is longer than it says")
+        raise InvalidBlock("a producer's id is longer than the header says")
     if len(block) != header.body + header.stored_bytes:
         raise InvalidBlock(
-            "a block is shorter or longer than it says",
+            "a block is shorter or longer than its header says",
             bytes=len(block),
             says=header.body + header.stored_bytes,
         )
@@ -568,8 +570,8 @@ def _unpack_header(block: bytes) -> _Header:
 
 
 def _is_lone_value(block: bytes, header: _Header, limits: Limits) -> bool:
-    """Make all checks of `_open` at once, for a block that has one value and nothing else: most blocks are
-    like this when many logs are appended to. Returns False if the block has something else, or is invalid.
+    """Make all checks of `_open` in one step, for a block with a single value and nothing else; most blocks
+    are like this when there are many logs. Returns False if the block has anything else, or is invalid.
     """
     if header.records != 1 or header.sections != _LONE_SECTIONS or header.codec:
         return False
@@ -600,7 +602,7 @@ def _producer_of(block: bytes, header: _Header) -> ProducerRef | None:
 
 
 def _open(block: bytes, header: _Header, limits: Limits) -> tuple[bytes, _Spans]:
-    """The bytes that have the sections, and where each section is. All of it has been checked."""
+    """Return the bytes that have the sections, and where each section is, after checking all of them."""
     if header.records > limits.batch_records_max:
         raise EntryTooLarge(
             "a batch has too many records", limit=limits.batch_records_max, got=header.records
@@ -622,29 +624,30 @@ def _open(block: bytes, header: _Header, limits: Limits) -> tuple[bytes, _Spans]
     if header.records:
         _check_columns(body, spans, header.records, limits)
     elif Section.CONTROL not in spans:
-        raise InvalidBlock("a control block says nothing")
+        raise InvalidBlock("a control block has no CONTROL section")
     return body, spans
 
 
 def _decompress(stored: bytes, unpacked_bytes: int) -> bytes:
-    """Unpack a body. The size is compared before anything is unpacked: a frame cannot grow beyond its declared
-    size."""
+    """Unpack a body. The declared size is checked before anything is unpacked, and a frame unpacks to no
+    more than that.
+    """
     import zstandard
 
     try:
         if zstandard.frame_content_size(stored) != unpacked_bytes:
-            raise InvalidBlock("a block's body unpacks to another size than it says")
+            raise InvalidBlock("a block's body unpacks to another size than its header says")
         body = zstandard.ZstdDecompressor().decompress(stored, allow_extra_data=False)
     except zstandard.ZstdError as error:
         raise InvalidBlock(f"a block's body cannot be unpacked: {error}") from None
     if len(body) != unpacked_bytes:  # A zstd frame of declared size 0 may have any size.
-        raise InvalidBlock("a block's body unpacks to another size than it says")
+        raise InvalidBlock("a block's body unpacks to another size than its header says")
     return body
 
 
 def _read_directory(body: bytes, first: int, count: int) -> _Spans:
-    """The sections of the body that starts at `first`. Sections follow each other without a gap, so
-    none overlaps and no bytes are hidden.
+    """The sections of the body that starts at `first`. Sections follow each other without gaps, so they do
+    not overlap and no bytes are hidden.
     """
     end = first + count * _DIRECTORY_ENTRY.size
     if count > _SECTIONS_MAX or end > len(body):
@@ -655,15 +658,15 @@ def _read_directory(body: bytes, first: int, count: int) -> _Spans:
         is_known = section in _KNOWN
         is_in_place = first + start == end and length <= len(body) - end and section not in spans
         if not is_in_place or zero or flags & ~_MUST_BE_KNOWN:
-            raise InvalidBlock("a block's directory is not that of its body", section=section)
+            raise InvalidBlock("a block's directory does not match its body", section=section)
         if (encoding and is_known) or (flags and not is_known):
-            raise UnsupportedVersion("a section is one that we do not know", section=section)
+            raise UnsupportedVersion("a block has a section of an unknown kind or encoding", section=section)
         spans[section] = (end, end + length)
         end += length + -length % 8
         if length % 8 and any(body[end - 8 + length % 8 : end]):
-            raise InvalidBlock("there is something between two sections", section=section)
+            raise InvalidBlock("the padding between two sections is not zero", section=section)
     if end != len(body):
-        raise InvalidBlock("a block's directory is not that of its body")
+        raise InvalidBlock("a block's directory does not match its body")
     return spans
 
 
@@ -673,14 +676,14 @@ def _check_columns(body: bytes, spans: _Spans, count: int, limits: Limits) -> No
     if len(spans) == 2:  # Most blocks have values only.
         return
     if Section.CONTROL in spans:
-        raise InvalidBlock("a block of records says something to control them")
+        raise InvalidBlock("a block of records has a CONTROL section")
     if Section.KEY_OFFSETS in spans or Section.KEYS in spans:
         _check_strings(body, spans, Section.KEY_OFFSETS, count, record_max)
     _check_validity(body, spans, Section.KEY_VALIDITY, Section.KEYS, count)
     if Section.EVENT_TIMES in spans:
         start, end = spans[Section.EVENT_TIMES]
         if end - start != 8 * count:
-            raise InvalidBlock("there is not one event time for each record")
+            raise InvalidBlock("the number of event times is not the number of records")
     _check_validity(body, spans, Section.EVENT_TIME_VALIDITY, Section.EVENT_TIMES, count)
     if any(section in spans for section in _OF_HEADERS):
         _check_headers(body, spans, count, record_max)
@@ -701,7 +704,7 @@ def _check_headers(body: bytes, spans: _Spans, count: int, value_max: int) -> No
     start, end = spans[Section.HEADER_NAME_OFFSETS]
     pairs = (end - start) // 4 - 1
     if pairs < 0:
-        raise InvalidBlock("offsets are not one more than there are items")
+        raise InvalidBlock("the number of offsets is not the number of items plus one")
     start, end = spans[Section.HEADER_OFFSETS]
     _check_offsets(body[start:end], count, pairs, pairs)
     _check_strings(
@@ -716,7 +719,9 @@ def _check_headers(body: bytes, spans: _Spans, count: int, value_max: int) -> No
 def _check_strings(
     body: bytes, spans: _Spans, offsets: Section, count: int, longest: int, shortest: int = 0
 ) -> None:
-    """Check a column of offsets, and the bytes in the section that follows them by number."""
+    """Check a column of offsets against the size of the bytes that they divide, which are in the section
+    with the next number.
+    """
     try:
         (start, end), (data_start, data_end) = spans[offsets], spans[offsets + 1]
     except KeyError:
@@ -725,13 +730,14 @@ def _check_strings(
 
 
 def _check_offsets(offsets: bytes, count: int, total: int, longest: int, shortest: int = 0) -> None:
-    """Check `count + 1` int32 that start at 0, never go back, and end at `total`.
+    """Check that `count + 1` int32 offsets start at 0, never go back, and end at `total`.
 
-    Each is a lane of 32 bits in one integer, its top bit free. With the top bits set in the
-    minuend, no lane borrows from the next, and a cleared top bit means that an offset went back.
+    Each offset is a lane of 32 bits in one integer, with its top bit clear. With the top bits set in the
+    minuend, no lane borrows from the next, and a cleared top bit in the difference means that an offset
+    went back.
     """
     if len(offsets) != 4 * (count + 1):
-        raise InvalidBlock("offsets are not one more than there are items")
+        raise InvalidBlock("the number of offsets is not the number of items plus one")
     lanes = int.from_bytes(offsets, "little")
     tops = _tops(count) if count <= _TOPS_KEPT_MAX else _in_each_lane(_TOP, count)
     last = lanes >> 32 * count
@@ -744,7 +750,7 @@ def _check_offsets(offsets: bytes, count: int, total: int, longest: int, shortes
     if lengths & tops != tops:
         raise InvalidBlock("offsets go back")
     if shortest and lengths - _in_each_lane(shortest, count) & tops != tops:
-        raise InvalidBlock("an item is empty that must not be")
+        raise InvalidBlock("an item is empty, but must not be")
     if total > longest and (_in_each_lane(longest, count) | tops) - (lengths ^ tops) & tops != tops:
         raise EntryTooLarge("a record, key or header is too large", limit=longest)
 
@@ -765,9 +771,9 @@ def _check_validity(
         return
     start, end = spans[validity]
     if items not in spans or end - start != (count + 7) // 8:
-        raise InvalidBlock(f"{validity.name} has not one bit for each record")
+        raise InvalidBlock(f"{validity.name} does not have one bit for each record")
     if count % 8 and body[end - 1] >> count % 8:
-        raise InvalidBlock(f"{validity.name} has bits for records that are not there")
+        raise InvalidBlock(f"{validity.name} has bits after the last record")
 
 
 # --- Reading ----------------------------------------------------------------------------------
@@ -776,7 +782,7 @@ T = TypeVar("T")
 
 
 def span_of(block: bytes) -> tuple[Offset, Offset]:
-    """The first offset of a stamped block and the one after it, from the header alone, for routing.
+    """The first offset of a stamped block and the offset after its last record, from the header alone, for routing.
     Raises `BlockCorrupt`.
     """
     try:
@@ -787,7 +793,7 @@ def span_of(block: bytes) -> tuple[Offset, Offset]:
 
 
 def _without_header(block: bytes) -> BlockCorrupt:
-    return BlockCorrupt(f"a block begins with {HEADER_BYTES} bytes, and this one has {len(block)}")
+    return BlockCorrupt(f"a block's header has {HEADER_BYTES} bytes, and this block has {len(block)}")
 
 
 def packed_body_of(block: bytes) -> int:
@@ -805,8 +811,8 @@ def packed_body_of(block: bytes) -> int:
 def opened_bytes_of(block: bytes) -> int:
     """The size of a block as stored or, if that is larger, as unpacked: what quotas and bounds count (LB3).
 
-    The size comes from the header alone, which is not trusted before the block is checked. A checked block unpacks
-    to no more than the ceiling, and no larger unpacked size counts here.
+    The size comes from the header alone, which is not trusted before the block is checked. A checked block
+    unpacks to no more than the ceiling, so a larger size counts as the ceiling.
     """
     if len(block) < HEADER_BYTES or not block[_CODEC_AT]:
         return len(block)
@@ -816,8 +822,8 @@ def opened_bytes_of(block: bytes) -> int:
 def opened_together(
     blocks: Sequence[bytes], stored_bytes_max: int = _UINT32_MAX
 ) -> Iterator[list[bytes]]:
-    """Runs of blocks, in order. Each has no more than `OPENED_BYTES_MAX` as unpacked and `stored_bytes_max`
-    as stored, or is a single block (LB3).
+    """Runs of blocks, in order. The blocks of a run have at most `OPENED_BYTES_MAX` unpacked bytes and
+    `stored_bytes_max` stored bytes, unless the run is a single block (LB3).
     """
     run: list[bytes] = []
     stored, opened = 0, 0
@@ -835,8 +841,8 @@ def opened_together(
 
 
 class Block:
-    """A stamped block. The header's values are available at once; the body is opened and checked (LB2) on
-    first access.
+    """A stamped block. The header's values are available immediately; the body is opened and checked (LB2)
+    on first access.
 
     Raises `BlockCorrupt`, and `UnsupportedVersion` for a newer version.
     """
@@ -874,7 +880,7 @@ class Block:
 
     @property
     def crc(self) -> int:
-        """The CRC of all that the client framed."""
+        """The CRC of everything that the client framed."""
         return self._header.crc
 
     @property
@@ -896,7 +902,7 @@ class Block:
     # --- Contents -----------------------------------------------------------------------------
 
     def section(self, section: Section) -> memoryview | None:
-        """The bytes of a column, not copied: a buffer for Arrow."""
+        """The bytes of a column, without a copy, as a buffer for Arrow. None: the block has no such section."""
         body, spans = self._open()
         if section not in spans:
             return None
@@ -904,7 +910,7 @@ class Block:
         return memoryview(body)[start:end]
 
     def bytes_before(self, index: int) -> int:
-        """The bytes of the body that the first `index` records take, without validity bits."""
+        """How many bytes of the body the first `index` records take, without validity bits."""
         spans = self._open()[1]
         size = self._strings_before(Section.VALUE_OFFSETS, index)
         if Section.KEY_OFFSETS in spans:
@@ -1021,7 +1027,7 @@ class Block:
         return found
 
     def _strings_before(self, offsets: Section, index: int) -> int:
-        """The bytes of the first `index` strings, and of their offsets."""
+        """The size of the first `index` strings and of their offsets."""
         return self._ints(offsets, index, index + 1)[0] + 4 * index
 
     def _masked(self, validity: Section, items: Sequence[T], start: int) -> list[T | None]:
@@ -1037,8 +1043,9 @@ class Block:
 
 
 def _cut_of_one_size(body: bytes, ends_at: int, base: int, count: int) -> list[bytes]:
-    """The first of `count` strings, if they have one size, as is usual; otherwise none. They are a multiple of 32,
-    at most 4096. One call cuts them out, which takes a third of the time of one call for each.
+    """The first of `count` strings, if these have one size, as is usual; otherwise an empty list. Their
+    number is a multiple of 32, at most 4096. One call cuts all of them out, in a third of the time of one
+    call for each string.
     """
     count = min(count, _ONE_SIZE_MAX) // _ONE_SIZE_COUNTS * _ONE_SIZE_COUNTS
     if not count:

@@ -1,14 +1,14 @@
 """Decides which records have been kept for long enough.
 
 A closed segment has expired when its youngest record has reached the age `retention_age_s`, or when the later
-closed segments alone have at least `retention_bytes`. Segments expire whole and from the front, and none that a
-protected cursor still needs. Records in the segment that is written expire after it was rolled: owners roll idle
-segments, too.
+closed segments alone have at least `retention_bytes`. Segments expire whole and from the front. A segment
+that a protected cursor needs does not expire. Records in the segment being written expire only after a roll;
+owners roll idle segments, too.
 
 Ages count only time in which servers were present (LT1), so setting a clock does not make records old.
 
-The list keeps the last segment of a log without a writer, since it has the memory of the log. Its records expire
-nevertheless; its ledger is deleted once an owner has begun another one.
+The last segment of a log without an owner stays in the list, since it has the newest snapshot of the log's
+state. Its records expire nevertheless; its ledger is deleted after an owner has begun another segment.
 """
 
 from dataclasses import dataclass
@@ -27,8 +27,8 @@ class Expiry:
     """The expired part of a log: everything below `head`."""
 
     head: Offset
-    # Whether an owner is needed to remove all of it: to close a segment without a writer, to replace the last
-    # segment, or to know that an unclosed one has begun.
+    # Whether an owner is needed to remove the whole expired part: to close a segment without a writer, to
+    # replace the last segment, or to know that an unclosed segment has begun.
     needs_owner: bool
 
 
@@ -100,7 +100,9 @@ def is_free(listed: LedgerList, now_us: int, lived: LivedTime = NO_GAPS) -> bool
 
 
 def roll_age_s(config: LogConfig) -> int:
-    """The latest age at which a segment ends: only records in a closed segment can expire."""
+    """The age at which a segment ends at the latest. It is at most the retention age, since only records in
+    a closed segment can expire.
+    """
     if config.retention_age_s is None:
         return config.roll_age_s
     return min(config.roll_age_s, config.retention_age_s)

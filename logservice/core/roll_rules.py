@@ -1,13 +1,13 @@
-"""Decides when the segment that is written ends, and when it gets a snapshot of its log's state.
+"""Decides when the segment being written ends, and when it gets a snapshot of its log's state.
 
 A segment ends at a number of bytes or of entries, or at an age, whichever comes first. Idle segments end,
 too, since only a closed ledger can expire. A segment without a record stays, unless it has too many entries:
-barriers and writer epochs are entries without records. The limits of each segment differ by a random amount
-of up to a tenth, so that logs that were created together do not roll together.
+barriers and writer epochs are entries without records. The limits of each segment are changed by a random
+amount of up to a tenth, so that logs that were created together do not roll together.
 
-A take-over replays all that follows the latest snapshot, so a snapshot is due after a number of entries or of
-bytes without one. A large snapshot waits until a multiple of its size was written, so that snapshots stay a
-small part of the log.
+A take-over replays everything after the latest snapshot, so the next snapshot is due after a number of
+entries or of bytes. A large snapshot waits until a multiple of its size was written, so that snapshots stay
+a small part of the log.
 """
 
 from typing import Final
@@ -55,7 +55,7 @@ class SegmentLimits:
 
 
 class SegmentLength:
-    """Counts what was written to one segment. `bytes`, `entries` and `has_records` are set with each entry."""
+    """Counts what was written to one segment. `AppendPath` sets `bytes`, `entries` and `has_records`."""
 
     __slots__ = (
         "bytes",
@@ -74,7 +74,9 @@ class SegmentLength:
 
     @property
     def is_look_due(self) -> bool:
-        """Return whether the segment may be full or a snapshot due. The check is cheap enough for every entry."""
+        """Return whether the segment may be full, or a snapshot may be due. The check is cheap enough for
+        every entry.
+        """
         return (
             self.entries - self.entries_at_snapshot >= _SNAPSHOT_ENTRIES
             or self.bytes - self.bytes_at_snapshot >= _SNAPSHOT_BYTES

@@ -1,10 +1,10 @@
-"""A log as a sequence of segments: which one has an offset, and how a reader gets from one to the next.
+"""A log as a sequence of segments: which segment has an offset, and how a reader goes from one segment to the next.
 
-The list gives a segment its base offset once everything before it is settled; such a base never changes. The last
-segment has no base while its predecessor is not closed in the list. A reader that continues there derives the base
-if both of these hold:
+The list has a segment's base offset once everything before the segment is settled; such a base never
+changes. The last segment has no base in the list until its predecessor is closed there. A reader that
+continues in the last segment derives the base if both of these hold:
 
-    the predecessor is CLOSED, and all of it was read; before that, it is uncertain what follows
+    the predecessor is CLOSED, and all of it was read; before that, it is uncertain which segment follows
     the segment's first entry names the predecessor, and exactly the entry at which it was closed
 
 If the first entry names another entry, the segment will be discarded as a whole: nothing in it was acked. The
@@ -86,7 +86,7 @@ def index_of(segments: Sequence[Segment], ledger_id: LedgerId) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class Enter:
-    """Read this segment from that entry on; None: from the entry that holds the next offset."""
+    """Read this segment from `first_entry` on; None: from the entry that holds the next offset."""
 
     segment: Segment
     first_entry: EntryId | None
@@ -118,7 +118,9 @@ Step = Enter | AwaitRoll | AwaitOwner | Gone | End
 
 
 class Trail:
-    """One reader's path through a log. It is given the list, and what ledgers and the owner's memory have."""
+    """One reader's path through a log. The caller passes it the list, entries from ledgers and blocks from
+    the owner's memory.
+    """
 
     def __init__(self, start: Offset) -> None:
         self.next_offset = start  # The offset of the next record to return.
@@ -163,7 +165,7 @@ class Trail:
             is_ahead = self._is_within and segment.base_offset < self.next_offset
             if self._behind is not None and not is_ahead:
                 raise _hole(self.next_offset, segment.base_offset, ledger_id=segment.ledger_id)
-            # The owner's memory may have returned more than is confirmed or listed yet.
+            # The reader may have got more from the owner's memory than bookies confirm, or than is listed yet.
             self._is_within = True
             return Enter(segment, None)
         return Enter(segment, FIRST_ENTRY)
@@ -177,7 +179,7 @@ class Trail:
     def on_entries(self, payloads: Sequence[bytes]) -> list[bytes] | None:
         """The blocks of records among the entries; None: the segment does not follow what was read.
 
-        Raises `DataLost` if they do not continue what was returned before.
+        Raises `DataLost` if the blocks do not continue what was returned before.
         """
         blocks: list[bytes] = []
         if payloads and not self._is_settled:

@@ -3,7 +3,7 @@
 An append is checked in this order:
 
  1. Was it appended before? A retry gets the offsets of the first time, even if the log was sealed, the writer was
-    fenced or the tail has passed the expected offset since (LS6). Another batch with its number is refused.
+    fenced or the tail has passed the expected offset since (LS6). A different batch with the same number is refused.
  2. Is the log sealed?
  3. Does the append have the writer epoch that is in force (LS8)?
  4. Is the tail where it was expected?
@@ -48,8 +48,8 @@ _PASSING: Final = (InvalidRequest, OffsetMismatch, ProducerGap, WriterHeld)
 def is_passing(refusal: RollbookError) -> bool:
     """Return whether a later state of the log could accept what is refused now.
 
-    Such a refusal holds only if the owner has not been replaced, which only a barrier shows. In contrast, a log
-    stays sealed, an epoch stays over, and a batch stays in the log.
+    Such a refusal holds only if the owner has not been replaced, which only a barrier shows. All other
+    refusals are final: a log stays sealed, an epoch stays ended, and a batch stays in the log.
     """
     return isinstance(refusal, _PASSING)
 
@@ -66,7 +66,7 @@ class Sequencer:
     def __init__(self, memory: LogMemory, *, is_exclusive: bool) -> None:
         self.memory = memory
         self.is_exclusive = is_exclusive
-        # The end of the lease, if it is not renewed; None: it has no end.
+        # The end of the lease, unless it is renewed; None: it has no end.
         self._held_until_ns: int | None = None
 
     # --- Blocks -------------------------------------------------------------------------------
@@ -74,7 +74,7 @@ class Sequencer:
     def decide(
         self, info: BlockInfo, condition: Condition | None, wall_us: int
     ) -> BlockStamp | AppendedBatch:
-        """The block's place, or where it was placed before if it is repeated. This changes nothing.
+        """Return where to place the block or, if it was appended before, where it was placed then. Changes nothing.
 
         Raises `ProducerFenced`, `ProducerGap`, `DuplicateTooOld`, `DuplicateDiffers`, `LogSealed`,
         `StaleEpoch`, `WriterRequired`, `OffsetMismatch`, `InvalidRequest`.
@@ -129,7 +129,7 @@ class Sequencer:
         """Check that the writer epoch is in force. Raises `StaleEpoch`, `InvalidRequest`."""
         memory = self.memory
         if epoch > memory.writer_epoch or epoch <= NO_WRITER_YET:
-            raise InvalidRequest(f"writer epoch {epoch} was never given", writer_epoch=epoch)
+            raise InvalidRequest(f"writer epoch {epoch} was never granted", writer_epoch=epoch)
         if epoch < memory.writer_epoch or not memory.holder:
             raise StaleEpoch(
                 "the writer epoch was released"
@@ -150,11 +150,11 @@ class Sequencer:
         return None if self._held_until_ns is None else max(self._held_until_ns - now_ns, 0)
 
     def was_asked_by(self, holder: str, attempt: str) -> bool:
-        """Return whether the newest epoch was granted to this attempt, whose response was then lost.
+        """Return whether the newest epoch was granted to this attempt, so that the request is a repetition.
 
-        The same attempt name of another holder is another attempt: otherwise two holders would write under
-        one epoch. The holder of a released epoch is not known, so any holder matches; the epoch is not in
-        force, so nothing is granted by it.
+        If another holder uses the same attempt name, this is another attempt; otherwise two holders would
+        write under one epoch. The holder of a released epoch is not known, so any holder matches. That
+        grants nothing, since the epoch is not in force.
         """
         memory = self.memory
         return bool(attempt) and attempt == memory.attempt and memory.holder in (holder, "")
@@ -162,7 +162,8 @@ class Sequencer:
     def acquire(
         self, holder: str, mode: AcquireMode, ttl_ms: int, now_ns: int, attempt: str = ""
     ) -> WriterAcquired:
-        """The control that grants a writer epoch, to write into the log and then to pass to `on_acquired`.
+        """Return the control that grants a writer epoch. The caller writes it into the log, then passes it
+        to `on_acquired`.
 
         Raises `WriterHeld`, `LogSealed`.
         """
@@ -184,8 +185,9 @@ class Sequencer:
     def on_owner_changed(self, now_ns: int, wall_us: int) -> None:
         """Count the lease from the newest entry, and leave the holder at least half of it.
 
-        Call this before the new owner writes. A renewal depends on an entry (LS10), so there was none since
-        the newest entry. A holder that is alive had no owner to ask in the meantime, and gets time to ask.
+        Call this before the new owner writes. A renewal depends on an entry (LS10), so no renewal is later
+        than the newest entry. A live holder could not renew while the log had no owner, so it gets time to
+        renew.
         """
         self.on_renewed(now_ns)
         if self._held_until_ns is not None:

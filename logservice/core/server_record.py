@@ -1,9 +1,9 @@
 """The record of a log server in its registration node, which exists as long as the server's session.
 
-JSON, `{"address": "10.0.0.5:7400", "is_draining": false, "logs_owned": 12, "logs_degraded": 0,
-"logs_unopened": 0, "segments_lost": 0, "server_id": "log-1~0badcafe", "started_us": 17…, "version": 1,
-"release": "0.1.0", "http": "", "quorum": [3, 3, 2], "clock_apart_us": 0}`. The node is named after that life of the
-server; of two lives of one name the one that was registered last counts. Older records have no `http`, no
+JSON, `{"address": "10.0.0.5:7400", "is_draining": false, "logs_owned": 12, "logs_degraded": 0, "logs_unopened": 0,
+"segments_lost": 0, "server_id": "log-1~0badcafe", "started_us": 17…, "version": 1, "release": "0.1.0", "http": "",
+"quorum": [3, 3, 2], "clock_apart_us": 0}`. The node's name is `server_id`, which identifies this life of the server.
+If two lives have the same server name, the one that was registered last counts. Older records have no `http`, no
 `logs_degraded`, no `logs_unopened`, no `segments_lost`, no `quorum` and no `clock_apart_us`. `clock_apart_us` is how
 far the server's clock is ahead of the metadata store's; null: not compared.
 """
@@ -75,15 +75,15 @@ def unpack_server_record(data: bytes) -> ServerRecord:
         is_draining, apart_us = fields["is_draining"], fields.get("clock_apart_us")
         quorum = _unpack_quorum(fields.get("quorum"))
     except (ValueError, KeyError, TypeError, RecursionError, InvalidRequest):
-        raise BadMetadata(f"no record of a log server: {data[:80]!r}") from None
+        raise BadMetadata(f"not a record of a log server: {data[:80]!r}") from None
     if version != _VERSION:
         raise UnsupportedVersion(f"a log server's record of version {version!r:.20}")
     if not all(isinstance(each, str) for each in strings) or type(is_draining) is not bool:
-        raise BadMetadata(f"no record of a log server: {data[:80]!r}")
+        raise BadMetadata(f"not a record of a log server: {data[:80]!r}")
     if not all(type(each) is int and 0 <= each < 2**63 for each in numbers):
-        raise BadMetadata(f"no record of a log server: {data[:80]!r}")
+        raise BadMetadata(f"not a record of a log server: {data[:80]!r}")
     if apart_us is not None and not (type(apart_us) is int and abs(apart_us) < 2**63):
-        raise BadMetadata(f"no record of a log server: {data[:80]!r}")
+        raise BadMetadata(f"not a record of a log server: {data[:80]!r}")
     server_id, address, release, http = strings
     started_us, logs_owned, logs_degraded, logs_unopened, segments_lost = numbers
     return ServerRecord(

@@ -5,16 +5,17 @@
     fence and recover both, to CLOSED: nothing is decided before (LS2)
                     │     │
                     │     └─ its first entry: "I follow N, which ends at entry 41"
-                    └─ CLOSED at 41?   yes: N+1 counts, all of it.   no: it is discarded, all of it
+                    └─ CLOSED at 41?   yes: all of N+1 counts.   no: all of N+1 is discarded
 
-Nothing in N+1 was acked unless its writer had seen N CLOSED at 41. A ledger is closed once, so what is
-discarded was never acked, and what was acked is never discarded. A ledger without an entry does not
-count and is discarded, too. If the list calls N CLOSED, the server that listed this had found N closed,
-and had decided whether N+1 counts.
+Nothing in N+1 was acked unless its writer had seen N CLOSED at 41. A ledger is closed only once, so a
+ledger is discarded only if none of its entries was acked. A ledger without an entry does not count and is
+discarded, too. If N is CLOSED in the list, the server that wrote this had found N closed, and had decided
+whether N+1 counts.
 
 The compare-and-set that lists the new owner's ledger fails if another server has changed the list since it was
-read. A server that has already fenced must not give up because of that: the other server might give up, too. It
-gives up only if the list names a newer owner; otherwise it retries after a random, growing pause.
+read. A server that has already fenced the ledgers must not give up because of that: the other server might
+give up, too. It gives up only if the list names a newer owner; otherwise it retries after a random, growing
+pause.
 """
 
 from collections.abc import Sequence
@@ -50,8 +51,9 @@ def to_end(log: LedgerList) -> Sequence[Segment]:
 
 
 def counts(before: Ended | None, last: Ended) -> bool:
-    """Return whether the last ledger is a part of the log. `before`: the ledger before it; None if the list
-    calls that one CLOSED, or there is none."""
+    """Return whether the last ledger is a part of the log. `before`: the previous ledger; None if it is
+    CLOSED in the list, or there is no previous ledger.
+    """
     if before is None or last.last_entry == NO_ENTRY:
         return last.last_entry != NO_ENTRY
     return last.follows is not None and (last.follows.ledger_id, last.follows.last_entry) == (
@@ -61,7 +63,7 @@ def counts(before: Ended | None, last: Ended) -> bool:
 
 
 def judge(ended: Sequence[Ended]) -> tuple[Sequence[Ended], Sequence[Ended]]:
-    """The ledgers that count and those that are discarded, each in order (LS2)."""
+    """The ledgers that count, and the ledgers to discard, both in order (LS2)."""
     count = 0
     while count < len(ended) and counts(ended[count - 1] if count else None, ended[count]):
         count += 1

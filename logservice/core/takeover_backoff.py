@@ -1,6 +1,6 @@
 """Decides when a log may be taken from a server that others still believe to be alive.
 
-A killed server stays registered until its session runs out, but its machine refuses connections at once. A
+A killed server stays registered until its session runs out, but its machine refuses connections immediately. A
 server that has seen refusals for half a second takes over the logs of the killed server. This is safe at any
 time, since a take-over fences. But it is disruptive if a server is alive and reports a wrong address: every
 other server would take its logs again and again, and logs would move back and forth for ever. So after such a
@@ -17,10 +17,10 @@ from typing import Final
 from rollbook.logservice.ids import LogName
 
 REFUSED_NS: Final = 500_000_000
-_NEWS_NS: Final = 1_000_000_000  # Refusals that are farther apart are no series.
+_NEWS_NS: Final = 1_000_000_000  # Refusals farther apart than this are not one series.
 _PAUSE_NS_MIN: Final = 5_000_000_000
 _PAUSE_NS_MAX: Final = 300_000_000_000
-# The most logs whose pauses are remembered; those unused the longest are dropped first.
+# The most pauses that are remembered; the oldest is dropped first.
 _LOGS_MAX: Final = 100_000
 
 
@@ -47,7 +47,7 @@ class Refusals:
 
     @property
     def is_dead(self) -> bool:
-        """Return whether all attempts were refused, for long enough."""
+        """Return whether all attempts were refused for half a second."""
         return self._first_ns is not None and self._last_ns - self._first_ns >= REFUSED_NS
 
 

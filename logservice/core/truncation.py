@@ -1,12 +1,12 @@
-"""The effects of a truncation, before it is done.
+"""Computes the effects of a truncation without making it.
 
     before = 1700      head           1700
                         v              v
     [ 0 … 999 ][ 1000 … 1499 ][ 1500 … 1999 ][ 2000 … ]
       deleted     deleted       kept whole: 200 records of it are hidden
 
-Readers see the new head at once and exactly; ledgers are deleted as a whole, when nothing in them
-is readable and their successor has begun (LL4). A guard below the new head prevents the truncation (LL6).
+Readers see the exact new head immediately. A ledger is deleted as a whole, when nothing in it is readable
+and its successor has begun (LL4). A guard below the new head prevents the truncation (LL6).
 """
 
 from dataclasses import dataclass
@@ -32,10 +32,9 @@ def plan_truncation(
     guards: TruncationGuards,
     written: Sizes = NOT_COUNTED,
 ) -> TruncationPlan:
-    """The plan of a truncation. `confirmed` and `is_begun` are as for `LedgerList.with_head`, and so are the
-    errors that it raises.
+    """The plan of a truncation. `confirmed`, `is_begun` and the errors are the same as for `LedgerList.with_head`.
 
-    The guards below `before` are returned and raise no error here: the write of the plan raises it.
+    The guards below `before` are returned and raise no error here; `Guarded` is raised when the plan is written.
     """
     wanted = listed.with_head(before, confirmed, is_begun=is_begun)
     gone = listed.segments[: len(listed.segments) - len(wanted.segments)]
@@ -57,7 +56,7 @@ def plan_truncation(
 
 
 def _bytes_below(segment: Segment, size: Size, head: Offset) -> int:
-    """The size of the records below the head, estimated as if all records of the segment had one size."""
+    """The size of the records below the head, estimated as if all records of the segment had the same size."""
     if segment.base_offset is None or not size.records:
         return 0
     hidden = min(max(head - segment.base_offset, 0), size.records)

@@ -1,8 +1,8 @@
 """Logs that a server should own and could not open. Used for the next attempt (`makes_ahead`), health and `explain`.
 
-A single failure is not reported, since the next attempt follows at once. A log is reported as stuck from its second
-failure in a row until it is opened, or until no attempt has failed for five minutes: without requests for the log,
-this server no longer knows.
+A single failure is not reported, since the next attempt follows immediately. A log is reported as stuck from its
+second failure in a row until it is opened, or until no attempt has failed for five minutes: without requests for
+the log, this server does not know whether it can be opened.
 """
 
 from collections import OrderedDict
