@@ -139,8 +139,8 @@ async def open_log(
 
 
 class _NewLedger:
-    """A ledger that is made for this version of the list. It takes as many round trips to make as the old
-    ledgers take to fence, so both run concurrently, unless an earlier opening failed. An unused ledger is
+    """A ledger that is made for this version of the list. Making it takes as many round trips as fencing
+    the old ledgers, so both run concurrently, unless an earlier opening failed. An unused ledger is
     deleted.
     """
 
@@ -176,7 +176,7 @@ class _NewLedger:
             making.cancel()
         try:
             (made,) = await asyncio.gather(making, return_exceptions=True)
-        # This task was cancelled, and the creation with it, unless it was complete.
+        # This task was cancelled. So was the creation of the ledger, unless it was complete.
         except asyncio.CancelledError:
             await _stop_if_made(making)
             raise
@@ -202,7 +202,7 @@ async def _take_over(
     reason: str,
     laps: Laps,
 ) -> Opening | None:
-    """List the new ledger and the new owner. Returns None if the list has changed: then it was not written."""
+    """List the new ledger and the new owner. Returns None, and writes nothing, if the list has changed."""
     settled = _settled(stored.list, found).with_owner(context.server)
     server_id, now_us = context.server.server_id, context.clock.wall_us()
     tail = found.memory.tail
@@ -309,7 +309,9 @@ async def _first_of(reader: LedgerReader) -> Follows:
     said = unpack_control(block) if block.is_control else None
     if not isinstance(said, Follows):
         raise BlockCorrupt(
-            "the first entry does not say what it follows", ledger_id=reader.ledger_id, entry_id=0
+            "the first entry does not name the previous ledger",
+            ledger_id=reader.ledger_id,
+            entry_id=0,
         )
     return said
 
@@ -336,7 +338,7 @@ async def _replay(reader: LedgerReader, listed: LedgerList, last_entry: EntryId)
                 return memory
         if first == FIRST_ENTRY:
             raise BlockCorrupt(
-                "the first entry is no snapshot", ledger_id=reader.ledger_id, entry_id=0
+                "the first entry has no snapshot", ledger_id=reader.ledger_id, entry_id=0
             )
         size *= 4
 

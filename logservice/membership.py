@@ -3,7 +3,7 @@
 The session expires after 3 s of silence by default. Other servers suggest owners of logs only among servers
 that have a session. A session does not prove that its server is alive: if a server refuses connections, the
 others do not wait until its session expires. When it has expired, other servers may own the server's logs
-already. A server that learns this opens its logs again before it confirms anything.
+already. A server that learns that its session has expired opens its logs again before it confirms anything.
 
     <own root>/log-servers/<server id>    `core/server_record.py`
 """
@@ -72,7 +72,7 @@ class ServerMembership:
         on_session_lost: Callable[[], None],
         on_store: Callable[[bool], None],
     ) -> None:
-        """Use `store`, whose session is the lease. `on_store` gets False when the store stops responding, and
+        """The session of `store` is the lease. `on_store` gets False when the store stops responding, and
         True when it responds again.
         """
         self._on_store = on_store
@@ -210,7 +210,9 @@ class ServerMembership:
                 await self._enter()
             except Unavailable as error:
                 if self._maybe_seen is record:
-                    raise OutcomeUnknown(f"others may see it already: {error.message}") from error
+                    raise OutcomeUnknown(
+                        f"other servers may see the change already: {error.message}"
+                    ) from error
                 if self._record is record:  # A closed server has no record.
                     self._record = before
                 raise
@@ -294,9 +296,7 @@ class ServerMembership:
                 await asyncio.sleep(_RETRY_PAUSE_S)
 
     async def _look(self, dirty: str | None) -> None:
-        """Read the records of new servers, and the record at the path `dirty`. If that is None, read all
-        records.
-        """
+        """Read the records of new servers, and the record at the path `dirty`. With None, read all records."""
         try:
             names = await children_surely(self._store, self._folder)
         except NoSuchNode:

@@ -1,5 +1,5 @@
-"""Remembers outages of bookies and of the metadata store (SV8): those that the server notices anyway, and those
-that a check finds while a request waits.
+"""Remembers outages of bookies and of the metadata store (SV8): those that the server notices in its normal
+work, and those that a check finds while a request waits.
 """
 
 import asyncio
@@ -46,14 +46,14 @@ class OutageWatch:
         self._outages.on_store(self._clock.wall_us(), answers=answers)
 
     def begin_look(self) -> None:
-        """Begin a check in the background, unless there is a fresh one, for a request that waits too long."""
+        """For a request that waits too long, begin a check in the background, unless there is a fresh result."""
         now_s = asyncio.get_running_loop().time()
         if self._looking is None and now_s >= self._looked_s + _FRESH_S:
             self._looking = asyncio.get_running_loop().create_task(self._look())
             self._looking.add_done_callback(self._on_looked)
 
     async def look(self) -> Outage:
-        """Return what is unavailable, after a check unless there is a fresh one. Takes half a second at most."""
+        """Return what is unavailable, after a check unless there is a fresh result. Takes half a second at most."""
         self.begin_look()
         if self._looking is not None:
             await asyncio.gather(asyncio.shield(self._looking), return_exceptions=True)
@@ -67,7 +67,9 @@ class OutageWatch:
         if not isinstance(error, QuorumTimeout | OwnerChanging) or not outage.obstacles:
             return error
         if "waits_for" not in error.ids:
-            error.message = f"{error.message or 'it was not done in time'}: {outage.cause}"
+            error.message = (
+                f"{error.message or 'the request was not completed in time'}: {outage.cause}"
+            )
             error.args = (error.message,)
             error.ids["waits_for"] = tuple(each.name for each in outage.obstacles)
             error.next_step = error.next_step or outage.next_step

@@ -7,7 +7,7 @@
     open_log                     makes a server the owner                          log_takeover.py
 
 After a failure the owner stays failed: `failure` has the reason, `until_lost` reports it, and pending
-appends get `OwnerLost` (another server owns the log, or may) or `AppendUnsettled` (bookies were missing).
+appends get `OwnerLost` (another server owns or may own the log) or `AppendUnsettled` (bookies were missing).
 """
 
 import asyncio
@@ -60,9 +60,9 @@ from rollbook.proto.tasks import joined, to_its_end
 
 logger = structlog.get_logger()
 
-# The time limit of a hand-over. After it, the next owner recovers the log.
+# The time limit of a hand-over. If it is exceeded, the next owner recovers the log.
 _HAND_OVER_S: Final = 15.0
-# How long the list, and then the bookies, may each take to show whether this is still the owner.
+# The time limit for the list, and then for the bookies, to show whether this is still the owner.
 _PROOF_S: Final = 0.5
 
 
@@ -240,8 +240,8 @@ class Owner:
 
     @property
     def is_proven(self) -> bool:
-        """Return whether this server was known to be the owner less than a lease ago, so that it needs no
-        request to prove it.
+        """Return whether this server was certainly the owner less than a lease ago, so that no request is
+        needed to check it.
         """
         proven_until_s = self._append_path.proven_s + self._context.stall_detector.lease_s
         return self._append_path.check_owner() and self._loop.time() < proven_until_s
@@ -253,7 +253,7 @@ class Owner:
 
     @property
     def roll_due_us(self) -> int:
-        """The time at which the written segment ends because of its age, or 0 if it has no record."""
+        """The time at which the present segment ends because of its age, or 0 if it has no record."""
         writing = self._append_path.writing
         if writing is None or not writing.length.has_records or self._memory.is_sealed:
             return 0
@@ -262,12 +262,12 @@ class Owner:
 
     @property
     def degraded_to(self) -> int:
-        """The number of bookies of the written segment, if they are fewer than the log wants; otherwise 0."""
+        """The number of bookies of the present segment, if the log wants more; otherwise 0."""
         return self._segment_roll.degraded_to
 
     @property
     def vacant_seats(self) -> Mapping[BookieId, str]:
-        """Bookies of the written segment that are not expected to get its next entry, and why."""
+        """The bookies of the present segment that are not expected to get its next entry, and why."""
         return self._segment_roll.vacant_seats
 
     @property
@@ -313,8 +313,8 @@ class Owner:
         return await (self.seal() if self._memory.is_sealed else self._append_path.barrier())
 
     async def read_barrier(self) -> Offset:
-        """A barrier without a write (LS14). It reads the list after the call. If the list still names this
-        owner, no later owner has acknowledged an append, since only a listed owner sends acks.
+        """A barrier without a write (LS14). The list is read for each call. If it still names this owner,
+        no later owner has acknowledged an append, since only a listed owner sends acks.
 
         Raises `OwnerChanging` if this is no longer the owner, `LogDeleted`, `MetadataUnavailable`.
         """
@@ -364,12 +364,17 @@ class Owner:
         self._append_path.require()
         try:
             async with asyncio.timeout(_PROOF_S):
-                if self._memory.is_sealed:  # A sealed log accepts no entry, so there is no barrier.
+                if (
+                    self._memory.is_sealed
+                ):  # A sealed log accepts no entry, so no barrier is possible.
                     await self._append_path.until_settled()
                 else:
                     await self._append_path.barrier()
         except TimeoutError:
-            raise Unavailable("neither the list nor the bookies tell", log=str(self.name)) from None
+            raise Unavailable(
+                "neither the list nor the bookies show whether this is still the owner",
+                log=str(self.name),
+            ) from None
 
     def _on_proven(self, proving: "asyncio.Task[None]") -> None:
         self._proving = None
@@ -383,9 +388,9 @@ class Owner:
     ) -> WriterGrant:
         """Grant a new writer epoch. Returns when all appends of older epochs are settled (LS8).
 
-        If the same holder repeats a request with the same `attempt`, it gets the same epoch, as long as no
-        other holder was granted one. With `WAIT`, the call waits until it is granted or cancelled. Raises
-        `WriterHeld`, `LogSealed`, `StaleEpoch` if that attempt's epoch was released, `OwnerLost`,
+        If the same holder repeats a request with the same `attempt`, it gets the same epoch, unless another
+        holder has been granted a newer one. With `WAIT`, the call waits until it is granted or cancelled.
+        Raises `WriterHeld`, `LogSealed`, `StaleEpoch` if that attempt's epoch was released, `OwnerLost`,
         `AppendUnsettled`, `OwnerChanging`.
         """
         grant = await self._writer_epochs.acquire(holder, mode, ttl_ms, attempt)
@@ -414,8 +419,8 @@ class Owner:
         """Begin the producer's next epoch, and return its progress. Returns when all its earlier appends
         are settled (LS15).
 
-        Raises `LogSealed`, `InvalidRequest`, `OwnerLost`, `AppendUnsettled`, `OwnerChanging`. If it is
-        cancelled, the epoch may have begun.
+        Raises `LogSealed`, `InvalidRequest`, `OwnerLost`, `AppendUnsettled`, `OwnerChanging`. After a
+        cancelled call, the epoch may have begun.
         """
         append_path, memory = self._append_path, self._memory
         append_path.use()
@@ -433,9 +438,9 @@ class Owner:
     # --- Segments -----------------------------------------------------------------------------
 
     async def roll(self, reason: str = DEMAND) -> SegmentId:
-        """End the written segment, unless it has no record. Returns the segment that is written afterwards.
+        """End the present segment, unless it has no record. Returns the segment that is written afterwards.
 
-        The call returns when the earlier segment is closed and listed as closed. Raises `LogSealed`,
+        The call returns when the ended segment is closed, and is listed as closed. Raises `LogSealed`,
         `NotEnoughBookies` if no ledger can be made, `OwnerLost`, `AppendUnsettled`, `OwnerChanging`. After
         a cancelled call, the roll continues.
         """
@@ -473,7 +478,7 @@ class Owner:
     ) -> TruncateAnswer:
         """Make `before` the head of the log. Whole ledgers are deleted afterwards.
 
-        `force_roll` ends the written segment if it holds records below `before`. Raises `Guarded`, and
+        `force_roll` ends the present segment if it holds records below `before`. Raises `Guarded`, and
         `InvalidRequest` if `before` is beyond the tail. After `ConnectionLost` the truncation may have been made.
         """
         self._append_path.use()
@@ -528,7 +533,7 @@ class Owner:
         info: BlockInfo | None = None,
         condition: Condition | None = None,
     ) -> Offset:
-        """Seal the log and return the final tail. Nothing is appended after the block, if there is one.
+        """Append the block if there is one, seal the log, and return the final tail. Nothing is appended in between.
 
         If the block or the condition is refused, nothing is sealed. A repeated call returns the same
         answer. Raises `Overloaded`, `EntryTooLarge`, the refusal of the block, `OwnerLost`,
@@ -643,7 +648,7 @@ class Owner:
         await self._segment_roll.change(lambda listed: listed.with_released().with_event(event))
 
     def lose(self, reason: str) -> None:
-        """End the ownership at once. Nothing more is confirmed, and pending appends get `OwnerLost`: their
+        """End the ownership immediately. Nothing more is confirmed, and pending appends get `OwnerLost`: their
         outcome is unknown.
 
         Wait for `ended` afterwards. The log can be opened again, at this server or another one.
@@ -656,7 +661,7 @@ class Owner:
             await to_its_end(_joined(self._ending))
 
     def _on_disowned(self, error: RollbookError) -> RollbookError:
-        self.lose(f"the list says so: {error}")
+        self.lose(f"the log's list has changed: {error}")
         return self._append_path.refusal()
 
     def _end(self, why: str, loss: Loss) -> None:

@@ -1,7 +1,7 @@
 """Asks log owners at other servers for their tails, on behalf of readers at this server.
 
 Bookies learn that a log's last entry is confirmed from the next entry, or when the log's writer has been idle
-for a while (30 s in a log server). The log's owner knows it at once. A server that does not own the log
+for a while (30 s in a log server). The log's owner knows it immediately. A server that does not own the log
 therefore asks the owner before it reports that nothing follows (RL6). While readers at this server follow the
 log, one request for all of them waits at the owner until the log has grown.
 """
@@ -32,7 +32,7 @@ Listener = Callable[[LogTail], None]
 # The most servers that are asked in turn: the log may be handed over while its owner is asked.
 _HOPS_MAX: Final = 3
 _WAIT_MS: Final = 5000  # How long a request waits at the owner for the log to grow.
-_GRACE_S: Final = 1.0  # The additional time for the response to such a request.
+_GRACE_S: Final = 1.0  # The additional time for the response to a waiting request.
 # The pause between two requests. Longer: fewer calls; readers of a busy log get new records later.
 _INTERVAL_S: Final = 0.01
 _PAUSE_S_MIN: Final = 0.02  # The first pause after an owner has not answered.
@@ -56,7 +56,7 @@ class OwnerTails:
 
     async def _ask(self, asked: GetTail, address: str, due: float) -> LogTail:
         if self._ask_peer is None:
-            raise NotOwner("this server has no way to ask it", owner=address, owner_epoch=0)
+            raise NotOwner("this server cannot ask the owner", owner=address, owner_epoch=0)
         for hops_left in reversed(range(_HOPS_MAX)):
             try:
                 async with asyncio.timeout_at(due):
@@ -68,14 +68,14 @@ class OwnerTails:
                     raise
                 address = owner
             except TimeoutError:
-                raise QuorumTimeout("the owner did not say in time where the log ends") from None
+                raise QuorumTimeout("the owner did not report the log's tail in time") from None
         raise AssertionError("the last hop returns or raises")
 
     # --- While readers follow a log -----------------------------------------------------------
 
     def listen(self, log: LogName, listener: Listener) -> None:
-        """Call the listener with the owner's tail each time that it has changed, until `ignore`. While no other
-        server owns the log, the listener is not called.
+        """Call the listener with the owner's tail after each change of the tail, until `ignore` is called.
+        While no other server owns the log, the listener is not called.
         """
         if self._ask_peer is None:
             return
@@ -155,7 +155,7 @@ class _Watch:
         """
         _, info, is_owner = await self._server.whom_to_ask(self._log)
         if info is None or not is_owner or info.server_id == self._server.server_id:
-            raise OwnerChanging("it has no owner elsewhere", log=str(self._log))
+            raise OwnerChanging("no other server owns it", log=str(self._log))
         return info.address
 
     def _tell(self, tail: LogTail) -> None:

@@ -47,7 +47,9 @@ class PeerLiveness:
         return (await self._asked(address)).refusals.is_dead
 
     async def check_answering(self, address: str) -> bool:
-        """Return whether the server accepts connections. A server that is not dead may still not accept any."""
+        """Return whether the server accepts connections. A server that is not dead may still not accept
+        connections.
+        """
         return (await self._asked(address)).answered
 
     async def _asked(self, address: str) -> _Peer:
@@ -85,7 +87,7 @@ class PeerLiveness:
                 refusals.on_refused(self._clock.monotonic_ns())
             else:
                 refusals.on_other()
-        except BadConfig:  # A server with an invalid address is not dead for that reason.
+        except BadConfig:  # An invalid address does not prove that the server is dead.
             refusals.on_other()
         else:
             transport.abort()

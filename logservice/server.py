@@ -1,8 +1,9 @@
 """Decides which logs this server owns, and responds to requests for other logs with the server to ask.
 
 `core/ownership.py` has the rules for which server may take a log. While this server opens a log or hands it
-over, requests for it wait. To hand a log over, this server closes its ledger and releases it in the list. The
-next owner has nothing to recover, and no append fails: clients send the waiting ones to the next owner (SV3).
+over, requests for it wait. To hand a log over, this server closes the log's ledger, and removes its name
+from the log's list. The next owner has nothing to recover, and no append fails: clients send the waiting
+appends to the next owner (SV3).
 
 When this server's registration session is over, it drops its owners with everything that they have not
 confirmed, and opens the logs again on request (SV4).
@@ -78,7 +79,7 @@ class _Grounds:
     """The reason why this server opens a log."""
 
     reason: str
-    seen: StoredLog | None = None  # The list by which this server may open the log.
+    seen: StoredLog | None = None  # The list that allows this server to open the log.
     detect_s: float = 0.0  # Seconds that it took to find out that this server may open the log.
     is_rude: bool = False  # True: other servers still believe that the owner is alive.
 
@@ -266,8 +267,8 @@ class LogServer:
         return self.find(name)
 
     async def find_proven(self, name: LogName, uid: str = "") -> Owner | None:
-        """Find the owner as `find` does, and check that it was not replaced long ago without noticing: a
-        reader must not get such an owner (SV6). If the check fails or takes too long, return the owner
+        """Find the owner as `find` does, and check that it was not replaced without noticing, since a
+        reader must not get a replaced owner (SV6). If the check fails or takes too long, return the owner
         unchecked.
         """
         owner = self.find(name, uid)
@@ -285,8 +286,8 @@ class LogServer:
         `heeds_preference=False`, the log's name alone suggests the server, whichever server the list prefers.
 
         Raises `NotOwner` with the server to ask, `OwnerChanging`, `NoSuchLog`, `LogDeleted`, `LogReplaced` if
-        the log has another `uid`, and errors that prevent an opening. After each of these, nothing of the
-        caller's request was done. If this is cancelled, an opening continues.
+        the log has another `uid`, and errors that prevent an opening. After each of these errors, no part of
+        the caller's request was done. If this is cancelled, an opening continues.
         """
         owner = await self._owner_of(name, due, heeds_preference)
         if uid and owner.uid != uid:
@@ -315,7 +316,7 @@ class LogServer:
             work = self._closings.get(name) or self._openings.get(name)
             if work is None:
                 if self._context is None:
-                    raise OwnerChanging("this server starts", retry_after_ms=RETRY_MS)
+                    raise OwnerChanging("this server is starting", retry_after_ms=RETRY_MS)
                 grounds = await self._within(due, self._why_ours(name, heeds_preference))
                 if self._is_closed:
                     raise _being_stopped()
@@ -326,13 +327,13 @@ class LogServer:
         return owner
 
     async def open_by_reserve(self, name: LogName) -> Owner:
-        """Open a log to make room on full bookies, which take this owner's writes from their reserve. `find`
+        """Open a log to make room on full bookies, which store this owner's writes in their reserve. `find`
         does not return the owner, so it gets no appends; the caller closes it. Raises `NotOwner` if another
         server was quicker, `NoSuchLog`, `LogDeleted`, `RecoveryIncomplete`, `NotEnoughBookies`,
         `MetadataUnavailable`.
         """
         if self._context is None:
-            raise OwnerChanging("this server starts", retry_after_ms=RETRY_MS)
+            raise OwnerChanging("this server is starting", retry_after_ms=RETRY_MS)
         context = replace(self._context, uses_reserve=True)
         return await Owner.open(name, context, reason="bookies are full", makes_ahead=False)
 
@@ -354,9 +355,11 @@ class LogServer:
                 return await work
         except TimeoutError:
             raise OwnerChanging(
-                "it takes longer than this request has", retry_after_ms=RETRY_MS
+                "this takes longer than the request may take", retry_after_ms=RETRY_MS
             ) from None
-        except SessionExpired:  # Nothing was appended. Another server or session can do it.
+        except (
+            SessionExpired
+        ):  # Nothing was appended. Another server or session can serve the request.
             raise OwnerChanging(
                 "this server's metadata session is over", retry_after_ms=RETRY_MS
             ) from None
@@ -433,8 +436,8 @@ class LogServer:
 
     def is_nobodys(self, name: LogName, listed: LedgerList) -> bool:
         """Return whether no owner uses this list, as far as this server knows, so that it may be changed
-        without one. A server that opens the log concurrently sees the change. Before its start this server
-        returns False, since it knows no other servers.
+        without an owner. A server that opens the log concurrently sees the change. Before its start this
+        server returns False, since it knows no other servers.
         """
         if self._context is None or self.find(name) is not None or name in self._closings:
             return False
@@ -457,8 +460,8 @@ class LogServer:
     async def _open(self, name: LogName, grounds: "_Grounds") -> Owner:
         try:
             return await self._opened(name, grounds)
-        # Remove the opening in the turn in which it ends. A caller that finds no owner, but a finished
-        # opening, would wait for ever.
+        # Remove the opening in the turn in which it ends. A caller that finds a finished opening and no owner
+        # would wait for ever.
         finally:
             del self._openings[name], self._opened_from[name]
 
@@ -570,8 +573,8 @@ class LogServer:
         except TimeoutError:
             does = "takes no more logs" if is_draining else "takes logs again"
             raise QuorumTimeout(
-                f"the metadata store did not say in time that {self.server_id} {does}: others may see it or not",
-                next_step="ask for the same again",
+                f"the metadata store did not confirm in time that {self.server_id} {does}; others may or may not see this",
+                next_step="send the same request again",
             ) from None
 
     async def release_lost(self) -> None:
@@ -659,8 +662,8 @@ class LogServer:
                 await self._hand_over_to_others()
 
     async def _hand_over_to_others(self) -> None:
-        """Hand logs over to the servers that should own them, if these accept connections. The logs of a server
-        that reports a wrong address would come back.
+        """Hand logs over to the servers that should own them, if these accept connections. Logs that are
+        handed to a server with a wrong address would come back.
         """
         by_target: dict[str, list[LogName]] = {}
         for name, owner in self._owners.items():
@@ -730,7 +733,7 @@ def _being_stopped() -> OwnerChanging:
 
 
 def _being_given_up() -> OwnerChanging:
-    return OwnerChanging("this server gives the log up", retry_after_ms=RETRY_MS)
+    return OwnerChanging("this server is giving the log up", retry_after_ms=RETRY_MS)
 
 
 def nobody_listens(_: LogName) -> None:
@@ -738,6 +741,6 @@ def nobody_listens(_: LogName) -> None:
 
 
 def _look_at(work: "asyncio.Task[Any]") -> None:
-    """Mark the task's exception as retrieved. Tasks that wait for it get it, but there may be none."""
+    """Mark the task's exception as retrieved. Waiting tasks get it, but there may be no waiting task."""
     if not work.cancelled():
         work.exception()

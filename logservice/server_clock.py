@@ -1,6 +1,6 @@
 """The clock that a log server's owners use. `core/clocks.py` has its rules.
 
-It is a `Clock`: its monotonic time is the machine's, its wall time is the server's own (CK2).
+It is a `Clock`: its monotonic time is the machine's, and its wall time is the server's (CK2).
 """
 
 import asyncio
@@ -70,7 +70,7 @@ class ServerClock:
         side = "ahead of" if apart_s > 0 else "behind"
         return ClockDisagrees(
             f"this server's clock is {abs(apart_s):.0f} s {side} the metadata store's, and most "
-            f"clocks disagree with it: {CLOCKS_APART_US_MAX // 1_000_000} s are accepted",
+            f"clocks disagree with it: at most {CLOCKS_APART_US_MAX // 1_000_000} s are accepted",
             next_step="set the clocks (NTP); the server takes logs again by itself within a minute",
             server=self._server_id,
             apart_s=round(apart_s, 3),
@@ -78,9 +78,9 @@ class ServerClock:
         )
 
     async def check(self) -> bool:
-        """Compare the clock again if it was set since the last comparison, or a second after it if the clock
-        was odd. Returns whether it was compared. Raises `MetadataUnavailable`, `ConnectionLost`,
-        `SessionExpired`.
+        """Compare the clock again if it was set since the last comparison, or if it was odd and the last
+        comparison is at least a second old. Returns whether it was compared. Raises `MetadataUnavailable`,
+        `ConnectionLost`, `SessionExpired`.
         """
         now_ns = self.monotonic_ns()
         if self._was_odd:
@@ -127,4 +127,4 @@ class ServerClock:
     def _on_compared(self, comparing: "asyncio.Task[None]") -> None:
         self._comparing = None
         if not comparing.cancelled():
-            comparing.exception()  # Marks it as retrieved; each caller gets it from `joined`.
+            comparing.exception()  # Marks the exception as retrieved; each caller gets it from `joined`.

@@ -57,7 +57,11 @@ class TruncationGuards:
         `InvalidRequest` if there would be too many guards.
         """
         if offset < self.floor:
-            raise Truncated("the records there are truncated, so a mark cannot protect them", offset=offset, head=self.floor)
+            raise Truncated(
+                "the records there are truncated, so a mark cannot protect them",
+                offset=offset,
+                head=self.floor,
+            )
         guards = dict(self.offsets)
         guards[name] = offset
         if len(guards) > GUARDS_MAX:

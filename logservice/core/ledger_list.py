@@ -70,7 +70,9 @@ LEDGER_OF_LOG: Final = "rollbook.log"  # The log's uid, in hexadecimal.
 LEDGER_OF_VERSION: Final = "rollbook.log-version"
 LOG_DELETED: Final = "log_deleted"  # An event kind that later changes depend on.
 LOG_SEALED: Final = "log_sealed"
-LEDGER_OF_NAME: Final = "rollbook.log-name"  # The log's name, for people, and to find the log's list.
+LEDGER_OF_NAME: Final = (
+    "rollbook.log-name"  # The log's name, for people, and to find the log's list.
+)
 
 
 def custom_metadata(name: LogName, uid: LogUid, version: int) -> dict[str, bytes]:
@@ -116,7 +118,9 @@ class Segment:
     first_timestamp_us: int  # When the segment was begun, on the log's clock.
     state: ListedSegmentState = ListedSegmentState.OPEN
     base_offset: Offset | None = None  # None: a segment before it is not CLOSED.
-    next_offset: Offset | None = None  # This and the next two fields are set when the segment is CLOSED.
+    next_offset: Offset | None = (
+        None  # This and the next two fields are set when the segment is CLOSED.
+    )
     last_timestamp_us: int | None = None
     bytes: int | None = None  # The size of the ledger.
     degraded_to: int = 0  # How many bookies the ledger has, if the log wanted more; else 0.
@@ -170,7 +174,9 @@ class LedgerList:
     owner_epoch: OwnerEpoch = NO_OWNER_YET
     # None: the log has no owner yet, or the last one has released it.
     owner: ServerInfo | None = None
-    preferred_server: str = ""  # The server to suggest as owner; empty: `owner_placement.py` suggests one.
+    preferred_server: str = (
+        ""  # The server to suggest as owner; empty: `owner_placement.py` suggests one.
+    )
     head: Offset = FIRST_OFFSET
     next_segment_id: SegmentId = FIRST_SEGMENT
     segments: tuple[Segment, ...] = ()

@@ -79,7 +79,9 @@ BATCHES_MAX: Final = 65_536
 NAMED_MAX: Final = PRODUCERS_MAX // 2
 _NAMED_BATCHES_MAX: Final = BATCHES_MAX // 2
 _COUNTS_VERSION: Final = 1
-_NOT_KNOWN: Final = -1  # The record count is unknown: an owner of an older release, which does not count, had the log.
+_NOT_KNOWN: Final = (
+    -1
+)  # The record count is unknown: an owner of an older release, which does not count, had the log.
 
 DEFAULT: Final = LogConfig()
 
@@ -88,7 +90,9 @@ _UNLIVED_US_MIN: Final = 1_000_000
 _NUMBERS: Final = 5  # How many numbers are kept for each batch.
 _BATCH_BYTES: Final = 8 * _NUMBERS
 _LONE_BYTES: Final = 160  # Memory of a producer with one batch, besides its id and that batch.
-_MORE_BYTES: Final = 240  # Memory of a producer with several batches, besides its id and these batches.
+_MORE_BYTES: Final = (
+    240  # Memory of a producer with several batches, besides its id and these batches.
+)
 _COUNT: Final = struct.Struct("<I")
 _LONE: Final = struct.Struct("<IqIB5q")  # Epoch, sequence number, CRC, flags, the batch.
 _HAS_CRC: Final = 1
@@ -128,7 +132,9 @@ class _Producer:
     last_crc: int | None = None  # The CRC of the latest batch's block; None: not known.
     # `_NUMBERS` numbers for each batch, the oldest batch first.
     batches: "array[int]" = field(default_factory=lambda: array("q"))
-    records: int = 0  # The records in all its batches, including forgotten ones; `_NOT_KNOWN`: not known.
+    records: int = (
+        0  # The records in all its batches, including forgotten ones; `_NOT_KNOWN`: not known.
+    )
 
     @property
     def count(self) -> int:

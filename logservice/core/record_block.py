@@ -121,7 +121,9 @@ _HEADER_NAME_BYTES_MAX: Final = 255
 _HEADER_NAME: Final = re.compile(r"[!-~]{1,255}")
 _PRINTABLE: Final = bytes(range(0x21, 0x7F))
 _ZSTD_LEVEL: Final = 1
-_ZSTD_PAYS: Final = 7 / 8  # A body is kept unpacked unless it packs to this part of its size or less.
+_ZSTD_PAYS: Final = (
+    7 / 8
+)  # A body is kept unpacked unless it packs to this part of its size or less.
 
 assert _HEADER.size == HEADER_BYTES
 assert _CLIENT_HALF + _CLIENT_HEADER.size == HEADER_BYTES
@@ -190,7 +192,9 @@ class Record(NamedTuple):
     value: bytes
     key: bytes | None
     headers: Headers
-    timestamp_us: int  # The server's time: the same for a whole batch, never before an earlier record's.
+    timestamp_us: (
+        int  # The server's time: the same for a whole batch, never before an earlier record's.
+    )
     event_time_us: int | None  # The producer's own time.
 
     @property
@@ -660,7 +664,9 @@ def _read_directory(body: bytes, first: int, count: int) -> _Spans:
         if not is_in_place or zero or flags & ~_MUST_BE_KNOWN:
             raise InvalidBlock("a block's directory does not match its body", section=section)
         if (encoding and is_known) or (flags and not is_known):
-            raise UnsupportedVersion("a block has a section of an unknown kind or encoding", section=section)
+            raise UnsupportedVersion(
+                "a block has a section of an unknown kind or encoding", section=section
+            )
         spans[section] = (end, end + length)
         end += length + -length % 8
         if length % 8 and any(body[end - 8 + length % 8 : end]):
@@ -793,7 +799,9 @@ def span_of(block: bytes) -> tuple[Offset, Offset]:
 
 
 def _without_header(block: bytes) -> BlockCorrupt:
-    return BlockCorrupt(f"a block's header has {HEADER_BYTES} bytes, and this block has {len(block)}")
+    return BlockCorrupt(
+        f"a block's header has {HEADER_BYTES} bytes, and this block has {len(block)}"
+    )
 
 
 def packed_body_of(block: bytes) -> int:
