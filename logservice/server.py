@@ -573,7 +573,7 @@ class LogServer:
         except TimeoutError:
             does = "takes no more logs" if is_draining else "takes logs again"
             raise QuorumTimeout(
-                f"the metadata store did not confirm in time that {self.server_id} {does}; others may or may not see this",
+                f"the metadata store did not confirm in time that {self.server_id} {does}; others may see it or not",
                 next_step="send the same request again",
             ) from None
 

@@ -43,7 +43,7 @@ def degraded_quorum(wanted: Quorum, usable: int) -> Quorum | None:
 
 
 def degraded_to(wanted: Quorum, made: Quorum) -> int:
-    """The number of bookies of a ledger that was made with fewer than wanted; 0 for any other ledger."""
+    """The number of bookies of a ledger that was made with fewer bookies than wanted; 0 for any other ledger."""
     return made.ensemble if made.ensemble < wanted.ensemble else 0
 
 

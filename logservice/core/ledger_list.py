@@ -71,7 +71,7 @@ LEDGER_OF_VERSION: Final = "rollbook.log-version"
 LOG_DELETED: Final = "log_deleted"  # An event kind that later changes depend on.
 LOG_SEALED: Final = "log_sealed"
 LEDGER_OF_NAME: Final = (
-    "rollbook.log-name"  # The log's name, for people, and to find the log's list.
+    "rollbook.log-name"  # The log's name: people see it, and it leads to the list.
 )
 
 
@@ -252,7 +252,7 @@ class LedgerList:
         self._refuse_unless_open()
         if any(not segment.is_closed for segment in self.segments[:-1]):
             raise MetadataConflict(
-                "two segments are unclosed already", next_step="close the last but one first"
+                "two segments are unclosed already", next_step="close the last segment but one first"
             )
         if self.lists(ledger_id) or ledger_id in self.discarded:
             raise MetadataConflict("this ledger was listed before", ledger_id=ledger_id)
@@ -446,7 +446,7 @@ class LedgerList:
         return replace(self, free_at_us=min(self.free_at_us, max(free_at_us, 1)))
 
     def with_undeleted(self) -> Self:
-        """The list as before the deletion. Raises `MetadataConflict` unless DELETED, `LogDeleted` if the
+        """The list as it was before the deletion. Raises `MetadataConflict` unless DELETED, `LogDeleted` if the
         log's ledgers are being deleted.
         """
         if self.state is not ListedLogState.DELETED:

@@ -52,7 +52,7 @@ class Scope:
         """Raises `InvalidRequest`."""
         if max(len(request.logs), len(request.prefixes)) > NAMED_MAX:
             raise InvalidRequest(
-                f"{len(request.logs)} logs and {len(request.prefixes)} prefixes; at most {NAMED_MAX} of each are accepted",
+                f"{len(request.logs)} logs and {len(request.prefixes)} prefixes; at most {NAMED_MAX} of each fit",
                 next_step="name a prefix that the logs share",
             )
         prefixes = dict.fromkeys(map(parse_prefix, request.prefixes))
@@ -66,7 +66,7 @@ class Scope:
 
 
 class ReportSource(Enum):
-    """The source of what a server reports about a log."""
+    """The source of a server's report about a log."""
 
     NOTHING = auto()  # The log is deleted, or only other servers report it.
     OWNER = auto()  # This server owns the log and knows its tail.
@@ -112,7 +112,7 @@ def tail_of_list(log: LogName, listed: LedgerList, owner: str) -> TailOfLog:
         is_sealed=listed.state is ListedLogState.SEALED,
         timestamp_us=times[-1] if times else 0,
         uid=text_of(listed.uid),
-        is_exact=tail is not None,  # The next append needs another listed segment.
+        is_exact=tail is not None,  # If all segments are closed, the next append needs another one.
         owner=owner,
         owner_epoch=listed.owner_epoch,
     )
@@ -254,8 +254,8 @@ class MergedTails:
         return list(changed)
 
     def _forget_departed(self) -> None:
-        """Forget what departed servers have reported (TW4). A server that can be reached has not departed:
-        the others may not know it yet.
+        """Forget the reports of departed servers (TW4). A server that can be reached has not departed: the
+        others may not know it yet.
         """
         if not self.is_complete:
             return

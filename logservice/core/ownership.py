@@ -43,7 +43,7 @@ class Claim:
     is_rude: bool = False  # Other servers still believe that the owner is alive.
     releases: bool = False  # This server must be removed from the list first.
     needs_suggestion: bool = True  # The log is opened by the suggested server only.
-    passed_over: tuple[str, ...] = ()  # Names of servers that are not suggested.
+    passed_over: tuple[str, ...] = ()  # Names of servers that must not be suggested.
 
 
 def claim_by_list(

@@ -4,11 +4,11 @@
        ▲         │       gave after the reader's request. `CaughtUp` is reported once
        └─────────┘       the owner's memory has dropped what the reader would read next. `FellBehind` is reported
 
-A reader at another server that has read everything that bookies know asks the owner: bookies learn only from the
-next block that the last one is confirmed. If the owner cannot be asked, the reader is unsure. It reports once that
-it waits for the owner, and asks again after a pause.
+A reader at another server asks the owner after it has read everything that bookies report as confirmed:
+bookies learn only from the next block that a block is confirmed. If the owner cannot be asked, the reader
+is unsure. It reports once that it waits for the owner, and asks again after a pause.
 
-Each heartbeat names the position, the tail as far as is known, and what the reader waits for (RL3). A reader
+Each heartbeat names the position, the tail as far as it is known, and what the reader waits for (RL3). A reader
 reports that it waits for nothing only if that is certain; otherwise it reports that it waits for the owner.
 """
 
@@ -46,7 +46,7 @@ class ReaderProgress:
         self.waits_for = WaitsFor.FETCHING
         # Whether the reader has reported that it caught up, and has not fallen behind since.
         self.is_live = False
-        # Whether the reader has reported that the owner cannot be asked whether anything follows.
+        # Whether the reader has reported that the owner cannot be asked.
         self._is_unsure = False
         self._ask_again_s = 0.0  # When the owner is asked again after it did not answer.
         self._listed_head = FIRST_OFFSET
@@ -68,7 +68,7 @@ class ReaderProgress:
 
     def on_owner_tail(self, report: LogTail, uid: str) -> bool:
         """Take note of a report by an owner at another server; returns whether it counts. A report about
-        another log that has the name now does not count. `uid`: this log's; empty: not known.
+        another log that has the name now does not count. `uid`: this log's uid; empty: not known.
         """
         if report.uid and uid and report.uid != uid:
             return False

@@ -547,7 +547,7 @@ def _unpack_header(block: bytes) -> _Header:
     if header.magic != MAGIC:
         if header.magic[:3] != MAGIC[:3]:
             raise InvalidBlock("a block starts with RBK")
-        raise UnsupportedVersion("a block of a newer version", version=header.magic[3])
+        raise UnsupportedVersion("a block has a newer version", version=header.magic[3])
     if header.codec > Codec.ZSTD:
         raise UnsupportedVersion("a block has an unknown codec", codec=header.codec)
     if (

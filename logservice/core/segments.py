@@ -99,7 +99,7 @@ class AwaitRoll:
 
 @dataclass(frozen=True, slots=True)
 class AwaitOwner:
-    """Wait: the last segment is closed, and no other one is listed."""
+    """Wait: the last segment is closed, and no further segment is listed."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Gives each block its place in the log, or refuses it. The order of blocks is decided here and nowhere else.
+"""Gives each block its place in the log, or refuses it. Only this module decides the order of blocks.
 
 An append is checked in this order:
 

@@ -2,10 +2,10 @@
 
 A killed server stays registered until its session runs out, but its machine refuses connections immediately. A
 server that has seen refusals for half a second takes over the logs of the killed server. This is safe at any
-time, since a take-over fences. But it is disruptive if a server is alive and reports a wrong address: every
-other server would take its logs again and again, and logs would move back and forth for ever. So after such a
-take-over the log is left alone for 5 s, doubling to 5 min. This bounds the cost of a wrong address (SV2), and
-the registration of a dead server has ended before the pause matters.
+time, since a take-over fences the old owner. But it is disruptive if a server is alive and reports a wrong
+address: every other server would take its logs again and again, and logs would move back and forth for ever.
+So after such a take-over the log is left alone for 5 s, doubling to 5 min. This bounds the cost of a wrong
+address (SV2), and the registration of a dead server has ended before the pause matters.
 
 A connection that times out proves nothing: it is not a refusal, and the lease decides.
 """
@@ -37,7 +37,7 @@ class Refusals:
         self._last_ns = now_ns
 
     def on_other(self) -> None:
-        """Take note of an attempt that was not refused: counting refusals starts again."""
+        """Take note of an attempt that was not refused: the next refusal begins a new series."""
         self._first_ns = None
 
     @property

@@ -1,4 +1,4 @@
-"""Logs that a server should own and could not open. Used for the next attempt (`makes_ahead`), health and `explain`.
+"""Logs that a server should own and could not open. The next attempt (`makes_ahead`), health and `explain` use this.
 
 A single failure is not reported, since the next attempt follows immediately. A log is reported as stuck from its
 second failure in a row until it is opened, or until no attempt has failed for five minutes: without requests for
@@ -18,7 +18,7 @@ _KNOWN_S: Final = 300.0  # Larger: a log that was opened elsewhere is reported f
 
 @dataclass(frozen=True, slots=True)
 class FailedOpening:
-    """The number of failures in a row, and the latest one."""
+    """The number of failures in a row, and the latest failure."""
 
     attempts: int
     failed_s: float
