@@ -283,7 +283,7 @@ async def _find_end(context: OwnerContext, listed: LedgerList, laps: Laps) -> _F
 async def _end_all(
     context: OwnerContext, segments: Sequence[Segment], readers: dict[LedgerId, LedgerReader]
 ) -> list[Ended]:
-    """Fence and recover these ledgers concurrently. Raises after all have been tried."""
+    """Fence and recover these ledgers concurrently. Raises the first error after all ledgers have been tried."""
 
     async def end(segment: Segment) -> Ended:
         reader = await context.ledgers.open_recover(segment.ledger_id)

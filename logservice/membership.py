@@ -96,7 +96,7 @@ class ServerMembership:
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self, record: ServerRecord) -> None:
-        """Register this server. Returns when other servers can see it, and it knows them."""
+        """Register this server. Returns when other servers can see this server, and it knows them."""
         self._record = record
         await ensure_path(self._store, self._folder, above=self._own_root)
         await self._enter()

@@ -60,8 +60,8 @@ class OutageWatch:
         return self.known
 
     def explained(self, error: RollbookError) -> RollbookError:
-        """Add the known outages to a `QuorumTimeout` or `OwnerChanging`, which otherwise does not say what the
-        request waited for. Return other errors unchanged.
+        """Add the known outages to a `QuorumTimeout` or `OwnerChanging`, which does not say by itself what
+        the request waited for. Return other errors unchanged.
         """
         outage = self.known
         if not isinstance(error, QuorumTimeout | OwnerChanging) or not outage.obstacles:

@@ -207,7 +207,7 @@ class Owner:
 
     @property
     def last_confirmed(self) -> tuple[LedgerId, EntryId] | None:
-        """The ledger that holds the tail, and its last confirmed entry. None: no ledger is written."""
+        """The ledger that holds the tail, and its last confirmed entry. None: no ledger is being written."""
         return self._segment_roll.last_confirmed
 
     @property
@@ -333,8 +333,8 @@ class Owner:
             raise self._on_disowned(error) from error
 
     async def prove(self) -> None:
-        """Check that this server is still the owner, or was less than a lease ago. An owner that has nothing to
-        confirm does not notice otherwise that it was replaced (SV6).
+        """Check that this server is still the owner, or was less than a lease ago. Without this check, an
+        owner that has nothing to confirm does not notice that it was replaced (SV6).
 
         Reads the list, or asks the bookies if the list is unavailable. Raises `Unavailable` after a second if
         neither responds, `OwnerChanging` if this is no longer the owner, `OwnerLost`, `AppendUnsettled`.
@@ -533,7 +533,8 @@ class Owner:
         info: BlockInfo | None = None,
         condition: Condition | None = None,
     ) -> Offset:
-        """Append the block if there is one, seal the log, and return the final tail. Nothing is appended in between.
+        """Append the block if there is one, seal the log, and return the final tail. No record is appended
+        after the block.
 
         If the block or the condition is refused, nothing is sealed. A repeated call returns the same
         answer. Raises `Overloaded`, `EntryTooLarge`, the refusal of the block, `OwnerLost`,

@@ -47,8 +47,8 @@ class OwnerTails:
         self._watches: dict[LogName, _Watch] = {}
 
     async def ask(self, log: LogName, address: str, due: float) -> LogTail:
-        """Return a tail that the owner reports after this call. `address` is the owner's address, or that of a
-        server that knows the owner.
+        """Return a tail that the owner reports after this call. `address` is the owner's address, or the
+        address of a server that knows the owner.
 
         Raises `Unavailable`, `OutcomeUnknown`, or the error that the asked server returns.
         """
@@ -115,7 +115,7 @@ class _Watch:
 
     @property
     def is_over(self) -> bool:
-        """Return whether the watch has ended. It then calls no listener any more."""
+        """Return whether the watch has ended. An ended watch calls no listener."""
         return self._task.done()
 
     def stop(self) -> None:

@@ -98,7 +98,7 @@ class LogServer:
         randomness: Randomness,
         config: LogServiceConfig,
     ) -> None:
-        """`lease` is a client of the metadata store whose session runs out after `config.lease_s`."""
+        """`lease` is a client of the metadata store. Its session runs out after `config.lease_s`."""
         self.config = config
         self.ledgers, self.nodes = ledgers, nodes
         self.server_id: Final = life_of(name, f"{randomness.getrandbits(32):08x}")
@@ -295,7 +295,7 @@ class LogServer:
         return owner
 
     async def refuse_other_life(self, name: LogName, uid: str) -> NoReturn:
-        """Raise `LogReplaced` if the log with this name now has another uid than the caller expects.
+        """Raise `LogReplaced` if the log that has this name now has another uid than the caller expects.
 
         Otherwise this server knew an earlier log, which was deleted elsewhere, so raise `OwnerChanging`. Also
         raises `NoSuchLog`, `LogDeleted`.
@@ -306,7 +306,7 @@ class LogServer:
             owner.lose("the log was deleted, and another one has its name")
         check_life(name, present, uid)
         raise OwnerChanging(
-            "this server has yet to open the log that has this name now",
+            "this server has not yet opened the log that has this name now",
             log=str(name),
             retry_after_ms=RETRY_MS,
         )
@@ -425,8 +425,8 @@ class LogServer:
         return None if suggested is None else self.membership.find(suggested)
 
     async def whom_to_ask(self, name: LogName) -> tuple[LedgerList, ServerInfo | None, bool]:
-        """Return the log's list, its living owner or else the suggested server, and whether that server is the
-        owner.
+        """Return the log's list, the server to ask (the owner if it is alive, otherwise the suggested
+        server), and whether this server is the owner.
         """
         listed = (await self._read(name)).list
         if listed.owner is not None and self.membership.is_alive(listed.owner.server_id):
@@ -737,7 +737,7 @@ def _being_given_up() -> OwnerChanging:
 
 
 def nobody_listens(_: LogName) -> None:
-    """The callback while no tails are watched."""
+    """Do nothing: the callback while no tails are watched."""
 
 
 def _look_at(work: "asyncio.Task[Any]") -> None:

@@ -225,8 +225,9 @@ class Producers:
         )
 
     def check_same(self, ref: ProducerRef, found: AppendedBatch, count: int, crc: int) -> None:
-        """Check that a repeated batch equals the one found, as far as is known. Raises
-        `DuplicateDiffers`."""
+        """Check that a repeated batch is the same as the batch that was found, as far as is known. Raises
+        `DuplicateDiffers`.
+        """
         known = self._known(ref.id)
         assert known is not None
         is_known = ref.seq == known.last_seq and known.last_crc is not None
