@@ -252,7 +252,8 @@ class LedgerList:
         self._refuse_unless_open()
         if any(not segment.is_closed for segment in self.segments[:-1]):
             raise MetadataConflict(
-                "two segments are unclosed already", next_step="close the last segment but one first"
+                "two segments are unclosed already",
+                next_step="close the last segment but one first",
             )
         if self.lists(ledger_id) or ledger_id in self.discarded:
             raise MetadataConflict("this ledger was listed before", ledger_id=ledger_id)
