@@ -26,8 +26,8 @@ class Barriers(Generic[Asker]):
 
     @property
     def needs_entry(self) -> bool:
-        """Return whether an entry must be written for barriers. Called at the end of a turn without an
-        append.
+        """Return whether an entry must be written for barriers. The owner checks this at the end of a turn
+        without an append.
         """
         return bool(self._waiting) and not self._is_under_way
 

@@ -26,7 +26,7 @@ VACANT_SEAT: Final = "vacant seat"  # A seat of the segment was vacant for `VACA
 
 # How long seats must be vacant before the log begins a new segment for them: longer than a bookie takes to
 # restart, and as long as a writer waits before it gives up a seat (WR11). Larger: more records lack a copy.
-# Smaller: the restart of a bookie rolls all logs that it has a seat in.
+# Smaller: the restart of a bookie rolls all logs in which it has a seat.
 VACANT_S: Final = 15.0
 # The wait after a first attempt if the segment was made with too few bookies; each further attempt doubles it.
 _AGAIN_S: Final = 1.0

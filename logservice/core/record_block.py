@@ -644,7 +644,7 @@ def _decompress(stored: bytes, unpacked_bytes: int) -> bytes:
         body = zstandard.ZstdDecompressor().decompress(stored, allow_extra_data=False)
     except zstandard.ZstdError as error:
         raise InvalidBlock(f"a block's body cannot be unpacked: {error}") from None
-    if len(body) != unpacked_bytes:  # A zstd frame of declared size 0 may have any size.
+    if len(body) != unpacked_bytes:  # A zstd frame with the declared size 0 may unpack to any size.
         raise InvalidBlock("a block's body unpacks to another size than its header says")
     return body
 
