@@ -8,9 +8,9 @@ are acknowledged.
                                                                  ▲
                        roll: N is closed, N+1 counts ────────────┘
 
-Decisions are made at once and in the order of the calls. Each answer waits until everything that it depends
-on is settled (LS4). A refusal that would be wrong if another server owned the log by now ("the tail is 17")
-waits for a barrier, too. No append has a task or a future, and blocks are confirmed in batches: the loop
+Decisions are made immediately and in the order of the calls. Each answer waits until everything that it depends
+on is settled (LS4). A refusal such as "the tail is 17", which would be wrong if another server owned the log by
+now, waits for a barrier, too. No append has a task or a future, and blocks are confirmed in batches: the loop
 turn that reads the bookies' acknowledgements also acknowledges the appends.
 """
 
@@ -46,21 +46,22 @@ from rollbook.proto.errors import (
 )
 from rollbook.proto.ids import FIRST_ENTRY, EntryId, LedgerId
 
-_UNCERTAIN_MAX: Final = 20_000  # Pending appends and barriers; the ledgers accept fewer appends.
-_AGAIN_S: Final = 0.01  # The pause before a barrier entry that found no room is retried.
+# The most pending appends, answers and barriers. Each ledger also limits its pending entries.
+_UNCERTAIN_MAX: Final = 20_000
+_AGAIN_S: Final = 0.01  # The pause before a retry if the ledger had no room for a barrier entry.
 
 Loss = type[OutcomeUnknown]
-"""The type of error that pending appends get."""
+"""The type of the error that pending appends get when the ownership ends."""
 
 Tell = Callable[[Any], None]
 """A waiter's callback. It is called once, with the result or a `RollbookError`, and must not raise."""
 
 _Kept = tuple[Offset, Offset, bytes]
 _Item = tuple[Tell | None, object, _Kept | None]
-"""The waiter's callback, its result, and a block for readers."""
+"""A waiter's callback, the result to pass to it, and a block for readers."""
 
 _TAIL: Final = object()  # Stands for the tail at the time when the item is settled.
-_BARRIER: Final = object()  # Marks the entry that was written for barriers; it has no caller.
+_BARRIER: Final = object()  # Marks an entry that was written for barriers, and has no caller.
 
 
 class SegmentWriter:
@@ -80,7 +81,7 @@ class SegmentWriter:
         self.writer: Final = writer
         self.segment_id: Final = segment_id
         self.ledger_id: Final[LedgerId] = writer.ledger_id
-        self.number: Final = number  # The number of this ledger among the owner's, from 0.
+        self.number: Final = number  # The owner numbers its ledgers from 0.
         self.base_offset: Final = base_offset
         self.length: Final = SegmentLength(limits)
         self.began_s: Final = asyncio.get_running_loop().time()
@@ -110,7 +111,7 @@ class SegmentWriter:
 
 
 class AppendPath:
-    """The appends of one owner. `failure` is None while this server believes that it owns the log."""
+    """Handles the appends to one owner's log. `failure` is None while this server believes that it owns the log."""
 
     def __init__(
         self,
@@ -123,7 +124,7 @@ class AppendPath:
         stalls: int,
         on_lost: Callable[[str, Loss], None],
     ) -> None:
-        """`stalls`: the count of the stall detector when the log's state was read. `on_lost` has to call
+        """`stalls`: the count of the stall detector when the log's state was read. `on_lost` must call
         `end`."""
         # Called when the written segment is full.
         self.on_full: Callable[[], None] = _nobody
@@ -131,7 +132,7 @@ class AppendPath:
         self.takes_more = True
         self.memory: Final = memory
         self.sequencer: Final = Sequencer(memory, is_exclusive=False)
-        # The segment that gets appends; None: the log accepts none.
+        # The segment that gets appends. None: the log accepts no appends.
         self.writing: SegmentWriter | None = None
         self.tail_cache: Final = TailCache(
             memory.tail, config.tail_cache_bytes, context.tail_memory
@@ -163,11 +164,12 @@ class AppendPath:
     def append(
         self, block: bytes, info: BlockInfo, condition: Condition | None, tell: Tell
     ) -> bool:
-        """Decide an append at once; returns False if it is refused. In both cases `tell` gets the result
-        when everything that it depends on is settled: the ack, the refusal, or `OwnerLost` or
-        `AppendUnsettled` (the block may be in the log). `tell` may be called before this returns.
+        """Decide an append immediately; returns False if it is refused. In both cases `tell` gets the result
+        when everything that the result depends on is settled. The result is the ack, the refusal, or
+        `OwnerLost` or `AppendUnsettled`: with these two the block may be in the log. `tell` may be called
+        before this method returns.
 
-        Raises `Overloaded`, and `OwnerChanging` if this is no longer the owner; then nothing was
+        Raises `Overloaded`, and `OwnerChanging` if this server is no longer the owner; then nothing was
         done.
         """
         self.use()
@@ -221,7 +223,7 @@ class AppendPath:
 
     def keep_short(self) -> None:
         """End the segment if it is full, and write a snapshot if one is due. Call this after each entry,
-        even one without records, once the log's state includes it.
+        also after one without records, once the log's state includes the entry.
         """
         assert self.writing is not None
         length = self.writing.length
@@ -266,7 +268,7 @@ class AppendPath:
         if not self.check_owner() or not self.takes_more:
             raise self.refusal()
         if len(self._settling) + len(self._barriers) >= _UNCERTAIN_MAX:
-            raise Overloaded("too many appends wait to be confirmed", log=str(self._name))
+            raise Overloaded("too many appends are not confirmed yet", log=str(self._name))
 
     def _write(self, writing: SegmentWriter, data: bytes) -> EntryId:
         try:
@@ -294,7 +296,7 @@ class AppendPath:
         while (writing := self.writing) is not None:
             with suppress(RollbookError):  # An append after this raises the same error.
                 await writing.writer.ready(entries, block_bytes)
-            self.use()  # The log may have been given up during the wait.
+            self.use()  # The ownership may have ended during the wait.
             if writing is self.writing:
                 return
 
@@ -324,7 +326,7 @@ class AppendPath:
     # --- Answers ------------------------------------------------------------------------------
 
     def answer(self, tell: Tell, result: object) -> None:
-        """Call `tell` with the result: at once, or when all appends before it are settled."""
+        """Call `tell` with the result when all earlier appends are settled; immediately if they already are."""
         for item in self._settling.on_answered((tell, result, None)):
             self._tell(item)
 
@@ -335,7 +337,7 @@ class AppendPath:
             self.answer(tell, refusal)
 
     async def refused(self, refusal: RollbookError) -> None:
-        """Raise the refusal once everything that it depends on is settled, as `refuse` does."""
+        """Raise the refusal when everything that it depends on is settled. It waits as long as in `refuse`."""
         waiter = self._new_future()
         self.refuse(resolver_of(waiter), refusal)
         await waiter
@@ -344,7 +346,7 @@ class AppendPath:
         """Return when all earlier decisions are settled. Raises `OwnerChanging`, or the error that pending
         appends get: `OwnerLost`, `AppendUnsettled`.
         """
-        # All waiters were failed when the ownership ended; a new one would never be called.
+        # When the ownership ended, all waiters got an error. A new waiter would never be called.
         if self.failure is not None:
             raise self.refusal()
         waiter = self._new_future()
@@ -377,7 +379,7 @@ class AppendPath:
             except Overloaded:
                 self._turn = self._loop.call_later(_AGAIN_S, self._on_turn)
             except OwnerChanging:
-                pass  # Waiting barriers failed when the ownership ended.
+                pass  # The waiting barriers got an error when the ownership ended.
 
     # --- Settling -----------------------------------------------------------------------------
 
@@ -388,7 +390,7 @@ class AppendPath:
         If the process stood still for longer than its lease, this call ends the ownership.
         """
         if self.failure is None and self._stalls_now() != self._stalls:
-            self._on_lost("its process stood still for longer than its lease", OwnerLost)
+            self._on_lost("the owner's process stood still for longer than its lease", OwnerLost)
         return self.failure is None
 
     def _on_confirmed(self, number: int, last_entry: EntryId) -> None:
@@ -436,9 +438,9 @@ class AppendPath:
             self._turn.cancel()
 
     def refusal(self) -> OwnerChanging:
-        """A new error for each refused request, since raising an error adds a traceback to it."""
+        """Return a new error for each refused request, since raising an error adds a traceback to the error."""
         if self.failure is None:
-            return OwnerChanging("it is being handed over", log=str(self._name))
+            return OwnerChanging("the log is being handed over", log=str(self._name))
         return OwnerChanging(self.failure.message, **self.failure.ids)
 
     def loss(self) -> OwnerLost:
@@ -460,6 +462,6 @@ def _tell_waiter(waiter: "asyncio.Future[Any]", result: object) -> None:
         return  # The caller has cancelled its wait.
     if isinstance(result, RollbookError):
         waiter.set_exception(result)
-        waiter.exception()  # Marks it as retrieved: asyncio logs it otherwise if the caller has left.
+        waiter.exception()  # Marks the error as retrieved: otherwise asyncio would log it.
     else:
         waiter.set_result(result)

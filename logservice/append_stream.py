@@ -2,7 +2,7 @@
 arrive.
 
 If this server owns the log, the owner gets an append in the loop turn in which it arrives, without a task.
-An append that cannot be decided at once, because the log must be opened first or its owner has no room,
+An append that cannot be decided immediately, because the log must be opened first or its owner has no room,
 waits in a queue. All later appends to the same log wait there, too. Each queue has one task (SV5).
 
     submit ──► owner.submit ──► settled ─┐
@@ -30,7 +30,7 @@ from rollbook.proto.errors import (
 from rollbook.proto.tasks import stop_tasks
 
 _REFS_MAX: Final = 100_000
-_OVERHEAD_BYTES: Final = 500  # Counted for each append in flight besides its block.
+_OVERHEAD_BYTES: Final = 500  # Counted for each append in flight, in addition to its block.
 _OPEN_S: Final = 30.0  # The time limit for opening a log.
 
 
@@ -72,11 +72,12 @@ class _BoundLog:
         self.uid = bind.uid
         self.is_ordered = bind.is_ordered
         self.owner: Owner | None = None  # The owner as last found. It may have lost the log since.
-        self.pending: deque[_Pending] = deque()  # Appends without an answer, in order.
+        # Appends whose results were not handed over yet, in order.
+        self.pending: deque[_Pending] = deque()
         # The last part of `pending`: appends that are not decided yet.
         self.waiting: deque[_Pending] = deque()
         self.task: asyncio.Task[None] | None = None
-        # The number of the first failed append. An ordered log accepts none after it.
+        # The number of the first failed append. An ordered log accepts no append after it.
         self.failed_number: int | None = None
 
     def on_failed(self, number: int) -> None:
@@ -181,9 +182,9 @@ class ServerAppendStream:
         except RollbookError as error:
             pending.settle(error)
             return True
-        if pending.result is None:  # `submit` did not settle the append at once.
+        if pending.result is None:  # `submit` did not settle the append immediately.
             pending.taken_s = self._loop.time()
-        if not is_taken:  # A refusal: its reason follows when all that it depends on is settled.
+        if not is_taken:  # Refused. The reason follows when all that it depends on is settled.
             line.on_failed(append.number)
         return True
 
@@ -207,7 +208,7 @@ class ServerAppendStream:
     # --- Results ----------------------------------------------------------------------------
 
     def _on_settled(self, pending: _Pending, answer: AppendAck | RollbookError) -> None:
-        """Hand over results in order. A result waits for those of earlier appends to the log."""
+        """Hand over results in order. A result waits for the results of earlier appends to the log."""
         size, now_s = len(pending.append.block), self._loop.time()
         self._stats.on_answered(answer, size, pending, now_s)
         waiting = pending.line.pending

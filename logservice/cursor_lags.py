@@ -1,10 +1,10 @@
-"""Computes how far cursors are behind, for operators of readers. A server does this for the logs that it
-owns, and for ownerless logs that it looks after. So one server reports the cursors of each log, even of an
-idle log.
+"""Computes how far cursors are behind the tails of their logs. A server does this for the logs that it owns,
+and for ownerless logs that it looks after. So the cursors of each log are reported by one server, even if the
+log is idle.
 
-Cursors are in the metadata store, and each takes one read. A request for the lags therefore gets the known
-values, and background tasks update them. They read the first `_READ_MAX` cursors of each log, by name, and
-count the others:
+Cursors are in the metadata store, and reading a cursor takes one request. A request for the lags
+therefore gets the known values, and background tasks update them. They read the first `_READ_MAX` cursors of each log,
+by name, and count the others:
 
 owned     `look` starts an update, at most twice a minute. It begins with the logs that were read longest ago, and
           stops after half a minute
@@ -29,13 +29,13 @@ from rollbook.proto.errors import Missing, RollbookError
 from rollbook.proto.tasks import stop_tasks
 
 _INTERVAL_S: Final = 30.0
-# Idle logs are not read if there was no request for this long.
+# The cursors of idle logs are not read if the lags were not requested for this long.
 _WATCHED_S: Final = 600.0
 # The most cursors that are read for each log, so that one log does not displace the others.
 _READ_MAX: Final = 1000
 _PASSED_MAX: Final = 10_000  # The most idle logs in the queue. Further logs keep their last lags.
-# How many idle logs with lags are kept, those with the largest lags. This is more than are reported,
-# so that the largest lags are seldom searched for.
+# The most idle logs with lags that are kept. If there are more, only the `LAGS_MAX` logs with the largest
+# lags are kept, so this search is rare.
 _IDLE_MAX: Final = 2 * LAGS_MAX
 
 _Cursors = Sequence[tuple[str, Offset]]  # Cursors with their offsets, the largest lags first.
@@ -61,16 +61,16 @@ class Nodes(Protocol):
 
 
 class CursorLags:
-    """The lags of cursors. `close` it at the end."""
+    """The lags of cursors. Call `close` at the end."""
 
     def __init__(self, nodes: Nodes, owners: OwnedLogs) -> None:
         self._nodes, self._owners = nodes, owners
         self._loop = asyncio.get_running_loop()
         # The cursors of owned logs. The log that was read longest ago is first.
         self._cursors: dict[LogName, _Cursors] = {}
-        # For each ownerless log, the cursors with lags at the last read.
+        # For each ownerless log, the cursors that had a lag at the last read.
         self._idle: dict[LogName, _TailAndCursors] = {}
-        # For each log, the number of cursors that are not read: owned logs, then idle ones.
+        # The number of cursors that are not read, for each owned log and for each idle log.
         self._beyond: dict[LogName, int] = {}
         self._beyond_idle: dict[LogName, int] = {}
         # Known idle logs that this sweep has not reached.
@@ -94,7 +94,7 @@ class CursorLags:
         self._not_passed = dict.fromkeys((*self._idle, *self._beyond_idle))
 
     def on_idle(self, log: LogName, listed: LedgerList) -> None:
-        """Queue an ownerless log. If the read of its cursors fails, it keeps its last lags."""
+        """Queue an ownerless log. If the read of its cursors fails, the log keeps its last lags."""
         if self._loop.time() >= self._watched_until_s:
             return
         self._not_passed.pop(log, None)
@@ -116,7 +116,7 @@ class CursorLags:
             self._beyond_idle.pop(log, None)
 
     async def close(self) -> None:
-        """Stop the background task. Idempotent."""
+        """Stop the background tasks. Idempotent."""
         self._is_closed = True
         await stop_tasks(self._looking, self._reading)
 
@@ -143,17 +143,16 @@ class CursorLags:
         return not self._is_closed and (task is None or task.done())
 
     async def _look(self) -> None:
-        """Read the cursors of owned logs. A failure keeps the last lags."""
+        """Read the cursors of owned logs. After a failure the last lags stay."""
         with suppress(RollbookError, TimeoutError):
             async with asyncio.timeout_at(self._look_again_s):
                 for log in self._in_turn():
-                    # The log is last from now on, so that a failing log does not delay others next
-                    # time.
+                    # Move the log to the end, so that a failing log does not delay others next time.
                     self._cursors[log] = self._cursors.pop(log, ())
                     self._cursors[log] = await self._cursors_of(log, self._beyond)
 
     async def _read_passed(self) -> None:
-        """Read the cursors of queued idle logs. A failure keeps the last lags."""
+        """Read the cursors of queued idle logs. After a failure the last lags stay."""
         while self._passed:
             log = next(iter(self._passed))
             tail = self._passed.pop(log)

@@ -3,15 +3,15 @@
 An **offset** is the dense position of a record in its log, from 0; starts are inclusive, ends
 exclusive. A **segment** is one ledger as a part of a log. The **owner epoch** grows each time a
 server becomes the log's owner, the **writer epoch** each time an application becomes its exclusive
-writer. The two are separate, so a change of owner fences no application.
+writer. The two are separate, so a change of owner does not fence an application.
 
 A **position** is where a reader starts. Commands, URLs and the client accept these forms:
 
     123            that offset                    earliest   the head: the first record that is kept
-    123@UID        that offset, if the log has this uid; a log that is created again has another one
+    123@UID        that offset, if the log has this uid; a log that is created again has another uid
     -10            ten records before the tail    latest     the tail: only records appended from now on
     ts:TIME        the first record at or after that time, in ISO 8601 with its zone
-    ago:15m        the same, counted back from now: w, d, h, m, s, ms, also as `1h30m`
+    ago:15m        the first record that is at most 15 minutes old; units: w, d, h, m, s, ms; also `1h30m`
     cursor:NAME    the offset of that cursor
 
 Names of namespaces, logs and cursors have 1 to 255 characters of `a-z 0-9 . _ -` and begin with a
@@ -36,7 +36,7 @@ SegmentId = NewType("SegmentId", int)  # Numbers the segments of a log from 0; n
 LogUid = NewType(
     "LogUid", bytes
 )  # Random. A log that is created again under the same name gets another uid.
-ServerId = NewType("ServerId", str)  # A new one after each start of a log server.
+ServerId = NewType("ServerId", str)  # Each start of a log server draws a new id.
 CursorName = NewType("CursorName", str)
 
 FIRST_OFFSET: Final = Offset(0)
@@ -116,11 +116,11 @@ class LogName:
 
     @classmethod
     def parse(cls, text: "str | Self") -> Self:
-        """The name in `ns/log`, or `log` for `default/log`. A parsed name is returned unchanged."""
+        """Parse `ns/log`, or `log` for `default/log`. A parsed name is returned unchanged."""
         if isinstance(text, cls):
             return text
         if not isinstance(text, str):
-            raise InvalidRequest(f"the log name {text!r:.80} is no string")
+            raise InvalidRequest(f"the log name {text!r:.80} is not a string")
         namespace, slash, name = text.partition("/")
         return cls(namespace, name) if slash else cls(DEFAULT_NAMESPACE, namespace)
 
@@ -129,8 +129,8 @@ class LogName:
 
 
 def parse_prefix(text: str) -> tuple[str, str]:
-    """The namespace and the name prefix in `ns/pre`, in `ns/`, or in `pre` for `default/pre`. Two empty
-    strings, which match every name, if the text is empty. Raises `InvalidRequest`.
+    """Parse `ns/pre`, `ns/`, or `pre` for `default/pre`. Returns the namespace and the prefix of the name; for
+    an empty text, two empty strings, which match every name. Raises `InvalidRequest`.
     """
     if not text:
         return "", ""
@@ -167,7 +167,7 @@ class ProducerRef:
 class ServerInfo:
     """One run of a log server, and its address."""
 
-    server_id: ServerId  # A new id after each start.
+    server_id: ServerId  # Each start draws a new id.
     address: str  # `host:port` of its gRPC interface.
 
 
@@ -278,7 +278,7 @@ def parse_age_us(text: str) -> int:
         raise InvalidRequest(f"{text[:80]!r} is not a length of time; write 15m, 1h30m, 250ms")
     age_us = sum(int(count) * _UNITS_MS[unit] for count, unit in _AGE_PART.findall(text)) * 1000
     if age_us > TIMESTAMP_US_MAX:
-        raise InvalidRequest(f"{text!r} is longer than time goes back")
+        raise InvalidRequest(f"{text!r} is longer than 8000 years")
     return age_us
 
 
@@ -296,7 +296,7 @@ def _parse_time_us(text: str) -> int:
 
 def time_us_of(time: datetime) -> int:
     """Convert a time with its zone to microseconds since 1970. A time before 1970 or after 9999 becomes the
-    nearest one in that range, since no record lies outside it.
+    nearest time in that range, since no record has a time outside it.
     """
     since = (time - _EPOCH) // timedelta(microseconds=1)
     return min(max(since, 0), TIMESTAMP_US_MAX)

@@ -1,7 +1,7 @@
 """Reads and changes the ledger list of a log, for its owner. Every change is a compare-and-set.
 
-Other servers change the list, too: its configuration, or its discarded ledgers. A writer that finds the list
-changed reads it again, checks that it still names this owner, and repeats its change. An owner makes one
+Other servers change the list, too: the log's configuration, or the discarded ledgers. A writer that finds the
+list changed reads it again, checks that it still names this owner, and repeats the change. An owner makes one
 change at a time.
 """
 
@@ -34,7 +34,8 @@ Change = Callable[[LedgerList], LedgerList]
 
 _PAUSE_S_MIN: Final = 0.02
 _PAUSE_S_MAX: Final = 1.0
-_RACES_MAX: Final = 12  # A change is given up after this many lost races in a row, some seconds.
+# A change fails after this many lost races in a row; the pauses between them add up to 2 to 7 s.
+_RACES_MAX: Final = 12
 
 
 class LedgerListStore:
@@ -100,7 +101,7 @@ class LedgerListStore:
         self, work: Callable[[StoredLog], Awaitable[tuple[StoredLog, T]]], *, until_known: bool
     ) -> T:
         """Call `work`, which changes the list that it gets. If another writer was quicker, the list is read
-        again and the call repeated.
+        again, and `work` is called again.
 
         With `until_known`, this also happens if the store is unavailable or the outcome is unknown. Raises
         `OwnerFenced`, `NoSuchLog`, any error of `work`, and `MetadataConflict` if every attempt met another change.
@@ -159,13 +160,13 @@ class LedgerListStore:
                 if self.list.segments[-1].ledger_id == writer.ledger_id:
                     return writer, self.list.segments[-1]
                 await drop_ledger(self._context, writer)
-                races = await self._after(MetadataConflict("somebody was quicker"), races)
+                races = await self._after(MetadataConflict("another change came first"), races)
 
     async def _after(self, error: RollbookError, races: int) -> int:
         """Pause after a lost race, and return the new number of lost races in a row. Raises the error after
         `_RACES_MAX` of them.
 
-        Another error is not a race: the count returns to 0, without a pause.
+        After any other error the count returns to 0, without a pause.
         """
         if not isinstance(error, MetadataConflict):
             return 0

@@ -1,4 +1,4 @@
-"""The settings of a log. They are chosen when it is created, and may be changed later.
+"""The settings of a log, which are chosen when the log is created, and may be changed later.
 
 Clients import this module, so it imports nothing heavy.
 """
@@ -32,7 +32,7 @@ class WriterMode(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ConfigValues:
-    """Values of a configuration's fields, as a change names them. Each value is checked by itself."""
+    """The values of the fields that a change sets. Each value is checked alone."""
 
     # The text below a field is its description in the reference.
     quorum: Quorum = DEFAULT_QUORUM
@@ -48,18 +48,18 @@ class ConfigValues:
     fewer ledgers. Shorter: records expire closer to their age."""
     retention_age_s: int | None = None
     """Seconds after which a segment is deleted, counted from its youngest record, unless a protected cursor needs
-    it. Longer: records can be read for longer. Shorter: less space. None: no segment is deleted for its age."""
+    it. Longer: records can be read for longer. Shorter: less space. None: no segment is deleted because of its age."""
     retention_bytes: int | None = None
     """Bytes beyond which the oldest segments are deleted, unless a protected cursor needs them. Larger: more
-    records can be read. Smaller: less space. None: no segment is deleted for the log's size."""
+    records can be read. Smaller: less space. None: no segment is deleted because of the log's size."""
     writer_mode: WriterMode = WriterMode.OPEN
     """OPEN: everybody may append. EXCLUSIVE: only the holder of the newest writer epoch may append."""
     dedupe_batches: int = 64
-    """The latest batches of each producer, among which the log recognises a retry. Larger: producers may have more
-    batches in flight, the owner needs more memory. Smaller: the reverse."""
+    """How many of each producer's latest batches the log recognises when they are sent again. Larger: producers may
+    have more batches in flight, and the owner needs more memory. Smaller: the reverse."""
     dedupe_age_s: int = 86_400
-    """Seconds without a batch after which the log forgets a producer, and recognises its retries no longer. Longer:
-    later retries are recognised, the owner needs more memory. Shorter: the reverse."""
+    """Seconds without a batch after which the log forgets a producer, and no longer recognises its retries. Longer:
+    later retries are recognised, and the owner needs more memory. Shorter: the reverse."""
     record_bytes_max: int = MIB
     """Bytes of the largest value, key or header of a record. Larger: readers need more memory for one record.
     Smaller: large records are refused."""
@@ -77,23 +77,23 @@ class ConfigValues:
     """Seconds that a deleted log keeps its ledgers. Longer: a mistake can be undone for longer. Shorter: space
     comes back sooner."""
     degraded_segments: bool = True
-    """True: while fewer bookies than the ensemble take new ledgers, a new segment may have fewer, down to the ack
-    quorum. False: a new log, or a log whose owner changes, takes no appends at that time."""
+    """True: while fewer bookies than the ensemble take new ledgers, a new segment may have fewer bookies, down
+    to the ack quorum. False: during that time a new log, or a log that gets a new owner, takes no appends."""
     labels: tuple[tuple[str, str], ...] = ()
     """Pairs of name and value, for grouping logs. No two pairs have the same name."""
     description: str = ""
-    """A text for people, without any effect."""
+    """A text for people; it has no effect."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.writer_mode, WriterMode):
             wanted = " or ".join(f"{each}" for each in WriterMode)
-            raise BadConfig(f"writer_mode {self.writer_mode!r} is not a WriterMode: say {wanted}")
+            raise BadConfig(f"writer_mode {self.writer_mode!r} is not a WriterMode: pass {wanted}")
         for name, low, high in _BOUNDS:
             value = getattr(self, name)
             if value is not None and not low <= value <= high:
                 raise BadConfig(f"{name} {value} is outside {low} … {high}")
         if len(self.labels) > _LABELS_MAX or len(dict(self.labels)) != len(self.labels):
-            raise BadConfig(f"labels are at most {_LABELS_MAX}, by distinct names")
+            raise BadConfig(f"a log has at most {_LABELS_MAX} labels, with distinct names")
         for text in (text for label in self.labels for text in label):
             if not text.isprintable() or len(text) > _LABEL_CHARACTERS_MAX:
                 raise BadConfig(
@@ -105,11 +105,11 @@ class ConfigValues:
 
 @dataclass(frozen=True, slots=True)
 class LogConfig(ConfigValues):
-    """The complete configuration of a log. If a new log's quorum is not named, its server's default
-    applies."""
+    """The complete configuration of a log. If a new log's configuration does not name a quorum, the server's
+    default applies."""
 
     def __post_init__(self) -> None:
-        # Names the class, since `super()` would mean the one before `slots=True` replaced it.
+        # Names the class, since `super()` would mean the class that `slots=True` has replaced.
         ConfigValues.__post_init__(self)
         if self.record_bytes_max > self.batch_bytes_max:
             raise BadConfig("record_bytes_max is above batch_bytes_max: a batch holds its records")

@@ -3,18 +3,18 @@
     <own root>/logs/<namespace>/<hh>/<log>   the ledger list; `hh`: which of 256 folders, by the name
         marks                                floor and guards, from the first guard or truncation on
         cursors/<name>                       one for each cursor
-    <own root>/deleted-logs/<uid>            a deleted log whose name another log has; or the new name of a log that was
-                                             restored under another one, while it exists: its ledgers name the old one
+    <own root>/deleted-logs/<uid>            a deleted log whose name another log has; or, for a log that was restored
+                                             under another name, the new name, since the ledgers name the old one
     <own root>/log-servers-witness           `Witness`: the times when log servers were present
 
-The first log of a namespace creates it. Folders limit the children of a node, so that stores that answer a
-listing in one packet can list a million logs.
+A namespace is created with its first log. The folders keep the children of each node few, so that a million logs
+can be listed even in a store that returns all children of a node in one packet.
 
-Each write carries a token drawn for it. After a lost response, the writer reads the token to find out
+Each write carries a random token. After a lost response, the writer reads the token to find out
 whether its write was made (LL7). If the list was overwritten since, the token may be gone: then the writer
-gets `MetadataConflict`, and sees from the list what happened.
+gets `MetadataConflict`, and the list shows what happened.
 
-The version of a list is that of its node. A ledger can be listed only by a change from exactly the version
+The version of a list is the version of its node. A ledger can be listed only by a change from exactly the version
 that its metadata names (LL8): `replace` requires that version when a ledger is new.
 """
 
@@ -99,7 +99,7 @@ _FOLDERS: Final = 256
 # The number of folders whose names are read together. Larger: lists are quicker, but block the
 # store for longer at a time.
 _FOLDERS_AT_ONCE: Final = 32
-# The levels of a list's path below the root: nothing, namespace, folder, log.
+# The parts of a list's path below the root, split at slashes: an empty text, namespace, folder, log.
 _LIST_DEPTH: Final = 4
 _RACES_MAX: Final = 20
 _PAUSE_S: Final = 0.005  # The pause before a retry; doubled each time, with a random part.
@@ -109,7 +109,7 @@ _PAUSE_S: Final = 0.005  # The pause before a retry; doubled each time, with a r
 class StoredLog:
     name: LogName
     list: LedgerList
-    version: int  # The version that a change made from this list must name.
+    version: int  # The version that a change of this list must name.
     is_displaced: bool = False  # The log is deleted, and another log has its name.
 
 
@@ -153,13 +153,13 @@ class LogMetadataStore:
         *,
         before_displaced: Callable[[StoredLog], Awaitable[None]] | None = None,
     ) -> tuple[StoredLog, bool]:
-        """Return the log, and whether this call created it. A new log takes its name from a deleted log that
-        has it (LL10).
+        """Return the log, and whether this call created it. If a deleted log still has the name, the new log
+        takes the name over (LL10).
 
         With `config` None any existing log is accepted. Only the `fields` of `config` count; a new log has
-        the values of `default` for the rest. `before_displaced` is called before a deleted log loses its
-        name. Raises `LogExists` if the log has another configuration, `BadConfig`,
-        `InvalidRequest` for an unknown field.
+        the values of `default` for all other fields. `before_displaced` is called before a deleted log loses its
+        name. Raises `LogExists` if the log has another configuration, `BadConfig`, `InvalidRequest` for an
+        unknown field.
         """
         wanted = default if config is None else default.with_values(config, fields)
         for _ in range(_RACES_MAX):
@@ -180,7 +180,7 @@ class LogMetadataStore:
             if config is not None:
                 _require_equal(name, stored.list.config, wanted, fields)
             return stored, False
-        raise MetadataConflict("it comes and goes again and again", log=str(name))
+        raise MetadataConflict("the log is created and deleted again and again", log=str(name))
 
     async def create(self, name: LogName, config: LogConfig) -> StoredLog:
         """Create a log. Raises `LogExists` if it exists with any configuration."""
@@ -196,7 +196,7 @@ class LogMetadataStore:
                 raise LogExists(log=str(name)) from None
             else:
                 return StoredLog(name, listed, 0)
-        raise MetadataConflict("its folder is removed again and again", log=str(name))
+        raise MetadataConflict("the log's folder is removed again and again", log=str(name))
 
     def _new_list(self, config: LogConfig) -> LedgerList:
         now_us = self._clock.wall_us()
@@ -228,7 +228,7 @@ class LogMetadataStore:
 
     async def watch_all(self) -> Watch:
         """Return a watch that reports every later change of any list, and of nodes below it. `log_of`
-        returns the log of an event.
+        returns the log that an event is about.
         """
         return await self._store.watch(self.root, recursive=True)
 
@@ -276,7 +276,7 @@ class LogMetadataStore:
     ) -> StoredLog:
         known = {segment.ledger_id for segment in stored.list.segments}
         if any(segment.ledger_id not in known for segment in listed.segments):
-            assert made_for is not None, "say for which version the new ledger was made"
+            assert made_for is not None, "a list with a new ledger needs `made_for`"
             if made_for != stored.version:
                 raise MetadataConflict(
                     "the new ledger was made for another version of the list",
@@ -374,11 +374,10 @@ class LogMetadataStore:
     async def undelete(
         self, name: LogName, uid: str, to: LogName | None, event: LogEvent
     ) -> StoredLog:
-        """Restore a log that was deleted as `name`. It gets the name `to`, or its old one if that is None.
+        """Restore a log that was deleted as `name`. The log gets the name `to`, or its old name if `to` is None.
 
-        `uid` may be empty if only one log was deleted under the name. Raises `NoSuchLog`, `LogExists` if
-        the name is taken,
-        `LogDeleted` if its records are gone already, `InvalidRequest`.
+        `uid` may be empty if only one log was deleted under the name. Raises `NoSuchLog`, `LogExists` if the
+        name is taken, `LogDeleted` if the log's records are being deleted, `InvalidRequest`.
         """
         for attempt in range(_RACES_MAX):
             stored = await self._find_deleted(name, uid)
@@ -390,7 +389,7 @@ class LogMetadataStore:
                 return await self._come_back(stored, listed, target)
             except (MetadataConflict, NodeExists):
                 await self._pause(attempt)
-        raise MetadataConflict("it is deleted and undeleted again and again", log=str(name))
+        raise MetadataConflict("the log is deleted and undeleted again and again", log=str(name))
 
     async def deleted_as(self, name: LogName) -> list[StoredLog]:
         """Logs that were deleted under this name, and are still kept."""
@@ -418,12 +417,12 @@ class LogMetadataStore:
         if not found:
             raise NoSuchLog(
                 f"no deleted log {name} is kept" + (f" with uid {uid}" if uid else ""),
-                next_step="`rollbook log ls --deleted` lists those that are",
+                next_step="`rollbook log ls --deleted` lists the deleted logs that are kept",
             )
         if len(found) > 1:
             raise InvalidRequest(
                 f"{len(found)} logs were deleted as {name}",
-                next_step="say which one by its uid: "
+                next_step="pass the uid of one of them: "
                 + ", ".join(text_of(each.list.uid) for each in found[:4]),
             )
         return found[0]
@@ -438,7 +437,7 @@ class LogMetadataStore:
         """Move a displaced log to the target name. A deleted log that has this name is displaced in turn."""
         if not stored.is_displaced:
             raise InvalidRequest(
-                f"{stored.name} can have its name again; another name is for a log whose own was used since",
+                f"the name {stored.name} is not taken, so the log can be restored only under this name",
                 next_step=f"rollbook log undelete {stored.name}",
             )
         path = self._displaced_path(listed.uid)
@@ -471,7 +470,7 @@ class LogMetadataStore:
         without cursors (LL10).
 
         The node is kept, so that its version continues: no ledger that was made for the old log can be
-        listed in the new one (LL8). Raises `MetadataConflict`, `NoSuchLog`.
+        listed in the new log (LL8). Raises `MetadataConflict`, `NoSuchLog`.
         """
         assert stored.list.state is ListedLogState.DELETED
         path, own = self.path(stored.name), self._displaced_path(stored.list.uid)
@@ -485,7 +484,9 @@ class LogMetadataStore:
                 path, listed, (keep, *more), lambda value: Set(path, value, stored.version)
             )
         except NodeExists:
-            raise MetadataConflict("it was displaced meanwhile", log=str(stored.name)) from None
+            raise MetadataConflict(
+                "the log has been displaced since it was read", log=str(stored.name)
+            ) from None
         except NoSuchNode:
             raise NoSuchLog(log=str(stored.name)) from None
         return StoredLog(stored.name, listed, stored.version + 1)
@@ -525,14 +526,16 @@ class LogMetadataStore:
             try:
                 await delete_surely(self._store, path, stored.version)
                 if not stored.is_displaced:
-                    with suppress(NoSuchNode):  # Only a log that was restored has this node.
+                    with suppress(NoSuchNode):  # Only a restored log has this node.
                         await delete_surely(self._store, self._displaced_path(listed.uid))
                 return
             except NodeNotEmpty:  # A cursor has been committed since.
                 await self._pause(attempt)
             except NoSuchNode:
                 raise NoSuchLog(log=str(stored.name)) from None
-        raise MetadataConflict("its cursors are made again and again", log=str(stored.name))
+        raise MetadataConflict(
+            "the log's cursors are created again and again", log=str(stored.name)
+        )
 
     async def store_time_us(self) -> int:
         """The metadata store's time. Raises `MetadataUnavailable`, `ConnectionLost`, `SessionExpired`."""
@@ -544,8 +547,8 @@ class LogMetadataStore:
         return None if node is None else Witness.unpack(node.value)
 
     async def beat(self, now_us: int) -> None:
-        """Report that a log server is present. If two servers report at the same time, one of the reports
-        may be lost, since one is enough.
+        """Report that a log server is present. If two servers report at the same time, one report may be
+        lost; the other one is enough.
 
         Raises `MetadataUnavailable`, `ConnectionLost`, `SessionExpired`.
         """
@@ -596,7 +599,7 @@ class LogMetadataStore:
     # --- Cursors and guards -------------------------------------------------------------------
 
     async def read_cursor(self, log: LogName, name: CursorName, uid: str = "") -> Cursor:
-        """The cursor. Raises `NoSuchCursor`, `NoSuchLog`, `LogReplaced` if the log has another `uid`."""
+        """Read a cursor. Raises `NoSuchCursor`, `NoSuchLog`, `LogReplaced` if the log has another `uid`."""
         cursor, _ = await self._find_cursor(log, name)
         if cursor is None or (uid and not cursor.uid):
             check_life(log, text_of((await self.read(log)).list.uid), uid)
@@ -650,7 +653,7 @@ class LogMetadataStore:
             if node is not None:
                 principal = creator_of(node.value)
             ops: list[Op] = [self._op_of_cursor(cursor, log, node, principal)]
-            # For a new cursor, the log must not have been replaced since it was read.
+            # A new cursor is created only if the log has not been replaced since it was read.
             if node is None and stored is not None:
                 ops.append(Check(self.path(log), stored.version))
                 if (count := await self._op_of_counts(log, principal)) is not None:
@@ -705,8 +708,8 @@ class LogMetadataStore:
     async def _commit(
         self, log: LogName, name: CursorName, ops: Sequence[Op], version: int | None
     ) -> bool:
-        """Return whether the change was made. If not, another writer has changed something, and the caller
-        reads and decides again.
+        """Make the change. Returns False if another writer has changed something: then the caller reads and
+        decides again.
         """
         path = self._cursor_path(log, name)
 
@@ -735,8 +738,8 @@ class LogMetadataStore:
     async def _op_of_counts(
         self, log: LogName, principal: str, *, is_gone: bool = False
     ) -> Op | None:
-        """The write that adds or subtracts one cursor in the count of the log. None if there is no folder
-        yet. Raises `InvalidRequest` (CB1).
+        """The write that adds or subtracts one cursor in the count of the log. None if the log has no
+        folder of cursors yet. Raises `InvalidRequest` (CB1).
         """
         path = f"{self.path(log)}/{CURSORS}"
         node = await read_surely(self._store, path)
@@ -780,7 +783,7 @@ class LogMetadataStore:
         try:
             await transact_surely(self._store, ops, was_made)
         except (NodeExists, NoSuchNode):
-            raise MetadataConflict("its cursors have changed", log=str(log)) from None
+            raise MetadataConflict("the log's cursors have changed", log=str(log)) from None
 
     def _op_of_cursor(self, cursor: Cursor, log: LogName, node: Node | None, principal: str) -> Op:
         path, value = self._cursor_path(log, cursor.name), pack_cursor(cursor, principal)
