@@ -137,7 +137,7 @@ class LogReads:
         # The range ends before it begins.
         if is_before and not isinstance(request.start, Earliest):
             raise InvalidRequest(
-                f"it would begin at {start} and end before that, at {until.offset}"
+                f"the read would begin at {start} and end before that, at {until.offset}"
             )
         position = start
         if request.at_tail is not AtTail.FOLLOW:
@@ -168,7 +168,7 @@ class LogReads:
     async def _stop_at(
         self, request: words.ReadStream, uid: str, due: float
     ) -> tuple[Offset, Offset]:
-        """The head and the tail at which the read stops."""
+        """The log's head, and the tail at which the read stops."""
         if request.at_tail is AtTail.STOP_AT_BARRIER:
             if (closed := await self._ends.closed_tail(request.log)) is not None:
                 await self.require_life(request.log, closed.uid, uid)
@@ -218,9 +218,7 @@ class LogReads:
         """
         log = request.log
         if len(self._readers) >= self._server.config.readers_max:
-            raise Overloaded(
-                "this server has all the readers that it may have", retry_after_ms=1000
-            )
+            raise Overloaded("this server has as many readers as it may have", retry_after_ms=1000)
         self._readers_ever += 1
         number = self._readers_ever
         reader = self._readers[number] = LogReader(
@@ -337,7 +335,7 @@ class LogReads:
     async def watch_tails(self, request: words.WatchTails) -> AsyncIterator[words.Tails]:
         if self._tails.watchers >= self._server.config.readers_max:
             raise Overloaded(
-                "as many clients watch tails at this server as it may have readers",
+                "too many clients watch tails at this server",
                 retry_after_ms=1000,
             )
         async with aclosing(self._tails.watch(request)) as messages:
@@ -348,7 +346,7 @@ class LogReads:
         tail = await self._ends.tail_of(request.log)
         await self.require_life(request.log, tail.uid, request.uid)
         offset = await self.resolve(request.log, request.position, tail, due)
-        # A given offset, or a cursor's, may be beyond the tail.
+        # A requested offset, or the offset of a cursor, may be beyond the tail.
         if isinstance(request.position, AtOffset | AtCursor):
             tail = await self._ends.tail_from(request.log, offset, tail, due)
         return words.FoundOffset(offset, tail.head, max(tail.tail, offset), tail.uid)
@@ -405,9 +403,9 @@ class _TailsOf:
 
 
 async def in_time(due: float, work: Awaitable[T]) -> T:
-    """Return the result of `work`. At `due`, cancel it and raise `QuorumTimeout`: its outcome is unknown."""
+    """Return the result of `work`. At `due`, cancel `work`, and raise `QuorumTimeout`: the outcome is unknown."""
     try:
         async with asyncio.timeout_at(due):
             return await work
     except TimeoutError:
-        raise QuorumTimeout("it takes longer than this request has") from None
+        raise QuorumTimeout("the request was not finished in time") from None

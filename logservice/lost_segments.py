@@ -1,9 +1,10 @@
-"""Finds segments that logs list although their ledgers are missing, because another program deleted them.
+"""Finds segments that a log lists although the ledger is missing because another program deleted it.
 
 An owner does not read old segments, and readers may be served from memory, so nothing else notices. Each sweep
 therefore checks a few segments of each log, and the next sweep continues where it ended. A request that lists
-segments checks those segments. A segment counts as lost if the metadata store has no such ledger while
-the log's list still has the segment (LO1): a truncation removes a segment from the list first.
+segments checks those segments. A segment counts as lost if the metadata store does not have its ledger while
+the log's list still has the segment (LO1). A truncation does not look like a loss, since it removes the segment
+from the list before it deletes the ledger.
 """
 
 import asyncio
@@ -45,7 +46,7 @@ class LostSegments:
         await self.look(name, [*ids[start : start + _PER_SWEEP], *known])
 
     def forget(self, name: LogName) -> None:
-        """Forget a log that another server looks after."""
+        """Forget a log that is gone, or that another server looks after."""
         self._known.pop(name, None)
         self._looked.pop(name, None)
 
@@ -68,7 +69,7 @@ class LostSegments:
         return lost
 
     async def _still_listed(self, name: LogName, gone: set[LedgerId]) -> frozenset[LedgerId]:
-        """Read the list after the ledgers were found missing; returns those that it still has (LO1)."""
+        """Read the list after the ledgers were found missing, and return the ledgers that it still has (LO1)."""
         try:
             listed = (await self._nodes.read(name)).list
         except NoSuchLog:

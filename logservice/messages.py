@@ -7,12 +7,12 @@ failure raises `RollbookError`; its `ids` hold the values that a caller may need
 int, str, bytes, bool, and tuples of them. The interfaces use these ids:
 
     owner, owner_epoch   of `NotOwner`: the address of the owner, and its epoch
-    retry_after_ms       of errors that may be retried: an earlier retry is of no use
+    retry_after_ms       of errors after which a retry may succeed: an earlier retry is useless
     head                 of `Truncated`: the first offset that is kept
     tail                 of `BeyondTail`, `LogSealed`, `OffsetMismatch`: the offset after the last record
 
 `due` is the time of the event loop by which the response must be ready. The service gives up at that time,
-and starts nothing that it cannot finish before.
+and starts nothing that it cannot finish by then.
 
 Clients import this module, so it imports nothing heavy.
 """
@@ -112,14 +112,14 @@ class AppendStream(Protocol):
     """
 
     def submit(self, binds: Sequence[Bind], appends: Sequence[StreamAppend]) -> None:
-        """Process the binds, then the appends. Never waits; a failure becomes a result.
+        """Process the binds, then the appends. Never waits; a failed append gets a result with its error.
 
         Raises `InvalidRequest` for an invalid message, which our clients never send; the stream then
         ends.
         """
 
     async def ready(self) -> None:
-        """Wait while more is in flight than a stream may have. Call this before `submit`."""
+        """Wait while the stream has as many bytes in flight as it may have. Call this before `submit`."""
 
     async def results(self) -> Sequence[AppendResult]:
         """Wait for a result, and return all that are ready. Only one caller may wait at a time; a cancelled
@@ -163,11 +163,11 @@ class OnTruncated(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """A bounded read: answered as soon as there is a record, after `wait_ms` at the latest."""
+    """A bounded read. The response comes as soon as there is a record, and after `wait_ms` at the latest."""
 
     log: LogName
     start: Position
-    records_max: int = 10_000  # `next_offset` obeys this limit; the last block is whole.
+    records_max: int = 10_000  # Limits `next_offset`; the last block is sent whole.
     bytes_max: int = 1024 * 1024
     wait_ms: int = 0
     on_truncated: OnTruncated = OnTruncated.FAIL
@@ -185,7 +185,7 @@ class ReadAnswer:
     tail: Offset
     is_sealed: bool
     uid: str = ""  # The log's uid.
-    # True: the owner did not respond. The tail is the one that bookies know, and may not cover the
+    # True: the owner did not respond. `tail` is the tail that bookies report, and may not cover the
     # last acknowledged append.
     is_tail_uncertain: bool = False
 
@@ -202,7 +202,7 @@ class ReadStream:
     uid: str = ""  # The uid that the log must have; empty: any.
 
     def resumed_at(self, offset: Offset, tail: Offset | None = None) -> Self:
-        """The same read, resumed at `offset`, which may be beyond its end after a gap.
+        """The same read, resumed at `offset`. After a gap, `offset` may be beyond the end of the read.
 
         `tail`: the tail when the read began. A read that does not follow the log stops there.
         """
@@ -225,7 +225,7 @@ class Records:
 
 @dataclass(frozen=True, slots=True)
 class CaughtUp:
-    """All records that the log had when this was sent have been sent."""
+    """All records that the log had when this event was sent have been sent."""
 
     tail: Offset
 
@@ -245,7 +245,7 @@ class WaitsFor(Enum):
     # The log has no owner at present, or the owner does not respond: there may be records beyond the
     # tail.
     OWNER = "owner"
-    CLIENT = "client"  # The client does not read what it is sent.
+    CLIENT = "client"  # The client does not read the events that it is sent.
     THROTTLE = "throttle"
 
 
@@ -311,10 +311,10 @@ ReadEvent = Records | CaughtUp | FellBehind | Progress | Gap | Sealed | Moving |
 
 
 class Consistency(Enum):
-    CACHED = "cached"  # The tail that the asked server knows.
+    CACHED = "cached"  # The tail that this server knows.
     COMMITTED = "committed"  # The tail that the owner has confirmed.
     BARRIER = "barrier"  # A tail above every append acknowledged before the request.
-    # Like BARRIER, but by a read of the metadata store instead of an entry in the log: for callers
+    # Like BARRIER, but costs a read of the metadata store instead of an entry in the log. For callers
     # without the right to append.
     READ_BARRIER = "read_barrier"
 
@@ -338,15 +338,15 @@ class LogTail:
     owner: str  # The owner's address; empty: the log has no owner at present.
     owner_epoch: OwnerEpoch
     uid: str = ""  # 32 hexadecimal digits, drawn when the log is created.
-    # The ledger that the owner writes, and its last confirmed entry. None: the owner writes none, or
-    # did not report the tail.
+    # The ledger that the owner writes, and its last confirmed entry. None: the owner writes
+    # no ledger, or did not report the tail.
     ledger_id: LedgerId | None = None
     last_entry: EntryId | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class WatchTail:
-    """Watch a log's tail: it is sent at once, and after changes, at most once every `interval_ms`.
+    """Watch a log's tail. It is sent immediately, and then after changes, at most once every `interval_ms`.
 
     An unchanged tail is sent again after `heartbeat_ms`.
     """
@@ -359,9 +359,9 @@ class WatchTail:
 
 @dataclass(frozen=True, slots=True)
 class WatchTails:
-    """Watch the tails of many logs: all that this server knows, then the changes. No log is opened (TW1).
+    """Watch the tails of many logs: the server sends all tails, and then the changes. No log is opened (TW1).
 
-    A server reports the logs that it owns, and those for which it is the suggested server. A client that
+    A server reports the logs that it owns, and the logs for which it is the suggested server. A client that
     wants all logs watches all servers, and merges their reports (`core/log_tails.py`).
     """
 
@@ -373,17 +373,17 @@ class WatchTails:
 
 @dataclass(frozen=True, slots=True)
 class TailOfLog:
-    """A log's tail as one server knows it. For one `uid` neither head nor tail goes back."""
+    """A log's tail as one server knows it. While the `uid` stays the same, head and tail never decrease."""
 
     log: LogName
     head: Offset
     tail: Offset
     is_sealed: bool
-    timestamp_us: int  # The last record's time; 0: there is no record, or its time takes a search.
+    timestamp_us: int  # The last record's time; 0: no record, or its time needs a search.
     uid: str  # The log's uid.
     # True: the owner reports the tail, or the log ends with a closed segment. False: acknowledged
-    # records may be beyond it, since another server owns the log, or its owner died. The next owner
-    # finds them.
+    # records may be beyond the tail, since another server owns the log, or its owner died and the next
+    # owner has not found them yet.
     is_exact: bool
     owner: str  # The owner's address; empty: the log has no owner at present.
     owner_epoch: OwnerEpoch
@@ -430,9 +430,9 @@ class Truncate:
 
 @dataclass(frozen=True, slots=True)
 class TruncateAnswer:
-    """The truncation that was made or planned. Readers see the new head at once.
+    """The truncation that was made or planned. Readers see the new head immediately.
 
-    Ledgers are deleted as a whole.
+    Only whole ledgers are deleted.
     """
 
     old_head: Offset
@@ -440,7 +440,8 @@ class TruncateAnswer:
     records: int  # The number of records that are no longer readable.
     segments: tuple[SegmentId, ...]  # Segments whose ledgers are deleted.
     freed_bytes: int
-    kept_bytes: int  # Bytes below the head that stay, since their segment has later records.
+    # Bytes below the head that stay: their segment has later records, or no later segment has begun.
+    kept_bytes: int
     guards: tuple[
         CursorName, ...
     ]  # Protected cursors below `before`, which prevent the truncation.
@@ -481,8 +482,8 @@ class AcquireWriter:
     # A random name that the client draws for this acquisition. A restarted process draws another
     # one; otherwise it would not fence its earlier self. A holder that got no response repeats the
     # request with the same attempt, and is granted the same epoch. If another holder was granted an
-    # epoch since, the request counts as a first one, so a late STEAL fences. If the epoch was
-    # released, `StaleEpoch` is raised. Empty: each request gets a new epoch.
+    # epoch since, the request counts as a first request, so a late STEAL fences that holder. If the
+    # epoch was released, `StaleEpoch` is raised. Empty: each request gets a new epoch.
     attempt: str = ""
     uid: str = ""  # The uid that the log must have; empty: any.
 
@@ -497,7 +498,9 @@ class AcquireWriter:
 
 @dataclass(frozen=True, slots=True)
 class WriterGrant:
-    """The granted epoch. No append of an older epoch is acked any more; all acked ones are below `fence_offset`."""
+    """The granted epoch. No append of an older epoch is acked any more. All acked appends of older
+    epochs are below `fence_offset`.
+    """
 
     writer_epoch: WriterEpoch
     fence_offset: Offset
@@ -530,7 +533,7 @@ class BeginProducer:
     def __post_init__(self) -> None:
         ProducerRef(self.producer, 0, 0)
         if self.producer.startswith(ONCE):
-            raise InvalidRequest("an idempotency key is no producer's name")
+            raise InvalidRequest("an idempotency key cannot be the name of a producer")
 
 
 @dataclass(frozen=True, slots=True)
@@ -554,7 +557,7 @@ NO_CURSOR: int = -1  # The expected version of a cursor that does not exist yet.
 
 @dataclass(frozen=True, slots=True)
 class Cursor:
-    """A stored cursor. Truncation and retention keep the records from the offset of a protected cursor on."""
+    """A stored cursor. Truncation and retention keep all records at and above a protected cursor."""
 
     name: CursorName
     offset: Offset
@@ -622,8 +625,8 @@ class EnsureLog:
 
     log: LogName
     config: ConfigValues | None = None  # None: all defaults, and any existing log is accepted.
-    # The fields of `config` that count. A new log has the server's defaults for the others, and an
-    # existing one keeps its own. Empty: all fields.
+    # The fields of `config` that count. For the other fields, a new log gets the server's defaults,
+    # and an existing log may have any values. Empty: all fields.
     fields: tuple[str, ...] = ()
 
 
@@ -648,14 +651,17 @@ class LogState:
 
     log: LogName
     config: LogConfig
-    etag: str  # Changes whenever the configuration does.
+    etag: str  # Changes with the configuration.
     was_created: bool  # True: this request created the log.
     head: Offset
-    tail: Offset  # The tail as known without asking the owner.
+    # The tail that the owner reports, or the bookies if the log has no owner. If they do not respond in
+    # time, the end of the last closed segment.
+    tail: Offset
     is_sealed: bool
     owner_id: str  # The owner's server id; empty: the log has no owner at present.
     owner: str  # The owner's address.
     owner_epoch: OwnerEpoch
+    # `writer_epoch` is 0 and `writer_holder` is empty if this server does not own the log.
     writer_epoch: WriterEpoch
     writer_holder: str  # Empty: nobody holds the writer epoch.
     bytes: int
@@ -666,8 +672,7 @@ class LogState:
     # Bookies of the open segment that are not expected to get its next entry, and why. Only the
     # owner reports them.
     vacant_seats: tuple[str, ...] = ()
-    # Why the asked server, which should own the log, cannot open it. Empty: no such failure is
-    # known.
+    # Why this server, which should own the log, cannot open it. Empty: no failure is known.
     problem: str = ""
     next_step: str = ""  # The step that could solve `problem`.
 
@@ -762,9 +767,9 @@ class SegmentView:
     bytes: int
     records: int
     reason: str  # Why the segment was started.
-    # The number of its bookies, if it began with fewer than its log wanted; else 0.
+    # The number of the segment's bookies, if it began with fewer than the log wanted; else 0.
     degraded_to: int = 0
-    # When it was started. `first_timestamp_us` is the time of the last record before it.
+    # When the segment was started. `first_timestamp_us` is the time of the last record before it.
     began_us: int = 0
 
 
@@ -814,14 +819,15 @@ class GetLimits:
 @dataclass(frozen=True, slots=True)
 class ServiceLimits:
     record_bytes_max: int
-    block_bytes_max: int  # Bounds a packed block.
+    block_bytes_max: int  # The most bytes of a packed block.
     block_unpacked_bytes_max: int
     block_records_max: int
-    message_bytes_max: int  # Bounds a gRPC message.
-    stream_bytes_max: int  # In flight on one append stream; beyond this it is not read.
+    message_bytes_max: int  # The most bytes of a gRPC message.
+    # The most bytes in flight on one append stream; at this limit the stream is not read.
+    stream_bytes_max: int
     cursor_blob_bytes_max: int
-    # How many bookies take new records at present. If this is 0 and `quorum` is None, the server is
-    # of an earlier release that does not report it.
+    # How many bookies take new ledgers at present. If this is 0 and `quorum` is None, the server has
+    # an earlier release, which reports neither.
     usable_bookies: int = 0
     # The quorum of a new log, unless its configuration has another one.
     quorum: Quorum | None = None
@@ -838,7 +844,7 @@ class Lookup:
 @dataclass(frozen=True, slots=True)
 class LogOwner:
     log: LogName
-    address: str  # The address of the owner, or of the server that should become it; empty: none.
+    address: str  # The address of the owner, or of the suggested server; empty: neither.
     owner_epoch: OwnerEpoch
     is_owner: bool  # False: the server is only suggested.
 
@@ -866,8 +872,8 @@ class ServerView:
     version: str
     started_us: int
     logs_owned: int  # The number in the server's last report.
-    logs_degraded: int = 0  # Owned logs whose open segment has fewer bookies than they want.
-    logs_unopened: int = 0  # Logs that it should own, and cannot open.
+    logs_degraded: int = 0  # Owned logs with too few bookies in their open segment.
+    logs_unopened: int = 0  # Logs that this server should own but cannot open.
 
 
 @dataclass(frozen=True, slots=True)
@@ -897,7 +903,7 @@ class DrainAnswer:
 
 @dataclass(frozen=True, slots=True)
 class GetServerStats:
-    """Request the metrics of the server that is asked."""
+    """Request the metrics of the server that gets this request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -917,13 +923,13 @@ class Obstacle:
 
     kind: ObstacleKind
     name: str
-    since_us: int  # When the reporting server first noticed.
+    since_us: int  # When the reporting server first noticed it.
     why: str  # `does not answer`, `is not registered`, `is read-only`.
 
 
 @dataclass(frozen=True, slots=True)
 class GetOutage:
-    """Ask a server what it knows to be unavailable. It responds within a second in any case."""
+    """Ask a server which parts of the cluster are unavailable. It always responds within a second."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -937,7 +943,9 @@ class Outage:
 
 
 class ServiceCore(Protocol):
-    """Any server serves these requests. If only the log's owner can, other servers raise `NotOwner`."""
+    """Any server serves these requests, except those that only the log's owner can serve: for these, other servers
+    raise `NotOwner`.
+    """
 
     async def append(self, request: Append, due: float) -> AppendAck: ...
     def open_append_stream(self) -> CoreStream: ...
@@ -984,4 +992,4 @@ class ServiceCore(Protocol):
         """Take note that a request waits for longer than it should."""
 
     def explained(self, error: RollbookError) -> RollbookError:
-        """The same error, extended by what the request waited for."""
+        """Return the error. If the request waited for unavailable parts of the cluster, the error names them."""

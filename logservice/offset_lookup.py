@@ -53,8 +53,8 @@ async def find_entry(
     """The first confirmed entry for which `is_there` is true, or the entry after the last one if there is
     none.
 
-    `is_there` must be true for all entries after the first such entry. `last_entry` is the last confirmed
-    entry; without it, the last entry that bookies report as confirmed.
+    Once `is_there` is true for an entry, it must be true for all later entries. `last_entry` is the last
+    confirmed entry; None: the last entry that bookies report as confirmed.
     """
     if last_entry is None:
         last_entry = ledger.last_add_confirmed
@@ -71,8 +71,8 @@ async def find_entry(
 async def find_offset_at(
     listed: LedgerList, timestamp_us: int, ledgers: Ledgers, confirmed: Confirmed = NOT_OWNED
 ) -> Offset:
-    """The offset of the first record of that time or later. If all are older, the end of the searched records,
-    so that no record is skipped unseen.
+    """The offset of the first record of that time or later. If all records are older, the end of the
+    searched records, so that a reader that starts there skips no record.
 
     The result is at least the head. Raises `NoSuchLedger`, and `EntryUnavailable` or `DigestMismatch` if an
     entry cannot be read.
@@ -96,7 +96,7 @@ async def _first_record(
     ledger: LedgerReader, timestamp_us: int, last_entry: EntryId
 ) -> Offset | None:
     """The offset of the first record of that time or later, or None if there is none. Any number of control
-    entries may come first: their base offset is that of the next record.
+    entries may come before that record: they have the same base offset.
     """
     entry_id = await find_entry(
         ledger, lambda block: block.timestamp_us >= timestamp_us, last_entry
@@ -109,9 +109,10 @@ async def _first_record(
 
 
 async def find_tail(listed: LedgerList, ledgers: Ledgers) -> tuple[Offset, int]:
-    """The confirmed end of the log, and the time of its last record, or 0 if that takes a search.
+    """The confirmed end of the log, and the time of its last record, or 0 if that time could only be found by a
+    search.
 
-    Every record acked before the call is below that end, except perhaps for those in the last block, which
+    Every record acked before the call is below that end, except perhaps the records in the last block, which
     bookies may not know to be confirmed. If all segments are closed, the list has the end. Raises
     `NoSuchLedger`, `EntryUnavailable`, `DigestMismatch`.
     """
@@ -132,7 +133,7 @@ async def find_tail(listed: LedgerList, ledgers: Ledgers) -> tuple[Offset, int]:
 async def find_last_time(
     listed: LedgerList, ledgers: Ledgers, confirmed: Confirmed = NOT_OWNED
 ) -> int:
-    """The time of the last record, or 0 if no record is left. Any number of control entries may follow it.
+    """The time of the last record, or 0 if no record is left. Any number of control entries may follow that record.
 
     Raises `NoSuchLedger`, `EntryUnavailable`, `DigestMismatch`.
     """

@@ -81,7 +81,7 @@ class OrphanRepair:
 
     def __init__(self, ledgers: Ledgers, nodes: LogMetadataStore, now_ms: int) -> None:
         self._ledgers, self._nodes, self._now_ms = ledgers, nodes, now_ms
-        # The list of each log, as it was when it was first needed.
+        # The lists of logs, as they were first read. The oldest are dropped.
         self._lists: dict[LogName, LedgerList | None] = {}
         self.report: Final = OrphanReport()
 
@@ -109,7 +109,7 @@ class OrphanRepair:
     async def _find_listed(self, ledger_id: LedgerId, belonging: Belonging) -> bool:
         """Return whether the log's cached list has the ledger. Reads the list first if it is not cached.
 
-        The cached list may be old, so absence is checked again with a fresh one.
+        The cached list may be old, so the caller checks again with a fresh list whether the ledger is absent.
         """
         name = belonging.name
         if name not in self._lists:
@@ -136,7 +136,9 @@ class OrphanRepair:
                 if (await self._nodes.read(belonging.name)).list.uid == belonging.uid:
                     continue
             return None
-        raise MetadataConflict("it comes and goes again and again", log=str(belonging.name))
+        raise MetadataConflict(
+            "the log is deleted and restored again and again", log=str(belonging.name)
+        )
 
     async def _never_will_be_listed(self, ledger_id: LedgerId, belonging: Belonging) -> bool:
         """Return whether the ledger can no longer be listed (OR1). Gives the list a new version if the
@@ -150,7 +152,7 @@ class OrphanRepair:
                 return False
             if belonging.made_for < stored.version or stored.list.state is ListedLogState.DELETED:
                 return True
-            # The version went back, since metadata was restored from a copy: nothing is certain.
+            # The version has decreased, since metadata was restored from a copy: nothing is certain.
             if belonging.made_for > stored.version:
                 logger.warning(
                     "log_ledger_doubtful",
@@ -167,7 +169,7 @@ class OrphanRepair:
         try:
             await self._nodes.bump(stored)
         except (MetadataConflict, OutcomeUnknown):
-            pass  # The list has changed, or may have: the next walk decides.
+            pass  # The list has changed, or may have changed: it is read again.
 
     async def _delete(self, ledger_id: LedgerId, belonging: Belonging) -> None:
         try:

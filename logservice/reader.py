@@ -9,13 +9,14 @@ asks the owner before it reports that it has caught up, and then listens to the 
 (`owner_tails.py`, RL6). `core/reader_progress.py` decides what the reader reports.
 
 A reader switches between memory and ledgers by itself. Faults do not end it: if a ledger is gone, or a
-segment does not follow, it reads the list again; if a bookie or the metadata store does not respond, it waits
+segment does not continue the log, it reads the list again; if a bookie or the metadata store does not respond, it waits
 and retries. If there is no other event for a heartbeat, it reports its position and what it waits for (RL3).
-It ends when the log is sealed and read to its end, deleted, replaced, or truncated above its position, when
-no copy of a record is left, and when another server owns the log and should be read instead (`Moving`).
+A reader ends when the log is deleted, replaced, truncated above the reader's position, or sealed and read to
+the end. It also ends when no copy of a record is left, and when the client should read from another server,
+which owns the log (`Moving`).
 
-It reads only on request. After a second without a request, it closes its ledger reader: of what was read
-ahead, only one run of entries is kept (RL4).
+It reads only on request. After a second without a request, it closes its ledger reader, and keeps only one run of
+the entries that were read ahead (RL4).
 """
 
 import asyncio
@@ -101,7 +102,7 @@ class TailSource(Protocol):
 
     async def ask(self) -> LogTail | None:
         """Return a tail that covers every append acknowledged before this call, as the owner or a list of
-        closed segments reports it. Returns None if neither can be asked.
+        closed segments reports it. Returns None if neither is available.
         """
 
     def listen(self, listener: Callable[[LogTail], None]) -> None:
@@ -131,12 +132,12 @@ class ReaderOptions:
     # The uid of the log that the start belongs to. Empty: the uid in the first list that is read.
     uid: str = ""
     heartbeat_s: float = HEARTBEAT_S
-    # True: truncated records are reported as a gap. False: reading ends with them.
+    # True: truncated records are reported as a gap. False: they end the read with `Truncated`.
     skips_truncated: bool = False
 
 
 class LogReader:
-    """Reads one log: call `next()` as often as wanted, then `close()`. One caller at a time."""
+    """Reads one log: call `next()` as often as wanted, then `close()`. Only one caller may use it at a time."""
 
     def __init__(
         self,
@@ -206,7 +207,7 @@ class LogReader:
             if is_over and not self._ready:
                 heartbeat = await self._make_heartbeat()
                 # If the running step has read records or found the log's end by now, the heartbeat is
-                # dropped: it could claim that nothing follows (RL6).
+                # dropped, since it could claim that nothing follows (RL6).
                 if not self._ready and self._end is None:
                     return heartbeat
         self._idle = self._loop.call_later(_IDLE_S, self._rest)
@@ -255,7 +256,7 @@ class LogReader:
         except LogSealed:
             self._end = Sealed(self._trail.next_offset)
             return True
-        except RollbookError as error:  # The owner has ended: read the rest from the ledgers.
+        except RollbookError as error:  # The ownership has ended: read from the ledgers.
             logger.debug("reader_lost_owner", log=str(self.name), reason=error.code.reason)
             self._memory = None
             return True
@@ -388,8 +389,8 @@ class LogReader:
             self._progress.on_replica_awaited()
 
     async def _on_end_of_news(self) -> None:
-        """Ask the owner for the tail once everything that bookies report was read: they learn only from the
-        next block that the last one is confirmed (RL6).
+        """Ask the owner for the tail when everything that bookies report has been read. Bookies learn only from
+        the next block that the last block is confirmed (RL6).
         """
         self._progress.on_all_read()
         if self._find_owner() is not None:
@@ -510,8 +511,8 @@ class LogReader:
 
     async def _look_around(self) -> bool:
         """Look up whether the log still exists and where it ends. Returns whether that end is certain: from
-        the owner, or from a list of closed segments. If neither can be asked, make sure that the log has an
-        owner, and move to it if that is another server. A failure changes nothing.
+        the owner, or from a list of closed segments. If neither reports it, make sure that the log has an
+        owner, and move to that owner if it is another server. A failure changes nothing.
         """
         with suppress(RollbookError, TimeoutError):
             async with asyncio.timeout(_LOOK_S_MAX):
@@ -521,7 +522,7 @@ class LogReader:
                     self._end = error
                     return False
                 if not listed.unclosed:
-                    return True  # The list has the tail of a closed log.
+                    return True  # All segments are closed, so the list has the tail.
                 if (answer := await self._tails.ask()) is not None:
                     self._on_owner_tail(answer)
                     return answer is self._progress.owner_tail
@@ -561,8 +562,8 @@ async def _left(follower: Follower | None, ledger: LedgerReader) -> None:
 
 
 async def _ends_by(task: "asyncio.Task[None]", due: float | None) -> bool:
-    """Wait for the task until `due`; returns whether it has ended, with any result. The task continues if it
-    is late, or if this call is cancelled.
+    """Wait for the task until `due`; returns whether it has ended, with a result or an error. The task
+    continues if it is late, or if this call is cancelled.
     """
     if not task.done():
         ended = asyncio.get_running_loop().create_future()

@@ -1,17 +1,17 @@
-"""Looks after logs without requests: deletes expired records and abandoned ledgers.
+"""Looks after logs in the background: deletes expired records and abandoned ledgers.
 
 Each server looks after the logs that it owns, and after ownerless logs for which it is the suggested
-server. A list may still name a server that has lost the log; each server first releases such logs of
-its own. A sweep visits each log and does this:
+server. A log's list may still name a server that has lost the log, so each server first releases the logs
+that it has lost. A sweep visits each log and does this:
 
     discarded ledgers        are deleted, if the server that discarded them has not deleted them
     lost segments            are counted and reported (`lost_segments.py`)
     cursors of idle logs     are read, and their lags reported (`cursor_lags.py`)
     a deleted log            is freed when its grace is over
-    expired records          are truncated (`core/retention.py`). If only an owner can do that, an idle
-                             log is opened, and is later released like any idle log
+    expired records          are truncated (`core/retention.py`). If only an owner can do that, the log is
+                             opened, and is later released when it is idle
 
-At longer intervals, one server of the cluster searches all ledgers for those that were never listed
+At longer intervals, one server of the cluster searches for ledgers that were never listed
 (`orphan_ledgers.py`).
 
 A sweep uses the server's own clock, but nothing expires while that clock differs from the metadata store's
@@ -109,7 +109,7 @@ class Sweeper:
         self._lost = lost
         self._clock, self._randomness = clock, randomness
         self._interval_s, self._orphans_interval_s = sweep_interval_s, orphans_interval_s
-        # The time when the sweep began. The clock may be set after the sweep has compared it.
+        # The time when the sweep began. It is kept, since the clock may be set after it was checked.
         self._now_us = 0
         self._lived: LivedTime = NO_GAPS  # The lived time when the sweep began.
         self._tasks: list[asyncio.Task[None]] = []
@@ -213,7 +213,8 @@ class Sweeper:
             return
         stored = await self._nodes.read(name)
         if owner is not None and stored.list.state is ListedLogState.DELETED:
-            # Another server deleted this sealed log. Its list names no owner that could be informed.
+            # Another server deleted this sealed log. The list does not name this owner, so that server could
+            # not inform it.
             owner.lose("the log was deleted")
         if owner is None and not self._keeper.is_nobodys(name, stored.list):
             return
@@ -222,8 +223,8 @@ class Sweeper:
             if owner is None and not self._keeper.is_nobodys(name, stored.list):
                 return  # Another server has opened the log.
         if is_free(stored.list, self._now_us, self._lived):
-            # A server that stood still may have read the list. If the name became free at once, that
-            # server could find a later log's list with the same version.
+            # A server that stood still may have read the list. If the name became free immediately, that
+            # server could find the list of a later log with the same version.
             is_fresh = self._now_us - stored.list.free_at_us < _NAME_KEPT_US
             await free_log(
                 self._ledgers,
@@ -240,7 +241,7 @@ class Sweeper:
             self._lags.on_idle(name, stored.list)
 
     async def _expire(self, name: LogName, listed: LedgerList, stored: StoredLog | None) -> None:
-        """Truncate what has expired. `stored`: the list of an ownerless log, else None."""
+        """Truncate expired records. `stored`: the list of an ownerless log, else None."""
         config = listed.config
         if config.retention_age_s is None and config.retention_bytes is None:
             return
@@ -252,14 +253,14 @@ class Sweeper:
         if expiry is None:
             return
         if stored is not None and _frees_without_owner(listed, expiry.head):
-            # This is done first, since it is all that is possible while bookies are full: an owner
-            # needs bookies that take a new ledger.
+            # Do this first: while bookies are full, nothing else is possible, since an owner needs
+            # bookies that take a new ledger.
             stored = await self._truncate(stored, expiry.head, now_us)
             await delete_discarded(self._ledgers, self._nodes, stored)
         if stored is None or expiry.needs_owner:
             due = asyncio.get_running_loop().time() + _OPEN_DEADLINE_S
-            # This server opens the log even if the log prefers another one: a preferred server looks
-            # after a log only while it owns it. The log returns to it later.
+            # This server opens the log even if the log prefers another server, since a preferred server looks
+            # after the log only while it owns the log. The log returns to that server later.
             owner = await self._keeper.owner_of(name, due, heeds_preference=False)
             await owner.truncate(expiry.head, reason=RETENTION)
 

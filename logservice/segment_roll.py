@@ -64,14 +64,14 @@ class SegmentRoll:
         self._not_before_s = 0.0
         self._age_timer: asyncio.TimerHandle | None = None
         self._to_more = RollToMoreBookies()
-        self._widening: asyncio.Task[None] | None = None  # Runs while the segment is degraded.
+        self._widening: asyncio.Task[None] | None = None  # Runs while the segment lacks bookies.
         # The segments that may be unclosed; at most two.
         self._unclosed: list[SegmentWriter] = []
 
     # --- Rolling ------------------------------------------------------------------------------
 
     def watch(self) -> None:
-        """Watch the age of the written segment, so that an idle one ends, too, and its vacant seats."""
+        """Watch the written segment: its age, so that even an idle segment ends, and its vacant seats."""
         self._stop_age_timer()
         writing = self._append_path.writing
         if writing is not None and self._append_path.failure is None:
@@ -110,8 +110,8 @@ class SegmentRoll:
             self._widening = self._loop.create_task(self._widen())
 
     async def _widen(self) -> None:
-        """Begin a new segment as soon as enough bookies take new ledgers (LS16). Many logs are degraded at
-        the same time. A random pause and a limit keep them from rolling together.
+        """Begin a new segment as soon as enough bookies take new ledgers (LS16). Many logs may be degraded
+        at the same time: a random pause and a limit keep them from rolling together.
         """
         context = self._context
         while True:
@@ -139,7 +139,7 @@ class SegmentRoll:
             self._loop.time(), is_made_short=self.degraded_to > 0, vacant=len(self.vacant_seats)
         )
         config, writing = self._list_store.list.config, self._append_path.writing
-        if reason is None or writing is None:  # Without a written segment, none can be degraded.
+        if reason is None or writing is None:  # There is no segment to replace.
             return None
         made = writing.writer.metadata.quorum
         return better_segment(config.quorum, made, reason, allows_degraded=config.degraded_segments)
@@ -171,7 +171,7 @@ class SegmentRoll:
     def _on_rolled(self, rolling: "asyncio.Task[SegmentId]") -> None:
         self.rolling = None
         error = None if rolling.cancelled() else rolling.exception()
-        # The old segment is still written after a failed roll.
+        # After a failed roll, appends still go to the old segment.
         if error is not None and self._append_path.failure is None:
             reason = error.code.reason if isinstance(error, RollbookError) else repr(error)
             self._log.warning("segment_not_rolled", reason=reason)
@@ -183,7 +183,7 @@ class SegmentRoll:
         assert old is not None
         if len(self._list_store.list.segments) >= SEGMENTS_MAX:
             raise InvalidRequest(
-                f"a log that has {SEGMENTS_MAX} segments rolls no more",
+                f"a log has at most {SEGMENTS_MAX} segments",
                 next_step="truncate the log, or give it larger segments (roll_bytes, roll_age_s)",
             )
 
@@ -229,8 +229,8 @@ class SegmentRoll:
         return segment.segment_id
 
     def has_begun(self, listed: LedgerList) -> bool:
-        """Return whether the first unclosed segment of this list has begun, or there is none. Then earlier
-        segments may be truncated (LS5).
+        """Return whether earlier segments may be truncated: the first unclosed segment of this list has begun, or
+        all segments are closed (LS5).
         """
         unclosed = [each.segment_id for each in listed.unclosed[:1]]
         return not unclosed or any(
@@ -266,7 +266,7 @@ class SegmentRoll:
     # --- Closing ------------------------------------------------------------------------------
 
     async def close_last(self) -> None:
-        """Close the written segment after all its records, without a successor."""
+        """Close the written segment after its last record. No segment follows."""
         append_path, writing = self._append_path, self._append_path.writing
         assert writing is not None
         await self._close_ledger(writing)
@@ -275,7 +275,7 @@ class SegmentRoll:
         self._stop_watching()
 
     async def stop(self) -> None:
-        """Stop all writers at once. Unclosed segments stay unclosed."""
+        """Stop all writers without closing their segments."""
         self._stop_watching()
         rolling, widening = self.rolling, self._widening
         if rolling is not None:

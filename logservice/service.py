@@ -2,7 +2,7 @@
 
 The log's owner serves appends, seals, truncations, rolls, transfers, writer epochs, producers' epochs and
 confirmed tails. Another server raises `NotOwner`, which names the server to ask. While a log has an owner, only
-that server changes its configuration or deletes it. Any server serves all other requests.
+the owner changes the log's configuration or deletes the log. Any server serves all other requests.
 """
 
 import asyncio
@@ -329,8 +329,8 @@ class LogService:
         return await in_time(due, self._state_of(stored, due))
 
     async def update_log(self, request: words.UpdateLog, due: float) -> words.LogState:
-        """Change the configuration at the log's owner, which then uses it at once. If no server owns the log,
-        any server changes it (SV7).
+        """Change the configuration at the log's owner, which then uses it immediately. If no server owns the
+        log, any server changes it (SV7).
         """
 
         def with_config(listed: LedgerList) -> LedgerList:
@@ -349,7 +349,7 @@ class LogService:
             return await in_time(due, self._state_of(stored, due))
         except Unavailable as error:  # This error alone would say that nothing was changed.
             raise OutcomeUnknown(
-                "the configuration is stored, but not all is known of the log",
+                "the configuration is stored, but the state of the log could not be read",
                 reason=error.code.reason,
             ) from error
 
@@ -375,9 +375,9 @@ class LogService:
         return words.LogNames(tuple(found[:limit]), next_page)
 
     async def delete_log(self, request: words.DeleteLog, due: float) -> words.DeleteLogAnswer:
-        """Delete a log. If the log has an owner, only that server deletes it, and it stops owning the log. If
-        there is none, any server deletes it, and fences its unclosed ledgers: no append is acked afterwards
-        (LS12).
+        """Delete a log. If the log has an owner, only the owner deletes the log, and then no longer owns it. If
+        the log has no owner, any server deletes it, and fences its unclosed ledgers: no append is acked
+        afterwards (LS12).
         """
         if not 0 <= (request.grace_ms or 0) <= DELETE_GRACE_MS_MAX:
             raise InvalidRequest(
@@ -433,7 +433,7 @@ class LogService:
         return words.DeleteLogAnswer(stored.list.free_at_us)
 
     async def _free(self, stored: StoredLog, due: float) -> None:
-        """Free what can be freed of a deleted log now. The next sweep frees the rest."""
+        """Free as much of a deleted log as is possible now. The next sweep frees the rest."""
         with suppress(RollbookError):
             now_us = self._clock.wall_us()
             await in_time(
@@ -533,7 +533,7 @@ class LogService:
         return min(_DETAIL_S, max(due - self._loop.time(), 0.0) / 3)
 
     def _require_no_other_owner(self, listed: LedgerList) -> None:
-        """Call this before changes that an owner has to know at once. Raises `NotOwner` if another server owns
+        """Call this before changes that an owner must know immediately. Raises `NotOwner` if another server owns
         the log.
         """
         owner = listed.owner
@@ -594,8 +594,8 @@ class LogService:
         )
 
     async def _reported_tail(self, name: LogName, listed: LedgerList, due: float) -> Offset:
-        """The tail that the owner at another server reports, or the bookies if there is none. If they do not
-        respond in time, the end of the last closed segment. No server opens the log for this.
+        """The tail that the owner at another server reports. If there is no owner, the tail that bookies report; if
+        no response comes in time, the end of the last closed segment. No server opens the log for this.
         """
         owner = listed.owner
         is_elsewhere = owner is not None and owner.server_id != self.server.server_id
@@ -607,8 +607,8 @@ class LogService:
         return max(listed.head, closed_end(listed) or listed.head)
 
     async def _sizes_of(self, log: LogName, listed: LedgerList, due: float) -> Sizes:
-        """The sizes of unclosed segments: as the owner at this server counts them, otherwise as bookies report
-        them in time.
+        """The sizes of unclosed segments: as the owner at this server counts them. If there is no owner here, as bookies
+        report them in time.
         """
         if (owner := self.server.find(log)) is not None:
             return owner.written
@@ -627,7 +627,8 @@ class LogService:
         if owner is not None and request.offset > owner.tail:
             listed = (await in_time(due, self._nodes.read(request.log))).list
             if listed.owner_epoch != owner.owner_epoch:
-                # The owner was replaced and does not know it yet. The log's tail may be beyond its own.
+                # The owner was replaced and does not know it yet. The log's tail may be beyond the tail
+                # that it knows.
                 owner = None
         tail = None if owner is None else owner.tail
         return await in_time(due, self._nodes.commit_cursor(request, tail))
@@ -649,7 +650,7 @@ class LogService:
         for log in request.logs:
             try:
                 owner = self.server.find(log)
-                # While the metadata store is unavailable, report what this server knows.
+                # While the metadata store is unavailable, report the owner that this server knows.
                 if owner is not None and self.server.outage.store_is_away:
                     epoch = owner.owner_epoch
                     owners.append(words.LogOwner(log, self.server.address, epoch, True))
@@ -701,10 +702,10 @@ class LogService:
     async def _drain_elsewhere(
         self, request: words.DrainServer, address: str, due: float
     ) -> words.DrainAnswer:
-        """Forward the drain to its server. Raises `NotOwner` with that server's address if this server cannot
-        ask it, or is not authorized to: the caller can try.
+        """Forward the request to the server that it names. Raises `NotOwner` with that server's address if this
+        server cannot ask it, or is not authorized to: then the caller can ask it.
         """
-        itself = NotOwner("ask that server itself", owner=address, owner_epoch=0)
+        itself = NotOwner("send this request to that server", owner=address, owner_epoch=0)
         if self._ask_peer is None or address == self.server.address:
             raise itself
         try:

@@ -1,12 +1,12 @@
 """Detects that this process stood still for so long that other servers may have taken it for dead.
 
-Appends that such a process confirms when it continues were on disk before its ledgers were fenced, so
-those acks would be true. But the server that took over its logs may have reported by then that no append
-of an older writer will be acked any more. So an owner whose process has missed a lease opens its logs again before
+Appends that this process confirms after a stall were on disk before its ledgers were fenced, so those acks
+would be true. But by then, the server that took over its logs may have reported that no append of an older
+writer will be acked any more. So an owner whose process has missed a lease opens its logs again before
 it confirms anything (LS9).
 
-A lease is missed if it has passed on either of two clocks: one of them stands still while a machine
-sleeps.
+A lease is missed if it has passed on the monotonic clock or on the wall clock: the monotonic clock stands
+still while a machine sleeps.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ _BEATS: Final = 6  # The number of beats in a lease.
 
 
 class StallDetector:
-    """Detects stalls, for all logs of a server. Start it, and close it at the end."""
+    """Detects stalls, for all logs of a server. Call `start` first, and `close` at the end."""
 
     def __init__(self, clock: Clock, lease_s: float) -> None:
         self.lease_s: Final = lease_s

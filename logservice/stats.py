@@ -1,11 +1,11 @@
 """The metrics of one log server, counted since its start. Their names begin with `rollbook_log_`.
 
-    an append    queue      from its arrival until its log's owner takes it: the log is opened, and has room
+    an append    queue      from its arrival until its log's owner takes it, which may have to open the log or wait for room
                  sequence   the owner checks it, places it in the order, stamps it, hands it to the ledger
-                 store      until bookies have confirmed it and all appends before it, and it is answered
+                 store      until bookies have confirmed it and all appends before it, and the response is ready
 
 Stages are measured only for appends that pass all of them. A refused or repeated append counts only in
-the time until its answer. A single append whose caller has left is not counted.
+`append_seconds`. An append by a single request is not counted if the caller has left.
 
 A scrape reads values that the server keeps anyway. Labels that name logs are bounded: only the largest
 lags are reported.
@@ -39,7 +39,7 @@ _NS_PER_S: Final = 1e9
 
 
 class AppendLaps:
-    """When an append reached each of its stages; times are those of the loop."""
+    """The times of the event loop at which an append reached its stages."""
 
     __slots__ = ("began_s", "came_s", "taken_s")
 
@@ -51,29 +51,32 @@ class AppendLaps:
 class LogStats:
     # --- Appends ------------------------------------------------------------------------------
     stages: dict[str, Histogram] = latencies(
-        "append_stage_seconds", "One stage of an append.", "stage", STAGES
+        "append_stage_seconds", "The time of one stage of an append.", "stage", STAGES
     )
     appends: Histogram = latency(
-        "append_seconds", "From the arrival of an append, one batch, to its answer."
+        "append_seconds",
+        "The time from the arrival of an append, which is one batch, to its response.",
     )
     records: int = counter("appended_records_total", "Records that were appended.")
-    appended_bytes: int = counter("appended_bytes_total", "Bytes of their blocks.")
-    duplicates: int = counter("duplicates_total", "Appends that were there already.")
+    appended_bytes: int = counter(
+        "appended_bytes_total", "Bytes of the blocks of appended records."
+    )
+    duplicates: int = counter("duplicates_total", "Appends that repeated an earlier batch.")
     refusals: dict[str, int] = counters(
         "append_refusals_total",
         "Appends that were answered with an error, by its reason.",
         "reason",
     )
     # --- Readers ------------------------------------------------------------------------------
-    readers: Gauge = gauge("readers", "Readers, those of single requests too.")
-    sent_records: int = counter("told_records_total", "Records that readers were sent.")
-    sent_bytes: int = counter("told_bytes_total", "Bytes of the blocks that they came in.")
+    readers: Gauge = gauge("readers", "Readers, including those of single requests.")
+    sent_records: int = counter("told_records_total", "Records that were sent to readers.")
+    sent_bytes: int = counter("told_bytes_total", "Bytes of the blocks that were sent to readers.")
     reader_lags: Gauges = gauges(
-        "reader_lag_records", "Records before that reader of a log who is furthest behind.", "log"
+        "reader_lag_records", "The largest lag of a log's readers, in records.", "log"
     )
     cursor_lags: Gauges = gauges(
         "cursor_lag_records",
-        "Records behind a cursor of a log that is owned here, or by nobody and looked after here.",
+        "The lag of a cursor, in records, if this server owns the log, or looks after it and it has no owner.",
         "cursor",
     )
     cursors_without_lag: Gauge = gauge(
@@ -84,34 +87,39 @@ class LogStats:
     logs_owned: Gauge = gauge("logs_owned", "Logs that this server owns.")
     logs_degraded: Gauge = gauge(
         "logs_degraded",
-        "Those of them whose open segment is written to fewer bookies than they want.",
+        "Owned logs whose open segment is written to fewer bookies than the log wants.",
     )
     logs_unopened: Gauge = gauge(
         "logs_unopened",
-        "Logs that this server should own, and whose openings fail again and again.",
+        "Logs that this server should own, but repeatedly fails to open.",
     )
     segments_lost: Gauge = gauge(
         "segments_lost",
-        "Segments whose ledgers were deleted, of logs that this server looks after, as far as it has looked.",
+        "Segments whose ledgers were deleted, as found so far in the logs that this server looks after.",
     )
-    logs_opened: Gauge = counter_gauge("logs_opened_total", "Logs that it became the owner of.")
+    logs_opened: Gauge = counter_gauge(
+        "logs_opened_total", "Logs that this server became the owner of."
+    )
     logs_taken_over: Gauge = counter_gauge(
-        "logs_taken_over_total", "Those whose owner was believed to live, and did not answer."
+        "logs_taken_over_total",
+        "Logs taken from an owner that was believed to be alive, but did not respond.",
     )
     logs_handed_over: Gauge = counter_gauge(
-        "logs_handed_over_total", "Logs that it let go of, closed."
+        "logs_handed_over_total", "Logs that this server closed and released."
     )
     producer_memory_bytes: Gauge = gauge(
-        "producer_memory_bytes", "What all logs remember of their producers."
+        "producer_memory_bytes", "Bytes that all logs remember of their producers."
     )
     clock_apart_seconds: Gauge = gauge(
-        "clock_apart_seconds", "How far this server's clock is ahead of the metadata store's."
+        "clock_apart_seconds",
+        "Seconds by which this server's clock is ahead of the metadata store's.",
     )
     clock_refused: Gauge = gauge(
-        "clock_refused", "1 while it owns no logs because most clocks disagree with its own."
+        "clock_refused",
+        "1 while this server owns no logs, because most other clocks disagree with its clock.",
     )
     tail_memory_bytes: Gauge = gauge(
-        "tail_memory_bytes", "The newest blocks of all logs, kept for readers."
+        "tail_memory_bytes", "Bytes of the newest blocks of all logs, kept for readers."
     )
 
     def on_answered(

@@ -1,12 +1,12 @@
-"""Caches a log's newest blocks in its owner's memory, and serves readers at the tail as soon as a block is acked.
+"""Caches a log's newest blocks in its owner's memory, and serves readers at the tail as soon as a block is confirmed.
 
 The cache holds confirmed blocks only, so no reader sees a block that may vanish (LS4). A reader holds a
 position and no bytes, so a reader that never reads costs nothing. If its next block is no longer cached, it
 reads from the bookies.
 
 Each log's cache has a bound of bytes, and all caches of a server share the bound of `TailMemory` (LS11). If the
-shared bound is exceeded, the oldest block is dropped among the logs that use more than a sixteenth of it. If no
-log does, the log whose last append is oldest drops its oldest block.
+shared bound is exceeded, the oldest block of all logs that use more than a sixteenth of the bound is dropped. If
+no log uses so much, the log whose last append is oldest drops its oldest block.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ from rollbook.proto.errors import RollbookError
 _BLOCK_BYTES: Final = 200  # The memory that each block takes in addition to its own bytes.
 # The number of shares of the shared bound. A log may use more than one share while the bound is not reached.
 _SHARES: Final = 16
-# Dropped blocks are removed from the list once there are this many, and they are half of it.
+# Dropped blocks are removed from the list when at least this many, and half of the list, are dropped.
 _DROP_AT: Final = 64
 
 _Confirmed = tuple[Offset, Offset, bytes]
@@ -40,7 +40,7 @@ class TailMemory:
         self.bytes_max = bytes_max
         self.bytes = 0
         self._share_bytes = bytes_max // _SHARES
-        self.added = 0  # All bytes ever added. It orders blocks by age: it never decreases.
+        self.added = 0  # All bytes ever added. Since it never decreases, it orders blocks by age.
         self._caches = OrderedDict[TailCache, None]()  # In the order of their last additions.
         self._large: dict[TailCache, None] = {}  # Logs that have more than their share.
 
@@ -141,8 +141,8 @@ class TailCache:
             self.wake()
 
     def read(self, offset: Offset, bytes_max: int) -> tuple[list[bytes], Offset] | None:
-        """Return the blocks from the one that holds `offset`, and the offset after them: as many blocks as fit
-        into `bytes_max`, but at least one, and none at the tail. Returns None if the block that holds `offset`
+        """Return blocks, beginning with the block that holds `offset`, and the offset after them. The blocks fit
+        into `bytes_max`, but at least one is returned, except at the tail. Returns None if the block that holds `offset`
         is not cached.
         """
         if offset >= self.tail:

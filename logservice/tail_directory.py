@@ -1,6 +1,6 @@
 """Keeps a table of many logs' tails, for clients that watch them (`core/log_tails.py`).
 
-    logs that this server owns         The owner reports each growth of the log. There are no requests and no polls.
+    logs that this server owns         The owner reports each growth of the log, without requests or polling.
     logs whose names suggest this      The log's list has the tail. If the last segment is not closed and the log
     server                             has no living owner, bookies report a tail, which may lack the last
                                        acknowledged block: the tail is not exact (`is_exact`).
@@ -76,13 +76,13 @@ class TailDirectory:
         self._loop = asyncio.get_running_loop()
         self._table = TailTable()
         self._watchers: dict[_Watcher, None] = {}
-        # One future for each watcher that waits for changes, since it was sent all earlier ones.
+        # One future for each watcher that has been sent all changes and waits for the next.
         self._waiting: dict[asyncio.Future[None], None] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self._grown: dict[LogName, None] = {}  # Owned logs whose growth is not in the table yet.
         self._unread: dict[LogName, None] = {}  # Logs whose lists are to be read, in order.
         self._listed: dict[LogName, None] = {}  # Unread logs that the last scan found.
-        # Logs of which bookies may report a later tail than the list.
+        # Logs for which bookies may report a later tail than the list.
         self._doubtful: dict[LogName, LedgerList] = {}
         self._work = asyncio.Event()
         self._needs_scan = False
@@ -208,7 +208,7 @@ class TailDirectory:
     def _put_owned(self, owner: Owner) -> None:
         known = self._table.get(owner.name)
         if known is not None and known.owner_epoch > owner.owner_epoch:
-            return  # A later owner is known. This one does not know yet that it was replaced.
+            return  # A later owner is known. This owner does not know yet that it was replaced.
         listed = tail_of_list(owner.name, owner.list, self._server.address)
         self._table.put(
             TailOfLog(
@@ -357,7 +357,7 @@ class TailDirectory:
     async def _ask_bookies(self) -> None:
         log = next(iter(self._doubtful))
         listed = self._doubtful.pop(log)
-        with suppress(RollbookError, TimeoutError):  # After a failure, the list's tail stays.
+        with suppress(RollbookError, TimeoutError):  # After a failure the table keeps its tail.
             async with asyncio.timeout(_LOOK_S):
                 tail, timestamp_us = await find_tail(listed, self._ledgers)
             self._on_bookies(log, listed.owner_epoch, tail, timestamp_us)
@@ -365,7 +365,7 @@ class TailDirectory:
     def _on_bookies(self, log: LogName, epoch: OwnerEpoch, tail: Offset, timestamp_us: int) -> None:
         known = self._table.get(log)
         if known is None or known.owner_epoch != epoch or known.is_exact:
-            return  # The log was dropped from the table, or has a new owner.
+            return  # The log was dropped, or has a new owner, or its tail is exact by now.
         self._table.put(replace(known, tail=tail, timestamp_us=timestamp_us or known.timestamp_us))
         self._tell()
 

@@ -115,14 +115,14 @@ class TailLookup:
             if (owner := self._server.find(log)) is not None:
                 return self.tail_at(owner)
             if not address:
-                raise OwnerChanging("it has no owner at present", log=str(log))
+                raise OwnerChanging("the log has no owner at present", log=str(log))
         try:
             return await self._owner_tails.ask(log, address, due)
         except (NotOwner, NoSuchLog, LogDeleted):
             raise
         except RollbookError as error:
             raise NotOwner(
-                f"its owner cannot be asked from here: {error.code.reason}",
+                f"this server cannot ask the log's owner: {error.code.reason}",
                 owner=address,
                 owner_epoch=listed.owner_epoch,
             ) from error
@@ -147,8 +147,8 @@ class TailLookup:
         return None
 
     async def revive(self, log: LogName) -> str:
-        """Make sure that the log has an owner: one that died may have confirmed appends that no bookie
-        reports, and only a new owner can find these. Opens the log if this server should own it. Otherwise
+        """Make sure that the log has an owner. An owner that died may have confirmed appends that no bookie reports
+        as confirmed, and only a new owner can find these. Opens the log if this server should own it. Otherwise
         returns the address of the server to ask, or an empty string if that is not known.
         """
         try:
@@ -161,7 +161,7 @@ class TailLookup:
 
     async def settled_tail(self, request: words.Read | words.ReadStream) -> LogTail | None:
         """If this server does not own the log, and the requested range is within closed segments, return the
-        end of these segments; otherwise None. The owner knows no more about such a range, so it is not asked.
+        end of these segments; otherwise None. The owner is not asked, since it knows no more about this range.
         """
         if not isinstance(request, words.ReadStream) or not isinstance(request.start, AtOffset):
             return None

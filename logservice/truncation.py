@@ -4,7 +4,7 @@
                   │ readers see the new head from here on
                   └─► fence and delete each discarded ledger ──► [ list: it is forgotten ]
 
-A server that dies in between leaves `discarded` behind, and the next sweep continues (LL3).
+If a server dies in between, `discarded` stays in the list, and the next sweep deletes these ledgers (LL3).
 """
 
 import asyncio
@@ -61,10 +61,12 @@ async def truncate(
     dry_run: bool = False,
     written: Sizes = NOT_COUNTED,
 ) -> tuple[StoredLog, TruncateAnswer]:
-    """Try once to truncate the list that was read. `confirmed` and `is_begun` are those of `LedgerList.with_head`.
+    """Try once to truncate the list that was read. `confirmed` and `is_begun` mean the same as in
+    `LedgerList.with_head`.
 
-    Only a dry run returns the guards that prevent it. Raises `Guarded`, `MetadataConflict` if the list or a guard has
-    changed, `InvalidRequest` beyond the tail, `LogDeleted`; after `ConnectionLost` it may have been done.
+    A dry run returns the guards that prevent the truncation, and does not raise `Guarded`. Raises `Guarded`,
+    `MetadataConflict` if the list or a guard has changed, `InvalidRequest` beyond the tail, `LogDeleted`. After
+    `ConnectionLost` the log may have been truncated.
     """
     guards = await nodes.read_guards(stored.name)
     plan = plan_truncation(
@@ -103,11 +105,12 @@ async def truncate_closed(
     is_nobodys: Callable[[LedgerList], bool],
     dry_run: bool = False,
 ) -> TruncateAnswer | None:
-    """Truncate a log that has no owner, on any server. `confirmed`: where a closed segment ends, which never changes.
+    """Truncate a log that has no owner, on any server. `confirmed`: the end of a closed segment, which never changes.
 
-    Returns None if an owner uses the log's list. The change is made from that very list, so it fails if a server
-    becomes the owner in between. `event` is recorded with the epoch of that list's last owner. Raises
-    `Guarded`, `MetadataConflict`, `InvalidRequest`, `LogDeleted`; after `ConnectionLost` it may have been done.
+    Returns None if an owner uses the log's list. The change is made to exactly the list that was read, so it fails if
+    a server becomes the owner in between. `event` is recorded with the epoch of that list's last owner. Raises
+    `Guarded`, `MetadataConflict`, `InvalidRequest`, `LogDeleted`. After `ConnectionLost` the log may have been
+    truncated.
     """
     for _ in range(_RACES_MAX):
         stored = await nodes.read(name)
@@ -153,7 +156,7 @@ async def delete_discarded(
 
 
 async def _delete(ledgers: Ledgers, name: LogName, uid: LogUid, ledger_id: LedgerId) -> bool:
-    """Return whether the ledger is gone now, or belongs to another log."""
+    """Delete a ledger. Returns whether it is gone now, or belongs to another log."""
     try:
         found = await ledgers.metadata(ledger_id, fresh=True)
         if dict(found.metadata.custom).get(LEDGER_OF_LOG) != uid.hex().encode():
@@ -190,20 +193,20 @@ async def delete_log(
     etag: str = "",
     owned_by: OwnerEpoch | None = None,
 ) -> StoredLog:
-    """Delete the log: it can no longer be read or written. Its ledgers are kept for the grace, and another
-    log may take its name.
+    """Delete the log: it can no longer be read or written. Its ledgers are kept for the grace period, and
+    another log may take its name.
 
     `owned_by`: the epoch of an owner that the caller informs, or that is gone. A later owner would not be
     informed, and would go on acking. A log that is deleted already stays as it is. Raises `Guarded` if there
     are guards, `MetadataConflict` if its configuration has another etag, `OwnerChanging` if it has another owner,
-    `LogReplaced` if it has another uid, `NoSuchLog`; after `ConnectionLost` it may have been done.
+    `LogReplaced` if it has another uid, `NoSuchLog`. After `ConnectionLost` the log may have been deleted.
     """
     for _ in range(_RACES_MAX):
         stored = await nodes.read(name)
         if stored.list.state is ListedLogState.DELETED:
             return stored
         if owned_by is not None and stored.list.owner_epoch != owned_by:
-            raise OwnerChanging("it has been opened meanwhile", log=str(name))
+            raise OwnerChanging("the log has been opened since it was read", log=str(name))
         check_life(name, text_of(stored.list.uid), uid)
         check_etag(name, stored.list, etag)
         guards = await nodes.read_guards(name)
@@ -216,7 +219,7 @@ async def delete_log(
                 "a protected mark holds the log",
                 log=str(name),
                 marks=guarded.ids["marks"],
-                next_step="delete these cursors first, or have them protect nothing",
+                next_step="delete these cursors first, or end their protection",
             ) from None
         except MetadataConflict:
             continue  # An owner rolls, or a cursor moves: try again.
@@ -227,12 +230,12 @@ async def stop_writer(ledgers: Ledgers, stored: StoredLog) -> None:
     """Fence the unclosed ledgers of a deleted log. Then a server that cannot read the list, and believes that
     it still owns the log, can ack nothing more.
 
-    That server cannot have begun another ledger, since it would have to list it. Raises
+    That server cannot have begun another ledger, since it would have to list that ledger first. Raises
     `QuorumTimeout` if too few bookies respond; the log stays deleted.
     """
 
     async def fence(ledger_id: LedgerId) -> None:
-        with suppress(NoSuchLedger):  # The ledger was deleted when the grace was over.
+        with suppress(NoSuchLedger):  # The ledger was deleted after the grace period.
             await (await ledgers.open_recover(ledger_id)).close()
 
     unclosed = [segment.ledger_id for segment in stored.list.unclosed]
@@ -240,9 +243,9 @@ async def stop_writer(ledgers: Ledgers, stored: StoredLog) -> None:
     for each in found:
         if isinstance(each, Unavailable):
             raise QuorumTimeout(
-                "it is deleted, but its last writer could not be stopped yet",
+                "the log is deleted, but its last writer could not be stopped yet",
                 log=str(stored.name),
-                next_step="delete it once more",
+                next_step="delete the log again",
             ) from each
         if isinstance(each, BaseException):
             raise each
@@ -257,7 +260,7 @@ async def free_log(
     *,
     keeps_name: bool = False,
 ) -> bool:
-    """Delete the ledgers and the list of a deleted log, if its grace is over. Returns whether all ledgers are gone.
+    """Delete the ledgers and the list of a deleted log, if its grace period is over. Returns whether all ledgers are gone.
 
     `keeps_name`: the empty list stays under its name, so that a new log of that name continues its versions (LL10).
     """

@@ -1,8 +1,8 @@
 """Grants, renews and releases the epochs of a log's exclusive writers (LS8).
 
 A grant is an entry of the log, so it fences older epochs at a definite place in the order of appends, and
-stays in force when the owner changes. The lease of an epoch fences nobody: it only shows other writers when
-they may acquire the log without disturbing its holder.
+stays in force when the owner changes. The lease of an epoch does not fence: it only shows other writers when
+they may acquire the log without disturbing the holder.
 """
 
 import asyncio
