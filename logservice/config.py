@@ -123,19 +123,19 @@ class LogServiceConfig:
     # written. Smaller: the reverse.
     write: int = 3
     # Copies that are on disk when an append is acknowledged. Larger: acknowledged entries survive
-    # more losses at once. Smaller: acks wait for fewer slow bookies.
+    # more losses at the same time. Smaller: acks wait for fewer slow bookies.
     ack: int = 2
 
     # --- Memory -------------------------------------------------------------------------------
     # The most bytes of newest blocks, of all logs together, that are kept in memory for readers.
     # Larger: readers that are further behind do not need bookies. Smaller: less memory.
     tail_memory_bytes: int = 256 * _MIB
-    # The most bytes that all logs together remember of their producers. Larger: retries are
-    # recognised for longer. Smaller: on a server with many busy logs, the largest logs recognise retries for a
+    # The most bytes that all logs together remember of their producers. Larger: retries are recognised
+    # for longer. Smaller: on a server with many busy logs, the largest logs recognise retries for a
     # shorter time than configured.
     producer_memory_bytes: int = BYTES_MAX
-    # The most bytes in flight on one append stream; at this limit the stream is not read. Larger: more throughput on
-    # slow networks. Smaller: less memory for each client.
+    # The most bytes in flight on one append stream; at this limit the stream is not read.
+    # Larger: more throughput on slow networks. Smaller: less memory for each client.
     stream_bytes_max: int = 16 * _MIB
     # The most open readers; each may hold a few megabytes for a moment. Larger: more readers. Smaller:
     # less memory when all of them lag.

@@ -2,9 +2,9 @@
 and for ownerless logs that it looks after. So the cursors of each log are reported by one server, even if the
 log is idle.
 
-Cursors are in the metadata store, and reading a cursor takes one request. A request for the lags
-therefore gets the known values, and background tasks update them. They read the first `_READ_MAX` cursors of each log,
-by name, and count the others:
+Cursors are in the metadata store, and reading a cursor takes one request. A request for the lags therefore
+gets the known values, and background tasks update them. They read the first `_READ_MAX` cursors of each log, by
+name, and count the others:
 
 owned     `look` starts an update, at most twice a minute. It begins with the logs that were read longest ago, and
           stops after half a minute

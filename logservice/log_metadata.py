@@ -93,7 +93,7 @@ DELETED_LOGS: Final = "deleted-logs"
 WITNESS: Final = "log-servers-witness"
 GUARDS: Final = "marks"
 CURSORS: Final = "cursors"
-# The folder with a node for each principal: the number of its cursors in all logs.
+# The folder with a node for each principal, which has the number of its cursors in all logs.
 CURSOR_TOTALS: Final = "cursor-totals"
 _FOLDERS: Final = 256
 # The number of folders whose names are read together. Larger: lists are quicker, but block the
@@ -110,7 +110,7 @@ class StoredLog:
     name: LogName
     list: LedgerList
     version: int  # The version that a change of this list must name.
-    is_displaced: bool = False  # The log is deleted, and another log has its name.
+    is_displaced: bool = False  # True: the log is deleted, and another log has its name.
 
 
 @dataclass(frozen=True, slots=True)
@@ -401,7 +401,7 @@ class LogMetadataStore:
         return found
 
     async def all_displaced(self) -> list[StoredLog]:
-        """Deleted logs whose names other logs have."""
+        """Deleted logs whose names other logs have taken."""
         uids, found = await self.displaced(), list[StoredLog | None]()
         for start in range(0, len(uids), _FOLDERS_AT_ONCE):
             part = uids[start : start + _FOLDERS_AT_ONCE]

@@ -1,6 +1,6 @@
 """Finds segments that a log lists although the ledger is missing because another program deleted it.
 
-An owner does not read old segments, and readers may be served from memory, so nothing else notices. Each sweep
+An owner does not read old segments, and readers may be served from memory, so nothing else notices the loss. Each sweep
 therefore checks a few segments of each log, and the next sweep continues where it ended. A request that lists
 segments checks those segments. A segment counts as lost if the metadata store does not have its ledger while
 the log's list still has the segment (LO1). A truncation does not look like a loss, since it removes the segment

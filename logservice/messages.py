@@ -7,7 +7,7 @@ failure raises `RollbookError`; its `ids` hold the values that a caller may need
 int, str, bytes, bool, and tuples of them. The interfaces use these ids:
 
     owner, owner_epoch   of `NotOwner`: the address of the owner, and its epoch
-    retry_after_ms       of errors after which a retry may succeed: an earlier retry is useless
+    retry_after_ms       of errors after which a retry may succeed: how long to wait before it
     head                 of `Truncated`: the first offset that is kept
     tail                 of `BeyondTail`, `LogSealed`, `OffsetMismatch`: the offset after the last record
 
@@ -480,7 +480,7 @@ class AcquireWriter:
     mode: AcquireMode = AcquireMode.FAIL  # Without STEAL no holder is fenced.
     ttl_ms: int = 0  # 0: held until it is released or stolen.
     # A random name that the client draws for this acquisition. A restarted process draws another
-    # one; otherwise it would not fence its earlier self. A holder that got no response repeats the
+    # name; otherwise it would not fence its predecessor. A holder that got no response repeats the
     # request with the same attempt, and is granted the same epoch. If another holder was granted an
     # epoch since, the request counts as a first request, so a late STEAL fences that holder. If the
     # epoch was released, `StaleEpoch` is raised. Empty: each request gets a new epoch.
@@ -541,7 +541,7 @@ class ProducerProgress:
     """A producer's progress when its epoch begins. The first batch of the epoch has number 0."""
 
     epoch: int
-    records: int | None = None  # The records appended in all its epochs; None: not known.
+    records: int | None = None  # The number of records of all its epochs; None: not known.
     last_offset: Offset | None = None  # The last record's offset; None: there is no record.
 
 
@@ -654,8 +654,8 @@ class LogState:
     etag: str  # Changes with the configuration.
     was_created: bool  # True: this request created the log.
     head: Offset
-    # The tail that the owner reports, or the bookies if the log has no owner. If they do not respond in
-    # time, the end of the last closed segment.
+    # The tail as the owner reports it, or as bookies report it if there is no owner. If no response
+    # comes in time, the end of the last closed segment.
     tail: Offset
     is_sealed: bool
     owner_id: str  # The owner's server id; empty: the log has no owner at present.
@@ -667,7 +667,7 @@ class LogState:
     bytes: int
     records: int
     segments: int
-    roll_due_us: int = 0  # When the open segment ends at the latest. 0: this server does not know.
+    roll_due_us: int = 0  # The latest time at which the open segment ends. 0: not known here.
     uid: str = ""  # The log's uid.
     # Bookies of the open segment that are not expected to get its next entry, and why. Only the
     # owner reports them.
@@ -752,7 +752,7 @@ class RollLogAnswer:
 class SegmentState(Enum):
     OPEN = "open"
     CLOSED = "closed"
-    LOST = "lost"  # Its ledger was deleted, and its records with it.
+    LOST = "lost"  # The segment's ledger was deleted, and the records with it.
 
 
 @dataclass(frozen=True, slots=True)
@@ -829,7 +829,7 @@ class ServiceLimits:
     # How many bookies take new ledgers at present. If this is 0 and `quorum` is None, the server has
     # an earlier release, which reports neither.
     usable_bookies: int = 0
-    # The quorum of a new log, unless its configuration has another one.
+    # The quorum of a new log, unless its configuration has another quorum.
     quorum: Quorum | None = None
 
 

@@ -50,8 +50,8 @@ async def _read_entry(ledger: LedgerReader, entry_id: EntryId) -> Entry:
 async def find_entry(
     ledger: LedgerReader, is_there: Callable[[Block], bool], last_entry: EntryId | None = None
 ) -> EntryId:
-    """The first confirmed entry for which `is_there` is true, or the entry after the last one if there is
-    none.
+    """The first confirmed entry for which `is_there` is true, or, if there is none, the entry after the
+    last one.
 
     Once `is_there` is true for an entry, it must be true for all later entries. `last_entry` is the last
     confirmed entry; None: the last entry that bookies report as confirmed.

@@ -84,7 +84,7 @@ logger = structlog.get_logger()
 
 HEARTBEAT_S: Final = 5.0
 _IDLE_S: Final = 1.0  # Reading ahead stops if there was no request for this long.
-# The interval for reading the list again, in case its change was not reported.
+# The interval for reading the list again, in case a change was not reported.
 _LOOK_AGAIN_S: Final = 2.0
 _PAUSE_S_MIN: Final = 0.02  # The first pause before a retry.
 _PAUSE_S_MAX: Final = 1.0  # The pauses double up to this.

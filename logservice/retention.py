@@ -15,8 +15,8 @@ At longer intervals, one server of the cluster searches for ledgers that were ne
 (`orphan_ledgers.py`).
 
 A sweep uses the server's own clock, but nothing expires while that clock differs from the metadata store's
-by more than five minutes: a server whose clock is wrong must not empty its logs (RT1). Only time in which
-servers were present counts (LT1), so nothing expires before servers have reported for long enough.
+by more than five minutes: a server whose clock is wrong must not empty its logs (RT1). Only time during
+which servers were present counts (LT1), so nothing expires before servers have reported for long enough.
 """
 
 import asyncio

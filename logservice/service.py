@@ -222,7 +222,7 @@ class LogService:
             request.log, request.before, self._ends.tail_at(owner), due
         )
         if before == owner.tail and not request.dry_run and self._bookies_are_full(owner):
-            # The segment can end only if bookies take the next ledger from their reserve.
+            # The segment can end only if bookies use their reserve for the next ledger.
             owner.lose("the bookies are full")
             answer = await in_time(due, self._truncate_by_reserve(request, due))
             if answer is not None:
@@ -233,8 +233,8 @@ class LogService:
         )
 
     def _bookies_are_full(self, owner: Owner) -> bool:
-        """Return whether fewer bookies than the ack quorum take new ledgers, but enough would take one from
-        their reserve.
+        """Return whether fewer bookies than the ack quorum take new ledgers, but enough bookies would
+        take one if they used their reserve.
         """
         wanted = owner.config.quorum.ack
         return self._ledgers.count_usable() < wanted <= self._ledgers.count_usable(is_urgent=True)
@@ -251,8 +251,8 @@ class LogService:
         self, request: words.Truncate, due: float
     ) -> words.TruncateAnswer | None:
         """Open the log, truncate it, and close it, while bookies are full. This ends the open segment, which
-        can be removed only after its successor's first entry (LL4). Bookies take that entry, and the recovery
-        of the old ledger, from their reserve. Returns None for a dry run, if the log has an owner, or if the
+        can be removed only after its successor's first entry (LL4). Bookies use their reserve for that entry and
+        for the recovery of the old ledger. Returns None for a dry run, if the log has an owner, or if the
         log cannot be opened even from the reserve.
         """
         stored = await self._nodes.read_living(request.log)
@@ -268,7 +268,7 @@ class LogService:
             )
             answer = await owner.truncate(before)
         finally:
-            await owner.close("room was made on full bookies")
+            await owner.close("the log was opened only to free space on full bookies")
         with suppress(RollbookError):  # The next owner deletes the rest.
             await delete_discarded(
                 self._ledgers, self._nodes, await self._nodes.read_living(request.log)
@@ -347,7 +347,7 @@ class LogService:
             if owner is not None:
                 await in_time(due, owner.refresh())
             return await in_time(due, self._state_of(stored, due))
-        except Unavailable as error:  # This error alone would say that nothing was changed.
+        except Unavailable as error:  # This error alone would mean that nothing was changed.
             raise OutcomeUnknown(
                 "the configuration is stored, but the state of the log could not be read",
                 reason=error.code.reason,
@@ -607,8 +607,8 @@ class LogService:
         return max(listed.head, closed_end(listed) or listed.head)
 
     async def _sizes_of(self, log: LogName, listed: LedgerList, due: float) -> Sizes:
-        """The sizes of unclosed segments: as the owner at this server counts them. If there is no owner here, as bookies
-        report them in time.
+        """The sizes of unclosed segments. The owner at this server counts them; if there is no owner here, bookies
+        report them. If they do not respond in time, no sizes are returned.
         """
         if (owner := self.server.find(log)) is not None:
             return owner.written

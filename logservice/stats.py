@@ -64,7 +64,7 @@ class LogStats:
     duplicates: int = counter("duplicates_total", "Appends that repeated an earlier batch.")
     refusals: dict[str, int] = counters(
         "append_refusals_total",
-        "Appends that were answered with an error, by its reason.",
+        "Appends that got an error, by reason.",
         "reason",
     )
     # --- Readers ------------------------------------------------------------------------------
@@ -76,7 +76,7 @@ class LogStats:
     )
     cursor_lags: Gauges = gauges(
         "cursor_lag_records",
-        "The lag of a cursor, in records, if this server owns the log, or looks after it and it has no owner.",
+        "The lag of a cursor, in records, for logs that this server owns, and ownerless logs that it looks after.",
         "cursor",
     )
     cursors_without_lag: Gauge = gauge(

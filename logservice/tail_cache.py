@@ -1,7 +1,7 @@
 """Caches a log's newest blocks in its owner's memory, and serves readers at the tail as soon as a block is confirmed.
 
 The cache holds confirmed blocks only, so no reader sees a block that may vanish (LS4). A reader holds a
-position and no bytes, so a reader that never reads costs nothing. If its next block is no longer cached, it
+position and no bytes, so a reader that never reads takes no memory. If its next block is no longer cached, it
 reads from the bookies.
 
 Each log's cache has a bound of bytes, and all caches of a server share the bound of `TailMemory` (LS11). If the
@@ -142,8 +142,8 @@ class TailCache:
 
     def read(self, offset: Offset, bytes_max: int) -> tuple[list[bytes], Offset] | None:
         """Return blocks, beginning with the block that holds `offset`, and the offset after them. The blocks fit
-        into `bytes_max`, but at least one is returned, except at the tail. Returns None if the block that holds `offset`
-        is not cached.
+        into `bytes_max`, but at least one is returned, except at the tail. Returns None if the block that holds
+        `offset` is not cached.
         """
         if offset >= self.tail:
             return [], self.tail

@@ -96,7 +96,7 @@ class TailLookup:
     async def certain_tail(self, log: LogName) -> LogTail:
         """A tail that covers every append acknowledged before this call, from the owner or the list.
 
-        Raises `NotOwner` if the owner cannot be asked from here, `OwnerChanging` if the log has no owner and
+        Raises `NotOwner` if this server cannot ask the owner, `OwnerChanging` if the log has no owner and
         was not opened in time, `NoSuchLog`, `LogDeleted`, and errors of the metadata store.
         """
         owner = await self._server.find_proven(log)
@@ -128,8 +128,8 @@ class TailLookup:
             ) from error
 
     async def closed_tail(self, log: LogName) -> LogTail | None:
-        """The tail of a log without a living owner whose segments are all closed. The list has that tail, so
-        the log is not opened (RL7). Returns None if only an owner can report the tail. Raises `NoSuchLog`,
+        """The tail of a log that has no living owner and only closed segments. The list has that tail, so the
+        log is not opened (RL7). Returns None if only an owner can report the tail. Raises `NoSuchLog`,
         `LogDeleted`.
         """
         if self._server.find(log) is not None:

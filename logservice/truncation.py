@@ -2,7 +2,7 @@
 
     plan ──► [ list: new head, whole ledgers to `discarded` ] + [ guards: the floor rises ]    one step
                   │ readers see the new head from here on
-                  └─► fence and delete each discarded ledger ──► [ list: it is forgotten ]
+                  └─► fence and delete each discarded ledger ──► [ list: without that ledger ]
 
 If a server dies in between, `discarded` stays in the list, and the next sweep deletes these ledgers (LL3).
 """
@@ -197,7 +197,7 @@ async def delete_log(
     another log may take its name.
 
     `owned_by`: the epoch of an owner that the caller informs, or that is gone. A later owner would not be
-    informed, and would go on acking. A log that is deleted already stays as it is. Raises `Guarded` if there
+    informed, and would go on acking. A log that is already deleted is not changed. Raises `Guarded` if there
     are guards, `MetadataConflict` if its configuration has another etag, `OwnerChanging` if it has another owner,
     `LogReplaced` if it has another uid, `NoSuchLog`. After `ConnectionLost` the log may have been deleted.
     """
