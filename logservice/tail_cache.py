@@ -6,7 +6,7 @@ reads from the bookies.
 
 Each log's cache has a bound of bytes, and all caches of a server share the bound of `TailMemory` (LS11). If the
 shared bound is exceeded, the oldest block of all logs that use more than a sixteenth of the bound is dropped. If
-no log uses so much, the log whose last append is oldest drops its oldest block.
+no log uses that much, the log whose last append is oldest drops its oldest block.
 """
 
 import asyncio
