@@ -337,7 +337,7 @@ class AppendPath:
             self.answer(tell, refusal)
 
     async def refused(self, refusal: RollbookError) -> None:
-        """Raise the refusal when everything that it depends on is settled. It waits as long as in `refuse`."""
+        """Raise the refusal once everything that it depends on is settled."""
         waiter = self._new_future()
         self.refuse(resolver_of(waiter), refusal)
         await waiter

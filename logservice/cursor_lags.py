@@ -143,7 +143,7 @@ class CursorLags:
         return not self._is_closed and (task is None or task.done())
 
     async def _look(self) -> None:
-        """Read the cursors of owned logs. After a failure the last lags stay."""
+        """Read the cursors of owned logs. After a failure, the last known lags are kept."""
         with suppress(RollbookError, TimeoutError):
             async with asyncio.timeout_at(self._look_again_s):
                 for log in self._in_turn():
@@ -152,7 +152,7 @@ class CursorLags:
                     self._cursors[log] = await self._cursors_of(log, self._beyond)
 
     async def _read_passed(self) -> None:
-        """Read the cursors of queued idle logs. After a failure the last lags stay."""
+        """Read the cursors of queued idle logs. After a failure, the last known lags are kept."""
         while self._passed:
             log = next(iter(self._passed))
             tail = self._passed.pop(log)

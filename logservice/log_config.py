@@ -32,7 +32,7 @@ class WriterMode(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ConfigValues:
-    """The values of the fields that a change sets. Each value is checked alone."""
+    """Values of configuration fields; a request names the fields that count. Each value is checked alone."""
 
     # The text below a field is its description in the reference.
     quorum: Quorum = DEFAULT_QUORUM
