@@ -1,14 +1,15 @@
 """The audit: events that say who did what, and which callers were refused (G9).
 
 `act_done`, `act_failed`   the end of an act. Acts change logs, protected cursors, writers, owners, servers, bookies
-`act_begun`                an act that continues in the background; one of those two reports its end later
+`act_begun`                an act that continues in the background; `act_done` or `act_failed` reports its end later
 `access_refused`           a caller that is unknown, lacks the right, or is beyond a quota
 
-Each event names the principal, its address, the method and the object. Callers could repeat
-refused and failed acts at no cost. So these are logged at a bounded rate, for each principal and for
-all unknown callers together; the next event has the number of those left out. Acts that were done, or
-may have been, are always logged. They are logged at every log level, except on a log server without
-authentication, which could name no principal. No event has tokens, their digests or records (G6).
+Each event names the principal, its address, the method and the object. Callers can repeat refused
+and failed acts at no cost, so these are logged at a bounded rate: each principal has one budget, and
+all unknown callers share one. The next event has the number of events that were left out. Acts that were
+done, or may have been done, are always logged. Events are logged at every log level, except on a log
+server without authentication, which cannot name a principal. No event contains a token, the digest of
+a token, or a record (G6).
 """
 
 from collections.abc import Callable, Iterator
@@ -28,7 +29,7 @@ class AuditLog:
     def __init__(self, now_ns: Callable[[], int], *, heeds_level: bool = False) -> None:
         self._now_ns = now_ns
         self._log = structlog.get_logger() if heeds_level else unfiltered_logger()
-        # Budgets by principal: those of the file, and "" for unknown callers.
+        # Budgets by the name of the principal; "" is for all unknown callers.
         self._failed_acts: dict[str, EventBudget] = {}
 
     def refused(self, error: RollbookError, *, principal: str, **where: Any) -> None:
@@ -43,7 +44,10 @@ class AuditLog:
     def act(
         self, *, principal: str, only_begins: bool = False, **where: Any
     ) -> Iterator[dict[str, Any]]:
-        """Audits an act that runs in this context, or its start. Fields added to the yielded dict are logged, too."""
+        """Audits the act that runs in this context; if `only_begins`, the act continues after the context.
+
+        Fields added to the yielded dict are logged, too.
+        """
         more: dict[str, Any] = {}
         try:
             yield more

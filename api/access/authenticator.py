@@ -1,7 +1,7 @@
 """Identifies the caller by its token, or otherwise by its certificate.
 
 Each call checks whether the files have changed, and open streams check it each second, so that a new
-token needs no restart, and a removed one gives no more access. If a file is unusable, or may be
+token works without a restart, and a removed token stops working. If a file is unusable, or may be
 half-written, its earlier contents stay in force (AF1). A stream whose principal has changed ends, and
 its client connects again with its new rights.
 """
@@ -94,7 +94,7 @@ class Authenticator:
     def admit(
         self, authorization: str, certificate_names: Collection[str] = (), peer: str = ""
     ) -> AuthenticatedCaller:
-        """Returns the caller. `authorization`: the value of that header; empty: it is absent. Raises `Unauthorized`."""
+        """Returns the caller. `authorization`: the value of the header; empty: no header. Raises `Unauthorized`."""
         self._look()
         if authorization:
             found = self._shown_by(authorization)
@@ -141,12 +141,12 @@ class Authenticator:
     def _look(self) -> None:
         self._looked_ns = now_ns = self._now_ns()
         wall_ns = self._wall_us() * 1000
-        # A list, so that every file is checked.
+        # A list, not a generator, so that every file is checked.
         news = [each.look(now_ns, wall_ns) for each in self._files]
         if not any(news):
             return
         for each in self._files:
-            if each.waits_for:  # The earlier file stays in force.
+            if each.waits_for:  # The earlier contents stay in force.
                 logger.warning("access_not_reloaded", path=each.path, reason=each.waits_for)
                 return
         try:
@@ -174,27 +174,27 @@ class Authenticator:
 def _refusal_of(
     authorization: str, certificate_names: Collection[str], found: ProvenPrincipal | None
 ) -> Unauthorized:
-    """Why the caller is refused: its token has expired, or it has no credentials, unknown ones, or another kind."""
+    """The error of a refused caller: its token has expired, or it sent unknown credentials, another kind, or none."""
     if found is not None:
         return Unauthorized(
             "the token has expired",
             principal=found.principal.name,
-            next_step="show a new one: `rollbook access token` makes it",
+            next_step="send a new token: `rollbook access token` makes one",
         )
     if authorization:
         if authorization.partition(" ")[0].lower() != _BEARER:
             return Unauthorized(
-                "the authorization is no bearer token",
-                next_step="show the token: authorization: Bearer …",
+                "the authorization is not a bearer token",
+                next_step="send the token: authorization: Bearer …",
             )
         return Unauthorized(
-            "the token that was shown is not known here",
-            next_step="show the one that `rollbook access` printed for this cluster, or that --token-file of the server holds",
+            "the token is unknown here",
+            next_step="use the token that `rollbook access` printed for this cluster, or the one in the server's --token-file",
         )
     if certificate_names:
         names = ", ".join(certificate_names)
         return Unauthorized(
-            f"no principal has a name of the certificate that was shown: {names}"[:_TEXT_MAX],
-            next_step="name it in `certificates` of a principal, or show a token: authorization: Bearer …",
+            f"no principal has a name of the client's certificate: {names}"[:_TEXT_MAX],
+            next_step="add a name to `certificates` of a principal, or send a token: authorization: Bearer …",
         )
-    return Unauthorized("no token was shown", next_step="show the token: authorization: Bearer …")
+    return Unauthorized("no token was shown", next_step="send the token: authorization: Bearer …")

@@ -1,9 +1,9 @@
 """An append stream with access control.
 
 Each bind is checked once. Appends under a refused bind are refused, too, and the rest of the stream
-continues. A stream that has taken more than its quota is not read until that is paid for. When its
-principal has changed, the stream ends before the next message is processed, so that its client connects
-again. Earlier appends are settled, or their outcome is unknown, as after any broken connection.
+continues. While the principal has appended more than its quota permits, the stream is not read. When
+the principal has changed, the stream ends before the next message is processed, so that the client connects
+again. Earlier appends have a result, or their outcome is unknown, as after any broken connection.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ from rollbook.proto.errors import ConnectionLost, InvalidRequest, Throttled, Una
 
 _NS_PER_S: Final = 1_000_000_000
 _REFUSED_REFS_MAX: Final = 1000
-_REFUSALS_MAX: Final = 1000  # Unread refusals; with this many the stream is not read.
+_REFUSALS_MAX: Final = 1000  # While this many refusals are unread, the stream is not read.
 
 
 class AuthorizedAppendStream:
@@ -35,7 +35,7 @@ class AuthorizedAppendStream:
         """Raises `Throttled`."""
         self._caller, self._audit, self._now_ns = caller, audit, now_ns
         self._refused: dict[int, Unauthorized] = {}  # Errors of refused appends, by ref.
-        self._refusals = 0  # Refused appends whose results were not read yet.
+        self._refusals = 0  # Results of refused appends that were not read yet.
         self._are_taken = asyncio.Event()
         self._stack = ExitStack()
         try:
@@ -51,7 +51,7 @@ class AuthorizedAppendStream:
 
     def submit(self, binds: Sequence[Bind], appends: Sequence[StreamAppend]) -> None:
         if not self._caller.is_in_force():
-            raise ConnectionLost("what it may do has changed: come in again")
+            raise ConnectionLost("the caller's access has changed: connect again")
         allowed = [bind for bind in binds if self._may(bind)]
         if self._refused:
             appends = self._without_refused(appends)

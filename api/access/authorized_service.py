@@ -1,9 +1,9 @@
 """The service core with access control. Only this class decides which requests a caller may make, and how
 many.
 
-gRPC and HTTP call only this class, with the caller in `CALLER`. A call beyond its quota is refused at
-once (`Throttled`, with the time until a retry is of use). A stream is slowed down instead: it is read
-or sent no faster than the quota allows, and a reader's progress says so (`WaitsFor.THROTTLE`).
+gRPC and HTTP call only this class, with the caller in `CALLER`. A call beyond the quota is refused
+immediately: `Throttled` has the time after which a retry may succeed. A stream is slowed down instead: it is
+read or sent no faster than the quota allows, and progress events give this reason (`WaitsFor.THROTTLE`).
 """
 
 import asyncio
@@ -75,12 +75,12 @@ class AuthorizedService:
         """Returns the response. Raises `Unauthorized`, `Throttled`, and the core's errors.
 
         `elsewhere` is called if another server owns the log: it asks the owner, or raises the error again.
-        The owner sees this server's name, so only this server knows the caller. `server`: the requested
-        server, if it is another one; then `elsewhere` is called at once, to ask that server.
+        The owner sees this server's principal, so only this server can check the caller. `server`: the
+        requested server, if it is not this one; then `elsewhere` asks that server, and the core is not called.
         """
         caller = CALLER.get()
         try:
-            _require_in_force(caller)  # Streams check this, too, as long as they last.
+            _require_in_force(caller)  # Open streams check this, too.
             self._require(caller, word)
             self._charge(caller, word)
         except (Unauthorized, Throttled) as refusal:
@@ -107,7 +107,7 @@ class AuthorizedService:
         return answer
 
     def look_if_late(self) -> asyncio.TimerHandle:
-        """Makes the server check what is unavailable in `_WAITS_S`, unless the caller cancels this before."""
+        """After `_WAITS_S`, makes the server check what is unavailable, unless the caller cancels the timer first."""
         return asyncio.get_running_loop().call_later(_WAITS_S, self._core.on_waiting)
 
     def explained(self, error: RollbookError) -> RollbookError:
@@ -115,7 +115,7 @@ class AuthorizedService:
         return self._core.explained(error)
 
     def late(self, method: Method) -> RollbookError:
-        """The error of a call whose deadline has passed, with the cause of its wait."""
+        """The error of a call after its deadline, with the cause of its wait."""
         return self._core.explained(late(method))
 
     async def _answer(
@@ -144,8 +144,8 @@ class AuthorizedService:
     async def _list_visible(
         self, caller: AuthenticatedCaller, asked: messages.ListLogs, due: float
     ) -> messages.LogNames:
-        """Pages are cut after hidden names are left out, so that not even the end of a page
-        reveals one."""
+        """Leaves out hidden names before it cuts a page, so that the end of a page does not
+        reveal one."""
         grants = caller.principal.grants
         if grants.shows_all:
             return await self._core.list_logs(asked, due)
@@ -232,8 +232,8 @@ class AuthorizedService:
         stands: Offset | None = None,
     ) -> Events:
         """Yields the request's events. A caller that leaves early must close the generator. `through` makes
-        the events, from the core's method and the request; None: the core does. `stands`: the position of a
-        reader that resumes.
+        the events from the core's method and the request; None: the core makes them. `stands`: the position of
+        a reader that resumes.
         """
         caller = CALLER.get()
         read = getattr(self._core, method.core_name)
@@ -306,8 +306,8 @@ class AuthorizedService:
         asked: messages.ReadStream,
         stands: Offset | None,
     ) -> AsyncGenerator[messages.Progress, None]:
-        """Waits for the quota, and yields the reader's position at each heartbeat. `stands`: the position;
-        None: the one where the read starts.
+        """Waits for the quota, and yields the reader's position at each heartbeat. `stands`: that position;
+        None: the start of the read.
 
         If `stands` is not None, `MISSES_MAX` heartbeats in a row may fail to find the position.
         """
@@ -340,7 +340,7 @@ class AuthorizedService:
     def open_append_stream(
         self, relayed: messages.CoreStream | None = None
     ) -> messages.AppendStream:
-        """`relayed`: a stream to another server, instead of the core's. Raises `Throttled`."""
+        """`relayed`: a stream to another server, used in place of the core's stream. Raises `Throttled`."""
         caller = CALLER.get()
 
         def open_stream() -> messages.CoreStream:
@@ -360,7 +360,7 @@ def _signed(caller: AuthenticatedCaller, word: Any) -> Any:
 
 
 def _without_writes(caller: AuthenticatedCaller, word: Any) -> Any:
-    """Replaces a barrier of a caller that may not append by a read barrier, which writes no entry to the log."""
+    """If the caller may not append, replaces a barrier by a read barrier, which writes no entry to the log."""
     is_barrier = (
         isinstance(word, messages.GetTail) and word.consistency is messages.Consistency.BARRIER
     )
@@ -376,11 +376,11 @@ def _without_writes(caller: AuthenticatedCaller, word: Any) -> Any:
 
 def _require_in_force(caller: AuthenticatedCaller) -> None:
     if not caller.is_in_force():
-        raise Unauthorized("what it may do has changed: come in again")
+        raise Unauthorized("the caller's access has changed: connect again")
 
 
 def _bytes_of(blocks: tuple[bytes, ...]) -> int:
-    """The larger of the blocks' stored and unpacked sizes: compressing a block saves no quota."""
+    """The blocks' sizes, each stored or unpacked, whichever is larger: compressing a block saves no quota."""
     return sum(map(opened_bytes_of, blocks))
 
 

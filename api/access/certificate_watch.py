@@ -23,7 +23,7 @@ _LOOK_S: Final = 3600.0
 @dataclass(slots=True)
 class TlsStats:
     expires: Gauge = gauge(
-        "certificate_expires_seconds", "When the server's certificate is over, since the epoch."
+        "certificate_expires_seconds", "When the server's certificate expires (Unix time)."
     )
 
 
@@ -32,7 +32,7 @@ class CertificateWatch:
         """Raises `BadConfig`."""
         self._path, self._wall_s = path, wall_s
         self._end_s = certificate_end_s(path)
-        # The last warning: the end of the certificate, and the days before it.
+        # The last warning: when the certificate expires, and which of `_WARNED_DAYS` was reached.
         self._warned: tuple[float, int] | None = None
         self.stats: Final = TlsStats()
         self.stats.expires = lambda: self._end_s
@@ -52,7 +52,7 @@ class CertificateWatch:
             )
 
     async def watch(self) -> None:
-        """Checks the certificate every hour, until it is cancelled."""
+        """Checks the certificate every hour, until the task is cancelled."""
         while True:
             self.look()
             await asyncio.sleep(_LOOK_S)

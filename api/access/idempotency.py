@@ -1,8 +1,8 @@
 """Idempotency keys: a batch with a key is appended once, however often it is sent.
 
-A key stands for a producer with one batch, whose id is `once:` and the key. If callers are authenticated, a key
-belongs to its caller: the id has a digest of the caller's name and the key. HTTP makes such an id itself; with
-gRPC the id that the client sends is replaced here, in calls and in streams.
+A key stands for a producer with one batch; the producer's id is `once:` and the key. If callers are authenticated,
+a key belongs to its caller: the id has a digest of the caller's name and the key in place of the key. The HTTP server
+makes this id itself. In gRPC calls and streams, the id that the client sends is replaced here.
 """
 
 from collections.abc import Sequence
@@ -46,7 +46,7 @@ def with_own_key(append: A, caller: AuthenticatedCaller) -> A:
     try:
         assert append.block is not None
         producer = producer_of(append.block)
-        if producer is None:  # The value is a plain record that begins like one with a key.
+        if producer is None:  # A plain record; its value begins like a key.
             return append
         key = producer.id.removeprefix(ONCE).decode("latin-1")
         block = with_producer(append.block, replace(producer, id=once(key, caller)))

@@ -15,7 +15,7 @@ class Managing:
         self._audit = audit
 
     def require(self, duty: Duty, method: str = "") -> AuthenticatedCaller:
-        """Raises `Unauthorized` with the missing right; the audit records it."""
+        """Returns the caller. Raises `Unauthorized` with the missing right, and the audit records the refusal."""
         caller = CALLER.get()
         name = caller.principal.name
         if caller.principal.grants.may_manage(duty):
@@ -41,7 +41,7 @@ class Managing:
     def act(
         self, duty: Duty, method: str, *, only_begins: bool = False, **about: Any
     ) -> AbstractContextManager[dict[str, Any]]:
-        """The context of a change, whose result the audit records. Raises `Unauthorized`."""
+        """Returns a context for a change; the audit records the result. Raises `Unauthorized`."""
         caller = self.require(duty, method)
         return self._audit.act(
             principal=caller.principal.name,
@@ -54,7 +54,7 @@ class Managing:
     def act_on_log(
         self, right: Right, log: str, method: str
     ) -> AbstractContextManager[dict[str, Any]]:
-        """The context of a change of a log, like `act`. `log`: its full name."""
+        """Like `act`, for a change of a log. `log`: its full name."""
         caller = self.require_on_log(right, log, method)
         return self._audit.act(
             principal=caller.principal.name, peer=caller.peer, method=method, log=log

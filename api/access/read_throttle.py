@@ -1,9 +1,9 @@
 """Makes a stream of records wait until its principal's quota has paid for earlier reads, by this or other streams.
 
-Readers have turns, the longest waiting one first. A turn ends when the reader has taken an event, so that
-the next reader begins when the amount is known, or after 10 ms. A reader that has caught up usually has
-nothing to take, and such turns must not add up: its turn ends at once. If an event comes later, it is
-charged, too, and all readers wait for that. While a stream waits, it sends its position at each heartbeat
+Readers take turns; the longest waiting reader is next. A turn ends when the reader has taken an event, so
+that the next reader begins when the amount is known, or after 10 ms. A reader that has caught up usually has
+nothing to take, so its turn ends immediately: otherwise such turns would add up. If an event arrives later,
+its amount is charged, too, and all readers wait longer. While a stream waits, it sends its position at each heartbeat
 (RL3). If the position cannot be found several times in a row, the stream fails, and its client should ask
 another server.
 """
@@ -18,7 +18,7 @@ from rollbook.api.access.core.quotas import PrincipalAccount
 from rollbook.logservice.messages import CaughtUp, FellBehind, ReadEvent
 from rollbook.proto.errors import NotOwner, RollbookError
 
-MISSES_MAX: Final = 2  # Heartbeats in a row that may report no progress.
+MISSES_MAX: Final = 2  # Heartbeats in a row that may fail to find the position.
 
 _NS_PER_S: Final = 1_000_000_000
 _TAKES_S: Final = 0.01  # A reader that takes nothing for this long loses its turn.
@@ -47,8 +47,8 @@ class ReadThrottle:
         return True
 
     async def step(self) -> bool:
-        """Waits at most until the next heartbeat. Returns whether the stream may take an event, and then has
-        to call `end`. If not, it calls `take_heartbeat` and this again."""
+        """Waits at most until the next heartbeat. Returns whether the stream may take an event. If so, the
+        caller then calls `end`, otherwise `take_heartbeat` and this again."""
         assert self._place is not None
         if not self._account.line.is_first(self._place):
             self._is_first.clear()
@@ -83,7 +83,7 @@ class ReadThrottle:
 
     @contextmanager
     def away(self) -> Iterator[None]:
-        """Gives up the turn while an event is fetched and sent, since the client may read it at any time."""
+        """Gives up the turn while a position is fetched and sent, since the client may take any time to read it."""
         assert self._place is not None
         self._account.line.leave(self._place)
         try:

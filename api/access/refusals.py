@@ -16,7 +16,7 @@ def refusal_of(principal: str, word: Any) -> Unauthorized:
         wanted = " or ".join(rights)
         return Unauthorized(
             f"{principal} has no right to {wanted} there",
-            next_step=f"name the log in `{rights[0]}` of {section}; what `deny` names is refused all the same",
+            next_step=f"name the log in `{rights[0]}` of {section}; logs that `deny` names are refused even then",
             log=str(word.log),
             right=wanted,
         )
@@ -32,7 +32,7 @@ def refusal_of_right(principal: str, right: Right, log: str) -> Unauthorized:
     return Unauthorized(
         f"{principal} has no right to {right.value} there",
         next_step=f"name the log in `{right.value}`{or_duty} in {section}; "
-        "what `deny` names is refused all the same",
+        "logs that `deny` names are refused even then",
         log=log,
         right=right.value,
     )
@@ -46,14 +46,14 @@ def refusal_of_duty(principal: str, duty: Duty) -> Unauthorized:
         wanted = f"{wanted}, or {duty.value}"
         advice = f"write {duty.value} = true in {section}"
     return Unauthorized(
-        f"{principal} does not operate this cluster: that takes {wanted}",
+        f"{principal} may not do this without {wanted}",
         next_step=advice,
         right=wanted,
     )
 
 
 def size_of(block: bytes) -> tuple[int, int]:
-    """The block's records, and its bytes, stored or unpacked, whichever are more.
+    """The number of the block's records, and its size: stored or unpacked, whichever is larger.
 
     Only the header is read. A block that claims more records than a batch may have is refused
     later.

@@ -1,7 +1,7 @@
 """A server's single token: the first line of a file that only its owner may read (G7).
 
-A file that belongs to root may also be readable by its group: that is how a container that does not run as root gets
-a secret from Kubernetes or Compose.
+A file that belongs to root may also be readable by its group: Kubernetes and Compose pass secrets in such files to a
+container that does not run as root.
 """
 
 import os
@@ -19,7 +19,7 @@ _OTHERS_WRITE: Final = stat.S_IWGRP | stat.S_IWOTH
 
 
 def token_of(file: WatchedFile) -> str:
-    """The token of a watched file. Raises `BadConfig`, also if others than its owner may read it."""
+    """The token of a watched file. Raises `BadConfig`, also if other users may read the file."""
     path = file.path
     try:
         found = os.stat(path)
@@ -42,8 +42,8 @@ def _allowed(owner: int) -> int:
 
 
 def require_own(path: str) -> None:
-    """Requires that only the file's owner may write it, since a user who may write it can get every right.
-    Raises `BadConfig`."""
+    """Requires that the file belongs to this user or root, and that only its owner may write it: a user who can
+    write it can get every right. Raises `BadConfig`."""
     try:
         found = os.stat(path)
     except OSError as error:

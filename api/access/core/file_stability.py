@@ -5,8 +5,8 @@ access file may grant rights without its `deny`. So a change is loaded
 
     at once         if the file's last line is `# end`, which marks it as complete; or if it is a token file, since a
                     token is too short to be written in parts
-    after a while   otherwise: `IN_PLACE_NS` after the last change if it is the same file, `REPLACED_NS` if another file
-                    was moved to its name, which is how a file is replaced as a whole
+    after a while   otherwise: `IN_PLACE_NS` after the last change if the file was rewritten in place, `REPLACED_NS` if
+                    another file was moved to its name, which replaces the contents as a whole
     never           while it is empty, or two reads of it differ, or it lacks the line `# end` that the earlier contents
                     had
 
@@ -23,7 +23,7 @@ REPLACED_NS: Final = 1_000_000_000
 
 @dataclass(frozen=True, slots=True)
 class ReadFile:
-    """A file's contents, if it was the same before and after the read."""
+    """A file's contents, with its inode and the time of its last change."""
 
     inode: int
     changed_wall_ns: int  # The file system's time of the last change.
@@ -66,10 +66,10 @@ class FileStability:
         if self._is_token or self._is_complete(seen.data):
             return None
         if self._is_complete(self.in_force.data):
-            return Wait(f"its last line is not `{END.decode()}`, as it was: it is half-written")
+            return Wait(f"its last line is no longer `{END.decode()}`, so it is half-written")
         is_in_place = seen.inode == self.in_force.inode
         stable_ns = IN_PLACE_NS if is_in_place else REPLACED_NS
-        # Its last write was long enough ago, between two checks.
+        # By the file system's clock, the last write is old enough.
         if wall_ns - seen.changed_wall_ns >= stable_ns:
             return None
         due_ns = self._since_ns + stable_ns
@@ -77,8 +77,8 @@ class FileStability:
             return None
         seconds = stable_ns // 1_000_000_000
         return Wait(
-            f"it may be half-written: it is taken once it has not changed for {seconds} s, "
-            f"or at once if it ends with the line `{END.decode()}`",
+            f"it may be half-written: it is loaded after {seconds} s without a change, "
+            f"or immediately if its last line is `{END.decode()}`",
             due_ns,
         )
 

@@ -1,4 +1,4 @@
-"""Decides what a principal may do to which log: the only such rule, for gRPC, HTTP and the dashboard (G5).
+"""Decides what a principal may do to which log. gRPC, HTTP and the dashboard all use these rules (G5).
 
 A principal has a list of logs for each right, and a list `deny` of logs that it may never access, whatever
 the other lists say:
@@ -9,12 +9,12 @@ the other lists say:
 
     ns/log   this log      ns/a*   logs of ns whose names begin with a      ns/*   all logs of ns      *   all logs
 
-What is not granted is refused, and no right implies another one. Any right on a log shows its tail,
-its state and its owner. Every authenticated caller sees the servers and their limits. A server's
-counters and its draining need `admin` on all logs; `monitor` gives the counters alone. `operate` is
-for bookies and repair (`Duty`): it includes `monitor`, and gives no right on any log except in the
-dashboard (`may_steer`). A list of logs shows those on which the caller has a right. A request for
-another log gets the same error whether the log exists or not.
+A request that is not granted is refused, and no right implies another one. Any right on a log shows
+the log's tail, state and owner. Every authenticated caller sees the servers and their limits. To see a
+server's counters, or to drain a server, a caller needs `admin` on all logs; for the counters `monitor`
+is enough. `operate` is for bookies and repair (`Duty`): it includes `monitor`, and gives no right on
+any log except in the dashboard (`may_steer`). A list of logs has only logs on which the caller has a
+right. A request for any other log gets the same error whether the log exists or not.
 """
 
 import re
@@ -37,7 +37,7 @@ class Duty(Enum):
     LOOK = "monitor"
     OPERATE = "operate"  # Drain, audit, pause repairs, set their pace, verify and recover ledgers.
     REMOVE = (
-        'admin = ["*"]'  # Remove bookies, call them drained, override refusals, change callbacks.
+        'admin = ["*"]'  # Remove bookies, mark them drained, override refusals, change callbacks.
     )
 
 
@@ -55,7 +55,7 @@ class Grants:
     append: tuple[str, ...] = ()
     admin: tuple[str, ...] = ()
     deny: tuple[str, ...] = ()
-    monitor: bool = False  # May see servers' counters, names of logs included.
+    monitor: bool = False  # May see servers' counters, including names of logs.
     operate: bool = False  # May act on bookies and repair; includes `monitor`.
 
     def __post_init__(self) -> None:
@@ -63,7 +63,7 @@ class Grants:
             if not _PATTERN.fullmatch(pattern):
                 raise BadConfig(
                     f"{pattern[:100]!r} names no logs",
-                    next_step="say namespace/log, namespace/prefix* or *",
+                    next_step="write namespace/log, namespace/prefix* or *",
                 )
 
     def may(self, right: Right, log: str) -> bool:
@@ -74,7 +74,7 @@ class Grants:
         return any(self.may(right, log) for right in rights)
 
     def may_steer(self, right: Right, log: str) -> bool:
-        """Whether the dashboard may act on the log: by the right, or by `operate`, which excludes records."""
+        """Whether the principal may act on the log in the dashboard: by the right, or by `operate` (except READ)."""
         if self.may(right, log):
             return True
         by_duty = right is not Right.READ and self.may_manage(Duty.OPERATE)
@@ -100,16 +100,16 @@ class Grants:
 
 @dataclass(frozen=True, slots=True)
 class VisibleLogs:
-    """Where to look for the logs of a list that a principal may see."""
+    """Where to look for logs that a principal may see."""
 
     logs: tuple[str, ...]  # Full names of logs.
-    prefixes: tuple[tuple[str, str], ...]  # Namespace and prefix; none is within another one.
+    prefixes: tuple[tuple[str, str], ...]  # Namespace and prefix; no pair covers another.
 
 
 def shown_by(grants: Grants, namespace: str, prefix: str) -> VisibleLogs | None:
-    """Where the visible logs of a namespace (empty: of all) with this prefix may be. None: anywhere.
+    """Where visible logs with this prefix may be in a namespace (empty: in all namespaces). None: anywhere.
 
-    So a list costs as much as its visible part, not as much as all logs.
+    So the cost of a list depends on the number of visible logs, not of all logs.
     """
     patterns = {*grants.read, *grants.append, *grants.admin}
     if EVERY_LOG in patterns:
@@ -170,7 +170,7 @@ def _is_any(patterns: tuple[str, ...], log: str) -> bool:
     return False
 
 
-# --- What is asked for ------------------------------------------------------------------------
+# --- Requests ---------------------------------------------------------------------------------
 
 _ANY: Final = (Right.READ, Right.APPEND, Right.ADMIN)
 _READS: Final = (Right.READ,)
@@ -219,7 +219,7 @@ _FOR_OPERATORS: Final = (messages.DrainServer, messages.GetServerStats)
 
 
 def rights_for(word: Any) -> tuple[Right, ...]:
-    """The rights on the request's log of which the caller needs one. Empty: the request is about no log."""
+    """The rights on the request's log; the caller needs one of them. Empty: the request is not about one log."""
     if type(word) is messages.CommitCursor and word.is_protected is not None:
         # Protecting a cursor prevents truncation by others, and unprotecting allows it.
         return _ADMINS
@@ -245,7 +245,7 @@ def is_visible(grants: Grants, log: str) -> bool:
 
 
 def is_act(word: Any) -> bool:
-    """Whether the request changes more than records and cursors, so that the audit logs it."""
+    """Whether the request is an act, which the audit logs. Appends, moved cursors and renewed writers are not acts."""
     kind = type(word)
     if kind is messages.Truncate:
         return not word.dry_run

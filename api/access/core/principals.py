@@ -1,17 +1,17 @@
 """The access file: which principals exist, and how they authenticate.
 
     [principals.ingest]
-    tokens = [{ sha256 = "…", expires = 2027-01-31T00:00:00Z }]     several: while one is replaced
-    certificates = ["ingest.example.com"]       a name of the certificate that the client shows
+    tokens = [{ sha256 = "…", expires = 2027-01-31T00:00:00Z }]     several: while one is being replaced
+    certificates = ["ingest.example.com"]       names in the client's certificate
     append = ["team/orders", "team/metrics-*"]  rights: core/grants.py
     read = ["team/*"]
     deny = ["team/salaries"]
     append_bytes_per_s = 10_000_000             quotas: core/quotas.py
     streams = 100
 
-A token is 32 random bytes or equally strong, and the file has only its SHA-256: a reader of the file
-cannot authenticate with it (G4). It is looked up by its digest, so that the time of a lookup does not
-show how much of a guess was right.
+A token is 32 random bytes, or as hard to guess. The file has only its SHA-256, so a reader of the file
+cannot authenticate (G4). Tokens are looked up by digest, so that the time of a lookup does not show how
+much of a guess was right.
 """
 
 import hashlib
@@ -63,7 +63,7 @@ class ProvenPrincipal:
 
 
 class Principals:
-    """All principals. No two share a token or a certificate's name."""
+    """All principals. No two principals share a token or a certificate's name."""
 
     def __init__(self, principals: Collection[Principal]) -> None:
         """Raises `BadConfig`."""
@@ -74,12 +74,12 @@ class Principals:
             for token in each.tokens:
                 if token.sha256 in self._by_digest:
                     raise BadConfig(
-                        f"the principal {each.name} has a token twice, or one of another principal"
+                        f"the principal {each.name} has a token twice, or shares one with another principal"
                     )
                 self._by_digest[token.sha256] = ProvenPrincipal(each, token.expires_us)
             for name in each.certificates:
                 if name in self._by_certificate:
-                    raise BadConfig(f"the certificate {name} is of two principals")
+                    raise BadConfig(f"the certificate {name} belongs to two principals")
                 self._by_certificate[name] = ProvenPrincipal(each)
 
     def __iter__(self) -> Iterator[Principal]:
@@ -100,7 +100,7 @@ class Principals:
         return found if any(is_his) else None
 
     def by_certificate(self, names: Collection[str]) -> ProvenPrincipal | None:
-        """The principal of the first of these names that belongs to one."""
+        """Returns the principal of the first name that belongs to a principal."""
         return next((s for name in names if (s := self._by_certificate.get(name))), None)
 
 
@@ -109,7 +109,7 @@ def digest_of(token: str) -> str:
 
 
 def operator_with(token: str) -> Principals:
-    """The principals of a server with a single token, whose callers may do everything."""
+    """A single principal, for a server with a single token: it may do everything."""
     return Principals([Principal(OPERATOR, EVERYTHING, tokens=(HashedToken(digest_of(token)),))])
 
 
@@ -121,9 +121,9 @@ def parse_principals(tables: Mapping[str, Any]) -> Principals:
 def _parse(name: str, table: Any) -> Principal:
     where = f"principals.{name[:100]}"
     if not _NAME.fullmatch(name) or name in (OPERATOR, ANYBODY):
-        raise BadConfig(f"[{where}] is no name for a principal")
+        raise BadConfig(f"[{where}] is not a valid name of a principal")
     if not isinstance(table, Mapping):
-        raise BadConfig(f"[{where}] is no table")
+        raise BadConfig(f"[{where}] is not a table")
     for key in table:
         if key not in _KEYS:
             raise BadConfig(f"[{where}] has an unknown key {key[:100]!r}")
@@ -145,34 +145,34 @@ def _parse(name: str, table: Any) -> Principal:
 
 def _token(said: Any) -> HashedToken:
     if not isinstance(said, Mapping) or not {"sha256"} <= set(said) <= {"sha256", "expires"}:
-        raise BadConfig("a token is { sha256 = …, expires = … }")
+        raise BadConfig("a token has to be { sha256 = …, expires = … }")
     if not isinstance(said["sha256"], str) or not _SHA256.fullmatch(said["sha256"]):
-        raise BadConfig("a token's sha256 is 64 hexadecimal digits, in lower case")
+        raise BadConfig("a token's sha256 has to be 64 hexadecimal digits in lower case")
     return HashedToken(said["sha256"], _time_us(said["expires"]) if "expires" in said else None)
 
 
 def _time_us(said: Any) -> int:
     if getattr(said, "tzinfo", None) is None:  # The value is not a time, or has no zone.
-        raise BadConfig("a token expires at a time with its zone: 2027-01-31T00:00:00Z")
+        raise BadConfig("`expires` has to be a time with a zone: 2027-01-31T00:00:00Z")
     return int(said.timestamp() * 1_000_000)
 
 
 def _number(said: Any, key: str) -> int:
     if type(said) is not int:
-        raise BadConfig(f"{key} is a whole number")
+        raise BadConfig(f"{key} has to be a whole number")
     return said
 
 
 def _flag(said: Any, key: str) -> bool:
     if type(said) is not bool:
-        raise BadConfig(f"{key} is true or false")
+        raise BadConfig(f"{key} has to be true or false")
     return said
 
 
 def _strings(said: Any, key: str) -> tuple[str, ...]:
     found = _list(said, key)
     if not all(isinstance(each, str) and each for each in found):
-        raise BadConfig(f"{key} is a list of strings")
+        raise BadConfig(f"{key} has to be a list of strings")
     return tuple(found)
 
 

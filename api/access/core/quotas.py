@@ -1,10 +1,10 @@
 """Limits what a principal may take: average rates, and concurrent streams (G8).
 
-The state of a rate is one time, at which everything taken so far is paid for. While that time is not in the
-future, more may be taken at once. At most one unused second is saved. A caller may take more than it has
-saved, and then waits until that is paid for. So over any `t` seconds it gets at most `rate * (t + 1)`, and
-what was in progress: one take, or all calls and events of streams that were admitted before the first of
-them had reported its amount.
+The state of a rate is one time: when everything taken so far is paid for. After that time, more may be
+taken immediately. At most one second without use is saved. A caller may take more than it has saved, and
+then waits until that is paid for. So over any `t` seconds it gets at most `rate * (t + 1)`, and the amount
+in progress: one take, or all calls and events of streams that were admitted before the first of them
+reported its amount.
 """
 
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ from rollbook.proto.errors import BadConfig, Throttled
 _NS_PER_S: Final = 1_000_000_000
 _NS_PER_MS: Final = 1_000_000
 _SAVED_NS_MAX: Final = _NS_PER_S
-_STREAMS_AGAIN_MS: Final = 1000  # An estimate: nobody knows when a stream will end.
+_STREAMS_AGAIN_MS: Final = 1000  # An estimate: when a stream will end is unknown.
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class Quotas:
     append_bytes_per_s: int | None = None
     read_records_per_s: int | None = None
     read_bytes_per_s: int | None = None
-    streams: int | None = None  # Append, read and tail streams that are open at a time.
+    streams: int | None = None  # Append, read and tail streams that are open at the same time.
 
     def __post_init__(self) -> None:
         for each in fields(self):
@@ -41,7 +41,7 @@ class Quotas:
 class TokenBucket:
     def __init__(self, per_s: int) -> None:
         self._per_s = per_s
-        self._paid_until_ns: int | None = None  # None: nothing was consumed yet.
+        self._paid_until_ns: int | None = None  # None: nothing was taken yet.
 
     def wait_ns(self, now_ns: int) -> int:
         """The time until more may be taken; 0: now."""
@@ -78,7 +78,7 @@ class Meter:
         """Raises `Throttled`."""
         if wait_ns := self.wait_ns(now_ns):
             raise Throttled(
-                "more was taken than the quota has", retry_after_ms=-(-wait_ns // _NS_PER_MS)
+                "the caller has used more than its quota", retry_after_ms=-(-wait_ns // _NS_PER_MS)
             )
 
 
@@ -98,7 +98,7 @@ class PrincipalAccount:
         streams_max = self.quotas.streams
         if streams_max is not None and self.streams >= streams_max:
             raise Throttled(
-                f"{streams_max} streams are open, and the quota has no more",
+                f"{streams_max} streams are open, and the quota permits no more",
                 retry_after_ms=_STREAMS_AGAIN_MS,
             )
         self.streams += 1
