@@ -1,7 +1,7 @@
 """Serves append streams: one task reads the messages, another one writes the results.
 
-A stream is not read while the service has the maximum of it in flight: gRPC then keeps the client from
-sending. A client that closes its side still gets the results of all appends that it has sent.
+While the service has the maximum of a stream's appends in flight, the stream is not read, so that gRPC keeps
+the client from sending. A client that closes its side still gets the results of all appends that it has sent.
 """
 
 import asyncio
@@ -36,8 +36,8 @@ async def serve_append_stream(
     stream = core.open_append_stream(relayed)
     sides: list[asyncio.Future[None]] = []
     try:
-        # Shows the client that the call is accepted, and that it may send. If it sent earlier, a
-        # refusal would leave its appends in doubt.
+        # Shows the client that the call is accepted, and that it may send appends. If they were sent
+        # earlier, a refusal would leave them in doubt.
         await context.send_initial_metadata(((LISTENS_KEY, "1"),))
         line = _AppendCall(stream, context)
         sides += (asyncio.ensure_future(side) for side in (line.listen(), line.answer()))

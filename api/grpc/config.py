@@ -18,11 +18,11 @@ class GrpcConfig:
     tls: TlsFiles | None = None
     # Allows addresses off loopback without TLS and a token: for trusted networks.
     insecure: bool = False
-    knows_callers: bool = False  # True: it gets an authenticator, with or without a token file.
-    # Connections, each with a file descriptor; further ones are closed. Larger: more clients,
+    knows_callers: bool = False  # True: the server gets an authenticator even without a token file.
+    # The most connections, each with a file descriptor; further ones are closed. Larger: more clients,
     # more memory. Smaller: the reverse.
     connections_max: int = CONNECTIONS_MAX
-    # Calls at a time, streams included; further ones are refused. Larger: more clients,
+    # The most calls at the same time, including streams; further ones are refused. Larger: more clients,
     # more memory. Smaller: the reverse.
     calls_max: int = 4096
 
@@ -34,5 +34,5 @@ class GrpcConfig:
         if not self.tls or not (self.token_file or self.knows_callers):
             raise BadConfig(
                 f"gRPC on {self.address} would be open to the network",
-                next_step="give it TLS and a token or an access file, listen on 127.0.0.1, or say --insecure",
+                next_step="give it TLS and a token or an access file, listen on 127.0.0.1, or pass --insecure",
             )

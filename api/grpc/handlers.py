@@ -1,8 +1,7 @@
 """The handlers of all gRPC calls, one for each method of the table in `api/methods.py`.
 
-They parse the messages themselves, so that an unreadable one is refused like any other invalid request.
-Every error becomes a status with details; an unexpected one is logged, and its details are not shown to
-the peer.
+They parse the messages themselves, so that an unreadable message is refused like any other invalid request.
+Every error becomes a status with details. An unexpected error is logged, and the peer gets no details of it.
 """
 
 import asyncio
@@ -33,7 +32,7 @@ Handler = Callable[[Any, Context], Awaitable[Any]]
 
 _PATIENCE_S: Final = 60.0  # The time limit of a call without a deadline.
 _TAKING_S: Final = 60.0  # A client that reads nothing for this long has to reconnect.
-_SHARE: Final = 0.95  # The service gets this part of the remaining time, the response the rest.
+_SHARE: Final = 0.95  # The service's share of the remaining time; the response has the rest.
 
 
 def handlers(
@@ -94,7 +93,7 @@ def _authorized(
             raise asyncio.CancelledError from None
         except Exception as error:  # A call ends here: any error becomes a status.
             logger.error("grpc_call_failed", method=method.name, exc_info=error)
-            failure = RollbookError("something unexpected happened; the server's log says what")
+            failure = RollbookError("an unexpected error occurred; the server's log has details")
         return await refuse(context, failure)
 
     return handle
@@ -119,7 +118,7 @@ async def refuse(context: Context, error: RollbookError) -> NoReturn:
 
 
 def _relayed_to(relay: Relay | None, context: Context) -> str:
-    """The other server that the call is for; empty: this one. Raises `ServerUnreachable`."""
+    """The server to which the call is relayed; empty: this server handles it. Raises `ServerUnreachable`."""
     return relay.server_for(context.invocation_metadata()) if relay is not None else ""
 
 
@@ -164,7 +163,7 @@ def _watch(core: AuthorizedService, method: Method, relay: Relay | None) -> Hand
                 packed = event_bytes(request, event)
                 del event  # A client that does not read holds one copy of the event, not three.
                 await _tell(context, packed)
-                del packed  # gRPC has taken it, and the next event may take some time.
+                del packed  # gRPC has a copy, and the next event may arrive much later.
         finally:
             waiting.cancel()
             await events.aclose()
@@ -174,7 +173,7 @@ def _watch(core: AuthorizedService, method: Method, relay: Relay | None) -> Hand
 
 async def _tell(context: Context, packed: bytes) -> None:
     """Sends a message. gRPC waits until it fits into the peer's window. A client that reads nothing for
-    `_TAKING_S` is disconnected, without a status: that would wait behind the unread messages.
+    `_TAKING_S` is disconnected without a status, which would wait after the unread messages.
     """
     try:
         async with asyncio.timeout(_TAKING_S):

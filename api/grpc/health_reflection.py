@@ -1,8 +1,8 @@
 """gRPC's health and reflection services.
 
-Every caller may check the server's health. `Health.Watch` and reflection last as long as their caller
-wants, and each of them holds one of the calls that all callers share. So only authenticated callers
-may use them, and they count among the streams of their caller.
+Every caller may check the server's health. A call of `Health.Watch` or reflection lasts as long as the
+caller wants, and occupies one of the calls that all callers share. So only authenticated callers may make
+these calls, and each counts as a stream of its caller.
 """
 
 from collections.abc import AsyncIterator

@@ -1,7 +1,8 @@
 """Converts the words of `logservice/messages.py` to messages of `rollbook.v1`, and back.
 
-One converter serves them all: a word and its message have fields of the same names. The message has
-the name of the word, followed by `Request` if it is a request. An absent field has the word's default.
+One converter is enough for all of them, since a word and its message have fields with the same names. The
+message has the name of the word, followed by `Request` if the word is a request. An absent field has the
+word's default.
 
     Python                        protobuf
     int, str, bool, bytes, float  the same; integers up to 2^63-1
@@ -11,10 +12,11 @@ the name of the word, followed by `Request` if it is a request. An absent field 
     tuple[X, ...]                 repeated X
     Mapping, tuple of pairs       map
     a dataclass                   message
-    ReadEvent                     message with a oneof, named after the classes
+    ReadEvent                     message with a oneof; its fields have the names of the classes
     RollbookError                 ErrorDetail (`status.py`)
 
-Fields of messages that no word has (`records` instead of a block) are handled in `unframed_records.py`.
+Message fields that have no counterpart in a word (`records` in place of a block) are handled in
+`unframed_records.py`.
 """
 
 import re
@@ -45,7 +47,7 @@ from rollbook.proto.wire.varint import pack_varint
 Convert = Callable[[Any], Any]
 
 _MODULES: Final = (log_pb2, cursor_pb2, admin_pb2, cluster_pb2)
-# Words whose messages have other names. `ConfigValues` shares its message with a whole `LogConfig`.
+# The messages of words that have another name. `ConfigValues` shares its message with `LogConfig`.
 _CALLED_OTHERWISE: Final[dict[type, str]] = {ConfigValues: "LogConfig", LogJournal: "Journal"}
 
 
@@ -77,8 +79,8 @@ def pack_event(event: Any) -> log_pb2.ReadEvent:
 
 
 def pack_records(event: Records) -> bytes:
-    """The serialized result of `pack_event`. The blocks are copied only once: for an event of half a MiB
-    this takes 5 µs, and 30 µs with protobuf messages.
+    """Returns the serialized result of `pack_event`. The blocks are copied only once: an event of half a MiB
+    takes 5 µs, and would take 30 µs with protobuf messages.
     """
     inner: list[bytes] = []
     for block in event.blocks:
@@ -204,7 +206,7 @@ def _is_optional(hint: Any) -> bool:
 
 
 def _to_wire(hint: Any) -> Convert | None:
-    """The conversion of values with this type hint; None: they need none."""
+    """Returns the conversion of values with this type hint; None: values need no conversion."""
     kind = _bare(hint)
     is_optional = _is_optional(hint)
     if kind in (int, str, bool, bytes, float, CursorName):
@@ -267,7 +269,7 @@ def _checked_int(value: int) -> int:
 
 
 def _enum_names(kind: type[Enum]) -> dict[Enum, str]:
-    """Protobuf's names of an enum's members: `AtTail.FOLLOW` is AT_TAIL_FOLLOW."""
+    """Protobuf's names for the members of an enum: `AtTail.FOLLOW` is AT_TAIL_FOLLOW."""
     return {member: f"{_snake(kind.__name__).upper()}_{member.name}" for member in kind}
 
 
@@ -276,7 +278,7 @@ def _enum_members(kind: type[Enum]) -> Convert:
 
     def member(number: int) -> Enum:
         if (found := numbers.get(number)) is None:
-            raise InvalidRequest(f"{number} is none of {', '.join(m.name for m in kind)}")
+            raise InvalidRequest(f"{number} is not one of {', '.join(m.name for m in kind)}")
         return found
 
     return member

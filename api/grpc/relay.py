@@ -1,12 +1,12 @@
 """Relays calls from this server, the entry, to another server, for clients that cannot reach that server.
 
-    log-relay: HOST:PORT    from a client: the server that it wants, which must be registered
+    log-relay: HOST:PORT    from a client: the server that is to handle the call; it must be registered
     log-relayed: 1          from the entry: the call must not be relayed again (RY1)
 
-The entry treats a relayed call as its own: rights, quotas and the audit are those of the caller (RY2). To the
-other server, the entry authenticates itself as servers do. A call about one log is first tried here; if
-another server owns the log, the entry asks that owner. Calls about one server, and streams, go to the server
-that the client names.
+The entry treats a relayed call as its own: it checks the caller's rights and quotas, and the audit names the
+caller (RY2). To the other server, the entry authenticates itself as a server of the cluster. A call about one
+log is first tried here; if another server owns the log, the entry asks the owner. Calls about one server, and
+streams, go to the server that the client names.
 
 A relayed append stream is open once the owner's stream is open. If it breaks later, the error is
 `ConnectionLost`, with an unknown outcome (RY3): the client sends all appends in flight again, under the same
@@ -56,10 +56,10 @@ from rollbook.proto.v1 import log_pb2
 Metadata = Iterable[tuple[str, Any]] | None
 
 OF_ONE_SERVER: Final = (messages.GetServerStats, messages.GetOutage)
-# gRPC reads no byte of an event before it is requested. Larger: the first bytes of each stream's next event hold the
-# 64 KiB that gRPC reads at a time, which `RelayMemory` does not count; reads and appends are no faster.
+# gRPC reads no byte of an event before the event is requested. Larger: gRPC reads the first bytes of each stream's next
+# event early. They occupy a buffer of 64 KiB, which `RelayMemory` does not count; reads and appends are no faster.
 RELAY_OPTIONS: Final = (("grpc.http2.lookahead_bytes", 0), ("grpc.http2.bdp_probe", 0))
-_STREAMS_MAX: Final = 2000  # Streams to one server share a connection, which takes 2,048.
+_STREAMS_MAX: Final = 2000  # Streams to one server share a connection, which has at most 2,048.
 _GREETING_S: Final = 2.0  # Less than the 2.5 s that a client waits for the header.
 _TEXT_MAX: Final = 200
 
@@ -76,20 +76,20 @@ def wanted_server(metadata: Metadata) -> str:
 
 
 def trusted(caller: AuthenticatedCaller) -> AuthenticatedCaller:
-    """The caller of a relayed call. Only operators, such as servers, may say that a call is relayed (RY2)."""
+    """Returns the caller, marked if it relays. Only operators, such as log servers, may relay calls (RY2)."""
     return replace(caller, is_relay=True) if caller.principal.grants.is_operator else caller
 
 
 class Relay:
     def __init__(self, peers: GrpcPeers, is_other_server: Callable[[str], bool | None]) -> None:
-        """`is_other_server` returns whether another server has registered an address; None: it is this server's."""
+        """`is_other_server` returns whether another server has registered an address; None: this server has."""
         self.memory: Final = RelayMemory()
         self._peers = peers
         self._is_other_server = is_other_server
         self._streams = 0
 
     def server_for(self, metadata: Metadata) -> str:
-        """The other server that the call is for; empty: this one. Raises `ServerUnreachable`."""
+        """The server to which the call is relayed; empty: this server handles it. Raises `ServerUnreachable`."""
         wanted = wanted_server(metadata)
         if not wanted or (is_other := self._is_other_server(wanted)) is None:
             return ""
@@ -109,8 +109,8 @@ class Relay:
     async def follow(
         self, server: str, method: Method, caller: AuthenticatedCaller, _: Read, word: Any
     ) -> AsyncGenerator[Any, None]:
-        """The events of a stream from that server. Those of a reader without a quota stay packed, as they
-        were received."""
+        """Yields the events of a stream from `server`. Events for a reader without a quota stay packed, as
+        they were received."""
         is_read = method is READ_STREAM
         stays_packed = is_read and not caller.account.reads.is_limited
         task = asyncio.current_task()
@@ -152,7 +152,7 @@ class Relay:
     async def _stream_to(self, _: str) -> AsyncIterator[Any]:
         if self._streams >= _STREAMS_MAX:
             raise Overloaded(
-                f"this server relays {_STREAMS_MAX} streams, and takes no more", retry_after_ms=1000
+                f"this server relays {_STREAMS_MAX} streams, the maximum", retry_after_ms=1000
             )
         self._streams += 1
         try:
@@ -163,7 +163,7 @@ class Relay:
 
 
 class RelayedAppends:
-    """An append stream to another server: submitted appends are sent before more is read (RY4)."""
+    """An append stream to another server. Submitted appends are sent before more appends are read (RY4)."""
 
     def __init__(self, call: Any, server: str) -> None:
         self._call, self._server = call, server
@@ -181,7 +181,7 @@ class RelayedAppends:
                 if LISTENS_KEY not in (await self._call.initial_metadata() or ()):
                     raise await _end_of(self._call)
         except TimeoutError:
-            why = f"it has not said within {_GREETING_S:g} s that it listens"
+            why = f"it has not accepted the stream within {_GREETING_S:g} s"
             raise _unreachable(self._server, why) from None
         except asyncio.CancelledError:
             raise hung_up() from None
@@ -222,7 +222,7 @@ class RelayedAppends:
         await stop_tasks(*self._tasks)
 
     async def _until_it_breaks(self, side: Awaitable[None]) -> None:
-        """When an open stream breaks, it is not known what the owner has received: the outcome of
+        """When an open stream breaks, nobody knows what the owner has received, so the outcome of
         everything in flight is unknown (RY3)."""
         try:
             await side
@@ -257,7 +257,7 @@ class RelayedAppends:
 
 
 async def _read(call: Any) -> bytes:
-    """Reads a message; raises the error with which the stream ended."""
+    """Returns the next message. If the stream has ended, raises its error."""
     try:
         data = await call.read()
     except asyncio.CancelledError:
@@ -273,7 +273,7 @@ async def _read(call: Any) -> bytes:
 async def _end_of(call: Any) -> RollbookError:
     status = await call.code()
     if status is grpc.StatusCode.OK:
-        return ConnectionLost("the server ended the stream without a word")
+        return ConnectionLost("the server ended the stream without an error")
     return error_of_call(status, await call.details() or "", await call.trailing_metadata())
 
 
@@ -284,18 +284,18 @@ def _unpacked(data: bytes, method: Method) -> Any:
             return unpack_event(log_pb2.ReadEvent.FromString(data), EVENTS)
         return unpack(message_of(method.answer).FromString(data), method.answer)
     except (DecodeError, InvalidRequest) as error:
-        raise ConnectionLost(f"the server sent an event that is not valid: {error}") from None
+        raise ConnectionLost(f"the server sent an invalid event: {error}") from None
 
 
 @contextmanager
 def _explained(server: str) -> Iterator[None]:
-    """Explains that this server could not authenticate at the other one, which is not the caller's fault."""
+    """Raises `ServerUnreachable` if the other server refuses this one: that is not the caller's fault."""
     try:
         yield
     except Unauthorized as error:
         raise _unreachable(
             server,
-            f"it does not let this server in: {error.message}",
+            f"it refuses this server: {error.message}",
             "give all log servers the same --token-file, or name their certificates in the access file",
         ) from error
     except ServerUnreachable as error:
@@ -304,7 +304,7 @@ def _explained(server: str) -> Iterator[None]:
 
 def _unreachable(server: str, why: str, next_step: str = "") -> ServerUnreachable:
     return ServerUnreachable(
-        f"log server {server[:_TEXT_MAX]} cannot be reached by the one that was asked to relay: {why}",
+        f"log server {server[:_TEXT_MAX]} cannot be reached by the server that was to relay the call: {why}",
         server=server,
         next_step=next_step,
     )

@@ -1,10 +1,10 @@
 """Bounds the bytes that all relayed readers of a server hold together (RY4).
 
 An event is held from its arrival from the owner until the reader has taken it. The next event is
-requested only when there is room for one of the same size; readers wait for room in turn. While a
-reader waits, others give up room that they do not use: a reservation that has had no event for a
-second is released, and a reader that has not taken its event for a quarter of a second is
-disconnected. That reader resumes at its position, as after any broken connection.
+requested only when there is room for another event of the same size; readers wait for room in turn.
+While a reader waits, others give up room that they do not use: a reservation is released if no event
+arrives for a second, and a reader that does not take its event for a quarter of a second is disconnected.
+A disconnected reader resumes at its position, as after any broken connection.
 """
 
 import asyncio
@@ -13,13 +13,15 @@ from typing import Final
 from rollbook.proto.errors import Overloaded
 
 _MIB: Final = 1024 * 1024
-BYTES_MAX: Final = 4 * _MIB  # gRPC has a copy of each. Larger: fewer slow readers are disconnected.
-# The assumed size of a reader's first event, before any was measured.
+# The most bytes of events that relayed readers reserve. Events that are larger than reserved may exceed this by half.
+# gRPC holds a copy of each event, which is not counted. Larger: fewer slow readers are disconnected.
+BYTES_MAX: Final = 4 * _MIB
+# The assumed size of a reader's first event.
 _EVENT_BYTES: Final = 512 * 1024
-# An idle reservation is released after this long. Shorter: on a busy machine, events in transit are not counted.
+# An idle reservation is released after this long. Shorter: on a busy machine, more events arrive without one.
 _IDLE_S: Final = 1.0
-_LOOK_S: Final = 0.05  # How often the next reader checks for room.
-_TAKING_S: Final = 0.25  # A reader that takes nothing for this long makes room for others.
+_LOOK_S: Final = 0.05  # The next reader checks for room this often.
+_TAKING_S: Final = 0.25  # A reader that takes nothing for this long may be disconnected.
 _AGAIN_MS: Final = 250
 
 
@@ -41,7 +43,7 @@ class RelayMemory:
         self.bytes = 0
         self.hung_up_on = 0
         self._bytes_max = bytes_max
-        self._relayed: dict[RelayedBytes, None] = {}  # Readers with bytes, oldest first.
+        self._relayed: dict[RelayedBytes, None] = {}  # Readers with held or reserved bytes.
         self._turn = asyncio.Lock()
         self._has_changed = asyncio.Event()
 
@@ -63,7 +65,10 @@ class RelayMemory:
         self._put(relayed, relayed.last_bytes, is_held=False)
 
     def hold(self, relayed: RelayedBytes, size: int) -> None:
-        """Counts an arrived event. Raises `Overloaded` if too many events without a reservation arrive at once."""
+        """Counts an arrived event in place of its reservation.
+
+        Raises `Overloaded` if other readers have bytes, and the event would exceed the bound by more than half.
+        """
         relayed.last_bytes = size
         if (
             self.bytes - relayed.size + size > self._bytes_max * 3 // 2
@@ -71,7 +76,7 @@ class RelayMemory:
         ):
             self.release(relayed)
             raise Overloaded(
-                "relayed readers have all the memory that they may have", retry_after_ms=_AGAIN_MS
+                "relayed readers use all the memory that they may use", retry_after_ms=_AGAIN_MS
             )
         self._put(relayed, size, is_held=True)
 

@@ -4,14 +4,14 @@ off loopback   TLS and tokens or certificate names are required, unless `--insec
 callers        are authenticated before their messages are read; every caller may check the health
 strangers      (callers that are not authenticated) hold none of the calls that all callers share
                (G8, `unauthenticated_limits.py`)
-connections    at most `connections_max`; further ones are closed, and so is a connection that has not begun
+connections    at most `connections_max`; further connections are closed. So is a connection that has not begun
                HTTP/2 within 5 s, or has no call for 5 minutes. gRPC cannot count connections by peer
 a message      has at most `MESSAGE_BYTES_MAX` bytes
-calls          at most `calls_max` at a time, streams included, and `CALLS_OF_ONE_MAX` of one connection. At
-               most `_PENDING_MAX` calls are not handled yet, cancelled ones included; further calls are
-               ended, and are in doubt
-peers          that do not answer pings are disconnected; their pings are answered, as long as they read the
-               answers
+calls          at most `calls_max` at the same time, including streams, and `CALLS_OF_ONE_MAX` of one connection.
+               At most `_PENDING_MAX` calls, including cancelled calls, wait to be handled; further calls are
+               ended, and their outcome is unknown
+peers          are disconnected if they do not answer pings; their own pings are answered as long as they read
+               the answers
 """
 
 from typing import Any, Final
@@ -37,27 +37,27 @@ from rollbook.proto.runtime.tls import TlsFiles
 
 logger = structlog.get_logger()
 
-# The most calls of one connection, streams included. Our client has a second connection, for calls
-# that wait: a client with the maximum on both fills the default `calls_max`.
+# The most calls of one connection, including streams. Our client has a second connection for calls
+# that wait: a client with the maximum on both connections fills the default `calls_max`.
 CALLS_OF_ONE_MAX: Final = 2048
-# The most calls of all connections that are not handled yet. Calls that are cancelled at once hold
-# memory (15 KiB each, measured with 100,000 calls), and no other bound counts them. Eight connections
-# with the maximum fill this while the loop stands still. Further calls get CANCELLED, and their
-# clients cannot know that nothing was done: a call that was begun, and whose server dropped it, gets
-# the same.
+# The most calls of all connections that wait to be handled. Even a call that is cancelled immediately
+# holds memory (15 KiB, measured with 100,000 calls), and no other bound counts it. Eight connections
+# with the maximum of calls reach this bound while the loop is blocked. Further calls get CANCELLED.
+# Their clients cannot know that nothing was done, since a call that the server drops after it has
+# begun gets CANCELLED, too.
 _PENDING_BYTES_MAX: Final = 256 * 1024 * 1024
 _PENDING_MAX: Final = _PENDING_BYTES_MAX // (16 * 1024)
 _PING_MS: Final = 20_000
 _PING_ANSWER_MS: Final = 10_000
-_HANDSHAKE_MS: Final = 5_000  # Includes TLS. The answer to our settings has the same limit.
+_HANDSHAKE_MS: Final = 5_000  # Includes TLS. A peer has as long to acknowledge our settings.
 _IDLE_MS: Final = 300_000  # Clients reconnect for their next call.
 _OPTIONS: Final = (
     ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
     ("grpc.max_send_message_length", MESSAGE_BYTES_MAX),
     ("grpc.max_metadata_size", 16 * 1024),
-    ("grpc.max_concurrent_streams", CALLS_OF_ONE_MAX),  # Further ones wait at the client.
-    ("grpc.http.overload_protection", 0),  # Otherwise ended calls still count for a while.
-    # The number of calls that gRPC queues for us; by default it ends calls beyond a thousand, without a
+    ("grpc.max_concurrent_streams", CALLS_OF_ONE_MAX),  # Further calls wait at the client.
+    ("grpc.http.overload_protection", 0),  # Otherwise calls count for a while after their end.
+    # The number of calls that gRPC queues for us. By default it ends calls beyond a thousand without a
     # message.
     ("grpc.server.max_pending_requests", _PENDING_MAX),
     ("grpc.server.max_pending_requests_hard_limit", _PENDING_MAX),
@@ -69,10 +69,10 @@ _OPTIONS: Final = (
     ("grpc.keepalive_time_ms", _PING_MS),
     ("grpc.keepalive_timeout_ms", _PING_ANSWER_MS),
     ("grpc.keepalive_permit_without_calls", 1),
-    # Pings are not limited. Otherwise the fourth ping in a row ends the connection, and each ping that
-    # was read with it ends it again: 5,000 pings cost five times as much as answering them, and 6 MB
-    # of pings keep all connections unread for a quarter of a minute. gRPC stops reading from a client
-    # that does not read the answers.
+    # Pings are not limited. With a limit, the fourth ping in a row ends the connection, and gRPC repeats
+    # this for each further ping that it has already read: 5,000 pings cost five times as much as
+    # answering them, and during 6 MB of pings no connection is read for a quarter of a minute. gRPC
+    # stops reading from a client that does not read the answers.
     ("grpc.http2.max_ping_strikes", 0),
     ("grpc.http2.max_pings_without_data", 0),
 )
@@ -82,7 +82,7 @@ class GrpcServer:
     """A listening server; use `start` to create one."""
 
     def __init__(self, server: grpc.aio.Server, servicer: Any, address: Address) -> None:
-        self.address = address  # The real port, even if port 0 was requested.
+        self.address = address  # Has the real port, even if port 0 was requested.
         self._server = server
         self._health = servicer
 
@@ -94,7 +94,7 @@ class GrpcServer:
         authenticator: Authenticator | None = None,
         relay: Relay | None = None,
     ) -> "GrpcServer":
-        """`authenticator`: the one that gRPC and HTTP share; None: one is made if `config` has a token file.
+        """`authenticator`: shared by gRPC and HTTP; None: an authenticator is made if `config` has a token file.
         `relay`: relays calls to other servers.
 
         Raises `BadConfig`.
@@ -133,7 +133,7 @@ class GrpcServer:
         return started
 
     async def set_serving(self, *, is_serving: bool) -> None:
-        """Sets the health that is reported; calls are served in either case."""
+        """Sets the health that health checks report; calls are served in either case."""
         status = health_pb2.HealthCheckResponse
         current = status.SERVING if is_serving else status.NOT_SERVING
         for name in ("", *SERVICES):
@@ -164,7 +164,7 @@ def _listen(
 def _cannot_listen(address: Address) -> BadConfig:
     return BadConfig(
         f"cannot serve gRPC on {address}",
-        next_step="stop what listens there, or say --listen HOST:PORT with one that is free",
+        next_step="stop the program that listens there, or pass a free address: --listen HOST:PORT",
     )
 
 

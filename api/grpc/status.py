@@ -3,10 +3,10 @@
 A call that fails has the status of `proto/errors.py` and these trailers:
 
     grpc-status-details-bin       StatusDetails (google.rpc.Status) with one ErrorDetail
-    log-owner, log-owner-epoch    of NOT_OWNER, for programs that read no details
+    log-owner, log-owner-epoch    of NOT_OWNER, for programs that do not read the details
 
-The client raises the error that the server raised, with its ids; if it does not know the reason, it keeps
-at least the outcome. Ids that would make the details longer than `_DETAIL_BYTES_MAX` are left out, since a
+The client raises the error that the server raised, with its ids. If the client does not know the reason, the
+error still has the outcome. Ids that would make the details longer than `_DETAIL_BYTES_MAX` are left out, since a
 peer refuses all headers if they are too long.
 """
 
@@ -81,7 +81,7 @@ def error_of(detail: error_pb2.ErrorDetail) -> RollbookError:
     if kind is RollbookError and detail.reason != kind.code.reason:
         ids["reason"] = detail.reason
     error = kind(message, next_step=detail.next_step)
-    error.ids = ids  # The ids may have any names: another program chose them.
+    error.ids = ids  # Another program chose the ids, so they may have any names.
     error.outcome = _HEARD_OUTCOMES.get(detail.outcome, Outcome.UNKNOWN)
     error.retryable = detail.retryable
     return error
@@ -105,7 +105,7 @@ def trailers_of(error: RollbookError) -> tuple[tuple[str, str | bytes], ...]:
 
 
 def text_of(error: RollbookError) -> str:
-    """The status message, for people who see nothing else of the error."""
+    """The status message, for users of programs that show no other part of the error."""
     return _text(f"{error.code.reason}: {error}")
 
 
@@ -149,7 +149,7 @@ def _said_by_grpc(status: grpc.StatusCode, text: str) -> RollbookError:
     if status is grpc.StatusCode.UNAVAILABLE and _NOT_CONNECTED.search(text):
         kind = ServerUnreachable  # No connection was made, so the server did not receive the call.
     elif status is grpc.StatusCode.DEADLINE_EXCEEDED:
-        text = LATE  # The same text, whether client or server saw the deadline pass.
+        text = LATE  # The text is the same whether client or server reports the deadline.
     elif status is grpc.StatusCode.RESOURCE_EXHAUSTED and "larger than max" in text:
         kind = EntryTooLarge
     return kind(text or status.name.lower())

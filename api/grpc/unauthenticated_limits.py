@@ -1,9 +1,10 @@
 """Keeps unauthenticated callers from holding the calls that all callers share (G8).
 
 gRPC waits for the message of a call before it calls the handler, and the message may never come. So a
-caller without a known token is refused once its metadata arrives, before the message. A certificate is
-known only to a handler: such a call is handled like a stream of requests, so that the caller is checked
-before the first message. Health checks, which are open to all callers, have their own limit.
+caller without a valid token is refused once its metadata arrives, before the message. Only a handler sees
+the caller's certificate. So a call without a token, on a server that accepts certificates, is handled like
+a stream of requests: the handler checks the caller before the first message. Health checks are open to all
+callers, and have a separate limit.
 """
 
 import asyncio
@@ -18,13 +19,13 @@ from rollbook.api.grpc.handlers import admitted, refuse
 from rollbook.proto.errors import InvalidRequest, RollbookError, Throttled, Unauthorized
 
 _CHECK: Final = f"/{health.SERVICE_NAME}/Check"
-_CHECKS_MAX: Final = 64  # Health checks that may run at a time.
+_CHECKS_MAX: Final = 64  # Health checks that may run at the same time.
 _CHECK_S: Final = 10.0
 
 
 class Strangers(grpc.aio.ServerInterceptor):
     def __init__(self, authenticator: Authenticator, servicer: Any, *, knows_names: bool) -> None:
-        """`knows_names`: callers may be authenticated by certificates."""
+        """`knows_names`: callers may authenticate with certificates."""
         self._authenticator = authenticator
         self._knows_names = knows_names
         self._health = servicer
@@ -51,7 +52,7 @@ class Strangers(grpc.aio.ServerInterceptor):
         return self._refusal
 
     def _known_first(self, handler: Any) -> Any:
-        """Wraps a handler, so that it checks the caller before it waits for the message."""
+        """Wraps a handler, so that the caller is checked before the message arrives."""
         # Handlers of request streams check their callers themselves.
         if handler is None or handler.request_streaming:
             return handler
@@ -65,8 +66,8 @@ class Strangers(grpc.aio.ServerInterceptor):
         )
 
     def _after_a_look(self, serve: Callable[[Any, Any], Awaitable[Any]]) -> Any:
-        """Wraps a handler, so that it checks the caller before it waits for the message. The handler checks
-        again when the message arrives: that may be days later, and the caller's access may have ended.
+        """Wraps a handler, so that the caller is checked before the message arrives. The handler checks the caller
+        again when the message arrives: that may be days later, when the caller's access may have ended.
         """
 
         async def look_and_serve(requests: AsyncIterator[Any], context: Any) -> Any:
@@ -76,7 +77,7 @@ class Strangers(grpc.aio.ServerInterceptor):
                 await refuse(context, error)
             async for request in requests:
                 return await serve(request, context)
-            return await refuse(context, InvalidRequest("nothing was asked"))
+            return await refuse(context, InvalidRequest("the call has no request"))
 
         return look_and_serve
 
@@ -85,17 +86,17 @@ class Strangers(grpc.aio.ServerInterceptor):
             admitted(self._authenticator, context)
         except RollbookError as error:
             await refuse(context, error)
-        await refuse(context, Unauthorized("come in again"))  # The caller has just become known.
+        await refuse(context, Unauthorized("the caller has just become known: call again"))
 
     async def _answer_check(self, questions: AsyncIterator[Any], context: Any) -> Any:
         if self._checks >= _CHECKS_MAX:
-            await refuse(context, Throttled("many ask for health", retry_after_ms=1000))
+            await refuse(context, Throttled("too many health checks", retry_after_ms=1000))
         self._checks += 1
         try:
             async with asyncio.timeout(_CHECK_S):
                 async for question in questions:
                     return await self._health.Check(question, context)
         except TimeoutError:
-            await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "nothing was asked")
+            await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "no request arrived")
         finally:
             self._checks -= 1

@@ -1,8 +1,8 @@
-"""Records for clients that do not frame blocks: `AppendRequest.records`, and responses that are requested
-with `as_records`.
+"""Serves clients that do not frame blocks: they send `AppendRequest.records`, and request responses with
+`as_records`.
 
-The records of such requests are framed to a block here, and the blocks of such responses are taken apart.
-Everything else passes unchanged.
+The records of these requests are framed to a block here, and the blocks of these responses are split into
+records. All other messages pass unchanged.
 """
 
 from collections.abc import Sequence
@@ -48,7 +48,7 @@ def answer_message(request: Any, answer: Any) -> Any:
 
 
 def event_bytes(request: Any, event: Any) -> bytes:
-    """Serializes a `LogTail` or a reader's event."""
+    """Serializes a tail, several tails, or a reader's event."""
     if not isinstance(request, log_pb2.ReadStreamRequest):
         return bytes(pack(event).SerializeToString())
     if isinstance(event, Packed):
@@ -65,7 +65,7 @@ def event_bytes(request: Any, event: Any) -> bytes:
 
 def _framed(message: log_pb2.AppendRequest) -> log_pb2.AppendRequest:
     if message.block:
-        raise InvalidRequest("records: there is a block, too")
+        raise InvalidRequest("records: the request has a block, too")
     producer = None
     if message.HasField("producer"):
         named = message.producer
