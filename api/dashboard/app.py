@@ -1,7 +1,7 @@
 """The dashboard: pages of a cluster, rendered here, below `/dashboard`. DESIGN.md lists the files.
 
-Pages authenticate their visitors by a session's cookie, since HTTP management accepts only tokens. Then they
-set the same `CALLER`, ask the same `Managing` and call the same functions as the routes of management.
+Pages authenticate their visitors by a session's cookie, while HTTP management accepts only tokens. Then pages
+set `CALLER`, check duties with `Managing` and call the same functions as the routes of management.
 """
 
 import time
@@ -33,15 +33,21 @@ from rollbook.api.dashboard.sign_in import SignedOut, SignIn
 from rollbook.api.dashboard.visit import ShowPage, Visit, Visits
 from rollbook.proto.errors import InvalidRequest, Missing, RollbookError
 
-_OTHER_METHODS: Final = ("POST", "PUT", "PATCH", "DELETE", "OPTIONS")  # Pages do not take them.
+_OTHER_METHODS: Final = (
+    "POST",
+    "PUT",
+    "PATCH",
+    "DELETE",
+    "OPTIONS",
+)  # Refused, except a form's POST.
 _NOTES_MAX: Final = 20  # The most notes that a session keeps until its next page.
 _ANSWERS_MAX: Final = 200
 _FRESH_S: Final = 2  # Longer: open pages cost the cluster less, and are staler.
-_NAMED: Final = ("/log", "/server")  # Pages of objects with a name, not an id.
+_NAMED: Final = ("/log", "/server")  # Pages that have `name` in their URL, not `id`.
 
 
 class Dashboard:
-    """The dashboard's `routes`, served beside management's. Below `PREFIX` the server requires no token."""
+    """Has the dashboard's `routes`, in addition to those of management. Below `PREFIX` the server requires no token."""
 
     def __init__(
         self,
@@ -125,22 +131,22 @@ class Dashboard:
         return f"{path or '/'}?{request.url.query}" if request.url.query else path or "/"
 
     def _act(self, do: DoAct) -> Callable[[Request], Awaitable[Response]]:
-        """Carries out a form, and redirects to a page that shows the outcome. `do` returns that page and
-        the message."""
+        """Carries out a form, and redirects to a page that shows the outcome. `do` returns that page's path
+        and the message."""
 
         async def serve(request: Request) -> Response:
             try:
                 session = self._sign_in.enter(request)
             except SignedOut:
                 return self._sign_in.lead_there(request)
-            # Forms have no token, so the session's is used.
+            # Forms have no token, so the session's token is used.
             fields = {**await fields_of(request), "token": session.token}
             target = request.url.path.removeprefix(PREFIX)
             if "id" in fields:
                 key = "name" if target in _NAMED else "id"
                 target = with_query(target, **{key: fields["id"]})
             if not session.allows(fields.get("secret", "")):
-                session.notes.append(("bad", "That form was not one of this session. Do it again."))
+                session.notes.append(("bad", "The form is not one of this session. Send it again."))
             else:
                 try:
                     self._managing.require(Duty.LOOK)
@@ -165,7 +171,7 @@ class Dashboard:
         )
         allowed = "GET, HEAD, POST" if takes_forms else "GET, HEAD"
         error = InvalidRequest(
-            f"this page does not take {request.method}", next_step="load it with GET"
+            f"this page does not accept {request.method}", next_step="load it with GET"
         )
         response = refused(error, 405)
         response.headers["allow"] = allowed
@@ -173,7 +179,7 @@ class Dashboard:
 
 
 async def _show_nothing(request: Request, _: Visit) -> Screen:
-    raise Missing(f"There is no page {request.url.path}", next_step="choose one of those above")
+    raise Missing(f"There is no page {request.url.path}", next_step="choose one of the pages above")
 
 
 async def _lead_here(_: Request) -> Response:

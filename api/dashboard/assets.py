@@ -16,7 +16,7 @@ _ICON: Final = (
     b'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 8 8">'
     b'<path fill="#1a6e34" d="M1 1h6v1H1zM1 3h6v1H1zM1 5h4v1H1z"/></svg>'
 )
-_FILES: Final = (  # Those in `vendor/` are listed in `vendored.json` (DB6).
+_FILES: Final = (  # Files in `vendor/` are listed in `vendored.json` (DB6).
     "style.css",
     "live.js",
     "vendor/htmx.min.js",

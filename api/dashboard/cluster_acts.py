@@ -109,7 +109,7 @@ class ClusterActs:
         url, bookie = fields.get("url", "").strip(), fields.get("bookie", "").strip()
         made = await self._callbacks.create(url, kinds, bookie or None)
         name = event_screens.short_id(made["id"])
-        said = f"Callback {name} is made. Its secret, shown only here: {made['secret']}"
+        said = f"Callback {name} is created. Its secret, shown only here: {made['secret']}"
         return with_query("/callback", id=made["id"]), said
 
     async def _act_on_callback(self, _: Request, fields: Mapping[str, str]) -> tuple[str, str]:
@@ -128,13 +128,15 @@ class ClusterActs:
 
 def _ended(operation: Operation, say: Callable[[Facts], str]) -> str:
     if operation.ended_ms is None:
-        return f"It goes on as {operation.id}: the screen Operations shows how it ends."
+        return (
+            f"It continues as operation {operation.id}: the screen Operations will show its result."
+        )
     return say(operation.result or {})
 
 
 def _judged(name: str, found: Mapping[str, Any]) -> str:
     if found["safe_to_remove"]:
-        return f"{name} may go: no ledger names it and it takes no entries."
+        return f"{name} may be removed: no ledger names it, and it takes no entries."
     taking = " It still takes entries." if found["taking_entries"] else ""
     return (
         f"{name} may not go yet: {found['ledgers_naming_them']} ledgers name it; without it "

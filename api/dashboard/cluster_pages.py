@@ -62,7 +62,7 @@ class ClusterPages:
         }
         after = number_in(asked.get("after", "-1"), "after", -1)
         if asked.get("short", "true") not in ("true", "false"):
-            raise InvalidRequest("short is true or false")
+            raise InvalidRequest("short has to be true or false")
         if asked.get("state", "") not in screens.STATES:
             states = ", ".join(filter(None, screens.STATES))
             raise InvalidRequest(
@@ -108,7 +108,7 @@ class ClusterPages:
         asked = {name: query[name] for name in names if query.get(name)}
         if asked.get("kind", "test") not in (*event_screens.EVENT_KINDS, "test"):
             raise InvalidRequest(
-                f"{asked['kind'][:40]!r} is no kind of event",
+                f"{asked['kind'][:40]!r} is not a kind of event",
                 next_step=f"choose {', '.join(event_screens.EVENT_KINDS)}",
             )
         wanted = {name: value for name, value in asked.items() if name != "after"}
@@ -119,7 +119,7 @@ class ClusterPages:
         return event_screens.events(rows, following, asked)
 
     async def _list_callbacks(self, _: Request, visit: Visit) -> Screen:
-        shows_urls = may_see_urls()  # Facts are cached apart for users with and without this right.
+        shows_urls = may_see_urls()  # Facts are cached for each of the two cases.
         rows = await visit.ask(
             f"callbacks {shows_urls}",
             lambda: self._admin.callbacks.list(shows_urls=shows_urls),

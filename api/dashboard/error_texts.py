@@ -1,4 +1,4 @@
-"""Errors as people read them on a page: a title, a sentence, and what to do next."""
+"""Errors as a page shows them: a title, a sentence, and the next step."""
 
 from collections.abc import Sequence
 
@@ -13,7 +13,7 @@ def error_title(error: RollbookError) -> str:
 
 
 def error_text(error: RollbookError, *names: str) -> str:
-    """`names`: further names that keep a small first letter, besides those in the error and the caller's."""
+    """`names`: more names that keep a small first letter, like the names in the error and the caller's name."""
     text = error.message or (type(error).__doc__ or "").partition("\n")[0]
     caller = CALLER.get(None)
     known = (*names, *map(str, error.ids.values()), caller.principal.name if caller else "")

@@ -46,7 +46,7 @@ def events(rows: Sequence[Facts], next_after: str | None, asked: Mapping[str, st
         for row in rows
     ]
     columns = ("When", "Kind", "What", "Bookies", "About")
-    empty = "Nothing of this kind happened since this server began to watch."
+    empty = "No event of this kind has happened since this server began to watch."
     following = with_query("/events", **filters, after=next_after) if next_after else ""
     return Screen(
         "Events",
@@ -102,15 +102,15 @@ def callbacks(frame: PageFrame, rows: Sequence[Facts], grants: Grants) -> Screen
     if may_act:
         url = Field("url", "URL", more={"required": True, "autocomplete": "off"})
         says = element(
-            "p", "Events from now on are sent there, signed by a secret that is shown once."
+            "p", "Future events are sent to this URL, signed with a secret that is shown once."
         )
         boxes = [Field(f"{KIND_FIELD}{kind}", kind, "checkbox", "on") for kind in EVENT_KINDS]
-        legend = element("legend", "Kinds; none is all of them")
+        legend = element("legend", "Kinds (none chosen: all kinds)")
         kinds = element("fieldset", legend, [labelled(each) for each in boxes])
-        bookie = Field("bookie", "Only of this bookie")
+        bookie = Field("bookie", "Only events of this bookie")
         inner = [says, labelled(url), kinds, labelled(bookie)]
         made = form(frame, "/callbacks", inner, "Make", {"act": "create"})
-        parts += [element("h2", "Another one"), made]
+        parts += [element("h2", "Another callback"), made]
     else:
         parts.append(element("p", f"{BY_RIGHT}{Duty.REMOVE.value}."))
     example = {"url": "https://hooks.example.com/rollbook", "kinds": ["lifecycle"]}
@@ -126,7 +126,7 @@ _ID_SHOWN: Final = 12
 
 
 def short_id(callback_id: str) -> str:
-    """The id in the short form that people type."""
+    """The short form of the id, for people to type."""
     return callback_id[:_ID_SHOWN]
 
 
@@ -158,8 +158,8 @@ def callback(frame: PageFrame, row: Facts, found: Facts, grants: Grants) -> Scre
     if grants.may_manage(Duty.REMOVE):
         hidden = {"id": row["id"]}
         typed = Field("typed", f"Type {short_id(row['id'])}", more={"autocomplete": "off"})
-        sends = element("p", "Sends one event of the kind test, and waits for what comes of it.")
-        deletes = element("p", "Nothing more is sent, not even what waits.")
+        sends = element("p", "Sends one event of the kind test, and waits for the outcome.")
+        deletes = element("p", "No more events are sent, not even events that wait.")
         acts = [
             form(frame, "/callback", [sends], "Test", hidden | {"act": "test"}),
             form(frame, "/callback", [deletes], "Delete", hidden | {"act": "delete"}, [typed]),

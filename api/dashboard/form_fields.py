@@ -16,7 +16,7 @@ DoAct = Callable[[Request, Mapping[str, str]], Awaitable[tuple[str, str]]]
 
 
 async def fields_of(request: Request) -> dict[str, str]:
-    """The fields of a form, whose size the server has bounded."""
+    """The fields of a form. The server has bounded the form's size."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/x-www-form-urlencoded":
         return {}
@@ -46,4 +46,4 @@ def require_typed(fields: Mapping[str, str], name: str) -> None:
 
 
 def unknown_act(verb: str) -> InvalidRequest:
-    return InvalidRequest(f"no form here does {verb[:40]!r}")
+    return InvalidRequest(f"no form here has the act {verb[:40]!r}")

@@ -1,4 +1,4 @@
-"""Reads log servers' HTTP pages, in a thread. A token is sent only with TLS, or to this machine."""
+"""Reads log servers' HTTP pages; run it in a thread. A token is sent only with TLS, or to this machine."""
 
 import http.client
 import json
@@ -14,7 +14,7 @@ _BYTES_MAX: Final = 1024 * 1024
 
 
 class _NamedHttps(http.client.HTTPConnection):
-    """A connection to a server whose certificate has `name`, at any address."""
+    """A connection to a server at any address, if the server's certificate has `name`."""
 
     def __init__(self, host: str, port: int | None, context: ssl.SSLContext, name: str) -> None:
         super().__init__(host, port, timeout=_PATIENCE_S)
@@ -46,7 +46,7 @@ def fetch(url: str, path: str, token: str, authorities: str, tls_name: str) -> s
         connection.request("GET", path, headers=headers)
         answer = connection.getresponse()
         if answer.status != 200:
-            raise OSError(f"{path} answers {answer.status}")
+            raise OSError(f"{path} returned the status {answer.status}")
         return answer.read(_BYTES_MAX).decode("utf-8", "replace")
     finally:
         connection.close()
@@ -63,5 +63,5 @@ def rows_of_settings(found: Any) -> list[dict[str, str]]:
     rows = found.get("settings") if isinstance(found, dict) else None
     names = ("section", "name", "value", "source")
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-        raise ValueError("it does not show its settings as Rollbook does")
+        raise ValueError("the response does not have the form of Rollbook's settings")
     return [{name: str(row.get(name, "")) for name in names} for row in rows]

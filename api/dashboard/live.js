@@ -1,4 +1,4 @@
-// What htmx leaves to us: a tail does not grow for ever, and who is signed out is led to the form.
+// Bounds the rows of a followed log, and reloads the page after its session has ended: htmx does neither.
 "use strict";
 const RECORDS_MAX = 500;
 
@@ -8,7 +8,7 @@ document.addEventListener("htmx:sse:after:message", () => {
 });
 document.addEventListener("signed-out", () => location.reload());
 
-// Charts: the newest samples come as elements of #samples, which are taken from there.
+// Charts: new samples arrive as elements of #samples; this code moves them into the charts.
 const SAMPLES_MAX = 450;
 const charts = [];
 const columns = [[]];

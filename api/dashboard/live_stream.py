@@ -25,11 +25,11 @@ _EVENTS: Final = "text/event-stream"
 _SIGNED_OUT: Final = b"event: signed-out\ndata: \n\n"
 _ROUND_S: Final = 0.5  # The update interval. Longer: pages are staler, and cost less.
 _HEARTBEAT_ROUNDS: Final = 30
-_ROUNDS_MAX: Final = 50  # Kept events, each of a page's size at most.
+_ROUNDS_MAX: Final = 50  # The most events that are kept; each is at most as large as a page.
 
 
 class LiveStreams:
-    """The streams of `pages`, by path. Open pages with the same URL, token and contents share each event."""
+    """Serves the streams of `pages`. Open pages with the same URL, token and contents share each event."""
 
     def __init__(
         self,
@@ -114,7 +114,7 @@ class LiveStreams:
         page: str,
         seen: PageState,
     ) -> tuple[PageState, bytes]:
-        """The next state of a page whose state is `seen`, and the event that leads to it."""
+        """Returns the state of the page after the state `seen`, and the event that leads to it."""
         visit = await self._visits.begin(there, session, page, after=seen.next_offset)
         try:
             self._managing.require(Duty.LOOK)

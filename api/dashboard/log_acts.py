@@ -13,7 +13,7 @@ from rollbook.api.dashboard.page_sources import PageSources
 from rollbook.api.dashboard.parts import with_query
 from rollbook.logservice.ids import LogName
 
-_ONCE_CHARACTERS: Final = 48  # An idempotency key has at most 59.
+_ONCE_CHARACTERS: Final = 48  # An idempotency key has at most 59 characters.
 _ACTS_ON_LOG: Final = {
     "append": (Right.APPEND, "Append"),
     "truncate": (Right.ADMIN, "Truncate"),
@@ -87,8 +87,8 @@ class LogActs:
 
 
 def _once_of(drawn: str, *said: str) -> str | None:
-    """The idempotency key of a form, made of its number and its content: a form that is sent twice appends
-    once (DB9). None: the form has no number."""
+    """The idempotency key of a form, made of its number and its content, so that a form that is sent twice
+    appends once (DB9). None: the form has no number."""
     if not drawn:
         return None
     return hashlib.sha256(json.dumps([drawn, *said]).encode()).hexdigest()[:_ONCE_CHARACTERS]

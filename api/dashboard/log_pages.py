@@ -1,4 +1,4 @@
-"""Pages of logs: their list, and one log with its records, segments and cursors."""
+"""Pages of logs: the list of logs, and one log with its records, segments and cursors."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -52,7 +52,7 @@ class LogPages:
         if not grants.may_steer_any(name):
             self._managing.require_on_log(Right.READ, name, "Read")
         if asked.get("format", Form.TEXT) not in list(Form):
-            raise InvalidRequest(f"format is {', '.join(Form)}")
+            raise InvalidRequest(f"format has to be one of {', '.join(Form)}")
         found = await visit.ask(visit.own(f"log {name}"), lambda: self._logs.log(token, name))
         is_news = visit.after is not None and not start
         records: Facts | None = None

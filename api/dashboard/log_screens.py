@@ -82,7 +82,7 @@ def logs(
                 "/logs",
                 [labelled(Field("prefix", "Namespace, or namespace/begin*", value=prefix))],
             ),
-            table(columns, lines, "There is no log of such a name." if asked else "No log yet."),
+            table(columns, lines, "No log has such a name." if asked else "No log yet."),
             element("p", link("Next page", with_query("/logs", **more))) if next_after else None,
             element(
                 "div",
@@ -98,7 +98,7 @@ def logs(
 
 
 def of_logs(server: str, http: str, namespace: str, start: str, after: str) -> OnLogs:
-    """The shell command and the call for the namespace's logs whose names begin with `start`. Empty namespace: all."""
+    """The shell command and the request that list a namespace's logs with the prefix `start`. Empty namespace: all."""
     which, path = "", "/logs"
     if namespace:
         which = f" {shlex.quote(f'{namespace}/{start}')}"
@@ -115,12 +115,12 @@ class LogView:
     found: Facts
     # None: the caller may not read records, segments and cursors.
     records: Facts | None
-    is_news: bool  # True: the page has the records before these.
+    is_news: bool  # True: these are new records, and the page has the earlier ones.
     plan: Facts | str | None  # The plan of a truncation, or why there is none.
     ensembles: Mapping[int, Sequence[str]]  # The bookies of each segment, by ledger.
     servers: Sequence[str]  # Other servers, which may become the log's owner.
     where: tuple[str, str]  # The URLs of a server and of its REST API.
-    once: str  # The number that was drawn for this page (DB9).
+    once: str  # The random number of this page (DB9).
 
 
 def log(frame: PageFrame, view: LogView, grants: Grants) -> Screen:
@@ -135,7 +135,7 @@ def log(frame: PageFrame, view: LogView, grants: Grants) -> Screen:
                 [
                     element(
                         "p",
-                        f"Records, segments and cursors are shown to those who may read {name}.",
+                        f"Records, segments and cursors are shown only to users who may read {name}.",
                     )
                 ]
                 if records is None
@@ -181,7 +181,7 @@ def _content(
 ) -> list[Child]:
     name = found["log"]
     return [
-        element("h2", "Records, the newest first"),
+        element("h2", "Records, newest first"),
         _record_filter(name, asked, view),
         _records(records, view),
         _pages(name, records, view, asked),
@@ -285,7 +285,7 @@ def _pages(name: str, records: Facts, view: Form, asked: Mapping[str, str]) -> C
 
 
 def time_line(segments: Sequence[Facts]) -> Child:
-    """One bar for each segment, up to the start of the next one. Its colour shows the state."""
+    """One bar for each segment, up to the start of the next segment. The bar's colour shows the segment's state."""
     begun = [each["began_us"] for each in segments]
     if not begun or not all(begun):
         return None
@@ -335,7 +335,7 @@ def _segments(found: Facts, ensembles: Mapping[int, Sequence[str]]) -> Child:
     older = found["segment_count"] - len(lines)
     return (
         table(columns, lines, "It has no segment."),
-        element("p", f"{older:,} older ones are not shown.") if older > 0 else None,
+        element("p", f"{older:,} older segments are not shown.") if older > 0 else None,
     )
 
 
@@ -366,7 +366,7 @@ def _acts(frame: PageFrame, view: LogView, before: str, grants: Grants) -> list[
 
 
 def _truncation(frame: PageFrame, name: str, before: str, plan: Facts | str | None) -> Child:
-    """The form that asks for a plan, and then the plan with the form that truncates."""
+    """The form that requests a plan; with a plan, also the plan and the form that truncates."""
     ask = search(
         "/log",
         [
@@ -385,9 +385,9 @@ def _truncation(frame: PageFrame, name: str, before: str, plan: Facts | str | No
         says = (
             f"Records {plan['old_head']} to {plan['new_head']} ({plan['records']:,}) would be readable no more; "
             f"{len(plan['segments'])} segments with {plan['freed_bytes']:,} bytes would be deleted, and "
-            f"{plan['kept_bytes']:,} bytes stay until their segment goes."
+            f"{plan['kept_bytes']:,} bytes stay until their segment is deleted."
         )
-        guards = f"Protected cursors are in the way: {', '.join(plan['guards'])}."
+        guards = f"Protected cursors prevent it: {', '.join(plan['guards'])}."
         parts.append(element("p", says))
         parts.append(element("p", guards) if plan["guards"] else None)
         hidden = {"id": name, "act": "truncate", "before": str(plan["new_head"])}
@@ -409,12 +409,12 @@ def _log_acts(frame: PageFrame, view: LogView, *, is_admin: bool, may_append: bo
         number = hidden_input("once", view.once)
         acts.append(act("append", "Append", "One record, as UTF-8.", number, fields=[value, key]))
     if is_admin and not is_sealed:
-        acts.append(act("roll", "Roll", "A new segment begins, unless the last one is empty."))
+        acts.append(act("roll", "Roll", "Begins a new segment, unless the last segment is empty."))
         typed = Field("typed", f"Type {name}", more=_UNTYPED)
-        acts.append(act("seal", "Seal", "No record is ever appended again.", fields=[typed]))
+        acts.append(act("seal", "Seal", "No record can be appended after this.", fields=[typed]))
     if is_admin and view.servers:
         chosen = choice("to", "Server", {each: each for each in view.servers}, "")
-        says = "Another server becomes its owner; no append fails by it."
+        says = "Another server becomes the owner; no append fails because of this."
         acts.append(act("transfer", "Transfer", says, chosen))
     return element("div", acts, attributes={"class": "acts"})
 
@@ -486,7 +486,7 @@ def server(
     verb, button, says = (
         ("resume", "Resume", "It takes logs again.")
         if row["state"] == "draining"
-        else ("drain", "Drain", "It hands over the logs that it owns and takes no others.")
+        else ("drain", "Drain", "It hands over the logs that it owns, and takes no more logs.")
     )
     act = None
     if grants.may_manage(Duty.OPERATE):

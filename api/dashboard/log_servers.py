@@ -35,8 +35,8 @@ Facts = dict[str, Any]
 RECORDS_SHOWN: Final = 50
 SEGMENTS_SHOWN: Final = 20
 LOGS_SHOWN: Final = 100
-_VALUE_BYTES: Final = 1000  # Only the shown part of a record is kept.
-_BYTES_READ_MAX: Final = 16 * 1024 * 1024  # Bytes of records that are read for one page.
+_VALUE_BYTES: Final = 1000  # The most bytes of a record that are shown.
+_BYTES_READ_MAX: Final = 16 * 1024 * 1024  # The most bytes of records that one page reads.
 _CLIENTS_MAX: Final = 16
 _TIMEOUT_S: Final = 5.0
 _CONNECT_S: Final = 2.0
@@ -49,7 +49,7 @@ class LogTls:
 
     uses_tls: bool = False
     authorities: str = ""  # A file with CAs; empty: the CAs that the machine trusts.
-    name: str = ""  # The name in the servers' certificates; empty: the host that each advertises.
+    name: str = ""  # The name in the servers' certificates; empty: each server's host name.
 
 
 IN_THE_CLEAR: Final = LogTls()
@@ -62,7 +62,7 @@ class LogServers:
         """`addresses` returns the addresses of the registered servers."""
         self._addresses = addresses
         self._tls = tls
-        self._clients: OrderedDict[str, Client] = OrderedDict()  # By token, as last used.
+        self._clients: OrderedDict[str, Client] = OrderedDict()  # By token, recently used last.
         self._closing: set[asyncio.Task[None]] = set()
 
     @property
@@ -81,7 +81,7 @@ class LogServers:
                 raise ServerUnreachable(
                     "no log server is registered", next_step="start one: rollbook server log"
                 )
-            # gRPC takes a while to load, and many users of pages look at no log.
+            # gRPC takes a while to load, and many users never look at a log.
             await asyncio.to_thread(import_module, "rollbook.api.client.client")
             if (found := self._clients.get(token)) is None:
                 found = self._clients[token] = self._connected(addresses, token)
@@ -113,7 +113,8 @@ class LogServers:
             async with asyncio.timeout(_TIMEOUT_S + 1):
                 return await work(client)
         except ServerUnreachable:
-            self._let_go(token)  # Its servers may have left; the next client uses the present ones.
+            # The client's servers may have left. The next client uses the registered servers.
+            self._let_go(token)
             raise
         except TimeoutError:
             raise QuorumTimeout("the log server did not answer in time") from None
@@ -121,7 +122,7 @@ class LogServers:
     # --- Looking ------------------------------------------------------------------------------
 
     async def logs(self, token: str, prefix: str, after: str) -> tuple[list[Facts], str]:
-        """Rows of logs, and the `after` of the next page; empty: there is none. Raises `InvalidRequest`."""
+        """Rows of logs, and the `after` of the next page; empty: no next page. Raises `InvalidRequest`."""
 
         async def look(client: "Client") -> tuple[list[Facts], str]:
             from rollbook.api.client.positions import listed
@@ -175,7 +176,7 @@ class LogServers:
         return facts
 
     async def records(self, token: str, name: str, start: str) -> Facts:
-        """A page of records, ascending. Empty `start`: the newest. Raises `InvalidRequest`, `BeyondTail`."""
+        """A page of records, oldest first. Empty `start`: the newest records. Raises `InvalidRequest`, `BeyondTail`."""
 
         position = parse_position(start) if start else BeforeTail(Offset(RECORDS_SHOWN))
 
@@ -216,7 +217,7 @@ class LogServers:
         return await self._truncate(token, name, before, is_plan=True)
 
     async def settings(self, token: str, url: str) -> list[dict[str, str]]:
-        """The settings of the server whose REST API has that URL. Raises `ServerUnreachable`."""
+        """The settings of the server with its REST API at `url`. Raises `ServerUnreachable`."""
         tls = self._tls
         try:
             text = await asyncio.to_thread(
@@ -250,7 +251,7 @@ class LogServers:
     async def append(
         self, token: str, name: str, value: bytes, key: bytes | None, once: str | None
     ) -> int:
-        """Appends a record; returns its offset. A repeat with the same `once` returns the offset of the first."""
+        """Appends a record; returns its offset. A repeat with the same `once` returns the same offset."""
 
         async def append(client: "Client") -> int:
             log = await client.open(name)
@@ -302,7 +303,7 @@ class LogServers:
         return owner
 
     async def drain(self, token: str, server: str, *, resume: bool) -> int:
-        """Returns the number of logs that the server has yet to hand over."""
+        """Drains or resumes the server. Returns the number of logs that it still has to hand over."""
 
         async def drain(client: "Client") -> int:
             return await client.drain(server, resume=resume)
@@ -336,7 +337,7 @@ async def _last_segments(client: "Client", log: LogName) -> list[Facts]:
 
 
 def _row(name: LogName, state: Any) -> Facts:
-    """`state`: the log's state, or the error: the log was deleted, or this token may not read it."""
+    """`state`: the log's state, or an error if the log was deleted or this token may not read it."""
     if isinstance(state, BaseException):
         if not isinstance(state, Exception):
             raise state

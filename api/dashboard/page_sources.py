@@ -15,7 +15,7 @@ _NAMELESS: Final = OwnProcess("this server")
 
 
 class PageAdmin(ClusterAdmin, Protocol):
-    """The calls that pages need in addition to those of the routes."""
+    """The calls that pages need in addition to the calls of the routes."""
 
     async def log_servers(self) -> Sequence[Facts]:
         """Log servers, by name."""

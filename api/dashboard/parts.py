@@ -11,7 +11,7 @@ from rollbook.api.dashboard.core.live import Live, NewRows, PageState, live
 from rollbook.api.dashboard.core.markup import Child, Html, element, page
 
 PREFIX: Final = "/dashboard"
-BY_RIGHT: Final = "Your token does not give the right to act here: "
+BY_RIGHT: Final = "Your token does not permit changes here; they need "
 REFRESH_S: Final = 5
 RECONNECT_MS_MAX: Final = 2000
 _CHARTS: Final = "uPlot.iife.min.js"
@@ -48,14 +48,12 @@ class PageFrame:
 class Screen:
     title: str
     parts: Sequence[Child]
-    commands: Sequence[
-        str
-    ] = ()  # Equivalent shell commands, without `rollbook` in front and without `--metadata`.
+    commands: Sequence[str] = ()  # Equivalent shell commands, without `rollbook` and `--metadata`.
     calls: Sequence[tuple[str, str, str]] = ()  # Equivalent HTTP requests: method, path, body.
     on_logs: "OnLogs | None" = None
-    is_live: bool = False  # Without scripts, the page reloads itself every few seconds.
+    is_live: bool = False  # True: without scripts, the page reloads itself every few seconds.
     at: str = ""
-    rows: NewRows | None = None  # New rows of a page that follows a log.
+    rows: NewRows | None = None  # New rows, if the page follows a log or the samples.
 
     def live_parts(self, frame: PageFrame) -> list[Live]:
         """The parts that the page's stream updates."""
@@ -276,7 +274,7 @@ def choice(name: str, label: str, options: Mapping[str, str], chosen: str) -> Ht
 
 
 def when(ms: Any) -> str:
-    """A time for people; years beyond four digits are shown as a number."""
+    """A time in readable form. A time after the year 9999 is shown as a number."""
     if not isinstance(ms, int):
         return "—"
     try:

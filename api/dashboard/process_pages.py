@@ -54,7 +54,7 @@ class ProcessPages:
             metrics = await self._logs.server(token, row["address"])
         except RollbookError as error:
             metrics = error_text(error)
-        settings: Sequence[Facts] | str = "It serves no HTTP (--rest)."
+        settings: Sequence[Facts] | str = "It does not serve HTTP (--rest)."
         if url := row["http"]:
             try:
                 settings = await self._logs.settings(token, url)
@@ -64,8 +64,8 @@ class ProcessPages:
         return log_screens.server(visit.framed(), row, metrics, settings, grants)
 
     async def _process(self, request: Request, visit: Visit) -> Screen:
-        """The page of a process. The facts of a bookie are requested from it; of recovery servers, only this
-        process's own are known.
+        """The page of a process. A bookie is asked for its facts. The facts of a recovery server are known only
+        if it is this process.
         """
         kind, name = (request.query_params.get(each, "") for each in ("kind", "name"))
         counted: Mapping[str, Child] | str
@@ -88,13 +88,13 @@ class ProcessPages:
         return process_screens.process(visit.framed(), kind, name, found, counted)
 
     async def _recovery_servers(self, visit: Visit) -> set[str]:
-        """The recovery servers that run a part. A server that runs HTTP alone is known only to itself."""
+        """The recovery servers that run a part. A server that runs only HTTP is known only to itself."""
         found = await visit.ask("recovery", self._admin.recovery)
         return {str(each.get("process")) for each in found["processes"]}
 
     async def _shown(self, visit: Visit, bookie: str, page: str, read: Callable[[Any], Any]) -> Any:
-        """Returns the contents of the bookie's own page, or the reason why they are not known. Raises
-        `Missing` if there is no such bookie."""
+        """Returns the contents of one of the bookie's pages, or the reason why they are not known. Raises
+        `Missing` if the bookie does not exist."""
         row = await visit.ask(f"bookie {bookie}", lambda: self._admin.bookie(bookie))
         try:
             return read(

@@ -24,7 +24,7 @@ _SAMPLE: Final = re.compile(r"^([a-zA-Z_:][\w:]*(?:\{[^\n]*\})?) (\S+)$", re.MUL
 
 
 def without_pages(state: str) -> str:
-    """Why a bookie in this state shows no pages of its own."""
+    """Why the pages of a bookie in this state cannot be shown."""
     return (
         "it does not run"
         if state == "down"
@@ -108,9 +108,7 @@ def process(
     path = f"/bookies/{quote(name, safe=':')}/pages"
     calls = [("GET", f"{path}/settings", ""), ("GET", f"{path}/status", "")]
     if kind == "bookie":
-        more = element(
-            "p", link("Its state, and what can be done with it", with_query("/bookie", id=name))
-        )
+        more = element("p", link("Its state and possible changes", with_query("/bookie", id=name)))
     else:
         calls = [("GET", "/settings", "")]
     return Screen(
@@ -127,7 +125,7 @@ def of_exposition(text: str) -> dict[str, Child]:
 
 
 def of_status(found: Any) -> dict[str, Child]:
-    """A bookie's report about itself, with dotted names for nested facts."""
+    """The rows of a bookie's status, with dotted names for nested facts."""
     rows: dict[str, Child] = {}
 
     def add(prefix: str, value: Any) -> None:

@@ -13,7 +13,8 @@ HEADERS: Final = {
     "content-security-policy": "default-src 'self'; base-uri 'none'; form-action 'self'; "
     "frame-ancestors 'none'",
     "x-content-type-options": "nosniff",
-    # Keeps the origin in requests: without it, the server refuses a form as one of another site.
+    # Makes browsers send the page's origin with a form. With `no-referrer` they would send
+    # `Origin: null`, and the server would refuse the form as cross-site.
     "referrer-policy": "same-origin",
     "cache-control": "no-store",
 }
@@ -24,7 +25,7 @@ def html(body: bytes, status: int) -> Response:
 
 
 def refused(error: RollbookError, status: int) -> Response:
-    """The page in response to a request that the server rejects."""
+    """The page for a request that the server rejects."""
     if isinstance(error, EntryTooLarge) and "limit" in error.ids:
         limit = f"{error.ids['limit'] // 1024} KiB"
         screen = screens.problem(
@@ -38,5 +39,5 @@ def refused(error: RollbookError, status: int) -> Response:
 
 
 def redirect(path: str) -> Response:
-    """Redirects to a page after a form, by GET."""
+    """Redirects to the page after a form; the browser loads it with GET."""
     return RedirectResponse(path, 303, headers=HEADERS)

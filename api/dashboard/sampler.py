@@ -1,7 +1,7 @@
 """Reads log servers' counters every two seconds, for the charts of the overview (DB7).
 
-Counters of log servers in this process are read directly, those of others at their /metrics. A token is
-sent only with TLS, or to this machine.
+Counters of log servers in this process are read directly, counters of other servers at their /metrics. A
+token is sent only with TLS, or to this machine.
 """
 
 import asyncio

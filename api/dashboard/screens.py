@@ -38,7 +38,7 @@ _TYPED: Final = "Type its name"
 
 
 def overview(health: Facts, recovery: Facts, samples: Samples, after: int | None) -> Screen:
-    """`after`: the page has the samples up to that time."""
+    """`after`: the page has the samples up to this time."""
     found = sentence_of(health, recovery)
     attributes = {"class": f"sentence {found.level}", "id": "health"}
     newest = samples.newest
@@ -202,22 +202,20 @@ def _bookie_acts(frame: PageFrame, row: Facts, grants: Grants) -> Child:
     typed = Field("typed", _TYPED, more={"autocomplete": "off"})
     if grants.may_manage(Duty.OPERATE):
         if "draining" in allowed:
-            says = "It takes no entries from now on, and its copies are made on other bookies."
+            says = "It takes no entries from now on, and its entries are copied to other bookies."
             parts.append(act("drain", "Drain", says))
         if "active" in allowed:
             parts.append(
-                act("undrain", "Undrain", "It takes entries again; what was copied stays copied.")
+                act("undrain", "Undrain", "It takes entries again. Copies that were made stay.")
             )
     else:
         parts.append(element("p", f"{BY_RIGHT}{Duty.OPERATE.value} = true."))
     if grants.may_manage(Duty.REMOVE):
         if "drained" in allowed:
-            says = (
-                "Calls it drained, whatever is left there: what has no other copy is lost with it."
-            )
+            says = "Marks it as drained even if ledgers are left: entries without another copy are lost with it."
             parts.append(act("drained", "Mark drained", says, typed))
-        says = "Takes it out of the cluster: its cookie and its lifecycle are deleted. Refused while it runs."
-        give_up = Field("give_up", "Ledgers given up, as a refusal names them", "text")
+        says = "Removes it from the cluster: its cookie and its lifecycle are deleted. Refused while it runs."
+        give_up = Field("give_up", "Ledgers to give up: the number in a refusal", "text")
         parts.append(act("remove", "Remove", says, typed, give_up))
     return element("div", parts, attributes={"class": "acts"})
 
@@ -241,7 +239,7 @@ def ledgers(rows: Sequence[Facts], next_after: int | None, asked: Mapping[str, s
         for row in rows
     ]
     columns = ("Ledger", "State", "E/W/A", "Last entry", "Bytes", "Made")
-    empty = "No ledger of this kind among those that this page looked at."
+    empty = "None of the ledgers that this page read is of this kind."
     if next_after is None and not any(asked.values()):
         empty = "There is no ledger in this cluster."
     return Screen(
@@ -320,9 +318,11 @@ def ledger(frame: PageFrame, found: Facts, grants: Grants) -> Screen:
     parts: list[Child] = [facts(shown), table(("Entries", "Bookies"), lines, "It has no fragment.")]
     if grants.may_manage(Duty.OPERATE):
         verify = element(
-            "p", "Reads every copy from every bookie that should have one; mends nothing."
+            "p", "Reads every copy from every bookie that should have one; repairs nothing."
         )
-        recover = element("p", "Stops its writer, finds its end and closes it there.")
+        recover = element(
+            "p", "Stops the ledger's writer, finds the last entry and closes the ledger there."
+        )
         typed = Field("typed", "Type its number", more={"autocomplete": "off"})
         acts = [form(frame, path, [verify], "Verify now", {"act": "verify"})]
         if found["state"] != "closed":
@@ -361,7 +361,7 @@ def recovery(frame: PageFrame, found: Facts, grants: Grants) -> Screen:
             ("PUT", "/recovery/delay", '{"delay_s": 300}'),
             ("PUT", "/recovery/rate", '{"bytes_per_s": 67108864}'),
         ],
-        is_live=not grants.may_manage(Duty.OPERATE),  # Keeps a half-typed number.
+        is_live=not grants.may_manage(Duty.OPERATE),  # A reload would lose a half-typed number.
         at="/recovery",
     )
 
@@ -460,7 +460,7 @@ def operations(rows: Sequence[Facts]) -> Screen:
         [
             live(
                 "operations",
-                table(columns, lines, "Nothing was begun in the last seven days."),
+                table(columns, lines, "No operation began in the last seven days."),
             )
         ],
         calls=[("GET", "/operations", "")],

@@ -1,6 +1,6 @@
-"""Answers that visitors share, so that fifty open pages cost the cluster as much as one does.
+"""Answers that visitors share, so that fifty open pages cost the cluster as much as one page.
 
-Callers with the same key share an answer while it is fresh, and a request in progress. After a change by any
+Callers with the same key share a fresh answer, and a request in progress. After a change by any
 caller, earlier answers and requests are no longer shared, since they may lack the change. While the metadata
 store is unavailable, callers get the last answer, with its age (DB3).
 """
@@ -45,14 +45,14 @@ class SharedAnswers:
         self._asking: dict[Hashable, _Question] = {}
 
     def on_act(self) -> None:
-        """Notes that something was changed: later callers must see the change."""
+        """Notes a change: later callers must see it."""
         self._changed_ns = self._now_ns()
 
     async def ask(self, key: Hashable, ask: Callable[[], Awaitable[Any]]) -> SharedAnswer:
         """Returns the answer. Raises the errors of `ask`, unless the store is unavailable and an older answer
         is known.
 
-        If the caller is cancelled, the request continues for its other waiters.
+        If the caller is cancelled, the request continues for other callers.
         """
         known = self._known.get(key)
         if known is not None and self._is_fresh(known):
@@ -70,7 +70,7 @@ class SharedAnswers:
         return SharedAnswer(facts, question.began_ns)
 
     async def close(self) -> None:
-        """Stops all requests. Call it when no caller waits any longer."""
+        """Stops all requests. Call this when no caller waits for an answer."""
         asking = [each.answer for each in self._asking.values()]
         await stop_tasks(*asking)
 

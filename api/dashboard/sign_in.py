@@ -65,7 +65,7 @@ class SignIn:
         return True
 
     def readmit(self, request: Request, session: Session) -> bool:
-        """Returns whether the session is still valid, and sets `CALLER` if so. Ends it if its principal changed."""
+        """Returns whether the session is still valid, and sets `CALLER` if so. Ends it if its principal has changed."""
         return self._sessions.holds(session) and self._admit(request, session)
 
     def with_cookie(self, request: Request, response: Response, session: Session) -> Response:
@@ -86,7 +86,7 @@ class SignIn:
         return redirect(f"{PREFIX}{with_query('/sign-in', next=goes_on)}")
 
     def _cookie_name(self, request: Request) -> str:
-        """The name has the port, since ports share cookies; `__Host-` keeps other hosts from setting it."""
+        """Includes the port, since a host's ports share cookies. `__Host-` keeps other hosts from setting it."""
         port = (request.scope.get("server") or ("", 0))[1]
         return f"{'__Host-' if self._is_behind_tls else ''}rollbook-{port}"
 
@@ -98,7 +98,7 @@ class SignIn:
         return html(render(frame, screens.sign_in(frame, goes_on)), 200)
 
     async def _begin(self, request: Request) -> Response:
-        """Begins a session with a new id, whatever the browser sent."""
+        """Begins a session with a new id, even if the browser sent an id."""
         if self._authenticator is None:
             return redirect(PREFIX)
         fields = await fields_of(request)

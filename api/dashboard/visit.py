@@ -35,16 +35,16 @@ class Visit:
         return key, self.session.token
 
     async def ask(self, key: Hashable, ask: Callable[[], Awaitable[Any]]) -> Any:
-        """Returns the present facts or, while the store is unavailable, the last known ones (DB3). Raises
-        if none are known."""
+        """Returns the present facts or, while the store is unavailable, the last known facts (DB3). If no
+        facts are known, raises the error of `ask`."""
         answer = await self._answers.ask(key, ask)
         if answer.problem is not None:
-            known = f"This is what was known {answer.age_s} s ago."
+            known = f"The shown facts were known {answer.age_s} s ago."
             self.banner = f"{error_text(answer.problem)} {known}"
         return answer.facts
 
     def framed(self) -> PageFrame:
-        """The frame, with the banner that the screen has set."""
+        """The frame, with the banner of this visit."""
         return replace(self._frame, banner=self.banner)
 
 
@@ -67,7 +67,7 @@ class Visits:
         notes: Sequence[tuple[str, str]] = (),
         after: int | None = None,
     ) -> Visit:
-        """`page`: the page's name in its stream's URL; empty: it has no stream. `after`: the page has the
+        """`page`: the page's name in its stream's URL; empty: the page has no stream. `after`: the page has the
         records before this offset."""
         cluster = await self._admin.cluster()
         name = session.principal.name if session.principal else ""

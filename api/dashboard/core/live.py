@@ -1,6 +1,6 @@
 """The state of an open page, and the events of its stream with their ids (DB5).
 
-An id is `digest.digest…;next`: one digest for each live part as the page has it, and the offset after its
+An id is `digest.digest…;next`: one digest for each live part of the page, and the offset after the page's
 newest record. A page that reconnects with an id gets the parts that differ, and the records from that offset
 on.
 """
@@ -18,7 +18,7 @@ _DIGEST_CHARACTERS: Final = 12
 
 
 class Live(Html):
-    """A part of a page that is updated with the cluster; use `live` to make it."""
+    """A part of a page that the page's stream updates; use `live` to make it."""
 
     __slots__ = ("id",)
 
@@ -39,7 +39,7 @@ def live(part_id: str, *children: object) -> Live:
 
 @dataclass(frozen=True, slots=True)
 class NewRows:
-    """New rows of a page, and where they end: records with the next offset, or samples with their time."""
+    """New rows of a page: records, or samples. For samples, `next_offset` is the time of the newest sample."""
 
     next_offset: int
     rows: Sequence[Html] = ()
@@ -49,14 +49,14 @@ class NewRows:
 
 @dataclass(frozen=True, slots=True)
 class PageState:
-    """The contents of an open page, which an event's id describes."""
+    """The state of an open page. As text, it is the id of an event."""
 
     digests: tuple[str, ...] = ()
     next_offset: int | None = None
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Parses a state; an invalid one is empty."""
+        """Parses a state. An invalid text gives an empty state."""
         found = _ID.fullmatch(text)
         if found is None:
             return cls()
@@ -74,7 +74,7 @@ class PageState:
 def event_for(
     seen: PageState, parts: Sequence[Live], rows: NewRows | None
 ) -> tuple[PageState, bytes]:
-    """The page's state after the event, and the event; empty: the page is up to date."""
+    """Returns the page's state after the event, and the event; an empty event: the page is up to date."""
     now = PageState.of(parts, rows)
     known = seen.digests if len(seen.digests) == len(parts) else ("",) * len(parts)
     changes = [

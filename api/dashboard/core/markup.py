@@ -1,4 +1,4 @@
-"""HTML as values: every text is escaped where it is put in, so that no page can forget it (DB1).
+"""HTML as values: every text is escaped when it is inserted, so that no page can forget to escape it (DB1).
 
 Names of bookies, labels and reasons may have any contents. Invisible characters (control characters,
 marks that change the direction of text) are shown as numbers, and long texts are cut.
@@ -19,7 +19,7 @@ _ESCAPES: Final = str.maketrans(
 
 
 class Html:
-    """Text that is already markup. Only `element`, `block` and `live` make it."""
+    """Text that is already markup. Screens make it only with `element`, `block` and `live`."""
 
     __slots__ = ("text",)
 
@@ -31,7 +31,7 @@ Child: TypeAlias = str | int | float | Html | Iterable["Child"] | None
 
 
 def shown(value: str, length_max: int = TEXT_MAX) -> str:
-    """The value as people can read it: truncated, and without invisible characters."""
+    """The value in readable form: truncated, and with numbers in place of invisible characters."""
     cut = (
         value if len(value) <= length_max else f"{value[:length_max]}… ({len(value):,} characters)"
     )
@@ -54,7 +54,7 @@ def element(tag: str, *children: Child, attributes: Mapping[str, str | bool | No
 
 
 def block(text: str, length_max: int) -> Html:
-    """Text of several lines, whose line breaks are kept."""
+    """Makes a block of text that keeps its line breaks."""
     return Html(f"<pre>{_escaped(shown(text, length_max))}</pre>")
 
 

@@ -85,7 +85,7 @@ class Samples:
             self._kept.append(Sample(whole_s, values))
 
     def after(self, time_s: int) -> list[Sample]:
-        """Samples after that time, ascending."""
+        """Samples after this time, oldest first."""
         return [each for each in self._kept if each.time_s > time_s]
 
     @property

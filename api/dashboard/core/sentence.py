@@ -11,11 +11,11 @@ Facts = Mapping[str, Any]
 class Sentence:
     level: str  # good, warning or bad.
     text: str
-    link: str  # The path below the dashboard of the screen with the details.
+    link: str  # The path (below the dashboard) of the screen with the details.
 
 
 def sentence_of(health: Facts, recovery: Facts) -> Sentence:
-    """`health`: the facts of `rollbook cluster health`. `recovery`: those of `rollbook recovery status`."""
+    """`health`: the facts of `rollbook cluster health`. `recovery`: the facts of `rollbook recovery status`."""
     for rule in _RULES:
         if (found := rule(health, recovery)) is not None:
             return found
@@ -42,7 +42,7 @@ def _missing(health: Facts, _: Facts) -> Sentence | None:
 
 
 def _named(health: Facts, good: Sequence[str]) -> str:
-    """Names the members in other states than `good`; empty: there are none."""
+    """Names the members that are in no state of `good`; empty: there is no such member."""
     found = [
         f"{each['kind']} {each['id']} is {each['state']}"
         for each in health["members"]
@@ -58,14 +58,14 @@ def _short(_: Facts, recovery: Facts) -> Sentence | None:
     if not count:
         return None
     return Sentence(
-        "warning", f"{_ledgers(count)} fewer copies than they should.", "/ledgers?short=true"
+        "warning", f"{_ledgers(count)} fewer copies than they should have.", "/ledgers?short=true"
     )
 
 
 def _paused(_: Facts, recovery: Facts) -> Sentence | None:
     if recovery["autorecovery"] == "enabled":
         return None
-    return Sentence("warning", "Repair is paused: lost copies are not made again.", "/recovery")
+    return Sentence("warning", "Repair is paused: lost copies are not replaced.", "/recovery")
 
 
 def _no_auditor(_: Facts, recovery: Facts) -> Sentence | None:
@@ -84,7 +84,7 @@ def _degraded(health: Facts, _: Facts) -> Sentence | None:
         text = f"{health['unopened_logs']} logs cannot be opened: `rollbook explain LOG` says why."
         return Sentence("bad", text, "/servers")
     if health["degraded_logs"]:
-        text = f"{health['degraded_logs']} logs are written with fewer copies than they should."
+        text = f"{health['degraded_logs']} logs are written with fewer copies than configured."
         return Sentence("warning", text, "/bookies")
     if health["health"] == "degraded":
         text = _named(health, ("writable", "serving")) or f"New logs {health['new_logs']}"

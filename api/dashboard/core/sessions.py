@@ -20,7 +20,7 @@ _S: Final = 1_000_000_000
 @dataclass(slots=True)
 class Session:
     id: str = field(repr=False)
-    secret: str = field(repr=False)  # Every form has it.
+    secret: str = field(repr=False)  # Every form carries it.
     token: str = field(repr=False)  # Empty: authentication is off.
     principal: Principal | None
     began_ns: int
@@ -36,13 +36,13 @@ class Sessions:
         """`draw` returns a new text that cannot be guessed."""
         self._now_ns = now_ns
         self._draw = draw
-        self._by_id: dict[str, Session] = {}  # The most recently used one is the last.
+        self._by_id: dict[str, Session] = {}  # The most recently used session is the last.
 
     def __len__(self) -> int:
         return len(self._by_id)
 
     def begin(self, token: str, principal: Principal | None) -> Session:
-        """Begins a session; if there are too many, the one that was idle for longest is removed."""
+        """Begins a session. If there are too many, the session that was idle for longest is removed."""
         while len(self._by_id) >= SESSIONS_MAX:
             del self._by_id[next(iter(self._by_id))]
         now_ns = self._now_ns()
@@ -63,7 +63,7 @@ class Sessions:
         return session
 
     def holds(self, session: Session) -> bool:
-        """Whether the session still exists. Streams call this: they do not prolong it, since no user acts."""
+        """Whether the session still exists. Streams call this, which does not prolong the session: no user acts."""
         return self._by_id.get(session.id) is session and not self._is_over(session)
 
     def _is_over(self, session: Session) -> bool:

@@ -1,4 +1,4 @@
-"""Bytes as people can read them: values of records, and nodes of the metadata without their secrets (DB4)."""
+"""Shows bytes in readable form: values of records, and metadata nodes without their secrets (DB4)."""
 
 import json
 import re
@@ -59,7 +59,7 @@ def value_in(form: Form, value: bytes, size: int) -> str:
 
 
 def node_text(value: bytes) -> str:
-    """A metadata node's value as text. Other bytes are not shown: they may have a password anywhere."""
+    """A metadata node's value as text. Bytes that are not text are not shown: a password may be anywhere in them."""
     if not value:
         return "(empty)"
     try:
@@ -123,14 +123,14 @@ def _is_plain_name(name: str) -> bool:
 
 
 def _is_label(name: str, value: Any) -> bool:
-    """Whether the value is the name of a secret, which is another value of the same object."""
+    """Whether the value is the name of a secret that is another value of the same object."""
     return name.lower() in _LABELS and isinstance(value, str) and _is_secret(value)
 
 
 def _masked_text(text: str) -> str:
     """Masks secrets line by line. Text after a secret is hidden, too."""
     shown: list[str] = []
-    base, is_due, is_within = 0, False, False  # About the last secret.
+    base, is_due, is_within = 0, False, False  # The state after the last secret.
     in_key, in_body = False, False
     for line in text.splitlines():
         indent = len(line) - len(line.lstrip())
@@ -163,7 +163,7 @@ def _masked_text(text: str) -> str:
 
 
 def _without_user(line: str) -> str:
-    """Removes what precedes the `@` of a URL, which may be a password."""
+    """Hides the part of a URL before its `@`, which may contain a password."""
     if "://" not in line or "@" not in line:
         return line
     words = []
