@@ -33,13 +33,8 @@ from rollbook.api.dashboard.sign_in import SignedOut, SignIn
 from rollbook.api.dashboard.visit import ShowPage, Visit, Visits
 from rollbook.proto.errors import InvalidRequest, Missing, RollbookError
 
-_OTHER_METHODS: Final = (
-    "POST",
-    "PUT",
-    "PATCH",
-    "DELETE",
-    "OPTIONS",
-)  # Refused, except a form's POST.
+# Methods that pages refuse (POST: unless the page has a form).
+_OTHER_METHODS: Final = ("POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 _NOTES_MAX: Final = 20  # The most notes that a session keeps until its next page.
 _ANSWERS_MAX: Final = 200
 _FRESH_S: Final = 2  # Longer: open pages cost the cluster less, and are staler.

@@ -53,7 +53,7 @@ class Screen:
     on_logs: "OnLogs | None" = None
     is_live: bool = False  # True: without scripts, the page reloads itself every few seconds.
     at: str = ""
-    rows: NewRows | None = None  # New rows, if the page follows a log or the samples.
+    rows: NewRows | None = None  # Rows that a page adds: records, or samples.
 
     def live_parts(self, frame: PageFrame) -> list[Live]:
         """The parts that the page's stream updates."""
