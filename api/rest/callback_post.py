@@ -85,7 +85,7 @@ def parse_target(url: str) -> CallbackTarget:
         raise InvalidRequest(
             f"{url[:80]!r} is not a callback URL: use `https://host[:port]/path?query` of at most "
             f"{URL_MAX} visible ASCII characters, without user and fragment",
-            next_step="use for example https://hooks.example.com/rollbook",
+            next_step="use, for example, https://hooks.example.com/rollbook",
         )
     target = CallbackTarget(
         found["scheme"],
@@ -95,7 +95,7 @@ def parse_target(url: str) -> CallbackTarget:
     )
     if target.scheme == "http" and not target.is_local:
         raise InvalidRequest(
-            "events would cross the network unencrypted: http is for this machine alone",
+            "events would cross the network unencrypted: http is allowed only on this machine",
             next_step="write https:// in front of the host",
         )
     return target
@@ -111,7 +111,7 @@ def origin_of(url: str) -> str:
 
 def check_hosts(hosts: Collection[str]) -> None:
     """Parses the hosts of the setting. Raises `BadConfig`."""
-    advice = "use for example hooks.example.com, hooks.example.com:8443, 127.0.0.1:9000 or [::1]"
+    advice = "use, for example, hooks.example.com, hooks.example.com:8443, 127.0.0.1:9000 or [::1]"
     for host in hosts:
         try:
             target = parse_target(f"https://{host}") if _HOST.fullmatch(host.lower()) else None
@@ -158,7 +158,7 @@ def problem_of_address(target: CallbackTarget, text: str) -> str | None:
     try:
         address: _Address = ipaddress.ip_address(text.partition("%")[0])
     except ValueError:
-        return f"{text[:80]} is no address"
+        return f"{text[:80]} is not an address"
     if isinstance(address, ipaddress.IPv6Address):
         if any(address in network for network in _EMBEDS_IPV4):
             return f"{address} embeds an IPv4 address"
@@ -166,10 +166,10 @@ def problem_of_address(target: CallbackTarget, text: str) -> str | None:
     if target.is_local:
         return None if address.is_loopback else f"{address} is not this machine"
     if address.version == 6 and address not in _UNICAST:
-        return f"{target.name} is at {address}, which is no public address"
+        return f"{target.name} is at {address}, which is not a public address"
     if address.is_global and not address.is_multicast and not address.is_reserved:
         return None
-    return f"{target.name} is at {address}, which is no public address"
+    return f"{target.name} is at {address}, which is not a public address"
 
 
 class CallbackPost:

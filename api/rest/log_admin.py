@@ -67,7 +67,7 @@ View = Annotated[
     Literal["names", "full"],
     Query(
         description=f"full: the state of each log, as GET returns it, or `error`; at most {_STATES_MAX} in a page, "
-        "and fewer if the deadline passes. A log whose owner died is opened for this."
+        "and fewer if the deadline passes. A log is opened for this if its owner died."
     ),
 ]
 Producer = Annotated[str, Path(description="The producer's id.", min_length=1, max_length=64)]

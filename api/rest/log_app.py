@@ -133,5 +133,5 @@ def _add_probes(app: FastAPI, is_ready: Callable[[], bool]) -> None:
     async def ready() -> Response:
         """OK, or 503 while the server starts, hands over its logs, or is being stopped."""
         if not is_ready():
-            return response_of(OwnerChanging("this server takes no logs at present"))
+            return response_of(OwnerChanging("this server does not take logs at present"))
         return PlainTextResponse("OK\n")

@@ -101,7 +101,7 @@ From = Annotated[
 ]
 Until = Annotated[
     int | None,
-    Query(ge=0, le=INT64_MAX, description="The offset at which the range ends, excluded."),
+    Query(ge=0, le=INT64_MAX, description="The offset before which the range ends."),
 ]
 
 routes: Final = APIRouter(tags=["records"], default_response_class=Response)
@@ -112,7 +112,7 @@ routes: Final = APIRouter(tags=["records"], default_response_class=Response)
 
 def _read_described() -> dict[str, Any]:
     found = described(
-        errors=OF_READS, more={204: "No record came, or the stream has ended.", 406: "INVALID"}
+        errors=OF_READS, more={204: "No record arrived, or the stream has ended.", 406: "INVALID"}
     )
     found["responses"][200] = {
         "description": "Records, or a stream of events.",
@@ -289,7 +289,7 @@ async def get_tail(
     accept: Accept,
     consistency: Annotated[
         messages.Consistency,
-        Query(description="barrier: a tail above every append that was acked before."),
+        Query(description="barrier: a tail after every append that was acked before the request."),
     ] = messages.Consistency.COMMITTED,
     interval_ms: Annotated[int, Query(ge=10, le=60_000)] = 100,
     heartbeat_ms: Annotated[int, Query(ge=100, le=60_000)] = 5000,
@@ -485,7 +485,7 @@ async def _all_tails(
                     )
     except TimeoutError:
         pass
-    raise QuorumTimeout("not all lists of logs were read within the deadline")
+    raise QuorumTimeout("not all logs could be listed within the deadline")
 
 
 async def _check_complete(routing: OwnerRouting, first: Any, asked: _Followed, how: Asking) -> bool:

@@ -15,28 +15,32 @@ _NUMBER: Final = {"type": "integer", "format": "int64"}
 _FLAG: Final = {"type": "string", "enum": ["true", "false"]}
 _UID: Final = "5c1c9a1ef0e34b0c8d1f2a3b4c5d6e7f"
 _HEADERS: Final[dict[str, tuple[dict[str, Any], str, Any]]] = {
-    "ETag": (_TEXT, "The version of what is returned, for If-Match and If-None-Match.", '"3"'),
+    "ETag": (_TEXT, "The version of the returned object, for If-Match and If-None-Match.", '"3"'),
     "Location": (
         _TEXT,
         "The URL of the result, or of the owner.",
         "/v1/namespaces/default/logs/orders/records/1700",
     ),
-    "Retry-After": (_NUMBER, "Seconds; do not retry before that.", 1),
+    "Retry-After": (_NUMBER, "The seconds to wait before a retry.", 1),
     "WWW-Authenticate": (_TEXT, "The required authentication.", 'Bearer realm="rollbook"'),
     "Log-Epoch": (_NUMBER, "The owner's epoch.", 4),
-    "Log-Event-Time-Us": (_NUMBER, "The event time that its writer gave.", 1_795_219_200_000_000),
+    "Log-Event-Time-Us": (_NUMBER, "The event time that the writer set.", 1_795_219_200_000_000),
     "Log-First-Offset": (_NUMBER, "The first record's offset.", 1700),
     "Log-Head": (_NUMBER, "The offset of the first record that is kept.", 0),
     "Log-Key": (_TEXT, "The record's key.", "1"),
     "Log-Meta-*": (_TEXT, "The record's headers, one for each name.", "till 4"),
     "Log-Next-Offset": (_NUMBER, "The offset after the last record.", 1701),
     "Log-Offset": (_NUMBER, "The record's offset.", 1700),
-    "Log-Omitted": (_NUMBER, "How many of its key and headers do not fit HTTP headers.", 1),
+    "Log-Omitted": (
+        _NUMBER,
+        "The number of the record's key and headers that do not fit in HTTP headers.",
+        1,
+    ),
     "Log-Owner": (_TEXT, "The gRPC address of the log's owner.", "log-1:7400"),
-    "Log-Sealed": (_FLAG, "Whether the log is sealed, so that no more is appended.", "false"),
+    "Log-Sealed": (_FLAG, "Whether the log is sealed, so that no record can be appended.", "false"),
     "Log-Tail": (_NUMBER, "The offset of the next record to be appended.", 1703),
     "Log-Timestamp-Us": (_NUMBER, "When the record was appended.", 1_795_219_200_000_000),
-    "Log-Uid": (_TEXT, "The log's uid: a later log of the same name has another.", _UID),
+    "Log-Uid": (_TEXT, "The log's uid. A later log of the same name has a different uid.", _UID),
     "Log-Up-To-Date": (_FLAG, "Whether the response reaches the tail.", "false"),
 }
 _OF_TAILS: Final = ("Log-Head", "Log-Tail", "Log-Sealed", "Log-Epoch", "Log-Owner", "Log-Uid")

@@ -142,7 +142,7 @@ def _parse_object(body: bytes) -> list[Any]:
         raise InvalidRequest('the body has to be {"records": […]}')
     records = found["records"]
     if not isinstance(records, list):
-        raise InvalidRequest("records: an array is wanted")
+        raise InvalidRequest("records: an array is expected")
     return records
 
 
@@ -169,7 +169,7 @@ _FIELDS: Final = _VALUES | {"key", "key_b64", "headers", "headers_b64", "event_t
 def _columns(index: int, record: Any) -> _Columns:
     try:
         if not isinstance(record, dict):
-            raise InvalidRequest("an object is wanted")
+            raise InvalidRequest("an object is expected")
         if unknown := sorted(record.keys() - _FIELDS):
             raise InvalidRequest(f"{unknown[0][:80]!r} is none of its fields")
         return _value(record), _key(record), _headers(record), _event_time(record)
@@ -206,7 +206,7 @@ def _bytes(record: dict[str, Any], name: str) -> bytes | None:
     if value is None and not name.startswith("data"):
         return None
     if not isinstance(value, str):
-        raise InvalidRequest(f"{name}: a string is wanted")
+        raise InvalidRequest(f"{name}: a string is expected")
     try:
         return from_b64(value) if name.endswith("_b64") else value.encode()
     except InvalidRequest as error:
@@ -218,7 +218,7 @@ def _headers(record: dict[str, Any]) -> dict[str, bytes] | None:
     for field in ("headers", "headers_b64"):
         given = record.get(field) or {}
         if not isinstance(given, dict) or not all(isinstance(v, str) for v in given.values()):
-            raise InvalidRequest(f"{field}: an object of strings is wanted")
+            raise InvalidRequest(f"{field}: an object of strings is expected")
         for name, value in given.items():
             if name in found:
                 raise InvalidRequest(f"header {name[:80]!r} occurs twice")
@@ -229,7 +229,7 @@ def _headers(record: dict[str, Any]) -> dict[str, bytes] | None:
 def _event_time(record: dict[str, Any]) -> int | None:
     time = record.get("event_time_us")
     if time is not None and (type(time) is not int or abs(time) > INT64_MAX):
-        raise InvalidRequest("event_time_us: an integer of 63 bits is wanted")
+        raise InvalidRequest("event_time_us: an integer of 63 bits is expected")
     return time
 
 

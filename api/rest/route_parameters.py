@@ -120,7 +120,7 @@ async def _producer(
     idempotency_key: Annotated[
         str | None,
         Header(
-            description="Instead of a producer: a batch with a known key is not appended again."
+            description="In place of a producer: a batch with a known key is not appended again."
         ),
     ] = None,
 ) -> ProducerRef | None:
@@ -144,10 +144,12 @@ async def _of_one_record(
         str | None, Header(description="The key, if the body is one record.")
     ] = None,
     log_event_time_us: Annotated[
-        str | None, Header(description="Its event time.", json_schema_extra={"format": "int64"})
+        str | None,
+        Header(description="The record's event time.", json_schema_extra={"format": "int64"}),
     ] = None,
     log_meta: Annotated[
-        str | None, Header(alias="log-meta-*", description="Its headers, one for each name.")
+        str | None,
+        Header(alias="log-meta-*", description="The record's headers, one for each name."),
     ] = None,
 ) -> None:
     """Declares the headers that `block_of` reads itself, for OpenAPI and for `unknown_parameters.py`."""
@@ -176,7 +178,7 @@ async def _etag(
 async def _expected_version(
     if_match: Annotated[str | None, Header(description='"3": only if it has this version.')] = None,
     if_none_match: Annotated[
-        str | None, Header(description="*: only if there is no such cursor.")
+        str | None, Header(description="*: only if the cursor does not exist.")
     ] = None,
 ) -> int | None:
     if if_none_match is None:

@@ -164,7 +164,7 @@ class HttpConfig:
         if not self.tls or not (self.token_file or self.knows_callers):
             raise BadConfig(
                 f"HTTP on {self.address} would be open to the network",
-                next_step="give it TLS and a token, listen on 127.0.0.1, or say --insecure",
+                next_step="give it TLS and a token, listen on 127.0.0.1, or pass --insecure",
             )
 
 
@@ -739,7 +739,7 @@ def _check_said_once(scope: Scope, headers: Headers) -> None:
         repeatable = _REPEATABLE.get(scope["path"], frozenset[str]())
         _check_no_two(name for name, _ in fields if name not in repeatable)
     if "content-length" in headers and "transfer-encoding" in headers:
-        raise _Refused(400, InvalidRequest("a body has a length or comes in chunks, not both"))
+        raise _Refused(400, InvalidRequest("a body may have a length or be chunked, not both"))
 
 
 def _check_no_two(names: Iterable[str]) -> None:

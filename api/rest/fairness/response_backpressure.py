@@ -50,7 +50,7 @@ class ResponseBackpressure:
         finally:
             self.bytes -= answer.held_bytes
         if answer.is_refused:  # Sent only now, when nothing is held: this may have to wait, too.
-            busy = Overloaded("too many responses are not read", retry_after_ms=_RETRY_MS)
+            busy = Overloaded("too many responses are unread", retry_after_ms=_RETRY_MS)
             await response_of(busy)(scope, receive, send)
 
 
