@@ -63,5 +63,5 @@ def rows_of_settings(found: Any) -> list[dict[str, str]]:
     rows = found.get("settings") if isinstance(found, dict) else None
     names = ("section", "name", "value", "source")
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-        raise ValueError("the response does not have the form of Rollbook's settings")
+        raise ValueError("it does not show its settings as Rollbook does")
     return [{name: str(row.get(name, "")) for name in names} for row in rows]

@@ -95,7 +95,7 @@ def parse_target(url: str) -> CallbackTarget:
     )
     if target.scheme == "http" and not target.is_local:
         raise InvalidRequest(
-            "events would cross the network unencrypted: http is allowed only on this machine",
+            "events would cross the network unencrypted: http is for this machine alone",
             next_step="write https:// in front of the host",
         )
     return target
@@ -158,7 +158,7 @@ def problem_of_address(target: CallbackTarget, text: str) -> str | None:
     try:
         address: _Address = ipaddress.ip_address(text.partition("%")[0])
     except ValueError:
-        return f"{text[:80]} is not an address"
+        return f"{text[:80]} is no address"
     if isinstance(address, ipaddress.IPv6Address):
         if any(address in network for network in _EMBEDS_IPV4):
             return f"{address} embeds an IPv4 address"

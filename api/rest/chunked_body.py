@@ -108,7 +108,7 @@ class Chunks:
         end = _END_OF_TRAILERS.search(data)
         lines = data[1 : end.start() if end else len(data)]
         if lines.count(b"\n") >= TRAILERS_MAX or len(lines) > _TRAILERS_BYTES_MAX:
-            raise BadChunks(f"a body may have at most {TRAILERS_MAX} trailers, of 16 KiB in total")
+            raise BadChunks(f"a body may have {TRAILERS_MAX} headers after it, of 16 KiB in total")
         if end is None:
             self._held = data[1:]
             return

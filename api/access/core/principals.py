@@ -74,7 +74,7 @@ class Principals:
             for token in each.tokens:
                 if token.sha256 in self._by_digest:
                     raise BadConfig(
-                        f"the principal {each.name} has a token twice, or shares one with another principal"
+                        f"the principal {each.name} has a token twice, or one of another principal"
                     )
                 self._by_digest[token.sha256] = ProvenPrincipal(each, token.expires_us)
             for name in each.certificates:
@@ -121,9 +121,9 @@ def parse_principals(tables: Mapping[str, Any]) -> Principals:
 def _parse(name: str, table: Any) -> Principal:
     where = f"principals.{name[:100]}"
     if not _NAME.fullmatch(name) or name in (OPERATOR, ANYBODY):
-        raise BadConfig(f"[{where}] is not a valid name of a principal")
+        raise BadConfig(f"[{where}] is no name for a principal")
     if not isinstance(table, Mapping):
-        raise BadConfig(f"[{where}] is not a table")
+        raise BadConfig(f"[{where}] is no table")
     for key in table:
         if key not in _KEYS:
             raise BadConfig(f"[{where}] has an unknown key {key[:100]!r}")
@@ -145,7 +145,7 @@ def _parse(name: str, table: Any) -> Principal:
 
 def _token(said: Any) -> HashedToken:
     if not isinstance(said, Mapping) or not {"sha256"} <= set(said) <= {"sha256", "expires"}:
-        raise BadConfig("a token has to be { sha256 = …, expires = … }")
+        raise BadConfig("a token is { sha256 = …, expires = … }")
     if not isinstance(said["sha256"], str) or not _SHA256.fullmatch(said["sha256"]):
         raise BadConfig("a token's sha256 has to be 64 hexadecimal digits in lower case")
     return HashedToken(said["sha256"], _time_us(said["expires"]) if "expires" in said else None)
