@@ -188,7 +188,7 @@ def _refusal_of(
                 next_step="send the token: authorization: Bearer …",
             )
         return Unauthorized(
-            "the token is unknown here",
+            "the token is not known here",
             next_step="use the token that `rollbook access` printed for this cluster, or the one in the server's --token-file",
         )
     if certificate_names:
