@@ -2,8 +2,8 @@
 
 Each call checks whether the files have changed, and open streams check it each second, so that a new
 token works without a restart, and a removed token stops working. If a file is unusable, or may be
-half-written, its earlier contents stay in force (AF1). A stream whose principal has changed ends, and
-its client connects again with its new rights.
+half-written, its earlier contents stay in force (AF1). If its principal changes, a stream ends, and the
+client connects again with the new rights.
 """
 
 import time
@@ -174,7 +174,9 @@ class Authenticator:
 def _refusal_of(
     authorization: str, certificate_names: Collection[str], found: ProvenPrincipal | None
 ) -> Unauthorized:
-    """The error of a refused caller: its token has expired, or it sent unknown credentials, another kind, or none."""
+    """The error of a refused caller. Its token has expired or is not known, its header is not a bearer token, its
+    certificate is not known, or it has no credentials.
+    """
     if found is not None:
         return Unauthorized(
             "the token has expired",
@@ -189,7 +191,8 @@ def _refusal_of(
             )
         return Unauthorized(
             "the token is not known here",
-            next_step="use the token that `rollbook access` printed for this cluster, or the one in the server's --token-file",
+            next_step="use the token that `rollbook access` printed for this cluster, "
+            "or the one in the server's --token-file",
         )
     if certificate_names:
         names = ", ".join(certificate_names)

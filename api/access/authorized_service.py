@@ -352,7 +352,7 @@ class AuthorizedService:
 
 
 def _signed(caller: AuthenticatedCaller, word: Any) -> Any:
-    """Adds the principal to the commit of a cursor. A new cursor counts among the cursors of its principal."""
+    """Adds the principal to the commit of a cursor. A new cursor counts as one of the principal's cursors."""
     if not isinstance(word, messages.CommitCursor) or caller.authenticator is None:
         return word
     said = {each.name: getattr(word, each.name) for each in fields(word)}

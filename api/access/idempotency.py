@@ -46,7 +46,7 @@ def with_own_key(append: A, caller: AuthenticatedCaller) -> A:
     try:
         assert append.block is not None
         producer = producer_of(append.block)
-        if producer is None:  # A plain record; its value begins like a key.
+        if producer is None:  # A plain record's value begins with the same bytes.
             return append
         key = producer.id.removeprefix(ONCE).decode("latin-1")
         block = with_producer(append.block, replace(producer, id=once(key, caller)))

@@ -48,7 +48,7 @@ class ReadThrottle:
 
     async def step(self) -> bool:
         """Waits at most until the next heartbeat. Returns whether the stream may take an event. If so, the
-        caller then calls `end`, otherwise `take_heartbeat` and this again."""
+        caller then calls `end`; otherwise it calls `take_heartbeat`, then this method again."""
         assert self._place is not None
         if not self._account.line.is_first(self._place):
             self._is_first.clear()
@@ -102,5 +102,5 @@ class ReadThrottle:
 
 
 def may_pass(error: RollbookError) -> bool:
-    """Whether the reader's position may be known a heartbeat later."""
+    """Whether the next heartbeat may find the reader's position."""
     return error.retryable and not isinstance(error, NotOwner)

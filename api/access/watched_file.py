@@ -23,7 +23,7 @@ class WatchedFile:
         return self._stability.in_force.data
 
     def look(self, now_ns: int, wall_ns: int) -> bool:
-        """Checks the file. Returns whether it was loaded, or the reason why it waits is a new one."""
+        """Checks the file. Returns whether it was loaded, or waits for a new reason."""
         stamp = file_stamp(self.path)
         again_ns = self._wait.again_ns if self._wait else None
         if stamp == self._stamp and (again_ns is None or now_ns < again_ns):

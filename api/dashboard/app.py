@@ -1,4 +1,4 @@
-"""The dashboard: pages of a cluster, rendered here, below `/dashboard`. DESIGN.md lists the files.
+"""The dashboard: pages of a cluster below `/dashboard`, rendered on the server. DESIGN.md lists the files.
 
 Pages authenticate their visitors by a session's cookie, while HTTP management accepts only tokens. Then pages
 set `CALLER`, check duties with `Managing` and call the same functions as the routes of management.
@@ -37,7 +37,7 @@ from rollbook.proto.errors import InvalidRequest, Missing, RollbookError
 _OTHER_METHODS: Final = ("POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 _NOTES_MAX: Final = 20  # The most notes that a session keeps until its next page.
 _ANSWERS_MAX: Final = 200
-_FRESH_S: Final = 2  # Longer: open pages cost the cluster less, and are staler.
+_FRESH_S: Final = 2  # Longer: open pages cost the cluster less, but are staler.
 _NAMED: Final = ("/log", "/server")  # Pages that have `name` in their URL, not `id`.
 
 

@@ -119,7 +119,7 @@ class ClusterPages:
         return event_screens.events(rows, following, asked)
 
     async def _list_callbacks(self, _: Request, visit: Visit) -> Screen:
-        shows_urls = may_see_urls()  # Facts are cached for each of the two cases.
+        shows_urls = may_see_urls()  # Facts are cached separately for True and False.
         rows = await visit.ask(
             f"callbacks {shows_urls}",
             lambda: self._admin.callbacks.list(shows_urls=shows_urls),

@@ -1,4 +1,7 @@
-"""Reads log servers' HTTP pages; run it in a thread. A token is sent only with TLS, or to this machine."""
+"""Reads HTTP pages of log servers. `fetch` blocks, so callers run it in a thread.
+
+A token is sent only with TLS, or to this machine.
+"""
 
 import http.client
 import json
@@ -14,7 +17,7 @@ _BYTES_MAX: Final = 1024 * 1024
 
 
 class _NamedHttps(http.client.HTTPConnection):
-    """A connection to a server at any address, if the server's certificate has `name`."""
+    """A connection to a server at any address. The server's certificate must have `name`."""
 
     def __init__(self, host: str, port: int | None, context: ssl.SSLContext, name: str) -> None:
         super().__init__(host, port, timeout=_PATIENCE_S)

@@ -354,7 +354,7 @@ def _cursors(rows: Sequence[Facts]) -> Html:
 
 
 def _acts(frame: PageFrame, view: LogView, before: str, grants: Grants) -> list[Child]:
-    """The acts that the viewer may do (DB8)."""
+    """The forms of acts that the viewer may do (DB8)."""
     name = view.found["log"]
     is_admin = grants.may_steer(Right.ADMIN, name)
     may_append = grants.may_steer(Right.APPEND, name)
@@ -366,7 +366,7 @@ def _acts(frame: PageFrame, view: LogView, before: str, grants: Grants) -> list[
 
 
 def _truncation(frame: PageFrame, name: str, before: str, plan: Facts | str | None) -> Child:
-    """The form that requests a plan; with a plan, also the plan and the form that truncates."""
+    """The form that requests a plan. If there is a plan, also the plan and the form that truncates."""
     ask = search(
         "/log",
         [

@@ -62,7 +62,7 @@ class LogServers:
         """`addresses` returns the addresses of the registered servers."""
         self._addresses = addresses
         self._tls = tls
-        self._clients: OrderedDict[str, Client] = OrderedDict()  # By token, recently used last.
+        self._clients: OrderedDict[str, Client] = OrderedDict()  # By token, in order of use.
         self._closing: set[asyncio.Task[None]] = set()
 
     @property
@@ -217,7 +217,7 @@ class LogServers:
         return await self._truncate(token, name, before, is_plan=True)
 
     async def settings(self, token: str, url: str) -> list[dict[str, str]]:
-        """The settings of the server with its REST API at `url`. Raises `ServerUnreachable`."""
+        """The settings of the server with the REST API at `url`. Raises `ServerUnreachable`."""
         tls = self._tls
         try:
             text = await asyncio.to_thread(

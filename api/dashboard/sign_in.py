@@ -65,7 +65,7 @@ class SignIn:
         return True
 
     def readmit(self, request: Request, session: Session) -> bool:
-        """Returns whether the session is still valid, and sets `CALLER` if so. Ends it if its principal has changed."""
+        """Returns whether the session is valid; if so, sets `CALLER`. Ends the session if its principal has changed."""
         return self._sessions.holds(session) and self._admit(request, session)
 
     def with_cookie(self, request: Request, response: Response, session: Session) -> Response:

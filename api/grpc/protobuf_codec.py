@@ -47,7 +47,7 @@ from rollbook.proto.wire.varint import pack_varint
 Convert = Callable[[Any], Any]
 
 _MODULES: Final = (log_pb2, cursor_pb2, admin_pb2, cluster_pb2)
-# The messages of words that have another name. `ConfigValues` shares its message with `LogConfig`.
+# Names of messages that differ from the names of their words. `ConfigValues` shares its message with `LogConfig`.
 _CALLED_OTHERWISE: Final[dict[type, str]] = {ConfigValues: "LogConfig", LogJournal: "Journal"}
 
 

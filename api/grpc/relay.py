@@ -59,7 +59,7 @@ OF_ONE_SERVER: Final = (messages.GetServerStats, messages.GetOutage)
 # gRPC reads no byte of an event before the event is requested. Larger: gRPC reads the first bytes of each stream's next
 # event early. They occupy a buffer of 64 KiB, which `RelayMemory` does not count; reads and appends are no faster.
 RELAY_OPTIONS: Final = (("grpc.http2.lookahead_bytes", 0), ("grpc.http2.bdp_probe", 0))
-_STREAMS_MAX: Final = 2000  # Streams to one server share a connection, which has at most 2,048.
+_STREAMS_MAX: Final = 2000  # Streams to one server share a connection of at most 2,048 calls.
 _GREETING_S: Final = 2.0  # Less than the 2.5 s that a client waits for the header.
 _TEXT_MAX: Final = 200
 

@@ -18,7 +18,7 @@ _MIB: Final = 1024 * 1024
 BYTES_MAX: Final = 4 * _MIB
 # The assumed size of a reader's first event.
 _EVENT_BYTES: Final = 512 * 1024
-# An idle reservation is released after this long. Shorter: on a busy machine, more events arrive without one.
+# An idle reservation is released after this long. Shorter: on a busy machine, more events lack a reservation.
 _IDLE_S: Final = 1.0
 _LOOK_S: Final = 0.05  # The next reader checks for room this often.
 _TAKING_S: Final = 0.25  # A reader that takes nothing for this long may be disconnected.
@@ -75,9 +75,7 @@ class RelayMemory:
             and self.bytes > relayed.size
         ):
             self.release(relayed)
-            raise Overloaded(
-                "relayed readers use all the memory that they may use", retry_after_ms=_AGAIN_MS
-            )
+            raise Overloaded("the memory for relayed readers is used up", retry_after_ms=_AGAIN_MS)
         self._put(relayed, size, is_held=True)
 
     def release(self, relayed: RelayedBytes) -> None:

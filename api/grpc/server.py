@@ -42,14 +42,14 @@ logger = structlog.get_logger()
 CALLS_OF_ONE_MAX: Final = 2048
 # The most calls of all connections that wait to be handled. Even a call that is cancelled immediately
 # holds memory (15 KiB, measured with 100,000 calls), and no other bound counts it. Eight connections
-# with the maximum of calls reach this bound while the loop is blocked. Further calls get CANCELLED.
+# with `CALLS_OF_ONE_MAX` calls each reach this bound while the loop is blocked. Further calls get CANCELLED.
 # Their clients cannot know that nothing was done, since a call that the server drops after it has
 # begun gets CANCELLED, too.
 _PENDING_BYTES_MAX: Final = 256 * 1024 * 1024
 _PENDING_MAX: Final = _PENDING_BYTES_MAX // (16 * 1024)
 _PING_MS: Final = 20_000
 _PING_ANSWER_MS: Final = 10_000
-_HANDSHAKE_MS: Final = 5_000  # Includes TLS. A peer has as long to acknowledge our settings.
+_HANDSHAKE_MS: Final = 5_000  # Includes TLS. A peer has the same time to acknowledge our settings.
 _IDLE_MS: Final = 300_000  # Clients reconnect for their next call.
 _OPTIONS: Final = (
     ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
@@ -71,8 +71,8 @@ _OPTIONS: Final = (
     ("grpc.keepalive_permit_without_calls", 1),
     # Pings are not limited. With a limit, the fourth ping in a row ends the connection, and gRPC repeats
     # this for each further ping that it has already read: 5,000 pings cost five times as much as
-    # answering them, and during 6 MB of pings no connection is read for a quarter of a minute. gRPC
-    # stops reading from a client that does not read the answers.
+    # answering them, and 6 MB of pings keep gRPC from reading any connection for a quarter of a minute.
+    # gRPC stops reading from a client that does not read the answers.
     ("grpc.http2.max_ping_strikes", 0),
     ("grpc.http2.max_pings_without_data", 0),
 )

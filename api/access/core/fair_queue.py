@@ -1,6 +1,6 @@
 """Decides which stream of an account beyond its quota has the turn: the longest waiting stream, one at a time.
 
-A stream that is away, since it sends its position to its client, is skipped and keeps its place.
+A stream that is sending its position to its client is away: it is skipped, and keeps its place.
 """
 
 from bisect import bisect_left, insort

@@ -137,7 +137,7 @@ def shown_by(grants: Grants, namespace: str, prefix: str) -> VisibleLogs | None:
 
 
 def narrowed(grants: Grants, asked: messages.WatchTails) -> messages.WatchTails:
-    """Reduces a list to names and prefixes with visible logs. The caller must still leave out denied names."""
+    """Reduces the request to names and prefixes with visible logs. The caller must still leave out denied names."""
     if grants.shows_all:
         return asked
     logs = dict.fromkeys(log for log in asked.logs if is_visible(grants, str(log)))

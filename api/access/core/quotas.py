@@ -1,7 +1,7 @@
 """Limits what a principal may take: average rates, and concurrent streams (G8).
 
 The state of a rate is one time: when everything taken so far is paid for. After that time, more may be
-taken immediately. At most one second without use is saved. A caller may take more than it has saved, and
+taken immediately. At most one second of unused rate is saved. A caller may take more than it has saved, and
 then waits until that is paid for. So over any `t` seconds it gets at most `rate * (t + 1)`, and the amount
 in progress: one take, or all calls and events of streams that were admitted before the first of them
 reported its amount.

@@ -42,7 +42,7 @@ def _missing(health: Facts, _: Facts) -> Sentence | None:
 
 
 def _named(health: Facts, good: Sequence[str]) -> str:
-    """Names the members that are in no state of `good`; empty: there is no such member."""
+    """Names the members with a state that is not in `good`; empty: all states are in `good`."""
     found = [
         f"{each['kind']} {each['id']} is {each['state']}"
         for each in health["members"]
@@ -72,7 +72,7 @@ def _no_auditor(_: Facts, recovery: Facts) -> Sentence | None:
     if recovery["auditor"]:
         return None
     return Sentence(
-        "warning", "No recovery server leads as auditor: lost bookies go unnoticed.", "/recovery"
+        "warning", "No recovery server is the auditor: lost bookies go unnoticed.", "/recovery"
     )
 
 

@@ -1,7 +1,7 @@
 """The sessions of users who have signed in to the dashboard. Tokens stay in this process's memory (DB2).
 
 A session ends after 12 hours, after 30 minutes without a request, at sign-out, and when its principal has
-changed. Its id is drawn here, never taken from a request, and drawn again at sign-in. Forms carry its secret.
+changed. Its id is generated here, never taken from a request, and replaced at sign-in. Forms carry its secret.
 """
 
 import hmac

@@ -37,8 +37,8 @@ class Form(StrEnum):
 
 
 def value_in(form: Form, value: bytes, size: int) -> str:
-    """`value`: the part that is shown. `size`: the size of the whole value. A value that does not have the
-    form is shown as text, or as hex if it is not text.
+    """`value`: the part that is shown. `size`: the size of the whole value. A value that cannot be
+    shown in the form is shown as text, or as hex if it is not text.
     """
     rest = f"… ({size:,} bytes)" if size > len(value) else ""
     if form is Form.HEX:
