@@ -78,7 +78,9 @@ class CookieManagement:
         )
 
     async def delete(self, name: str) -> Facts:
-        """Raises `LifecycleConflict` while the bookie is in use, `Missing`."""
+        """Deletes the bookie's cookie, and returns it. Raises `LifecycleConflict` while the bookie is in use, and
+        `Missing` if it has no cookie.
+        """
         bookie = parse_bookie_id(name)
 
         async def remove() -> Facts:

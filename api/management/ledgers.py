@@ -60,8 +60,8 @@ class LedgerManagement:
         page.
 
         A page may have fewer rows than `limit`, or none, although there is a next page: the number of ledgers
-        that are read for a page is bounded (MG3). `short` selects ledgers with a mark that
-        says that they lack copies (True), or without one (False).
+        that are read for a page is bounded (MG3). `short` selects ledgers that are marked as lacking
+        copies (True), or ledgers without this mark (False).
         """
         return await self._calls.look(self._page(after, limit, state, bookie, short))
 
@@ -98,7 +98,8 @@ class LedgerManagement:
         try:
             return await self._ledgers.metadata(ledger_id)
         except (NoSuchLedger, BadMetadata):
-            # The ledger was deleted, or its metadata is unreadable; `recovery` counts unreadable ledgers.
+            # The ledger was deleted, or its metadata is unreadable. GET /api/v1/recovery shows how many
+            # ledgers are unreadable.
             return None
 
     async def describe(self, ledger_id: int) -> Facts:

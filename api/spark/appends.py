@@ -246,9 +246,9 @@ class LogSink:
             cursor = self._log.cursor(self._batch.cursor)
             try:
                 cursor.commit(last.end, blob=_blob_of(last), may_rewind=True)
-            except (
-                RollbookError
-            ) as error:  # The batch is in the log; only a later search takes longer.
+            except RollbookError as error:
+                # The batch is in the log. The cursor still names an earlier batch, so a later search for a
+                # batch's blocks has to read more.
                 _logger.warning("mark_not_moved: %s of %s: %s", cursor, self._name, error)
         _whole[self._key] = number
 

@@ -46,8 +46,8 @@ _CURSOR_S: Final = 10.0  # The minimum seconds between two moves of a log's curs
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """The reader of a stream. The source's process has one for each query; tasks get a copy that only has the
-    options.
+    """The reader of a stream. The source's process has one reader for each query; tasks get a copy that has
+    only the options.
     """
 
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
@@ -195,8 +195,8 @@ class _Live:
         return self._last[0]
 
     def _first_end(self, is_limited: bool) -> dict[str, Any]:
-        """Returns the first end without waiting. The end includes the start, so that the checkpoint also
-        has the start (SK1).
+        """Returns the first end without waiting. The returned offset also has the start of each log that the batch
+        reads, so that the checkpoint has these starts (SK1).
         """
         from rollbook.api.spark.logs import require_some
 

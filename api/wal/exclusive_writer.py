@@ -126,7 +126,7 @@ class ExclusiveWriter:
             except asyncio.CancelledError:
                 self._writer.warn_of_pending()
                 raise
-            # If the release fails, another writer has an epoch already, or the lease expires by itself.
+            # If the release fails, another writer has a newer epoch already, or the lease expires by itself.
             with suppress(RollbookError):
                 await self._log.release_writer(self.epoch)
         finally:
@@ -134,7 +134,7 @@ class ExclusiveWriter:
             await asyncio.gather(self._renewing, return_exceptions=True)
 
     def end(self) -> None:
-        """Ends the writer at once, without waiting for records in flight."""
+        """Ends the writer immediately, without waiting for records in flight."""
         self._renewing.cancel()
         self._writer.end()
 

@@ -309,8 +309,9 @@ class StateMachine:
     # --- Snapshots ----------------------------------------------------------------------------
 
     async def _open(self, name: str, beside: str) -> Log:
-        """Opens the log, or creates it in exclusive mode. A new log gets the number of copies of the log `beside` it,
-        which the server chooses by the number of bookies. One request cannot create both logs.
+        """Opens the log, or creates it in exclusive mode. A new log gets the same quorum as the log `beside`, which
+        is created first, with the server's default quorum, unless it exists. The two logs are created by separate
+        requests; if the second request fails, the next call finds the log `beside` and continues.
         """
         try:
             return await self._client.open(name)

@@ -88,7 +88,8 @@ class Term:
         """Proposes a command, and returns the result of `apply` once the command is durable. If the call is
         cancelled, the command may or may not be applied.
 
-        The `outcome` of an error says whether the command was applied or may still be.
+        The `outcome` of an error says whether the command was applied, was not applied, or is in doubt: it may
+        have been applied, or may be applied later.
         """
         self._check()
         await self._writer.ready()

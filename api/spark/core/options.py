@@ -191,7 +191,7 @@ def _txn(value: str) -> str:
 
 _POSITIONS: Final = 'earliest, latest, ago:15m, an offset, or JSON such as {"orders": 42}, where -2 is earliest and -1 latest'
 _TIMES: Final = "a time such as 2026-01-31T10:00:00Z, or milliseconds since 1970"
-_DURATION: Final = "a length of time such as 500ms or 15m, or milliseconds"
+_DURATION: Final = "a length of time such as 500ms or 15m, or a number of milliseconds"
 _SIZE: Final = "a size such as 128m or 1g, or bytes"
 _WHOLE: Final = "a whole number above 0"
 _FILE: Final = "a path, or the name of a file that SparkFiles has"

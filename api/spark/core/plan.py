@@ -15,7 +15,7 @@ from rollbook.api.spark.core.options import SplitLimits
 _MIB: Final = 1024 * 1024
 # The minimum size on either side of a cut at the end of a segment.
 PIECE_BYTES_MIN: Final = 16 * _MIB
-# The maximum bytes of small spans that share a task, since a task costs about 10 ms.
+# Small spans share a task up to this total size, because each task costs about 10 ms.
 TASK_BYTES: Final = 64 * _MIB
 TASK_RECORDS: Final = 250_000  # The maximum number of records of spans that share a task.
 RECORD_BYTES: Final = 100  # The assumed size of a record if nothing is known.

@@ -55,7 +55,9 @@ _OF_ONE_LOG: Final = (
 class ExportOptions:
     selection: Selection
     cursor: str = "archive"
-    step_bytes: int = _STEP_BYTES  # The approximate size of a step; a killed step is repeated.
+    # The approximate size of a step. Larger: an interrupted export has to repeat more. Smaller: more
+    # steps, each with its own overhead.
+    step_bytes: int = _STEP_BYTES
     split: SplitLimits = field(default_factory=SplitLimits)
 
 
