@@ -1,7 +1,7 @@
 """The dashboard: pages of a cluster below `/dashboard`, rendered on the server. DESIGN.md lists the files.
 
-Pages authenticate their visitors by a session's cookie, while HTTP management accepts only tokens. Then pages
-set `CALLER`, check duties with `Managing` and call the same functions as the routes of management.
+Pages authenticate their visitors by a session cookie, while HTTP management accepts only tokens. After that,
+pages set `CALLER`, check duties with `Managing` and call the same functions as the management routes.
 """
 
 import time
@@ -35,14 +35,15 @@ from rollbook.proto.errors import InvalidRequest, Missing, RollbookError
 
 # Methods that pages refuse (POST: unless the page has a form).
 _OTHER_METHODS: Final = ("POST", "PUT", "PATCH", "DELETE", "OPTIONS")
-_NOTES_MAX: Final = 20  # The most notes that a session keeps until its next page.
+_NOTES_MAX: Final = 20  # The maximum number of notes that a session keeps for its next page.
 _ANSWERS_MAX: Final = 200
-_FRESH_S: Final = 2  # Longer: open pages cost the cluster less, but are staler.
-_NAMED: Final = ("/log", "/server")  # Pages that have `name` in their URL, not `id`.
+# How long pages share an answer. Longer: less load on the cluster, but older facts.
+_FRESH_S: Final = 2
+_NAMED: Final = ("/log", "/server")  # Pages that have `name` in their URL in place of `id`.
 
 
 class Dashboard:
-    """Has the dashboard's `routes`, in addition to those of management. Below `PREFIX` the server requires no token."""
+    """`routes` are served in addition to the management routes. The server requires no token below `PREFIX`."""
 
     def __init__(
         self,
@@ -126,8 +127,8 @@ class Dashboard:
         return f"{path or '/'}?{request.url.query}" if request.url.query else path or "/"
 
     def _act(self, do: DoAct) -> Callable[[Request], Awaitable[Response]]:
-        """Carries out a form, and redirects to a page that shows the outcome. `do` returns that page's path
-        and the message."""
+        """Handles a submitted form: makes the change with `do`, and redirects to a page that shows the outcome.
+        `do` returns that page's path and the message."""
 
         async def serve(request: Request) -> Response:
             try:

@@ -1,4 +1,4 @@
-"""Carries out the forms of bookies, ledgers, recovery and callbacks."""
+"""Handles the forms for bookies, ledgers, recovery and callbacks."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, Final
@@ -30,7 +30,7 @@ _STATES: Final = {
 
 
 class ClusterActs:
-    """`acts`: the function that carries out each form, by the form's path below `PREFIX`."""
+    """`acts` maps the path of each form, below `PREFIX`, to the function that handles the form."""
 
     def __init__(self, sources: PageSources) -> None:
         self._admin = sources.admin
@@ -129,7 +129,7 @@ class ClusterActs:
 def _ended(operation: Operation, say: Callable[[Facts], str]) -> str:
     if operation.ended_ms is None:
         return (
-            f"It continues as operation {operation.id}: the screen Operations will show its result."
+            f"It continues as operation {operation.id}. The Operations screen will show the result."
         )
     return say(operation.result or {})
 
@@ -139,7 +139,7 @@ def _judged(name: str, found: Mapping[str, Any]) -> str:
         return f"{name} may be removed: no ledger names it, and it takes no entries."
     taking = " It still takes entries." if found["taking_entries"] else ""
     return (
-        f"{name} may not go yet: {found['ledgers_naming_them']} ledgers name it; without it "
-        f"{found['below_ack_quorum_without_them']} fall below their ack quorum, and "
-        f"{found['without_a_copy_without_them']} lose their last copy of an entry.{taking}"
+        f"{name} may not go yet: {found['ledgers_naming_them']} ledgers name it. Without it, "
+        f"{found['below_ack_quorum_without_them']} ledgers would fall below their ack quorum, and "
+        f"{found['without_a_copy_without_them']} would lose the last copy of an entry.{taking}"
     )

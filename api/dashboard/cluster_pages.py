@@ -17,7 +17,7 @@ from rollbook.proto.errors import InvalidRequest
 
 
 class ClusterPages:
-    """`pages`: the function that shows each page, by the page's path below `PREFIX`."""
+    """`pages` maps the path of each page, below `PREFIX`, to the function that shows the page."""
 
     def __init__(self, sources: PageSources) -> None:
         self._admin = sources.admin

@@ -13,7 +13,7 @@ def error_title(error: RollbookError) -> str:
 
 
 def error_text(error: RollbookError, *names: str) -> str:
-    """`names`: more names that keep a small first letter, like the names in the error and the caller's name."""
+    """`names`: more names that keep a lowercase first letter, like the ids in the error and the caller's name."""
     text = error.message or (type(error).__doc__ or "").partition("\n")[0]
     caller = CALLER.get(None)
     known = (*names, *map(str, error.ids.values()), caller.principal.name if caller else "")
@@ -21,7 +21,7 @@ def error_text(error: RollbookError, *names: str) -> str:
 
 
 def sentence(text: str, names: Sequence[str] = ()) -> str:
-    """The text with a full stop, and with a capital unless it begins with an id or a name."""
+    """Adds a full stop, and a capital letter unless the text begins with an id or a name."""
     first = text.partition(" ")[0].rstrip(",:;.")
     if first.isalpha() and first not in names:
         text = f"{text[:1].upper()}{text[1:]}"

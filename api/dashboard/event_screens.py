@@ -1,4 +1,4 @@
-"""Screens of the cluster's events, and of the callbacks that get them."""
+"""Screens of the cluster's events, and of the callbacks that receive them."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -28,7 +28,7 @@ from rollbook.recovery.core.event_derivation import EventKind
 
 Facts = Mapping[str, Any]
 
-KIND_FIELD: Final = "kind-"  # The prefix of a check box's name; the kind follows.
+KIND_FIELD: Final = "kind-"  # The name of a check box is this prefix and the kind.
 EVENT_KINDS: Final = [kind.value for kind in EventKind if kind is not EventKind.TEST]
 
 
@@ -46,7 +46,7 @@ def events(rows: Sequence[Facts], next_after: str | None, asked: Mapping[str, st
         for row in rows
     ]
     columns = ("When", "Kind", "What", "Bookies", "About")
-    empty = "No event of this kind has happened since this server began to watch."
+    empty = "This server has not seen a matching event since it began to watch the cluster."
     following = with_query("/events", **filters, after=next_after) if next_after else ""
     return Screen(
         "Events",
@@ -126,7 +126,7 @@ _ID_SHOWN: Final = 12
 
 
 def short_id(callback_id: str) -> str:
-    """The short form of the id, for people to type."""
+    """The short form of the id, which users type to confirm a deletion."""
     return callback_id[:_ID_SHOWN]
 
 
@@ -158,8 +158,10 @@ def callback(frame: PageFrame, row: Facts, found: Facts, grants: Grants) -> Scre
     if grants.may_manage(Duty.REMOVE):
         hidden = {"id": row["id"]}
         typed = Field("typed", f"Type {short_id(row['id'])}", more={"autocomplete": "off"})
-        sends = element("p", "Sends one event of the kind test, and waits for the outcome.")
-        deletes = element("p", "No more events are sent, not even events that wait.")
+        sends = element("p", "Sends one test event to the URL, and waits for the outcome.")
+        deletes = element(
+            "p", "No more events are sent to the URL, not even events that are already waiting."
+        )
         acts = [
             form(frame, "/callback", [sends], "Test", hidden | {"act": "test"}),
             form(frame, "/callback", [deletes], "Delete", hidden | {"act": "delete"}, [typed]),
@@ -171,8 +173,8 @@ def callback(frame: PageFrame, row: Facts, found: Facts, grants: Grants) -> Scre
         element("h2", "The last hundred attempts"),
         live(
             "deliveries",
-            element("p", f"{found['waiting']} events wait."),
-            table(columns, lines, "Nothing was sent yet."),
+            element("p", f"{found['waiting']} events are waiting."),
+            table(columns, lines, "Nothing has been sent yet."),
         ),
     ]
     return Screen(

@@ -11,12 +11,12 @@ from rollbook.proto.ids import LEDGER_ID_MAX
 
 _FIELDS_MAX: Final = 20
 
-# Carries out a form; returns the page to show next, and the message on it.
+# Handles a submitted form. Returns the path of the page to redirect to, and the message to show there.
 DoAct = Callable[[Request, Mapping[str, str]], Awaitable[tuple[str, str]]]
 
 
 async def fields_of(request: Request) -> dict[str, str]:
-    """The fields of a form. The server has bounded the form's size."""
+    """The fields of a form. The server has already limited the form's size."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/x-www-form-urlencoded":
         return {}
@@ -33,7 +33,9 @@ def number_in(text: str, what: str, least: int, most: int = LEDGER_ID_MAX) -> in
         number = int(text)
         if least <= number <= most:
             return number
-    raise InvalidRequest(f"{what} is a whole number from {least} to {most}, not {text[:40]!r}")
+    raise InvalidRequest(
+        f"{what} has to be a whole number from {least} to {most}, not {text[:40]!r}"
+    )
 
 
 def ledger_id_of(request: Request) -> int:

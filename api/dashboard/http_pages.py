@@ -17,7 +17,7 @@ _BYTES_MAX: Final = 1024 * 1024
 
 
 class _NamedHttps(http.client.HTTPConnection):
-    """A connection to a server at any address. The server's certificate must have `name`."""
+    """An HTTPS connection to a server at any address. The server's certificate must be for `name`."""
 
     def __init__(self, host: str, port: int | None, context: ssl.SSLContext, name: str) -> None:
         super().__init__(host, port, timeout=_PATIENCE_S)
@@ -30,7 +30,7 @@ class _NamedHttps(http.client.HTTPConnection):
 
 
 def fetch(url: str, path: str, token: str, authorities: str, tls_name: str) -> str:
-    """Reads one page. `url`: the server's URL. `tls_name`: the name in its certificate; empty: its host name.
+    """Reads one page. `url`: the server's URL. `tls_name`: the name in the server's certificate; empty: the host name.
 
     Raises `OSError`, `HTTPException`, `ValueError`, `RollbookError`.
     """
@@ -56,13 +56,13 @@ def fetch(url: str, path: str, token: str, authorities: str, tls_name: str) -> s
 
 
 def settings_of(text: str) -> list[dict[str, Any]]:
-    """Parses settings in the response of another process. Raises `ValueError`."""
+    """Parses the settings that another process returned. Raises `ValueError`."""
     found = json.loads(text)
     return rows_of_settings(found)
 
 
 def rows_of_settings(found: Any) -> list[dict[str, str]]:
-    """Raises `ValueError`."""
+    """Returns the rows of a page of settings. Raises `ValueError` if the page has another form."""
     rows = found.get("settings") if isinstance(found, dict) else None
     names = ("section", "name", "value", "source")
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):

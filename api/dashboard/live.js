@@ -1,4 +1,4 @@
-// Bounds the rows of a followed log, and reloads the page after its session has ended: htmx does neither.
+// Limits the rows of a followed log, and reloads the page after its session has ended: htmx does neither.
 "use strict";
 const RECORDS_MAX = 500;
 

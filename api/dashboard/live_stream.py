@@ -23,13 +23,14 @@ from rollbook.proto.errors import RollbookError
 
 _EVENTS: Final = "text/event-stream"
 _SIGNED_OUT: Final = b"event: signed-out\ndata: \n\n"
-_ROUND_S: Final = 0.5  # The update interval. Longer: pages are staler, and cost less.
+_ROUND_S: Final = 0.5  # The update interval. Longer: pages cost less, but show older facts.
 _HEARTBEAT_ROUNDS: Final = 30
-_ROUNDS_MAX: Final = 50  # The most events that are kept; each is at most as large as a page.
+# The maximum number of events that are kept. Each is at most as large as a page.
+_ROUNDS_MAX: Final = 50
 
 
 class LiveStreams:
-    """Serves the streams of `pages`. Open pages with the same URL, token and contents share each event."""
+    """Serves the streams of `pages`. Open pages with the same URL, token, principal and contents share each event."""
 
     def __init__(
         self,
@@ -47,7 +48,7 @@ class LiveStreams:
         self._is_closing = asyncio.Event()
 
     def on_act(self) -> None:
-        """Notes that a form changed something, so that the next round is rendered again."""
+        """Records that a form changed something, so that the next round renders each page again."""
         self._rounds.on_act()
 
     def end(self) -> None:
@@ -114,7 +115,7 @@ class LiveStreams:
         page: str,
         seen: PageState,
     ) -> tuple[PageState, bytes]:
-        """Returns the state of the page after the state `seen`, and the event that leads to it."""
+        """Returns the page's current state, and the event that brings a page from the state `seen` to it."""
         visit = await self._visits.begin(there, session, page, after=seen.next_offset)
         try:
             self._managing.require(Duty.LOOK)

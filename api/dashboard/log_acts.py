@@ -1,4 +1,4 @@
-"""Carries out the forms of logs and log servers, with the token of the visitor's session."""
+"""Handles the forms for logs and log servers, with the token of the visitor's session."""
 
 import hashlib
 import json
@@ -24,7 +24,7 @@ _ACTS_ON_LOG: Final = {
 
 
 class LogActs:
-    """`acts`: the function that carries out each form, by the form's path below `PREFIX`."""
+    """`acts` maps the path of each form, below `PREFIX`, to the function that handles the form."""
 
     def __init__(self, sources: PageSources) -> None:
         self._managing = sources.managing
@@ -42,7 +42,7 @@ class LogActs:
         log = str(LogName.parse(name))
         with self._managing.act_on_log(Right.ADMIN, log, "EnsureLog"):
             was_there = await self._logs.create(fields["token"], log)
-        said = "is there already" if was_there else "is made"
+        said = "exists already" if was_there else "is made"
         return with_query("/log", name=name), f"{name} {said}."
 
     async def _act_on_log(self, _: Request, fields: Mapping[str, str]) -> tuple[str, str]:
@@ -87,8 +87,8 @@ class LogActs:
 
 
 def _once_of(drawn: str, *said: str) -> str | None:
-    """The idempotency key of a form, made of its number and its content, so that a form that is sent twice
-    appends once (DB9). None: the form has no number."""
+    """The idempotency key of an append form: a digest of the form's random number and content, so that a form
+    that is sent twice appends once (DB9). None: the form has no number."""
     if not drawn:
         return None
     return hashlib.sha256(json.dumps([drawn, *said]).encode()).hexdigest()[:_ONCE_CHARACTERS]

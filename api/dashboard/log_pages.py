@@ -19,7 +19,7 @@ from rollbook.proto.errors import InvalidRequest, RollbookError
 
 
 class LogPages:
-    """`pages`: the function that shows each page, by the page's path below `PREFIX`."""
+    """`pages` maps the path of each page, below `PREFIX`, to the function that shows the page."""
 
     def __init__(self, sources: PageSources, draw: Callable[[], str]) -> None:
         """`draw` returns a new text that cannot be guessed."""

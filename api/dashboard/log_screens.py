@@ -1,4 +1,4 @@
-"""The screens of logs, log servers and metadata. They decide nothing."""
+"""The screens of logs, log servers and metadata: functions that only format facts."""
 
 import json
 import shlex
@@ -55,7 +55,7 @@ def logs(
     where: OnLogs,
     grants: Grants,
 ) -> Screen:
-    """`asked`: the values of prefix and after in the URL."""
+    """`asked`: the values of `prefix` and `after` in the URL."""
     lines = [
         (link(row["log"], with_query("/log", name=row["log"])), row["problem"], *["—"] * 6)
         if row["problem"]
@@ -82,7 +82,7 @@ def logs(
                 "/logs",
                 [labelled(Field("prefix", "Namespace, or namespace/begin*", value=prefix))],
             ),
-            table(columns, lines, "No log has such a name." if asked else "No log yet."),
+            table(columns, lines, "No log matches this filter." if asked else "No log yet."),
             element("p", link("Next page", with_query("/logs", **more))) if next_after else None,
             element(
                 "div",
@@ -98,7 +98,7 @@ def logs(
 
 
 def of_logs(server: str, http: str, namespace: str, start: str, after: str) -> OnLogs:
-    """The shell command and the request that list a namespace's logs with the prefix `start`. Empty namespace: all."""
+    """The shell command and the request that list a namespace's logs with the prefix `start`; without a namespace, all logs."""
     which, path = "", "/logs"
     if namespace:
         which = f" {shlex.quote(f'{namespace}/{start}')}"
@@ -115,8 +115,8 @@ class LogView:
     found: Facts
     # None: the caller may not read records, segments and cursors.
     records: Facts | None
-    is_news: bool  # True: these are new records, and the page has the earlier ones.
-    plan: Facts | str | None  # The plan of a truncation, or why there is none.
+    is_news: bool  # True: these are new records, and the page already shows the earlier ones.
+    plan: Facts | str | None  # The plan of a truncation, or the reason why there is no plan.
     ensembles: Mapping[int, Sequence[str]]  # The bookies of each segment, by ledger.
     servers: Sequence[str]  # Other servers, which may become the log's owner.
     where: tuple[str, str]  # The URLs of a server and of its REST API.
@@ -166,7 +166,7 @@ def _log_facts(found: Facts) -> Html:
             with_query("/server", name=found["owner_id"].partition("~")[0]),
         )
         if found["owner_id"]
-        else "— (no server has needed it yet)",
+        else "— (no server owns this log now)",
         "Writer": f"{found['writer_holder'] or '—'} (epoch {found['writer_epoch']})",
     }
     return facts(shown)
@@ -285,7 +285,7 @@ def _pages(name: str, records: Facts, view: Form, asked: Mapping[str, str]) -> C
 
 
 def time_line(segments: Sequence[Facts]) -> Child:
-    """One bar for each segment, up to the start of the next segment. The bar's colour shows the segment's state."""
+    """Draws each segment as a bar that ends where the next segment begins. The bar's colour shows the segment's state."""
     begun = [each["began_us"] for each in segments]
     if not begun or not all(begun):
         return None
@@ -334,7 +334,7 @@ def _segments(found: Facts, ensembles: Mapping[int, Sequence[str]]) -> Child:
     columns = ("Segment", "Ledger", "State", "From", "To", "Begun", "Bytes", "Bookies", "Why")
     older = found["segment_count"] - len(lines)
     return (
-        table(columns, lines, "It has no segment."),
+        table(columns, lines, "The log has no segments."),
         element("p", f"{older:,} older segments are not shown.") if older > 0 else None,
     )
 
@@ -345,16 +345,18 @@ def _cursors(rows: Sequence[Facts]) -> Html:
             row["name"],
             row["offset"],
             row["lag"],
-            "yes: holds truncation back" if row["is_protected"] else "no",
+            "yes: blocks truncation" if row["is_protected"] else "no",
             when_us(row["updated_us"]),
         )
         for row in rows
     ]
-    return table(("Cursor", "Offset", "Lag", "Protected", "Moved"), lines, "It has no cursor.")
+    return table(
+        ("Cursor", "Offset", "Lag", "Protected", "Moved"), lines, "The log has no cursors."
+    )
 
 
 def _acts(frame: PageFrame, view: LogView, before: str, grants: Grants) -> list[Child]:
-    """The forms of acts that the viewer may do (DB8)."""
+    """The forms that the viewer may send (DB8)."""
     name = view.found["log"]
     is_admin = grants.may_steer(Right.ADMIN, name)
     may_append = grants.may_steer(Right.APPEND, name)
@@ -366,7 +368,7 @@ def _acts(frame: PageFrame, view: LogView, before: str, grants: Grants) -> list[
 
 
 def _truncation(frame: PageFrame, name: str, before: str, plan: Facts | str | None) -> Child:
-    """The form that requests a plan. If there is a plan, also the plan and the form that truncates."""
+    """The form that requests a truncation plan. If there is a plan, also the plan and the form that truncates."""
     ask = search(
         "/log",
         [
@@ -384,10 +386,10 @@ def _truncation(frame: PageFrame, name: str, before: str, plan: Facts | str | No
     elif plan is not None:
         says = (
             f"Records {plan['old_head']} to {plan['new_head']} ({plan['records']:,}) would be readable no more; "
-            f"{len(plan['segments'])} segments with {plan['freed_bytes']:,} bytes would be deleted, and "
-            f"{plan['kept_bytes']:,} bytes stay until their segment is deleted."
+            f"{len(plan['segments'])} segments with {plan['freed_bytes']:,} bytes would be deleted. Another "
+            f"{plan['kept_bytes']:,} bytes would stay until their segment is deleted."
         )
-        guards = f"Protected cursors prevent it: {', '.join(plan['guards'])}."
+        guards = f"Protected cursors prevent this truncation: {', '.join(plan['guards'])}."
         parts.append(element("p", says))
         parts.append(element("p", guards) if plan["guards"] else None)
         hidden = {"id": name, "act": "truncate", "before": str(plan["new_head"])}
@@ -407,14 +409,22 @@ def _log_acts(frame: PageFrame, view: LogView, *, is_admin: bool, may_append: bo
     if may_append and not is_sealed:
         value, key = Field("value", "Value"), Field("key", "Key, if any", more=_UNTYPED)
         number = hidden_input("once", view.once)
-        acts.append(act("append", "Append", "One record, as UTF-8.", number, fields=[value, key]))
+        acts.append(
+            act(
+                "append",
+                "Append",
+                "Appends one record, encoded as UTF-8.",
+                number,
+                fields=[value, key],
+            )
+        )
     if is_admin and not is_sealed:
         acts.append(act("roll", "Roll", "Begins a new segment, unless the last segment is empty."))
         typed = Field("typed", f"Type {name}", more=_UNTYPED)
         acts.append(act("seal", "Seal", "No record can be appended after this.", fields=[typed]))
     if is_admin and view.servers:
         chosen = choice("to", "Server", {each: each for each in view.servers}, "")
-        says = "Another server becomes the owner; no append fails because of this."
+        says = "Makes another server the owner. No append fails because of the transfer."
         acts.append(act("transfer", "Transfer", says, chosen))
     return element("div", acts, attributes={"class": "acts"})
 
@@ -423,7 +433,7 @@ def _log_acts(frame: PageFrame, view: LogView, *, is_admin: bool, may_append: bo
 
 
 def servers(rows: Sequence[Facts], reached: Mapping[str, str], others: Sequence[Child]) -> Screen:
-    """`reached`: the reported state of servers, by name. `others`: processes other than log servers."""
+    """`reached`: the reported state of each server, by name. `others`: the tables of other processes."""
     lines = [
         (
             link(row["name"], with_query("/server", name=row["name"])),
@@ -471,7 +481,7 @@ def server(
     settings: Sequence[Facts] | str,
     grants: Grants,
 ) -> Screen:
-    """`metrics`, `settings`: the facts, or why they are not known."""
+    """`metrics` and `settings`: the facts, or the reason why they are not known."""
     name = row["name"]
     shown: dict[str, Child] = {
         "State": badge(row["state"]),
@@ -484,9 +494,13 @@ def server(
         "This life": row["server_id"],
     }
     verb, button, says = (
-        ("resume", "Resume", "It takes logs again.")
+        ("resume", "Resume", "The server takes logs again.")
         if row["state"] == "draining"
-        else ("drain", "Drain", "It hands over the logs that it owns, and takes no more logs.")
+        else (
+            "drain",
+            "Drain",
+            "The server hands over the logs that it owns, and takes no more logs.",
+        )
     )
     act = None
     if grants.may_manage(Duty.OPERATE):

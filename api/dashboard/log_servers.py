@@ -1,6 +1,6 @@
 """Reads and changes logs for the pages, with the viewer's own token, so that the viewer's rights apply (DB4).
 
-There is one client for each token. If there are too many, the client that was unused for longest is closed.
+There is one client for each token. If there are more than 16 clients, the least recently used client is closed.
 Calls have a deadline.
 """
 
@@ -35,8 +35,9 @@ Facts = dict[str, Any]
 RECORDS_SHOWN: Final = 50
 SEGMENTS_SHOWN: Final = 20
 LOGS_SHOWN: Final = 100
-_VALUE_BYTES: Final = 1000  # The most bytes of a record that are shown.
-_BYTES_READ_MAX: Final = 16 * 1024 * 1024  # The most bytes of records that one page reads.
+_VALUE_BYTES: Final = 1000  # The maximum number of bytes shown of a record's key, and of its value.
+# A page stops reading when the values of its records have more bytes than this.
+_BYTES_READ_MAX: Final = 16 * 1024 * 1024
 _CLIENTS_MAX: Final = 16
 _TIMEOUT_S: Final = 5.0
 _CONNECT_S: Final = 2.0
@@ -45,10 +46,10 @@ _AT_ONCE: Final = 16
 
 @dataclass(frozen=True, slots=True)
 class LogTls:
-    """How to connect to log servers. Without `uses_tls`, only servers on this machine get a token."""
+    """How to connect to log servers. Without TLS, a token is sent only to servers on this machine."""
 
     uses_tls: bool = False
-    authorities: str = ""  # A file with CAs; empty: the CAs that the machine trusts.
+    authorities: str = ""  # A file with CA certificates; empty: the CAs that this machine trusts.
     name: str = ""  # The name in the servers' certificates; empty: each server's host name.
 
 
@@ -62,7 +63,9 @@ class LogServers:
         """`addresses` returns the addresses of the registered servers."""
         self._addresses = addresses
         self._tls = tls
-        self._clients: OrderedDict[str, Client] = OrderedDict()  # By token, in order of use.
+        self._clients: OrderedDict[str, Client] = (
+            OrderedDict()
+        )  # By token; the most recently used client is the last.
         self._closing: set[asyncio.Task[None]] = set()
 
     @property
@@ -113,7 +116,7 @@ class LogServers:
             async with asyncio.timeout(_TIMEOUT_S + 1):
                 return await work(client)
         except ServerUnreachable:
-            # The client's servers may have left. The next client uses the registered servers.
+            # The client's servers may have left the cluster. The next client uses the servers that are registered then.
             self._let_go(token)
             raise
         except TimeoutError:
@@ -142,7 +145,7 @@ class LogServers:
         return rows
 
     async def log(self, token: str, name: str) -> Facts:
-        """The log's facts without its records. Raises `NoSuchLog`, `Unauthorized`."""
+        """The facts about the log, without its records. Raises `NoSuchLog`, `Unauthorized`."""
 
         async def look(client: "Client") -> Facts:
             log = LogName.parse(name)
@@ -213,7 +216,7 @@ class LogServers:
         return found
 
     async def truncation(self, token: str, name: str, before: str) -> Facts:
-        """The effects that a truncation would have. Raises `Guarded`, `BeyondTail`, `InvalidRequest`."""
+        """Returns the plan of a truncation; nothing is truncated. Raises `Guarded`, `BeyondTail`, `InvalidRequest`."""
         return await self._truncate(token, name, before, is_plan=True)
 
     async def settings(self, token: str, url: str) -> list[dict[str, str]]:
@@ -225,7 +228,7 @@ class LogServers:
             )
             return settings_of(text)
         except (OSError, HTTPException, ValueError) as error:
-            raise ServerUnreachable(f"its settings are not known: {error}") from error
+            raise ServerUnreachable(f"the server's settings are not known: {error}") from error
 
     async def server(self, token: str, address: str) -> dict[str, float]:
         """The server's metrics."""
@@ -294,7 +297,7 @@ class LogServers:
         return segment
 
     async def transfer(self, token: str, name: str, server: str) -> str:
-        """Transfers the log and returns its owner's address."""
+        """Transfers the log and returns the new owner's address."""
 
         async def transfer(client: "Client") -> str:
             return (await client.transfer(name, server)).address

@@ -1,4 +1,4 @@
-"""The sources of the pages and the targets of the forms: the cluster, its logs, and this process."""
+"""The objects that pages query and forms change: the cluster, its logs, and this process."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,13 +15,13 @@ _NAMELESS: Final = OwnProcess("this server")
 
 
 class PageAdmin(ClusterAdmin, Protocol):
-    """The calls that pages need in addition to the calls of the routes."""
+    """The methods that pages need in addition to those of the management routes."""
 
     async def log_servers(self) -> Sequence[Facts]:
-        """Log servers, by name."""
+        """The registered log servers."""
 
     async def node(self, path: str) -> Facts:
-        """A node of the metadata store, with its secrets. Raises `NoSuchNode`."""
+        """A node of the metadata store; its secrets are not hidden. Raises `NoSuchNode`."""
 
 
 @dataclass(frozen=True, slots=True)

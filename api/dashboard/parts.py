@@ -37,7 +37,7 @@ class PageFrame:
     base: str  # `https://host:port`, as in the browser's request.
     metadata: str
     secret: str  # The session's secret, which every form carries.
-    principal: str  # Empty: authentication is off.
+    principal: str  # The principal's name; empty: authentication is off.
     notes: Sequence[tuple[str, str]] = ()
     banner: str = ""  # A problem with the shown facts.
     # The path below the dashboard, with its query; empty: no stream updates the page.
@@ -53,7 +53,7 @@ class Screen:
     on_logs: "OnLogs | None" = None
     is_live: bool = False  # True: without scripts, the page reloads itself every few seconds.
     at: str = ""
-    rows: NewRows | None = None  # Rows that a page adds: records, or samples.
+    rows: NewRows | None = None  # Rows that are added to the page: records, or samples.
 
     def live_parts(self, frame: PageFrame) -> list[Live]:
         """The parts that the page's stream updates."""
@@ -118,7 +118,7 @@ def _script(name: str) -> Html:
 
 
 def _stream(frame: PageFrame, seen: PageState) -> dict[str, str | bool | None]:
-    """The attributes that make htmx follow the page's stream, from the page's present state on."""
+    """The attributes that make htmx follow the page's stream, beginning with the page's current state."""
     return {
         "hx-sse:connect": f"{PREFIX}{with_query('/live', page=frame.page, have=str(seen))}",
         "hx-sse:close": "signed-out",

@@ -17,7 +17,7 @@ from rollbook.proto.errors import BookieFailed, Missing, RollbookError
 
 
 class ProcessPages:
-    """`pages`: the function that shows each page, by the page's path below `PREFIX`."""
+    """`pages` maps the path of each page, below `PREFIX`, to the function that shows the page."""
 
     def __init__(self, sources: PageSources) -> None:
         self._admin = sources.admin
@@ -54,7 +54,7 @@ class ProcessPages:
             metrics = await self._logs.server(token, row["address"])
         except RollbookError as error:
             metrics = error_text(error)
-        settings: Sequence[Facts] | str = "It does not serve HTTP (--rest)."
+        settings: Sequence[Facts] | str = "The server does not serve HTTP (--rest)."
         if url := row["http"]:
             try:
                 settings = await self._logs.settings(token, url)
@@ -64,8 +64,8 @@ class ProcessPages:
         return log_screens.server(visit.framed(), row, metrics, settings, grants)
 
     async def _process(self, request: Request, visit: Visit) -> Screen:
-        """The page of a process. A bookie is asked for its facts. The facts of a recovery server are known only
-        if it is this process.
+        """The page of a bookie or a recovery server. A bookie's facts are read from the bookie. The facts of a
+        recovery server are known only if it is this process.
         """
         kind, name = (request.query_params.get(each, "") for each in ("kind", "name"))
         counted: Mapping[str, Child] | str
@@ -84,11 +84,13 @@ class ProcessPages:
                 "A recovery server shows them at its own address alone: open the dashboard there, if it has --http."
             )
         else:
-            raise Missing("there is no such process", next_step="choose one on the screen Servers")
+            raise Missing(
+                "there is no such process", next_step="choose a process on the Servers screen"
+            )
         return process_screens.process(visit.framed(), kind, name, found, counted)
 
     async def _recovery_servers(self, visit: Visit) -> set[str]:
-        """The recovery servers that run a part. A server that runs only HTTP is known only to itself."""
+        """The recovery servers that run a part of recovery. Servers that run only HTTP are not among them."""
         found = await visit.ask("recovery", self._admin.recovery)
         return {str(each.get("process")) for each in found["processes"]}
 

@@ -33,7 +33,7 @@ def without_pages(state: str) -> str:
 
 
 def others(bookies: Sequence[Facts], processes: Sequence[Facts], own: str) -> list[Child]:
-    """Rows of the servers screen for all processes other than log servers."""
+    """The tables of bookies and recovery servers on the servers screen."""
     rows: list[tuple[Child, ...]] = [
         (
             link(row["id"], _at("bookie", row["id"])),
@@ -63,7 +63,7 @@ def others(bookies: Sequence[Facts], processes: Sequence[Facts], own: str) -> li
             table(
                 ("Bookie", "State", "Address", "Own pages"),
                 rows,
-                "There is no bookie in this cluster.",
+                "There are no bookies in this cluster.",
             ),
         ),
         element("h2", "Recovery servers"),
@@ -76,7 +76,7 @@ def _at(kind: str, name: str) -> str:
 
 
 def settings(found: Sequence[Facts] | str) -> list[Child]:
-    """`found`: the settings, or why they are not known."""
+    """`found`: the settings, or the reason why they are not known."""
     head = element("h2", "Settings")
     if isinstance(found, str):
         return [head, element("p", f"— {found}")]
@@ -84,15 +84,15 @@ def settings(found: Sequence[Facts] | str) -> list[Child]:
         (each["section"], each["name"], text_of(each["value"]), each["source"]) for each in found
     ]
     columns = ("Section", "Setting", "Value", "From")
-    return [head, table(columns, rows, "It shows none.")]
+    return [head, table(columns, rows, "The process has no settings.")]
 
 
 def metrics(found: Mapping[str, Child] | str) -> list[Child]:
-    """`found`: the metrics, or why they are not known."""
+    """`found`: the metrics, or the reason why they are not known."""
     head = element("h2", "Metrics")
     if isinstance(found, str):
         return [head, element("p", f"— {found}")]
-    return [head, table(("Metric", "Value"), list(found.items()), "It counts nothing.")]
+    return [head, table(("Metric", "Value"), list(found.items()), "The process has no metrics.")]
 
 
 def process(

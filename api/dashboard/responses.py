@@ -1,4 +1,4 @@
-"""Responses to a browser: pages with their headers, redirects, and the page of a rejected request."""
+"""Responses to a browser: pages with their headers, redirects, and the page for a rejected request."""
 
 from typing import Final
 
@@ -39,5 +39,5 @@ def refused(error: RollbookError, status: int) -> Response:
 
 
 def redirect(path: str) -> Response:
-    """Redirects to the page after a form; the browser loads it with GET."""
+    """Redirects to the page that follows a form; the browser loads that page with GET."""
     return RedirectResponse(path, 303, headers=HEADERS)

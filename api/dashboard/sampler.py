@@ -1,7 +1,7 @@
 """Reads log servers' counters every two seconds, for the charts of the overview (DB7).
 
-Counters of log servers in this process are read directly, counters of other servers at their /metrics. A
-token is sent only with TLS, or to this machine.
+Counters of log servers in this process are read directly; those of other servers are read from their /metrics.
+A token is sent only with TLS, or to this machine.
 """
 
 import asyncio
@@ -65,7 +65,7 @@ class Sampler:
         self.samples.add(time.time(), found)
 
     async def _read(self, row: Facts) -> Counted | str:
-        """A process's counters, or why they are not known."""
+        """The counters of a log server, or the reason why they are not known."""
         if not row["http"]:
             return "it has no /metrics (--rest)"
         async with self._turns:

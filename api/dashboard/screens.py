@@ -1,4 +1,4 @@
-"""The screens, made of the same facts that the routes of HTTP management show. They decide nothing."""
+"""The screens of the cluster: functions that only format facts, the same facts that HTTP management returns."""
 
 import json
 import shlex
@@ -38,7 +38,7 @@ _TYPED: Final = "Type its name"
 
 
 def overview(health: Facts, recovery: Facts, samples: Samples, after: int | None) -> Screen:
-    """`after`: the page has the samples up to this time."""
+    """`after`: the page already has the samples up to this time."""
     found = sentence_of(health, recovery)
     attributes = {"class": f"sentence {found.level}", "id": "health"}
     newest = samples.newest
@@ -101,7 +101,9 @@ def _rates(samples: Samples) -> Html:
         name: "—" if value is None else f"{value:,.6g}"
         for name, value in zip(SERIES, values, strict=True)
     }
-    problem = element("p", f"Not known: {samples.problem}") if samples.problem else None
+    problem = (
+        element("p", f"Some rates are not known: {samples.problem}") if samples.problem else None
+    )
     return element("div", facts(shown), problem)
 
 
@@ -132,7 +134,7 @@ def bookies(rows: Sequence[Facts], next_after: str | None) -> Screen:
     return Screen(
         "Bookies",
         [
-            live("bookies", table(columns, lines, "There is no bookie in this cluster.")),
+            live("bookies", table(columns, lines, "There are no bookies in this cluster.")),
             _next("/bookies", after=next_after) if next_after else None,
         ],
         commands=["cluster info"],
@@ -165,7 +167,7 @@ def bookie(frame: PageFrame, row: Facts, grants: Grants) -> Screen:
         "Address": text_of(row["address"]),
         "Own pages": text_of(row["http"]) if row["http"] else f"— ({without_pages(row['state'])})",
         "Incarnation": text_of(row["incarnation"]),
-        "Ledgers": link("those that name it", with_query("/ledgers", bookie=name)),
+        "Ledgers": link("ledgers that name it", with_query("/ledgers", bookie=name)),
     }
     path = f"/bookies/{quote(name, safe=':')}"
     return Screen(
@@ -188,7 +190,7 @@ def bookie(frame: PageFrame, row: Facts, grants: Grants) -> Screen:
 
 
 def _bookie_acts(frame: PageFrame, row: Facts, grants: Grants) -> Child:
-    """Buttons that the bookie's state and the viewer's rights allow."""
+    """The forms that the bookie's state and the viewer's rights allow."""
     name, allowed = row["id"], row["allowed"]
 
     def act(verb: str, button: str, says: str, *fields: Field) -> Html:
@@ -206,16 +208,20 @@ def _bookie_acts(frame: PageFrame, row: Facts, grants: Grants) -> Child:
             parts.append(act("drain", "Drain", says))
         if "active" in allowed:
             parts.append(
-                act("undrain", "Undrain", "It takes entries again. Copies that were made stay.")
+                act(
+                    "undrain",
+                    "Undrain",
+                    "The bookie takes entries again. Copies that were already made are kept.",
+                )
             )
     else:
         parts.append(element("p", f"{BY_RIGHT}{Duty.OPERATE.value} = true."))
     if grants.may_manage(Duty.REMOVE):
         if "drained" in allowed:
-            says = "Marks it as drained even if ledgers are left: entries without another copy are lost with it."
+            says = "Marks the bookie as drained, even if ledgers are left. Entries that have no other copy are lost with it."
             parts.append(act("drained", "Mark drained", says, typed))
-        says = "Removes it from the cluster: its cookie and its lifecycle are deleted. Refused while it runs."
-        give_up = Field("give_up", "Ledgers to give up: the number in a refusal", "text")
+        says = "Removes the bookie from the cluster: its cookie and lifecycle are deleted. Refused while it runs."
+        give_up = Field("give_up", "Number of ledgers to give up (see the refusal)", "text")
         parts.append(act("remove", "Remove", says, typed, give_up))
     return element("div", parts, attributes={"class": "acts"})
 
@@ -239,9 +245,9 @@ def ledgers(rows: Sequence[Facts], next_after: int | None, asked: Mapping[str, s
         for row in rows
     ]
     columns = ("Ledger", "State", "E/W/A", "Last entry", "Bytes", "Made")
-    empty = "None of the ledgers that this page read is of this kind."
+    empty = "None of the ledgers read for this page match the filters."
     if next_after is None and not any(asked.values()):
-        empty = "There is no ledger in this cluster."
+        empty = "There are no ledgers in this cluster."
     return Screen(
         "Ledgers",
         [
@@ -315,7 +321,10 @@ def ledger(frame: PageFrame, found: Facts, grants: Grants) -> Screen:
         "Labels": text_of([f"{name}={value}" for name, value in found["custom"].items()]),
     }
     path = f"/ledgers/{ledger_id}"
-    parts: list[Child] = [facts(shown), table(("Entries", "Bookies"), lines, "It has no fragment.")]
+    parts: list[Child] = [
+        facts(shown),
+        table(("Entries", "Bookies"), lines, "The ledger has no fragments."),
+    ]
     if grants.may_manage(Duty.OPERATE):
         verify = element(
             "p", "Reads every copy from every bookie that should have one; repairs nothing."
@@ -361,7 +370,8 @@ def recovery(frame: PageFrame, found: Facts, grants: Grants) -> Screen:
             ("PUT", "/recovery/delay", '{"delay_s": 300}'),
             ("PUT", "/recovery/rate", '{"bytes_per_s": 67108864}'),
         ],
-        is_live=not grants.may_manage(Duty.OPERATE),  # A reload would lose a half-typed number.
+        # A reload would lose a number that a user is typing.
+        is_live=not grants.may_manage(Duty.OPERATE),
         at="/recovery",
     )
 

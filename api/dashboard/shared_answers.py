@@ -1,4 +1,4 @@
-"""Answers that visitors share, so that fifty open pages cost the cluster as much as one page.
+"""Answers that visitors share, so that fifty open pages cost the cluster no more than one page.
 
 Callers with the same key share a fresh answer, and a request in progress. After a change by any
 caller, earlier answers and requests are no longer shared, since they may lack the change. While the metadata
@@ -20,9 +20,10 @@ _S: Final = 1_000_000_000
 @dataclass(frozen=True, slots=True)
 class SharedAnswer:
     facts: Any
-    at_ns: int  # When the answer was requested.
+    at_ns: int  # The time when the answer was requested.
     age_s: int = 0
-    problem: Unavailable | OutcomeUnknown | None = None  # Why the answer is old; None: it is fresh.
+    # Why the answer is old; None: the answer is fresh.
+    problem: Unavailable | OutcomeUnknown | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,9 +34,9 @@ class _Question:
 
 class SharedAnswers:
     def __init__(self, now_ns: Callable[[], int], fresh_s: float, kept_max: int) -> None:
-        """`fresh_s`: how long answers are shared. Larger: open pages cost less, and are staler.
+        """`fresh_s`: how long answers are shared. Larger: open pages cost less, but show older facts.
 
-        `kept_max`: the most answers that are kept.
+        `kept_max`: the maximum number of answers that are kept.
         """
         self._now_ns = now_ns
         self._fresh_ns = int(fresh_s * _S)
@@ -45,12 +46,12 @@ class SharedAnswers:
         self._asking: dict[Hashable, _Question] = {}
 
     def on_act(self) -> None:
-        """Notes a change: later callers must see it."""
+        """Records that something changed, so that earlier answers are no longer fresh."""
         self._changed_ns = self._now_ns()
 
     async def ask(self, key: Hashable, ask: Callable[[], Awaitable[Any]]) -> SharedAnswer:
-        """Returns the answer. Raises the errors of `ask`, unless the store is unavailable and an older answer
-        is known.
+        """Returns the answer, or raises the error of `ask`. While the store is unavailable, returns an older answer
+        if one is known.
 
         If the caller is cancelled, the request continues for other callers.
         """
@@ -70,7 +71,7 @@ class SharedAnswers:
         return SharedAnswer(facts, question.began_ns)
 
     async def close(self) -> None:
-        """Stops all requests. Call this when no caller waits for an answer."""
+        """Stops all requests. Call this when no caller is waiting for an answer."""
         asking = [each.answer for each in self._asking.values()]
         await stop_tasks(*asking)
 

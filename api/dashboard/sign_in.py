@@ -39,7 +39,7 @@ class SignIn:
         ]
 
     def enter(self, request: Request, *, stays_idle: bool = False) -> Session:
-        """Sets `CALLER` for the rest of this request. Raises `SignedOut`."""
+        """Returns the request's session, and sets `CALLER` for the rest of the request. Raises `SignedOut`."""
         cookie = request.cookies.get(self._cookie_name(request), "")
         session = self._sessions.find(cookie, stays_idle=stays_idle)
         if session is None and self._authenticator is None:
@@ -86,7 +86,8 @@ class SignIn:
         return redirect(f"{PREFIX}{with_query('/sign-in', next=goes_on)}")
 
     def _cookie_name(self, request: Request) -> str:
-        """Includes the port, since a host's ports share cookies. `__Host-` keeps other hosts from setting it."""
+        """The cookie's name. It includes the port, since the ports of a host share cookies. The prefix `__Host-`
+        prevents other hosts from setting the cookie."""
         port = (request.scope.get("server") or ("", 0))[1]
         return f"{'__Host-' if self._is_behind_tls else ''}rollbook-{port}"
 

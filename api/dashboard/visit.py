@@ -1,4 +1,4 @@
-"""One request of a page: its visitor, the frame around the screen, and the screen's requests to the cluster."""
+"""One request for a page: its visitor, the frame around the screen, and the screen's requests to the cluster."""
 
 from collections.abc import Awaitable, Callable, Hashable, Sequence
 from dataclasses import replace
@@ -14,7 +14,7 @@ from rollbook.api.dashboard.shared_answers import SharedAnswers
 
 
 class Visit:
-    """One request of a page."""
+    """One request for a page, or one rendering of a page for its stream."""
 
     def __init__(
         self,
@@ -23,7 +23,7 @@ class Visit:
         answers: SharedAnswers,
         after: int | None = None,
     ) -> None:
-        """`after`: the page has the records before this offset."""
+        """`after`: the page already shows the records before this offset."""
         self.session = session
         self.after = after
         self.banner = ""
@@ -31,15 +31,15 @@ class Visit:
         self._answers = answers
 
     def own(self, key: str) -> Hashable:
-        """The key of an answer that is cached for this token alone, since each token has its own rights."""
+        """The key of an answer that is cached only for the visitor's token, since tokens differ in their rights."""
         return key, self.session.token
 
     async def ask(self, key: Hashable, ask: Callable[[], Awaitable[Any]]) -> Any:
-        """Returns the present facts or, while the store is unavailable, the last known facts (DB3). If no
+        """Returns the current facts or, while the store is unavailable, the last known facts (DB3). If no
         facts are known, raises the error of `ask`."""
         answer = await self._answers.ask(key, ask)
         if answer.problem is not None:
-            known = f"The shown facts were known {answer.age_s} s ago."
+            known = f"These facts were last known {answer.age_s} s ago."
             self.banner = f"{error_text(answer.problem)} {known}"
         return answer.facts
 
@@ -52,7 +52,7 @@ ShowPage = Callable[[Request, Visit], Awaitable[Screen]]
 
 
 class Visits:
-    """Begins a visit for each request of a page."""
+    """Begins a visit for each request for a page, and for each rendering of a stream."""
 
     def __init__(self, admin: PageAdmin, answers: SharedAnswers, *, is_behind_tls: bool) -> None:
         self._admin = admin
@@ -67,8 +67,8 @@ class Visits:
         notes: Sequence[tuple[str, str]] = (),
         after: int | None = None,
     ) -> Visit:
-        """`page`: the page's name in its stream's URL; empty: the page has no stream. `after`: the page has the
-        records before this offset."""
+        """`page`: the page's name in its stream's URL; empty: the page has no stream. `after`: the page
+        already shows the records before this offset."""
         cluster = await self._admin.cluster()
         name = session.principal.name if session.principal else ""
         base = f"{self._scheme}://{request.headers.get('host', '')}"

@@ -1,1 +1,1 @@
-"""The dashboard's computations and pages, without a server."""
+"""The parts of the dashboard that do no I/O."""

@@ -1,8 +1,8 @@
 """The state of an open page, and the events of its stream with their ids (DB5).
 
 An id is `digest.digest…;next`: one digest for each live part of the page, and the offset after the page's
-newest record. A page that reconnects with an id gets the parts that differ, and the records from that offset
-on.
+newest record. A page that reconnects with an id gets the parts that have changed, and the records from that
+offset on.
 """
 
 import hashlib
@@ -18,7 +18,7 @@ _DIGEST_CHARACTERS: Final = 12
 
 
 class Live(Html):
-    """A part of a page that the page's stream updates; use `live` to make it."""
+    """A part of a page that the page's stream updates. Use `live` to make it."""
 
     __slots__ = ("id",)
 
@@ -34,7 +34,7 @@ class Live(Html):
 
 
 def live(part_id: str, *children: object) -> Live:
-    return Live(part_id, element("div", children, attributes={"id": part_id}).text)  # type: ignore[arg-type]  # Children are as in `element`.
+    return Live(part_id, element("div", children, attributes={"id": part_id}).text)  # type: ignore[arg-type]  # The children have the types that `element` takes.
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,14 +49,14 @@ class NewRows:
 
 @dataclass(frozen=True, slots=True)
 class PageState:
-    """The state of an open page. As text, it is the id of an event."""
+    """The state of an open page. Its text form is the id of an event."""
 
     digests: tuple[str, ...] = ()
     next_offset: int | None = None
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Parses a state. An invalid text gives an empty state."""
+        """Parses a state. Returns an empty state if the text is invalid."""
         found = _ID.fullmatch(text)
         if found is None:
             return cls()

@@ -1,6 +1,6 @@
 """HTML as values: every text is escaped when it is inserted, so that no page can forget to escape it (DB1).
 
-Names of bookies, labels and reasons may have any contents. Invisible characters (control characters,
+Names of bookies, labels and reasons may contain any characters. Invisible characters (control characters,
 marks that change the direction of text) are shown as numbers, and long texts are cut.
 """
 

@@ -1,5 +1,5 @@
-"""The history on the overview: the counters of /metrics, read every two seconds and kept for 15 minutes as
-rates (DB7)."""
+"""The history on the overview. The counters of /metrics are read every two seconds, and their rates are kept for
+15 minutes (DB7)."""
 
 import re
 from collections import deque
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 INTERVAL_S: Final = 2
-KEPT: Final = 15 * 60 // INTERVAL_S  # 450 samples of four numbers take some 50 KB.
+KEPT: Final = 15 * 60 // INTERVAL_S  # 450 samples of four numbers take about 50 KB.
 SERIES: Final = ("Appended records/s", "Appended bytes/s", "Read records/s", "p99 of appends, ms")
 _PREFIX: Final = "rollbook_log_"
 _COUNTERS: Final = ("appended_records_total", "appended_bytes_total", "told_records_total")
@@ -24,12 +24,12 @@ class Counted:
     """The counters of one process since its start."""
 
     counters: Mapping[str, float]
-    # Key: an upper bound in seconds; value: appends that took no longer.
+    # Key: an upper bound in seconds; value: the number of appends that took no longer.
     buckets: Mapping[float, float]
 
     @classmethod
     def parse(cls, text: str) -> "Counted":
-        """Parses Prometheus text; unwanted and invalid lines are left out."""
+        """Parses Prometheus text; lines of other metrics and invalid lines are skipped."""
         counters: dict[str, float] = {}
         buckets: dict[float, float] = {}
         for name, bound, value in _LINE.findall(text):
@@ -58,7 +58,8 @@ class Counted:
 @dataclass(frozen=True, slots=True)
 class Sample:
     time_s: int  # Seconds since 1970.
-    values: tuple[float | None, ...]  # The values in the order of `SERIES`; None: not reported.
+    # In the order of `SERIES`; None: no log server reported the value.
+    values: tuple[float | None, ...]
 
 
 @dataclass(slots=True)
@@ -69,7 +70,7 @@ class Samples:
     _before_s: float = 0.0
 
     def add(self, time_s: float, found: Mapping[str, Counted]) -> None:
-        """Adds a sample. `found`: counters by source. A new source has no rates yet."""
+        """Adds a sample. `found`: counters by source. A source has no rates before its second sample."""
         passed_s = time_s - self._before_s
         both = [name for name in list(found)[:_SOURCES_MAX] if name in self._before]
         steps = [found[name].since(self._before[name]) for name in both]

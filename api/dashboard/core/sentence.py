@@ -11,7 +11,7 @@ Facts = Mapping[str, Any]
 class Sentence:
     level: str  # good, warning or bad.
     text: str
-    link: str  # The path (below the dashboard) of the screen with the details.
+    link: str  # The path, below the dashboard, of the screen that shows the details.
 
 
 def sentence_of(health: Facts, recovery: Facts) -> Sentence:
@@ -42,7 +42,7 @@ def _missing(health: Facts, _: Facts) -> Sentence | None:
 
 
 def _named(health: Facts, good: Sequence[str]) -> str:
-    """Names the members with a state that is not in `good`; empty: all states are in `good`."""
+    """Names the members with a state that is not in `good`. Returns an empty text if there are none."""
     found = [
         f"{each['kind']} {each['id']} is {each['state']}"
         for each in health["members"]
@@ -58,7 +58,7 @@ def _short(_: Facts, recovery: Facts) -> Sentence | None:
     if not count:
         return None
     return Sentence(
-        "warning", f"{_ledgers(count)} fewer copies than they should have.", "/ledgers?short=true"
+        "warning", f"{_ledgers(count)} fewer copies than required.", "/ledgers?short=true"
     )
 
 
@@ -78,7 +78,7 @@ def _no_auditor(_: Facts, recovery: Facts) -> Sentence | None:
 
 def _degraded(health: Facts, _: Facts) -> Sentence | None:
     if health["lost_segments"]:
-        text = f"Logs lack {health['lost_segments']} segments whose ledgers were deleted."
+        text = f"Logs lack {health['lost_segments']} segments, because their ledgers were deleted."
         return Sentence("bad", text, "/ledgers")
     if health["unopened_logs"]:
         text = f"{health['unopened_logs']} logs cannot be opened: `rollbook explain LOG` says why."

@@ -1,7 +1,8 @@
 """The sessions of users who have signed in to the dashboard. Tokens stay in this process's memory (DB2).
 
 A session ends after 12 hours, after 30 minutes without a request, at sign-out, and when its principal has
-changed. Its id is generated here, never taken from a request, and replaced at sign-in. Forms carry its secret.
+changed. The session's id is generated here, never taken from a request, and replaced at sign-in. Forms carry the session's
+secret.
 """
 
 import hmac
@@ -20,7 +21,7 @@ _S: Final = 1_000_000_000
 @dataclass(slots=True)
 class Session:
     id: str = field(repr=False)
-    secret: str = field(repr=False)  # Every form carries it.
+    secret: str = field(repr=False)  # Every form carries this secret.
     token: str = field(repr=False)  # Empty: authentication is off.
     principal: Principal | None
     began_ns: int
@@ -42,7 +43,7 @@ class Sessions:
         return len(self._by_id)
 
     def begin(self, token: str, principal: Principal | None) -> Session:
-        """Begins a session. If there are too many, the session that was idle for longest is removed."""
+        """Begins a session. If there are too many sessions, the session that was idle for longest is removed."""
         while len(self._by_id) >= SESSIONS_MAX:
             del self._by_id[next(iter(self._by_id))]
         now_ns = self._now_ns()
@@ -63,7 +64,7 @@ class Sessions:
         return session
 
     def holds(self, session: Session) -> bool:
-        """Whether the session still exists. Streams call this, which does not prolong the session: no user acts."""
+        """Whether the session still exists. This does not prolong the session, since a stream calls it without any act of the user."""
         return self._by_id.get(session.id) is session and not self._is_over(session)
 
     def _is_over(self, session: Session) -> bool:

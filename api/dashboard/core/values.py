@@ -1,4 +1,4 @@
-"""Shows bytes in readable form: values of records, and metadata nodes without their secrets (DB4)."""
+"""Formats record values, and metadata nodes with their secrets hidden, as readable text (DB4)."""
 
 import json
 import re
@@ -21,7 +21,7 @@ _NAME: Final = re.compile(r"[\w.-]+")
 _NAME_CHARACTERS: Final = f"{ascii_letters}{digits}_.-"
 _PEM_BEGINS: Final = "-----BEGIN"
 _PEM_ENDS: Final = "-----END"
-# Keys and certificates in base64, without the lines of PEM around them: an encoded PEM block, or DER.
+# The base64 text of a key or certificate that has no PEM lines around it: an encoded PEM block, or DER.
 _BODY: Final = re.compile(
     r"(?<![A-Za-z0-9+/])(?:LS0tLS1CRUdJTi|MI[GHI]|M[CFH][0-9A-Za-z]CAQ|b3BlbnNzaC1rZXk)[A-Za-z0-9+/]{24,}"
 )
@@ -38,7 +38,7 @@ class Form(StrEnum):
 
 def value_in(form: Form, value: bytes, size: int) -> str:
     """`value`: the part that is shown. `size`: the size of the whole value. A value that cannot be
-    shown in the form is shown as text, or as hex if it is not text.
+    shown in this form is shown as text, or as hex if it is not text.
     """
     rest = f"… ({size:,} bytes)" if size > len(value) else ""
     if form is Form.HEX:
@@ -46,7 +46,7 @@ def value_in(form: Form, value: bytes, size: int) -> str:
     try:
         text = value.decode()
     except UnicodeDecodeError as error:
-        is_cut = bool(rest) and error.start >= len(value) - 3  # Within a character.
+        is_cut = bool(rest) and error.start >= len(value) - 3  # The cut is within a character.
         if not is_cut:
             return value.hex(" ") + rest
         text = value[: error.start].decode()
@@ -59,7 +59,7 @@ def value_in(form: Form, value: bytes, size: int) -> str:
 
 
 def node_text(value: bytes) -> str:
-    """A metadata node's value as text. Bytes that are not text are not shown: a password may be anywhere in them."""
+    """A metadata node's value as text. Bytes that are not text are not shown, since they may contain a password."""
     if not value:
         return "(empty)"
     try:
@@ -123,12 +123,12 @@ def _is_plain_name(name: str) -> bool:
 
 
 def _is_label(name: str, value: Any) -> bool:
-    """Whether the value is the name of a secret that is another value of the same object."""
+    """Whether `value` is the name of a secret. The secret is then another value of the same object."""
     return name.lower() in _LABELS and isinstance(value, str) and _is_secret(value)
 
 
 def _masked_text(text: str) -> str:
-    """Masks secrets line by line. Text after a secret is hidden, too."""
+    """Masks secrets line by line. The lines that continue a secret are masked, too."""
     shown: list[str] = []
     base, is_due, is_within = 0, False, False  # The state after the last secret.
     in_key, in_body = False, False
@@ -144,13 +144,13 @@ def _masked_text(text: str) -> str:
             in_key = _PEM_ENDS not in line
             shown.append(HIDDEN)
         elif goes_on:
-            # A blank line does not end the wait for the value.
+            # After a blank line, the value may still follow.
             is_due = (is_due and not line.strip()) or line.endswith("\\")
             shown.append(HIDDEN if line.strip() else line)
         elif found := _SECRET.search(line) or _KEY_IN_LINE.search(line):
             before, rest = line[: found.start()], line[found.end() :]
             if shown and _VALUE_LINE.match(shown[-1]):
-                shown[-1] = HIDDEN  # A list of pairs may have the value first.
+                shown[-1] = HIDDEN  # In a list of pairs, the value may come before the name.
             is_plain = not any(mark in before for mark in "=:{,[\"'")
             is_plain = is_plain or bool(_LABEL_LINE.fullmatch(before))
             shown.append(f"{line[: found.end()]} {HIDDEN}" if is_plain else HIDDEN)
@@ -163,7 +163,7 @@ def _masked_text(text: str) -> str:
 
 
 def _without_user(line: str) -> str:
-    """Hides the part of a URL before its `@`, which may contain a password."""
+    """Hides the user and the password in a URL: the part between `://` and `@`."""
     if "://" not in line or "@" not in line:
         return line
     words = []
