@@ -98,7 +98,9 @@ def logs(
 
 
 def of_logs(server: str, http: str, namespace: str, start: str, after: str) -> OnLogs:
-    """The shell command and the request that list a namespace's logs with the prefix `start`; without a namespace, all logs."""
+    """The shell command and the request that list a namespace's logs with the prefix `start`. An empty namespace
+    lists all logs.
+    """
     which, path = "", "/logs"
     if namespace:
         which = f" {shlex.quote(f'{namespace}/{start}')}"
@@ -285,7 +287,7 @@ def _pages(name: str, records: Facts, view: Form, asked: Mapping[str, str]) -> C
 
 
 def time_line(segments: Sequence[Facts]) -> Child:
-    """Draws each segment as a bar that ends where the next segment begins. The bar's colour shows the segment's state."""
+    """Draws each segment as a bar that ends where the next segment begins. The bar's colour shows the state."""
     begun = [each["began_us"] for each in segments]
     if not begun or not all(begun):
         return None

@@ -34,7 +34,7 @@ class Live(Html):
 
 
 def live(part_id: str, *children: object) -> Live:
-    return Live(part_id, element("div", children, attributes={"id": part_id}).text)  # type: ignore[arg-type]  # The children have the types that `element` takes.
+    return Live(part_id, element("div", children, attributes={"id": part_id}).text)  # type: ignore[arg-type]  # Children are as in `element`.
 
 
 @dataclass(frozen=True, slots=True)

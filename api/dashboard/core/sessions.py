@@ -1,8 +1,8 @@
 """The sessions of users who have signed in to the dashboard. Tokens stay in this process's memory (DB2).
 
 A session ends after 12 hours, after 30 minutes without a request, at sign-out, and when its principal has
-changed. The session's id is generated here, never taken from a request, and replaced at sign-in. Forms carry the session's
-secret.
+changed. The session's id is generated here, never taken from a request, and replaced at sign-in. Forms carry
+the session's secret.
 """
 
 import hmac
@@ -64,7 +64,7 @@ class Sessions:
         return session
 
     def holds(self, session: Session) -> bool:
-        """Whether the session still exists. This does not prolong the session, since a stream calls it without any act of the user."""
+        """Whether the session still exists. Streams call this, so it does not prolong the session."""
         return self._by_id.get(session.id) is session and not self._is_over(session)
 
     def _is_over(self, session: Session) -> bool:
