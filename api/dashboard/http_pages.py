@@ -62,7 +62,7 @@ def settings_of(text: str) -> list[dict[str, Any]]:
 
 
 def rows_of_settings(found: Any) -> list[dict[str, str]]:
-    """Returns the rows of a page of settings. Raises `ValueError` if the page has another form."""
+    """Returns the rows of a page of settings. Raises `ValueError` if the page has a different format."""
     rows = found.get("settings") if isinstance(found, dict) else None
     names = ("section", "name", "value", "source")
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):

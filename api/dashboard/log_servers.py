@@ -63,9 +63,8 @@ class LogServers:
         """`addresses` returns the addresses of the registered servers."""
         self._addresses = addresses
         self._tls = tls
-        self._clients: OrderedDict[str, Client] = (
-            OrderedDict()
-        )  # By token; the most recently used client is the last.
+        # By token; the most recently used client is the last.
+        self._clients: OrderedDict[str, Client] = OrderedDict()
         self._closing: set[asyncio.Task[None]] = set()
 
     @property

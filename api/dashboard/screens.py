@@ -1,4 +1,6 @@
-"""The screens of the cluster: functions that only format facts, the same facts that HTTP management returns."""
+"""The screens of the cluster: functions that only format facts. HTTP management returns
+the same facts.
+"""
 
 import json
 import shlex

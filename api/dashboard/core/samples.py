@@ -58,7 +58,7 @@ class Counted:
 @dataclass(frozen=True, slots=True)
 class Sample:
     time_s: int  # Seconds since 1970.
-    # In the order of `SERIES`; None: no log server reported the value.
+    # In the order of `SERIES`; None: the value is not known.
     values: tuple[float | None, ...]
 
 
