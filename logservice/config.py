@@ -23,7 +23,7 @@ class LogServerConfig:
     advertise: str = ""  # host or host:port that clients connect to; empty: the listen address.
     rest: str = ""  # The HTTP address; empty: no HTTP. It uses the token and certificate of gRPC.
     # Origins whose browser pages may use `rest`, such as http://localhost:3000. `*`: pages of every
-    # origin may read.
+    # origin may send GET and HEAD requests, and change nothing; allowed only on servers that require no token.
     rest_origin: tuple[str, ...] = ()
     server_name: str = ""  # Has to stay the same across restarts; empty: the advertised host:port.
     token_file: str = ""  # A file with a token that callers must present. Empty: no token.

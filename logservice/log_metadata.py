@@ -699,7 +699,7 @@ class LogMetadataStore:
         raise MetadataConflict("the cursor is moved again and again", cursor=request.name)
 
     async def read_guards(self, log: LogName) -> StoredGuards:
-        """The log's guards, empty if there is no log."""
+        """The log's guards. They are empty if none was ever stored, or if there is no log."""
         node = await read_surely(self._store, f"{self.path(log)}/{GUARDS}")
         if node is None:
             return StoredGuards(TruncationGuards(), None)

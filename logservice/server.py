@@ -124,7 +124,8 @@ class LogServer:
         # The list from which each opening began.
         self._opened_from: dict[LogName, StoredLog | None] = {}
         self._closings: dict[LogName, asyncio.Task[None]] = {}
-        self._endings: dict[asyncio.Task[None], None] = {}  # Tasks that end lost owners.
+        # Each task waits until an owner that has lost its log has ended all its tasks.
+        self._endings: dict[asyncio.Task[None], None] = {}
         self._unopened = UnopenedLogs()
         # Lost logs whose lists may still name this server.
         self._lost: OrderedDict[LogName, None] = OrderedDict()
@@ -737,7 +738,7 @@ def _being_given_up() -> OwnerChanging:
 
 
 def nobody_listens(_: LogName) -> None:
-    """Do nothing: the callback while no tails are watched."""
+    """The default callback. It does nothing, since nobody watches tails."""
 
 
 def _look_at(work: "asyncio.Task[Any]") -> None:

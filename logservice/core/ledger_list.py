@@ -182,7 +182,7 @@ class LedgerList:
     segments: tuple[Segment, ...] = ()
     discarded: tuple[LedgerId, ...] = ()  # Ledgers that are to be deleted, oldest first.
     events: tuple[LogEvent, ...] = ()  # The latest events, oldest first.
-    free_at_us: int = 0  # When the grace of a DELETED log ends.
+    free_at_us: int = 0  # When the grace period of a DELETED log ends.
 
     def __post_init__(self) -> None:
         if flaw := find_flaw(self):
@@ -253,7 +253,7 @@ class LedgerList:
         if any(not segment.is_closed for segment in self.segments[:-1]):
             raise MetadataConflict(
                 "two segments are unclosed already",
-                next_step="close the last segment but one first",
+                next_step="first close the second-to-last segment",
             )
         if self.lists(ledger_id) or ledger_id in self.discarded:
             raise MetadataConflict("this ledger was listed before", ledger_id=ledger_id)

@@ -155,11 +155,11 @@ class LogMemory:
         return self.producers.pack_counts()
 
     def follows(self, ledger_id: LedgerId, last_entry: EntryId) -> Follows:
-        """The control of a segment's first entry, with a snapshot."""
+        """The content of the control block in a segment's first entry: what it follows, and a snapshot."""
         return Follows(ledger_id, last_entry, self.pack(), self.pack_lived(), self.pack_counts())
 
     def snapshot(self) -> Snapshot:
-        """The control of a snapshot between other entries."""
+        """The content of the control block for a snapshot that is not in a ledger's first entry."""
         return Snapshot(self.pack(), self.pack_lived(), self.pack_counts())
 
     @classmethod
@@ -183,7 +183,7 @@ class LogMemory:
         )
         if not _WITHOUT_ATTEMPT <= version <= _VERSION:
             raise BadMetadata(
-                f"a snapshot of a log has version {version}; the known ones are 1 to {_VERSION}"
+                f"a snapshot of a log has version {version}; known versions are 1 to {_VERSION}"
             )
         found, end = cls(config), _HEAD.size + size
         producers_at = end + attempt_size

@@ -89,7 +89,9 @@ def source_of_report(
 def owner_elsewhere(
     listed: LedgerList, server_id: ServerId, is_alive: IsAlive
 ) -> ServerInfo | None:
-    """The owner, if it is alive and is another server. If the list names this server, this server has lost the log."""
+    """The owner, if it is alive and is another server. Returns None if the list names this server: this is called only
+    if the log as listed is not open here, so this server has lost it.
+    """
     owner = listed.owner
     if owner is None or owner.server_id == server_id or not is_alive(owner.server_id):
         return None

@@ -64,7 +64,7 @@ def claim_by_list(
 
 
 def claim_on_living(listed: LedgerList, *, refuses: bool, wait_ns: int) -> Claim:
-    """The claim on a log whose owner is alive. `refuses`: that server refuses connections. `wait_ns`: how long the
+    """The claim on a log whose owner is alive. `refuses`: the owner refuses connections. `wait_ns`: how long the
     log must still be left alone.
 
     Raises `NotOwner` if the owner does not refuse connections, `OwnerChanging` while the log is left alone.

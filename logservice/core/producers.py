@@ -296,7 +296,7 @@ class Producers:
         epoch = max(epoch, known.epoch + 1)
         if epoch > PRODUCER_EPOCH_MAX:
             raise InvalidRequest(
-                f"the producer has used epoch {known.epoch}, which is the last one",
+                f"the producer has used epoch {known.epoch}, the highest possible epoch",
                 next_step="choose another name",
             )
         base, end = known.batches[-_NUMBERS], known.batches[1 - _NUMBERS]
@@ -479,7 +479,9 @@ class Producers:
         except (struct.error, IndexError) as error:
             raise BadMetadata(f"a snapshot of producers is cut short: {error}") from None
         if position != len(view):
-            raise BadMetadata(f"{len(view) - position} bytes follow a snapshot of producers")
+            raise BadMetadata(
+                f"{len(view) - position} unexpected bytes follow a snapshot of producers"
+            )
         return found
 
 

@@ -42,7 +42,7 @@ class Until:
 def cut_to_size(records: Records, records_max: int, bytes_max: int) -> Records:
     """The first blocks, at least one, within both bounds. `next_offset` excludes records beyond `records_max`.
 
-    A block counts with its stored or its unpacked size, whichever is larger (LB3).
+    The size of a block is its stored or its unpacked size, whichever is larger (LB3).
     """
     kept: list[bytes] = []
     end = records.base_offset

@@ -104,7 +104,8 @@ _PAIR: Final = struct.Struct("<ii")
 _PADDING: Final = tuple(bytes(-length % 8) for length in range(8))
 _UNSTAMPED: Final = bytes(_CLIENT_HALF - _SERVER_HALF)
 _DIRECTORY_ENTRY: Final = struct.Struct("<HBBIII")
-_LONE_VALUE: Final = struct.Struct("<HBBIIIHBBIIIii")  # A directory of two sections, two offsets.
+# How the body of a block with a single value begins: a directory of two sections, then two offsets.
+_LONE_VALUE: Final = struct.Struct("<HBBIIIHBBIIIii")
 _LONE_SECTIONS: Final = 2
 _LONE_BYTES_MAX: Final = 64 * 1024
 _MUST_BE_KNOWN: Final = 1
@@ -113,7 +114,7 @@ _UINT32_MAX: Final = 2**32 - 1
 _TOP: Final = 1 << 31
 _TOPS_KEPT_MAX: Final = 16_384  # The largest count whose mask is cached.
 _SECTIONS_MAX: Final = 64
-# Strings of one size are cut out together in multiples of this number.
+# Strings of equal size are cut out together; their number is a multiple of this.
 _ONE_SIZE_COUNTS: Final = 32
 # The most strings that are cut out together; the struct format for each count is cached.
 _ONE_SIZE_MAX: Final = 4096
@@ -162,8 +163,8 @@ Headers = Mapping[str, bytes]
 
 
 class _NoHeaders(Mapping[str, bytes]):
-    """The headers of all records without headers. They are shared, so they are immutable, and they can be pickled,
-    unlike a proxy of a dict.
+    """The empty mapping that all records without headers share. It is shared, so it is immutable, and it can be
+    pickled, unlike a proxy of a dict.
     """
 
     __slots__ = ()

@@ -10,7 +10,7 @@
 Nothing in N+1 was acked unless its writer had seen N CLOSED at 41. A ledger is closed only once, so a
 ledger is discarded only if none of its entries was acked. A ledger without an entry does not count and is
 discarded, too. If N is CLOSED in the list, the server that wrote this had found N closed, and had decided
-whether N+1 counts.
+whether N+1 counts, so only N+1 is fenced and recovered.
 
 The compare-and-set that lists the new owner's ledger fails if another server has changed the list since it was
 read. A server that has already fenced the ledgers must not give up because of that: the other server might
