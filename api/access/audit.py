@@ -1,14 +1,14 @@
 """The audit: events that say who did what, and which callers were refused (G9).
 
-`act_done`, `act_failed`   the end of an act. Acts change logs, protected cursors, writers, owners, servers, bookies
-`act_begun`                an act that continues in the background; `act_done` or `act_failed` reports its end later
-`access_refused`           a caller that is unknown, lacks the right, or is beyond a quota
+`act_done`, `act_failed`   an act has ended. Acts change logs, protected cursors, writers, owners, servers, bookies
+`act_begun`                an act continues in the background; `act_done` or `act_failed` reports its end later
+`access_refused`           a caller was refused: it is unknown, lacks the right, or has exceeded a quota
 
 Each event names the principal, its address, the method and the object. Callers can repeat refused
 and failed acts at no cost, so these are logged at a bounded rate: each principal has one budget, and
-all unknown callers share one. The next event has the number of events that were left out. Acts that were
-done, or may have been done, are always logged. Events are logged at every log level, except on a log
-server without authentication, which cannot name a principal. No event contains a token, the digest of
+all unknown callers share one. The next event reports how many events were left out. Acts that were
+done, or may have been done, are always logged. The log level applies to these events only on a log server
+without authentication, which cannot name a principal. No event contains a token, the digest of
 a token, or a record (G6).
 """
 
@@ -29,7 +29,7 @@ class AuditLog:
     def __init__(self, now_ns: Callable[[], int], *, heeds_level: bool = False) -> None:
         self._now_ns = now_ns
         self._log = structlog.get_logger() if heeds_level else unfiltered_logger()
-        # Budgets by the name of the principal; "" is for all unknown callers.
+        # Budgets by the principal's name; all unknown callers share the budget of "".
         self._failed_acts: dict[str, EventBudget] = {}
 
     def refused(self, error: RollbookError, *, principal: str, **where: Any) -> None:
@@ -44,9 +44,10 @@ class AuditLog:
     def act(
         self, *, principal: str, only_begins: bool = False, **where: Any
     ) -> Iterator[dict[str, Any]]:
-        """Audits the act that runs in this context; if `only_begins`, the act continues after the context.
+        """Logs how the act that runs in this context ends. `only_begins`: the act continues after the context, so
+        success is logged as `act_begun`.
 
-        Fields added to the yielded dict are logged, too.
+        Fields that are added to the yielded dict are logged, too.
         """
         more: dict[str, Any] = {}
         try:

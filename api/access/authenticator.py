@@ -2,8 +2,8 @@
 
 Each call checks whether the files have changed, and open streams check it each second, so that a new
 token works without a restart, and a removed token stops working. If a file is unusable, or may be
-half-written, its earlier contents stay in force (AF1). If its principal changes, a stream ends, and the
-client connects again with the new rights.
+half-written, its earlier contents stay in force (AF1). If the principal of a stream changes, the stream
+ends, and the client connects again with the new rights.
 """
 
 import time
@@ -35,7 +35,8 @@ logger = structlog.get_logger()
 
 _LOOK_NS: Final = 1_000_000_000
 _BEARER: Final = "bearer"
-_TEXT_MAX: Final = 500  # Certificates may have thousands of names.
+# The most characters of an error: a certificate may have thousands of names.
+_TEXT_MAX: Final = 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +87,7 @@ class Authenticator:
 
     @classmethod
     def of(cls, token_file: str | None, access_file: str | None = None) -> "Authenticator | None":
-        """Makes an authenticator; None if callers are not authenticated. Raises `BadConfig`."""
+        """Returns an authenticator. Without a file, returns None: callers are not authenticated. Raises `BadConfig`."""
         if not token_file and not access_file:
             return None
         return cls(token_file or None, access_file or None)
@@ -94,7 +95,7 @@ class Authenticator:
     def admit(
         self, authorization: str, certificate_names: Collection[str] = (), peer: str = ""
     ) -> AuthenticatedCaller:
-        """Returns the caller. `authorization`: the value of the header; empty: no header. Raises `Unauthorized`."""
+        """Returns the caller. `authorization`: the header's value; empty if there is none. Raises `Unauthorized`."""
         self._look()
         if authorization:
             found = self._shown_by(authorization)
@@ -174,8 +175,8 @@ class Authenticator:
 def _refusal_of(
     authorization: str, certificate_names: Collection[str], found: ProvenPrincipal | None
 ) -> Unauthorized:
-    """The error of a refused caller. Its token has expired or is not known, its header is not a bearer token, its
-    certificate is not known, or it has no credentials.
+    """Returns the error for a refused caller. It says that the token has expired or is unknown, that the header has no
+    bearer token, that no principal has the certificate, or that the caller has sent no credentials.
     """
     if found is not None:
         return Unauthorized(
@@ -186,7 +187,7 @@ def _refusal_of(
     if authorization:
         if authorization.partition(" ")[0].lower() != _BEARER:
             return Unauthorized(
-                "the authorization is not a bearer token",
+                "the authorization header does not contain a bearer token",
                 next_step="send the token: authorization: Bearer …",
             )
         return Unauthorized(
@@ -197,7 +198,7 @@ def _refusal_of(
     if certificate_names:
         names = ", ".join(certificate_names)
         return Unauthorized(
-            f"no principal has a name of the client's certificate: {names}"[:_TEXT_MAX],
-            next_step="add a name to `certificates` of a principal, or send a token: authorization: Bearer …",
+            f"no principal has a name that is in the client's certificate: {names}"[:_TEXT_MAX],
+            next_step="add one of them to `certificates` of a principal, or send a token: authorization: Bearer …",
         )
     return Unauthorized("no token was shown", next_step="send the token: authorization: Bearer …")

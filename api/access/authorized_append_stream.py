@@ -3,7 +3,7 @@
 Each bind is checked once. Appends under a refused bind are refused, too, and the rest of the stream
 continues. While the principal has appended more than its quota permits, the stream is not read. When
 the principal has changed, the stream ends before the next message is processed, so that the client connects
-again. Earlier appends have a result, or their outcome is unknown, as after any broken connection.
+again. Each earlier append has a result or an unknown outcome, as after any broken connection.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ from rollbook.proto.errors import ConnectionLost, InvalidRequest, Throttled, Una
 
 _NS_PER_S: Final = 1_000_000_000
 _REFUSED_REFS_MAX: Final = 1000
-_REFUSALS_MAX: Final = 1000  # While this many refusals are unread, the stream is not read.
+_REFUSALS_MAX: Final = 1000  # While this many refusals wait to be sent, the stream is not read.
 
 
 class AuthorizedAppendStream:
@@ -34,8 +34,8 @@ class AuthorizedAppendStream:
     ) -> None:
         """Raises `Throttled`."""
         self._caller, self._audit, self._now_ns = caller, audit, now_ns
-        self._refused: dict[int, Unauthorized] = {}  # Errors of refused appends, by ref.
-        self._refusals = 0  # Results of refused appends that were not read yet.
+        self._refused: dict[int, Unauthorized] = {}  # The errors of refused binds, by ref.
+        self._refusals = 0  # How many refusals wait to be sent.
         self._are_taken = asyncio.Event()
         self._stack = ExitStack()
         try:

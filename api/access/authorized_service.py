@@ -3,7 +3,8 @@ many.
 
 gRPC and HTTP call only this class, with the caller in `CALLER`. A call beyond the quota is refused
 immediately: `Throttled` has the time after which a retry may succeed. A stream is slowed down instead: it is
-read or sent no faster than the quota allows, and progress events give this reason (`WaitsFor.THROTTLE`).
+read or sent no faster than the quota allows, and progress events name the quota as the reason
+(`WaitsFor.THROTTLE`).
 """
 
 import asyncio
@@ -37,12 +38,12 @@ from rollbook.proto.errors import NotOwner, RollbookError, Throttled, Unauthoriz
 
 _WAITS_S: Final = 1.0  # If a request takes longer, the server checks what is unavailable.
 _TAIL_S: Final = 5.0
-_NAMES_MAX: Final = 1000  # Names of one page.
+_NAMES_MAX: Final = 1000  # The most names in one page.
 _READS: Final = (
     messages.Read,
     messages.ListLogs,
     messages.ListCursors,
-)  # Calls that count in the read quota.
+)  # Calls that the read quota limits.
 
 Elsewhere = Callable[[NotOwner, Any], Awaitable[Any]]
 Events = AsyncGenerator[Any, None]
@@ -74,9 +75,10 @@ class AuthorizedService:
     ) -> Any:
         """Returns the response. Raises `Unauthorized`, `Throttled`, and the core's errors.
 
-        `elsewhere` is called if another server owns the log: it asks the owner, or raises the error again.
-        The owner sees this server's principal, so only this server can check the caller. `server`: the
-        requested server, if it is not this one; then `elsewhere` asks that server, and the core is not called.
+        `elsewhere` is called if another server owns the log: it sends the request to the owner, or raises the error
+        again. The owner sees this server's principal, so only this server can check the caller. `server`: the
+        server that the client requests, if it is another one; then `elsewhere` sends the request there, and the
+        core is not called.
         """
         caller = CALLER.get()
         try:
@@ -107,15 +109,17 @@ class AuthorizedService:
         return answer
 
     def look_if_late(self) -> asyncio.TimerHandle:
-        """After `_WAITS_S`, makes the server check what is unavailable, unless the caller cancels the timer first."""
+        """After `_WAITS_S`, makes the server check what is unavailable, unless the caller cancels the timer."""
         return asyncio.get_running_loop().call_later(_WAITS_S, self._core.on_waiting)
 
     def explained(self, error: RollbookError) -> RollbookError:
-        """Returns the error with the cause of the call's wait."""
+        """Returns the error. A time-out or `OwnerChanging` also names the known outages that may have delayed
+        the call.
+        """
         return self._core.explained(error)
 
     def late(self, method: Method) -> RollbookError:
-        """The error of a call after its deadline, with the cause of its wait."""
+        """The error for a call that has passed its deadline; it names known outages, as in `explained`."""
         return self._core.explained(late(method))
 
     async def _answer(
@@ -144,8 +148,8 @@ class AuthorizedService:
     async def _list_visible(
         self, caller: AuthenticatedCaller, asked: messages.ListLogs, due: float
     ) -> messages.LogNames:
-        """Leaves out hidden names before it cuts a page, so that the end of a page does not
-        reveal one."""
+        """Leaves out hidden names before it cuts the list into pages, so that the last name of a page
+        is never a hidden name."""
         grants = caller.principal.grants
         if grants.shows_all:
             return await self._core.list_logs(asked, due)
@@ -165,10 +169,10 @@ class AuthorizedService:
     async def _visible_of(
         self, caller: AuthenticatedCaller, asked: messages.ListLogs, limit: int, due: float
     ) -> list[LogName]:
-        """The first visible names: at most one more than `limit`."""
+        """Returns the first visible names: at most `limit` + 1."""
         found: list[LogName] = []
         page = messages.LogNames((), asked.start_after)
-        at_once = limit + 1  # Usually the caller may see all of these names.
+        at_once = limit + 1  # This is enough if the caller may see all of these names, as usual.
         while len(found) <= limit:
             rest = replace(asked, start_after=page.next_page, limit=at_once)
             at_once = _NAMES_MAX
@@ -181,7 +185,7 @@ class AuthorizedService:
     async def _named(
         self, caller: AuthenticatedCaller, shown: VisibleLogs, start_after: str, due: float
     ) -> list[LogName]:
-        """Logs that grants name individually, if they exist."""
+        """Returns the existing logs that the caller's grants name individually."""
         after = tuple(start_after.partition("/")[::2])
         names = [
             LogName.parse(log) for log in shown.logs if is_visible(caller.principal.grants, log)
@@ -232,8 +236,8 @@ class AuthorizedService:
         stands: Offset | None = None,
     ) -> Events:
         """Yields the request's events. A caller that leaves early must close the generator. `through` makes
-        the events from the core's method and the request; None: the core makes them. `stands`: the position of
-        a reader that resumes.
+        the events from the core's method and the request; None: the core's method makes them. `stands`: the
+        position at which a reader resumes.
         """
         caller = CALLER.get()
         read = getattr(self._core, method.core_name)
@@ -309,7 +313,8 @@ class AuthorizedService:
         """Waits for the quota, and yields the reader's position at each heartbeat. `stands`: that position;
         None: the start of the read.
 
-        If `stands` is not None, `MISSES_MAX` heartbeats in a row may fail to find the position.
+        If `stands` is None, an error in finding the position is raised. Otherwise `MISSES_MAX` heartbeats in a row may
+        fail to find it, if the error may be temporary.
         """
         if not waiting.begin():
             return
@@ -352,7 +357,7 @@ class AuthorizedService:
 
 
 def _signed(caller: AuthenticatedCaller, word: Any) -> Any:
-    """Adds the principal to the commit of a cursor. A new cursor counts as one of the principal's cursors."""
+    """Adds the principal's name to a cursor commit, so that a new cursor counts as one of that principal's cursors."""
     if not isinstance(word, messages.CommitCursor) or caller.authenticator is None:
         return word
     said = {each.name: getattr(word, each.name) for each in fields(word)}
@@ -380,7 +385,7 @@ def _require_in_force(caller: AuthenticatedCaller) -> None:
 
 
 def _bytes_of(blocks: tuple[bytes, ...]) -> int:
-    """The blocks' sizes, each stored or unpacked, whichever is larger: compressing a block saves no quota."""
+    """The sum of the blocks' sizes, each stored or unpacked, whichever is larger, so compression saves no quota."""
     return sum(map(opened_bytes_of, blocks))
 
 

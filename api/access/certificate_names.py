@@ -5,7 +5,7 @@ from typing import Any
 
 
 def names_in(certificate: Mapping[str, Any] | None) -> tuple[str, ...]:
-    """`certificate`: verified, in the form that `ssl` returns; None or empty: the peer sent no certificate."""
+    """`certificate`: a verified certificate as `ssl` returns it; None or empty: the peer sent no certificate."""
     if not certificate:
         return ()
     alternative = tuple(str(name) for _, name in certificate.get("subjectAltName", ()))

@@ -1,5 +1,4 @@
-"""Reports how long a server's certificate is valid: as a metric, and by a warning 30, 7 and 1 days before
-it expires."""
+"""Reports when a server's certificate expires: as a metric, and in warnings 30, 7 and 1 days before the end."""
 
 import asyncio
 import time
@@ -38,7 +37,7 @@ class CertificateWatch:
         self.stats.expires = lambda: self._end_s
 
     def look(self) -> None:
-        """Reads the certificate again, and gives each warning once."""
+        """Reads the certificate again, and logs each warning once."""
         try:
             self._end_s = certificate_end_s(self._path)
         except BadConfig as error:

@@ -1,8 +1,8 @@
 """Idempotency keys: a batch with a key is appended once, however often it is sent.
 
-A key stands for a producer with one batch; the producer's id is `once:` and the key. If callers are authenticated,
-a key belongs to its caller: the id has a digest of the caller's name and the key in place of the key. The HTTP server
-makes this id itself. In gRPC calls and streams, the id that the client sends is replaced here.
+A key stands for a producer with one batch. The producer's id is `once:` followed by the key. If callers are
+authenticated, a key belongs to its caller: instead of the key, the id contains a digest of the caller's name and the
+key. The HTTP server makes this id itself. In gRPC calls and streams, the client's id is replaced here.
 """
 
 from collections.abc import Sequence
@@ -33,7 +33,7 @@ def once(key: str, caller: AuthenticatedCaller) -> bytes:
 def with_own_keys(
     appends: Sequence[StreamAppend], caller: AuthenticatedCaller
 ) -> Sequence[StreamAppend]:
-    """Adds the caller's name to the keys of appends. For relayed appends, the entry server has added it (RY2)."""
+    """Adds the caller's name to the keys of appends. Relayed appends have it already, from the entry server (RY2)."""
     if caller.authenticator is None or caller.is_relay or not any(map(_has_key, appends)):
         return appends
     return [with_own_key(each, caller) for each in appends]
@@ -46,11 +46,11 @@ def with_own_key(append: A, caller: AuthenticatedCaller) -> A:
     try:
         assert append.block is not None
         producer = producer_of(append.block)
-        if producer is None:  # A plain record's value begins with the same bytes.
+        if producer is None:  # There is no key: a plain record's value begins with the same bytes.
             return append
         key = producer.id.removeprefix(ONCE).decode("latin-1")
         block = with_producer(append.block, replace(producer, id=once(key, caller)))
-    except Invalid:  # The log will refuse the record and give the reason.
+    except Invalid:  # The log will refuse the block and give the reason.
         return append
     return replace(append, block=block)
 

@@ -23,7 +23,7 @@ class Managing:
         raise self._refused(caller, refusal_of_duty(name, duty), method)
 
     def require_on_log(self, right: Right, log: str, method: str = "") -> AuthenticatedCaller:
-        """`log`: its full name. Raises `Unauthorized`, like `require`."""
+        """Like `require`, for one log. `log`: the log's full name. Raises `Unauthorized`."""
         caller = CALLER.get()
         if caller.principal.grants.may_steer(right, log):
             return caller
@@ -54,7 +54,7 @@ class Managing:
     def act_on_log(
         self, right: Right, log: str, method: str
     ) -> AbstractContextManager[dict[str, Any]]:
-        """Like `act`, for a change of a log. `log`: its full name."""
+        """Like `act`, for a change of one log. `log`: the log's full name."""
         caller = self.require_on_log(right, log, method)
         return self._audit.act(
             principal=caller.principal.name, peer=caller.peer, method=method, log=log

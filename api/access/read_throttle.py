@@ -1,11 +1,11 @@
-"""Makes a stream of records wait until its principal's quota has paid for earlier reads, by this or other streams.
+"""Makes a stream of records wait until its principal's quota has paid for earlier reads of all the principal's streams.
 
-Readers take turns; the longest waiting reader is next. A turn ends when the reader has taken an event, so
-that the next reader begins when the amount is known, or after 10 ms. A reader that has caught up usually has
-nothing to take, so its turn ends immediately: otherwise such turns would add up. If an event arrives later,
-its amount is charged, too, and all readers wait longer. While a stream waits, it sends its position at each heartbeat
-(RL3). If the position cannot be found several times in a row, the stream fails, and its client should ask
-another server.
+Readers take turns; the reader that has waited longest is next. A turn ends when the reader has taken an event, or
+after 10 ms. So the next reader usually begins only when the size of that event is known and charged. A reader that
+has caught up usually has nothing to take, so its turn ends immediately; otherwise the turns of many such readers
+would add up. An event that arrives after the turn is charged, too, and all readers wait longer. While a stream
+waits, it sends its position at each heartbeat (RL3). If the position cannot be found several times in a row, the
+stream fails, and its client should try another server.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ from rollbook.api.access.core.quotas import PrincipalAccount
 from rollbook.logservice.messages import CaughtUp, FellBehind, ReadEvent
 from rollbook.proto.errors import NotOwner, RollbookError
 
-MISSES_MAX: Final = 2  # Heartbeats in a row that may fail to find the position.
+MISSES_MAX: Final = 2  # This many heartbeats in a row may fail to find the position.
 
 _NS_PER_S: Final = 1_000_000_000
 _TAKES_S: Final = 0.01  # A reader that takes nothing for this long loses its turn.
@@ -37,7 +37,7 @@ class ReadThrottle:
         self._ending: asyncio.Handle | None = None
 
     def begin(self) -> bool:
-        """Returns whether the stream must wait. If so, it queues the stream, and starts the heartbeat's clock."""
+        """Returns whether the stream has to wait. If so, puts it into the queue, and schedules the first heartbeat."""
         self.end()
         line, reads = self._account.line, self._account.reads
         if line.is_empty and not reads.wait_ns(self._now_ns()):
@@ -47,8 +47,8 @@ class ReadThrottle:
         return True
 
     async def step(self) -> bool:
-        """Waits at most until the next heartbeat. Returns whether the stream may take an event. If so, the
-        caller then calls `end`; otherwise it calls `take_heartbeat`, then this method again."""
+        """Waits at most until the next heartbeat. Returns whether the stream may take an event. If True,
+        the caller takes one and calls `end`. If False, it calls `take_heartbeat`, and then this method again."""
         assert self._place is not None
         if not self._account.line.is_first(self._place):
             self._is_first.clear()
@@ -83,7 +83,8 @@ class ReadThrottle:
 
     @contextmanager
     def away(self) -> Iterator[None]:
-        """Gives up the turn while a position is fetched and sent, since the client may take any time to read it."""
+        """Gives up the turn while a position is fetched and sent, since the client may take arbitrarily long to read
+        it."""
         assert self._place is not None
         self._account.line.leave(self._place)
         try:
@@ -102,5 +103,5 @@ class ReadThrottle:
 
 
 def may_pass(error: RollbookError) -> bool:
-    """Whether the next heartbeat may find the reader's position."""
+    """Whether the error may be temporary, so that the next heartbeat may find the reader's position."""
     return error.retryable and not isinstance(error, NotOwner)

@@ -10,13 +10,13 @@ from rollbook.proto.errors import Unauthorized
 
 
 def refusal_of(principal: str, word: Any) -> Unauthorized:
-    """The error with the missing right. It is the same whether the log exists or not."""
+    """The error that names the missing right. It is the same whether the log exists or not."""
     section = f"[principals.{principal}] of the access file"
     if rights := [each.value for each in rights_for(word)]:
         wanted = " or ".join(rights)
         return Unauthorized(
             f"{principal} has no right to {wanted} there",
-            next_step=f"name the log in `{rights[0]}` of {section}; logs that `deny` names are refused even then",
+            next_step=f"name the log in `{rights[0]}` of {section}; logs named in `deny` are still refused",
             log=str(word.log),
             right=wanted,
         )
@@ -32,7 +32,7 @@ def refusal_of_right(principal: str, right: Right, log: str) -> Unauthorized:
     return Unauthorized(
         f"{principal} has no right to {right.value} there",
         next_step=f"name the log in `{right.value}`{or_duty} in {section}; "
-        "logs that `deny` names are refused even then",
+        "logs named in `deny` are still refused",
         log=log,
         right=right.value,
     )

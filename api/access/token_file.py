@@ -19,7 +19,7 @@ _OTHERS_WRITE: Final = stat.S_IWGRP | stat.S_IWOTH
 
 
 def token_of(file: WatchedFile) -> str:
-    """The token of a watched file. Raises `BadConfig`, also if other users may read the file."""
+    """Returns the token in a watched file. Raises `BadConfig`, for example if other users may read the file."""
     path = file.path
     try:
         found = os.stat(path)
@@ -30,7 +30,7 @@ def token_of(file: WatchedFile) -> str:
         raise BadConfig("others may read the token", path=path, next_step=f"chmod 600 {path}")
     if not _TOKEN_BYTES[0] <= len(token) <= _TOKEN_BYTES[1]:
         raise BadConfig(
-            f"a token has {_TOKEN_BYTES[0]} to {_TOKEN_BYTES[1]} characters",
+            f"a token has to have {_TOKEN_BYTES[0]} to {_TOKEN_BYTES[1]} characters",
             path=path,
             next_step=f"openssl rand -hex 32 > {path}",
         )
@@ -42,8 +42,8 @@ def _allowed(owner: int) -> int:
 
 
 def require_own(path: str) -> None:
-    """Requires that the file belongs to this user or root, and that only its owner may write it: a user who can
-    write it can get every right. Raises `BadConfig`."""
+    """Raises `BadConfig` unless the file belongs to this user or root, and only its owner may write it. A user who
+    can write the file can get every right."""
     try:
         found = os.stat(path)
     except OSError as error:

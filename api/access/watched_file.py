@@ -1,4 +1,4 @@
-"""A file of principals, read again when it changes, and loaded when it is complete (AF1, G3)."""
+"""A token file or access file that is read again when it changes, and loaded when it is complete (AF1, G3)."""
 
 import os
 
@@ -19,11 +19,11 @@ class WatchedFile:
 
     @property
     def data(self) -> bytes:
-        """The contents in force."""
+        """The contents that are in force."""
         return self._stability.in_force.data
 
     def look(self, now_ns: int, wall_ns: int) -> bool:
-        """Checks the file. Returns whether it was loaded, or waits for a new reason."""
+        """Checks the file. Returns True if it was loaded, or if there is a new reason why it is not loaded."""
         stamp = file_stamp(self.path)
         again_ns = self._wait.again_ns if self._wait else None
         if stamp == self._stamp and (again_ns is None or now_ns < again_ns):

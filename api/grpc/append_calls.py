@@ -1,7 +1,7 @@
 """Serves append streams: one task reads the messages, another one writes the results.
 
-While the service has the maximum of a stream's appends in flight, the stream is not read, so that gRPC keeps
-the client from sending. A client that closes its side still gets the results of all appends that it has sent.
+While the maximum of a stream's appends is in flight, the stream is not read, so that gRPC's flow control stops
+the client. A client that closes its side still gets the results of all appends that it has sent.
 """
 
 import asyncio
@@ -32,12 +32,12 @@ Context = Any  # grpc.aio.ServicerContext, of bytes.
 async def serve_append_stream(
     core: AuthorizedService, context: Context, relayed: CoreStream | None = None
 ) -> None:
-    """Serves one stream. `relayed`: a stream to another server, to which the appends go."""
+    """Serves one stream. `relayed`: a stream to the server that gets the appends in place of this one."""
     stream = core.open_append_stream(relayed)
     sides: list[asyncio.Future[None]] = []
     try:
-        # Shows the client that the call is accepted, and that it may send appends. If they were sent
-        # earlier, a refusal would leave them in doubt.
+        # The header shows the client that the call is accepted, and that it may send appends. If appends were
+        # sent earlier, a refusal would leave them in doubt.
         await context.send_initial_metadata(((LISTENS_KEY, "1"),))
         line = _AppendCall(stream, context)
         sides += (asyncio.ensure_future(side) for side in (line.listen(), line.answer()))
@@ -88,7 +88,7 @@ class _AppendCall:
 async def _in_turns(appends: list[StreamAppend]) -> AsyncIterator[list[StreamAppend]]:
     """Yields the appends in parts that unpack to a bounded size, so that other work runs in between (LB3).
 
-    A message of a few hundred KiB can hold blocks that unpack to gigabytes, and each is unpacked to be checked.
+    A message of a few hundred KiB can hold blocks that unpack to gigabytes, and checking a block unpacks it.
     """
     start, opened = 0, 0
     for index, append in enumerate(appends):

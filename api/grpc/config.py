@@ -14,7 +14,7 @@ CONNECTIONS_MAX: Final = 16_384
 @dataclass(frozen=True, slots=True)
 class GrpcConfig:
     address: Address
-    token_file: str | None = None  # Its first line is the `Bearer` token of clients.
+    token_file: str | None = None  # The file's first line is the `Bearer` token of clients.
     tls: TlsFiles | None = None
     # Allows addresses off loopback without TLS and a token: for trusted networks.
     insecure: bool = False
@@ -22,7 +22,7 @@ class GrpcConfig:
     # The most connections, each with a file descriptor; further ones are closed. Larger: more clients,
     # more memory. Smaller: the reverse.
     connections_max: int = CONNECTIONS_MAX
-    # The most calls at the same time, including streams; further ones are refused. Larger: more clients,
+    # The most concurrent calls, including streams; further ones are refused. Larger: more clients,
     # more memory. Smaller: the reverse.
     calls_max: int = 4096
 

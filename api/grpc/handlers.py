@@ -31,8 +31,8 @@ Context = Any  # grpc.aio.ServicerContext, of bytes.
 Handler = Callable[[Any, Context], Awaitable[Any]]
 
 _PATIENCE_S: Final = 60.0  # The time limit of a call without a deadline.
-_TAKING_S: Final = 60.0  # A client that reads nothing for this long has to reconnect.
-_SHARE: Final = 0.95  # The service's share of the remaining time; the response has the rest.
+_TAKING_S: Final = 60.0  # A client that reads nothing for this long is disconnected.
+_SHARE: Final = 0.95  # The service's share of the remaining time; the rest is for the response.
 
 
 def handlers(
@@ -91,7 +91,7 @@ def _authorized(
             failure = core.explained(error)
         except grpc.aio.BaseError:  # The client has disconnected.
             raise asyncio.CancelledError from None
-        except Exception as error:  # A call ends here: any error becomes a status.
+        except Exception as error:  # Any error of a call becomes a status.
             logger.error("grpc_call_failed", method=method.name, exc_info=error)
             failure = RollbookError("an unexpected error occurred; the server's log has details")
         return await refuse(context, failure)
@@ -161,7 +161,7 @@ def _watch(core: AuthorizedService, method: Method, relay: Relay | None) -> Hand
             async for event in events:
                 waiting.cancel()
                 packed = event_bytes(request, event)
-                del event  # A client that does not read holds one copy of the event, not three.
+                del event  # So an unread event takes one copy in memory, not three.
                 await _tell(context, packed)
                 del packed  # gRPC has a copy, and the next event may arrive much later.
         finally:
@@ -172,8 +172,8 @@ def _watch(core: AuthorizedService, method: Method, relay: Relay | None) -> Hand
 
 
 async def _tell(context: Context, packed: bytes) -> None:
-    """Sends a message. gRPC waits until it fits into the peer's window. A client that reads nothing for
-    `_TAKING_S` is disconnected without a status, which would wait after the unread messages.
+    """Sends a message; gRPC waits until the message fits into the peer's flow-control window. A client that reads
+    nothing for `_TAKING_S` is disconnected without a status, which would be queued after the unread messages.
     """
     try:
         async with asyncio.timeout(_TAKING_S):

@@ -1,8 +1,8 @@
 """gRPC's health and reflection services.
 
 Every caller may check the server's health. A call of `Health.Watch` or reflection lasts as long as the
-caller wants, and occupies one of the calls that all callers share. So only authenticated callers may make
-these calls, and each counts as a stream of its caller.
+caller wants, and counts towards the limit on concurrent calls that all callers share. So only authenticated
+callers may make these calls, and each call counts as one of the caller's streams.
 """
 
 from collections.abc import AsyncIterator

@@ -1,8 +1,8 @@
-"""Converts the words of `logservice/messages.py` to messages of `rollbook.v1`, and back.
+"""Converts the classes of `logservice/messages.py` to messages of `rollbook.v1`, and back.
 
-One converter is enough for all of them, since a word and its message have fields with the same names. The
-message has the name of the word, followed by `Request` if the word is a request. An absent field has the
-word's default.
+One converter is enough for all of them, since a class and its message have fields with the same names. The
+message has the name of the class, followed by `Request` if the class is a request. If a field is absent, it has the
+default of the class.
 
     Python                        protobuf
     int, str, bool, bytes, float  the same; integers up to 2^63-1
@@ -15,7 +15,7 @@ word's default.
     ReadEvent                     message with a oneof; its fields have the names of the classes
     RollbookError                 ErrorDetail (`status.py`)
 
-Message fields that have no counterpart in a word (`records` in place of a block) are handled in
+Message fields that have no counterpart in the Python class (`records` in place of a block) are handled in
 `unframed_records.py`.
 """
 
@@ -47,7 +47,7 @@ from rollbook.proto.wire.varint import pack_varint
 Convert = Callable[[Any], Any]
 
 _MODULES: Final = (log_pb2, cursor_pb2, admin_pb2, cluster_pb2)
-# Names of messages that differ from the names of their words. `ConfigValues` shares its message with `LogConfig`.
+# Messages that do not have the names of their classes. `ConfigValues` shares its message with `LogConfig`.
 _CALLED_OTHERWISE: Final[dict[type, str]] = {ConfigValues: "LogConfig", LogJournal: "Journal"}
 
 
@@ -68,7 +68,7 @@ def pack(word: Any) -> Any:
 
 
 def unpack(message: Message, word: Any) -> Any:
-    """Converts a message to a word. Raises `InvalidRequest` if the message is invalid."""
+    """Converts a message to an object of the class `word`. Raises `InvalidRequest` if the message is invalid."""
     return _unpacker(word)(message)
 
 
@@ -79,8 +79,8 @@ def pack_event(event: Any) -> log_pb2.ReadEvent:
 
 
 def pack_records(event: Records) -> bytes:
-    """Returns the serialized result of `pack_event`. The blocks are copied only once: an event of half a MiB
-    takes 5 µs, and would take 30 µs with protobuf messages.
+    """Returns the serialized message of `pack_event`. The blocks are copied only once: an event of half a MiB takes
+    5 µs, and would take 30 µs with protobuf messages.
     """
     inner: list[bytes] = []
     for block in event.blocks:

@@ -1,15 +1,15 @@
-"""Relays calls from this server, the entry, to another server, for clients that cannot reach that server.
+"""Relays calls to another server, for clients that cannot reach that server. The relaying server is called the entry.
 
     log-relay: HOST:PORT    from a client: the server that is to handle the call; it must be registered
     log-relayed: 1          from the entry: the call must not be relayed again (RY1)
 
-The entry treats a relayed call as its own: it checks the caller's rights and quotas, and the audit names the
-caller (RY2). To the other server, the entry authenticates itself as a server of the cluster. A call about one
-log is first tried here; if another server owns the log, the entry asks the owner. Calls about one server, and
-streams, go to the server that the client names.
+The entry treats a relayed call like a call that it serves itself: it checks the caller's rights and quotas, and
+the audit names the caller (RY2). To the other server, the entry authenticates itself as a server of the cluster.
+The entry first tries to serve a call about one log itself; if another server owns the log, it sends the call to
+the owner. Streams and calls about one server are sent to the server that the client names.
 
 A relayed append stream is open once the owner's stream is open. If it breaks later, the error is
-`ConnectionLost`, with an unknown outcome (RY3): the client sends all appends in flight again, under the same
+`ConnectionLost`, with an unknown outcome (RY3); the client sends all appends in flight again, under the same
 numbers.
 """
 
@@ -56,8 +56,8 @@ from rollbook.proto.v1 import log_pb2
 Metadata = Iterable[tuple[str, Any]] | None
 
 OF_ONE_SERVER: Final = (messages.GetServerStats, messages.GetOutage)
-# gRPC reads no byte of an event before the event is requested. Larger: gRPC reads the first bytes of each stream's next
-# event early. They occupy a buffer of 64 KiB, which `RelayMemory` does not count; reads and appends are no faster.
+# With 0, gRPC does not read any byte of an event before the event is requested. Larger: gRPC reads the first bytes of each
+# stream's next event into a buffer of 64 KiB, which `RelayMemory` does not count; reads and appends are no faster.
 RELAY_OPTIONS: Final = (("grpc.http2.lookahead_bytes", 0), ("grpc.http2.bdp_probe", 0))
 _STREAMS_MAX: Final = 2000  # Streams to one server share a connection of at most 2,048 calls.
 _GREETING_S: Final = 2.0  # Less than the 2.5 s that a client waits for the header.
@@ -76,13 +76,13 @@ def wanted_server(metadata: Metadata) -> str:
 
 
 def trusted(caller: AuthenticatedCaller) -> AuthenticatedCaller:
-    """Returns the caller, marked if it relays. Only operators, such as log servers, may relay calls (RY2)."""
+    """Returns the caller, marked as a relay if it may relay calls: only operators may, such as log servers (RY2)."""
     return replace(caller, is_relay=True) if caller.principal.grants.is_operator else caller
 
 
 class Relay:
     def __init__(self, peers: GrpcPeers, is_other_server: Callable[[str], bool | None]) -> None:
-        """`is_other_server` returns whether another server has registered an address; None: this server has."""
+        """`is_other_server` returns whether another server has registered an address; None: it is this server's address."""
         self.memory: Final = RelayMemory()
         self._peers = peers
         self._is_other_server = is_other_server
@@ -175,7 +175,7 @@ class RelayedAppends:
         self._tasks: list[asyncio.Task[None]] = []
 
     async def open(self) -> None:
-        """Waits until the other server has accepted the stream. If it raises an error, nothing was sent."""
+        """Waits until the other server has accepted the stream. If this raises an error, no append was sent."""
         try:
             async with asyncio.timeout(_GREETING_S):
                 if LISTENS_KEY not in (await self._call.initial_metadata() or ()):
@@ -222,8 +222,8 @@ class RelayedAppends:
         await stop_tasks(*self._tasks)
 
     async def _until_it_breaks(self, side: Awaitable[None]) -> None:
-        """When an open stream breaks, nobody knows what the owner has received, so the outcome of
-        everything in flight is unknown (RY3)."""
+        """Runs one side of the open stream until it breaks. Then nobody knows which appends the owner has
+        received, so the outcome of all appends in flight is unknown (RY3)."""
         try:
             await side
         except InvalidRequest as error:
@@ -289,7 +289,7 @@ def _unpacked(data: bytes, method: Method) -> Any:
 
 @contextmanager
 def _explained(server: str) -> Iterator[None]:
-    """Raises `ServerUnreachable` if the other server refuses this one: that is not the caller's fault."""
+    """Raises `ServerUnreachable` if the other server refuses this server, since that is not the caller's fault."""
     try:
         yield
     except Unauthorized as error:
@@ -304,7 +304,7 @@ def _explained(server: str) -> Iterator[None]:
 
 def _unreachable(server: str, why: str, next_step: str = "") -> ServerUnreachable:
     return ServerUnreachable(
-        f"log server {server[:_TEXT_MAX]} cannot be reached by the server that was to relay the call: {why}",
+        f"the relaying server cannot reach log server {server[:_TEXT_MAX]}: {why}",
         server=server,
         next_step=next_step,
     )

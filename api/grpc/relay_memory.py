@@ -1,6 +1,6 @@
 """Bounds the bytes that all relayed readers of a server hold together (RY4).
 
-An event is held from its arrival from the owner until the reader has taken it. The next event is
+An event is held from the time when it arrives from the owner until the reader has taken it. The next event is
 requested only when there is room for another event of the same size; readers wait for room in turn.
 While a reader waits, others give up room that they do not use: a reservation is released if no event
 arrives for a second, and a reader that does not take its event for a quarter of a second is disconnected.
@@ -18,7 +18,8 @@ _MIB: Final = 1024 * 1024
 BYTES_MAX: Final = 4 * _MIB
 # The assumed size of a reader's first event.
 _EVENT_BYTES: Final = 512 * 1024
-# An idle reservation is released after this long. Shorter: on a busy machine, more events lack a reservation.
+# An idle reservation is released after this long. Shorter: on a busy machine, more events arrive after
+# their reservation was released.
 _IDLE_S: Final = 1.0
 _LOOK_S: Final = 0.05  # The next reader checks for room this often.
 _TAKING_S: Final = 0.25  # A reader that takes nothing for this long may be disconnected.
@@ -67,7 +68,8 @@ class RelayMemory:
     def hold(self, relayed: RelayedBytes, size: int) -> None:
         """Counts an arrived event in place of its reservation.
 
-        Raises `Overloaded` if other readers have bytes, and the event would exceed the bound by more than half.
+        Raises `Overloaded` if other readers hold or reserve bytes, and all bytes together would exceed the bound by more
+        than half.
         """
         relayed.last_bytes = size
         if (

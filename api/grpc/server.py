@@ -2,16 +2,16 @@
 
 off loopback   TLS and tokens or certificate names are required, unless `--insecure` is given (G1)
 callers        are authenticated before their messages are read; every caller may check the health
-strangers      (callers that are not authenticated) hold none of the calls that all callers share
-               (G8, `unauthenticated_limits.py`)
-connections    at most `connections_max`; further connections are closed. So is a connection that has not begun
-               HTTP/2 within 5 s, or has no call for 5 minutes. gRPC cannot count connections by peer
+strangers      (callers that are not authenticated) cannot use up the limit on concurrent calls that all callers
+               share (G8, `unauthenticated_limits.py`)
+connections    at most `connections_max`; further connections are closed. A connection that has not begun HTTP/2
+               within 5 s, or has no call for 5 minutes, is closed, too. gRPC cannot limit the connections of one peer
 a message      has at most `MESSAGE_BYTES_MAX` bytes
-calls          at most `calls_max` at the same time, including streams, and `CALLS_OF_ONE_MAX` of one connection.
+calls          at most `calls_max` concurrent calls, including streams, and `CALLS_OF_ONE_MAX` of one connection.
                At most `_PENDING_MAX` calls, including cancelled calls, wait to be handled; further calls are
                ended, and their outcome is unknown
-peers          are disconnected if they do not answer pings; their own pings are answered as long as they read
-               the answers
+peers          are disconnected if they do not answer pings; pings from a peer are answered as long as it reads the
+               answers
 """
 
 from typing import Any, Final
@@ -40,7 +40,7 @@ logger = structlog.get_logger()
 # The most calls of one connection, including streams. Our client has a second connection for calls
 # that wait: a client with the maximum on both connections fills the default `calls_max`.
 CALLS_OF_ONE_MAX: Final = 2048
-# The most calls of all connections that wait to be handled. Even a call that is cancelled immediately
+# The most calls that wait to be handled, of all connections together. Even a call that is cancelled immediately
 # holds memory (15 KiB, measured with 100,000 calls), and no other bound counts it. Eight connections
 # with `CALLS_OF_ONE_MAX` calls each reach this bound while the loop is blocked. Further calls get CANCELLED.
 # Their clients cannot know that nothing was done, since a call that the server drops after it has
@@ -56,9 +56,9 @@ _OPTIONS: Final = (
     ("grpc.max_send_message_length", MESSAGE_BYTES_MAX),
     ("grpc.max_metadata_size", 16 * 1024),
     ("grpc.max_concurrent_streams", CALLS_OF_ONE_MAX),  # Further calls wait at the client.
-    ("grpc.http.overload_protection", 0),  # Otherwise calls count for a while after their end.
-    # The number of calls that gRPC queues for us. By default it ends calls beyond a thousand without a
-    # message.
+    ("grpc.http.overload_protection", 0),  # Otherwise a call counts for a while after its end.
+    # The most calls that gRPC queues for us. By default it queues a thousand, and ends further calls without an
+    # error message.
     ("grpc.server.max_pending_requests", _PENDING_MAX),
     ("grpc.server.max_pending_requests_hard_limit", _PENDING_MAX),
     # Otherwise two servers could listen on one port, and share its clients.
@@ -140,7 +140,7 @@ class GrpcServer:
             await self._health.set(name, current)
 
     async def close(self, grace_s: float = 2.0) -> None:
-        """Accepts no new calls; running calls may end within the grace."""
+        """Accepts no new calls; running calls have `grace_s` to finish."""
         await self._health.enter_graceful_shutdown()
         await self._server.stop(grace_s)
 
@@ -187,7 +187,7 @@ def _credentials(files: TlsFiles) -> grpc.ServerCredentials:
 
     return grpc.dynamic_ssl_server_credentials(
         _configuration(seen),
-        renewed,  # type: ignore[arg-type]  # None: keep them.
+        renewed,  # type: ignore[arg-type]  # None: keep the certificates.
         require_client_authentication=bool(files.authorities),
     )
 

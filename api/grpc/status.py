@@ -1,9 +1,9 @@
 """Converts errors to gRPC statuses, and back.
 
-A call that fails has the status of `proto/errors.py` and these trailers:
+A call that fails has the status that `proto/errors.py` defines for its error, and these trailers:
 
     grpc-status-details-bin       StatusDetails (google.rpc.Status) with one ErrorDetail
-    log-owner, log-owner-epoch    of NOT_OWNER, for programs that do not read the details
+    log-owner, log-owner-epoch    only for NOT_OWNER, for programs that do not read the details
 
 The client raises the error that the server raised, with its ids. If the client does not know the reason, the
 error still has the outcome. Ids that would make the details longer than `_DETAIL_BYTES_MAX` are left out, since a
@@ -112,7 +112,7 @@ def text_of(error: RollbookError) -> str:
 def error_of_call(
     status: grpc.StatusCode, text: str, trailers: Iterable[tuple[str, Any]] | None
 ) -> RollbookError:
-    """The error in a server's response, or gRPC's own if no Rollbook server responded."""
+    """The error in a server's response. If the response has no details, the error is made from gRPC's status."""
     for key, value in trailers or ():
         if key == DETAILS_KEY:
             try:
@@ -126,7 +126,8 @@ def error_of_call(
 
 
 def failure_of(method: Method, error: grpc.aio.AioRpcError) -> RollbookError:
-    """The error of one call of `method`. A call that changes nothing is never in doubt."""
+    """The error of one call. If `method` changes nothing, the outcome of `ConnectionLost` or `QuorumTimeout` is
+    NOT_APPLIED."""
     found = error_of_call(error.code(), error.details() or "", error.trailing_metadata())
     if not method.changes and isinstance(found, ConnectionLost | QuorumTimeout):
         found.outcome = Outcome.NOT_APPLIED

@@ -1,10 +1,10 @@
-"""Keeps unauthenticated callers from holding the calls that all callers share (G8).
+"""Keeps unauthenticated callers from using up the limit on concurrent calls that all callers share (G8).
 
-gRPC waits for the message of a call before it calls the handler, and the message may never come. So a
-caller without a valid token is refused once its metadata arrives, before the message. Only a handler sees
-the caller's certificate. So a call without a token, on a server that accepts certificates, is handled like
-a stream of requests: the handler checks the caller before the first message. Health checks are open to all
-callers, and have a separate limit.
+gRPC waits for the message of a call before it calls the handler, and the message may never arrive. So a caller
+without a valid token is refused as soon as its metadata arrives, before the message. Only a handler sees the
+caller's certificate. A server that accepts certificates therefore handles a call without a token like a stream of
+requests: the handler checks the caller before the first message. Health checks are open to all callers, and have a
+separate limit.
 """
 
 import asyncio
@@ -86,7 +86,12 @@ class Strangers(grpc.aio.ServerInterceptor):
             admitted(self._authenticator, context)
         except RollbookError as error:
             await refuse(context, error)
-        await refuse(context, Unauthorized("the caller has just become known: call again"))
+        await refuse(
+            context,
+            Unauthorized(
+                "the token was not valid when the call arrived, but is valid now: retry the call"
+            ),
+        )
 
     async def _answer_check(self, questions: AsyncIterator[Any], context: Any) -> Any:
         if self._checks >= _CHECKS_MAX:

@@ -1,8 +1,8 @@
-"""Serves clients that do not frame blocks: they send `AppendRequest.records`, and request responses with
-`as_records`.
+"""Serves clients that do not frame blocks: they send `AppendRequest.records`, and set `as_records` to get records in
+responses.
 
-The records of these requests are framed to a block here, and the blocks of these responses are split into
-records. All other messages pass unchanged.
+The records of these requests are framed as a block here, and the blocks of these responses are split into
+records. All other messages are only converted.
 """
 
 from collections.abc import Sequence
@@ -28,13 +28,13 @@ EVENTS: Final = event_kinds(ReadEvent)
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """A reader's event as another server sent it."""
+    """A reader's event, in the bytes that another server sent."""
 
     data: bytes
 
 
 def request_word(message: Any, word: Any) -> Any:
-    """Converts a request to a word. Raises `InvalidRequest`."""
+    """Converts a request message to an object of the class `word`. Raises `InvalidRequest`."""
     if word is Append and message.records:
         return unpack(_framed(message), Append)
     return unpack(message, word)

@@ -1,6 +1,7 @@
-"""Decides which stream of an account beyond its quota has the turn: the longest waiting stream, one at a time.
+"""Decides which stream may read next if an account has exceeded its quota. One stream has the turn at a time, and the
+stream that has waited longest is next.
 
-A stream that is sending its position to its client is away: it is skipped, and keeps its place.
+While a stream sends its position to its client, it is skipped, but keeps its place.
 """
 
 from bisect import bisect_left, insort
@@ -16,7 +17,7 @@ class Waiter:
 
 class FairQueue:
     def __init__(self) -> None:
-        self._here: list[Waiter] = []  # Waiters in ascending order.
+        self._here: list[Waiter] = []  # Waiters in ascending order of their numbers.
         self._ever = 0
 
     @property

@@ -1,16 +1,15 @@
 """Decides when a changed file may be loaded: not while it is half-written (AF1).
 
-A file that is rewritten in place (`cp`, an editor) is empty for a moment, then half-written, and half an
-access file may grant rights without its `deny`. So a change is loaded
+A file that is rewritten in place (`cp`, an editor) is empty for a moment, then half-written. Half an access
+file may grant a right and lack the `deny` that limits it. Until a change is loaded, the earlier contents stay in
+force. A change is loaded
 
-    at once         if the file's last line is `# end`, which marks it as complete; or if it is a token file, since a
+    immediately     if the file's last line is `# end`, which marks it as complete, or if it is a token file, since a
                     token is too short to be written in parts
     after a while   otherwise: `IN_PLACE_NS` after the last change if the file was rewritten in place, `REPLACED_NS` if
                     another file was moved to its name, which replaces the contents as a whole
-    never           while it is empty, or two reads of it differ, or it lacks the line `# end` that the earlier contents
-                    had
-
-and until then the earlier contents stay in force.
+    not             while the file is empty, or two reads of it differ, or it lacks the line `# end` that the earlier
+                    contents had
 """
 
 from dataclasses import dataclass
@@ -32,7 +31,7 @@ class ReadFile:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """The reason why a file is not loaded yet, and when to check again (ns; None: when the file has changed)."""
+    """The reason why a file is not loaded yet, and when to check again (ns; None: when the file changes)."""
 
     reason: str
     again_ns: int | None = None
@@ -48,8 +47,8 @@ class FileStability:
         self._since_ns = 0  # When the file was first seen in its present state.
 
     def on_seen(self, seen: ReadFile | None, now_ns: int, wall_ns: int) -> Wait | None:
-        """Returns why the file waits; None: it is loaded and in force. `seen`: None if the file could not
-        be read, or two reads differed."""
+        """Returns why the file is not loaded yet; None: it is loaded and in force. `seen`: None if the file could
+        not be read, or two reads differed."""
         if seen is None:
             self._changed = None
             return Wait("it cannot be read, or was being written", now_ns)

@@ -9,9 +9,9 @@ the other lists say:
 
     ns/log   this log      ns/a*   logs of ns whose names begin with a      ns/*   all logs of ns      *   all logs
 
-A request that is not granted is refused, and no right implies another one. Any right on a log shows
-the log's tail, state and owner. Every authenticated caller sees the servers and their limits. To see a
-server's counters, or to drain a server, a caller needs `admin` on all logs; for the counters `monitor`
+A request that is not granted is refused, and no right implies another one. A caller with any right on a
+log may see the log's tail, state and owner. Every authenticated caller may see the servers and their limits.
+To see a server's counters, or to drain a server, a caller needs `admin` on all logs; for the counters `monitor`
 is enough. `operate` is for bookies and repair (`Duty`): it includes `monitor`, and gives no right on
 any log except in the dashboard (`may_steer`). A list of logs has only logs on which the caller has a
 right. A request for any other log gets the same error whether the log exists or not.
@@ -32,13 +32,13 @@ EVERY_LOG: Final = "*"
 
 
 class Duty(Enum):
-    """A principal's duties for the cluster itself, over HTTP management and in the dashboard."""
+    """Kinds of operations on the cluster itself. The value is the setting in the access file that permits them."""
 
     LOOK = "monitor"
     OPERATE = "operate"  # Drain, audit, pause repairs, set their pace, verify and recover ledgers.
-    REMOVE = (
-        'admin = ["*"]'  # Remove bookies, mark them drained, override refusals, change callbacks.
-    )
+    # Remove bookies, mark them drained, force operations that would be refused, write cookies, delete ledgers and read
+    # their entries, clear possible losses, create, delete and test callbacks for cluster events.
+    REMOVE = 'admin = ["*"]'
 
 
 class Right(Enum):
@@ -55,8 +55,8 @@ class Grants:
     append: tuple[str, ...] = ()
     admin: tuple[str, ...] = ()
     deny: tuple[str, ...] = ()
-    monitor: bool = False  # May see servers' counters, including names of logs.
-    operate: bool = False  # May act on bookies and repair; includes `monitor`.
+    monitor: bool = False  # May see servers' counters, which include names of logs.
+    operate: bool = False  # May operate bookies and repair; includes `monitor`.
 
     def __post_init__(self) -> None:
         for pattern in (*self.read, *self.append, *self.admin, *self.deny):
@@ -107,9 +107,9 @@ class VisibleLogs:
 
 
 def shown_by(grants: Grants, namespace: str, prefix: str) -> VisibleLogs | None:
-    """Where visible logs with this prefix may be in a namespace (empty: in all namespaces). None: anywhere.
+    """Where to look for visible logs with this prefix in a namespace (empty: in all namespaces). None: anywhere.
 
-    So the cost of a list depends on the number of visible logs, not of all logs.
+    With this, the cost of a list depends on the number of visible logs, not on the number of all logs.
     """
     patterns = {*grants.read, *grants.append, *grants.admin}
     if EVERY_LOG in patterns:
@@ -137,7 +137,8 @@ def shown_by(grants: Grants, namespace: str, prefix: str) -> VisibleLogs | None:
 
 
 def narrowed(grants: Grants, asked: messages.WatchTails) -> messages.WatchTails:
-    """Reduces the request to names and prefixes with visible logs. The caller must still leave out denied names."""
+    """Reduces the request to names and prefixes that may have visible logs. The caller must still leave out denied
+    names."""
     if grants.shows_all:
         return asked
     logs = dict.fromkeys(log for log in asked.logs if is_visible(grants, str(log)))
@@ -219,7 +220,7 @@ _FOR_OPERATORS: Final = (messages.DrainServer, messages.GetServerStats)
 
 
 def rights_for(word: Any) -> tuple[Right, ...]:
-    """The rights on the request's log; the caller needs one of them. Empty: the request is not about one log."""
+    """The rights on the request's log; the caller needs one of them. Empty: the request does not name one log."""
     if type(word) is messages.CommitCursor and word.is_protected is not None:
         # Protecting a cursor prevents truncation by others, and unprotecting allows it.
         return _ADMINS
@@ -227,7 +228,7 @@ def rights_for(word: Any) -> tuple[Right, ...]:
 
 
 def may_ask(grants: Grants, word: Any) -> bool:
-    """Whether the caller may make this request. Every caller may list: lists have only logs that it may see."""
+    """Whether the caller may make this request. Every caller may request lists: they have only logs that it may see."""
     kind = type(word)
     if rights := rights_for(word):
         if kind is messages.UndeleteLog and word.to and not grants.may_any(rights, str(word.to)):
@@ -245,7 +246,8 @@ def is_visible(grants: Grants, log: str) -> bool:
 
 
 def is_act(word: Any) -> bool:
-    """Whether the request is an act, which the audit logs. Appends, moved cursors and renewed writers are not acts."""
+    """Whether the request is an act, so that the audit records it. Appending, moving a cursor and renewing a writer
+    are not acts."""
     kind = type(word)
     if kind is messages.Truncate:
         return not word.dry_run

@@ -1,7 +1,7 @@
 """The access file: which principals exist, and how they authenticate.
 
     [principals.ingest]
-    tokens = [{ sha256 = "…", expires = 2027-01-31T00:00:00Z }]     several: while one is being replaced
+    tokens = [{ sha256 = "…", expires = 2027-01-31T00:00:00Z }]     two while a token is being replaced
     certificates = ["ingest.example.com"]       names in the client's certificate
     append = ["team/orders", "team/metrics-*"]  rights: core/grants.py
     read = ["team/*"]
@@ -9,9 +9,9 @@
     append_bytes_per_s = 10_000_000             quotas: core/quotas.py
     streams = 100
 
-A token is 32 random bytes, or as hard to guess. The file has only its SHA-256, so a reader of the file
-cannot authenticate (G4). Tokens are looked up by digest, so that the time of a lookup does not show how
-much of a guess was right.
+A token is 32 random bytes, or something that is equally hard to guess. The file has only the token's SHA-256, so a
+reader of the file cannot authenticate (G4). Tokens are looked up by digest, so that the duration of a lookup does not
+reveal how much of a guessed token is right.
 """
 
 import hashlib
@@ -25,8 +25,8 @@ from rollbook.api.access.core.grants import EVERYTHING, Grants
 from rollbook.api.access.core.quotas import Quotas
 from rollbook.proto.errors import BadConfig
 
-OPERATOR: Final = "operator"  # A caller with a server's single token.
-ANYBODY: Final = "anybody"  # Every caller of a server without authentication.
+OPERATOR: Final = "operator"  # The principal of callers with a server's single token.
+ANYBODY: Final = "anybody"  # The principal of all callers of a server without authentication.
 SECTION: Final = "principals"
 
 _NAME: Final = re.compile(r"[a-z0-9][a-z0-9._@-]{0,63}")
@@ -109,7 +109,7 @@ def digest_of(token: str) -> str:
 
 
 def operator_with(token: str) -> Principals:
-    """A single principal, for a server with a single token: it may do everything."""
+    """The principals of a server with a single token: one principal, which may do everything."""
     return Principals([Principal(OPERATOR, EVERYTHING, tokens=(HashedToken(digest_of(token)),))])
 
 

@@ -1,9 +1,9 @@
-"""Limits what a principal may take: average rates, and concurrent streams (G8).
+"""Limits the average rates and the concurrent streams of a principal (G8).
 
-The state of a rate is one time: when everything taken so far is paid for. After that time, more may be
+The state of a rate is a single time, at which everything that was taken is paid for. After that time, more may be
 taken immediately. At most one second of unused rate is saved. A caller may take more than it has saved, and
-then waits until that is paid for. So over any `t` seconds it gets at most `rate * (t + 1)`, and the amount
-in progress: one take, or all calls and events of streams that were admitted before the first of them
+then waits until the excess is paid for. So in any `t` seconds it gets at most `rate * (t + 1)` plus the amount in
+progress: a single take, or all calls and stream events that were admitted before the first of them
 reported its amount.
 """
 
@@ -18,7 +18,7 @@ from rollbook.proto.errors import BadConfig, Throttled
 _NS_PER_S: Final = 1_000_000_000
 _NS_PER_MS: Final = 1_000_000
 _SAVED_NS_MAX: Final = _NS_PER_S
-_STREAMS_AGAIN_MS: Final = 1000  # An estimate: when a stream will end is unknown.
+_STREAMS_AGAIN_MS: Final = 1000  # An estimate: nobody knows when a stream will end.
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class Quotas:
 class TokenBucket:
     def __init__(self, per_s: int) -> None:
         self._per_s = per_s
-        self._paid_until_ns: int | None = None  # None: nothing was taken yet.
+        self._paid_until_ns: int | None = None  # None: nothing has been taken yet.
 
     def wait_ns(self, now_ns: int) -> int:
         """The time until more may be taken; 0: now."""
@@ -89,7 +89,7 @@ class PrincipalAccount:
         self.quotas = quotas
         self.appends = Meter(quotas.append_records_per_s, quotas.append_bytes_per_s)
         self.reads = Meter(quotas.read_records_per_s, quotas.read_bytes_per_s)
-        self.line = FairQueue()  # The queue of readers that wait until their reads are paid for.
+        self.line = FairQueue()  # Readers that wait until earlier reads are paid for.
         self.streams = 0
 
     @contextmanager
