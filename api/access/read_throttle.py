@@ -4,8 +4,8 @@ Readers take turns; the reader that has waited longest is next. A turn ends when
 after 10 ms. So the next reader usually begins only when the size of that event is known and charged. A reader that
 has caught up usually has nothing to take, so its turn ends immediately; otherwise the turns of many such readers
 would add up. An event that arrives after the turn is charged, too, and all readers wait longer. While a stream
-waits, it sends its position at each heartbeat (RL3). If the position cannot be found several times in a row, the
-stream fails, and its client should try another server.
+waits, it sends its position at each heartbeat (RL3). If several heartbeats in a row cannot find the position,
+the stream fails, and its client should try another server.
 """
 
 import asyncio

@@ -56,8 +56,8 @@ from rollbook.proto.v1 import log_pb2
 Metadata = Iterable[tuple[str, Any]] | None
 
 OF_ONE_SERVER: Final = (messages.GetServerStats, messages.GetOutage)
-# With 0, gRPC does not read any byte of an event before the event is requested. Larger: gRPC reads the first bytes of each
-# stream's next event into a buffer of 64 KiB, which `RelayMemory` does not count; reads and appends are no faster.
+# With 0, gRPC does not read any byte of an event before the event is requested. Larger: gRPC reads the first bytes of
+# each stream's next event into a buffer of 64 KiB, which `RelayMemory` does not count; reads and appends are no faster.
 RELAY_OPTIONS: Final = (("grpc.http2.lookahead_bytes", 0), ("grpc.http2.bdp_probe", 0))
 _STREAMS_MAX: Final = 2000  # Streams to one server share a connection of at most 2,048 calls.
 _GREETING_S: Final = 2.0  # Less than the 2.5 s that a client waits for the header.
@@ -76,13 +76,13 @@ def wanted_server(metadata: Metadata) -> str:
 
 
 def trusted(caller: AuthenticatedCaller) -> AuthenticatedCaller:
-    """Returns the caller, marked as a relay if it may relay calls: only operators may, such as log servers (RY2)."""
+    """Returns the caller, marked as a relay if it is an operator, such as a log server: others may not relay (RY2)."""
     return replace(caller, is_relay=True) if caller.principal.grants.is_operator else caller
 
 
 class Relay:
     def __init__(self, peers: GrpcPeers, is_other_server: Callable[[str], bool | None]) -> None:
-        """`is_other_server` returns whether another server has registered an address; None: it is this server's address."""
+        """`is_other_server` returns whether another server has registered an address; None for this server's address."""
         self.memory: Final = RelayMemory()
         self._peers = peers
         self._is_other_server = is_other_server

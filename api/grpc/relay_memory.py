@@ -13,8 +13,9 @@ from typing import Final
 from rollbook.proto.errors import Overloaded
 
 _MIB: Final = 1024 * 1024
-# The most bytes of events that relayed readers reserve. Events that are larger than reserved may exceed this by half.
-# gRPC holds a copy of each event, which is not counted. Larger: fewer slow readers are disconnected.
+# The most bytes that relayed readers reserve for events. If events are larger than their reservations, the readers hold
+# up to half more. gRPC holds a copy of each event, which is not counted. Larger: more memory, and fewer slow readers
+# are disconnected.
 BYTES_MAX: Final = 4 * _MIB
 # The assumed size of a reader's first event.
 _EVENT_BYTES: Final = 512 * 1024
@@ -68,8 +69,7 @@ class RelayMemory:
     def hold(self, relayed: RelayedBytes, size: int) -> None:
         """Counts an arrived event in place of its reservation.
 
-        Raises `Overloaded` if other readers hold or reserve bytes, and all bytes together would exceed the bound by more
-        than half.
+        Raises `Overloaded` if other readers have bytes, and the sum would exceed the bound by more than half.
         """
         relayed.last_bytes = size
         if (

@@ -1,6 +1,6 @@
 """Limits the average rates and the concurrent streams of a principal (G8).
 
-The state of a rate is a single time, at which everything that was taken is paid for. After that time, more may be
+The state of a rate is a single time, when everything taken so far will be paid for. After that time, more may be
 taken immediately. At most one second of unused rate is saved. A caller may take more than it has saved, and
 then waits until the excess is paid for. So in any `t` seconds it gets at most `rate * (t + 1)` plus the amount in
 progress: a single take, or all calls and stream events that were admitted before the first of them
