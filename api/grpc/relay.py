@@ -82,7 +82,7 @@ def trusted(caller: AuthenticatedCaller) -> AuthenticatedCaller:
 
 class Relay:
     def __init__(self, peers: GrpcPeers, is_other_server: Callable[[str], bool | None]) -> None:
-        """`is_other_server` returns whether another server has registered an address; None for this server's address."""
+        """`is_other_server` returns whether another server has registered an address; None: this server's address."""
         self.memory: Final = RelayMemory()
         self._peers = peers
         self._is_other_server = is_other_server

@@ -228,7 +228,7 @@ def rights_for(word: Any) -> tuple[Right, ...]:
 
 
 def may_ask(grants: Grants, word: Any) -> bool:
-    """Whether the caller may make this request. Every caller may request a list of logs, since it leaves out hidden logs."""
+    """Whether the caller may make this request. Every caller may request lists, since they leave out hidden logs."""
     kind = type(word)
     if rights := rights_for(word):
         if kind is messages.UndeleteLog and word.to and not grants.may_any(rights, str(word.to)):
