@@ -48,7 +48,7 @@ class AdminClient:
         except OSError as error:
             raise BookieUnreachable(
                 f"no bookie answers at {self.url}: {describe_error(error)}",
-                next_step="start the bookie with --http, and give the same address here",
+                next_step="start the bookie with --http, and use the same address here",
             ) from error
         try:
             connection.request(
@@ -86,7 +86,8 @@ class AdminClient:
             scheme, host, port = "", None, None
         if scheme not in ("http", "https") or host is None:
             raise BadConfig(
-                f"{self.url} is not an address", next_step="write for example http://127.0.0.1:8001"
+                f"{self.url} is not an address",
+                next_step="write an address such as http://127.0.0.1:8001",
             )
         require_certificate_of(self.tls_key, self.tls_certificate, "--tls-certificate")
         uses_tls = scheme == "https"
@@ -132,20 +133,20 @@ def answer_of(status: int, media_type: str, answer: bytes) -> Any:
         if status < 400:
             return text
         raise RollbookError(
-            f"the answer was {status}: {text}",
+            f"the response has status {status}: {text}",
             next_step="check that this is a bookie's --http address",
         )
     try:
         found = json.loads(answer)
     except (ValueError, RecursionError) as error:
-        raise RollbookError(f"the answer is not JSON: {error}") from error
+        raise RollbookError(f"the response is not JSON: {error}") from error
     if status < 400:
         return found
     raise error_of(found)
 
 
 def error_of(problem: Any) -> RollbookError:
-    """Returns the error that the bookie raised, rebuilt from the problem's reason."""
+    """Returns the error that the bookie raised. `problem` is the JSON object in the bookie's response."""
     if not isinstance(problem, dict):
         return RollbookError("the bookie sent an invalid response")
     reason, fields = problem.get("reason"), problem.get("fields") or []

@@ -7,7 +7,7 @@ import click
 
 
 class AnyBytes(click.types.StringParamType):
-    """The type of a part of a record, which need not be UTF-8, unlike all other arguments."""
+    """The type of arguments that are parts of records. Only these may have bytes that are not UTF-8."""
 
 
 class WholeNumber(click.IntRange):

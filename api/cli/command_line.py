@@ -43,7 +43,7 @@ def _texts_in(value: Any) -> Iterator[str]:
 
 
 def _is_utf8(text: str) -> bool:
-    """Returns whether the argument is UTF-8; Python decodes other bytes as lone surrogates."""
+    """Returns whether the argument is UTF-8. Python decodes all other bytes as lone surrogates."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -58,6 +58,6 @@ def _not_utf8(param: click.Parameter, text: str) -> InvalidRequest:
     start = next(at for at, each in enumerate(text) if "\udc80" <= each <= "\udcff")
     at = len(text[:start].encode())
     return InvalidRequest(
-        f"{name} is not UTF-8: byte {at + 1} of it is 0x{ord(text[start]) - 0xDC00:02x}",
-        next_step="give it as UTF-8; only parts of records may have other bytes: values, keys, headers",
+        f"{name} is not UTF-8: its byte {at + 1} is 0x{ord(text[start]) - 0xDC00:02x}",
+        next_step="use UTF-8; only parts of records (values, keys, headers) may have other bytes",
     )

@@ -1,6 +1,6 @@
-"""Looks up names for shell completion at the selected server, if it responds at once.
+"""Looks up names for shell completion at the selected server, which must respond within `_PATIENCE_S`.
 
-A completion that fails prints nothing, because the user is typing.
+A completion that fails prints nothing, because the user is still typing.
 """
 
 import asyncio
@@ -44,10 +44,10 @@ def names_of_servers(context: click.Context, incomplete: str) -> list[str]:
 
 
 def names_of_cursors(context: click.Context, incomplete: str) -> list[str]:
-    """Returns the cursors of the log that the command line names before them."""
+    """Returns the cursors of the log that the command line names."""
 
     async def names(client: Client) -> Iterable[str]:
-        # An option that still lacks its value ends the parsing; the log's name may then be left in `args`.
+        # Parsing ends at an option that still lacks its value. The log's name may then be left in `args`.
         log = context.params.get("log") or context.args[0]
         found: messages.Cursors = await client.ask(messages.ListCursors(LogName.parse(log)))
         return [each.name for each in found.cursors]

@@ -9,8 +9,8 @@ from rollbook.proto.printable import harmless
 
 
 def ask_whether(what: str, yes: bool) -> None:
-    """Asks the user, unless `yes` says that the user has already confirmed. Raises `NotConfirmed` if there is
-    no terminal, or if the answer is no.
+    """Asks the user for confirmation, unless `yes` is True. Raises `NotConfirmed` if there is no terminal, or if
+    the user declines.
     """
     if yes:
         return

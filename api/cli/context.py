@@ -38,12 +38,16 @@ def group() -> None:
 @click.option(
     "--token-file",
     metavar="FILE",
-    help="The file with the token; it is read at each use, not copied.",
+    help="The file with the token. Each command reads the file; the context has no copy of the token.",
 )
 @click.option("--tls-authorities", metavar="FILE")
 @click.option("--tls-certificate", metavar="FILE")
 @click.option("--tls-key", metavar="FILE")
-@click.option("--tls-name", metavar="NAME", help="The name in the certificates of all its servers.")
+@click.option(
+    "--tls-name",
+    metavar="NAME",
+    help="The name in the certificates of all log servers of the context.  [default: the name in --server]",
+)
 @click.option(
     "--insecure", is_flag=True, help="Send the token unencrypted, even to other machines."
 )
@@ -62,12 +66,12 @@ def add(
     use: bool,
     **files: Any,
 ) -> None:
-    """Add a context, or replace one of the same name. The first one becomes the current context."""
+    """Add a context, or replace the one with this name. The first context becomes the current context."""
     from rollbook.api import context_file
     from rollbook.api.cli.cluster.actions import parse_url
     from rollbook.api.client.url import parse_log_url
 
-    parse_log_url(server)  # Reports an invalid URL now and not at each use.
+    parse_log_url(server)  # Reports an invalid URL now, rather than when the context is used.
     if metadata:
         parse_url(metadata)
     known = context_file.load()

@@ -32,8 +32,8 @@ def names_of_contexts(_: click.Context, __: click.Parameter, incomplete: str) ->
 
 
 def named_of(called: click.Context, place: str) -> tuple[bool, bool]:
-    """Returns whether the option `place` (`server`, `url`) is set, and whether a context is. Typed values
-    take precedence over exported ones, so that a user can type either, whatever is exported.
+    """Returns whether the option `place` (`server` or `url`) is set, and whether `--context` is set. If only one
+    of them is typed, the environment variable of the other is ignored.
     """
     place_source, context_source = map(called.get_parameter_source, (place, "context"))
     typed = ParameterSource.COMMANDLINE
@@ -51,13 +51,13 @@ def context_option(unless: str) -> Callable[[F], F]:
         envvar="ROLLBOOK_CONTEXT",
         show_envvar=True,
         shell_complete=names_of_contexts,
-        help=f"The context to use if --{unless} is not given; `rollbook context ls` lists them.",
+        help=f"The context to use if --{unless} is not given; `rollbook context ls` lists the contexts.",
     )
 
 
 def at_context(access: "LogAccess", name: str | None, *, is_named: bool) -> "LogAccess":
-    """Adds the values of a context. `name` names it; None means the current one, if any. `is_named` means that
-    the user named a server. Raises `BadConfig`, `InvalidRequest`.
+    """Adds the values of the context `name` to `access`; None: of the current context, if there is one. `is_named`
+    means that the user named a server. Raises `BadConfig`, `InvalidRequest`.
     """
     from rollbook.api.context_file import find, load
     from rollbook.proto.errors import InvalidRequest

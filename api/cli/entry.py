@@ -1,4 +1,4 @@
-"""Starts the command, so that even an interrupt during the imports shows no traceback."""
+"""Starts the command. Even an interrupt during the imports ends it without a traceback."""
 
 import sys
 from typing import Final

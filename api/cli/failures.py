@@ -1,7 +1,7 @@
 """Reports a command's failure: what happened, what took effect and what to do (SH1).
 
-People get lines on stderr. With `-o json` or `-o ndjson` stderr gets one line of JSON, so that the program
-that parses the output can parse the error.
+Errors are lines for people on stderr. With `-o json` or `-o ndjson` an error is one line of JSON, so that the
+program that parses the output can also parse the error.
 """
 
 import json
@@ -23,7 +23,7 @@ _OUTCOMES: Final = {
     Outcome.UNKNOWN: "unknown: it may have been done",
 }
 _COUNTS: Final = ("acknowledged", "in_doubt", "not_appended", "next_offset")
-# Facts that are printed with the counts of an import that ended early.
+# Further facts in the message about an import that ended early.
 _PARTS: Final = ("created", "appended")
 
 
@@ -74,8 +74,8 @@ def explain(
 
 
 def _is_for_programs(words: Sequence[str]) -> bool:
-    """Returns whether to print JSON. It reads the command line, since a command that was not parsed has no
-    options.
+    """Returns whether the user requested JSON. It reads the words of the command line, because click's options
+    are unknown if the command could not be parsed.
     """
     for word, following in zip_longest(words, words[1:], fillvalue=""):
         if word == "--":

@@ -20,13 +20,13 @@ _BOUNDS_NS: Final = tuple(_bounds_ns())
 
 
 def new_latencies() -> Histogram:
-    """A histogram of nanoseconds."""
+    """Returns an empty histogram of nanoseconds."""
     return Histogram(_BOUNDS_NS, _NS_PER_S)
 
 
 def percentiles(latencies: Histogram) -> dict[str, float | None]:
-    """Returns the percentiles and the maximum. A percentile is None if no timed append is beyond it, since it
-    would equal the maximum.
+    """Returns the number of latencies, their percentiles and their maximum. A percentile is None if no latency
+    exceeds it, because it would then equal the maximum.
     """
     shares = {"p50_ms": 0.5, "p99_ms": 0.99, "p999_ms": 0.999}
     timed = latencies.count

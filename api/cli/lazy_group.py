@@ -1,4 +1,6 @@
-"""Groups that know their commands by name, and import a command when it is called, to keep `--help` quick."""
+"""Groups of commands. A group knows the names of its commands, and imports a command only when it is called, to
+keep `--help` quick.
+"""
 
 import importlib
 from collections.abc import Mapping
@@ -8,7 +10,7 @@ import click
 
 
 class LazyCommand(NamedTuple):
-    """A command's module and its line in the overview."""
+    """The module and the attribute of a command, and its line in the list of commands."""
 
     module: str
     attribute: str

@@ -32,7 +32,7 @@ _GROUPS: Final = {
     "dev": "Run a whole cluster on this machine, in one process",
     "server": "Run a bookie, a log server, a recovery server or all of them",
     "bookie": "Create, repair, inspect and remove bookies",
-    "access": "Manage who may do what with which logs",
+    "access": "Manage principals and their rights on logs",
     "cluster": "Initialise and inspect a cluster",
     "log": "Create, append to, read, follow and truncate logs",
     "cursor": "Show, move and remove a log's cursors",
@@ -41,7 +41,7 @@ _GROUPS: Final = {
     "ledger": "Show, write, read, recover and verify ledgers",
     "spark": "Archive, audit, mirror and restore logs with Spark",
     "recovery": "Restore lost entries, and control recovery servers",
-    "apply": "Create or update logs from a file",
+    "apply": "Create logs or update their settings from a file",
     "context": "Name clusters, and select the current one",
     "debug": "Collect diagnostics into a bundle for support",
 }
@@ -74,8 +74,8 @@ _ADVICE: Final = {
     errno.EACCES: "run it as the user who owns that",
     errno.EPERM: "run it as the user who owns that",
     errno.EROFS: "mount that for writing, or name another place",
-    errno.ENOTDIR: "name a directory there",
-    errno.EISDIR: "name a file there, not a directory",
+    errno.ENOTDIR: "use the path of a directory",
+    errno.EISDIR: "use the path of a file, not of a directory",
     errno.ENOSPC: "make room on that disk, and type it again",
     errno.EDQUOT: "make room within the quota, and type it again",
     errno.EMFILE: "allow more open files: ulimit -n 65536",
@@ -86,13 +86,15 @@ _NOT_ON_WINDOWS: Final = ("fcntl", "grp", "pwd", "resource")
 
 
 def _drop_output() -> None:
-    """Discards all further output, because Python would fail again when it flushes."""
+    """Discards all further output. Otherwise Python would fail again when it flushes standard output."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 @contextmanager
 def _until_the_reader_leaves() -> Iterator[None]:
-    """Ends the command without a failure if standard output is closed (`| head`); click would report one."""
+    """Ends the command without an error if the reader of standard output has closed it (`| head`). Without this
+    context, click would report an error.
+    """
     try:
         yield
     except BrokenPipeError:
@@ -102,7 +104,7 @@ def _until_the_reader_leaves() -> Iterator[None]:
 
 class _Root(LazyGroup):
     def make_context(self, *arguments: Any, **more: Any) -> click.Context:
-        # `--help` prints here, and the reader of its output may exit.
+        # `--help` prints here, and the program that reads its output may exit early.
         with _until_the_reader_leaves():
             return super().make_context(*arguments, **more)
 
@@ -148,7 +150,7 @@ def version() -> None:
 )
 @click.argument("shell", type=click.Choice(("bash", "zsh", "fish")))
 def completion(shell: str) -> None:
-    """Print the script with which a shell completes commands, flags and names."""
+    """Print a script that makes a shell complete commands, flags and names."""
     from click.shell_completion import get_completion_class
 
     from rollbook.api.cli.shell_completion import add_shells
@@ -181,14 +183,14 @@ def main() -> None:
     except click.UsageError as error:
         _explain_usage(error)
         sys.exit(error.exit_code)
-    # The error is not about usage, but for example about an unreadable file.
+    # Errors that are not about usage, for example about an unreadable file.
     except click.ClickException as error:
         explain(error.format_message(), "", errors.Outcome.NOT_APPLIED)
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
     except OSError as error:
-        # Examples are a full disk for the output, and a directory of another user.
+        # For example, the disk for the output is full, or a directory belongs to another user.
         where = f" ({error.filename})" if error.filename else ""
         number = error.errno or 0
         explain(
@@ -203,10 +205,10 @@ def main() -> None:
         if error.name not in _NOT_ON_WINDOWS:
             raise
         explain(
-            "this command runs a server or opens its files, which takes Linux or macOS",
+            "this command runs a server or opens its files, which works only on Linux and macOS",
             "",
             errors.Outcome.NOT_APPLIED,
-            "run it on Linux or macOS; commands that call log servers (--server) run here, too",
+            "run it on Linux or macOS; commands that call log servers (--server) also run here",
         )
         sys.exit(FAILED)
     except errors.RollbookError as error:
@@ -232,7 +234,7 @@ def _explain_usage(error: click.UsageError) -> None:
 
 
 def _command_that_was_typed() -> str:
-    """Returns the command that was typed; click does not say which one if an option lacks its value."""
+    """Returns the command that the user typed. Click does not name the command if an option lacks its value."""
     command: click.Command | None = rollbook
     path = ["rollbook"]
     for word in sys.argv[1:]:

@@ -24,7 +24,7 @@ class Metadata:
 
     @property
     def shown(self) -> str:
-        """The URL without parts that may hold passwords."""
+        """Returns the URL without the parts that may contain passwords."""
         from rollbook.proto.metastore.url import shown_url  # `--help` is quick.
 
         return shown_url(self.url)
@@ -55,7 +55,7 @@ _OPTIONS: Final = (
 
 
 def with_metadata(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Passes both options to the command as one value."""
+    """Adds `--metadata` and `--context`, and passes them to the command as one value."""
 
     @wraps(command)
     def wrapped(url: str | None, context: str | None, **more: Any) -> Any:
@@ -72,8 +72,8 @@ def with_metadata(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def metadata_or_server(called: click.Context, url: str | None) -> Metadata | None:
-    """Returns None if a log server is to be asked, because the user typed one or nothing names the metadata.
-    Raises `InvalidRequest`.
+    """Returns the metadata, or None if the command has to ask a log server instead: if the user typed `--server`,
+    or if neither an option nor a context names the metadata. Raises `InvalidRequest`.
     """
     typed = [
         name
@@ -94,8 +94,8 @@ def metadata_or_server(called: click.Context, url: str | None) -> Metadata | Non
 def metadata_that_is_meant(
     called: click.Context, url: str | None, context: str | None, *, is_needed: bool = True
 ) -> Metadata | None:
-    """Returns the metadata of the option or context; None if neither names one and it is not `is_needed`.
-    Raises `BadConfig`.
+    """Returns the metadata that the option or the context names, or None if neither is given. If the context names
+    no metadata, the result is None or, with `is_needed`, `BadConfig`. Raises `BadConfig`, `InvalidRequest`.
     """
     is_named, names_context = named_of(called, "url")
     if url and is_named:

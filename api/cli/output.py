@@ -1,9 +1,9 @@
 """Prints facts as tables and lines for people, or as JSON for programs.
 
-People get units: sizes (`…bytes`) as `256 MiB`, durations (`…_s`) as `30d`, under a name without `_s`. JSON has the
-numbers.
+For people, sizes (`…bytes`) are printed as `256 MiB`, and durations (`…_s`) as `30d`, under a name without `_s`. JSON
+has plain numbers.
 
-Control characters in names, values and errors are escaped here for all commands. JSON has its own escapes.
+For people, control characters in names, values and errors are escaped here for all commands. JSON escapes them, too.
 """
 
 import json
@@ -57,7 +57,7 @@ list_output_option: Final = _output_option(  # The option for commands that list
 
 
 def examples(*lines: str) -> str:
-    """Returns the examples in the form in which `--help` shows them at its end."""
+    """Returns the examples in the form that `--help` shows at its end."""
     return "\b\nExamples:\n" + "\n".join(f"  {line}" for line in lines)
 
 
@@ -98,7 +98,7 @@ def tell_rows(
     """Prints rows. `bare` is the column of names; `wide` are columns that only `-o wide` shows."""
     if output in ("raw", "name"):
         as_shown = harmless if sys.stdout.isatty() else str
-        # Bypasses click, which would flush after each row, of which there may be millions.
+        # Bypasses click, which would flush after each row: there may be millions of rows.
         for row in rows:
             sys.stdout.write(f"{as_shown(str(row[bare]))}\n")
         sys.stdout.flush()

@@ -1,4 +1,4 @@
-"""Shows the bytes of records and entries, unchanged or as text, and progress bars.
+"""Prints the bytes of records and entries, unchanged or as text, and shows progress bars.
 
 This module imports only click, since most commands of logs load it.
 """
@@ -31,7 +31,7 @@ def bar(label: str, length: int) -> Iterator[Callable[[int], None]]:
 
 @contextmanager
 def bar_of_shares(label: str) -> Iterator[Callable[[int, int], None]]:
-    """Shows a progress bar for work that reports what is done and the total."""
+    """Shows a progress bar for work that reports how much of a total is done."""
     with bar(label, _SHARES) as advance:
         shown = 0
 

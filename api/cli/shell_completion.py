@@ -1,9 +1,9 @@
-"""The scripts with which shells complete a line: those of click, corrected where they fail.
+"""The completion scripts for shells. They are click's scripts, with these corrections:
 
-- Bash splits words at colons, which ids and positions contain. Its script asks about the whole line, and
-  passes on the part of an answer after the last colon.
+- Bash splits words at colons, which ids and positions contain. The script requests completions for the whole line,
+  and returns only the part of each completion after the last colon of the word.
 - In fish, a description may contain commas.
-- In fish and zsh `--option=value` is one word; only its value is completed, and the part up to `=` stays.
+- In fish and zsh, `--option=value` is one word. Only the value is completed, and the part up to `=` stays.
 - Shells complete files and directories themselves.
 """
 
@@ -118,7 +118,7 @@ class _Zsh(_WithFiles, ZshComplete):
 
 
 def _metavar_of_last(root: click.Command, words: Sequence[str]) -> str:
-    """Returns the metavar of the option that still lacks its value; empty if there is none."""
+    """Returns the metavar of the option that still lacks its value; empty if no option does."""
     command = root
     for word in words:
         if isinstance(command, click.Group):

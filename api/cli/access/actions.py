@@ -1,7 +1,7 @@
-"""The actions of `rollbook access`. Each reads the file as a server does, and replaces it by a changed one.
+"""The actions of `rollbook access`. They read the access file like a server. A change replaces the whole file.
 
-A server that reads it at that time sees the old file or the new one; its last line, `# end`, shows that
-it is complete (AF1).
+A server that reads the file during a change sees the old file or the new one. The last line of both, `# end`,
+shows that the file is complete (AF1).
 """
 
 import json
@@ -45,7 +45,7 @@ _WIDE: Final = ("quotas", "tokens", "certificates")
 def add(path: str, name: str, days: int | None, **what: Any) -> None:
     certificates: Sequence[str] = what.pop("certificate")
     if certificates and days:
-        raise InvalidRequest("--days is for tokens; a certificate has its own expiry")
+        raise InvalidRequest("--days is for tokens: certificates contain their expiry date")
     if not any(what[each] for each in ("read", "append", "admin", "monitor", "operate")):
         raise InvalidRequest(
             f"{name} would have no rights",
@@ -98,8 +98,8 @@ def rotate(path: str, name: str, days: int | None) -> None:
         entry = _value(_hashed(secret, days))
         changed, count = _TOKENS.subn(lambda found: f"{found[0]}{entry}, ", section, count=1)
         if count != 1:
-            raise BadConfig(f"the tokens of {name} are not where they are expected", path=path,
-                            next_step="run `rollbook access token`, and put the entry that it prints into the file")  # fmt: skip
+            raise BadConfig(f"there is no line `tokens = […]` in the section of {name}", path=path,
+                            next_step="run `rollbook access token`, and add the entry that it prints to the file")  # fmt: skip
         return f"{before}{changed}{after}"
 
     with _locked(path):
@@ -113,7 +113,7 @@ def drop_old_tokens(path: str, name: str) -> None:
     """Drops all tokens except the newest one, which `rotate` has added."""
     principal = _require_known(path, read(path), name)
     if len(principal.tokens) < 2:
-        raise BadConfig(f"{name} has one token alone", path=path, next_step="rotate it first")
+        raise BadConfig(f"{name} has only one token", path=path, next_step="rotate it first")
 
     def with_one(text: str) -> str:
         before, section, after = _parted(path, text, name)
@@ -149,7 +149,7 @@ def _parted(path: str, text: str, name: str) -> tuple[str, str, str]:
                 )
                 return text[:start], text[start:stop], text[stop:]
     raise BadConfig(
-        f"the section of {name} is not where it is expected", path=path, next_step="edit the file"
+        f"found no table heading for {name} in the file", path=path, next_step="edit the file"
     )
 
 
@@ -165,8 +165,8 @@ def _start_of_comment(text: str, head: int) -> int:
 
 
 def _end_of_values(text: str, start: int, stop: int) -> int:
-    """Returns the position after the last line with a value and one empty line: a comment below belongs to
-    the next section.
+    """Returns the position after the section's last value, and after one empty line that follows it. Comments
+    below that position belong to the next section.
     """
     end = start + text.startswith("\n", start)
     for line in re.finditer(r"[^\n]*\n?", text[start:stop]):
@@ -199,7 +199,7 @@ def _rewrite(
     *,
     tokens: int | None,
 ) -> None:
-    """Replaces the file by a copy in which only these principals have changed. Raises `BadConfig`.
+    """Replaces the file with a copy in which only these principals have changed. Raises `BadConfig`.
 
     `tokens` is the number of tokens that each principal has afterwards; None means that it was removed.
     """
@@ -209,7 +209,7 @@ def _rewrite(
     counts = [len(each.tokens) for each in found if each.name in names]
     if counts != ([] if tokens is None else [tokens] * len(names)):
         raise BadConfig(
-            f"{', '.join(names)} has parts in several places of the file",
+            f"the settings of {', '.join(names)} are in several places of the file",
             path=path,
             next_step="edit the file",
         )
@@ -221,7 +221,9 @@ def _rewrite(
 
 
 def _replace(path: str, section: str, text: str | None = None) -> None:
-    """Replaces the file's contents by `text`, with the same mode and owner. Raises `OSError`."""
+    """Replaces the file with one that has `text` (None: the present text) and `section`. The mode and the owner
+    stay the same. Raises `OSError`.
+    """
     path = os.path.realpath(path)
     there, found = "", None
     with suppress(FileNotFoundError), open(path, encoding="utf-8") as file:

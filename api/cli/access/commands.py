@@ -26,7 +26,7 @@ _YES: Final = click.option("--yes", is_flag=True, help="Do not ask for confirmat
     ),
 )
 def group() -> None:
-    """Manage who may do what with which logs.
+    """Manage principals and their rights on logs.
 
     A log server with an --access-file admits only the principals in that file, and reads the file again when
     it changes. To change the rights of a principal, edit the file.
@@ -50,21 +50,28 @@ def group() -> None:
     metavar="LOGS",
     help="Logs to read: ns/log, ns/prefix* or *; may be repeated.",
 )
-@click.option("--append", multiple=True, metavar="LOGS", help="Logs to append to, as for --read.")
+@click.option(
+    "--append",
+    multiple=True,
+    metavar="LOGS",
+    help="Logs to append to, in the same form as for --read.",
+)
 @click.option("--admin", multiple=True, metavar="LOGS", help="Logs to create, truncate, delete …")
 @click.option(
     "--deny",
     multiple=True,
     metavar="LOGS",
-    help="Logs without any right, whatever the other options allow.",
+    help="Logs on which the principal has no rights, even if other options allow them.",
 )
 @click.option("--monitor", is_flag=True, help="May read the metrics of servers (/metrics).")
-@click.option("--operate", is_flag=True, help="May drain bookies and control repair, and see both.")
+@click.option(
+    "--operate", is_flag=True, help="May drain bookies, control repairs and see their state."
+)
 @click.option(
     "--certificate",
     multiple=True,
     metavar="NAME",
-    help="A name in a client certificate, instead of a token.",
+    help="A name in the principal's client certificate, which is used instead of a token.",
 )
 @click.option(
     "--days", type=WholeNumber(min=1), help="Days until the token expires.  [default: never]"
@@ -80,7 +87,8 @@ def add(**what: Any) -> None:
     """Add a principal, and print its token.
 
     The file keeps only the token's SHA-256, so the token cannot be printed again. A principal with
-    certificates gets no token. Use `umask 077` first, so that no other user can read a file with the token.
+    certificates gets no token. Use `umask 077` first, so that other users cannot read the file to which you
+    write the token.
     """
     from rollbook.api.cli.access import actions as access_work  # `--help` is quick.
 
@@ -133,9 +141,9 @@ def rm(names: tuple[str, ...], path: str, yes: bool) -> None:
 @click.option(
     "--days", type=WholeNumber(min=1), help="Days until the token expires.  [default: never]"
 )
-@click.option("--drop-old", is_flag=True, help="Keep only the newest token, and print none.")
+@click.option("--drop-old", is_flag=True, help="Drop all tokens except the newest, and add none.")
 def rotate(name: str, path: str, days: int | None, drop_old: bool) -> None:
-    """Add a token for a principal, and print it. Earlier tokens work until --drop-old."""
+    """Add a token for a principal, and print it. Earlier tokens stay valid until you use --drop-old."""
     from rollbook.api.cli.access import actions as access_work  # `--help` is quick.
 
     if drop_old:
@@ -156,7 +164,7 @@ def rotate(name: str, path: str, days: int | None, drop_old: bool) -> None:
 def token() -> None:
     """Print a new token, and on standard error its entry for the access file.
 
-    Add the entry beside that of the present token. When all clients have the new token, remove the old entry.
+    Add the entry to the principal's `tokens`. When all clients have the new token, remove the old entry.
     """
     from rollbook.api.cli.access import actions as access_work  # `--help` is quick.
 

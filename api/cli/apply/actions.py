@@ -46,7 +46,7 @@ _COPIES: Final = ("copies", "acks", "ensemble")
 SETTINGS: Final = frozenset(
     (*_AGES, *_SIZES, *_COUNTS, *_COPIES, "exclusive", "degraded_segments", "labels", "description")
 )
-# Smaller values of these fields delete records.
+# If one of these fields gets a smaller value, records are deleted sooner.
 _KEEPING: Final = ("retention_age_s", "retention_bytes")
 # One of these settings bounds the other, so they are checked together.
 _TOGETHER: Final = frozenset(("record_bytes_max", "batch_bytes_max"))
@@ -55,7 +55,7 @@ _TOGETHER: Final = frozenset(("record_bytes_max", "batch_bytes_max"))
 def apply(
     access: LogAccess, path: str, dry_run: bool, yes: bool, anyway: bool, output: str
 ) -> None:
-    """Checks the whole file before any change; then changes log by log."""
+    """Checks the whole file, and then changes one log after the other."""
     wanted = read_spec(path)
     shortened: list[str] = []
 
@@ -100,7 +100,7 @@ def read_spec(path: str) -> dict[LogName, dict[str, Any]]:
         for name, table in read_config_file(path, (_SECTION,)).get(_SECTION, {}).items():
             where = f"{path}: {name}: "
             if (log := LogName.parse(name)) in found:
-                raise BadConfig(f"this is another name of {log}, which the file already has")
+                raise BadConfig(f"this is another name for {log}, which the file already has")
             found[log] = fields_of(table)
     except RollbookError as error:
         advice = error.next_step or "rollbook apply --help"
@@ -111,12 +111,12 @@ def read_spec(path: str) -> dict[LogName, dict[str, Any]]:
 def fields_of(table: Any) -> dict[str, Any]:
     """Converts one log's settings to configuration fields. Raises `InvalidRequest`, `BadConfig`."""
     if not isinstance(table, dict):
-        raise BadConfig("no table of settings")
+        raise BadConfig("the settings of a log must be a table")
     found = dict(_field_of(key, value) for key, value in table.items() if key not in _COPIES)
     counts = [_number(key, table[key]) if key in table else None for key in _COPIES]
     if any(counts):
         found["quorum"] = quorum_of(*counts)
-    # Reports impossible settings before any log is read.
+    # Raises the errors of impossible settings before any log is read.
     (LogConfig if found.keys() >= _TOGETHER else ConfigValues)(**found)
     return found
 
@@ -141,7 +141,7 @@ def _field_of(key: str, value: Any) -> tuple[str, Any]:
         return key, in_order((name, _text(name, each, "checkout")) for name, each in value.items())
     if key in ("exclusive", "degraded_segments"):
         if type(value) is not bool:
-            raise BadConfig(f"{key} is true or false", next_step="write it without quotes")
+            raise BadConfig(f"{key} must be true or false", next_step="write it without quotes")
         if key == "degraded_segments":
             return key, value
         return "writer_mode", WriterMode.EXCLUSIVE if value else WriterMode.OPEN
@@ -150,7 +150,7 @@ def _field_of(key: str, value: Any) -> tuple[str, Any]:
 
 def _number(key: str, value: Any) -> int:
     if type(value) is not int or value < 1:
-        raise BadConfig(f"{key} is a number from 1 on", next_step=f"write {key} = 3")
+        raise BadConfig(f"{key} must be a whole number above 0", next_step=f"write {key} = 3")
     return value
 
 
@@ -184,7 +184,7 @@ def _require_possible(log: LogName, has: LogConfig, settings: dict[str, Any]) ->
     try:
         replace(has, **settings)
     except BadConfig as error:
-        advice = "set both in the file, so that they fit"
+        advice = "set both in the file, to values that fit together"
         raise BadConfig(f"{log}: {error.message}", next_step=advice) from None
 
 
@@ -228,7 +228,7 @@ def set_log(
 
 
 def _typed(text: str) -> tuple[str, Any]:
-    """Parses a value like one in the file of `apply`. Raises `InvalidRequest`, `BadConfig`."""
+    """Parses KEY=VALUE to a setting as in the file of `apply`. Raises `InvalidRequest`, `BadConfig`."""
     key, equals, value = text.partition("=")
     if not equals:
         raise InvalidRequest(

@@ -25,7 +25,9 @@ if TYPE_CHECKING:
 @anyway_option
 @bare_output_option
 def group(access: "LogAccess", **how: Any) -> None:
-    """Create or update the logs of a file, so that they have its settings: + created, ~ changed, = unchanged.
+    """Create the logs that a file describes, or update their settings to match it.
+
+    The output marks each log: + created, ~ changed, = unchanged. A file looks like this:
 
     \b
     [logs."shop/orders"]
@@ -39,8 +41,8 @@ def group(access: "LogAccess", **how: Any) -> None:
     counts  copies ensemble acks roll_entries dedupe_batches batch_records_max
     others  exclusive = true, degraded_segments = false, labels, description
 
-    The value "none" removes a limit of retention. Logs and settings that are not in the file stay unchanged.
-    `raw` is the names of the logs that were created or changed.
+    The value "none" removes a retention limit. Logs and settings that are not in the file stay unchanged.
+    `-o raw` prints the names of the logs that were created or changed.
     """
     from rollbook.api.cli.apply import actions as apply_work
 

@@ -1,4 +1,6 @@
-"""The actions of `rollbook bench append|read|tail`: create logs, put them under load, report, delete them."""
+"""The actions of `rollbook bench append|read|tail`. They create logs, put them under load, print the results
+and delete the logs.
+"""
 
 import asyncio
 import os
@@ -42,7 +44,7 @@ _WINDOW_BYTES_IN_ALL: Final = 128 * _MIB
 _WARM_UP_S: Final = 1.0
 _TICK_S: Final = 0.1
 _ARRIVAL_S_MAX: Final = 30.0  # The longest wait until acked records reach the followers.
-# The time when the record was due; 0 means that it is not measured.
+# The first bytes of a value: the time when the record was due, or 0 if its latency is not measured.
 _STAMP: Final = struct.Struct("<q")
 
 
@@ -51,16 +53,16 @@ _STAMP: Final = struct.Struct("<q")
 
 @dataclass(frozen=True)
 class Load:
-    """The load on each log."""
+    """The load that a command puts on its logs."""
 
     size: int
-    writers: int
+    writers: int  # The number of writers for each log.
     records: int  # The maximum number of records in total.
-    rate: float | None  # The records per second of all writers together.
+    rate: float | None  # The records per second of all writers together; None: as fast as possible.
     in_flight: int | None
 
     def of_each(self, writers: int) -> int:
-        """Returns the number of records for each writer."""
+        """Returns the number of records for each of `writers` writers."""
         return max(1, self.records // writers)
 
 
@@ -212,8 +214,8 @@ async def _append_all(
 
 
 def _burst_records(size: int, records: int) -> int:
-    """Returns the number of records in a burst. One record of each is timed, so bursts are smaller if there
-    are few records.
+    """Returns the number of records in a burst. One record of each burst is timed, so bursts are smaller if
+    there are few records.
     """
     return max(1, min(_BURST_RECORDS, records // _BURSTS_MIN, _BURST_BYTES // max(1, size)))
 
@@ -232,7 +234,7 @@ async def _read_all(
 
 
 class _Followers:
-    """The followers, one for each log, and what they have received."""
+    """The followers, one for each log. They count the records and measure how late each arrives."""
 
     def __init__(self, latencies: Histogram) -> None:
         self.received = 0
@@ -257,7 +259,7 @@ class _Followers:
         self._has_news.set()
 
     async def reach(self, count: int) -> None:
-        """Raises `ReaderStalled`."""
+        """Waits until the followers have received `count` records. Raises `ReaderStalled`."""
         try:
             async with asyncio.timeout(_ARRIVAL_S_MAX):
                 while self.received < count:
@@ -286,13 +288,13 @@ async def _followed(logs: Sequence[Log], latencies: Histogram) -> AsyncIterator[
         raise group_of_errors.exceptions[0] from None
 
 
-# --- Around it ----------------------------------------------------------------------------------
+# --- The cluster, the logs and the results ------------------------------------------------------
 
 
 def _run(
     access: LogAccess, work: Callable[[Client], Awaitable[dict[str, Any]]], writers: int
 ) -> dict[str, Any]:
-    """Runs the work and deletes its logs, also when it is stopped early."""
+    """Runs the work on the named cluster or on a new one. SIGTERM and Ctrl-C let the work delete its logs."""
     configure_logs(level="error", as_json=False)
     calm_collector()
     keep_freed_memory()
@@ -302,7 +304,7 @@ def _run(
     async def run() -> dict[str, Any]:
         task = asyncio.current_task()
         assert task is not None
-        # SIGTERM stops it like Ctrl-C.
+        # SIGTERM stops the command like Ctrl-C.
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
         async with _somewhere(access) as there:
             return await there.use(work, window_bytes=window)
@@ -316,7 +318,7 @@ def _run(
 
 @asynccontextmanager
 async def _somewhere(access: LogAccess) -> AsyncIterator[LogAccess]:
-    """Yields the named cluster, or starts a new one."""
+    """Yields access to the named cluster, or to a new one that runs until the context ends."""
     if access.server:
         yield access
         return
@@ -331,7 +333,7 @@ async def _somewhere(access: LogAccess) -> AsyncIterator[LogAccess]:
 
 @asynccontextmanager
 async def new_logs(client: Client, count: int, keep: bool) -> AsyncIterator[Sequence[Log]]:
-    """Creates logs and always deletes all of them at the end; it also waits for creations in progress."""
+    """Creates logs. At the end it waits for creations in progress, and deletes all logs unless `keep` is set."""
     prefix = f"bench-{secrets.token_hex(4)}"
     openings: dict[str, asyncio.Task[Log]] = {}
 
@@ -362,7 +364,7 @@ async def _delete(client: Client, names: Sequence[str]) -> None:
         except NoSuchLog:
             pass  # The log was not created.
         except RollbookError as error:
-            click.echo(f"left behind: {name} [{error.code.reason}]", err=True)
+            click.echo(f"not deleted: {name} [{error.code.reason}]", err=True)
 
     await _some_at_once(delete, names)
 
@@ -378,7 +380,7 @@ async def _some_at_once(work: Callable[[str], Awaitable[None]], names: Sequence[
 
 
 async def _together(work: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
-    """Runs all work together; the first failure ends it."""
+    """Runs all work at the same time; the first failure cancels the rest."""
     try:
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(each) for each in work]

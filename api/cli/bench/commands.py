@@ -28,7 +28,7 @@ _with_access: Final = with_access_to(None, "a temporary cluster on this machine"
 def group() -> None:
     """Measure how fast records are appended, read and followed, in a running cluster or a temporary one.
 
-    Records are random bytes, in logs that the command creates and deletes. Latencies are exact to 1 %.
+    The command creates logs, appends random bytes to them, and deletes them. Latencies are accurate to 1 %.
     """
 
 
@@ -39,9 +39,9 @@ def _sizes(records: int | None, size_min: int = 0) -> Callable[[Any], Any]:
                          show_default=True, metavar="BYTES", help="Bytes of each record."),
             click.option("--records", type=WholeNumber(1), default=records,
                          show_default=records is not None,
-                         help="Number of records in all." if records else "At most this many records in all."),
+                         help="Number of records in all logs." if records else "At most this many records in all logs."),
             click.option("--logs", type=WholeNumber(1, 10_000), default=1, show_default=True,
-                         help="The number of logs, all at the same time."),
+                         help="Number of logs that are used at the same time."),
         )  # fmt: skip
         for option in reversed(options):
             command = option(command)
@@ -85,16 +85,18 @@ _keep_option: Final = click.option("--keep", is_flag=True, help="Do not delete t
 @click.option(
     "--in-flight",
     type=WholeNumber(1),
-    help="Unacknowledged records of each writer; 1 is one after the other.  [default: as many as its buffer holds]",
+    help="The most unacknowledged records of each writer; with 1 it waits for each ack.  [default: as many as its "
+    "buffer holds]",
 )
 @_keep_option
 @bare_output_option
 def append(access: "LogAccess", **how: Any) -> None:
-    """Append records, each exactly once and durably. `raw` is records per second.
+    """Append records, each exactly once and durably. `-o raw` prints records per second.
 
-    A latency ends with the ack. It begins when the record was submitted, or with --rate when the record was due,
-    so that a slow server cannot hide its delay. Without --rate and --in-flight, one record in a thousand is
-    timed, or more if there are few. A percentile needs enough timed records: p99 a hundred, p999 a thousand.
+    Latency is measured from the time when the record was submitted until its ack. With --rate it is measured from
+    the time when the record was due, so that a slow server cannot hide its delay. Without --rate and --in-flight,
+    one record in a thousand is timed, or more if there are few. A percentile needs enough timed records: p99 a
+    hundred, p999 a thousand.
     """
     from rollbook.api.cli.bench import actions as bench_work
 
@@ -128,9 +130,9 @@ def append(access: "LogAccess", **how: Any) -> None:
 @_keep_option
 @bare_output_option
 def read(access: "LogAccess", **how: Any) -> None:
-    """Append records, then read them from the start. `raw` is records per second.
+    """Append records, then read them from the start. `-o raw` prints records per second.
 
-    A latency is the time that a reader waits for its next batch.
+    Latency is the time that a reader waits for its next batch.
     """
     from rollbook.api.cli.bench import actions as bench_work
 
@@ -150,10 +152,10 @@ def read(access: "LogAccess", **how: Any) -> None:
 @_keep_option
 @bare_output_option
 def tail(access: "LogAccess", **how: Any) -> None:
-    """Measure how long records take from a writer to a following reader. `raw` is p99 in ms.
+    """Measure how long records take from a writer to a following reader. `-o raw` prints the p99 in ms.
 
-    The command appends at a steady rate. A latency begins when the record was due to be appended, and ends when
-    the log's reader has it.
+    The command appends at a steady rate. Latency is measured from the time when the record was due to be appended
+    until the log's reader has received it.
     """
     from rollbook.api.cli.bench import actions as bench_work
 

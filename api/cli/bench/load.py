@@ -1,5 +1,5 @@
-"""Puts load on a client of named logs, and measures it. `rollbook bench` and the project's own benchmarks
-share it.
+"""Puts load on a client of named logs, and measures latencies. `rollbook bench` and the project's benchmarks use
+this module.
 """
 
 import asyncio
@@ -24,13 +24,14 @@ class LoadTimer(Protocol):
     def goes_on(self, sent: int) -> bool: ...
 
     def sample(self) -> Callable[[Any], None]:
-        """Starts timing an append. Returns a function to call when it is acked."""
+        """Starts timing an append. Returns a function to call when the append is acked."""
 
 
 class Stopwatch:
-    """A clock for one writer, which ends after a number of records or of seconds, whichever comes first.
+    """Times the appends of one writer, and ends them after a number of records or a number of seconds, whichever
+    is reached first.
 
-    `on_sent` receives the number of records submitted since its last call.
+    `on_sent` receives the number of records that were submitted since its last call.
     """
 
     def __init__(
@@ -47,7 +48,7 @@ class Stopwatch:
         self._end_ns = time.perf_counter_ns() + round(seconds * _NS_PER_S)
 
     def goes_on(self, sent: int, due_ns: int = 0) -> bool:
-        """Returns whether to go on; records due after the end are not waited for."""
+        """Returns whether to append another record, which is due at `due_ns`. The end must be later than that."""
         if self._on_sent is not None:
             self._on_sent(sent - self._reported)
             self._reported = sent
@@ -64,10 +65,10 @@ class Stopwatch:
 async def flood(
     writer: Writer, burst: Sequence[bytes], clock: LoadTimer, first: int | None = None
 ) -> int:
-    """Appends bursts, record by record, as fast as possible. Returns the number of acked records, which is all of them.
+    """Appends bursts, record by record, as fast as possible. Returns the number of records; all of them are acked.
 
     It checks every ack, and times the last record of each burst. `first` is the offset of the first record if
-    this is the only writer; all others must follow it.
+    this is the only writer; the offsets of all other records must then follow without a gap.
     """
     under_way: deque[list[Submission]] = deque()
     sent = acked = 0
@@ -98,7 +99,9 @@ async def flood(
 
 
 def _acked(submissions: list[Submission], first: int | None) -> int:
-    """Returns the number of acked records; checks that their offsets follow `first`, if it is known."""
+    """Returns the number of acked records. If `first` is given, it checks that their offsets begin there and have
+    no gaps.
+    """
     offsets = [each.result() for each in submissions]
     if first is not None:
         assert offsets[0] == first, f"{offsets[0]} is not {first}"
@@ -107,7 +110,7 @@ def _acked(submissions: list[Submission], first: int | None) -> int:
 
 
 async def in_turn(writer: Writer, values: Sequence[bytes], clock: Stopwatch, in_flight: int) -> int:
-    """Keeps `in_flight` appends in flight and times each. Returns the number of acked records."""
+    """Keeps `in_flight` appends in flight and times each. Returns the number of records; all of them are acked."""
     under_way: deque[Submission] = deque()
     sent = 0
     while clock.goes_on(sent):
@@ -124,7 +127,7 @@ async def in_turn(writer: Writer, values: Sequence[bytes], clock: Stopwatch, in_
 
 @dataclass(frozen=True, slots=True)
 class SendSchedule:
-    """Yields the times when records are due: a late record does not postpone later ones."""
+    """The times when records are due. A late record does not postpone later ones."""
 
     start_ns: int
     interval_ns: float
@@ -140,8 +143,8 @@ async def at_pace(
     pace: SendSchedule,
     in_flight: int = sys.maxsize,
 ) -> int:
-    """Times each append from the time when it was due, which `value_of` receives. Returns the number of
-    records.
+    """Appends records when `pace` says that they are due, and measures each latency from that time, which
+    `value_of` receives. Returns the number of records; all of them are acked.
     """
     under_way: deque[Submission] = deque()
     sent = 0

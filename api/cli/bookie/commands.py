@@ -9,7 +9,7 @@ from rollbook.api.cli.output import examples
 
 _INSPECT: Final = {
     "info": "Show a summary of one bookie.",
-    "ledgers": "List the ledgers of which this bookie stores anything.",
+    "ledgers": "List the ledgers with data on this bookie.",
     "ledger": "Show what this bookie stores of one ledger, and in which files.",
     "journal": "List the journal's files, or the records of one of them.",
     "entrylog": "List the entry logs, or the ledgers in one of them.",

@@ -1,6 +1,7 @@
 """`rollbook bookie init|format|rejoin|write-off|doctor` create, check and repair a bookie's identity.
 
-They take the flags and the configuration file of `rollbook server bookie`, which must be stopped.
+They take the flags and the configuration file of `rollbook server bookie`. The bookie must be stopped, except for
+`doctor`.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
@@ -61,8 +62,8 @@ def init(output: str, **flags: Any) -> None:
 def format_bookie(output: str, yes: bool, **flags: Any) -> None:
     """Erase a bookie and start again under the same id.
 
-    From then on it answers UNKNOWN for entries that it may have had in unclosed ledgers, so that a missing
-    entry does not count as proof that it never existed. The command reads the metadata of all ledgers.
+    After this command, the bookie answers UNKNOWN for entries that it may have had in unclosed ledgers. A missing
+    entry is then no proof that the entry never existed. The command reads the metadata of all ledgers.
     """
     bookie_id, directories = _who_and_where(flags)
     from rollbook.api.cli.confirm import ask_whether
@@ -111,7 +112,7 @@ def rejoin(output: str, **flags: Any) -> None:
 def write_off(output: str, yes: bool, **flags: Any) -> None:
     """Let a bookie run without files that are permanently lost.
 
-    Use it also after directories were restored from an older copy. From then on the bookie answers UNKNOWN
+    Use it also after directories were restored from an older copy. After this command, the bookie answers UNKNOWN
     for entries that it may have lost, until they are copied back from other bookies. The command reads
     the metadata of all ledgers.
     """

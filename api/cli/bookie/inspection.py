@@ -1,10 +1,10 @@
 """`rollbook bookie info|ledgers|ledger|journal|entrylog|mark|verify` inspect a bookie;
 `gc|compact|scrub|readonly` send requests to a running one.
 
-A running bookie is asked over HTTP (`--http`). The files of a stopped one are read directly (`--journal-dir`,
-`--ledger-dir`), and never changed. Files can also be read while the bookie runs; the output then shows one moment. Only
-`verify` needs a stopped bookie, because files that appear or disappear during the check would look like
-damage.
+Requests to a running bookie use HTTP (`--http`). The files of a stopped bookie are read directly (`--journal-dir`,
+`--ledger-dir`), and never changed. Files can also be read while the bookie runs; the output then shows their state at
+one moment. Only `verify` needs a stopped bookie, because files that appear or disappear during the check would
+look like damage.
 """
 
 import os
@@ -55,7 +55,7 @@ _LEDGER_COLUMNS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Where:
-    """The bookie that a command inspects: a running bookie, or the files of one."""
+    """The bookie that a command inspects: a running bookie, or a bookie's files."""
 
     http: str | None
     token_file: str | None
@@ -122,7 +122,7 @@ class Where:
         if not self.journal_dir or not self.ledger_dirs:
             raise BadConfig(
                 "a bookie's files are in a journal directory and in ledger directories, and both are needed",
-                next_step="give --journal-dir and each --ledger-dir of the bookie, or --config",
+                next_step="use --journal-dir and a --ledger-dir for each ledger directory, or --config",
             )
         journal_dir = os.path.abspath(self.journal_dir)
         ledger_dirs = tuple(map(os.path.abspath, self.ledger_dirs))
@@ -157,7 +157,7 @@ _http_options: Final = (
     click.option(
         "--tls-certificate",
         metavar="FILE",
-        help="The certificate for a bookie that requests one, for https.",
+        help="The client certificate, if the bookie requests one over https.",
     ),
     click.option(
         "--tls-key",
@@ -189,7 +189,7 @@ _file_options: Final = (
         "ledger_dirs",
         metavar="DIR",
         multiple=True,
-        help="Its ledger directory; repeat it for each, in the bookie's order.  "
+        help="A ledger directory of the bookie. Repeat the option for each, in the bookie's order.  "
         "[env var: ROLLBOOK_LEDGER_DIR, separated by commas]",
     ),
 )
@@ -202,7 +202,7 @@ def _listed(text: str) -> tuple[str, ...]:
 
 
 def _where_in(config_file: str, where: Where) -> Where:
-    """Asks the configured bookie if it can be reached; otherwise reads its files."""
+    """Returns `where` with the admin pages and the directories in the configuration file."""
     from rollbook.api.cli.server.bookie_settings import read_bookie_config
 
     tables = read_bookie_config(config_file).tables
@@ -220,7 +220,7 @@ def _where_in(config_file: str, where: Where) -> Where:
 
 
 def _takes(*options: Callable[[Command], Command]) -> Callable[[Command], Command]:
-    """Adds the options and passes them on as one `Where`."""
+    """Adds the options, and passes their values to the command as one `Where`."""
 
     def decorate(command: Command) -> Command:
         def run(
@@ -281,7 +281,7 @@ def _command(*lines: str) -> Callable[[Command], click.Command]:
     return decorate
 
 
-# --- Looking ----------------------------------------------------------------------------------
+# --- Commands that inspect --------------------------------------------------------------------
 
 
 @_command(
@@ -337,7 +337,7 @@ def info(where: Where, output: str) -> None:
 @list_output_option
 @_either
 def ledgers(where: Where, after: int, limit: int | None, output: str) -> None:
-    """List the ledgers of which this bookie stores anything."""
+    """List the ledgers with data on this bookie."""
     if where.is_files:
         rows = iter(where.read(lambda store: _ledgers_in(store, after, limit)))
     else:
@@ -368,7 +368,9 @@ async def _ledgers_in(store: "StoreFiles", after: int, limit: int | None) -> lis
 )
 @click.argument("ledger_id", type=WholeNumber(0))
 @click.option(
-    "--verify", is_flag=True, help="Read and check all its entries on a running bookie's disk."
+    "--verify",
+    is_flag=True,
+    help="Read all entries of the ledger from a running bookie's disk, and check them.",
 )
 @output_option
 @_either
@@ -536,9 +538,9 @@ def verify(where: Where, output: str) -> None:
         )
 
 
-# --- Telling ----------------------------------------------------------------------------------
+# --- Commands that send requests --------------------------------------------------------------
 
-_no_wait: Final = click.option("--no-wait", is_flag=True, help="Do not wait for the end.")
+_no_wait: Final = click.option("--no-wait", is_flag=True, help="Do not wait until it has ended.")
 _status: Final = click.option("--status", is_flag=True, help="Only show the current state.")
 
 
@@ -546,7 +548,7 @@ _status: Final = click.option("--status", is_flag=True, help="Only show the curr
 @click.option(
     "--force",
     is_flag=True,
-    help="Delete ledgers even if a large share of all ledgers is missing at once.",
+    help="Delete ledgers even if the metadata lacks a large share of all ledgers.",
 )
 @_no_wait
 @_status
@@ -555,12 +557,12 @@ _status: Final = click.option("--status", is_flag=True, help="Only show the curr
 def gc(where: Where, force: bool, no_wait: bool, status: bool, output: str) -> None:
     """Find deleted ledgers and surplus copies now, and free their space.
 
-    A ledger is deleted on the bookie after two scans of the metadata, some time apart, have missed it. If a
-    large share of all ledgers is missing at once, none is deleted: the metadata may be lost, or belong to
+    A ledger is deleted on the bookie after two scans of the metadata, some time apart, have not found it. If the
+    metadata lacks a large share of all ledgers, no ledger is deleted: the metadata may be lost, or belong to
     another cluster. Use --force if these ledgers were really deleted.
 
     Copies are surplus if their ledger is closed and its metadata names other bookies. The first scan at
-    least a day later drops them. `surplus` counts them, and --status names the first few.
+    least a day later drops them. `surplus` counts them, and --status lists the first few ledgers.
     """
     client = where.client()
     if status:
@@ -577,13 +579,13 @@ def gc(where: Where, force: bool, no_wait: bool, status: bool, output: str) -> N
     "--major",
     "what",
     flag_value="major",
-    help="Rewrite entry logs with less than 80 % live data, or as configured.",
+    help="Rewrite entry logs with less than 80 % live data, or less than the configured share.",
 )
 @click.option(
     "--minor",
     "what",
     flag_value="minor",
-    help="Rewrite entry logs with less than 20 % live data, or as configured.",
+    help="Rewrite entry logs with less than 20 % live data, or less than the configured share.",
 )
 @click.option("--suspend", "what", flag_value="suspend", help="Stop compaction until --resume.")
 @click.option("--resume", "what", flag_value="resume", help="Compact as configured again.")

@@ -1,5 +1,5 @@
-"""The commands `rollbook bookie drain|undrain|mark-drained|safe-to-remove|remove`, with which bookies leave
-the cluster.
+"""The commands `rollbook bookie drain|undrain|mark-drained|safe-to-remove|remove`, which take bookies out of the
+cluster.
 """
 
 from typing import Any
@@ -41,10 +41,10 @@ def _bookies(command: Any) -> Any:
 def drain(
     metadata: Metadata, bookies: tuple[str, ...], wait: bool, force: bool, output: str
 ) -> None:
-    """Move all copies off bookies that will leave. They serve reads until then.
+    """Move all copies off bookies that will leave.
 
-    A recovery server must be running. The bookies accept no entries until `undrain`, even after a restart.
-    With --wait, the command exits with 5 if a drain has failed.
+    A recovery server must be running. The bookies still serve reads, but accept no entries until `undrain`, even
+    after a restart. With --wait, the command exits with 5 if a drain has failed.
     """
     from rollbook.api.cli.bookie.lifecycle_actions import drain_bookies  # `--help` is quick.
 
@@ -80,7 +80,10 @@ def undrain(metadata: Metadata, bookies: tuple[str, ...], output: str) -> None:
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @output_option
 def mark_drained(metadata: Metadata, bookies: tuple[str, ...], yes: bool, output: str) -> None:
-    """Declare bookies drained although their drain failed, after the remaining ledgers were repaired or given up."""
+    """Declare bookies drained although their drain failed.
+
+    Use it after the remaining ledgers were repaired or given up.
+    """
     from rollbook.api.cli.bookie.lifecycle_actions import mark_bookies_drained  # `--help` is quick.
 
     mark_bookies_drained(metadata, bookies, yes, output)
@@ -121,8 +124,8 @@ def safe_to_remove(metadata: Metadata, bookies: tuple[str, ...], output: str) ->
     "given_up",
     type=WholeNumber(0),
     metavar="LEDGERS",
-    help="Remove it although ledgers name it. The value is how many of them then have fewer copies than "
-    "their ack quorum.",
+    help="Remove the bookies although ledgers name them. LEDGERS is the number of ledgers that then fall below "
+    "their ack quorum, as `safe-to-remove` shows it.",
 )
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @output_option
@@ -131,8 +134,8 @@ def remove(
 ) -> None:
     """Remove bookies from the cluster: delete their cookies and their states.
 
-    The command is refused while one of them runs or a ledger names it. `rollbook bookie format` or
-    `rejoin` can use a removed id again.
+    The command is refused while one of the bookies runs, or while a ledger names one of them.
+    `rollbook bookie format` and `rejoin` can use a removed id again.
     """
     from rollbook.api.cli.bookie.lifecycle_actions import remove_bookies  # `--help` is quick.
 

@@ -100,7 +100,9 @@ def remove_bookies(
     if output != "table":
         show_facts({**facts_of(verdict), "removed": True}, output)
         return
-    click.echo(f"{', '.join(bookies)} removed; format or rejoin can use a removed id again")
+    click.echo(
+        f"{', '.join(bookies)} removed; `bookie format` and `bookie rejoin` can use a removed id again"
+    )
 
 
 def _run(metadata: Metadata, work: Callable[[Departures], Awaitable[T]]) -> T:

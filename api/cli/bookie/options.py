@@ -15,7 +15,7 @@ LOG_LEVELS: Final = (
     "info",
     "warning",
     "error",
-)  # A copy of the levels in `proto/runtime/logs.py`, which would load structlog.
+)  # A copy of the levels in `proto/runtime/logs.py`: importing that module would load structlog.
 LOG_LEVEL_VARIABLE: Final = "ROLLBOOK_LOG_LEVEL"
 
 _OPTIONS: Final = (
@@ -32,7 +32,7 @@ _OPTIONS: Final = (
     click.option(
         "--listen",
         metavar="HOST:PORT",
-        help="Address to listen on; :PORT is all addresses, port 0 a free port.  [default: 127.0.0.1:3181]",
+        help="Address to listen on; :PORT uses all addresses, port 0 a free port.  [default: 127.0.0.1:3181]",
     ),
     click.option(
         "--advertise",

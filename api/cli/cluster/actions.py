@@ -24,10 +24,10 @@ _TIMEOUT_S: Final = 5.0
 
 
 def make_cluster(url: str, layout: str | None, *, if_missing: bool = False) -> dict[str, Any]:
-    """Creates a cluster and returns its facts; with `if_missing`, returns those of an existing cluster.
-    Raises `ClusterExists`.
+    """Creates a cluster and returns its facts. With `if_missing`, an existing cluster is accepted. Raises
+    `ClusterExists`.
 
-    A cluster whose layout differs from the requested one is always refused.
+    An existing cluster is always refused if it has another layout than the requested one.
     """
     place = parse_url(url)
     hint = Layout(place.layout.value) if place.layout else None
@@ -35,7 +35,7 @@ def make_cluster(url: str, layout: str | None, *, if_missing: bool = False) -> d
     if hint not in (None, wanted) or not wanted.takes_new_ledgers:
         usable = " ".join(each.value for each in Layout if each.takes_new_ledgers)
         raise BadConfig(
-            f"the metadata URL asks for another layout: {place}",
+            f"the metadata URL requests another layout: {place}",
             next_step=f"begin the URL with zk://, or use the same layout in the URL and in --layout: {usable}",
         )
 
@@ -72,11 +72,13 @@ def look_at_cluster(url: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
 
 
 def go_on_after_restore(url: str, above: int) -> dict[str, Any]:
-    """Returns the lowest ledger id that may be assigned from now on."""
+    """Advances the counters of ledger ids, so that no id is assigned twice. Returns the lowest id that may be
+    assigned from now on.
+    """
 
     async def skip(store: MetadataStore, cluster: Cluster) -> dict[str, Any]:
         if not cluster.layout.takes_new_ledgers:
-            raise BadConfig(f"the {cluster.layout.value} layout takes no new ledgers")
+            raise BadConfig(f"the {cluster.layout.value} layout does not support new ledgers")
         next_id = await LedgerIds(store, cluster.root).skip(above)
         return {"instance_id": cluster.instance_id, "next_ledger_id": next_id}
 
@@ -130,8 +132,8 @@ def parse_url(text: str) -> MetadataUrl:
 async def _with_store(
     url: MetadataUrl, use: Callable[[MetadataStore], Awaitable[T]], *, create: bool = False
 ) -> T:
-    """Opens the store without serving other processes. If an embedded store has no owner, this process uses
-    it briefly.
+    """Opens the store without serving other processes. If no process owns an embedded store, this process owns it
+    while `use` runs.
     """
     try:
         async with await open_metadata_store(
@@ -144,7 +146,7 @@ async def _with_store(
             return await use(store)
     except (Unavailable, OutcomeUnknown) as error:
         error.next_step = (
-            error.next_step or "check the metadata URL, and that the metadata store runs"
+            error.next_step or "check the metadata URL, and whether the metadata store is running"
         )
         raise
 

@@ -48,7 +48,7 @@ def group() -> None:
 @click.option(
     "--layout",
     type=click.Choice(_LAYOUTS),
-    help="How the metadata of ledgers is laid out below the root.  [default: the URL's, else hierarchical]",
+    help="The layout of the ledgers' metadata in the store.  [default: the URL's, else hierarchical]",
 )
 @click.option(
     "--if-missing", is_flag=True, help="Succeed if the cluster already exists, for scripts."
@@ -72,10 +72,10 @@ def init(url: str, layout: str | None, if_missing: bool, output: str) -> None:
 @log.with_access
 @output_option
 def info(access: "LogAccess", url: str | None, output: str) -> None:
-    """Show a cluster's identity and its bookies; without the metadata, what a log server knows.
+    """Show a cluster's identity and its bookies.
 
     A bookie is writable, read-only, or down. A bookie that is down belongs to the cluster, but is not
-    registered.
+    registered. Without the metadata, the command shows what a log server knows about the cluster.
     """
     metadata = metadata_or_server(click.get_current_context(), url)
     if metadata is None:
@@ -114,9 +114,9 @@ def health(access: "LogAccess", url: str | None, output: str) -> None:
     """Show whether bookies and log servers can be reached from here.
 
     Without the metadata, it shows what a log server sees. The command exits with 0 if all is well. It exits
-    with 8 if the cluster works, but a member is down, read-only, draining or out of reach, or logs are written
-    with fewer copies than configured. It exits with 5 if too few bookies accept entries for the acks of a new
-    log, or no log server can be reached.
+    with 8 if the cluster works, but a member is down, read-only, draining or unreachable, or logs are written
+    with fewer copies than configured. It exits with 5 if fewer bookies are writable than the ack quorum of a new
+    log needs, or if no log server can be reached.
     """
     from rollbook.api.cli.cluster.health import CODES, look_at_health
 
@@ -148,16 +148,16 @@ def health(access: "LogAccess", url: str | None, output: str) -> None:
     "--above",
     type=WholeNumber(0),
     default=0,
-    help="The highest ledger id that a bookie has; a bookie that does not start names it.",
+    help="The highest ledger id that any bookie has. A bookie that refuses to start names it.",
 )
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @output_option
 def restored(url: str, above: int, yes: bool, output: str) -> None:
     """Continue with a metadata store that was restored from an older copy.
 
-    Stop everything else first. New ledger ids are above all that were assigned since the copy was made, so none
-    is assigned twice. Records in segments that were created since the copy was made are lost: the store does
-    not name those segments, and bookies remove them after an hour or so.
+    Stop all other processes of the cluster first. New ledgers get ids above all ids that were assigned since the
+    copy was made, so that no id is assigned twice. Records in segments that were created since the copy was made
+    are lost: the store does not name those segments, and bookies remove them after an hour or so.
     """
     from rollbook.api.cli.cluster.actions import go_on_after_restore
     from rollbook.api.cli.confirm import ask_whether
@@ -166,7 +166,7 @@ def restored(url: str, above: int, yes: bool, output: str) -> None:
     show_facts(go_on_after_restore(url, above), output)
 
 
-# --- Log servers, asked themselves ------------------------------------------------------------
+# --- Log servers ------------------------------------------------------------------------------
 
 
 @group.command(
@@ -179,7 +179,7 @@ def restored(url: str, above: int, yes: bool, output: str) -> None:
 @log.with_access
 @list_output_option
 def servers(access: "LogAccess", **how: Any) -> None:
-    """List the running log servers. `raw` is their ids."""
+    """List the running log servers. `-o raw` prints their ids."""
     from rollbook.api.cli.log import ownership
 
     ownership.list_servers(access, **how)
@@ -200,7 +200,9 @@ def servers(access: "LogAccess", **how: Any) -> None:
 @click.option("--resume", is_flag=True, help="Let the server take logs again.")
 @bare_output_option
 def drain(access: "LogAccess", **how: Any) -> None:
-    """Make a log server hand over its logs, and open no others. `raw` is how many logs are left."""
+    """Make a log server hand over its logs, and open no others. `-o raw` prints the number of logs that it still
+    owns.
+    """
     from rollbook.api.cli.log import ownership
 
     ownership.drain_server(access, **how)

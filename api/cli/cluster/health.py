@@ -1,12 +1,12 @@
 """Determines a cluster's health for `rollbook cluster health` from the members in the metadata and whether
 they can be reached.
 
-healthy       enough bookies for all copies of a new log; every member is there and can be reached
-degraded      it works, but needs attention: a member is down, read-only, draining, unreachable, or its clock is
-              wrong; or logs are written with fewer copies than configured, cannot be opened by the server that
-              should own them, or lack segments whose ledgers were deleted
-unavailable   a new log cannot take appends, since too few bookies for its acks are writable, or no registered log
-              server can be reached
+healthy       enough bookies are writable for all copies of a new log, and every member can be reached
+degraded      the cluster works, but needs attention: a member is down, read-only, draining or unreachable, or its
+              clock is wrong; or logs are written with fewer copies than configured, cannot be opened by the
+              server that should own them, or lack segments whose ledgers were deleted
+unavailable   a new log cannot take appends, because fewer bookies are writable than its ack quorum needs, or
+              because no registered log server can be reached
 """
 
 import asyncio
@@ -57,7 +57,8 @@ def judge(found: Sequence[dict[str, Any]]) -> dict[str, Any]:
     degraded = sum(each.get("logs_degraded", 0) for each in servers)
     unopened = sum(each.get("logs_unopened", 0) for each in servers)
     lost = sum(each.get("segments_lost", 0) for each in servers)
-    # Log servers are configured with the defaults of new logs. Without log servers, `DEFAULT_QUORUM` applies.
+    # The records of log servers have the configured quorum of new logs. Without log servers, `DEFAULT_QUORUM`
+    # applies.
     acks = max((each.get("acks", 0) for each in servers), default=0) or DEFAULT_QUORUM.ack
     ensemble = max((each.get("ensemble", 0) for each in servers), default=0)
     ensemble = ensemble or DEFAULT_QUORUM.ensemble

@@ -1,4 +1,4 @@
-"""The work of each long-running operation, done by the functions that the shell's commands call.
+"""The work of each kind of long-running operation. It calls the same functions as the commands of the shell.
 
 verify            {"ledger_id": 7}
 recover           {"ledger_id": 7}
@@ -83,7 +83,9 @@ def kinds_of(ledgers: Ledgers, worker: WorkerConfig, name: str) -> dict[str, Ope
 
 
 async def recover_outside_logs(ledgers: Ledgers, ledger_id: int) -> dict[str, Any]:
-    """Raises `NoSuchLedger`, `PartOfLog`, `RecoveryIncomplete`."""
+    """Recovers a ledger that is not a segment of a log. Raises `NoSuchLedger`, `PartOfLog`,
+    `RecoveryIncomplete`.
+    """
     await require_no_part(ledgers, [ledger_id], instead=HTTP_INSTEAD_OF_RECOVERY, may_insist=False)
     return await recover_ledger(ledgers, ledger_id, None)
 
@@ -95,8 +97,8 @@ def log_made_for(custom: Mapping[str, bytes]) -> str | None:
 
 
 def describe_error(error: RollbookError) -> Mapping[str, Any]:
-    """Returns the error as a problem of RFC 9457. FastAPI is imported here because it takes a third of a
-    second and few processes need it.
+    """Returns the error as a problem of RFC 9457. FastAPI is imported here because its import takes a third of a
+    second, and few processes need it.
     """
     from rollbook.api.rest.problems import problem_of
 

@@ -1,8 +1,8 @@
 """`rollbook cluster info` and `health` without the metadata store. They show what a log server knows, and
 which members this machine can reach.
 
-A log server knows the log servers, how many bookies accept new records, and its recent failures. It does not
-know bookies that it has not used.
+A log server knows all log servers, how many bookies accept new records, and its recent failures. It does not
+know the bookies that it has not used.
 """
 
 import asyncio

@@ -1,1 +1,1 @@
-"""`rollbook cursor`: the cursors of readers in logs."""
+"""`rollbook cursor`: lists, moves and removes cursors in logs."""

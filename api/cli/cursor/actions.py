@@ -15,7 +15,7 @@ _COLUMNS: Final = ("name", "offset", "lag", "is_protected", "version", "updated"
 
 
 def list_cursors(access: LogAccess, log: str | None, output: str) -> None:
-    """Lists the cursors of `log`, or of all logs; then each row also names its log."""
+    """Lists the cursors of `log`. If it is None, lists the cursors of all logs, and each row also names the log."""
 
     async def ask_one(client: Client, name: str | LogName) -> list[dict[str, Any]]:
         opened = await client.open(name)

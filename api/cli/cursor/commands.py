@@ -46,7 +46,9 @@ def group() -> None:
 @with_access
 @list_output_option
 def ls(access: "LogAccess", **how: Any) -> None:
-    """List the cursors of a log, or of all logs, and how many records each lags behind. `raw` is their names."""
+    """List the cursors of a log, or of all logs, and how many records each lags behind. `-o raw` prints their
+    names.
+    """
     from rollbook.api.cli.cursor import actions as cursor_work
 
     cursor_work.list_cursors(access, **how)
@@ -64,7 +66,7 @@ def ls(access: "LogAccess", **how: Any) -> None:
 @with_access
 @bare_output_option
 def show(access: "LogAccess", **how: Any) -> None:
-    """Show one cursor. `raw` is its offset."""
+    """Show one cursor. `-o raw` prints its offset."""
     from rollbook.api.cli.cursor import actions as cursor_work
 
     cursor_work.show_cursor(access, **how)
@@ -85,7 +87,9 @@ def show(access: "LogAccess", **how: Any) -> None:
 @click.argument("position", shell_complete=completed_by("positions"))
 @with_access
 @click.option(
-    "--protect/--no-protect", default=None, help="Keep records from truncation, or no longer."
+    "--protect/--no-protect",
+    default=None,
+    help="Protect the records at and above the cursor from truncation, or stop protecting them.",
 )
 @click.option("--rewind", is_flag=True, help="Allow the cursor to move back.")
 @click.option(
@@ -96,7 +100,7 @@ def show(access: "LogAccess", **how: Any) -> None:
 )
 @bare_output_option
 def move(access: "LogAccess", **how: Any) -> None:
-    """Create or move a cursor. `raw` is its offset."""
+    """Create or move a cursor. `-o raw` prints its offset."""
     from rollbook.api.cli.cursor import actions as cursor_work
 
     cursor_work.move_cursor(access, **how)
@@ -115,7 +119,7 @@ def move(access: "LogAccess", **how: Any) -> None:
 @yes_option
 @bare_output_option
 def rm(access: "LogAccess", **how: Any) -> None:
-    """Remove a cursor. It no longer keeps records from truncation."""
+    """Remove a cursor. The cursor then no longer protects records from truncation."""
     from rollbook.api.cli.cursor import actions as cursor_work
 
     cursor_work.remove_cursor(access, **how)

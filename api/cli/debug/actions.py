@@ -72,7 +72,9 @@ class _Gathering:
         self.found: dict[str, Any] = {}
         self._archive = archive
         self.missing: list[dict[str, Any]] = []
-        self._ids: frozenset[str] = frozenset()  # The ids of registered log servers.
+        self._ids: frozenset[str] = (
+            frozenset()
+        )  # The ids of the log servers that the selected server lists.
 
     def miss(self, what: str, error: RollbookError) -> dict[str, Any]:
         why = {"error": error.code.reason, "detail": str(error)}
@@ -156,7 +158,7 @@ class _Gathering:
             self.miss(
                 "the cluster of the servers that were asked",
                 BadConfig(
-                    "the metadata names none of these servers: it belongs to another cluster"
+                    "the metadata does not list any of these servers: it belongs to another cluster"
                 ),
             )
         for name, why in sorted(missing.items()):
@@ -165,7 +167,7 @@ class _Gathering:
     # ------------------------------------------------------------------------------------------
 
     def write(self) -> None:
-        """Archives the rows that are not archived yet."""
+        """Archives the gathered facts, and which facts are missing."""
         found = {**self.found, "about": _about(), "missing": self.missing}
         for subject, facts in sorted(found.items()):
             text = json.dumps(facts, indent=2, default=_plain)
@@ -183,14 +185,14 @@ def bundle(
         try:
             access.run(lambda client: gathering.servers(client, names, logs_max))
         except RollbookError as error:
-            # The metadata is read even if servers refuse, because help is then likely to be needed. Without
-            # metadata there is nothing else to read, and invalid input stays invalid.
+            # The metadata is read even if the servers refuse the request, because the user is then likely to need
+            # help. Without metadata, and for invalid input, the error ends the command.
             if not metadata or isinstance(error, BadConfig):
                 raise
             gathering.miss("servers", error)
         if metadata:
             gathering.cluster(metadata.url, access)
-        else:  # The caller requested no metadata, so nothing is missing.
+        else:  # The user requested no metadata, so it does not count as missing.
             gathering.found["cluster"] = {"metadata": "none: --metadata URL, or that of a context"}
         gathering.write()
     click.echo(path)
@@ -203,8 +205,8 @@ def bundle(
 
 
 def _metadata_of(access: LogAccess, url: str | None) -> Metadata | None:
-    """Selects the same targets as other commands do. But none must be named here, and a named server may
-    belong to another cluster than the current context. Raises `BadConfig`, `InvalidRequest`.
+    """Selects the metadata like other commands, with two differences: it is optional, and if a server is named,
+    the current context is not used, because it may name another cluster. Raises `BadConfig`, `InvalidRequest`.
     """
     called = click.get_current_context()
     is_named = bool(url) and named_of(called, "url")[0]
@@ -226,7 +228,7 @@ def _about() -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """Replaces a cursor's private blob by its size."""
+    """Converts a value for JSON. Bytes, such as a cursor's private blob, are replaced with their size."""
     if isinstance(value, Enum):
         return value.value
     return f"{len(value)} bytes" if isinstance(value, bytes) else str(value)

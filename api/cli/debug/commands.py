@@ -42,15 +42,16 @@ def group() -> None:
     help="Add all facts about this log; may be repeated.",
 )
 @metadata_option(
-    "The metadata store: adds the cluster's bookies, which members can be reached, and their metrics.  "
+    "The metadata store. With it, the bundle also has the cluster's bookies, which members can be reached, and their "
+    "metrics.  "
     "[default: the context's]"
 )
 @click.option("--logs-max", type=WholeNumber(0), default=1000, show_default=True)
 def bundle(access: "LogAccess", **how: Any) -> None:
     """Write what servers and logs report about themselves into one file, without records or tokens.
 
-    If the metadata is available, the file also has the metrics of bookies and log servers. Unavailable facts
-    are listed in the file with the reason, and do not make the command fail.
+    If the metadata is available, the file also has the metrics of bookies and log servers. The file lists
+    unavailable facts with their reasons; the command does not fail because of them.
     """
     from rollbook.api.cli.debug import actions as debug_work
 

@@ -1,8 +1,8 @@
 """Reads the `/metrics` of all members in the metadata for a bundle.
 
-A log server gets the token that any command would send, but never in the clear over a network, and only if
-the asked server knows this log server: the metadata may belong to another cluster. A bookie gets no token,
-because its pages for probes need none. Redirects are not followed.
+A log server is sent the token of the selected servers only if they list it, because the metadata may belong to
+another cluster. The token is never sent in the clear over a network, unless `--insecure` is given. A bookie gets
+no token, because its pages for probes do not need one. Redirects are not followed.
 """
 
 import asyncio
@@ -39,7 +39,8 @@ _CHUNK: Final = 1 << 16
 class ScrapeTarget:
     name: str  # The name of the server and of its file in the bundle.
     url: str  # Empty if the server was configured without pages.
-    server_id: str = ""  # The id of a log server, since several clusters may use the same names.
+    # A log server's id, because names are not unique across clusters. Empty for a bookie.
+    server_id: str = ""
 
     @property
     def wants(self) -> str:
@@ -77,14 +78,14 @@ async def gather(
     known: Collection[str],
     keep: Callable[[str, bytes], None],
 ) -> dict[str, RollbookError]:
-    """Passes each page to `keep` with its server's name as it arrives: at most `_AT_ONCE` pages are held.
+    """Passes each page to `keep` as soon as it has arrived, so that at most `_AT_ONCE` pages are in memory.
     Returns, by server name, why a page is missing or incomplete. `known` has the ids of the log servers that
     may get the token.
     """
     places = [each for each in places if each.url]
     free = asyncio.Semaphore(_AT_ONCE)
     missing: dict[str, RollbookError] = {
-        each.name: Unavailable("there are more servers than a bundle asks")
+        each.name: Unavailable("too many servers: the bundle has the metrics of only some of them")
         for each in places[_SERVERS_MAX:]
     }
 
@@ -106,7 +107,7 @@ async def gather(
 async def _fetch(place: ScrapeTarget, access: LogAccess, is_known: bool) -> bytes:
     """Raises `RollbookError`."""
     try:
-        # Bounds the whole page, even if each line comes slowly.
+        # Limits the time for the whole page, even if every line arrives slowly.
         async with asyncio.timeout(_PATIENCE_S):
             return await _page(place, access, is_known)
     except TimeoutError as error:

@@ -1,4 +1,4 @@
-"""The clients of `rollbook demo`, which append and check every ack, and read and check every record.
+"""The clients of `rollbook demo`. They append records and check every ack, and they read and check every record.
 
 Record number N must get offset N, so that a reader can check each record.
 """
@@ -26,11 +26,11 @@ class BrokenPromise(Corrupt):
 
 def require(holds: bool, promise: str, **ids: Any) -> None:
     if not holds:
-        raise BrokenPromise(f"this does not hold: {promise}", **ids)
+        raise BrokenPromise(f"broken promise: {promise}", **ids)
 
 
 def make_records(count: int) -> list[bytes]:
-    """Random records, all different, which cannot be compressed."""
+    """Returns pseudorandom records, which all differ and cannot be compressed."""
     return [hashlib.shake_128(number.to_bytes(8)).digest(RECORD_BYTES) for number in range(count)]
 
 
@@ -49,7 +49,7 @@ class Appending:
         self.longest_gap_s = 0.0  # The longest time between two acks since the last reset.
 
     async def watch(self) -> None:
-        """Runs for ever. Raises the error of a record that was not appended."""
+        """Checks acks until it is cancelled. Raises the error of a record that was not appended."""
         while True:
             offset = await (await self._pending.get())
             require(offset == self.acked, "acks are in order", told=offset, expected=self.acked)
@@ -69,7 +69,7 @@ class Appending:
         return took
 
     async def at_speed(self, count: int) -> float:
-        """Appends as fast as possible. Returns the total time."""
+        """Appends as fast as possible. Returns the total time in seconds."""
         begun_s = time.monotonic()
         for _ in range(count):
             if not self._writer.has_room:
@@ -107,7 +107,9 @@ class Appending:
 async def check(
     batches: AsyncIterator[RecordBatch], records: Sequence[bytes], start: int = 0
 ) -> int:
-    """Checks that each record is there exactly once, at its offset, byte for byte. Returns their number."""
+    """Checks that each record was read exactly once, at its offset and byte for byte. Returns the number of
+    records.
+    """
     expected = start
     async for batch in batches:
         require(batch.base_offset == expected, "offsets are dense", next=batch.base_offset)

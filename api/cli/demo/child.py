@@ -2,8 +2,8 @@
 
     python -m rollbook.api.cli.demo.child server bookie …
 
-Its standard input is a pipe that is never written to. When the demo ends or is killed, the pipe closes, and
-this process ends too.
+Its standard input is a pipe to which the demo never writes. When the demo ends or is killed, the pipe closes,
+and this process ends, too.
 """
 
 import os

@@ -1,7 +1,7 @@
-"""The cluster of `rollbook demo`: three bookies and two log servers, each a process of its own.
+"""The cluster of `rollbook demo`: three bookies and two log servers, each in a separate process.
 
-They share one directory. It has the embedded metadata store, which one of the processes serves, the bookies'
-files, and the output of each process (`NAME.log`).
+They share one directory with the embedded metadata store, which one of the processes serves, the bookies' files,
+and the output of each process (`NAME.log`).
 """
 
 import asyncio
@@ -43,11 +43,11 @@ class DemoCluster:
         self._processes: dict[str, asyncio.subprocess.Process] = {}
 
     async def start(self) -> None:
-        """Returns when all processes serve."""
+        """Starts all processes, and returns once they are serving."""
         url = MetadataUrl.parse(self.url)
         async with await open_metadata_store(url, create=True) as store:
             await initialise(store, url.ledgers_root, random.SystemRandom())
-        # The processes start at the same time, since none would start faster alone.
+        # The processes start at the same time, because none of them would start faster alone.
         await asyncio.gather(*map(self.start_bookie, BOOKIES), *map(self._start_log, LOG_SERVERS))
 
     async def start_bookie(self, name: str) -> None:
@@ -89,7 +89,7 @@ class DemoCluster:
         self.addresses[name] = line.rpartition(" on ")[2].strip()
 
     async def kill(self, name: str) -> None:
-        """Kills a process by SIGKILL and waits for its end."""
+        """Kills a process with SIGKILL, and waits until it has ended."""
         self._processes[name].kill()
         await self._processes[name].wait()
 

@@ -1,9 +1,9 @@
-"""Runs `rollbook demo`: it does the main job with real processes and real kills, and verifies everything.
+"""Runs `rollbook demo`: appends and reads records with real processes and real kills, and verifies everything.
 
 Three bookies and two log servers share an embedded metadata store. A writer appends each record exactly once,
-and a tail reads them as they come. A bookie is killed and comes back; the server that owns the log is killed,
-and the other one takes over. Then the log is read back, truncated and sealed, and every copy of every entry
-is checked. A step fails if it takes too long.
+and a reader follows the log. A bookie is killed and restarted; the server that owns the log is killed, and the
+other server takes over. Then the log is read back and sealed, every copy of every entry is checked, and the log
+is truncated. The demo fails if it takes too long.
 """
 
 import asyncio
@@ -56,7 +56,7 @@ async def _run(folder: str) -> None:
     started_s = time.monotonic()
     task = asyncio.current_task()
     assert task is not None
-    # SIGTERM stops it like Ctrl-C.
+    # SIGTERM stops the demo like Ctrl-C.
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     try:
         async with asyncio.timeout(_PATIENCE_S), demo_cluster(folder) as cluster:
@@ -103,7 +103,7 @@ async def _append(cluster: DemoCluster, client: Client, log: Log, records: Seque
         took = percentiles(await appending.alone(ALONE))
         p50_ms, p99_ms = took["p50_ms"], took["p99_ms"]
         assert p50_ms is not None, "the demo has enough appends for a median"
-        assert p99_ms is not None, "and enough for a p99"
+        assert p99_ms is not None, "the demo has enough appends for a p99"
         _tell("append", f"{ALONE:,} one by one: acked after {p50_ms:.1f} ms, p99 {p99_ms:.1f} ms")
         took_s = await appending.at_speed(AT_SPEED)
         _tell("append", f"{AT_SPEED:,} as fast as possible: {AT_SPEED / took_s:,.0f} records/s")
@@ -126,7 +126,7 @@ async def _append(cluster: DemoCluster, client: Client, log: Log, records: Seque
 async def _append_through(
     group: asyncio.TaskGroup, appending: Appending, kill: Callable[[], Awaitable[str]]
 ) -> None:
-    """Appends half of the records at a steady rate, and kills a process early on."""
+    """Appends half of the paced records, and kills a process after a quarter of them is acked."""
     before = appending.acked
     paced = group.create_task(appending.at_pace(AT_PACE // 2, PER_SECOND))
     await appending.reach(before + AT_PACE // 8)
@@ -186,7 +186,7 @@ async def _seal(log: Log) -> None:
 
 
 async def _verify_copies(url: str) -> None:
-    """Verifies every entry on every bookie."""
+    """Verifies every copy of every entry."""
     copies: Counter[CopyState] = Counter()
     entries = below_ack = 0
     async with connect_to_ledgers(url) as ledgers:

@@ -1,1 +1,1 @@
-"""`rollbook dev`: a whole cluster in one process, for developing against."""
+"""`rollbook dev`: runs a whole cluster in one process, for development."""

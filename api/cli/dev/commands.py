@@ -1,4 +1,4 @@
-"""`rollbook dev`: a whole cluster in one process, for a laptop.
+"""`rollbook dev`: runs a whole cluster in one process, for development on a laptop.
 
 The cluster is in `dev/local_cluster.py`, which is imported when the command is called.
 """
@@ -30,7 +30,7 @@ from rollbook.api.cli.rest_origin_option import rest_origin_option
     metavar="DIR",
     default="rollbook-data",
     show_default=True,
-    help="The directory of all data. It is created if it does not exist, and used again by the next run.",
+    help="The directory of all data. It is created if it does not exist. The next run uses the same data again.",
 )
 @click.option(
     "--listen",

@@ -4,10 +4,10 @@ All its files are in one directory, where the next run finds them:
 
     metadata.db              the embedded store
     bk-1/journal, ledgers    each bookie's files
-    LOCK                     who runs it
+    LOCK                     locked by the process that runs the cluster
 
 A bookie is known by its name, so its port may change between runs: if its usual port is in use, it takes a
-free one. All bookies of earlier runs are started, even if fewer are requested.
+free port. All bookies of earlier runs are started, even if fewer are requested.
 """
 
 import os
@@ -55,14 +55,16 @@ from rollbook.recovery.stats import PART
 
 DASHBOARD_PORT: Final = 7500
 _MIB: Final = 1024 * 1024
-_LEASE_S: Final = 30.0  # Long, because no other server could take over when this machine is busy.
+_LEASE_S: Final = (
+    30.0  # Long, because no other server could take over if this one is slow on a busy machine.
+)
 _HOST: Final = "127.0.0.1"
 _NAME: Final = re.compile(r"bk-([1-9][0-9]?)")
 
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """The memory and disk limits of each part."""
+    """The memory and disk limits of each server in the local cluster."""
 
     journal_file_bytes: int
     index_bytes: int
@@ -83,7 +85,7 @@ class LocalCluster:
     dashboard: str = ""  # The dashboard's URL; empty if the command has no --http.
 
     async def failed(self) -> BaseException:
-        """Waits until an error stops a bookie, and raises it."""
+        """Waits until an error stops a bookie, and returns the error."""
         return await first_of(*(bookie.failed() for bookie in self.bookies.values()))
 
 
@@ -101,7 +103,7 @@ async def local_cluster(
     server. `callback_hosts` are the hosts to which callbacks may be sent.
 
     Raises `DirectoryInUse` if another process uses the folder, `BadConfig` if the folder is unsuitable, and
-    the errors of parts that cannot start.
+    the errors of servers that cannot start.
     """
     machine = RealMachine(SystemDisk(sizes.page_cache_bytes))
     async with AsyncExitStack() as stack:
@@ -180,7 +182,7 @@ async def _dashboard(
         knows_callers=bool(server.access_file),
     )
     authenticator = Authenticator.of(server.token_file, server.access_file)
-    # The dashboard asks the log server of this process, so it trusts that server's own certificate.
+    # The dashboard calls the log server in this process, so it trusts that server's certificate.
     log_tls = LogTls(bool(tls), tls.certificate if tls else "")
     own_logs = Metrics()
     own_logs.add(LOG_PART, logs.stats)
@@ -207,8 +209,8 @@ async def _dashboard(
 def dashboard_address(http: str, server: LogServerConfig) -> Address:
     """Returns the address of management and the dashboard.
 
-    Raises `BadConfig` if it is invalid, or off loopback without TLS and a token; `insecure` applies only to
-    logs (MG2).
+    Raises `BadConfig` if the address is invalid, or off loopback without TLS and a token. `insecure` exempts only
+    the log server's address, not this one (MG2).
     """
     address = parse_address(http, "--http", default_host=_HOST, default_port=DASHBOARD_PORT)
     is_locked = server.tls_certificate and (server.token_file or server.access_file)
@@ -216,7 +218,7 @@ def dashboard_address(http: str, server: LogServerConfig) -> Address:
         return address
     raise BadConfig(
         f"--http {address} would be open to the network",
-        next_step="give it --tls-certificate with --token-file or --access-file, "
+        next_step="use --tls-certificate with --token-file or --access-file, "
         f"or use --http {_HOST}:{address.port}",
     )
 
@@ -224,8 +226,8 @@ def dashboard_address(http: str, server: LogServerConfig) -> Address:
 async def _open_bookie(
     machine: RealMachine, folder: str, url: str, number: int, sizes: Sizes
 ) -> Bookie:
-    """Opens a bookie. It tries again if another process took the free port before the bookie could listen on
-    it.
+    """Opens a bookie. If another process took the port before the bookie could listen on it, this tries once more
+    with a free port.
     """
     settings = _bookie_settings(folder, url, number, sizes)
     try:
@@ -289,7 +291,7 @@ def _log_settings(url: str, bookies: int, server: LogServerConfig, sizes: Sizes)
 
 
 def usual_or_free(usual: Address) -> Address:
-    """Returns the usual port, or 0 if another process listens there, so that the system picks a free one."""
+    """Returns the usual address, or port 0 if the usual port is in use, so that the system picks a free port."""
     try:
         require_free(usual)
     except BadConfig:

@@ -1,4 +1,6 @@
-"""Calls the admin pages of a bookie in this process, without a network. Rights are checked as for any caller."""
+"""Calls the admin pages of a bookie in this process, without a network. The pages check the rights of the caller
+as for a request over HTTP.
+"""
 
 import json
 from collections.abc import AsyncIterator, Mapping
@@ -19,7 +21,7 @@ class InProcessPages:
         self._app = app
 
     async def ask(self, method: str, path: str, body: Mapping[str, Any] | None) -> Any:
-        """Raises the bookie's errors."""
+        """Calls a page and returns its response. Raises the bookie's errors."""
         status, media_type = 0, ""
         answer = bytearray()
 

@@ -47,11 +47,11 @@ def run_dev(
     log_level: str,
     rest_origin: tuple[str, ...] = (),
 ) -> None:
-    """Runs a cluster for people: prints the addresses, and commands to try."""
+    """Runs a cluster for people: prints the addresses of its servers."""
     configure_logs(level=log_level, as_json=False)
     folder = _folder(data)
     where = _on_this_machine("--listen", listen, DEFAULT_PORT)
-    # If gRPC takes a free port, REST takes one, too.
+    # If gRPC takes a free port, HTTP and the dashboard also take free ports.
     usual = 0 if where.endswith(":0") else REST_PORT
     config = LogServerConfig(
         metadata="",
@@ -65,13 +65,15 @@ def run_dev(
 
 
 def _on_this_machine(flag: str, typed: str | None, usual_port: int) -> str:
-    """Raises `BadConfig` for an address off loopback, since `rollbook dev` has no access control."""
+    """Returns the typed address, or the usual port if it is free, otherwise a free port. Raises `BadConfig` for an
+    address off loopback, because `rollbook dev` has no access control.
+    """
     text = typed or str(usual_or_free(Address(_HOST, usual_port)))
     address = parse_address(text, flag, default_host=_HOST, default_port=usual_port)
     if not is_loopback(address.host):
         raise BadConfig(
             f"`rollbook dev` serves only this machine, and {address.host} is not loopback",
-            next_step=f"say {flag} {_HOST}:{address.port}, or run `rollbook server all`",
+            next_step=f"use {flag} {_HOST}:{address.port}, or run `rollbook server all`",
         )
     if typed:
         require_free(address)
@@ -79,8 +81,8 @@ def _on_this_machine(flag: str, typed: str | None, usual_port: int) -> str:
 
 
 def _folder(data: str) -> str:
-    """Raises `BadConfig` for an empty path: an unset variable in a script must not select the current
-    directory.
+    """Returns the absolute path. Raises `BadConfig` if `data` is empty: an unset variable in a script must not
+    select the current directory.
     """
     if not data:
         raise BadConfig(
@@ -92,7 +94,7 @@ def _folder(data: str) -> str:
 def run_all(bookies: int, data: str, config: LogServerConfig, http: str, log_level: str) -> None:
     """Runs a cluster for scripts: prints one line when it is ready."""
     if http:
-        # Reports a port in use before anything starts.
+        # Reports a port that is in use before any server starts.
         require_free(dashboard_address(http, config))
     check_rest_origins(config)
     configure_logs(level=log_level, as_json=not sys.stderr.isatty())

@@ -1,1 +1,1 @@
-"""`rollbook explain`: what is going on with a log, and why."""
+"""`rollbook explain`: shows the state of a log, and the reasons for it."""

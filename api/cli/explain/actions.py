@@ -1,4 +1,4 @@
-"""Gathers the facts that `rollbook explain` shows, which any log server knows."""
+"""Gathers the facts that `rollbook explain` shows. Log servers know all of them."""
 
 import asyncio
 import time
@@ -64,9 +64,9 @@ def explain_log(access: LogAccess, log: str, output: str) -> None:
 
 
 class Look:
-    """Asks for each part separately, so that an unavailable part does not hide the others. If something is
-    unavailable, it asks all servers for the missing parts, within a second. No request opens a log. If
-    everything is available, it waits for slow parts.
+    """Requests each part separately, so that an unavailable part does not hide the others. If something is
+    unavailable, it requests the missing parts from up to `_SERVERS_MAX` servers, within a second. If everything
+    is available, it waits for slow parts. No request opens a log.
     """
 
     def __init__(self, client: Client, log: LogName, timeout_s: float) -> None:
@@ -85,7 +85,7 @@ class Look:
             self._ask(messages.ListServers(), _PART_S),
             self._parts_at(None),
         )
-        # The server is busy; ask again, since nothing else can be judged without this response.
+        # If the server is busy, ask again: the other responses cannot be judged without this one.
         if outage is None:
             outage = await self._ask(messages.GetOutage(), _AGAIN_S) or messages.Outage()
         if None in parts and outage.obstacles:
@@ -97,7 +97,7 @@ class Look:
                 tail = tail or other_tail
                 pairs = zip(parts, others, strict=True)
                 parts = [part if part is not None else other for part, other in pairs]
-        elif None in parts:  # Everything is available, but some responses are slow.
+        elif None in parts:  # All servers are available, but some responses are slow.
             parts = [
                 part if part is not None else await self._client.ask(word)
                 for word, part in zip(self._parts, parts, strict=True)
@@ -144,8 +144,8 @@ class Look:
     async def _state_by(
         self, owners: messages.LogOwners | None, timeout_s: float
     ) -> messages.LogState | None:
-        """Returns the state from the server that owns or should own the log: only this server knows what is
-        wrong.
+        """Returns the state from the server that owns or should own the log: only this server knows the log's
+        problem.
         """
         owner = _owner_in(owners)
         if owner is None or not owner.address:
@@ -155,8 +155,8 @@ class Look:
         return found
 
     async def _ask(self, word: Any, timeout_s: float, server: str | None = None) -> Any:
-        """Returns the response, or None if it was not available. Raises errors that answer the request, such
-        as `NoSuchLog`.
+        """Returns the response, or None if the server was unavailable or too slow. Raises errors that the server
+        returned, such as `NoSuchLog`.
         """
         timeout_s = min(timeout_s, self._timeout_s)
         try:

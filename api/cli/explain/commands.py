@@ -1,4 +1,4 @@
-"""`rollbook explain`: shows what is going on with a log. The action is in `actions.py`."""
+"""`rollbook explain`: shows the state of a log. The action is in `actions.py`."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 def group(access: "LogAccess", **how: Any) -> None:
     """Explain the state of a log: its owner, its segments and what happens next.
 
-    The output has the owner and both epochs, head and tail, the segments, when the next segment begins,
-    which records expire, which cursors prevent that, and the latest events.
+    The output has the owner, the owner epoch and the writer epoch, the head and the tail, the segments, when the
+    next segment begins, which records expire, which cursors prevent that, and the latest events.
     """
     from rollbook.api.cli.explain import actions as explain_work  # `--help` is quick.
 

@@ -52,7 +52,7 @@ def list_ledgers(
             if has_more:
                 found = await asyncio.gather(*(_read_or_none(ledgers, each) for each in piece))
                 more = [facts_of_ledger(each) for each in found if each is not None]
-            # Rows are printed as they arrive: there may be millions.
+            # Prints rows as they arrive, because there may be millions.
             if output in ("ndjson", "name", "raw"):
                 tell_rows((), more, output, "ledger_id")
             else:
@@ -116,7 +116,7 @@ def facts_of_ledger(stored: StoredLedger) -> dict[str, Any]:
 
 
 def facts_as_bookkeeper(stored: StoredLedger) -> dict[str, Any]:
-    """Returns the facts without the password, under the names that BookKeeper's HTTP server uses."""
+    """Returns the facts under the names that BookKeeper's HTTP server uses, without the password."""
     metadata, quorum = stored.metadata, stored.metadata.quorum
     return {
         "ledger_id": metadata.ledger_id,
@@ -223,7 +223,7 @@ def remove_ledgers(
                 await ledgers.delete(ledger_id, password_of(password), is_forced=force)
             except RecoveryIncomplete as error:
                 error.next_step = (
-                    "use --force to delete it although its writer may go on for a while"
+                    "use --force to delete it although its writer may continue for a while"
                 )
                 raise
         return [{"ledger_id": ledger_id, "state": "deleted"} for ledger_id in ledger_ids]

@@ -58,8 +58,8 @@ def measure(
 async def _measure_appends(
     writer: LedgerWriter, size: int, window: int, seconds: float
 ) -> dict[str, Any]:
-    """Keeps `window` entries in flight and submits them in tens. The first second is a warm-up and does not
-    count.
+    """Keeps `window` entries in flight, and submits a tenth of them at a time. The first second is a warm-up and
+    does not count.
     """
     payload = os.urandom(size)
     together = max(1, window // 10)

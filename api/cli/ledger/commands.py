@@ -1,7 +1,7 @@
 """The commands of `rollbook ledger`, which inspect, write, read, recover and verify ledgers of any BookKeeper
 cluster.
 
-Their actions are in `actions.py` and its neighbours, which are imported when a command is called.
+Their actions are in `actions.py` and other modules of this package, which are imported when a command is called.
 """
 
 from collections.abc import Callable
@@ -42,12 +42,12 @@ _OPTIONS: Final = (
     click.option(
         "--config",
         metavar="FILE",
-        help="A TOML file, whose section [ledger] has the client's settings.",
+        help="A TOML file with the client's settings in its section [ledger].",
     ),
     click.option(
         "--protocol",
         type=click.Choice(("2", "3")),
-        help="Version of BookKeeper's protocol to bookies.  [default: 3]",
+        help="Version of BookKeeper's protocol between client and bookies.  [default: 3]",
     ),
     click.option(
         "--tls-authorities",
@@ -98,8 +98,8 @@ _frame_option: Final = click.option(
     type=click.Choice(FRAMES),
     default="lf",
     show_default=True,
-    help="What separates entries: lf is a newline after each, nul a zero byte, len32 a 4-byte length before each, "
-    "whole is nothing.",
+    help="The separator of entries: a newline after each (lf), a zero byte after each (nul), a 4-byte length before "
+    "each (len32), or nothing (whole).",
 )
 
 
@@ -132,7 +132,7 @@ def _with_quorum(command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
-# --- Looking ------------------------------------------------------------------------------------
+# --- Inspecting ---------------------------------------------------------------------------------
 
 
 @group.command(
@@ -165,7 +165,7 @@ def ls(access: "LedgerAccess", **how: Any) -> None:
 @with_access
 @bare_output_option
 def show(access: "LedgerAccess", **how: Any) -> None:
-    """Show the metadata of a ledger, without asking a bookie. `raw` is the metadata as it is stored."""
+    """Show the metadata of a ledger, without asking a bookie. `-o raw` prints the metadata as it is stored."""
     from rollbook.api.cli.ledger import actions as ledger_work
 
     ledger_work.show_ledger(access, **how)
@@ -187,9 +187,9 @@ def verify(access: "LedgerAccess", **how: Any) -> None:
     """Read every copy of every entry, and report the copies that are not sound.
 
     A copy is missing, bad (its digest is wrong), different (from most others), unknown (its bookie
-    may have lost it) or unreachable. Nothing is repaired. The command exits with 0 if all copies are good, 8 if
-    some are not but every entry has a good one, 5 if an entry has no copy that can be reached now or too few
-    bookies report where an open ledger ends, 7 if entries are lost.
+    may have lost it) or unreachable. Nothing is repaired. The command exits with 0 if all copies are good; with 8
+    if some are not, but every entry has a good copy; with 5 if an entry has no copy that can be reached now, or
+    too few bookies report where an open ledger ends; with 7 if entries are lost.
     """
     from rollbook.api.cli.ledger import verify as ledger_verify
 
@@ -243,8 +243,8 @@ def create(access: "LedgerAccess", **how: Any) -> None:
 def append(access: "LedgerAccess", **how: Any) -> None:
     """Write standard input to a ledger, and close the ledger.
 
-    Without LEDGER_ID the command creates a ledger, for which the quorum options are. With LEDGER_ID it uses a
-    ledger that `create` made. Entries that were confirmed before an interruption stay.
+    Without LEDGER_ID, the command creates a ledger with the given quorum options. With LEDGER_ID, it uses a ledger
+    that `rollbook ledger create` created. Entries that were confirmed before an interruption are kept.
     """
     from rollbook.api.cli.ledger import entries as ledger_entries
 
@@ -292,8 +292,8 @@ def rm(access: "LedgerAccess", **how: Any) -> None:
 def recover(access: "LedgerAccess", **how: Any) -> None:
     """Stop a ledger's writer permanently, and close the ledger at its end.
 
-    Afterwards the ledger has every entry that was confirmed. `raw` is the last entry. A segment of a log is
-    refused unless --part-of-log names the log, because the log's owner would be stopped.
+    Afterwards the ledger has every entry that was confirmed. `-o raw` prints the id of the last entry. A segment
+    of a log is refused unless --part-of-log names the log, because the log's owner would be stopped.
     """
     from rollbook.api.cli.ledger import actions as ledger_work
 
@@ -323,7 +323,10 @@ def recover(access: "LedgerAccess", **how: Any) -> None:
 @_frame_option
 @bare_output_option
 def read(access: "LedgerAccess", **how: Any) -> None:
-    """Print the entries of a ledger. `raw` is their bytes, framed; JSON has text, or `payload_base64`."""
+    """Print the entries of a ledger.
+
+    `-o raw` prints their bytes, separated as --frame says. JSON has `payload` as text, or else `payload_base64`.
+    """
     from rollbook.api.cli.ledger import entries as ledger_entries
 
     ledger_entries.read_entries(access, **how)
@@ -349,12 +352,12 @@ def read(access: "LedgerAccess", **how: Any) -> None:
     help="Number of unconfirmed entries in flight.",
 )
 @click.option(
-    "--seconds", type=Number(0.1), default=10.0, show_default=True, help="Seconds of appending."
+    "--seconds", type=Number(0.1), default=10.0, show_default=True, help="Seconds to append."
 )
 @click.option("--keep", is_flag=True, help="Do not delete the ledger afterwards.")
 @bare_output_option
 def bench(access: "LedgerAccess", **how: Any) -> None:
-    """Measure appends to a ledger, and reads from it. `raw` is appends per second.
+    """Measure appends to a ledger, and reads from it. `-o raw` prints appends per second.
 
     The command creates a ledger, and deletes it afterwards unless --keep is given.
     """

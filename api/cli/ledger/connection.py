@@ -1,4 +1,4 @@
-"""Connects `rollbook ledger` to a cluster, and shows what it finds there."""
+"""Connects `rollbook ledger` to a cluster, and adds next steps to its errors."""
 
 import asyncio
 import os
@@ -50,7 +50,7 @@ class LedgerAccess:
         needs_bookies: bool = True,
         **settings: Any,
     ) -> T:
-        """Runs work with a client; `settings` are the client settings that the work needs."""
+        """Runs the work with a client. `settings` are client settings that the work needs."""
         configure_logs(level="error", as_json=False)
         with _advising(self.metadata):
             return asyncio.run(self._run(work, needs_bookies, settings))
@@ -102,7 +102,7 @@ class LedgerAccess:
 
 @contextmanager
 def _advising(metadata: Metadata) -> Iterator[None]:
-    """Adds the next command to errors."""
+    """Adds to errors the command that the user can run next."""
     steps: dict[type[RollbookError], str] = {
         NoSuchLedger: f"rollbook ledger ls{metadata.flag}",
         NotEnoughBookies: f"rollbook cluster info{metadata.flag}",

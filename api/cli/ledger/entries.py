@@ -57,7 +57,7 @@ def append_input(
             click.echo(f"interrupted: ledger {writer.ledger_id} ends at {last_entry}", err=True)
             raise
         except RollbookError as error:
-            # Confirmed entries stay: the command can be repeated from there.
+            # Confirmed entries stay in the ledger, so the error names the last one.
             confirmed = writer.last_add_confirmed
             error.ids = {"ledger_id": writer.ledger_id, "last_confirmed": confirmed, **error.ids}
             raise
@@ -98,7 +98,7 @@ async def _append_all(writer: LedgerWriter, payloads: Sequence[bytes]) -> None:
 
 
 def _look(future: "asyncio.Future[range]") -> None:
-    """Takes the future's error, which `flush` reports."""
+    """Retrieves the future's error, so that asyncio does not report it: `flush` raises it."""
     if not future.cancelled():
         future.exception()
 

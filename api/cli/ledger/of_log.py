@@ -12,10 +12,8 @@ from rollbook.proto.ids import LedgerId
 from rollbook.proto.runtime.clock import SystemClock
 
 HTTP_INSTEAD_OF_REMOVAL: Final = "at a log server: POST {1}:truncate, or DELETE {1}"
-HTTP_INSTEAD_OF_RECOVERY: Final = (
-    "a log server recovers it when it takes the log over; to move the log: POST {1}:transfer there"
-)
-INSTEAD_OF_RECOVERY: Final = "a log server recovers it when it takes the log over; to move the log: rollbook log transfer {0} SERVER"
+HTTP_INSTEAD_OF_RECOVERY: Final = "a log server recovers the ledger when it takes the log over; to move the log: POST {1}:transfer there"
+INSTEAD_OF_RECOVERY: Final = "a log server recovers the ledger when it takes the log over; to move the log: rollbook log transfer {0} SERVER"
 
 
 async def require_no_part(
@@ -27,14 +25,14 @@ async def require_no_part(
     may_insist: bool = True,
 ) -> None:
     """Raises `PartOfLog` if a log needs the ledger. `instead` is the alternative for logs, where `{0}` is the
-    log's name and `{1}` its HTTP path. `may_insist` says that the caller has an option that names the log.
+    log's name and `{1}` its HTTP path. `may_insist` means that the caller has the option `--part-of-log`.
     """
     nodes = LogMetadataStore(ledgers.store, ledgers.cluster, SystemClock(), random.SystemRandom())
     for ledger_id in ledger_ids:
         log = await _log_of(ledgers, nodes, ledger_id)
         if log is None or log == part_of_log:
             continue
-        insist = f"; to go on nevertheless, use --part-of-log {log}"
+        insist = f"; to continue nevertheless, use --part-of-log {log}"
         raise PartOfLog(
             f"the ledger is a segment of the log {log}",
             ledger_id=ledger_id,
@@ -44,7 +42,9 @@ async def require_no_part(
 
 
 async def _log_of(ledgers: Ledgers, nodes: LogMetadataStore, ledger_id: int) -> str | None:
-    """Returns the log that needs the ledger, or None if no log does, as for an orphan or a discarded segment."""
+    """Returns the log that needs the ledger, or None if no log needs it: it may be an orphan or a discarded
+    segment.
+    """
     try:
         stored = await ledgers.metadata(ledger_id, fresh=True)
         belonging = belonging_of(dict(stored.metadata.custom))

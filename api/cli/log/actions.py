@@ -1,4 +1,4 @@
-"""The actions of `rollbook log` on whole logs; `records.py` has those on records."""
+"""The actions of `rollbook log` on whole logs. The actions on records are in `records.py`."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -18,7 +18,7 @@ from rollbook.proto.errors import InvalidRequest, LogExists, NotEnoughBookies
 from rollbook.proto.printable import harmless
 from rollbook.proto.quorum import Quorum
 
-# No bound on retention, which is the default of new logs.
+# The setting for unlimited retention, which is the default of new logs.
 UNBOUNDED: Final = "none"
 _UNITS: Final = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 _TAIL_COLUMNS: Final = ("log", "head", "tail", "last", "sealed", "exact", "owner")
@@ -36,7 +36,7 @@ _SEGMENT_COLUMNS: Final = (
 )
 
 
-# --- Making, looking ----------------------------------------------------------------------------
+# --- Creating and inspecting --------------------------------------------------------------------
 
 
 def create_log(access: LogAccess, log: str, output: str, anyway: bool, **settings: Any) -> None:
@@ -101,30 +101,32 @@ def settings_of(
 
 
 def quorum_of(copies: int | None, acks: int | None, ensemble: int | None) -> Quorum:
-    """Derives missing values from those that the user gave."""
+    """Derives missing values from the values that the user gave."""
     count = copies or max(acks or 0, min(3, ensemble or 3))
     return Quorum(ensemble or count, count, acks or count // 2 + 1)
 
 
 async def require_bookies(client: Client, quorum: Quorum | None, anyway: bool) -> None:
-    """Raises `NotEnoughBookies` if the log would promise more copies than bookies can store now."""
+    """Raises `NotEnoughBookies` if the log needs more bookies than accept records now. With `anyway`, this only
+    prints a warning.
+    """
     if quorum is None:
         return
     usable = (await client.limits()).usable_bookies
     if not usable or quorum.ensemble <= usable:
         return
-    what = f"{quorum.write} copies need {quorum.ensemble} bookies, and {usable} accept new records"
+    what = f"{quorum.write} copies need {quorum.ensemble} bookies, but only {usable} accept new records"
     if not anyway:
         raise NotEnoughBookies(
             what,
-            next_step="start more bookies, or use --anyway: until they run, records have "
+            next_step="start more bookies, or use --anyway: until more bookies run, records have "
             "fewer copies or cannot be appended",
         )
     click.echo(f"warning: {what}", err=True)
 
 
 def seconds_in(text: str) -> int:
-    """Raises `InvalidRequest` for fractions of a second, which would be dropped: 500ms of grace would become
+    """Parses a time. Raises `InvalidRequest` for fractions of a second, which would be dropped: 500ms would become
     0.
     """
     seconds, lost = divmod(parse_age_us(text), 1_000_000)
@@ -163,7 +165,7 @@ def list_logs(
 ) -> None:
     if namespace and "/" in prefix:
         raise InvalidRequest(
-            f"{prefix[:80]!r} names a namespace, and so does --namespace",
+            f"both {prefix[:80]!r} and --namespace name a namespace",
             next_step="leave out --namespace",
         )
 
@@ -274,7 +276,7 @@ def event_facts(event: messages.JournalEvent) -> dict[str, Any]:
     }
 
 
-# --- What changes it ------------------------------------------------------------------------------
+# --- Changes ----------------------------------------------------------------------------------------
 
 
 def truncate_log(

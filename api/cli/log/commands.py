@@ -1,7 +1,7 @@
 """The commands of `rollbook log`, which create, append to, read, follow and truncate named logs.
 
-Their actions are in `actions.py`, `records.py` and their neighbours, which are imported when a command is
-called.
+Their actions are in `actions.py`, `records.py` and other modules of this package, which are imported when a
+command is called.
 """
 
 from collections.abc import Callable
@@ -71,8 +71,8 @@ _frame_option: Final = click.option(
     type=click.Choice(_FRAMES),
     default="lf",
     show_default=True,
-    help="What separates raw records: lf is a newline after each, nul a zero byte, len32 a 4-byte length before each, "
-    "whole is nothing.",
+    help="The separator of raw records: a newline after each (lf), a zero byte after each (nul), a 4-byte length before "
+    "each (len32), or nothing (whole).",
 )
 _format_option: Final = click.option(
     "-f",
@@ -80,15 +80,17 @@ _format_option: Final = click.option(
     "template",
     type=AnyBytes(),
     metavar="FORMAT",
-    help="The format of each record, instead of -o: %o offset, %t time, %k key, %v value, %h headers, \\n; %v{hex}. "
-    "On a terminal, control characters are printed as \\x1b.",
+    help="The format of each record, instead of -o: %o offset, %t time, %k key, %v value, %v{hex} value in "
+    "hexadecimal, %h headers, \\n newline. On a terminal, control characters are printed in a form such as \\x1b.",
 )
-_limit_option: Final = click.option("--limit", type=WholeNumber(1), help="Stop after this many.")
+_limit_option: Final = click.option(
+    "--limit", type=WholeNumber(1), help="Stop after this many results."
+)
 
 
 def with_access_to(server: str | None, otherwise: str) -> Callable[[Any], Any]:
-    """Passes the common options to the command as one value. `otherwise` tells the help what is used if the
-    user names no server.
+    """Passes the common options to the command as one value. `otherwise` describes, in the help, what is used if
+    the user names no server.
     """
     server_option = click.option(
         "--server",
@@ -156,8 +158,8 @@ with_access: Final = with_access_to(DEFAULT_SERVER, DEFAULT_SERVER)
 
 def _settings(command: Callable[..., Any]) -> Callable[..., Any]:
     options = (
-        click.option("--retention-age", metavar="TIME", help="Delete records older than this, such as 7d or 12h; none keeps all."),
-        click.option("--retention-bytes", metavar="BYTES", help="Delete the oldest records beyond this size, such as 10G or 500M; none keeps all."),
+        click.option("--retention-age", metavar="TIME", help="Delete records older than this, such as 7d or 12h; `none` keeps all records."),
+        click.option("--retention-bytes", metavar="BYTES", help="Delete the oldest records beyond this size, such as 10G or 500M; `none` keeps all records."),
         click.option("--roll-bytes", metavar="BYTES", help="Begin a new segment at this size."),
         click.option("--roll-age", metavar="TIME", help="Begin a new segment at this age."),
         click.option("--exclusive", is_flag=True, help="Only the holder of the writer epoch may append."),
@@ -172,7 +174,7 @@ def _settings(command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
-# --- Making, looking ----------------------------------------------------------------------------
+# --- Creating and inspecting --------------------------------------------------------------------
 
 
 @group.command(
@@ -189,7 +191,7 @@ def _settings(command: Callable[..., Any]) -> Callable[..., Any]:
 @anyway_option
 @bare_output_option
 def create(access: "LogAccess", **how: Any) -> None:
-    """Create a log. A log that already exists must have the given settings."""
+    """Create a log. If the log already exists, it must have the given settings."""
     from rollbook.api.cli.log import actions as log_work
 
     log_work.create_log(access, **how)
@@ -215,7 +217,7 @@ def create(access: "LogAccess", **how: Any) -> None:
 def ls(access: "LogAccess", **how: Any) -> None:
     """List logs by name.
 
-    PREFIX selects the logs whose names begin with it, in all namespaces. shop/ord selects those in the
+    PREFIX selects the logs whose names begin with it, in all namespaces. shop/ord selects the logs of the
     namespace shop whose names begin with ord, and shop/ selects all logs of that namespace.
     """
     from rollbook.api.cli.log import actions as log_work
@@ -244,8 +246,9 @@ def ls(access: "LogAccess", **how: Any) -> None:
 def tails(access: "LogAccess", **how: Any) -> None:
     """Show the tails of many logs, without opening the logs.
 
-    PREFIX is namespace/prefix: shop/ selects all logs of shop. Without PREFIX, all logs are shown. A tail that
-    is not exact may be too low, because the log's owner died; the next owner finds the last records.
+    PREFIX has the form namespace/prefix: shop/ selects all logs of shop. Without PREFIX, all logs are shown. A
+    tail that is not exact may be too low: the log's owner died, and no other server has found the last records
+    yet.
     """
     from rollbook.api.cli.log import actions
 
@@ -263,7 +266,7 @@ def tails(access: "LogAccess", **how: Any) -> None:
 @with_access
 @bare_output_option
 def show(access: "LogAccess", **how: Any) -> None:
-    """Show the head, the tail, the owner and the settings of a log. `raw` is its tail."""
+    """Show the head, the tail, the owner and the settings of a log. `-o raw` prints the tail."""
     from rollbook.api.cli.log import actions as log_work
 
     log_work.show_log(access, **how)
@@ -285,11 +288,11 @@ def show(access: "LogAccess", **how: Any) -> None:
 @yes_option
 @bare_output_option
 def change(access: "LogAccess", **how: Any) -> None:
-    """Change the named settings of a log in one step. The others stay as they are.
+    """Change the named settings of a log in one step. All other settings stay unchanged.
 
-    The settings are those of `rollbook apply`: retention_age, retention_bytes, roll_bytes, roll_age,
-    roll_entries, exclusive, labels, description, copies, acks, ensemble, dedupe_age, delete_grace, … `raw` is
-    the log's name.
+    The settings are the same as in `rollbook apply`: retention_age, retention_bytes, roll_bytes, roll_age,
+    roll_entries, exclusive, labels, description, copies, acks, ensemble, dedupe_age, delete_grace, … `-o raw`
+    prints the log's name.
     """
     from rollbook.api.cli.apply import actions as apply_work
 
@@ -307,7 +310,7 @@ def change(access: "LogAccess", **how: Any) -> None:
 @with_access
 @list_output_option
 def segments(access: "LogAccess", **how: Any) -> None:
-    """List the ledgers that a log is made of. `raw` is their ids."""
+    """List the segments of a log. `-o raw` prints the ids of their ledgers."""
     from rollbook.api.cli.log import actions as log_work
 
     log_work.list_segments(access, **how)
@@ -327,7 +330,7 @@ def segments(access: "LogAccess", **how: Any) -> None:
 def journal(access: "LogAccess", **how: Any) -> None:
     """Show the history of a log, newest first.
 
-    It has events such as changes of the owner, rolls and truncations, with their reasons.
+    The history has events such as changes of the owner, rolls and truncations, with their reasons.
     """
     from rollbook.api.cli.log import actions as log_work
 
@@ -386,14 +389,16 @@ def journal(access: "LogAccess", **how: Any) -> None:
     "--expect",
     type=WholeNumber(0),
     metavar="OFFSET",
-    help="The offset that the first record must get; if it cannot, nothing is appended.",
+    help="The offset that the first record must get. If it would get another offset, nothing is appended.",
 )
 @click.option(
     "--holder",
     metavar="NAME",
     help="The name of the writer, for an exclusive log; earlier writers are fenced.",
 )
-@click.option("--steal", is_flag=True, help="Fence the writer even if another holder has the log.")
+@click.option(
+    "--steal", is_flag=True, help="Fence the current writer even if it has another holder."
+)
 @bare_output_option
 def append(access: "LogAccess", **how: Any) -> None:
     """Append records, in order and each exactly once.
@@ -447,7 +452,7 @@ def _require_one_dress(template: str | None) -> None:
 @_format_option
 @bare_output_option
 def read(access: "LogAccess", **how: Any) -> None:
-    """Print the records up to the present tail. `raw` is the bytes of their values, framed.
+    """Print the records up to the current tail. `-o raw` prints their values, separated as --frame says.
 
     The table shows values that are not text in hexadecimal, after `hex:`.
     """
@@ -501,7 +506,7 @@ def tail(access: "LogAccess", **how: Any) -> None:
     _require_one_dress(how["template"])
     if (lines := how.pop("lines")) is not None:
         if _is_named("start"):
-            raise click.UsageError("-n and --from both say where to begin: leave out one of them")
+            raise click.UsageError("-n and --from both set the position: leave out one of them")
         how["start"] = f"-{lines}" if lines else "latest"
     from rollbook.api.cli.log import records
 
@@ -520,10 +525,10 @@ def tail(access: "LogAccess", **how: Any) -> None:
 @with_access
 @bare_output_option
 def export(access: "LogAccess", **how: Any) -> None:
-    """Write the records of a log to a file, up to the present tail.
+    """Write the records of a log to a file, up to the current tail.
 
     The file has values, keys, headers and event times. It is compressed and has checksums. If you run the
-    command again, also after an interruption, it adds the records that the file lacks. `raw` is the offset
+    command again, even after an interruption, it adds the records that the file lacks. `-o raw` prints the offset
     after the last record.
     """
     from rollbook.api.cli.log import export as log_export
@@ -548,9 +553,9 @@ def export(access: "LogAccess", **how: Any) -> None:
 def import_(access: "LogAccess", **how: Any) -> None:
     """Append the records of a file that `export` wrote, each once.
 
-    The log may have no other records. If you run the command again, also after an interruption, it compares the
-    records that the log has, and appends the missing ones. The first record of the file gets offset 0; the time
-    of each record is that of its import. `raw` is the log's tail.
+    The log may have no other records. If you run the command again, even after an interruption, it compares the
+    records in the log with the file, and appends the missing ones. The first record of the file gets offset 0.
+    Each record gets the time of its import. `-o raw` prints the log's tail.
     """
     from rollbook.api.cli.log import export as log_export
 
@@ -587,8 +592,8 @@ def import_(access: "LogAccess", **how: Any) -> None:
 def truncate(access: "LogAccess", **how: Any) -> None:
     """Make the records before a position unreadable.
 
-    Segments without other records are freed. Records at and above a protected cursor are never truncated. `raw`
-    is the new head.
+    Segments that have no other records are freed. Records at and above a protected cursor are never truncated.
+    `-o raw` prints the new head.
     """
     from rollbook.api.cli.log import actions as log_work
 
@@ -607,7 +612,7 @@ def truncate(access: "LogAccess", **how: Any) -> None:
 @yes_option
 @bare_output_option
 def seal(access: "LogAccess", **how: Any) -> None:
-    """Seal a log permanently. `raw` is its tail.
+    """Seal a log permanently. `-o raw` prints its tail.
 
     Nothing can be appended any more, and readers stop at the tail.
     """
@@ -627,7 +632,7 @@ def seal(access: "LogAccess", **how: Any) -> None:
 @with_access
 @bare_output_option
 def roll(access: "LogAccess", **how: Any) -> None:
-    """Begin a new segment, unless the open one is empty. `raw` is its number."""
+    """Begin a new segment, unless the open segment is empty. `-o raw` prints the number of the open segment."""
     from rollbook.api.cli.log import actions as log_work
 
     log_work.roll_log(access, **how)
@@ -644,9 +649,9 @@ def roll(access: "LogAccess", **how: Any) -> None:
 @with_access
 @bare_output_option
 def verify(access: "LogAccess", **how: Any) -> None:
-    """Read a whole log, and check each block and that no offset is missing.
+    """Read a whole log, check each block, and check that no offset is missing.
 
-    `raw` is the number of records. `rollbook ledger verify` checks every copy of a ledger's entries.
+    `-o raw` prints the number of records. `rollbook ledger verify` checks every copy of a ledger's entries.
     """
     from rollbook.api.cli.log import ownership
 
@@ -665,7 +670,7 @@ def verify(access: "LogAccess", **how: Any) -> None:
 @with_access
 @bare_output_option
 def transfer(access: "LogAccess", **how: Any) -> None:
-    """Hand a log over to another log server; appends do not fail. `raw` is the new owner's address."""
+    """Hand a log over to another log server; appends do not fail. `-o raw` prints the new owner's address."""
     from rollbook.api.cli.log import ownership
 
     ownership.transfer_log(access, **how)
@@ -684,12 +689,12 @@ def transfer(access: "LogAccess", **how: Any) -> None:
     "--grace", metavar="TIME", help="Keep the records for this time.  [default: as configured]"
 )
 @click.option(
-    "--now", is_flag=True, help="The same as --grace 0s: free the records and the name at once."
+    "--now", is_flag=True, help="The same as --grace 0s: free the records and the name immediately."
 )
 @yes_option
 @bare_output_option
 def rm(access: "LogAccess", **how: Any) -> None:
-    """Delete logs. They disappear at once; their records are kept for a time of grace."""
+    """Delete logs. They disappear immediately; their records are kept for a grace period."""
     if how.pop("now"):
         if _is_named("grace"):
             raise click.UsageError("--now is the same as --grace 0s: leave out one of them")
@@ -712,11 +717,11 @@ def rm(access: "LogAccess", **how: Any) -> None:
     "--as",
     "name",
     metavar="NAME",
-    help="A new name, needed only if another log has the old name now.",
+    help="A new name, which is needed only if another log has the old name now.",
 )
 @bare_output_option
 def undelete(access: "LogAccess", **how: Any) -> None:
-    """Restore a deleted log with its records. `raw` is its name."""
+    """Restore a deleted log with its records. `-o raw` prints its name."""
     from rollbook.api.cli.log import actions as log_work
 
     log_work.undelete_log(access, **how)

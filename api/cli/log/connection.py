@@ -42,7 +42,7 @@ _NAMED: Final = (
     "tls_key",
     "tls_name",
 )
-_CONNECT_S: Final = 1.5  # The time limit after which a command reports that it can reach no server.
+_CONNECT_S: Final = 1.5  # The time after which a command reports that no server can be reached.
 
 
 class _WaitNotice:
@@ -82,7 +82,7 @@ class LogAccess:
             return asyncio.run(self.use(work))
 
     async def use(self, work: Callable[[Client], Awaitable[T]], **settings: Any) -> T:
-        """Runs work with a client; `settings` are the client settings that the work needs."""
+        """Runs the work with a client. `settings` are client settings that the work needs."""
         client = connect(
             self.server,
             LogClientConfig(
@@ -101,7 +101,7 @@ class LogAccess:
                 return await work(client)
             except asyncio.CancelledError:
                 if client.has_cancelled_change:
-                    raise Interrupted("interrupted before the server answered") from None
+                    raise Interrupted("interrupted before the server responded") from None
                 raise
 
     def token(self) -> str:
@@ -109,8 +109,8 @@ class LogAccess:
 
     @property
     def flags(self) -> str:
-        """Returns the flags that the user gave, or the context's name instead of its server, since both
-        cannot be named.
+        """Returns the flags that the user gave. A context is named by its name and not by its server, because a
+        command accepts only one of them.
         """
         flags = ""
         for name in _NAMED:
@@ -137,18 +137,18 @@ class LogAccess:
             case ConnectProblem.HUNG_UP:
                 return f"{self._other_server(f'log+tls://{where}')}, if the server uses TLS"
             case ConnectProblem.UNKNOWN_HOST:
-                return f"check the host name, or say where one is: {self._other_server('URL')}"
+                return f"check the host name, or name another server: {self._other_server('URL')}"
             case _ if self.context:
                 there = f"start one at {self.server}, where the context {self.context} says it is"
                 return f"{there}, or say where one is: {self._other_server('URL')}"
             case ConnectProblem.REFUSED:
-                return "start one with `rollbook dev`, or check host and port and say where one is: --server URL"
+                return "start a server with `rollbook dev`, or check host and port, or name a server: --server URL"
             case ConnectProblem.SILENCE:
-                return "start one with `rollbook dev`, or say where one is: --server URL"
+                return "start a server with `rollbook dev`, or name a server: --server URL"
 
     def _other_server(self, url: str) -> str:
-        """Returns the flags for another server. A typed server replaces a context that was not typed, with
-        all its values, so these are repeated as flags.
+        """Returns the flags that select another server. A typed `--server` replaces the current context and all
+        its values, so the other values of the context are repeated as flags.
         """
         flags = f"--server {url}"
         for name in _NAMED:

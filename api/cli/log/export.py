@@ -1,5 +1,5 @@
-"""The actions of `rollbook log export` and `import`. If one of them is interrupted and run again, it
-continues where it stopped.
+"""The actions of `rollbook log export` and `import`. A command that was interrupted continues where it stopped
+when it is run again.
 
 An import appends each block at its expected offset, so no record is appended twice even if responses are
 lost: the target has exactly the file's records.
@@ -43,8 +43,8 @@ from rollbook.proto.errors import (
     Truncated,
 )
 
-_ITS_OWN: Final = "import into a new log: name it and use --create"
-_REPEAT: Final = "records that are there already are not appended again"
+_ITS_OWN: Final = "import into a new log: use another name and --create"
+_REPEAT: Final = "records that the log already has are not appended again"
 _AGAIN: Final = f"import the file again, while nothing else appends: {_REPEAT}"
 
 
@@ -60,7 +60,7 @@ def export_log(access: LogAccess, log: str, file: str, output: str) -> None:
                 first = start = head
             if start < head and first is not None:
                 raise Truncated(
-                    f"the file lacks records from offset {start} on, which are truncated now",
+                    f"the file lacks records from offset {start} on, which have been truncated",
                     head=head,
                     next_step="export to another file",
                 )
@@ -93,7 +93,7 @@ def _opened(file: str) -> BinaryIO:
     """Raises `InvalidRequest`."""
     if os.path.exists(file) and not os.path.isfile(file):
         raise InvalidRequest(
-            f"cannot write {file}: it is not a regular file, and an export must read its own output",
+            f"cannot write {file}: it is not a regular file, and an export must read the file again",
             next_step="name a file on a disk",
         )
     try:
@@ -115,8 +115,8 @@ def _readable(file: str) -> BinaryIO:
 
 
 def _whole_part(file: BinaryIO, origin: ExportedLog) -> tuple[int | None, int | None, int]:
-    """Returns the file's first and next offsets, and the position where its last block ends. Raises
-    `InvalidRequest`, `BlockCorrupt`.
+    """Returns the offset of the file's first record, the offset after its last record, and the position where its
+    last block ends. Raises `InvalidRequest`, `BlockCorrupt`.
     """
     has = read_head(file)
     if has is None:
@@ -134,7 +134,7 @@ def _whole_part(file: BinaryIO, origin: ExportedLog) -> tuple[int | None, int | 
 
 
 def _blocks_of(batch: RecordBatch) -> Iterator[tuple[bytes, int, int]]:
-    """Yields the batch's blocks. A block that the batch has only in part is packed again with that part."""
+    """Yields the batch's blocks. If the batch has only some records of a block, they are packed into a new block."""
     for block in batch.blocks:
         start = max(block.base_offset, batch.base_offset)
         end = min(block.next_offset, batch.next_offset)
@@ -156,14 +156,14 @@ def import_log(
     with _readable(file) as found:
         if not incomplete and not found.seekable():
             raise InvalidRequest(
-                f"cannot look for the end of {file}, since it is not a regular file",
+                f"cannot look for the end mark of {file}, because it is not a regular file",
                 next_step="name a file on a disk; --incomplete imports the records that arrive",
             )
         if read_head(found) is None:
             raise InvalidRequest(f"{file} has no records", next_step="rollbook log export --help")
         if not incomplete and not is_ended(found):
             raise InvalidRequest(
-                f"{file} has no end: its export was interrupted, or the file was cut",
+                f"{file} has no end mark: its export was interrupted, or the file was truncated",
                 next_step="run the export again; --incomplete imports the records in the file",
             )
 
@@ -174,7 +174,7 @@ def import_log(
                 was_there = await opened.tail_offset("barrier")
                 with bar_of_shares(log) as on_progress:
                     head = await opened.head_offset()
-                    # The first comparison opens it, so that an empty log is not read.
+                    # The first comparison opens the reader, so that an empty log is not read.
                     reader = opened.bounded_events(head, was_there)
                     async with aclosing(batches_of(reader)) as batches:
                         stored = _StoredRecords(opened, head, batches)
@@ -214,7 +214,7 @@ class _Import:
 
     @contextmanager
     def in_errors(self) -> Iterator[None]:
-        """Adds what the import has done so far to an error raised in its block."""
+        """Adds what the import has done so far to errors that are raised in the context."""
         try:
             yield
         except asyncio.CancelledError:
@@ -235,7 +235,7 @@ class _Import:
         return bool(self.has_created or self.appended or may_have)
 
     def _with_counts(self, error: RollbookError) -> RollbookError:
-        # Another import is appending to the log.
+        # Something else, such as another import, appends to the log.
         if isinstance(error, OffsetMismatch) and not error.next_step:
             error.next_step = _AGAIN
         if not self._has_changed(error.outcome):
@@ -296,7 +296,9 @@ async def _append_all(
 
 
 class _StoredRecords:
-    """Compares the log's records with the file's frames, which are in order, by reading the log once."""
+    """Compares the log's records with the file's frames. The frames must be in order, so the log is read only
+    once.
+    """
 
     def __init__(self, log: Log, head: int, batches: AsyncIterator[RecordBatch]) -> None:
         self._log, self._head, self._batches = log, head, batches
@@ -305,7 +307,7 @@ class _StoredRecords:
 
     async def require_same(self, frame: ExportedBlock, start: int) -> None:
         """Checks that the log has the frame's records from `start` on. Raises `OffsetMismatch`."""
-        if start < self._head:  # Skips truncated records, which cannot be compared.
+        if start < self._head:  # Truncated records cannot be compared.
             return
         for offset, wanted in enumerate(Block(frame.block).records(), start):
             found = await self._at(offset)

@@ -4,9 +4,9 @@
     frame    "RBKF", length (u32), first offset (u64), records (u32), CRC-32C (u32) of the block that follows, in zstd
     end      "RBKE", the offset after the last record (u64)
 
-Each of the three begins with fields that are followed by their own CRC-32C (u32), so that a damaged length is
-never used. An interrupted export leaves a file without the end; its whole frames are valid, and a repeated
-export continues after them. Any other deviation is damage.
+Each of the three begins with fields that are followed by the CRC-32C (u32) of these fields, so that a damaged length
+is never used. An interrupted export leaves a file without the end mark. The file's complete frames are valid, and
+the next export continues after them. Any other deviation is damage.
 """
 
 import json
@@ -73,7 +73,7 @@ def _with_crc(fields: bytes) -> bytes:
 def _read_fields(
     file: BinaryIO, layout: struct.Struct, start: bytes = b""
 ) -> tuple[Any, ...] | None:
-    """Reads fields with their checksum. Returns None if the file ends before them. Raises `BlockCorrupt`."""
+    """Reads fields and their checksum. Returns None if the file ends within them. Raises `BlockCorrupt`."""
     at = file.tell() - len(start)
     data = start + file.read(layout.size + _CRC.size - len(start))
     if len(data) < layout.size + _CRC.size:
@@ -127,7 +127,7 @@ def is_ended(file: BinaryIO) -> bool:
 
 
 def read_frames(file: BinaryIO) -> Iterator[ExportedBlock]:
-    """Yields whole frames; `file` is positioned after its head. Raises `BlockCorrupt`."""
+    """Yields the complete frames. `file` must be positioned after its head. Raises `BlockCorrupt`."""
     while len(magic := file.read(len(_MAGIC))) == len(_MAGIC):
         at = file.tell() - len(magic)
         if magic == _END_MAGIC:

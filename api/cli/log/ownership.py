@@ -29,7 +29,7 @@ def show_writer(access: LogAccess, log: str, output: str) -> None:
     name = LogName.parse(log)
 
     async def ask(client: Client) -> dict[str, Any]:
-        """Shows the writer that the owner names, since no other server knows it."""
+        """Returns the writer that the log's owner names, because no other server knows the writer."""
         owners = await client.lookup([str(name)])
         address = owners[0].address if owners and owners[0].is_owner else None
         state: messages.LogState = await client.ask(messages.GetLog(name), server=address)
@@ -154,17 +154,17 @@ def drain_server(access: LogAccess, server_id: str, resume: bool, wait: bool, ou
         )
 
 
-# --- All of it ----------------------------------------------------------------------------------
+# --- Verification -------------------------------------------------------------------------------
 
 
 def verify_log(access: LogAccess, log: str, output: str) -> None:
-    """Reads the log like a program, up to a barrier, and checks each block's checksum and each offset."""
+    """Reads the log like an application, up to a barrier, and checks each block's checksum and each offset."""
 
     async def read(client: Client) -> dict[str, Any]:
         opened = await client.open(log)
         end = await opened.tail_offset(consistency=messages.Consistency.BARRIER)
         head = await opened.head_offset()
-        # Looks for deleted ledgers first, because reads may be served from memory.
+        # Looks for deleted ledgers first, because reads could succeed from a server's memory.
         for segment in await opened.segments():
             if segment.state is messages.SegmentState.LOST:
                 raise DataLost(

@@ -5,11 +5,11 @@ r"""Formats records as the user specifies: `rollbook log read orders -f '%o %t %
     %T  time, in microseconds         %h{NAME}  this header, empty if there is none
     %e  the producer's event time, in microseconds, empty if there is none     %%  a percent sign
 
-    %k{hex}  %k{base64}  %v{hex}  %v{base64}      for bytes that would not survive unencoded
+    %k{hex}  %k{base64}  %v{hex}  %v{base64}      for bytes that are not text
     \n  \t  \r  \0  \\                            nothing else is printed after a record
 
-Bytes of records and of the format are written unchanged. Only on a terminal are a
-record's control characters shown as `\x1b`, so that the writer of a record cannot control the terminal.
+Bytes of records and of the format are written unchanged. On a terminal, however, a record's control characters
+are shown in a form such as `\x1b`, so that the writer of a record cannot control the terminal.
 """
 
 import base64
@@ -43,7 +43,7 @@ def compile_format(text: str, *, on_terminal: bool = False) -> Write:
     while end < len(text):
         found = _PART.match(text, end)
         if found is None:
-            raise _wrong(f"{text[end:]!r} at its end is incomplete")
+            raise _wrong(f"{text[end:]!r} at the end is incomplete")
         parts.append(_part(found, on_terminal))
         end = found.end()
     return lambda record: b"".join([part(record) for part in parts])

@@ -1,4 +1,4 @@
-"""Reads records from standard input, and writes them to standard output, framed or as JSON.
+"""Reads records from standard input, and packs records for standard output, framed or as JSON.
 
 len32    (u32 length, big-endian · payload)*
 """
@@ -146,7 +146,7 @@ def _bytes_of(fields: Mapping[str, Any], name: str) -> bytes | None:
 def _object(fields: Mapping[str, Any], name: str) -> Iterable[tuple[str, Any]]:
     found = fields.get(name, {})
     if not isinstance(found, dict):
-        raise ValueError(f"{name} is not an object of names and texts")
+        raise ValueError(f"{name} is not an object with names and strings")
     for each in found:
         _plain(each, name)
     return found.items()
@@ -160,7 +160,7 @@ def _plain(text: Any, where: str) -> bytes:
     except UnicodeEncodeError as error:
         half = f"\\u{ord(text[error.start]):04x}"
         raise ValueError(
-            f"{where} has {half}, which is half of a character and not text; put bytes into {where}_base64"
+            f"{where} has {half}, which is only half of a surrogate pair; put bytes into {where}_base64"
         ) from None
 
 
@@ -179,7 +179,7 @@ def input_bytes() -> int:
 
 async def standard_input() -> AsyncIterator[bytes]:
     """Yields standard input. A thread reads it, because reading a terminal or a pipe may block. The thread
-    bypasses Python's buffer, whose lock it would still hold if it were blocked when the process ends.
+    bypasses Python's buffer: if it were blocked when the process ends, it would still hold the buffer's lock.
     """
     loop = asyncio.get_running_loop()
     chunks: asyncio.Queue[bytes | OSError] = asyncio.Queue(maxsize=4)
@@ -197,7 +197,7 @@ async def standard_input() -> AsyncIterator[bytes]:
                 asyncio.run_coroutine_threadsafe(putting, loop).result()
             except (RuntimeError, CancelledError):
                 putting.close()
-                return  # The loop is closed or closing, so nobody reads the input any more.
+                return  # The loop is closed or closing, so the input is no longer needed.
             if not chunk or isinstance(chunk, OSError):
                 return
 

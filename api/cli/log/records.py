@@ -112,7 +112,7 @@ def append_input(
 
 
 def _each_has(key: str | None, headers: Sequence[str], event_time: str | None) -> InputRecord:
-    """Adds the values of the options to each record. Raises `InvalidRequest`."""
+    """Returns the key, the headers and the event time that every record gets. Raises `InvalidRequest`."""
     pairs: dict[str, bytes] = {}
     for each in headers:
         name, equals, value = each.partition("=")
@@ -163,8 +163,8 @@ class _Source:
 
 
 async def _epoch_for(log: Log, holder: str, steal: bool, flags: str) -> WriterEpoch:
-    """Acquires the writer epoch, so that no earlier writer can return. Fences another holder only if `steal`
-    is set.
+    """Acquires the writer epoch, so that earlier writers can no longer append. Fences another holder only if
+    `steal` is set.
     """
     require_exclusive(log, flags)
     try:
@@ -179,8 +179,8 @@ async def _epoch_for(log: Log, holder: str, steal: bool, flags: str) -> WriterEp
 
 
 async def _append_all(writer: Writer, source: _Source, log: str) -> Submission | None:
-    """Appends all records and returns the first one. An error says how many records were acked and how many
-    have an unknown outcome.
+    """Appends all records and returns the submission of the first one. An error has the number of acked records
+    and the number of records with an unknown outcome.
     """
     first: Submission | None = None
     try:
@@ -218,7 +218,7 @@ def _counted(error: RollbookError, tally: Tally) -> RollbookError:
 
 @contextmanager
 def _cancelled_by_sigterm() -> Iterator[None]:
-    """Makes SIGTERM cancel the task, as SIGINT does."""
+    """Makes SIGTERM cancel the task, like SIGINT."""
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
     assert task is not None
     loop.add_signal_handler(signal.SIGTERM, task.cancel)
@@ -248,8 +248,8 @@ async def append_numbered(
     expect: int | None,
     epoch: int | None,
 ) -> dict[str, Any]:
-    """Appends batches in turn. The same input makes the same batches, so the log recognises those that it
-    already has.
+    """Appends one batch after the other. The same input makes the same batches, so the log recognises batches that
+    it already has.
     """
     numbered = _Numbered(log, producer, expect, epoch)
     tally = numbered.tally
@@ -290,7 +290,7 @@ class _Numbered:
         self._is_sent = False  # Set once the batch may have reached the server.
 
     def give_up(self, *, is_unknown: bool) -> None:
-        """Counts the records of the last batch. `is_unknown` means that records which were sent may have been
+        """Counts the records of the last batch. `is_unknown` means that a batch that was sent may have been
         appended.
         """
         if is_unknown and self._is_sent:
@@ -305,7 +305,7 @@ class _Numbered:
             await self.send()
 
     async def send(self) -> None:
-        """Sends the gathered records as one batch."""
+        """Appends the collected records as one batch."""
         if not self._batch:
             return
         values, keys, headers, times = zip(*self._batch, strict=True)
@@ -387,7 +387,7 @@ async def _print_all(reader: EventReader, printer: "_RecordPrinter") -> None:
 async def _print_closed(
     log: Log, position: Position, end: int | None, printer: "_RecordPrinter", stalled: ReaderStalled
 ) -> None:
-    """Prints the part of the range that is in closed segments, which needs neither the log's owner nor its
+    """Prints the part of the range that is in closed segments. This needs neither the log's owner nor the log's
     end.
 
     Raises `stalled` if the range has more records, or if the position depends on the log's end.
@@ -416,7 +416,7 @@ async def _print_closed(
     if printer.left and (end is None or end > until):
         printer.end()
         stalled.message = (
-            f"the records from {until} on cannot be read now, since the end of the log is unknown: "
+            f"the records from {until} on cannot be read now, because the end of the log is unknown: "
             f"{stalled.message}"
         )
         raise stalled
@@ -452,7 +452,7 @@ class _RecordPrinter:
         self.has_begun = False
 
     def show(self, batch: RecordBatch) -> None:
-        """Prints the records of the batch that are in the range."""
+        """Prints the records of the batch, up to the limit."""
         wanted = min(self.left, len(batch))
         self.left -= wanted
         if self._output == "raw" and self._write is None:

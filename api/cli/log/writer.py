@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 def group() -> None:
     """Show, acquire and release the writer epoch of a log.
 
-    Acquiring it fences earlier writers: all records that were acknowledged to them are below the fence, and
-    no more records of them are acknowledged.
+    Acquiring the epoch fences earlier writers: all records that were acknowledged to them are below the fence, and
+    none of their later records is acknowledged.
     """
 
 
@@ -40,7 +40,7 @@ def group() -> None:
 @with_access
 @bare_output_option
 def show(access: "LogAccess", **how: Any) -> None:
-    """Show the current writer of a log. `raw` is the epoch."""
+    """Show the current writer of a log. `-o raw` prints the epoch."""
     from rollbook.api.cli.log import ownership
 
     ownership.show_writer(access, **how)
@@ -56,14 +56,14 @@ def show(access: "LogAccess", **how: Any) -> None:
 @log_argument
 @with_access
 @click.option(
-    "--holder", metavar="NAME", required=True, help="The writer's name, which others see."
+    "--holder", metavar="NAME", required=True, help="The writer's name, which other clients see."
 )
 @click.option(
     "--wait",
     is_flag=True,
     help="Wait until the holder releases the epoch, or --timeout has passed.",
 )
-@click.option("--steal", is_flag=True, help="Fence the present holder.")
+@click.option("--steal", is_flag=True, help="Fence the current holder.")
 @click.option(
     "--ttl",
     metavar="TIME",
@@ -72,12 +72,12 @@ def show(access: "LogAccess", **how: Any) -> None:
 @click.option(
     "--attempt",
     metavar="NAME",
-    help="Ask for the same epoch again after a lost response; the error names the value.",
+    help="Request the same epoch again after a lost response. The error of that request shows the value to use.",
 )
 @yes_option
 @bare_output_option
 def acquire(access: "LogAccess", **how: Any) -> None:
-    """Become the writer of a log, if it has none. `raw` is the epoch."""
+    """Become the writer of a log, if it has none. `-o raw` prints the epoch."""
     from rollbook.api.cli.log import ownership
 
     ownership.acquire_writer(access, **how)

@@ -1,1 +1,1 @@
-"""`rollbook recovery`: heals bookies, steers re-replication and shows what is under way."""
+"""`rollbook recovery`: heals bookies, controls re-replication and shows its state."""

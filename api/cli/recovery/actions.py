@@ -32,7 +32,7 @@ _COLUMNS: Final = ("ledger_id", "outcome", "lost", "given_up", "waiting", "reaso
 
 @dataclass(frozen=True, slots=True)
 class AdminDoubts:
-    """The doubts of a bookie, read and settled over its admin pages."""
+    """The doubts (possible losses) of a bookie, which are read and settled through its admin pages."""
 
     client: AdminClient
 
@@ -53,7 +53,7 @@ class AdminDoubts:
 
 
 class AdminViews(Protocol):
-    """Returns the content of a bookie's admin page (`bookie/admin.py`)."""
+    """The part of `bookie/admin.py` that reads and settles a bookie's doubts."""
 
     def doubts(self, after: int, limit: int) -> Mapping[str, Any]: ...
 
@@ -66,7 +66,7 @@ class AdminViews(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LocalDoubts:
-    """The doubts of a bookie in this process."""
+    """The doubts (possible losses) of a bookie in this process."""
 
     admin: AdminViews
 
@@ -206,7 +206,9 @@ def _text(entries: EntrySpan) -> str:
 
 
 def summary(healing: Healing, dry_run: bool) -> str:
-    """Returns a sentence that says whether the bookie is whole, and what was done for it."""
+    """Returns a sentence that says whether the bookie has all its entries again, and what was healed, copied back
+    or closed. For a dry run, it says what would be done.
+    """
     counts = healing.ledgers
     total, bookie = counts.total(), healing.bookie
     done = _count(healing.entries, "entry", "entries")

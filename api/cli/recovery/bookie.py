@@ -47,7 +47,9 @@ def recover_bookies(
         is_rehearsal=dry_run,
     )
     if clash := set(order.bookies).intersection(order.targets):
-        raise InvalidRequest(f"--to names {', '.join(sorted(clash))}, whose copies are to be moved")
+        raise InvalidRequest(
+            f"--to names {', '.join(sorted(clash))}, but these copies are to be moved to other bookies"
+        )
     if not dry_run:
         ask_whether(f"move all copies of {', '.join(order.bookies)} to other bookies", yes)
 
@@ -83,7 +85,7 @@ def recover_bookies(
 
 
 def require_absent(ledgers: Ledgers, bookies: Sequence[BookieId]) -> None:
-    """Refuses writable bookies, which would get new entries while they are emptied."""
+    """Raises `InvalidRequest` for writable bookies, which would get new entries while their copies are moved."""
     for bookie in bookies:
         if bookie in ledgers.live().writable:
             raise InvalidRequest(

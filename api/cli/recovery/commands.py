@@ -53,7 +53,7 @@ def group() -> None:
     "--all",
     "includes_all",
     is_flag=True,
-    help="Also restore entries of closed ledgers that the bookie does not doubt.",
+    help="Also restore missing entries of closed ledgers about which the bookie has no doubts.",
 )
 @click.option("--dry-run", is_flag=True, help="Show what would be done, and change nothing.")
 @click.option(
@@ -77,12 +77,12 @@ def heal(access: "LedgerAccess", **how: Any) -> None:
     """Restore the entries that a bookie may have lost, and end its doubts.
 
     A bookie that was formatted under a used id, was damaged, or had files written off answers UNKNOWN for
-    entries that it may have had, which delays recoveries. Each such entry is read from other bookies,
-    verified, and written back. Ledgers that are not closed are recovered first, which ends their writers.
+    entries that it may have had, which delays recoveries. The command reads these entries from other bookies,
+    verifies them, and writes them back. Ledgers that are not closed are recovered first, which ends their writers.
 
     Entries without any copy stay UNKNOWN unless --accept-loss names them. The command may be stopped and run
-    again at any time. It exits with 0 if the bookie is whole, 5 if the state of a ledger is unknown now,
-    7 if entries are lost.
+    again at any time. It exits with 0 if all ledgers are healed, 5 if a ledger cannot be healed now, 7 if
+    entries are lost.
     """
     from rollbook.api.cli.recovery import actions as recovery_work
 
@@ -135,9 +135,9 @@ def heal(access: "LedgerAccess", **how: Any) -> None:
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @output_option
 def bookie(access: "LedgerAccess", **how: Any) -> None:
-    """Copy the entries of lost bookies to other bookies, now and without an auditor.
+    """Copy the entries of lost bookies to other bookies, immediately and without an auditor.
 
-    Each ledger that names one of the bookies is repaired under its lock, so the command may run beside recovery
+    Each ledger that names one of the bookies is repaired under its lock. So the command may run beside recovery
     servers, and may be stopped and run again. A ledger whose open fragment names the bookie is closed after
     30 s, unless its writer replaces the bookie first. The command exits with 5 if a ledger could not be
     repaired.
@@ -162,7 +162,7 @@ def bookie(access: "LedgerAccess", **how: Any) -> None:
 def status(metadata: Metadata, output: str) -> None:
     """Show the state of recovery.
 
-    The output has the auditor, the ledgers to repair, those that cannot be repaired, and the processes.
+    The output has the auditor, the ledgers to repair, the ledgers that cannot be repaired, and the processes.
     """
     from rollbook.api.cli.recovery.status import show_status  # `--help` is quick.
 
@@ -204,12 +204,13 @@ def ls(metadata: Metadata, failed: bool, limit: int | None, output: str) -> None
 def audit(metadata: Metadata, anyway: bool, output: str) -> None:
     """Ask the auditor to audit the cluster now.
 
-    It marks the ledgers of all missing bookies without the delay, and makes all its checks. The checks go over
-    all ledgers at their own pace. They look at lost bookies, racks, entry lists, and a share of the bytes.
-    `recovery status` shows how far they are. BookKeeper's auditor looks only at lost bookies.
+    It marks the ledgers of all missing bookies for repair without waiting for the lost-bookie delay, and runs all
+    its checks. The checks go through all ledgers in the background; `recovery status` shows their progress. They
+    examine lost bookies, racks, entry lists, and a share of the bytes. BookKeeper's auditor examines only lost
+    bookies.
 
-    If more than half of the bookies are missing at once, nothing is marked without --anyway,
-    because then usually the network is broken.
+    If more than half of the bookies are missing, no ledger is marked without --anyway, because the cause is then
+    usually a broken network.
     """
     from rollbook.api.cli.recovery.status import audit_now  # `--help` is quick.
 
@@ -226,7 +227,7 @@ def audit(metadata: Metadata, anyway: bool, output: str) -> None:
 @with_metadata
 @output_option
 def auditor(metadata: Metadata, output: str) -> None:
-    """Show the auditor, and the steward, which carries drains out."""
+    """Show which servers are the auditor and the steward. The steward carries out drains."""
     from rollbook.api.cli.recovery.status import show_auditor  # `--help` is quick.
 
     show_auditor(metadata, output)
@@ -275,7 +276,7 @@ def resume(metadata: Metadata) -> None:
 def delay(metadata: Metadata, seconds: int | None, output: str) -> None:
     """Show or set how many seconds a bookie may be missing before its ledgers are marked.
 
-    Setting the same delay again, or 0, starts an audit at once.
+    Setting the same delay again, or 0, starts an audit immediately.
     """
     from rollbook.api.cli.recovery.status import delay as show_delay  # `--help` is quick.
 
@@ -295,8 +296,8 @@ def delay(metadata: Metadata, seconds: int | None, output: str) -> None:
 def rate(metadata: Metadata, bytes_per_s: str | None, output: str) -> None:
     """Show or set how many bytes per second each recovery server copies at most.
 
-    Running servers follow it within a moment, and servers that start later begin with it. If it was never
-    set, each server has the rate of its own settings. 0 is the same as `unlimited`.
+    Running servers adopt the new rate, and servers that start later use it, too. If the rate was never set, each
+    server uses the rate in its settings. 0 is the same as `unlimited`.
     """
     from rollbook.api.cli.recovery.status import rate as show_rate  # `--help` is quick.
 

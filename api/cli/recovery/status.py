@@ -31,9 +31,9 @@ from rollbook.recovery.tasks import (
     RateOrder,
 )
 
-# The most marks that `status` counts, since counting more would take long.
+# The most marks that `status` counts, because counting more would take long.
 COUNT_MAX: Final = 10_000
-# The id of a command, which reads the votes but does not stand for election.
+# The id with which a command reads the votes. The command does not stand for election.
 _ASKS: Final = parse_bookie_id("command")
 _PART_COLUMNS: Final = ("process", "part", "state", "restarts", "last_error")
 _CHECK_COLUMNS: Final = (
@@ -169,8 +169,8 @@ def list_tasks(metadata: Metadata, failed: bool, limit: int | None, output: str)
 async def ask_for_audit(
     store: MetadataStore, cluster: Cluster, *, anyway: bool = False
 ) -> dict[str, Any]:
-    """Requests an audit by writing the delay again, which BookKeeper's auditor obeys, too. Rollbook's auditor
-    makes all checks.
+    """Requests an audit by writing the delay again, because BookKeeper's auditor reacts to that, too. Rollbook's
+    auditor runs all its checks.
     """
     marks, orders = Marks(store, cluster.root), AuditOrders(store, cluster)
     missing = await _missing(store, cluster)
@@ -260,7 +260,7 @@ def _rate_of(text: str) -> int:
         return 0
     if not (text.isascii() and text.isdigit() and len(text) < _DIGITS):
         raise InvalidRequest(
-            f"{text!r} is not a rate: give bytes per second, or {_UNLIMITED}",
+            f"{text!r} is not a rate: use bytes per second, or {_UNLIMITED}",
             next_step="rollbook recovery rate 67108864",
         )
     return int(text)

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 logger = structlog.get_logger()
 
-# Open files that are not connections: those of the store, handshakes, metadata and admin pages.
+# Open files that are not connections: for the store, handshakes, metadata and admin pages.
 _OTHER_FILES: Final = 768
 
 
@@ -65,7 +65,7 @@ def run_bookie(flags: Mapping[str, Any]) -> None:
 
 
 class StorageFailed(Exception):
-    """The bookie's storage failed. Unacknowledged requests may be lost; the next start finds out."""
+    """The bookie's storage failed. Unacknowledged requests may be lost; the next start shows whether they are."""
 
 
 def _recovery_settings(file: BookieFile, settings: Settings) -> "RecoverySettings | None":
@@ -92,8 +92,8 @@ async def _recovery(
     machine: RealMachine,
     stats: "RecoveryStats | None",
 ) -> AsyncIterator[str]:
-    """Starts the parts of a recovery server with their own session. Returns the parts' names for the ready
-    line.
+    """Runs a recovery server within the context, with a separate metadata session. Yields the names of its parts
+    for the ready line.
     """
     if settings is None:
         yield ""
@@ -146,7 +146,7 @@ async def serve_bookie(settings: Settings, recovery: "RecoverySettings | None" =
                     is_serving = True
                     raise await bookie.failed()
             finally:
-                await bookie.leave()  # Leaves first, so that requests for pages fail at once.
+                await bookie.leave()  # Leaves first, so that requests for pages fail immediately.
     except Exception as error:
         is_of_storage = isinstance(error, OSError | BookieFailed)
         reason = "it failed" if is_serving else "it could not start"
@@ -154,7 +154,7 @@ async def serve_bookie(settings: Settings, recovery: "RecoverySettings | None" =
             logger.error(
                 "bookie_failed", bookie=bookie_id, reason=str(error) or type(error).__name__
             )
-        # `main` explains the errors that are not logged here, so that each is reported once.
+        # `main` explains the errors that are not logged here, so that each error is reported once.
         if is_of_storage:
             raise StorageFailed from error
         raise
@@ -164,7 +164,7 @@ async def serve_bookie(settings: Settings, recovery: "RecoverySettings | None" =
 
 
 def _within_limits(settings: Settings) -> Settings:
-    """Limits the connections so that the store still has enough of the files that the system allows."""
+    """Limits the connections, so that enough of the allowed open files remain for the store."""
     server = settings.server
     allowed = allow_open_files(server.connections_max + _OTHER_FILES)
     connections = max(1, allowed - _OTHER_FILES)
@@ -175,7 +175,7 @@ def _within_limits(settings: Settings) -> Settings:
 
 
 def _say_ready(bookie: Bookie, http: Address | None, parts: str) -> None:
-    """Prints a line for people and scripts; its last word is the bookie's address."""
+    """Prints the ready line for people and scripts. Its last word is the bookie's address."""
     pages = f" (http on {http})" if http else ""
     say_ready(f"ready: bookie {bookie.bookie_id}{parts}{pages} on {bookie.address}")
     logger.info("bookie_ready", bookie=bookie.bookie_id, address=str(bookie.address))

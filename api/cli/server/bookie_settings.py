@@ -57,7 +57,7 @@ def load_settings(config_file: str | None = None, **flags: Any) -> Settings:
 
 
 def settings_of(file: "BookieFile", **flags: Any) -> Settings:
-    """Returns the settings from a file that was read, the environment and the flags."""
+    """Returns the settings from the contents of a file, the environment and the flags."""
     directories = {
         name: tuple(flags.pop(name, ()) or _listed_in_environ(variable))
         for name, variable in (
@@ -110,8 +110,8 @@ def http_address_of(config: BookieConfig) -> Address:
 
 
 def _advertising(config: BookieConfig) -> BookieConfig:
-    """Returns the advertised address. A bookie that listens on every address advertises its host's name,
-    unless another one is given.
+    """Returns the settings with the advertised address. A bookie that listens on every address advertises its
+    host's name, unless `advertise` is set.
     """
     for setting in ("listen", "tls_listen"):
         text = getattr(config, setting)
@@ -144,13 +144,13 @@ _OF_DIRECTORIES: Final = {
 @dataclass(frozen=True, slots=True)
 class BookieFile:
     tables: Mapping[str, Mapping[str, Any]]
-    # The settings that have another name in the file.
+    # The key and the line of each setting, in a file in which settings have other names.
     said_by: Mapping[str, str] = field(default_factory=dict)
     path: str | None = None  # The path of the file if it is TOML, for error messages.
 
 
 def read_bookie_config(path: str) -> BookieFile:
-    """Reads TOML if the name ends in .toml, otherwise Java properties."""
+    """Reads a file as TOML if its name ends in .toml, otherwise as Java properties."""
     if path.endswith(".toml"):
         return BookieFile(read_config_file(path, (*_SECTIONS, *RECOVERY_SECTIONS)), path=path)
     text = read_config_text(path)
@@ -207,7 +207,7 @@ def _listed_in_environ(variable: str) -> list[str]:
     return [part for part in os.environ.get(variable, "").split(",") if part]
 
 
-# --- What it runs on --------------------------------------------------------------------------
+# --- The metadata store -----------------------------------------------------------------------
 
 
 async def open_store(config: BookieConfig, *, serve: bool) -> MetadataStore:
@@ -247,7 +247,7 @@ async def _with_identity(settings: Settings, use: Callable[[Identity], Awaitable
 
 @contextmanager
 def advising(flags: Mapping[str, Any]) -> Iterator[None]:
-    """Adds the flags to commands that errors recommend, so that they can be typed unchanged."""
+    """Adds the flags to the commands that errors recommend, so that users can type these commands unchanged."""
     try:
         yield
     except RollbookError as error:

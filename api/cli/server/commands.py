@@ -1,8 +1,8 @@
 """The commands of `rollbook server`, which run servers until they are stopped.
 
 A server that is ready prints one line to standard output, `ready: … on HOST:PORT`; its log goes to standard
-error. SIGTERM and SIGINT shut it down in order, within seconds. Acknowledged data is safe even if it is
-killed. It exits with 74 if its storage has failed, otherwise with the codes in `main`.
+error. SIGTERM and SIGINT shut it down in order, within seconds. Acknowledged data is safe even if the server is
+killed. The server exits with 74 if its storage has failed, otherwise with the codes in `main`.
 """
 
 import sys
@@ -34,8 +34,8 @@ def group() -> None:
 
 
 def _log_level_option(command: F) -> F:
-    """Adds an option without a default of its own: the default is in the settings, because a file may change
-    it.
+    """Adds the option `--log-level`. Its default is in the settings and not in the option, because a file may
+    change it.
     """
     return click.option(
         "--log-level",
@@ -73,7 +73,7 @@ def _startup_option(command: F) -> F:
 @click.option(
     "--http",
     metavar="HOST:PORT",
-    help="Address to serve the admin pages on; :PORT is all addresses.  [default: none]",
+    help="Address to serve the admin pages on; :PORT uses all addresses.  [default: none]",
 )
 @click.option(
     "--http-token-file", metavar="FILE", help="The file with the token that operators send."
@@ -129,7 +129,7 @@ _LOG_SERVER_OPTIONS: Final = (
     click.option(
         "--listen",
         metavar="HOST:PORT",
-        help="Address to listen on; :PORT is all addresses, port 0 a free port.  [default: 127.0.0.1:7400]",
+        help="Address to listen on; :PORT uses all addresses, port 0 a free port.  [default: 127.0.0.1:7400]",
     ),
     click.option(
         "--advertise",
@@ -139,7 +139,7 @@ _LOG_SERVER_OPTIONS: Final = (
     click.option(
         "--rest",
         metavar="HOST:PORT",
-        help="Address to serve HTTP on; :PORT is all addresses.  [default: none]",
+        help="Address to serve HTTP on; :PORT uses all addresses.  [default: none]",
     ),
     rest_origin_option,
     click.option(
@@ -179,7 +179,7 @@ _LOG_SERVER_OPTIONS: Final = (
     click.option(
         "--tls-name",
         metavar="NAME",
-        help="The name in other log servers' certificates.  [default: each one's advertised name]",
+        help="The name in other log servers' certificates.  [default: each server's advertised name]",
     ),
     click.option(
         "--insecure", is_flag=True, help="Allow listening off loopback without TLS and a token."
@@ -241,7 +241,7 @@ def log(**flags: Any) -> None:
     """Run a log server, which owns logs, appends to them and reads them.
 
     Any number of log servers share the logs of a cluster. A server that is stopped hands its logs over to
-    the others. If it dies, they take its logs over.
+    the others. If a server dies, the others take its logs over.
 
     Every flag can also be set in the environment as ROLLBOOK_<FLAG>, such as ROLLBOOK_METADATA, and in the
     file.
@@ -277,7 +277,7 @@ def log(**flags: Any) -> None:
 @click.option(
     "--http",
     metavar="HOST:PORT",
-    help="Address to serve management, dashboard and metrics on; :PORT is all addresses.  [default: none]",
+    help="Address to serve management, dashboard and metrics on; :PORT uses all addresses.  [default: none]",
 )
 @click.option(
     "--only-http",
@@ -310,7 +310,7 @@ def log(**flags: Any) -> None:
 @click.option(
     "--log-tls-name",
     metavar="NAME",
-    help="The name in the log servers' certificates.  [default: each one's advertised name]",
+    help="The name in the log servers' certificates.  [default: each server's advertised name]",
 )
 @click.option(
     "--log-metrics-token-file",
@@ -333,7 +333,7 @@ def log(**flags: Any) -> None:
 @click.option(
     "--bookie-token-file",
     metavar="FILE",
-    help="The file with the token for bookies' admin pages, over which doubts are healed.",
+    help="The file with the token for bookies' admin pages, through which doubts are healed.",
 )
 @click.option(
     "--bookie-ca-file",
@@ -407,7 +407,7 @@ def recovery(**flags: Any) -> None:
     type=WholeNumber(1, 16),
     default=3,
     show_default=True,
-    help="Number of bookies. All use this machine's disk: copies protect from bit rot, not from loss of the disk.",
+    help="Number of bookies. All use this machine's disk: copies protect against bit rot, not against loss of the disk.",
 )
 @click.option(
     "--http",

@@ -62,8 +62,8 @@ _OPEN_FILES: Final = 65_536
 # The share of the server's connections that HTTP may use; gRPC gets the rest.
 HTTP_PART: Final = 0.4
 # Writing an explicit LAC to three bookies costs more than an append, and readers get a log's end from its
-# owner's memory. Smaller: with 10,000 logs of one append every two seconds, 1 s here made two thirds of all
-# the work.
+# owner's memory. Smaller: more work; with 10,000 logs that each got an append every two seconds, a value of 1 s
+# caused two thirds of all work.
 _LEDGER: Final = ClientConfig(explicit_lac_idle_ms=30_000)
 _LAC: Final = "ledger.explicit_lac_idle_ms"
 _NAME_CHARACTERS_MAX: Final = 200
@@ -158,8 +158,8 @@ class RunningLogServer:
 def log_server(
     settings: LogSettings, *, serves_store: bool, dashboard: Callable[[], str] | None = None
 ) -> AbstractAsyncContextManager[RunningLogServer]:
-    """Runs a registered log server within the context. At the end it hands its logs over, if that is quick.
-    `serves_store` lets this process own an embedded metadata store. `dashboard`: see `RestServer`.
+    """Runs a registered log server within the context. At the end the server has `drain_s` to hand its logs over.
+    `serves_store` lets this process own an embedded metadata store. `dashboard` is described in `RestServer`.
     """
     start = partial(_log_server, settings, serves_store=serves_store, dashboard=dashboard)
     return starting(start, settings.server.startup_s)
@@ -192,7 +192,7 @@ async def _log_server(
             config=settings.service,
         )
         shown = ShownToPeers(config)
-        # Without it, the whole cluster is in this process and no peer checks the certificate.
+        # If `serves_store` is False, the whole cluster is in this process, and no peer checks the certificate.
         if serves_store:
             report_untrusted(config, advertised.host)
         peers = GrpcPeers(shown.security, shown.look)
@@ -267,7 +267,7 @@ def _make_relay(stack: AsyncExitStack, server: LogServer, shown: ShownToPeers) -
 
 
 def _is_other_server(server: LogServer, address: str) -> bool | None:
-    """Returns whether another server has registered the address; None if the address is this server's own."""
+    """Returns whether another server has registered the address, or None if it is the address of this server."""
     if address == server.address:
         return None
     return any(each.info.address == address for each in server.membership.servers)
@@ -302,12 +302,12 @@ def _check_server(config: LogServerConfig) -> None:
 
 
 def rest_address_of(config: LogServerConfig) -> Address:
-    """Returns the HTTP address if the server serves HTTP. Raises `BadConfig`."""
+    """Returns the address in `rest`, which must be set. Raises `BadConfig`."""
     return parse_address(config.rest, "rest", default_host=EVERY_ADDRESS, default_port=REST_PORT)
 
 
 def check_rest_origins(config: LogServerConfig) -> None:
-    """Raises `BadConfig`."""
+    """Checks that the origins are valid, and that the server serves HTTP. Raises `BadConfig`."""
     if config.rest_origin and not config.rest:
         raise BadConfig(
             "rest_origin would not be used: this server serves no HTTP",
@@ -342,14 +342,14 @@ def addresses_of(config: LogServerConfig) -> tuple[Address, Address, str]:
     require_reachable([listen], advertised)
     if not advertised.port and not config.server_name:
         raise BadConfig(
-            "a server without a fixed port needs a name of its own",
+            "a server without a fixed port needs a permanent name",
             next_step="use --server-name NAME",
             settings=("listen", "advertise"),
         )
     name = config.server_name or str(advertised)
     if "~" in name or "/" in name or len(name) > _NAME_CHARACTERS_MAX:
         raise BadConfig(
-            f"{name[:80]!r} is not a name for a server: a name has at most 200 characters, and no ~ or /",
+            f"{name[:80]!r} is not a valid server name: a name has at most 200 characters, and no ~ or /",
             settings=("server_name",) if config.server_name else ("listen", "advertise"),
         )
     return listen, advertised, name

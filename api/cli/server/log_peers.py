@@ -31,7 +31,7 @@ def report_untrusted(config: LogServerConfig, host: str) -> None:
     """Logs an error if a server with these settings would refuse this one's certificate.
 
     Log servers of a cluster have the same settings, so if one certificate is refused, all are, and no server
-    relays. Without this check the first client that needs a relay would show it.
+    can relay. Without this check, the problem would show only when a client needs a relay.
     """
     if not config.tls_certificate or is_loopback(host):
         return
@@ -47,8 +47,8 @@ def report_untrusted(config: LogServerConfig, host: str) -> None:
 
 
 def _why_refused(config: LogServerConfig, name: str) -> str:
-    """Returns why clients would refuse the certificate, according to a handshake in memory. Raises
-    `BadConfig`.
+    """Returns why clients would refuse the certificate; empty if they would accept it. Performs a handshake in
+    memory to find out. Raises `BadConfig`.
     """
     files = TlsFiles(config.tls_certificate, config.tls_key)
     authorities = authorities_of_peers(config) or os.environ.get(_ROOTS, "")
@@ -66,7 +66,7 @@ def _why_refused(config: LogServerConfig, name: str) -> str:
 
 
 class ShownToPeers:
-    """The credentials that servers show each other: their server certificates."""
+    """The credentials that log servers show each other: the server certificate and the token."""
 
     def __init__(self, config: LogServerConfig) -> None:
         """Raises `BadConfig`."""
@@ -87,8 +87,8 @@ class ShownToPeers:
         )
 
     def look(self) -> object:
-        """Returns a value that changes when the result of `security` may change. A file that is empty while
-        it is replaced changes nothing (AF1).
+        """Returns a value that changes when the result of `security` may change. It stays the same while the token
+        file is empty because somebody is replacing it (AF1).
         """
         token = b""
         if self._token is not None:

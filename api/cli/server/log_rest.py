@@ -51,8 +51,8 @@ async def serve_rest(
     authenticator: Authenticator | None,
     dashboard: Callable[[], str] | None = None,
 ) -> str:
-    """Serves REST until the stack closes. Returns its URL at `host`; empty if it is reachable only from this
-    machine but `host` is not loopback. Raises `BadConfig`.
+    """Serves REST until the stack closes. Returns the URL of REST at `host`, or an empty text if REST is reachable
+    only from this machine, but `host` is not loopback. Raises `BadConfig`.
     """
     config = settings.server
     metrics = _metrics_of(stack, service, config)

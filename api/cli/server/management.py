@@ -1,5 +1,5 @@
-"""Serves management and the dashboard over HTTP, beside a recovery server or without one. This module is
-imported only with `--http`.
+"""Serves management and the dashboard over HTTP, with or without a recovery server in the same process. This module
+is imported only with `--http`.
 """
 
 import asyncio
@@ -44,7 +44,7 @@ class ProcessAccess:
     # The metrics of log servers in this process, by name.
     own_logs: Mapping[str, Metrics] = field(default_factory=dict)
     metrics_token_file: str = ""  # The token for the /metrics of other log servers.
-    pages_of: PagesOf | None = None  # The function that calls a bookie's own pages.
+    pages_of: PagesOf | None = None  # Returns access to a bookie's admin pages.
     callback_hosts: Sequence[str] = ()  # The hosts to which callbacks may be sent.
 
 
@@ -58,8 +58,8 @@ async def management(
     own: OwnProcess,
     access: ProcessAccess,
 ) -> AsyncIterator[Address]:
-    """Serves management and yields its address. `metadata` is the URL without secrets; `own` is the process
-    that serves it.
+    """Serves management and yields its address. `metadata` is the URL without secrets; `own` describes this
+    process.
 
     Raises `BadConfig`.
     """
@@ -98,7 +98,7 @@ async def management(
 
 
 def _log_servers(stack: AsyncExitStack, admin: ClusterManagement, tls: LogTls) -> LogServers:
-    """Returns access to the log servers for the pages. The stack closes the connections."""
+    """Returns access to the log servers for the dashboard's pages. The stack closes the connections."""
 
     async def log_addresses() -> list[str]:
         return [each["address"] for each in await admin.log_servers()]

@@ -76,7 +76,7 @@ class RecoveryServerConfig:
     name: str = ""  # The name in votes and locks; empty for the host's name.
     no_auditor: bool = False
     no_worker: bool = False
-    # The token for the admin pages of bookies, over which doubts are read and healed.
+    # The token for the admin pages of bookies, through which doubts are read and healed.
     bookie_token_file: str = ""
     # The CAs of the admin pages' certificates. If it is set, the pages are called over HTTPS.
     bookie_ca_file: str = ""
@@ -87,7 +87,7 @@ class RecoveryServerConfig:
     tls_certificate: str = ""  # A file with the certificate for bookies that request one.
     tls_key: str = ""  # The file with the key of tls_certificate; empty if that has it.
     http: str = ""  # The HTTP address of management, dashboard and metrics; empty for none.
-    # If True, it neither votes nor repairs, for clusters with BookKeeper's autorecovery.
+    # If True, the server neither votes nor repairs. This is for clusters with BookKeeper's autorecovery.
     only_http: bool = False
     http_token_file: str = ""  # Callers that show this token over HTTP may do everything.
     access_file: str = ""  # The file with the rights over HTTP, managed by `rollbook access`.
@@ -96,7 +96,8 @@ class RecoveryServerConfig:
     # A file with the CAs of log servers' certificates. If it is empty, the dashboard connects in the clear,
     # and sends tokens only to this machine.
     log_tls_authorities: str = ""
-    # The name in the log servers' certificates. If it is empty, each server's advertised name.
+    # The name in the log servers' certificates. If it is empty, each server's certificate must have the server's
+    # advertised name.
     log_tls_name: str = ""
     log_metrics_token_file: str = (
         ""  # The token for the log servers' /metrics, which the dashboard's charts need.
@@ -109,9 +110,9 @@ class RecoveryServerConfig:
     # Serves metrics off loopback without TLS and token. Management always needs both.
     insecure: bool = False
     log_level: str = "info"  # One of debug, info, warning and error.
-    # Seconds without contact after which the metadata store ends its session. Longer: short outages are
-    # survived, but a dead server's locks and votes stay longer. Shorter: a dead server's work is taken over
-    # sooner, but pauses are mistaken for its death.
+    # Seconds without contact after which the metadata store ends the server's session. Longer: the server survives
+    # short outages, but a dead server's locks and votes stay longer. Shorter: a dead server's work is taken over
+    # sooner, but a live server that pauses may be taken for dead.
     session_timeout_s: float = 10.0
     # Seconds to wait at the start for a missing metadata store or cluster. Longer: machines may start in any
     # order. Shorter: a wrong address is reported sooner.
@@ -218,8 +219,8 @@ def _file_of(path: str) -> BookieFile:
 
 
 def recovery_of_bookie(file: BookieFile, settings: Settings) -> RecoverySettings:
-    """Returns the settings of a recovery server in a bookie's process, whose file may have a recovery server's
-    sections. Raises `BadConfig`.
+    """Returns the settings of a recovery server in a bookie's process. The bookie's file may also have the sections
+    of a recovery server. Raises `BadConfig`.
 
     If [recovery] does not say how to contact bookies, the bookie's section does.
     """
@@ -278,8 +279,8 @@ def _require_locked(config: RecoveryServerConfig) -> None:
     raise BadConfig(
         f"HTTP on {_http_of(config)} would be open to the network",
         settings=("http", "http_tls_certificate", "http_token_file", "access_file", "insecure"),
-        next_step="give it http_tls_certificate with http_token_file or access_file, listen on 127.0.0.1, "
-        "or set insecure without them, to serve metrics and nothing else",
+        next_step="set http_tls_certificate with http_token_file or access_file, listen on 127.0.0.1, "
+        "or set insecure without them, to serve only metrics",
     )
 
 
@@ -315,8 +316,8 @@ async def _serve(settings: RecoverySettings) -> None:
 
 @asynccontextmanager
 async def _pages(settings: RecoverySettings, server: RecoveryServer) -> AsyncIterator[str]:
-    """Returns lines for people that say what HTTP serves and where. Off loopback without access control, HTTP
-    serves only metrics.
+    """Serves HTTP within the context. Yields a text for the ready line that says what is served and where. Off
+    loopback without access control, only metrics are served.
     """
     config = settings.server
     if not config.http:
@@ -389,8 +390,8 @@ def recovery_server(
     stats: RecoveryStats | None = None,
 ) -> AbstractAsyncContextManager[RecoveryServer]:
     """Runs a recovery server within the context. `serves_store` lets this process own an embedded metadata
-    store. `doubts_of` has the doubts of bookies in this process; other bookies are asked over their admin
-    pages.
+    store. `doubts_of` returns the doubts (possible losses) of a bookie in this process, or None; the doubts of
+    other bookies are read through their admin pages.
 
     Raises the error that ends the server or the context, and an exception group only if both have failed.
     """
@@ -500,7 +501,9 @@ def _doubts_over_http(
 def _pages_of_bookie(
     config: RecoveryServerConfig, ledgers: Ledgers, bookie: BookieId
 ) -> AdminClient | None:
-    """Returns a bookie's pages at its registered address, or None if it is not registered or has no pages."""
+    """Returns access to the bookie's admin pages at the registered address, or None if the bookie is not registered
+    or has no pages.
+    """
     info = ledgers.live().find(bookie)
     if info is None or info.http_address is None:
         return None

@@ -69,7 +69,7 @@ def audit_logs(
 
     if mirror is not None:
         if path is not None or len(logs) != 1 or logs[0].endswith("*"):
-            raise BadConfig("--mirror compares one log with another one, without an archive")
+            raise BadConfig("--mirror compares exactly two logs, without an archive")
         to = _other_way(access, to_server, to_context, to_token_file, to_tls_authorities)
         names = str(LogName.parse(logs[0])), str(LogName.parse(mirror))
         with _running("audit", access, **how) as (spark, report, bar):
@@ -137,7 +137,7 @@ def _way(access: LogAccess) -> Way:
         )
     if access.tls_name:
         raise BadConfig(
-            "--tls-name cannot be used with Spark: its workers expect each server's own name in its certificate",
+            "--tls-name cannot be used with Spark: each server's certificate must have that server's name",
             next_step="give the servers certificates with their names, and leave out --tls-name",
         )
     files = {
@@ -154,7 +154,7 @@ def _way(access: LogAccess) -> Way:
 def _running(
     kind: str, access: LogAccess, master: str | None, report_folder: str, output: str
 ) -> Iterator[tuple[Any, Report, "_Bar"]]:
-    """Runs work with a Spark session, which it closes."""
+    """Yields a Spark session, the report and a progress bar. At the end it stops the session and writes the report."""
     with _reporting(kind, access, report_folder, output) as (report, bar):
         session = _session(kind, master)
         bar.watch(session)
@@ -169,7 +169,7 @@ def _running(
 def _reporting(
     kind: str, access: LogAccess, report_folder: str, output: str
 ) -> Iterator[tuple[Report, "_Bar"]]:
-    """Writes the report, even if the work fails."""
+    """Yields a report and a progress bar. At the end it writes the report, even if the work has failed."""
     report, bar = Report(kind), _Bar(kind)
     try:
         with access.advising():
@@ -201,7 +201,7 @@ def _why(error: BaseException) -> str:
 
 
 def _session(kind: str, master: str | None) -> Any:
-    """Returns a Spark session: that of spark-submit if it started this process, otherwise a new one."""
+    """Returns the Spark session of spark-submit if that started this process, otherwise a new session."""
     from pyspark.errors import PySparkRuntimeError
     from pyspark.sql import SparkSession
 
@@ -260,7 +260,7 @@ class _Bar:
             self._watching.start()
 
     def close(self) -> None:
-        """Idempotent."""
+        """Stops the progress bar. It may be called more than once."""
         self._is_over.set()
         if self._watching is not None:
             self._watching.join()

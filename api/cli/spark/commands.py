@@ -41,14 +41,14 @@ def _work() -> Any:
 
 
 def _to_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Adds the options for the servers of the other log."""
-    there = "The servers of the other log.  [default: the same servers]"
+    """Adds the options for the servers of the mirror."""
+    there = "The servers of the mirror.  [default: the same servers]"
     options = (
         click.option("--to-server", metavar="URL", help=there),
         click.option(
             "--to-context",
             metavar="NAME",
-            help="The context of the other log, instead of --to-server.",
+            help="The context of the mirror, instead of --to-server.",
         ),
         click.option(
             "--to-token-file", metavar="FILE", help="The file with the token for --to-server."
@@ -67,9 +67,9 @@ def _to_options(command: Callable[..., Any]) -> Callable[..., Any]:
 _master_option = click.option(
     "--master",
     metavar="URL",
-    help="The Spark master.  [default: local[*], or that of spark-submit]",
+    help="The Spark master.  [default: the master of spark-submit, or local[*]]",
 )
-_archive_help = "The directory of the archive, which has this path on all of Spark's machines."
+_archive_help = "The directory of the archive. It must have this path on all of Spark's machines."
 
 
 def _report_option(kind: str) -> Callable[[Any], Any]:
@@ -115,7 +115,7 @@ def _report_option(kind: str) -> Callable[[Any], Any]:
     metavar="BYTES",
     default="1G",
     show_default=True,
-    help="Export about this many bytes of records in a step.",
+    help="Export about this many bytes of records in each step.",
 )
 @_master_option
 @_report_option("export")
@@ -123,9 +123,9 @@ def _report_option(kind: str) -> Callable[[Any], Any]:
 def export(access: "LogAccess", **how: Any) -> None:
     """Archive logs as Parquet files, by log and day.
 
-    A file counts only if a manifest names it. After each step a protected cursor moves, so that truncation and
-    retention keep records that are not archived. If an export was killed, run it again: it continues where the
-    archive ends.
+    A file is part of the archive only if a manifest names it. After each step the protected cursor moves forward:
+    truncation and retention keep records that are not archived. If an export was killed, run it again: it
+    continues where the archive ends.
     """
     _work().export_logs(access, **how)
 
@@ -148,7 +148,9 @@ def export(access: "LogAccess", **how: Any) -> None:
 )
 @click.option("--offline", is_flag=True, help="Check only the archive, without calling a server.")
 @click.option(
-    "--mirror", metavar="LOG", help="Compare the one named log with this log, by segment."
+    "--mirror",
+    metavar="LOG",
+    help="Compare the only log in LOGS with this log, segment by segment.",
 )
 @_to_options
 @_master_option
@@ -157,9 +159,8 @@ def export(access: "LogAccess", **how: Any) -> None:
 def audit(access: "LogAccess", **how: Any) -> None:
     """Read whole logs and archives, and report what is wrong with them.
 
-    A log must have each record once, in the order of offsets and times. An archive must have each file as it was
-    written, no gap between the files, and the same records as its log. The command exits with 7 if something
-    is wrong.
+    A log must have each record once, in the order of offsets and times. The files of an archive must be unchanged
+    and without gaps, and must have the same records as the log. The command exits with 7 if something is wrong.
     """
     _work().audit_logs(access, **how)
 
@@ -179,7 +180,7 @@ def audit(access: "LogAccess", **how: Any) -> None:
     "--checkpoint",
     metavar="DIR",
     required=True,
-    help="The directory of Spark's checkpoint. Each mirror needs its own.",
+    help="The directory of Spark's checkpoint. Each mirror needs a separate directory.",
 )
 @click.option(
     "--every",
@@ -190,10 +191,10 @@ def audit(access: "LogAccess", **how: Any) -> None:
 @_report_option("mirror")
 @output_option
 def mirror(access: "LogAccess", **how: Any) -> None:
-    """Copy a log into another existing log, each record once and in order. It may be in another cluster.
+    """Copy a log into another existing log, each record once and in order.
 
-    Headers name the origin of a record: rollbook-log, rollbook-offset, rollbook-time. Nothing else may append to
-    a mirror. If the command was killed, run it again: it continues.
+    The other log, the mirror, may be in another cluster. Nothing else may append to it. Headers name the origin of a
+    record: rollbook-log, rollbook-offset, rollbook-time. If the command was killed, run it again: it continues.
     """
     _work().mirror_log(access, **how)
 
