@@ -58,6 +58,6 @@ def _not_utf8(param: click.Parameter, text: str) -> InvalidRequest:
     start = next(at for at, each in enumerate(text) if "\udc80" <= each <= "\udcff")
     at = len(text[:start].encode())
     return InvalidRequest(
-        f"{name} is not UTF-8: its byte {at + 1} is 0x{ord(text[start]) - 0xDC00:02x}",
-        next_step="use UTF-8; only parts of records (values, keys, headers) may have other bytes",
+        f"{name} is not UTF-8: byte {at + 1} of it is 0x{ord(text[start]) - 0xDC00:02x}",
+        next_step="give it as UTF-8; only parts of records may have other bytes: values, keys, headers",
     )

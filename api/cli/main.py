@@ -74,8 +74,8 @@ _ADVICE: Final = {
     errno.EACCES: "run it as the user who owns that",
     errno.EPERM: "run it as the user who owns that",
     errno.EROFS: "mount that for writing, or name another place",
-    errno.ENOTDIR: "use the path of a directory",
-    errno.EISDIR: "use the path of a file, not of a directory",
+    errno.ENOTDIR: "name a directory there",
+    errno.EISDIR: "name a file there, not a directory",
     errno.ENOSPC: "make room on that disk, and type it again",
     errno.EDQUOT: "make room within the quota, and type it again",
     errno.EMFILE: "allow more open files: ulimit -n 65536",
@@ -205,7 +205,7 @@ def main() -> None:
         if error.name not in _NOT_ON_WINDOWS:
             raise
         explain(
-            "this command runs a server or opens its files, which works only on Linux and macOS",
+            "this command runs a server or opens its files, which takes Linux or macOS",
             "",
             errors.Outcome.NOT_APPLIED,
             "run it on Linux or macOS; commands that call log servers (--server) also run here",

@@ -150,7 +150,7 @@ def _field_of(key: str, value: Any) -> tuple[str, Any]:
 
 def _number(key: str, value: Any) -> int:
     if type(value) is not int or value < 1:
-        raise BadConfig(f"{key} must be a whole number above 0", next_step=f"write {key} = 3")
+        raise BadConfig(f"{key} is a number from 1 on", next_step=f"write {key} = 3")
     return value
 
 

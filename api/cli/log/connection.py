@@ -142,9 +142,9 @@ class LogAccess:
                 there = f"start one at {self.server}, where the context {self.context} says it is"
                 return f"{there}, or say where one is: {self._other_server('URL')}"
             case ConnectProblem.REFUSED:
-                return "start a server with `rollbook dev`, or check host and port, or name a server: --server URL"
+                return "start one with `rollbook dev`, or check host and port, or name a server: --server URL"
             case ConnectProblem.SILENCE:
-                return "start a server with `rollbook dev`, or name a server: --server URL"
+                return "start one with `rollbook dev`, or name a server: --server URL"
 
     def _other_server(self, url: str) -> str:
         """Returns the flags that select another server. A typed `--server` replaces the current context and all

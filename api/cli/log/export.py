@@ -44,7 +44,7 @@ from rollbook.proto.errors import (
 )
 
 _ITS_OWN: Final = "import into a new log: use another name and --create"
-_REPEAT: Final = "records that the log already has are not appended again"
+_REPEAT: Final = "records that are there already are not appended again"
 _AGAIN: Final = f"import the file again, while nothing else appends: {_REPEAT}"
 
 
