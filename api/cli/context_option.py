@@ -56,8 +56,8 @@ def context_option(unless: str) -> Callable[[F], F]:
 
 
 def at_context(access: "LogAccess", name: str | None, *, is_named: bool) -> "LogAccess":
-    """Adds the values of the context `name` to `access`; None: of the current context, if there is one. `is_named`
-    means that the user named a server. Raises `BadConfig`, `InvalidRequest`.
+    """Adds the values of a context to `access`. `name` is the name of the context; None means the current context,
+    if there is one. `is_named` means that the user named a server. Raises `BadConfig`, `InvalidRequest`.
     """
     from rollbook.api.context_file import find, load
     from rollbook.proto.errors import InvalidRequest

@@ -1,7 +1,7 @@
 """Reports a command's failure: what happened, what took effect and what to do (SH1).
 
-Errors are lines for people on stderr. With `-o json` or `-o ndjson` an error is one line of JSON, so that the
-program that parses the output can also parse the error.
+An error is printed on stderr, as lines for people. With `-o json` or `-o ndjson` it is printed as one line of JSON,
+so that the program that parses the output can also parse the error.
 """
 
 import json

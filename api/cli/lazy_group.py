@@ -21,7 +21,7 @@ _ALIASES: Final = {"list": "ls", "info": "show", "describe": "show", "delete": "
 
 
 class AliasGroup(click.Group):
-    """A group that also accepts command names of other tools; `--help` shows only its own."""
+    """A group that also accepts command names of other tools. `--help` does not show these names."""
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name in self.commands or cmd_name not in _ALIASES:

@@ -1,7 +1,7 @@
 """Prints facts as tables and lines for people, or as JSON for programs.
 
-For people, sizes (`…bytes`) are printed as `256 MiB`, and durations (`…_s`) as `30d`, under a name without `_s`. JSON
-has plain numbers.
+For people, sizes (`…bytes`) are printed as `256 MiB`, and durations (`…_s`) as `30d`, under a name without `_s`.
+JSON has plain numbers.
 
 For people, control characters in names, values and errors are escaped here for all commands. JSON escapes them, too.
 """
@@ -163,7 +163,7 @@ def _with_unit(name: str, value: object) -> str:
 
 
 def size_of(count: float) -> str:
-    """Returns a size such as `256 MiB` or `1.4 GiB`; below 1 KiB it is only the number."""
+    """Returns a size such as `256 MiB` or `1.4 GiB`. Sizes below 1 KiB have no unit."""
     if count < _KIB:
         return shown(count)
     power = 0
@@ -174,7 +174,7 @@ def size_of(count: float) -> str:
 
 
 def duration_of(seconds: float) -> str:
-    """Returns a duration such as `30d`, `1h 30m` or `0.25s`; from one minute on it is in whole seconds."""
+    """Returns a duration such as `30d`, `1h 30m` or `0.25s`. A minute or more is rounded to whole seconds."""
     if seconds < _UNITS_OF_TIME[-2][1]:
         return f"{shown(seconds)}s"
     left, parts = round(seconds), []

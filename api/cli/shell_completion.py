@@ -71,8 +71,10 @@ complete --no-files --command %(prog_name)s --arguments "(%(complete_func)s)"
 """
 
 _ANSWERS: Final = "    for type key descr in "
-_ZSH: Final = ZshComplete.source_template.replace(  # The rest of zsh's script completes file names.
-    _ANSWERS, f"    [[ $PREFIX == --*=* ]] && compset -P '*='\n{_ANSWERS}"
+_ZSH: Final = (
+    ZshComplete.source_template.replace(  # The rest of click's script already completes file names.
+        _ANSWERS, f"    [[ $PREFIX == --*=* ]] && compset -P '*='\n{_ANSWERS}"
+    )
 )
 
 

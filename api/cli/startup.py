@@ -27,7 +27,7 @@ _PAUSES_S: Final = (0.5, 2.0)  # The first and the longest pause between attempt
 _REPORT_EVERY_S: Final = 10.0
 _MANAGER: Final = "NOTIFY_SOCKET"  # The variable that systemd sets for `Type=notify`.
 
-# Until a server has started, the store has nothing of it except a session, so an attempt can be repeated.
+# Before a server has started, only its session is in the store, so an attempt can be repeated.
 _PASSING: Final = (MetadataUnavailable, NoSuchCluster, SessionExpired, ConnectionLost)
 
 T = TypeVar("T")

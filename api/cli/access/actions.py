@@ -87,7 +87,7 @@ def remove(path: str, names: Sequence[str], yes: bool) -> None:
 
 
 def rotate(path: str, name: str, days: int | None) -> None:
-    """Adds a token; earlier ones are valid until they are dropped."""
+    """Adds a token. Earlier tokens stay valid until they are dropped."""
     principal = _require_known(path, read(path), name)
     if not principal.tokens and principal.certificates:
         raise BadConfig(f"{name} has certificates instead of tokens", path=path)
@@ -154,7 +154,7 @@ def _parted(path: str, text: str, name: str) -> tuple[str, str, str]:
 
 
 def _start_of_comment(text: str, head: int) -> int:
-    """Returns the start of the comment directly above the head, without an empty line between."""
+    """Returns the start of the comment directly above the table's header, or the header's start without one."""
     start = head
     while start:
         line = text.rfind("\n", 0, start - 1) + 1
@@ -201,7 +201,7 @@ def _rewrite(
 ) -> None:
     """Replaces the file with a copy in which only these principals have changed. Raises `BadConfig`.
 
-    `tokens` is the number of tokens that each principal has afterwards; None means that it was removed.
+    `tokens` is the number of tokens that each principal has afterwards; None: the principals are removed.
     """
     with open(path, encoding="utf-8") as file:
         text = change(file.read())

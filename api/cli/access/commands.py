@@ -123,7 +123,7 @@ def show(path: str, output: str) -> None:
 @_FILE
 @_YES
 def rm(names: tuple[str, ...], path: str, yes: bool) -> None:
-    """Remove principals. Servers refuse them as soon as they have read the file again."""
+    """Remove principals. Servers refuse removed principals after they have read the file again."""
     from rollbook.api.cli.access import actions as access_work  # `--help` is quick.
 
     access_work.remove(path, names, yes)

@@ -95,7 +95,7 @@ def _bookies_of(quorum: Quorum) -> int:
 def read_spec(path: str) -> dict[LogName, dict[str, Any]]:
     """Returns each log's configuration fields. Raises `BadConfig` with the next step."""
     found: dict[LogName, dict[str, Any]] = {}
-    where = ""  # Errors about the whole file already name it.
+    where = ""  # Errors about the whole file already have its path.
     try:
         for name, table in read_config_file(path, (_SECTION,)).get(_SECTION, {}).items():
             where = f"{path}: {name}: "
@@ -228,7 +228,9 @@ def set_log(
 
 
 def _typed(text: str) -> tuple[str, Any]:
-    """Parses KEY=VALUE to a setting as in the file of `apply`. Raises `InvalidRequest`, `BadConfig`."""
+    """Parses KEY=VALUE. Returns the setting and its value as the file of `apply` would have them. Raises
+    `InvalidRequest`, `BadConfig`.
+    """
     key, equals, value = text.partition("=")
     if not equals:
         raise InvalidRequest(

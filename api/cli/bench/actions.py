@@ -234,7 +234,7 @@ async def _read_all(
 
 
 class _Followers:
-    """The followers, one for each log. They count the records and measure how late each arrives."""
+    """The followers, one for each log. They count the records that they receive, and measure latencies."""
 
     def __init__(self, latencies: Histogram) -> None:
         self.received = 0
@@ -294,7 +294,7 @@ async def _followed(logs: Sequence[Log], latencies: Histogram) -> AsyncIterator[
 def _run(
     access: LogAccess, work: Callable[[Client], Awaitable[dict[str, Any]]], writers: int
 ) -> dict[str, Any]:
-    """Runs the work on the named cluster or on a new one. SIGTERM and Ctrl-C let the work delete its logs."""
+    """Runs the work on the named cluster or on a new one. After SIGTERM or Ctrl-C, the work still deletes its logs."""
     configure_logs(level="error", as_json=False)
     calm_collector()
     keep_freed_memory()

@@ -39,7 +39,8 @@ def _sizes(records: int | None, size_min: int = 0) -> Callable[[Any], Any]:
                          show_default=True, metavar="BYTES", help="Bytes of each record."),
             click.option("--records", type=WholeNumber(1), default=records,
                          show_default=records is not None,
-                         help="Number of records in all logs." if records else "At most this many records in all logs."),
+                         help="Number of records in all logs." if records
+                         else "Maximum number of records in all logs."),
             click.option("--logs", type=WholeNumber(1, 10_000), default=1, show_default=True,
                          help="Number of logs that are used at the same time."),
         )  # fmt: skip

@@ -48,7 +48,7 @@ class Stopwatch:
         self._end_ns = time.perf_counter_ns() + round(seconds * _NS_PER_S)
 
     def goes_on(self, sent: int, due_ns: int = 0) -> bool:
-        """Returns whether to append another record, which is due at `due_ns`. The end must be later than that."""
+        """Returns whether to append another record. A record that is due after the end is not appended."""
         if self._on_sent is not None:
             self._on_sent(sent - self._reported)
             self._reported = sent

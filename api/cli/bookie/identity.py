@@ -63,7 +63,7 @@ def format_bookie(output: str, yes: bool, **flags: Any) -> None:
     """Erase a bookie and start again under the same id.
 
     After this command, the bookie answers UNKNOWN for entries that it may have had in unclosed ledgers. A missing
-    entry is then no proof that the entry never existed. The command reads the metadata of all ledgers.
+    entry then does not prove that the entry never existed. The command reads the metadata of all ledgers.
     """
     bookie_id, directories = _who_and_where(flags)
     from rollbook.api.cli.confirm import ask_whether

@@ -202,7 +202,7 @@ def _listed(text: str) -> tuple[str, ...]:
 
 
 def _where_in(config_file: str, where: Where) -> Where:
-    """Returns `where` with the admin pages and the directories in the configuration file."""
+    """Returns `where` with the admin pages and the directories from the configuration file."""
     from rollbook.api.cli.server.bookie_settings import read_bookie_config
 
     tables = read_bookie_config(config_file).tables
@@ -436,7 +436,9 @@ def journal(where: Where, number: int | None, output: str) -> None:
     "entrylog 5 --records --journal-dir /data/journal --ledger-dir /data/ledgers -o ndjson",
 )
 @click.argument("number", type=WholeNumber(1), required=False)
-@click.option("--records", is_flag=True, help="List its records instead of its ledgers.")
+@click.option(
+    "--records", is_flag=True, help="List the records of the entry log instead of its ledgers."
+)
 @list_output_option
 @_files
 def entrylog(where: Where, number: int | None, records: bool, output: str) -> None:
@@ -540,7 +542,9 @@ def verify(where: Where, output: str) -> None:
 
 # --- Commands that send requests --------------------------------------------------------------
 
-_no_wait: Final = click.option("--no-wait", is_flag=True, help="Do not wait until it has ended.")
+_no_wait: Final = click.option(
+    "--no-wait", is_flag=True, help="Do not wait until the operation has ended."
+)
 _status: Final = click.option("--status", is_flag=True, help="Only show the current state.")
 
 

@@ -21,7 +21,7 @@ _TICK_S: Final = 0.01
 
 
 class BrokenPromise(Corrupt):
-    """The demo saw something that Rollbook promises will never happen."""
+    """During the demo, Rollbook has broken one of its promises."""
 
 
 def require(holds: bool, promise: str, **ids: Any) -> None:

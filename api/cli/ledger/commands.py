@@ -79,7 +79,7 @@ _password_option: Final = click.option(
 )
 _yes_option: Final = click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 _part_option: Final = click.option(
-    "--part-of-log", metavar="NAME", help="Go on although the ledger is a segment of this log."
+    "--part-of-log", metavar="NAME", help="Continue although the ledger is a segment of this log."
 )
 _quorum_options: Final = (
     click.option("--ensemble", type=WholeNumber(1), default=3, show_default=True,

@@ -146,7 +146,7 @@ def bytes_in(text: str) -> int:
 
 
 def in_order(labels: Iterable[tuple[str, str]]) -> tuple[tuple[str, str], ...]:
-    """Returns the labels in the servers' order, since their order has no meaning."""
+    """Returns the labels in the order that servers use, because the order has no meaning."""
     return tuple(sorted(labels))
 
 

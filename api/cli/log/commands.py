@@ -63,7 +63,7 @@ _OPTIONS: Final = (
 anyway_option: Final = click.option(
     "--anyway",
     is_flag=True,
-    help="Go on even if fewer bookies accept records now than the log needs.",
+    help="Continue even if fewer bookies accept records now than the log needs.",
 )
 yes_option: Final = click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 _frame_option: Final = click.option(
@@ -71,8 +71,8 @@ _frame_option: Final = click.option(
     type=click.Choice(_FRAMES),
     default="lf",
     show_default=True,
-    help="The separator of raw records: a newline after each (lf), a zero byte after each (nul), a 4-byte length before "
-    "each (len32), or nothing (whole).",
+    help="The separator of raw records: a newline after each (lf), a zero byte after each (nul), a 4-byte length "
+    "before each (len32), or nothing (whole).",
 )
 _format_option: Final = click.option(
     "-f",
@@ -404,7 +404,7 @@ def append(access: "LogAccess", **how: Any) -> None:
     """Append records, in order and each exactly once.
 
     The records are VALUES, or the lines of standard input. They are durable when the command exits with 0. If
-    it fails or is interrupted, it reports how many records are acknowledged, and how many after them may have
+    it fails or is interrupted, it reports how many records are acknowledged, and how many later records may have
     been appended.
     """
     from rollbook.api.cli.log import records

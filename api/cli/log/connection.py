@@ -109,8 +109,8 @@ class LogAccess:
 
     @property
     def flags(self) -> str:
-        """Returns the flags that the user gave. A context is named by its name and not by its server, because a
-        command accepts only one of them.
+        """Returns the flags that the user gave. If a context is used, they name the context and not its server,
+        because a command accepts only one of the two.
         """
         flags = ""
         for name in _NAMED:

@@ -48,7 +48,7 @@ def recover_bookies(
     )
     if clash := set(order.bookies).intersection(order.targets):
         raise InvalidRequest(
-            f"--to names {', '.join(sorted(clash))}, but these copies are to be moved to other bookies"
+            f"--to names {', '.join(sorted(clash))}, but copies are to be moved away from there"
         )
     if not dry_run:
         ask_whether(f"move all copies of {', '.join(order.bookies)} to other bookies", yes)

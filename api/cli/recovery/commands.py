@@ -61,9 +61,13 @@ def group() -> None:
     metavar="URL",
     help="The address of the bookie's admin pages.  [default: the registered one]",
 )
-@click.option("--token-file", metavar="FILE", help="The file with the token for its admin pages.")
 @click.option(
-    "--ca-file", metavar="FILE", help="The CAs that sign the certificate of its admin pages."
+    "--token-file", metavar="FILE", help="The file with the token for the bookie's admin pages."
+)
+@click.option(
+    "--ca-file",
+    metavar="FILE",
+    help="The CAs that sign the certificate of the bookie's admin pages.",
 )
 @click.option(
     "--insecure", is_flag=True, help="Send the token unencrypted, even to other machines."

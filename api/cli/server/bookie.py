@@ -192,7 +192,7 @@ async def _admin_pages(
         return
     from rollbook.api.access.authenticator import Authenticator
 
-    # Imported here, since FastAPI takes a third of a second.
+    # Imported here, because FastAPI takes a third of a second to load.
     from rollbook.api.rest.bookie import AdminServer
     from rollbook.api.rest.server import HttpConfig
     from rollbook.bookie.admin import Admin

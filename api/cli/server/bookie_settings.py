@@ -134,7 +134,7 @@ def _check_bookie(config: BookieConfig) -> None:
         MetadataUrl.parse(config.metadata)
 
 
-# The variables of settings whose flags are repeated for each directory.
+# The environment variables of settings that have a flag for each directory.
 _OF_DIRECTORIES: Final = {
     "journal_dir": f"{PREFIX}JOURNAL_DIR",
     "ledger_dirs": f"{PREFIX}LEDGER_DIR",
@@ -144,7 +144,7 @@ _OF_DIRECTORIES: Final = {
 @dataclass(frozen=True, slots=True)
 class BookieFile:
     tables: Mapping[str, Mapping[str, Any]]
-    # The key and the line of each setting, in a file in which settings have other names.
+    # The keys and lines that set each setting, in a file with other names for settings.
     said_by: Mapping[str, str] = field(default_factory=dict)
     path: str | None = None  # The path of the file if it is TOML, for error messages.
 

@@ -85,14 +85,18 @@ class RecoveryServerConfig:
         ""
     )
     tls_certificate: str = ""  # A file with the certificate for bookies that request one.
-    tls_key: str = ""  # The file with the key of tls_certificate; empty if that has it.
+    tls_key: str = (
+        ""  # The file with the key of tls_certificate; empty if the certificate's file has it.
+    )
     http: str = ""  # The HTTP address of management, dashboard and metrics; empty for none.
     # If True, the server neither votes nor repairs. This is for clusters with BookKeeper's autorecovery.
     only_http: bool = False
     http_token_file: str = ""  # Callers that show this token over HTTP may do everything.
     access_file: str = ""  # The file with the rights over HTTP, managed by `rollbook access`.
-    http_tls_certificate: str = ""  # The certificate's file for HTTP, which then uses TLS.
-    http_tls_key: str = ""  # The file with the key of http_tls_certificate; empty if that has it.
+    http_tls_certificate: str = ""  # The file with the certificate for HTTP, which then uses TLS.
+    http_tls_key: str = (
+        ""  # The file with the certificate's key; empty if the certificate's file has it.
+    )
     # A file with the CAs of log servers' certificates. If it is empty, the dashboard connects in the clear,
     # and sends tokens only to this machine.
     log_tls_authorities: str = ""
@@ -107,7 +111,7 @@ class RecoveryServerConfig:
     callback_hosts: tuple[str, ...] = ()
     # A file with the CAs of callback receivers' certificates, instead of the system's.
     callback_ca_file: str = ""
-    # Serves metrics off loopback without TLS and token. Management always needs both.
+    # Serves metrics off loopback without TLS and a token. Management always needs both.
     insecure: bool = False
     log_level: str = "info"  # One of debug, info, warning and error.
     # Seconds without contact after which the metadata store ends the server's session. Longer: the server survives
@@ -455,7 +459,7 @@ async def _recovery_server(
                     running.cancel()
         except BaseExceptionGroup as errors:
             failure = unwrapped(errors)
-        if failure is not None:  # Raised outside `except` so that the error keeps its own cause.
+        if failure is not None:  # Raised outside `except`, so that the error keeps its cause.
             raise failure
 
 
