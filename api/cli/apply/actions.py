@@ -100,7 +100,7 @@ def read_spec(path: str) -> dict[LogName, dict[str, Any]]:
         for name, table in read_config_file(path, (_SECTION,)).get(_SECTION, {}).items():
             where = f"{path}: {name}: "
             if (log := LogName.parse(name)) in found:
-                raise BadConfig(f"this is another name for {log}, which the file already has")
+                raise BadConfig(f"this is another name of {log}, which the file already has")
             found[log] = fields_of(table)
     except RollbookError as error:
         advice = error.next_step or "rollbook apply --help"
@@ -111,7 +111,7 @@ def read_spec(path: str) -> dict[LogName, dict[str, Any]]:
 def fields_of(table: Any) -> dict[str, Any]:
     """Converts one log's settings to configuration fields. Raises `InvalidRequest`, `BadConfig`."""
     if not isinstance(table, dict):
-        raise BadConfig("the settings of a log must be a table")
+        raise BadConfig("no table of settings")
     found = dict(_field_of(key, value) for key, value in table.items() if key not in _COPIES)
     counts = [_number(key, table[key]) if key in table else None for key in _COPIES]
     if any(counts):

@@ -85,7 +85,7 @@ async def gather(
     places = [each for each in places if each.url]
     free = asyncio.Semaphore(_AT_ONCE)
     missing: dict[str, RollbookError] = {
-        each.name: Unavailable("too many servers: the bundle has the metrics of only some of them")
+        each.name: Unavailable("there are more servers than a bundle has metrics of")
         for each in places[_SERVERS_MAX:]
     }
 
@@ -98,7 +98,9 @@ async def gather(
                 return
             keep(place.name, text[:_BYTES_MAX])
         if len(text) > _BYTES_MAX:
-            missing[place.name] = Unavailable(f"only the first {_BYTES_MAX} bytes were kept")
+            missing[place.name] = Unavailable(
+                f"the bundle lacks the bytes after the first {_BYTES_MAX} bytes"
+            )
 
     await asyncio.gather(*map(ask, places[:_SERVERS_MAX]))
     return missing
