@@ -68,8 +68,8 @@ class AdminClient:
     def _after_hang_up(self) -> str:
         if self.url.startswith("https:") and self.tls_certificate:
             return (
-                f"check that a CA in the bookie's --tls-authorities has signed {self.tls_certificate}, and that it is "
-                "valid now: `openssl x509 -noout -issuer -dates -in FILE` shows both"
+                f"check that a CA in the bookie's --tls-authorities has signed {self.tls_certificate}, and that this "
+                "certificate is valid now: `openssl x509 -noout -issuer -dates -in FILE` shows both"
             )
         if self.url.startswith("https:"):
             return (

@@ -95,7 +95,7 @@ def metadata_that_is_meant(
     called: click.Context, url: str | None, context: str | None, *, is_needed: bool = True
 ) -> Metadata | None:
     """Returns the metadata that the option or the context names, or None if neither is given. If the context names
-    no metadata, the result is None or, with `is_needed`, `BadConfig`. Raises `BadConfig`, `InvalidRequest`.
+    no metadata, it returns None, or raises `BadConfig` if `is_needed` is True. Raises `InvalidRequest`.
     """
     is_named, names_context = named_of(called, "url")
     if url and is_named:

@@ -162,7 +162,7 @@ def rotate(name: str, path: str, days: int | None, drop_old: bool) -> None:
     )
 )
 def token() -> None:
-    """Print a new token, and on standard error its entry for the access file.
+    """Print a new token, and its access-file entry on standard error.
 
     Add the entry to the principal's `tokens`. When all clients have the new token, remove the old entry.
     """

@@ -153,7 +153,7 @@ def health(access: "LogAccess", url: str | None, output: str) -> None:
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @output_option
 def restored(url: str, above: int, yes: bool, output: str) -> None:
-    """Continue with a metadata store that was restored from an older copy.
+    """Continue with a metadata store restored from an older copy.
 
     Stop all other processes of the cluster first. New ledgers get ids above all ids that were assigned since the
     copy was made, so that no id is assigned twice. Records in segments that were created since the copy was made

@@ -46,9 +46,7 @@ def group() -> None:
 @with_access
 @list_output_option
 def ls(access: "LogAccess", **how: Any) -> None:
-    """List the cursors of a log, or of all logs, and how many records each lags behind. `-o raw` prints their
-    names.
-    """
+    """List the cursors of a log, or of all logs. The lag is in records. `-o raw` prints the names of the cursors."""
     from rollbook.api.cli.cursor import actions as cursor_work
 
     cursor_work.list_cursors(access, **how)

@@ -48,10 +48,11 @@ def group() -> None:
 )
 @click.option("--logs-max", type=WholeNumber(0), default=1000, show_default=True)
 def bundle(access: "LogAccess", **how: Any) -> None:
-    """Write what servers and logs report about themselves into one file, without records or tokens.
+    """Write diagnostics of servers and logs into one file.
 
-    If the metadata is available, the file also has the metrics of bookies and log servers. The file lists
-    unavailable facts with their reasons; the command does not fail because of them.
+    The file has the facts that servers and logs report about themselves, but no records or tokens. If the
+    metadata is available, it also has the metrics of bookies and log servers. The file lists unavailable facts
+    with their reasons; the command does not fail because of them.
     """
     from rollbook.api.cli.debug import actions as debug_work
 

@@ -184,7 +184,7 @@ def show(access: "LedgerAccess", **how: Any) -> None:
 @_password_option
 @bare_output_option
 def verify(access: "LedgerAccess", **how: Any) -> None:
-    """Read every copy of every entry, and report the copies that are not sound.
+    """Read every copy of every entry, and report unsound copies.
 
     A copy is missing, bad (its digest is wrong), different (from most others), unknown (its bookie
     may have lost it) or unreachable. Nothing is repaired. The command exits with 0 if all copies are good; with 8
@@ -290,7 +290,7 @@ def rm(access: "LedgerAccess", **how: Any) -> None:
 @_part_option
 @bare_output_option
 def recover(access: "LedgerAccess", **how: Any) -> None:
-    """Stop a ledger's writer permanently, and close the ledger at its end.
+    """Stop a ledger's writer permanently, and close the ledger.
 
     Afterwards the ledger has every entry that was confirmed. `-o raw` prints the id of the last entry. A segment
     of a log is refused unless --part-of-log names the log, because the log's owner would be stopped.

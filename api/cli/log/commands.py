@@ -378,7 +378,8 @@ def journal(access: "LogAccess", **how: Any) -> None:
     default="lines",
     show_default=True,
     help="The format of the input. ndjson and json are records as `log read -o ndjson` and `-o json` write them, with "
-    "key, headers and event time. nul, len32 and whole are as in --frame of `log read`. lf is the same as lines.",
+    "key, headers and event time. nul, len32 and whole have the same meaning as in --frame of `log read`. lf is the "
+    "same as lines.",
 )
 @click.option(
     "--producer",

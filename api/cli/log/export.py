@@ -214,7 +214,7 @@ class _Import:
 
     @contextmanager
     def in_errors(self) -> Iterator[None]:
-        """Adds what the import has done so far to errors that are raised in the context."""
+        """Adds the progress of the import to errors that are raised in the context."""
         try:
             yield
         except asyncio.CancelledError:

@@ -168,7 +168,7 @@ def verify_log(access: LogAccess, log: str, output: str) -> None:
         for segment in await opened.segments():
             if segment.state is messages.SegmentState.LOST:
                 raise DataLost(
-                    f"the ledger of segment {segment.segment_id} was deleted, and its records with it",
+                    f"the ledger of segment {segment.segment_id} was deleted, and its records are lost",
                     log=log,
                     ledger_id=segment.ledger_id,
                     start=segment.base_offset,

@@ -78,11 +78,11 @@ def group() -> None:
 )  # fmt: skip
 @output_option
 def heal(access: "LedgerAccess", **how: Any) -> None:
-    """Restore the entries that a bookie may have lost, and end its doubts.
+    """Restore entries that a bookie may have lost, and end its doubts.
 
-    A bookie that was formatted under a used id, was damaged, or had files written off answers UNKNOWN for
-    entries that it may have had, which delays recoveries. The command reads these entries from other bookies,
-    verifies them, and writes them back. Ledgers that are not closed are recovered first, which ends their writers.
+    A bookie answers UNKNOWN for entries that it may have had, if it was formatted under a used id, was damaged, or
+    had files written off. This delays recoveries. The command reads these entries from other bookies, verifies
+    them, and writes them back. Ledgers that are not closed are recovered first, which ends their writers.
 
     Entries without any copy stay UNKNOWN unless --accept-loss names them. The command may be stopped and run
     again at any time. It exits with 0 if all ledgers are healed, 5 if a ledger cannot be healed now, 7 if
@@ -139,12 +139,12 @@ def heal(access: "LedgerAccess", **how: Any) -> None:
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @output_option
 def bookie(access: "LedgerAccess", **how: Any) -> None:
-    """Copy the entries of lost bookies to other bookies, immediately and without an auditor.
+    """Copy the entries of lost bookies to other bookies immediately.
 
-    Each ledger that names one of the bookies is repaired under its lock. So the command may run beside recovery
-    servers, and may be stopped and run again. A ledger whose open fragment names the bookie is closed after
-    30 s, unless its writer replaces the bookie first. The command exits with 5 if a ledger could not be
-    repaired.
+    No auditor is needed. Each ledger that names one of the bookies is repaired under its lock. So the command may
+    run beside recovery servers, and may be stopped and run again. A ledger whose open fragment names the bookie is
+    closed after 30 s, unless its writer replaces the bookie first. The command exits with 5 if a ledger could not
+    be repaired.
     """
     from rollbook.api.cli.recovery import bookie as recovery_bookie
 
@@ -246,7 +246,7 @@ def auditor(metadata: Metadata, output: str) -> None:
 )
 @with_metadata
 def pause(metadata: Metadata) -> None:
-    """Switch recovery off, for example for maintenance: no ledger is marked, and no repair begins."""
+    """Switch recovery off, for example for maintenance. No ledger is marked, and no repair begins."""
     from rollbook.api.cli.recovery.status import switch  # `--help` is quick.
 
     switch(metadata, enables=False)
@@ -278,9 +278,10 @@ def resume(metadata: Metadata) -> None:
 @with_metadata
 @bare_output_option
 def delay(metadata: Metadata, seconds: int | None, output: str) -> None:
-    """Show or set how many seconds a bookie may be missing before its ledgers are marked.
+    """Show or set the lost-bookie delay in seconds.
 
-    Setting the same delay again, or 0, starts an audit immediately.
+    A bookie may be missing for this time before its ledgers are marked for repair. Setting the same delay again, or
+    0, starts an audit immediately.
     """
     from rollbook.api.cli.recovery.status import delay as show_delay  # `--help` is quick.
 
@@ -298,10 +299,10 @@ def delay(metadata: Metadata, seconds: int | None, output: str) -> None:
 @with_metadata
 @bare_output_option
 def rate(metadata: Metadata, bytes_per_s: str | None, output: str) -> None:
-    """Show or set how many bytes per second each recovery server copies at most.
+    """Show or set the maximum copy rate of each recovery server.
 
     Running servers adopt the new rate, and servers that start later use it, too. If the rate was never set, each
-    server uses the rate in its settings. 0 is the same as `unlimited`.
+    server uses the rate in its settings. The rate is in bytes per second; 0 is the same as `unlimited`.
     """
     from rollbook.api.cli.recovery.status import rate as show_rate  # `--help` is quick.
 

@@ -283,7 +283,7 @@ def _stewards(store: MetadataStore, cluster: Cluster) -> Election:
 
 
 async def _missing(store: MetadataStore, cluster: Cluster) -> list[BookieId]:
-    """Returns the bookies with a cookie that are not registered, and those that the auditor counts as
+    """Returns the bookies with a cookie that are not registered, and the bookies that the auditor counts as
     missing.
     """
     missing = {row["id"] for row in await list_bookies(store, cluster) if row["state"] == "down"}

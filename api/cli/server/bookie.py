@@ -52,7 +52,7 @@ _OTHER_FILES: Final = 768
 
 def run_bookie(flags: Mapping[str, Any]) -> None:
     """Runs a bookie until it is stopped. Raises `StorageFailed`, `RollbookError`."""
-    # Reading the file may log before its log level is known.
+    # Reading the file may write log lines, before the log level in the file is known.
     configure_logs(level=flags["log_level"] or "info", as_json=not sys.stderr.isatty())
     with advising(flags):
         config_file = flags["config_file"]

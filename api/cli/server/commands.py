@@ -238,7 +238,7 @@ def _log_server_options(command: F) -> F:
 @_startup_option
 @_log_level_option
 def log(**flags: Any) -> None:
-    """Run a log server, which owns logs, appends to them and reads them.
+    """Run a log server, which owns logs and serves appends and reads.
 
     Any number of log servers share the logs of a cluster. A server that is stopped hands its logs over to
     the others. If a server dies, the others take its logs over.
@@ -371,11 +371,11 @@ def log(**flags: Any) -> None:
 @_startup_option
 @_log_level_option
 def recovery(**flags: Any) -> None:
-    """Run a recovery server, which copies the entries of lost bookies to other bookies.
+    """Run a recovery server, which restores lost copies of entries.
 
-    Any number of recovery servers share the work. One of them is elected as auditor, and marks ledgers that
-    lack copies. BookKeeper's autorecovery may run in the same cluster: it takes part in the same election
-    and uses the same marks.
+    It copies the entries of lost bookies to other bookies. Any number of recovery servers share the work. One of
+    them is elected as auditor, and marks ledgers that lack copies. BookKeeper's autorecovery may run in the same
+    cluster: it takes part in the same election and uses the same marks.
 
     Every flag can also be set in the environment as ROLLBOOK_<FLAG>, such as ROLLBOOK_METADATA, and in the
     file.
@@ -407,7 +407,8 @@ def recovery(**flags: Any) -> None:
     type=WholeNumber(1, 16),
     default=3,
     show_default=True,
-    help="Number of bookies. All use this machine's disk: copies protect against bit rot, not against loss of the disk.",
+    help="Number of bookies. All use this machine's disk: copies protect against bit rot, but not against loss of the "
+    "disk.",
 )
 @click.option(
     "--http",

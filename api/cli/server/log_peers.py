@@ -28,7 +28,7 @@ def authorities_of_peers(config: LogServerConfig) -> str:
 
 
 def report_untrusted(config: LogServerConfig, host: str) -> None:
-    """Logs an error if a server with these settings would refuse this one's certificate.
+    """Logs an error if a server with these settings would refuse the certificate of this server.
 
     Log servers of a cluster have the same settings, so if one certificate is refused, all are, and no server
     can relay. Without this check, the problem would show only when a client needs a relay.

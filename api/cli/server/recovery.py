@@ -226,7 +226,7 @@ def recovery_of_bookie(file: BookieFile, settings: Settings) -> RecoverySettings
     """Returns the settings of a recovery server in a bookie's process. The bookie's file may also have the sections
     of a recovery server. Raises `BadConfig`.
 
-    If [recovery] does not say how to contact bookies, the bookie's section does.
+    If [recovery] has no TLS settings for bookies, the bookie's TLS settings are used.
     """
     bookie = settings.bookie
     _, _, bookie_id = addresses_of(bookie)

@@ -26,13 +26,13 @@ if TYPE_CHECKING:
 def group() -> None:
     """Archive, audit, mirror and restore whole logs with Spark.
 
-    The commands need `pip install 'rollbook[spark]'` and Java 17 or newer. Each command writes report.json and report.html.
-    A log is `name`, `namespace/name` or `namespace/*`.
+    The commands need `pip install 'rollbook[spark]'` and Java 17 or newer. Each command writes report.json and
+    report.html. A log is `name`, `namespace/name` or `namespace/*`.
     """
 
 
 def _work() -> Any:
-    """Imports the actions. Raises `BadConfig` without pyspark; the error says what to install."""
+    """Imports the actions. Raises `BadConfig` if pyspark is missing; the error says what to install."""
     try:
         from rollbook.api.cli.spark import actions as spark_work
     except ImportError as error:
@@ -191,10 +191,11 @@ def audit(access: "LogAccess", **how: Any) -> None:
 @_report_option("mirror")
 @output_option
 def mirror(access: "LogAccess", **how: Any) -> None:
-    """Copy a log into another existing log, each record once and in order.
+    """Copy a log into another log, each record once and in order.
 
-    The other log, the mirror, may be in another cluster. Nothing else may append to it. Headers name the origin of a
-    record: rollbook-log, rollbook-offset, rollbook-time. If the command was killed, run it again: it continues.
+    The other log, the mirror, must exist, and may be in another cluster. Nothing else may append to it. Headers name
+    the origin of a record: rollbook-log, rollbook-offset, rollbook-time. If the command was killed, run it again:
+    it continues.
     """
     _work().mirror_log(access, **how)
 
@@ -215,9 +216,10 @@ def mirror(access: "LogAccess", **how: Any) -> None:
 @_report_option("restore")
 @output_option
 def restore(access: "LogAccess", **how: Any) -> None:
-    """Append the archived records of LOG to another existing log, each record once and in order.
+    """Append the archived records of a log to another log.
 
-    Records keep value, key, headers and event time. If a restore was killed, run it again: it continues. A
+    TARGET must be an existing log. It gets each record of LOG once and in order. Records keep their values, keys,
+    headers and event times. If a restore was killed, run it again: it continues. A
     damaged file is refused before any of its records is appended. The command runs on this machine, without
     Spark.
     """
