@@ -60,7 +60,7 @@ class RegistrationLoop:
         return await first_failure(self._tasks)
 
     async def close(self) -> None:
-        """Ends the loop. Ends the loop; the registration ends with the session."""
+        """Ends the loop; the registration ends with the session."""
         await stop_tasks(*self._tasks)
 
     async def _follow(self) -> None:

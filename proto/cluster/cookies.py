@@ -45,7 +45,7 @@ class CookieNodes:
         return VersionedCookie(unpack_cookie(node.value), node.stat.version) if node else None
 
     async def create(self, cookie: Cookie) -> VersionedCookie:
-        """Creates a cookie. Creates a cookie. Raises `NodeExists` if the bookie has a cookie, even
+        """Creates a cookie. Raises `NodeExists` if the bookie has a cookie, even
         an equal one, since that belongs to a second bookie with this id. After a lost reply, a
         cookie with our bytes counts as ours.
         """

@@ -102,7 +102,7 @@ class Tree:
             self._nodes.put(path, row)
 
     def apply(self, ops: Sequence[Op], session: SessionId, txn: int, now_ms: int) -> Applied:
-        """Applies a transaction. Applies a transaction. Raises the error of the first failing
+        """Applies a transaction. Raises the error of the first failing
         operation, with its index as `op`.
         """
         change = _Change(self._nodes, session, txn, now_ms)

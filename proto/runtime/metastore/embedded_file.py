@@ -94,7 +94,7 @@ class StoreFile:
 
     @classmethod
     async def open(cls, path: str, new_id: str | None) -> tuple[Self, Kept]:
-        """Opens the file. Opens the file. With `new_id`, it creates a missing file with this id.
+        """Opens the file. With `new_id`, it creates a missing file with this id.
         The caller must hold the lock.
 
         Raises `BadMetadata` for a damaged file, `UnsupportedVersion`, `DirectoryInUse`, and

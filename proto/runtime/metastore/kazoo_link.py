@@ -193,7 +193,7 @@ class KazooLink:
         self._client.start_async()
 
     def send(self, request: Request, session: SessionId) -> Reply:
-        """Sends a request. Sends a request. The caller makes sure that at most `IN_FLIGHT_MAX` are
+        """Sends a request. The caller makes sure that at most `IN_FLIGHT_MAX` are
         in flight.
         """
         reply = Reply(self._loop, session)
