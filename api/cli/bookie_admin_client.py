@@ -93,7 +93,7 @@ class AdminClient:
         uses_tls = scheme == "https"
         if self.token_file and not may_show_token(host, uses_tls=uses_tls, insecure=self.insecure):
             raise BadConfig(
-                f"the token would be sent to {self.url} unencrypted",
+                f"the token would go to {self.url} in the clear",
                 next_step="start the bookie with --http-tls and use --http https://… here, "
                 "or use --insecure in a network that you trust",
             )

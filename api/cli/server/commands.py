@@ -423,7 +423,7 @@ def everything(
     """Run a whole cluster on this machine, in this process.
 
     It differs from `rollbook dev` in three ways: it uses as much memory as a server, listens only on the
-    given ports, and has access control.
+    given ports, and can have TLS and access control.
     """
     from rollbook.api.cli.dev.run import run_all  # `--help` is quick.
     from rollbook.logservice.config import LogServerConfig
