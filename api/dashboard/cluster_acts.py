@@ -139,7 +139,7 @@ def _judged(name: str, found: Mapping[str, Any]) -> str:
         return f"{name} may be removed: no ledger names it, and it takes no entries."
     taking = " It still takes entries." if found["taking_entries"] else ""
     return (
-        f"{name} may not go yet: {found['ledgers_naming_them']} ledgers name it. Without it, "
-        f"{found['below_ack_quorum_without_them']} ledgers would fall below their ack quorum, and "
-        f"{found['without_a_copy_without_them']} would lose the last copy of an entry.{taking}"
+        f"{name} cannot be removed safely yet: {found['ledgers_naming_them']} ledgers name it; without it "
+        f"{found['below_ack_quorum_without_them']} fall below their ack quorum, and "
+        f"{found['without_a_copy_without_them']} lose their last copy of an entry.{taking}"
     )

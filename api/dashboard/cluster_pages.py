@@ -66,7 +66,7 @@ class ClusterPages:
         if asked.get("state", "") not in screens.STATES:
             states = ", ".join(filter(None, screens.STATES))
             raise InvalidRequest(
-                f"{asked['state'][:40]!r} is no state of a ledger", next_step=f"choose {states}"
+                f"{asked['state'][:40]!r} is not a state of a ledger", next_step=f"choose {states}"
             )
 
         def ask() -> Awaitable[Any]:

@@ -48,4 +48,4 @@ def require_typed(fields: Mapping[str, str], name: str) -> None:
 
 
 def unknown_act(verb: str) -> InvalidRequest:
-    return InvalidRequest(f"no form here does {verb[:40]!r}")
+    return InvalidRequest(f"unknown action {verb[:40]!r}")

@@ -122,7 +122,7 @@ class LiveStreams:
             screen = await show(there, visit)
         except RollbookError as error:
             # Only the banner changes. It says that the rest of the page is old.
-            visit.banner = f"{error_text(error)} What is below is as it was before."
+            visit.banner = f"{error_text(error)} The data below is from the last successful update."
             parts = Screen("", ()).live_parts(visit.framed())
             now, event = event_for(PageState(seen.digests[:1]), parts, None)
             then = PageState((*now.digests, *seen.digests[1:]), seen.next_offset)

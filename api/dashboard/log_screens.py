@@ -387,9 +387,9 @@ def _truncation(frame: PageFrame, name: str, before: str, plan: Facts | str | No
         parts.append(element("p", plan, attributes={"class": "note bad"}))
     elif plan is not None:
         says = (
-            f"Records {plan['old_head']} to {plan['new_head']} ({plan['records']:,}) would be readable no more; "
-            f"{len(plan['segments'])} segments with {plan['freed_bytes']:,} bytes would be deleted. Another "
-            f"{plan['kept_bytes']:,} bytes would stay until their segment is deleted."
+            f"Records {plan['old_head']} to {plan['new_head']} ({plan['records']:,}) would no longer be readable; "
+            f"{len(plan['segments'])} segments with {plan['freed_bytes']:,} bytes would be deleted, and "
+            f"{plan['kept_bytes']:,} bytes stay until their segment is deleted."
         )
         guards = f"Protected cursors prevent this truncation: {', '.join(plan['guards'])}."
         parts.append(element("p", says))

@@ -81,7 +81,7 @@ class ProcessPages:
             counted = process_screens.of_exposition(text)
         elif kind == "recovery" and name in await self._recovery_servers(visit):
             found = counted = (
-                "A recovery server shows them at its own address alone: open the dashboard there, if it has --http."
+                "A recovery server shows them only at its own address: open the dashboard there, if it has --http."
             )
         else:
             raise Missing(

@@ -349,7 +349,7 @@ def _row_of(rows: Sequence[Facts], bookie: BookieId) -> Facts:
         if row["id"] == bookie:
             return row
     raise Missing(
-        f"the cluster knows no bookie {bookie}",
+        f"the cluster has no bookie {bookie}",
         bookie=bookie,
         next_step="send GET /api/v1/bookies to list the bookies",
     )

@@ -95,7 +95,7 @@ def parse_target(url: str) -> CallbackTarget:
     )
     if target.scheme == "http" and not target.is_local:
         raise InvalidRequest(
-            "events would cross the network unencrypted: http is for this machine alone",
+            "events would cross the network unencrypted: http is allowed only for this machine",
             next_step="write https:// in front of the host",
         )
     return target
@@ -158,7 +158,7 @@ def problem_of_address(target: CallbackTarget, text: str) -> str | None:
     try:
         address: _Address = ipaddress.ip_address(text.partition("%")[0])
     except ValueError:
-        return f"{text[:80]} is no address"
+        return f"{text[:80]} is not an IP address"
     if isinstance(address, ipaddress.IPv6Address):
         if any(address in network for network in _EMBEDS_IPV4):
             return f"{address} embeds an IPv4 address"
@@ -213,7 +213,7 @@ class CallbackPost:
             async with asyncio.timeout(self._deadline_s):
                 return await self._post(target, headers, body)
         except TimeoutError:
-            return DeliveryAnswer(problem=f"nothing was answered for {self._deadline_s:g} s")
+            return DeliveryAnswer(problem=f"no complete response within {self._deadline_s:g} s")
         except InvalidRequest as error:
             return DeliveryAnswer(problem=error.message)
         except ssl.SSLCertVerificationError as error:  # This error is a `ValueError`, too.

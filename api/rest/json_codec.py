@@ -137,7 +137,7 @@ def _reader(word: Any, given: frozenset[str]) -> Callable[[Json, Json], Any]:
         for key in data:
             if key not in known:
                 wanted = ", ".join(sorted(known)) or "nothing"
-                raise InvalidRequest(f"{key[:80]!r} is none of its fields: {wanted}")
+                raise InvalidRequest(f"unknown field {key[:80]!r}; expected: {wanted}")
         found = dict(others)
         for key, field, convert, is_optional in parts:
             if key in data and data[key] is None and is_optional:
@@ -184,13 +184,13 @@ def _from(hint: Any) -> Convert:
 
 def _checked(value: Any, kind: type) -> Any:
     if type(value) is not kind:
-        raise InvalidRequest(f"{_JSON_NAMES[kind]} is wanted, not {_kind_of(value)}")
+        raise InvalidRequest(f"expected {_JSON_NAMES[kind]}, not {_kind_of(value)}")
     return value
 
 
 def _int(value: Any) -> int:
     if abs(number := int(_checked(value, int))) > INT64_MAX:
-        raise InvalidRequest("a number has 63 bits and a sign")
+        raise InvalidRequest("a number must be from -(2^63 - 1) to 2^63 - 1")
     return number
 
 
@@ -329,7 +329,7 @@ _EXAMPLES: Final[Json] = {
     "offset": 1703,
     "owner": "127.0.0.1:7400",
     "owner_id": "log-1~0badcafe",
-    "reason": "nobody owned it",
+    "reason": "it had no owner",
     "server": "log-1~0badcafe",
     "server_id": "log-1~0badcafe",
     "started_us": 1_795_219_200_000_000,

@@ -288,7 +288,7 @@ async def _said(request: Request, *, is_required: bool = False) -> Any:
     if not body and not is_required:
         return None
     if media_type(request) not in (JSON, "application/merge-patch+json"):
-        raise InvalidRequest("say Content-Type: application/json")
+        raise InvalidRequest("send Content-Type: application/json")
     said = parse_body(body)
     if not isinstance(said, dict):
         raise InvalidRequest("the body has to be an object")

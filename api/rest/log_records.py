@@ -388,7 +388,7 @@ async def block_in(request: Request, producer: ProducerRef | None) -> bytes | Re
     """Returns the batch in a body, or the response that refuses it."""
     kind = media_type(request)
     if kind not in _KINDS:
-        advice = f"say Content-Type: {', '.join(_KINDS)}"
+        advice = f"send Content-Type: {' or '.join(_KINDS)}"
         return response_of(
             InvalidRequest(f"{kind[:80]!r} is not a type of records", next_step=advice), status=415
         )

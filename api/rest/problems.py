@@ -220,7 +220,7 @@ async def _on_http_error(request: Request, error: Exception) -> JSONResponse:
     headers = {"allow": _allowed(request)} if status == _NOT_ALLOWED else error.headers
     advice = ""
     if kind is Missing and ":" in request.url.path:
-        advice = "no name has a colon, and behind one is a verb: /openapi.json lists the verbs"
+        advice = "names have no colon, since a colon starts a verb: /openapi.json lists the verbs"
     if kind is RollbookError:
         return response_of(surprise(request.method, **where), status=status, headers=headers)
     problem = kind(str(error.detail).lower(), next_step=advice, **where)

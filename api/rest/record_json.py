@@ -171,7 +171,7 @@ def _columns(index: int, record: Any) -> _Columns:
         if not isinstance(record, dict):
             raise InvalidRequest("an object is expected")
         if unknown := sorted(record.keys() - _FIELDS):
-            raise InvalidRequest(f"{unknown[0][:80]!r} is none of its fields")
+            raise InvalidRequest(f"unknown field {unknown[0][:80]!r}")
         return _value(record), _key(record), _headers(record), _event_time(record)
     except InvalidRequest as error:
         raise InvalidRequest(f"record {index}: {error.message}") from None

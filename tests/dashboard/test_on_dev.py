@@ -95,7 +95,7 @@ def test_a_log_is_made_followed_and_truncated(site: Site, page: Page) -> None:
     assert shown == sorted(set(shown), reverse=True)
     assert shown[:-1] == [each + 1 for each in shown[1:]], "nothing is missed, and nothing twice"
     click(page, "Show what truncating would do", truncate="5")
-    page.wait_for("Records 0 to 5 (5) would be readable no more")
+    page.wait_for("Records 0 to 5 (5) would no longer be readable")
     click(page, "Truncate", typed=_LOG)
     page.wait_for("The first record is 5 now.")
     assert not page.complaints

@@ -67,7 +67,7 @@ LINES = {
         Line(
             "rollbook log truncate default/orders --before 0 --dry-run",
             "records      0",
-            "Records 0 to 0 (0) would be readable no more",
+            "Records 0 to 0 (0) would no longer be readable",
             button="Show what truncating would do",
             field=("truncate", "0"),
         ),
@@ -82,7 +82,7 @@ LINES = {
         Line(
             'curl -X POST --json \'{"before": "0", "dry_run": true}\' LOGS/namespaces/default/logs/orders:truncate',
             '"records":0',
-            "Records 0 to 0 (0) would be readable no more",
+            "Records 0 to 0 (0) would no longer be readable",
             button="Show what truncating would do",
             field=("truncate", "0"),
         ),
@@ -217,7 +217,7 @@ LINES = {
         Line(
             "rollbook bookie safe-to-remove bk-9",
             "bk-9 (active",
-            "bk-9 may not go yet",
+            "bk-9 cannot be removed safely yet",
             code=5,
             button="Safe to remove?",
         ),
@@ -243,7 +243,7 @@ LINES = {
         Line(
             'curl -X POST --json \'{"bookies": ["bk-9"]}\' API/bookies:safe-to-remove',
             '"safe_to_remove":false',
-            "bk-9 may not go yet",
+            "bk-9 cannot be removed safely yet",
             button="Safe to remove?",
         ),
         Line(

@@ -74,7 +74,7 @@ class Principals:
             for token in each.tokens:
                 if token.sha256 in self._by_digest:
                     raise BadConfig(
-                        f"the principal {each.name} has a token twice, or one of another principal"
+                        f"the principal {each.name} has a token twice, or shares one with another principal"
                     )
                 self._by_digest[token.sha256] = ProvenPrincipal(each, token.expires_us)
             for name in each.certificates:
@@ -121,9 +121,9 @@ def parse_principals(tables: Mapping[str, Any]) -> Principals:
 def _parse(name: str, table: Any) -> Principal:
     where = f"principals.{name[:100]}"
     if not _NAME.fullmatch(name) or name in (OPERATOR, ANYBODY):
-        raise BadConfig(f"[{where}] is no name for a principal")
+        raise BadConfig(f"[{where}] is not a valid name for a principal")
     if not isinstance(table, Mapping):
-        raise BadConfig(f"[{where}] is no table")
+        raise BadConfig(f"[{where}] is not a table")
     for key in table:
         if key not in _KEYS:
             raise BadConfig(f"[{where}] has an unknown key {key[:100]!r}")

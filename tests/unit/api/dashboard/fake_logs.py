@@ -99,7 +99,7 @@ class FakeLogs(LogServers):
             "last_us": began_us + 1,
             "bytes": 9,
             "records": 1,
-            "reason": "nobody owned it",
+            "reason": "it had no owner",
         }
         cursor = {"name": "c", "offset": 0, "lag": 1, "is_protected": True, "updated_us": 0}
         return self._facts(name) | {

@@ -199,7 +199,7 @@ async def test_every_screen_is_plain_html_with_a_policy(there: Site, browser: Br
     assert (missing.status, "no bookie bk-9" in text_of(missing)) == (404, True)
     assert (await browser.get(f"{HERE}/ledgers/x")).status == 400
     wrong = await browser.get(f"{HERE}/ledgers?state=opened")
-    assert (wrong.status, "is no state of a ledger" in text_of(wrong)) == (400, True)
+    assert (wrong.status, "is not a state of a ledger" in text_of(wrong)) == (400, True)
     assert (await browser.get(f"{HERE}/ledgers/{'9' * 5000}")).status == 400
 
 
@@ -342,7 +342,7 @@ async def test_each_process_shows_its_settings_and_metrics(there: Site, browser:
     assert "callback_hosts h default" in page
     assert "rollbook_recovery_" in page
     page = text_of(await browser.get(f"{HERE}/process?kind=recovery&name=elsewhere"))
-    assert page.count("— A recovery server shows them at its own address alone") == 2
+    assert page.count("— A recovery server shows them only at its own address") == 2
     assert (await browser.get(f"{HERE}/process?kind=bookie&name=bk-9")).status == 404
     for kind, name in (("no", "bk-1"), ("recovery", "made-up"), ("recovery", "")):
         answer = await browser.get(f"{HERE}/process?kind={kind}&name={name}")
@@ -527,7 +527,11 @@ async def test_every_form_does_what_its_button_says(there: Site, browser: Browse
     there.cluster.rows[1]["allowed"] = ["draining", "active", "drained"]
     bookie, ledger, recovery = f"{HERE}/bookie", f"{HERE}/ledgers/7", f"{HERE}/recovery"
     for path, fields, said in (
-        (bookie, {"id": "bk-1", "act": "judge"}, "bk-1 may not go yet: 3 ledgers name it"),
+        (
+            bookie,
+            {"id": "bk-1", "act": "judge"},
+            "bk-1 cannot be removed safely yet: 3 ledgers name it",
+        ),
         (bookie, {"id": "bk-1", "act": "drain"}, "bk-1 is draining."),
         (bookie, {"id": "bk-1", "act": "drain"}, "It cannot."),
         (bookie, {"id": "bk-1", "act": "undrain"}, "bk-1 is active."),
@@ -537,7 +541,7 @@ async def test_every_form_does_what_its_button_says(there: Site, browser: Browse
         (bookie, {"id": "bk-2", "act": "remove", "typed": "bk-1", "give_up": "1"}, "Type bk-2"),
         (bookie, {"id": "bk-2", "act": "remove", "typed": "bk-2", "give_up": "x"}, "whole number"),
         (bookie, {"id": "bk-2", "act": "remove", "typed": "bk-2", "give_up": "1"}, "is removed."),
-        (bookie, {"id": "bk-2", "act": "dance"}, "No form here does"),
+        (bookie, {"id": "bk-2", "act": "dance"}, "Unknown action 'dance'"),
         (ledger, {"act": "verify"}, "Begun for ledger 7."),
         (ledger, {"act": "recover"}, "Type 7 to confirm it."),
         (ledger, {"act": "recover", "typed": "7"}, "Begun for ledger 7."),
@@ -587,12 +591,12 @@ async def test_callbacks_are_made_tried_and_deleted(there: Site, browser: Browse
         ({"act": "delete"}, f"Type {name[:12]} to confirm it."),
         ({"act": "delete", "typed": name[:12]}, f"Callback {name[:12]} is deleted."),
         ({"act": "test"}, "there is no callback"),
-        ({"act": "dance"}, "No form here does"),
+        ({"act": "dance"}, "Unknown action 'dance'"),
     ):
         answer = await browser.post(f"{HERE}/callback", id=name, **fields)
         assert said.lower() in text_of(answer).lower(), (fields, text_of(answer))
     refused = await browser.post(f"{HERE}/callbacks", act="create", url="http://10.0.0.1/")
-    assert "this machine alone" in text_of(refused)
+    assert "only for this machine" in text_of(refused)
     assert (await browser.get(f"{HERE}/callback?id={name}")).status == 404
 
 
@@ -629,7 +633,7 @@ async def test_every_form_of_logs_does_what_its_button_says(there: Site, browser
         (log, {"id": name, "act": "truncate", "before": "1", "typed": name}, "first record is 1"),
         (log, {"id": name, "act": "seal"}, "Type default/orders to confirm it."),
         (log, {"id": name, "act": "seal", "typed": name}, "Sealed at 2."),
-        (log, {"id": name, "act": "dance"}, "No form here does"),
+        (log, {"id": name, "act": "dance"}, "Unknown action 'dance'"),
         (f"{HERE}/server", {"id": "log-1", "act": "drain"}, "log-1 has 3 logs to hand over."),
         (f"{HERE}/server", {"id": "log-1", "act": "resume"}, "log-1 serves."),
     ):
@@ -677,7 +681,7 @@ async def test_what_is_no_position_is_told_so(start: str, browser: Browser) -> N
     said = "is not a log's uid" if "@" in start else "is not a position"
     assert (page.status, said in text_of(page)) == (400, True)
     (event,) = await _events(browser, f"{HERE}/live?{urlencode({'page': f'/log?{query}'})}", 1)
-    assert "What is below is as it was before" in event
+    assert "The data below is from the last successful update" in event
 
     async def nowhere() -> list[str]:
         return []

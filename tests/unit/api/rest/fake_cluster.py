@@ -157,7 +157,7 @@ class FakeCluster:
 
     def _ask(self) -> None:
         if self.is_away:
-            raise MetadataUnavailable(next_step="check that the metadata store runs")
+            raise MetadataUnavailable(next_step="check that the metadata store is running")
 
     def _act(self, *call: Any) -> None:
         self._ask()
@@ -227,7 +227,7 @@ class FakeCluster:
         for row in self.rows:
             if row["id"] == name:
                 return row
-        raise Missing(f"the cluster knows no bookie {name}", bookie=name)
+        raise Missing(f"the cluster has no bookie {name}", bookie=name)
 
     async def set_lifecycle(
         self, name: str, state: LifecycleState, *, force: bool = False

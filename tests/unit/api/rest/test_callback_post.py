@@ -63,7 +63,7 @@ REFUSED_URLS = (
 
 @pytest.mark.parametrize("url", REFUSED_URLS)
 def test_what_is_no_url_of_a_receiver_is_refused(url: str) -> None:
-    """CP1: no user, no fragment, no line ends, and in the clear to this machine alone."""
+    """CP1: no user, no fragment, no line ends, and in the clear only to this machine."""
     if url == "https://hooks.example.com?x":
         assert parse_target(url).path == "/?x"
         return
@@ -147,7 +147,9 @@ async def test_what_resolves_to_no_public_address_is_not_connected_to(address: s
         assert (answer.status, answer.is_good) == (None, False)
         assert answer.problem
         assert (
-            "public" in answer.problem or "IPv4" in answer.problem or "no address" in answer.problem
+            "public" in answer.problem
+            or "IPv4" in answer.problem
+            or "not an IP address" in answer.problem
         )
 
 
@@ -260,8 +262,8 @@ RECEIVERS: dict[str, tuple[Handler, int | None, str]] = {
     "large head": (_answer(b"HTTP/1.1 200 OK\r\nx: " + b"y" * 100_000), None, "not HTTP"),
     "many interim": (_answer(b"HTTP/1.1 100 Continue\r\n\r\n" * 50), None, "not HTTP"),
     "hangs up": (_answer(b""), None, "not HTTP"),
-    "hangs": (_hang, None, "nothing was answered for 0.5 s"),
-    "trickles": (_trickle, None, "nothing was answered for 0.5 s"),
+    "hangs": (_hang, None, "no complete response within 0.5 s"),
+    "trickles": (_trickle, None, "no complete response within 0.5 s"),
 }
 
 

@@ -151,7 +151,7 @@ BAD_BATCHES = {
     b'{"data":7}': "data: a string",
     b'{"data":null}': "data: a string",
     b'{"data":"a"}\n{"data":7}': "record 1: data: a string",
-    b'{"data":"a"}\n{"datum":"b"}': "record 1: 'datum'",
+    b'{"data":"a"}\n{"datum":"b"}': "record 1: unknown field 'datum'",
     b'{"data_b64":"*"}': "data_b64: it is not base64",
     b'{"data":"a","key":"b","key_b64":""}': "one of key and key_b64",
     b'{"data":"a","headers":{"h":1}}': "headers: an object of strings",

@@ -61,8 +61,8 @@ def hashed(digit: str) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("tables", "why"),
     [
-        ({"Bad name": {}}, "no name"),
-        ({"operator": {}}, "no name"),
+        ({"Bad name": {}}, "not a valid name"),
+        ({"operator": {}}, "not a valid name"),
         ({"a": {"raed": ["*"]}}, "unknown key 'raed'"),
         ({"a": {"read": "*"}}, "read is a list"),
         ({"a": {"read": ["nonsense"]}}, "names no logs"),
@@ -75,10 +75,10 @@ def hashed(digit: str) -> dict[str, Any]:
         ({"a": {"tokens": [hashed("a") | {"expires": "soon"}]}}, "zone"),
         (
             {"a": {"tokens": [hashed("a")]}, "b": {"tokens": [hashed("a")]}},
-            "one of another principal",
+            "shares one with another principal",
         ),
         ({"a": {"certificates": ["x"]}, "b": {"certificates": ["x"]}}, "two principals"),
-        ({"a": 3}, "no table"),
+        ({"a": 3}, "not a table"),
     ],
 )
 def test_invalid_access_file_is_refused(tables: dict[str, Any], why: str) -> None:
