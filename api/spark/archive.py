@@ -230,7 +230,7 @@ def require_name(log: str) -> None:
     if len(_FOLDER) + len(_quoted(log)) > _NAME_BYTES_MAX:
         raise BadConfig(
             f"{log} cannot be archived: its folder would have a name of"
-            f" {len(_FOLDER) + len(_quoted(log))} bytes, and {_NAME_BYTES_MAX} are possible",
+            f" {len(_FOLDER) + len(_quoted(log))} bytes, more than the {_NAME_BYTES_MAX} that are possible",
             next_step="name only the other logs",
         )
 

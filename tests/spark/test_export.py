@@ -456,7 +456,9 @@ def test_a_log_that_cannot_be_exported_holds_up_no_others(
     client.open(logs[2]).append_many(numbered(10, 20))
     client.open(logs[0]).cursor("archive").delete()
     client.open(logs[0]).cursor("archive").commit(0)
-    with pytest.raises(ArchiveHeld, match=f"nor were exported: {logs[1]}, for reasons"):
+    with pytest.raises(
+        ArchiveHeld, match=f"also not exported: {logs[1]}; the report has the reasons"
+    ):
         pipes.export()
     chain = pipes.archive.chain(logs[2])
     assert chain is not None
@@ -497,7 +499,7 @@ def test_a_log_with_a_long_name_is_exported_or_refused_at_once(
         pipes.export()
         assert pipes.rows() == expected(0, 10)
         return
-    with pytest.raises(BadConfig, match="256 bytes, and 255 are possible"):
+    with pytest.raises(BadConfig, match="256 bytes, more than the 255 that are possible"):
         pipes.export()
     with pytest.raises(NoSuchCursor):
         log.cursor("archive").get()

@@ -48,7 +48,7 @@ def test_a_checkpoint_of_a_newer_release_is_refused() -> None:
 
 @pytest.mark.parametrize("offset", [{}, {"v": 1}, {"v": 1, "from": 3, "logs": {}}, {"v": "1"}])
 def test_what_another_source_wrote_is_refused(offset: dict[str, object]) -> None:
-    with pytest.raises(InvalidRequest, match="no offset of this source"):
+    with pytest.raises(InvalidRequest, match="is not an offset of this source"):
         unpack(offset)
 
 

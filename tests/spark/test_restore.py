@@ -85,7 +85,9 @@ def test_a_damaged_file_is_not_restored(pipes: Pipes, client: SyncClient, name: 
     data = bytearray(path.read_bytes())
     data[50] ^= 1
     path.write_bytes(data)
-    with pytest.raises(ArchiveDamaged, match="is not as it was written"):
+    with pytest.raises(
+        ArchiveDamaged, match="is damaged: its content has changed since it was written"
+    ):
         restored(pipes, f"{name}-again")
     path.unlink()
     with pytest.raises(ArchiveDamaged, match="cannot be read"):

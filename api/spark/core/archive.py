@@ -98,7 +98,8 @@ class Manifest:
 
 def _damaged(where: str) -> ArchiveDamaged:
     return ArchiveDamaged(
-        f"{where} is not as it was written", next_step="restore it from a copy of the archive"
+        f"{where} is damaged: its content has changed since it was written",
+        next_step="restore it from a copy of the archive",
     )
 
 

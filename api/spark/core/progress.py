@@ -90,7 +90,7 @@ def unpack(offset: Mapping[str, Any]) -> BatchEnd | None:
             next_step="install that release again, or start with another checkpointLocation",
         )
     if version != VERSION:
-        raise InvalidRequest(f"{str(offset)[:120]} is no offset of this source")
+        raise InvalidRequest(f"{str(offset)[:120]} is not an offset of this source")
     if "start" in offset:
         return None
     try:
@@ -99,7 +99,7 @@ def unpack(offset: Mapping[str, Any]) -> BatchEnd | None:
             for which in ("from", "logs")
         )
     except (KeyError, TypeError, ValueError, AttributeError):
-        raise InvalidRequest(f"{str(offset)[:120]} is no offset of this source") from None
+        raise InvalidRequest(f"{str(offset)[:120]} is not an offset of this source") from None
     return BatchEnd(starts, ends)
 
 

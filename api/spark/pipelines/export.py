@@ -212,9 +212,7 @@ def _combined(failed: Mapping[str, RollbookError]) -> RollbookError:
     first, *others = failed
     error = failed[first].copy()
     if others:
-        error.message += (
-            f"; nor were exported: {', '.join(others)}, for reasons that the report has"
-        )
+        error.message += f"; also not exported: {', '.join(others)}; the report has the reasons"
     return error
 
 

@@ -77,7 +77,9 @@ def rows_of(archive: Archive, chain: Chain, file: ArchiveFile) -> ArrowRows:
         ) from error
     if (len(data), google_crc32c.value(data)) != (file.bytes, file.crc):
         raise ArchiveDamaged(
-            f"{path} is not as it was written", next_step="restore it from a copy", log=chain.log
+            f"{path} is damaged: its content has changed since it was written",
+            next_step="restore it from a copy",
+            log=chain.log,
         )
     table: Any = pq.ParquetFile(io.BytesIO(data)).read(columns=_COLUMNS)
     return ArrowRows.of([columns_of(batch) for batch in table.to_batches()])

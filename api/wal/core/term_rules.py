@@ -51,7 +51,9 @@ class TermRules(Generic[W]):
         """
         assert self.over is None
         if offset != applied:
-            raise BadFrame("another writer wrote under our epoch", expected=applied, told=offset)
+            raise BadFrame(
+                "another writer appended with our writer epoch", expected=applied, told=offset
+            )
         return self._waiting.popleft()
 
     def on_over(self, error: RollbookError) -> None:

@@ -34,7 +34,7 @@ def test_what_is_acked_is_the_next_record() -> None:
     """WK3"""
     rules = term("a", "b", "c")
     assert rules.on_acked(Offset(10), Offset(10)) == "a"
-    with pytest.raises(BadFrame, match="under our epoch"):
+    with pytest.raises(BadFrame, match="another writer appended with our writer epoch"):
         rules.on_acked(Offset(12), Offset(11))
     assert rules.oldest == "b"
 
