@@ -67,7 +67,7 @@ MISTAKES: Final[Mapping[str, tuple[Mapping[str, Any], str]]] = {
     "no metadata": ({}, "metadata.url is empty: set it to your ZooKeeper, as in zk://zk1,zk2,zk3"),
     "another URL": (
         {"metadata": {"url": "http://x"}},
-        '"http://x", which is no URL of a ZooKeeper',
+        '"http://x", which is not the URL of a ZooKeeper',
     ),
     "two stores": (
         {**URL, "zookeeper": {"enabled": True}},
@@ -105,7 +105,7 @@ MISTAKES: Final[Mapping[str, tuple[Mapping[str, Any], str]]] = {
     ),
     "a variable of others": (
         {**URL, "log": {"env": {"JAVA_HOME": "/"}}},
-        'log.env has "JAVA_HOME", which is no setting: names are as in ROLLBOOK_LOG_LEVEL',
+        'log.env has "JAVA_HOME", which is not the name of a setting: names are as in ROLLBOOK_LOG_LEVEL',
     ),
     "a variable that is taken": (
         {**URL, "bookie": {"env": {"ROLLBOOK_LISTEN": ":1"}}},

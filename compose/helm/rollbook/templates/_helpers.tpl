@@ -46,13 +46,13 @@ yes
 {{- else if and (not $url) (not .Values.zookeeper.enabled) -}}
 {{- fail "metadata.url is empty: set it to your ZooKeeper, as in zk://zk1,zk2,zk3/ledgers, or set zookeeper.enabled=true for a trial" -}}
 {{- else if and $url (not (regexMatch "^zk://[^/ ]+(/[^ ]*)?$" $url)) -}}
-{{- fail (printf "metadata.url is %q, which is no URL of a ZooKeeper: set it as in zk://zk1,zk2,zk3/ledgers" $url) -}}
+{{- fail (printf "metadata.url is %q, which is not the URL of a ZooKeeper: set it as in zk://zk1,zk2,zk3/ledgers" $url) -}}
 {{- end -}}
 {{- if ne (not .Values.tls.secret) (not .Values.tls.access) -}}
 {{- fail "tls.secret and tls.access go together: set both, or none" -}}
 {{- end -}}
 {{- if and .Values.recovery.callbackHosts (not .Values.tls.secret) -}}
-{{- fail "recovery.callbackHosts needs tls.secret and tls.access: callbacks are made over HTTP management, which is served with TLS alone" -}}
+{{- fail "recovery.callbackHosts needs tls.secret and tls.access: callbacks are made over HTTP management, which is served only with TLS" -}}
 {{- end -}}
 {{- range $name, $volume := dict "bookie.journal" .Values.bookie.journal "bookie.ledgers" .Values.bookie.ledgers "zookeeper.storage" .Values.zookeeper.storage -}}
 {{- if not (regexMatch "^[1-9][0-9]*(Mi|Gi|Ti|M|G|T)$" $volume.size) -}}
@@ -62,7 +62,7 @@ yes
 {{- range $kind := list "bookie" "log" "recovery" -}}
 {{- range $name, $_ := (index $.Values $kind).env -}}
 {{- if not (regexMatch "^ROLLBOOK_[A-Z0-9_]+$" $name) -}}
-{{- fail (printf "%s.env has %q, which is no setting: names are as in ROLLBOOK_LOG_LEVEL" $kind $name) -}}
+{{- fail (printf "%s.env has %q, which is not the name of a setting: names are as in ROLLBOOK_LOG_LEVEL" $kind $name) -}}
 {{- else if has $name (list "ROLLBOOK_METADATA" "ROLLBOOK_LISTEN" "ROLLBOOK_ADVERTISE" "ROLLBOOK_HTTP" "ROLLBOOK_REST" "ROLLBOOK_BOOKIE_ID" "ROLLBOOK_SERVER_NAME" "ROLLBOOK_NAME" "ROLLBOOK_JOURNAL_DIR" "ROLLBOOK_LEDGER_DIR" "ROLLBOOK_CALLBACK_HOSTS") -}}
 {{- fail (printf "%s.env has %s, which the chart sets: leave it out" $kind $name) -}}
 {{- end -}}
