@@ -120,15 +120,15 @@ def addresses_of(config: BookieConfig) -> tuple[Address, Address, BookieId]:
     named = "advertise" if config.advertise else "listen"
     if is_wildcard(advertised.host):
         raise BadConfig(
-            f"nobody can connect to {advertised}",
+            f"no client can connect to {advertised}",
             settings=(named,),
-            next_step="say --advertise HOST:PORT",
+            next_step="pass --advertise HOST:PORT",
         )
     if not advertised.port and not config.bookie_id:
         raise BadConfig(
             "a bookie whose port changes needs an id of its own",
             settings=("advertise",) if listen.port else ("listen",),
-            next_step="say --bookie-id ID",
+            next_step="pass --bookie-id ID",
         )
     with BadConfig.about("bookie_id" if config.bookie_id else named):
         return listen, advertised, parse_bookie_id(config.bookie_id or str(advertised))
@@ -141,9 +141,9 @@ def tls_address_of(config: BookieConfig) -> Address | None:
     found = parse_address(config.tls_listen, "tls_listen", default_host=EVERY_ADDRESS)
     if is_wildcard(found.host) and not config.advertise:
         raise BadConfig(
-            f"nobody can connect to {found}",
+            f"no client can connect to {found}",
             settings=("tls_listen",),
-            next_step="say --advertise HOST",
+            next_step="pass --advertise HOST",
         )
     return found
 

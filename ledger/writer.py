@@ -77,7 +77,7 @@ class LedgerWriter:
         """With `is_urgent`, bookies with full disks accept the entries, and store them in their
         reserve."""
         metadata = stored.metadata
-        assert len(metadata.fragments) == 1, "somebody has written this ledger"
+        assert len(metadata.fragments) == 1, "this ledger has been written before"
         self._digest = digest
         self._key = ledger_key(password)
         config, bookies, clock = context.config, context.bookies, context.clock

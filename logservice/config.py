@@ -73,7 +73,7 @@ class LogServerConfig:
                 )
         if self.bookie_certificate and not self.bookie_authorities:
             raise BadConfig(
-                "TLS needs bookie_authorities: who signs the bookies' certificates",
+                "TLS needs bookie_authorities, which sign the bookies' certificates",
                 settings=("bookie_certificate", "bookie_authorities"),
             )
         if self.bookie_key and not self.bookie_certificate:

@@ -68,7 +68,7 @@ def parse_name(text: str, what: str) -> str:
     if not _NAME.fullmatch(text):
         raise InvalidRequest(
             f"{what} {text[:80]!r} is not 1 to {NAME_BYTES_MAX} characters of `a-z 0-9 . _ -`, "
-            "the first one a letter or digit"
+            "beginning with a letter or digit"
         )
     return text
 

@@ -112,7 +112,9 @@ class LogConfig(ConfigValues):
         # Names the class, since `super()` would mean the class that `slots=True` has replaced.
         ConfigValues.__post_init__(self)
         if self.record_bytes_max > self.batch_bytes_max:
-            raise BadConfig("record_bytes_max is above batch_bytes_max: a batch holds its records")
+            raise BadConfig(
+                "record_bytes_max is above batch_bytes_max: a record must fit in a batch"
+            )
 
     def with_values(self, values: ConfigValues, names: Iterable[str]) -> Self:
         """The configuration with the named fields of `values`; the result is checked as a whole."""

@@ -115,7 +115,7 @@ async def open_log(
         listed.require_living(name)
         if fenced_epoch is not None and stands_down(fenced_epoch, listed.owner_epoch):
             raise NotOwner(
-                "another server was quicker",
+                "another server has opened the log first",
                 log=str(name),
                 owner=listed.owner.address if listed.owner else "",
                 owner_epoch=listed.owner_epoch,

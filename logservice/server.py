@@ -679,7 +679,7 @@ class LogServer:
         idle_ns = self.clock.monotonic_ns() - round(self.config.idle_s_max * 1e9)
         idle = [name for name, owner in self._owners.items() if owner.idle_since_ns < idle_ns]
         if idle:
-            await self._let_go(idle, "nobody uses it")
+            await self._let_go(idle, "it is not in use")
 
     # --- Clocks -----------------------------------------------------------------------------
 

@@ -216,7 +216,7 @@ async def delete_log(
             )
         except Guarded as guarded:
             raise Guarded(
-                "a protected mark holds the log",
+                "protected cursors prevent the deletion",
                 log=str(name),
                 marks=guarded.ids["marks"],
                 next_step="delete these cursors first, or end their protection",

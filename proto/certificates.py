@@ -11,5 +11,5 @@ def require_certificate_of(key: str | None, certificate: str | None, said_as: st
     if key and not certificate:
         raise BadConfig(
             f"there is no certificate for the key {key}",
-            next_step=f"say {said_as}, too",
+            next_step=f"set {said_as}, too",
         )

@@ -376,7 +376,7 @@ class LogExists(Superseded):
 
 
 class Guarded(Superseded):
-    """A protected mark prevents this."""
+    """A protected cursor prevents this."""
 
     code = Code("GUARDED", "FAILED_PRECONDITION", 409)
 

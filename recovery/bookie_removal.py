@@ -284,7 +284,7 @@ class Departures:
 
 def _unknown(bookie: BookieId) -> InvalidRequest:
     return InvalidRequest(
-        f"the cluster knows no bookie {bookie}",
+        f"the cluster has no bookie {bookie}",
         bookie=bookie,
         next_step="rollbook cluster info lists the bookies",
     ).with_http_step("GET /api/v1/bookies lists the bookies")

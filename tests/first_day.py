@@ -24,7 +24,7 @@ _STEPS: Final = r"""
 $ rollbook --version
 ~ rollbook, version \d
 $ rollbook --help
-~ log +Make, append to, read, follow
+~ log +Create, append to, read, follow
 $ rollbook log append --help
 ~ (?s)--key TEXT.*--header NAME=VALUE.*--producer NAME.*Examples:
 $ rollbook log lst
@@ -120,7 +120,7 @@ $ rollbook log show orders
 $ rollbook log show orders -o raw
 ~ ^9$
 $ rollbook log set orders retention_age=30d </dev/null
-2 ~ NOT_CONFIRMED.*\n.*\n +try: say --yes
+2 ~ NOT_CONFIRMED.*\n.*\n +try: pass --yes
 $ rollbook log set orders retention_age=30d retention_bytes=256MiB --yes
 ~ retention
 $ rollbook log show orders
@@ -186,7 +186,7 @@ $ curl -sf -X POST -H 'Content-Type: application/octet-stream' --data 'by curl' 
 $ curl -s http://HTTP/v1/namespaces/default/logs/missing
 ~ "reason": ?"LOG_NOT_FOUND"
 $ curl -s -X POST -H 'Content-Type: text/plain' --data 'by curl' http://HTTP/v1/namespaces/default/logs/orders/records
-~ "next_step": ?"say Content-Type: application/octet-stream
+~ "next_step": ?"send Content-Type: application/octet-stream
 $ curl -sf http://HTTP/ | python3 -c 'import json, sys; print(json.load(sys.stdin)["links"]["openapi"])'
 ~ ^/openapi.json$
 $ curl -sf http://HTTP/openapi.json

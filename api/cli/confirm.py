@@ -15,7 +15,7 @@ def ask_whether(what: str, yes: bool) -> None:
     if yes:
         return
     if not sys.stdin.isatty():
-        raise NotConfirmed(f"this would {what}", next_step="say --yes to confirm it")
+        raise NotConfirmed(f"this would {what}", next_step="pass --yes to confirm it")
     try:
         is_meant = click.confirm(f"Really {harmless(what)}?", err=True)
     except click.Abort as error:

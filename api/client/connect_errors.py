@@ -14,7 +14,7 @@ class ConnectProblem(Enum):
     HUNG_UP = "it hung up before it sent anything"
     REFUSED = "connection refused; nothing listens there"
     UNKNOWN_HOST = "the host name cannot be resolved"
-    SILENCE = "nobody is there"
+    SILENCE = "no response"
 
 
 _SIGNS: Final = (

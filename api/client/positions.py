@@ -121,7 +121,7 @@ def checked_producer(producer: ProducerRef) -> ProducerRef:
     exclude."""
     if not isinstance(producer, ProducerRef):
         raise InvalidRequest(
-            f"producer={producer!r:.80} is no ProducerRef",
+            f"producer={producer!r:.80} is not a ProducerRef",
             next_step="give rollbook.ProducerRef(id, epoch, seq)",
         )
     if not isinstance(producer.id, bytes):

@@ -96,7 +96,7 @@ class FramedBatch:
 def _require_bytes(what: str, column: Iterable[object]) -> None:
     for each in column:
         if not isinstance(each, bytes | bytearray | memoryview):
-            hint = ": say .encode()" if isinstance(each, str) else ""
+            hint = ": call .encode()" if isinstance(each, str) else ""
             raise TypeError(f"a {what} is bytes, not {type(each).__name__}{hint}") from None
 
 

@@ -249,7 +249,7 @@ def _problems(found: FoundStamps, wanted: Cookie) -> Iterator[IdentityProblem]:
         return
     if not stamps:
         yield IdentityProblem(
-            f"the cluster knows a bookie {wanted.bookie_id}, but all its directories are empty",
+            f"the cluster has a bookie {wanted.bookie_id}, but all its directories are empty",
             f"mount its disks; if they are permanently lost: {FORMAT}",
             wanted.ledger_dirs[0],
         )
@@ -259,7 +259,7 @@ def _problems(found: FoundStamps, wanted: Cookie) -> Iterator[IdentityProblem]:
             yield IdentityProblem(f"`{FORMAT}` was cut short", f"{FORMAT}, once more")
         elif all(stamp.state is MembershipState.JOINING for stamp in stamps):
             yield IdentityProblem(
-                f"the cluster knows another bookie {wanted.bookie_id}",
+                f"the cluster has another bookie {wanted.bookie_id}",
                 f"give this one an id of its own; if the other is permanently lost: {FORMAT}",
             )
         else:
@@ -388,7 +388,7 @@ def _ledger_dirs_known(stamps: Sequence[Stamp]) -> int:
 def _disagreements(found: FoundStamps, wanted: Cookie) -> Iterator[IdentityProblem]:
     if not found.has_cookie or found.incarnation is None:
         yield IdentityProblem(
-            f"the cluster knows no bookie {wanted.bookie_id}: it was removed",
+            f"the cluster has no bookie {wanted.bookie_id}: it was removed",
             f"to bring it back with all its entries: {REJOIN}",
         )
     elif found.cookie != wanted:

@@ -44,7 +44,7 @@ CURSORS_OF_PRINCIPAL_MAX: Final = 1_000  # The most cursors that a principal may
 # The most cursors that a principal may have in all logs: they take up to 215 MB of the metadata store.
 CURSORS_IN_ALL_LOGS_MAX: Final = 50_000
 _NAMES_MAX: Final = 20
-_DELETE_SOME: Final = "delete cursors that nobody uses: rollbook cursor ls, rollbook cursor rm"
+_DELETE_SOME: Final = "delete unused cursors: rollbook cursor ls, rollbook cursor rm"
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +165,7 @@ def committed(
     expected = request.expected_version
     if expected is not None and expected != (NO_CURSOR if found is None else found.version):
         raise MetadataConflict(
-            "the cursor was moved by somebody else",
+            "another client has moved the cursor",
             cursor=request.name,
             expected_version=expected,
             version=NO_CURSOR if found is None else found.version,
@@ -195,7 +195,7 @@ def committed(
 def check_expected(found: Cursor, expected_version: int | None) -> None:
     if expected_version is not None and expected_version != found.version:
         raise MetadataConflict(
-            "the cursor was moved by somebody else",
+            "another client has moved the cursor",
             cursor=found.name,
             expected_version=expected_version,
             version=found.version,

@@ -542,7 +542,7 @@ def _flaw_of_segments(segments: Sequence[Segment]) -> str:
         if segment.first_timestamp_us < 0 or (segment.bytes or 0) < 0 or segment.segment_id < 0:
             return "a number is negative"
         if (segment.last_timestamp_us or segment.first_timestamp_us) < segment.first_timestamp_us:
-            return "a segment's time goes back"
+            return "a segment's last time is before its first"
     if segments and segments[0].base_offset is None:
         return "the first segment has no base"
     for before, after in pairwise(segments):

@@ -63,17 +63,17 @@ class KnownOutages:
 
 
 def cause_in_words(obstacles: Iterable[Obstacle], time_of: TimeOf) -> str:
-    """`the metadata store does not answer since …; bookies bk-2, bk-3 are …`; empty if nothing is unavailable."""
+    """`the metadata store does not answer (since …); bookies bk-2, bk-3 are …`; empty if nothing is unavailable."""
     parts: list[str] = []
     by_reason: dict[str, list[Obstacle]] = {}
     for each in obstacles:
         if each.kind is ObstacleKind.METADATA:
-            parts.append(f"the metadata store {each.why} since {time_of(each.since_us)}")
+            parts.append(f"the metadata store {each.why} (since {time_of(each.since_us)})")
         else:
             by_reason.setdefault(each.why, []).append(each)
     for why, some in by_reason.items():
         since = time_of(min(each.since_us for each in some))
-        parts.append(f"{_names(some)} {_plural(why) if len(some) > 1 else why} since {since}")
+        parts.append(f"{_names(some)} {_plural(why) if len(some) > 1 else why} (since {since})")
     return "; ".join(parts)
 
 

@@ -53,7 +53,7 @@ def claim_by_list(
     has to be tried (`claim_on_living`).
     """
     if owner is None:
-        return Claim("nobody owned it")
+        return Claim("it had no owner")
     if owner.server_id == server_id:
         if takes_logs:
             return Claim("this server has lost it", needs_suggestion=False)

@@ -255,8 +255,8 @@ async def _require_assumable(
                 value = pack_layout(layout).decode().replace("\n", "\\n")
                 step = zookeeper_command(url, f"create {root}/{paths.LAYOUT} $'{value}'")
             raise BadConfig(
-                f"LAYOUT is missing, and ledger {lowest} lies where {layout.value} puts it, which "
-                f"is not where {assumed.value} looks",
+                f"LAYOUT is missing, and ledger {lowest} is stored at the path of layout {layout.value}, "
+                f"not at that of {assumed.value}",
                 path=root,
                 next_step=f"if it was lost: {step}",
             )

@@ -73,7 +73,7 @@ def id_taken(
     """
     if node.stat.owner == NO_SESSION:
         return NodeExists(
-            f"{message}: no session made the node, so it stays until somebody removes it",
+            f"{message}: the node belongs to no session, so it stays until it is removed",
             path=path,
             next_step=zookeeper_command(url, f"delete {path}"),
         )
@@ -274,7 +274,7 @@ class BookieRegistration:
             await watch.close()
         assert node is not None
         raise id_taken(
-            "another process is registered under this bookie id, and was so for "
+            "another process has been registered under this bookie id for "
             f"at least {self._patience_s:g} s; this one does not serve",
             path,
             self._bookie_id,

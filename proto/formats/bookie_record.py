@@ -56,7 +56,7 @@ def unpack_bookie_record(data: bytes) -> BookieRecord:
     if version != _VERSION:
         raise UnsupportedVersion(f"a bookie's record of version {version!r:.20}")
     if not isinstance(incarnation, str) or not _INCARNATION.fullmatch(incarnation):
-        raise BadMetadata(f"{incarnation!r:.80} is no incarnation")
+        raise BadMetadata(f"{incarnation!r:.80} is not an incarnation")
     if type(start) is not int or not 0 <= start <= _START_MAX:
         raise BadMetadata(f"{start!r:.80} is not the number of a start")
     if not isinstance(starter, str) or not _STARTER.fullmatch(starter):

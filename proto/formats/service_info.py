@@ -173,7 +173,7 @@ def unpack_service_info(bookie_id: BookieId, data: bytes) -> BookieServiceInfo:
 
 def _endpoint(message: BookieServiceInfoFormat.Endpoint) -> Endpoint:
     if not 0 <= message.port <= _PORT_MAX:
-        raise BadMetadata(f"{message.port} is no port")
+        raise BadMetadata(f"{message.port} is not a port")
     return Endpoint(
         as_text(message.id),
         as_text(message.protocol),

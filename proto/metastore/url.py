@@ -102,7 +102,7 @@ class MetadataUrl:
             return cls(Backend.SQLITE, path)
         if scheme == "memory" and colon and _NAME.fullmatch(rest):
             return cls(Backend.MEMORY, rest)
-        raise BadConfig(f"metadata URL {said[:200]!r} has none of the forms {_FORMS}")
+        raise BadConfig(f"metadata URL {said[:200]!r} has to be of the form {_FORMS}")
 
     def __str__(self) -> str:
         """The URL without options, which may hold secrets."""

@@ -31,7 +31,7 @@ def certificate_end_s(path: str) -> float:
     try:
         return _end_s(ssl.PEM_cert_to_DER_cert(begin + body + end))
     except (ValueError, IndexError) as error:
-        raise BadConfig("this is no certificate", path=path) from error
+        raise BadConfig("this is not a certificate", path=path) from error
 
 
 def _end_s(der: bytes) -> float:

@@ -51,7 +51,7 @@ def read_config_text(path: str) -> str:
     """Reads a file as UTF-8, or if it is not valid UTF-8, as Latin-1, which accepts any bytes."""
     content = _read(path)
     if b"\0" in content:
-        raise BadConfig(f"{path} is no text")
+        raise BadConfig(f"{path} is not text")
     try:
         return content.decode()
     except UnicodeDecodeError:
@@ -186,7 +186,7 @@ class _FoundValues:
             ways.insert(0, ", ".join(_flag_of(variables[name]) for name in missing))
         raise BadConfig(
             f"[{self._section}] needs {', '.join(missing)}",
-            next_step=f"say {' or '.join(ways)}, or name a file of settings with --config",
+            next_step=f"set {' or '.join(ways)}, or name a file of settings with --config",
         )
 
     def sources(self, flags: Mapping[str, Any]) -> dict[str, str]:

@@ -173,7 +173,7 @@ def name_of_this_host() -> str:
     raise BadConfig(
         "a server that binds every address is registered under the host's name, but "
         f"{name!r} does not resolve to it: {reason}",
-        next_step="say --advertise HOST:PORT",
+        next_step="pass --advertise HOST:PORT",
     )
 
 

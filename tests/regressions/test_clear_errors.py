@@ -70,7 +70,7 @@ def test_a_short_block_is_a_clear_error(hostile_url: str) -> None:
             pass
     assert isinstance(caught.value, RollbookError), f"a reader ended with {caught.value!r}"
     assert caught.value.code.reason == "BLOCK_CORRUPT"
-    assert "this one has 4" in str(caught.value)
+    assert "this block has 4" in str(caught.value)
 
 
 @defect(
@@ -78,5 +78,5 @@ def test_a_short_block_is_a_clear_error(hostile_url: str) -> None:
     '`LogConfig(writer_mode="exclusive")` was taken, and ended in KeyError when a log was made with it.',
 )
 def test_a_writer_mode_that_is_text_is_refused_with_what_to_say() -> None:
-    with pytest.raises(BadConfig, match=r"say WriterMode\.OPEN or WriterMode\.EXCLUSIVE"):
+    with pytest.raises(BadConfig, match=r"pass WriterMode\.OPEN or WriterMode\.EXCLUSIVE"):
         LogConfig(writer_mode="exclusive")  # type: ignore[arg-type]  # As programs without types do.

@@ -170,7 +170,7 @@ def test_recovery_of_an_unknown_bookie_is_refused(base: str, url: str) -> None:
     for flag in ("--yes", "--dry-run"):
         done = commands.run("recovery", "bookie", "typo", flag, "--metadata", url)
         assert done.returncode == 2, done.stdout
-        assert b"the cluster knows no bookie typo" in done.stderr
+        assert b"the cluster has no bookie typo" in done.stderr
 
 
 @defect(

@@ -113,7 +113,7 @@ def drop_old_tokens(path: str, name: str) -> None:
     """Drops all tokens except the newest one, which `rotate` has added."""
     principal = _require_known(path, read(path), name)
     if len(principal.tokens) < 2:
-        raise BadConfig(f"{name} has one token alone", path=path, next_step="rotate it first")
+        raise BadConfig(f"{name} has only one token", path=path, next_step="rotate it first")
 
     def with_one(text: str) -> str:
         before, section, after = _parted(path, text, name)

@@ -364,7 +364,7 @@ async def _delete(client: Client, names: Sequence[str]) -> None:
         except NoSuchLog:
             pass  # The log was not created.
         except RollbookError as error:
-            click.echo(f"left behind: {name} [{error.code.reason}]", err=True)
+            click.echo(f"not deleted: {name} [{error.code.reason}]", err=True)
 
     await _some_at_once(delete, names)
 

@@ -146,7 +146,7 @@ async def _with_store(
             return await use(store)
     except (Unavailable, OutcomeUnknown) as error:
         error.next_step = (
-            error.next_step or "check the metadata URL, and whether the metadata store is running"
+            error.next_step or "check the metadata URL, and that the metadata store is running"
         )
         raise
 

@@ -116,7 +116,7 @@ async def _fetch(place: ScrapeTarget, access: LogAccess, is_known: bool) -> byte
         raise ServerUnreachable(f"{place.url} takes longer than {_PATIENCE_S:g} s") from error
     except (OSError, ValueError, http.client.HTTPException) as error:
         raise ServerUnreachable(
-            f"nobody answers at {place.url}: {describe_error(error)}"
+            f"no server answers at {place.url}: {describe_error(error)}"
         ) from error
 
 

@@ -73,7 +73,7 @@ def _on_this_machine(flag: str, typed: str | None, usual_port: int) -> str:
     if not is_loopback(address.host):
         raise BadConfig(
             f"`rollbook dev` serves only this machine, and {address.host} is not loopback",
-            next_step=f"say {flag} {_HOST}:{address.port}, or run `rollbook server all`",
+            next_step=f"pass {flag} {_HOST}:{address.port}, or run `rollbook server all`",
         )
     if typed:
         require_free(address)

@@ -47,7 +47,7 @@ class FreeSpace:
 def _full(path: str) -> MetadataFull:
     mib = FULL_BYTES // (1024 * 1024)
     return MetadataFull(
-        f"less than {mib} MiB are free on the disk of the metadata store: it takes nothing that grows; "
-        "make room there, and it goes on by itself",
+        f"less than {mib} MiB are free on the disk of the metadata store: it refuses writes that need space; "
+        "make room there, and it accepts them again",
         path=path,
     )

@@ -59,7 +59,7 @@ def _weigh(op: Op) -> int:
         if not isinstance(value, bytes):
             raise InvalidRequest("a value is bytes", path=op.path)
     if not isinstance(op, Create) and op.version is not None and not 0 <= op.version <= VERSION_MAX:
-        raise InvalidRequest(f"{op.version} is no version", path=op.path)
+        raise InvalidRequest(f"{op.version} is not a version", path=op.path)
     if isinstance(op, Delete) and op.path == ROOT:
         raise InvalidRequest("the root cannot be deleted", path=op.path)
     return len(op.path) + len(value) + OP_BYTES

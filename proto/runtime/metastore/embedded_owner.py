@@ -108,7 +108,7 @@ def describe_owner(path: str) -> str:
             pid = int(file.read(20))
         os.kill(pid, 0)
     except (OSError, ValueError):  # The process has ended, or the file has no process id.
-        return f"nobody serves {path}"
+        return f"no process serves {path}"
     if _is_stopped(pid):
         return f"{path} is held by stopped process {pid}"
     return f"process {pid}, which holds {path}, does not answer"

@@ -138,7 +138,7 @@ def test_what_is_missing_is_asked_for_as_help_says(monkeypatch: pytest.MonkeyPat
     ("content", "told"),
     [
         (b'# Ours\n  [bookie]\nmetadata = "zk://a/l"\n', "looks like TOML"),
-        (b"\x7fELF\0\0bookiePort=7", "is no text"),
+        (b"\x7fELF\0\0bookiePort=7", "is not text"),
     ],
 )
 def test_what_is_no_file_of_bookkeeper_s_is_not_read_as_one(

@@ -143,9 +143,7 @@ def test_a_bookie_is_removed_and_comes_back(machine: Machine) -> None:
     machine.write_ledgers()
     removed, back = PROCEDURES["Scale down"]
     machine.type(removed)
-    assert machine.run(f"rollbook bookie undrain {LOST}")[0] == 2, (
-        "the cluster knows no such bookie"
-    )
+    assert machine.run(f"rollbook bookie undrain {LOST}")[0] == 2, "the cluster has no such bookie"
     machine.type(back)
 
 

@@ -628,7 +628,7 @@ LOG_MUTANTS: Final = (
     ),
     LogMutant(
         "logs-passes-marks",
-        "Truncation does not look at protected marks (LL6).",
+        "Truncation does not look at protected cursors (LL6).",
         _BUDGET,
         ((TruncationGuards, "below", _nothing_below),),
         drill="truncation",

@@ -55,7 +55,7 @@ def test_cursors_are_moved_and_hold_truncation_back(shell: Shell, server: str) -
     shell.run(*truncate, code=4)
     shell.run("cursor", "rm", "read-by-name", "audit", code=2)  # Nobody can answer.
     assert (
-        "[NOT_CONFIRMED]\n  outcome: not applied: nothing was changed\n  try: say --yes"
+        "[NOT_CONFIRMED]\n  outcome: not applied: nothing was changed\n  try: pass --yes"
         in shell.errors
     )
     shell.run("cursor", "rm", "read-by-name", "audit", "--yes")

@@ -51,7 +51,7 @@ async def test_records_are_appended_and_read(site: Site) -> None:
 @pytest.mark.parametrize("values", [["text"], [b"x", "text"], "text"])
 async def test_text_is_no_record_and_it_is_said_what_to_do(site: Site, values: Any) -> None:
     log = await site.client("a").open("orders", create=True)
-    with pytest.raises(TypeError, match=r"a record is bytes, not str: say \.encode\(\)"):
+    with pytest.raises(TypeError, match=r"a record is bytes, not str: call \.encode\(\)"):
         await log.append_many(values)
     with pytest.raises(TypeError, match="a key is bytes, not int"):
         await log.append_many([b"a", b"b"], keys=[None, 7])  # type: ignore[list-item]  # As it is.

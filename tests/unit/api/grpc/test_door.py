@@ -202,5 +202,5 @@ async def test_one_limit_can_be_changed_whatever_the_defaults_of_others_are(door
         await change("record_bytes_max", 2001)
     assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert caught.value.details() == (
-        "BAD_CONFIG: record_bytes_max is above batch_bytes_max: a batch holds its records"
+        "BAD_CONFIG: record_bytes_max is above batch_bytes_max: a record must fit in a batch"
     )

@@ -57,7 +57,7 @@ def test_pages_go_on_behind_what_was_truncated_meanwhile() -> None:
 
 def test_the_journal_says_who_began_a_segment() -> None:
     """As long as it has a word of that owner."""
-    listed = EMPTY.with_owner(ANNA).with_successor(LedgerId(7), "nobody owned it", 10)
+    listed = EMPTY.with_owner(ANNA).with_successor(LedgerId(7), "it had no owner", 10)
     listed = closed(listed, 0, 5, 15).with_owner(BERT).with_successor(LedgerId(8), "owner died", 20)
     opened = LogEvent("log_opened", 20, listed.owner_epoch, BERT.server_id, "owner died")
     listed = listed.with_event(opened).with_successor(LedgerId(9), "size", 30)

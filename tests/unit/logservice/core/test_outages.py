@@ -46,8 +46,8 @@ def test_the_cause_is_one_sentence_and_the_advice_says_what_helps() -> None:
         Obstacle(ObstacleKind.BOOKIE, "bk-4", 9, "is read-only"),
     )
     assert cause_in_words(found, str) == (
-        "the metadata store does not answer since 7; "
-        "bookies bk-2, bk-3 are not registered since 4; bookie bk-4 is read-only since 9"
+        "the metadata store does not answer (since 7); "
+        "bookies bk-2, bk-3 are not registered (since 4); bookie bk-4 is read-only (since 9)"
     )
     assert advice_on(found) == (
         "bring the metadata store back; start bookies bk-2, bk-3, or find out why the network does not "

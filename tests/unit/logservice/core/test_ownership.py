@@ -30,7 +30,7 @@ def gone(_: ServerId) -> bool:
 @pytest.mark.parametrize(
     ("owner", "takes_logs", "is_alive", "claim"),
     [
-        (None, True, alive, Claim("nobody owned it")),
+        (None, True, alive, Claim("it had no owner")),
         (ANNA, True, alive, Claim("this server has lost it", needs_suggestion=False)),
         (ANNA, False, alive, Claim("it was lost", releases=True)),
         (BERT, True, gone, Claim("its owner bert~1 is gone")),

@@ -96,7 +96,7 @@ def test_what_has_a_flag_is_asked_for_by_the_name_of_the_flag() -> None:
     variables = variables_of_flags(Needy)
     with pytest.raises(BadConfig, match="needs journal_dir") as refused:
         load_config(Needy, section="journal", variables=variables)
-    assert "say --journal-dir or ROLLBOOK_JOURNAL_DIR, or" in refused.value.next_step
+    assert "set --journal-dir or ROLLBOOK_JOURNAL_DIR, or" in refused.value.next_step
     environ = {"ROLLBOOK_JOURNAL_JOURNAL_DIR": "/long", "ROLLBOOK_JOURNAL_ID": "7"}
     found = load_config(Needy, section="journal", environ=environ, variables=variables)
     assert found == Needy("/long", "7")

@@ -182,7 +182,7 @@ def test_a_principal_gets_a_further_token_and_loses_the_old_one(tmp_path: Path) 
     assert (path.stat().st_mode & 0o777, path.read_text().rstrip()[-5:]) == (0o640, "# end")
     again = run("access", "rotate", "b", "--file", str(path), "--drop-old")
     assert again.exit_code != 0
-    assert "one token alone" in str(again.exception)
+    assert "has only one token" in str(again.exception)
 
 
 def test_principals_are_removed_and_nothing_else(tmp_path: Path) -> None:

@@ -179,7 +179,7 @@ def test_what_is_followed_is_timed_from_end_to_end(shell: Shell) -> None:
 def test_bench_without_a_server_names_rollbook_dev(shell: Shell) -> None:
     shell.run("bench", "append", "--server", f"log://127.0.0.1:{free_port()}", *QUICK, code=5)
     assert "rollbook dev" in shell.errors
-    assert "left behind" not in shell.errors
+    assert "not deleted" not in shell.errors
 
 
 def test_without_a_server_it_has_its_own(

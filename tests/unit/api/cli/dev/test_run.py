@@ -152,7 +152,7 @@ def test_dev_is_for_this_machine_alone(listen: str, tmp_path: Path) -> None:
         run_dev(1, str(tmp_path / "data"), listen, None, None, "error")
     with raises_message(BadConfig) as found:
         run_dev(1, str(tmp_path / "data"), "127.0.0.1:0", listen, None, "error")
-    assert found.value.next_step.startswith("say --rest 127.0.0.1:")
+    assert found.value.next_step.startswith("pass --rest 127.0.0.1:")
     assert not (tmp_path / "data").exists()
 
 

@@ -108,7 +108,7 @@ def test_dry_run_of_truncate_names_segments_and_keeps_them(shell: Shell, rolled:
 
 def test_truncate_needs_a_yes(shell: Shell, rolled: str) -> None:
     shell.run("log", "truncate", rolled, "--before", -1, code=2)
-    assert "say --yes" in shell.errors
+    assert "pass --yes" in shell.errors
     assert shell.run("log", "read", rolled, "-o", "raw") == "a\nb\nc\nd\n"
 
 

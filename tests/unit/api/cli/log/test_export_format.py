@@ -1,4 +1,4 @@
-"""The file of `rollbook log export`: whatever is not as it was written is seen."""
+"""The file of `rollbook log export`: every change of its content is found."""
 
 import io
 

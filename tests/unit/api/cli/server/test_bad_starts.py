@@ -128,7 +128,7 @@ def _newer_files(case: Case) -> None:
 # What is wrong; the exit code; the name of the error; a part of the next step.
 CASES: Final = {
     "a misspelt setting": (_misspelt, 2, "BAD_CONFIG", "known: alone_after_chunks, cache_bytes"),
-    "no metadata URL": (_no_metadata, 2, "BAD_CONFIG", "say --metadata or ROLLBOOK_METADATA"),
+    "no metadata URL": (_no_metadata, 2, "BAD_CONFIG", "set --metadata or ROLLBOOK_METADATA"),
     "an unwritable volume": (_unwritable, 6, "E(PERM|ACCES)", "the user who owns that"),
     "the volume of another bookie": (_volume_of_another, 4, "WRONG_BOOKIE", "--bookie-id bk-1"),
     "the id of a bookie that runs": (_id_of_another, 4, "WRONG_BOOKIE", "mount its disks"),

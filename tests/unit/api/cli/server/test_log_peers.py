@@ -164,8 +164,11 @@ def test_no_record_and_no_token_is_readable_on_the_network(tmp_path: Path) -> No
     [
         (("--tls-name", NAME), "tls_name would not be used"),
         (("--peer-authorities", "a.pem"), "peer_authorities would not be used"),
-        (("--bookie-certificate", "a.pem"), "who signs the bookies' certificates"),
-        (("--bookie-authorities", "a.pem", "--bookie-key", "b"), "no use without bookie_cert"),
+        (("--bookie-certificate", "a.pem"), "which sign the bookies' certificates"),
+        (
+            ("--bookie-authorities", "a.pem", "--bookie-key", "b"),
+            "would not be used without bookie_cert",
+        ),
     ],
 )
 def test_settings_of_tls_that_would_not_be_used_are_refused(

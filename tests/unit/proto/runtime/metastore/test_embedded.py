@@ -384,18 +384,18 @@ async def test_commands_never_serve(house: House) -> None:
     command = await house.open(serve=False)
     assert isinstance(command, StoreClient)
     await owner.close()
-    while "nobody serves" not in command._trouble:
+    while "no process serves" not in command._trouble:
         await asyncio.sleep(0.01)
     with hurried(command, 0.5), pytest.raises(MetadataUnavailable) as caught:
         await command.create("/a")
-    assert "nobody serves" in str(caught.value)
+    assert "no process serves" in str(caught.value)
     with pytest.raises(MetadataUnavailable):
         await house.open(serve=False, operation_timeout_s=0.3)
 
 
 async def test_a_command_without_a_server_is_told_soon_what_to_do(house: House) -> None:
     await (await house.open(create=True)).close()
-    with pytest.raises(MetadataUnavailable, match="nobody serves") as caught:
+    with pytest.raises(MetadataUnavailable, match="no process serves") as caught:
         await house.open(serve=False, operation_timeout_s=3600)
     assert "start a server" in caught.value.next_step
 
