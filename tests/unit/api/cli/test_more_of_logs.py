@@ -91,7 +91,7 @@ def test_one_writes_and_others_are_fenced(shell: Shell) -> None:
     assert shell.run("log", "writer", "show", "one-writer", "-o", "raw") == epoch
     shell.run("log", "writer", "acquire", "one-writer", "--holder", "you", code=4)
     again = "rollbook log writer acquire one-writer --holder you --wait"
-    assert re.search(rf"try: {again} --server \S+, or with --steal", shell.errors)
+    assert re.search(rf"try: {again} --server \S+, or use --steal", shell.errors)
     steal = ("log", "writer", "acquire", "one-writer", "--holder", "you", "--steal")
     shell.run(*steal, code=2)
     taken = shell.json(*steal, "--yes", "--ttl", "1h", "--attempt", "5c1c9a1e")

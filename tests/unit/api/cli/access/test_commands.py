@@ -132,7 +132,7 @@ def test_waiting_for_a_server_to_be_empty_can_fail(capsys: pytest.CaptureFixture
 
     access = Access("a:1", None, None, None, None, 0.01)
     drain_server(access, "log-2", resume=False, wait=False, output="raw")
-    with pytest.raises(QuorumTimeout, match="3 logs left") as caught:
+    with pytest.raises(QuorumTimeout, match="log-2 still owns 3 logs") as caught:
         drain_server(access, "log-2", resume=False, wait=True, output="raw")
     assert exit_code(caught.value) == 5
     assert "drain log-2 --server a:1 --wait" in caught.value.next_step

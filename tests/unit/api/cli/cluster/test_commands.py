@@ -70,7 +70,7 @@ async def test_what_goes_wrong_has_a_line_and_a_code(tmp_path: Path) -> None:
         (("info", "--metadata", "ftp://x"), 2, "zk://"),
         (("info", "--server", "log://127.0.0.1:1"), 5, "rollbook dev"),
         (("info", "--server", "x", "--metadata", url), 2, "either --metadata or --server"),
-        (("init", "--metadata", "zk+flat://localhost/ledgers"), 2, "--layout hierarchical"),
+        (("init", "--metadata", "zk+flat://localhost/ledgers"), 2, "--layout: hierarchical"),
         (("init", "--metadata", url, "--layout", "flat"), 2, "longhierarchical"),
     ]
     for (arguments, expected, hint), (code, output, errors) in zip(

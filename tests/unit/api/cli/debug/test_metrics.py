@@ -111,8 +111,8 @@ async def test_what_cannot_be_had_is_said(
     place = ScrapeTarget("log-1", url, "log-1~1")
     for seen.status in (302, 401, 500):
         assert f"answers {seen.status}" in await why_not(place, access)
-    assert "nobody answers" in await why_not(replace(place, url="http://127.0.0.1:1"), access)
-    assert "nobody answers" in await why_not(replace(place, url="http://[x:1"), access)
+    assert "no server answers" in await why_not(replace(place, url="http://127.0.0.1:1"), access)
+    assert "no server answers" in await why_not(replace(place, url="http://[x:1"), access)
     assert await gathered([replace(place, url="")], access) == ({}, {}), "nor could it be"
     monkeypatch.setattr(debug_metrics, "_PATIENCE_S", 0.2)
     seen.text = None
@@ -128,7 +128,7 @@ async def test_a_bundle_is_bounded(
     places = [ScrapeTarget(f"log-{n}", url) for n in range(3)]
     found, missing = await gathered(places, access)
     assert found == {"log-0": b"a_tot", "log-1": b"a_tot"}
-    assert "after the first 5 bytes" in str(missing["log-0"])
+    assert "only the first 5 bytes" in str(missing["log-0"])
     assert "more servers" in str(missing["log-2"])
 
 
@@ -194,7 +194,7 @@ async def test_a_page_over_tls_is_read_from_who_is_believed(
         assert await gathered([place], believing) == ({"log-1": b"a_total 1\n"}, {})
         assert seen.shown == "Bearer secret"
         seen.shown = ""
-        assert "nobody answers" in await why_not(place, access)
+        assert "no server answers" in await why_not(place, access)
         assert not seen.shown
         server.shutdown()
 

@@ -145,7 +145,7 @@ def test_a_log_with_other_records_than_the_file_is_refused(
         few.append_many([b"5"])
         refused = run_import(site, "few", file)
         assert (refused.returncode, few.tail_offset()) == (4, 5)
-        assert "more records than the file: 5, and not 4" in refused.stderr
+        assert "more records than the file: 5 instead of 4" in refused.stderr
 
 
 _NOT_TWICE: Final = "records that are there already are not appended again"
