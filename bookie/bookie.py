@@ -22,7 +22,7 @@ from typing import Any, Final, Protocol, cast
 import structlog
 
 from rollbook.bookie.config import BookieConfig, ServerConfig, SpaceConfig, StorageConfig
-from rollbook.bookie.core.repair_commands import RESTORED
+from rollbook.bookie.core.suggested_commands import RESTORED
 from rollbook.bookie.disk_maintenance import Space
 from rollbook.bookie.identity import Identity
 from rollbook.bookie.lifecycle_watch import LifecycleWatch

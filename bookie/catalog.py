@@ -31,7 +31,7 @@ from rollbook.bookie.core.record_format import (
     is_blank,
     unpack_file_header,
 )
-from rollbook.bookie.core.repair_commands import FORMAT
+from rollbook.bookie.core.suggested_commands import FORMAT
 from rollbook.bookie.core.torn_tail import Scan, scan
 from rollbook.bookie.journal_reading import write_again
 from rollbook.proto.errors import BookieFailed, DataLost, WrongCluster

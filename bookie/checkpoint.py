@@ -1,6 +1,6 @@
 """Turns a filled journal file into an entry log, and moves the replay start after it.
 
-A journal file is adopted or rewritten (`core/journal_adoption.py` decides). To adopt the file, a
+A journal file is adopted or rewritten (`core/journal_as_entry_log.py` decides). To adopt the file, a
 footer is written after its END, and its name is linked into a ledger directory. To rewrite the
 file, its entries are written to a new log, sorted by ledger and entry. In both cases the log is
 durable, under its name, before the catalog lists it. One catalog record has the log, the facts
@@ -33,7 +33,7 @@ from rollbook.bookie.damage_events import DamageEvents
 from rollbook.bookie.journal import JournalFile
 from rollbook.bookie.record_file import Cache, RecordFile
 from rollbook.bookie.sorted_log import Indexed, NewLog, SortedLog, SortedWriter, write_footer
-from rollbook.bookie.startup import log_path
+from rollbook.bookie.store_opening import log_path
 from rollbook.proto.ports import Clock, Disk, Randomness
 
 logger = structlog.get_logger()

@@ -40,8 +40,8 @@ from rollbook.bookie.core.possible_losses import EVERYTHING
 from rollbook.bookie.entry_log import EntryLog, EntryLogs
 from rollbook.bookie.record_file import Cache
 from rollbook.bookie.sorted_log import NewLog, SortedLog, SortedWriter
-from rollbook.bookie.startup import log_path
 from rollbook.bookie.storage import Storage
+from rollbook.bookie.store_opening import log_path
 from rollbook.proto.errors import TornRecord, WrongCluster
 from rollbook.proto.ids import NO_ENTRY
 from rollbook.proto.pacing import Pace

@@ -45,10 +45,10 @@ from rollbook.bookie.core.identity import (
     unpack_stamp,
     why_not_to_erase,
 )
-from rollbook.bookie.core.repair_commands import FORMAT
+from rollbook.bookie.core.suggested_commands import FORMAT
 from rollbook.bookie.inspection import StoreFiles
-from rollbook.bookie.startup import lock_directories, make_directories
 from rollbook.bookie.storage import Storage
+from rollbook.bookie.store_opening import lock_directories, make_directories
 from rollbook.proto.cluster.cluster import Cluster, ensure_own_root, require_cluster
 from rollbook.proto.cluster.cookies import Member, MemberNodes
 from rollbook.proto.cluster.ledger_ids import LedgerIds

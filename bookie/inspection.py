@@ -39,7 +39,7 @@ from rollbook.bookie.core.torn_tail import Rot, Scan, scan
 from rollbook.bookie.journal import journal_path
 from rollbook.bookie.journal_reading import first_record, read_back
 from rollbook.bookie.ledger_reports import LedgerViews, View
-from rollbook.bookie.startup import (
+from rollbook.bookie.store_opening import (
     HEADLESS_JOURNAL,
     LOSS_REMEDY,
     MISSING_JOURNAL,
@@ -270,7 +270,7 @@ class StoreFiles:
     # --- Obstacles to a start -----------------------------------------------------------------
 
     async def losses(self) -> AsyncIterator[StartObstacle]:
-        """Yields all losses that would make a start fail; the start itself (`startup.py`) stops at
+        """Yields all losses that would make a start fail; the start itself (`store_opening.py`) stops at
         the first one."""
         for directory in self._config.ledger_dirs:
             for number in await self._numbers(directory, ".log"):

@@ -23,7 +23,7 @@ from rollbook.bookie.config import StorageConfig
 from rollbook.bookie.core import catalog as changes
 from rollbook.bookie.core.control_records import Control
 from rollbook.bookie.core.group_commit import Frames, RecordPacker, Write, size_of
-from rollbook.bookie.core.journal_adoption import JournalShape
+from rollbook.bookie.core.journal_as_entry_log import JournalShape
 from rollbook.bookie.core.journal_index import JournalIndex
 from rollbook.bookie.core.journal_prezeroing import ZerosAhead
 from rollbook.bookie.core.lone_writer import LoneWriter

@@ -15,6 +15,7 @@ from itertools import count
 from typing import Final, NamedTuple
 
 from rollbook.bookie.core.byte_cache import ByteCache
+from rollbook.bookie.core.equal_length_slices import cut_evenly
 from rollbook.bookie.core.journal_index import EntryLocation
 from rollbook.bookie.core.record_format import (
     FILE_HEADER_BYTES,
@@ -24,7 +25,6 @@ from rollbook.bookie.core.record_format import (
     bodies_in,
 )
 from rollbook.bookie.core.salvage import proves_itself
-from rollbook.bookie.core.strided_slices import cut_evenly
 from rollbook.proto.errors import TornRecord
 from rollbook.proto.ports import Buffer, File
 

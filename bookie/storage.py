@@ -32,8 +32,8 @@ from rollbook.bookie.core.byte_cache import ByteCache
 from rollbook.bookie.core.control_records import Control, ControlOperation
 from rollbook.bookie.core.fencing import AddLimits, Ledger, LedgerFacts
 from rollbook.bookie.core.group_commit import Frames, Write, index_of, size_of
+from rollbook.bookie.core.id_ranges import Ranges
 from rollbook.bookie.core.journal_index import IntArray
-from rollbook.bookie.core.ranges import Ranges
 from rollbook.bookie.core.salvage import take_frames
 from rollbook.bookie.damage_events import DamageEvents
 from rollbook.bookie.entry_log import EntryLogs
@@ -42,8 +42,14 @@ from rollbook.bookie.journal import Journal, JournalFile, OnDone, set_when_done
 from rollbook.bookie.ledger_reports import LedgerViews
 from rollbook.bookie.record_file import Cache
 from rollbook.bookie.sorted_log import NewLog
-from rollbook.bookie.startup import FoundStore, find_store, lock_directories, log_path, make_store
 from rollbook.bookie.stats import Stats
+from rollbook.bookie.store_opening import (
+    FoundStore,
+    find_store,
+    lock_directories,
+    log_path,
+    make_store,
+)
 from rollbook.proto.errors import BookieReadOnly, EntryStateUnknown, Superseded
 from rollbook.proto.ids import LEDGER_ID_MAX, NO_ENTRY
 from rollbook.proto.ports import Clock, Disk, DiskLock, DiskSpace, Randomness

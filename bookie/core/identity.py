@@ -45,7 +45,7 @@ from typing import Final, NamedTuple
 import google_crc32c
 
 from rollbook.bookie.core.record_format import LATER_RELEASE
-from rollbook.bookie.core.repair_commands import FORMAT, REJOIN, WRITE_OFF
+from rollbook.bookie.core.suggested_commands import FORMAT, REJOIN, WRITE_OFF
 from rollbook.proto.errors import BadMetadata, UnsupportedVersion
 from rollbook.proto.formats.cookie import Cookie, pack_cookie, unpack_cookie
 from rollbook.proto.ids import BookieId

@@ -20,7 +20,7 @@ from rollbook.bookie.core.control_records import (
     is_of_control,
     unpack_controls,
 )
-from rollbook.bookie.core.journal_adoption import JournalShape
+from rollbook.bookie.core.journal_as_entry_log import JournalShape
 from rollbook.bookie.core.journal_index import IntArray, JournalIndex
 from rollbook.bookie.core.record_format import (
     ENTRY_LENGTH,

@@ -253,7 +253,7 @@ def test_no_help_loads_what_its_command_does() -> None:
     words |= {"click_types", "context", "context_option", "failures", "lazy_group", "log.writer"}
     words |= {"main", "metadata_option", "output", "rest_origin_option"}
     values = {
-        "bookie.core.repair_commands",
+        "bookie.core.suggested_commands",
         "proto.errors",
         "proto.formats.bounds",
         "proto.formats.layout",

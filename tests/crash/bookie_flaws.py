@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any, Final
 from unittest import mock
 
-from rollbook.bookie import catalog, checkpoint, startup
+from rollbook.bookie import catalog, checkpoint, store_opening
 from rollbook.bookie.core.catalog import ReplayStart
 from rollbook.bookie.core.fencing import Ledger
 from rollbook.bookie.journal import Journal, OnDone
@@ -80,7 +80,7 @@ def only_syncs_what_it_read() -> None:
     async def sync(file: File, _start: int, _end: int) -> None:
         await file.sync()
 
-    _patch(startup, "write_again", sync)
+    _patch(store_opening, "write_again", sync)
     _patch(catalog, "write_again", sync)
 
 

@@ -11,7 +11,7 @@ import click
 
 from rollbook.api.cli.bookie.options import bookie_options
 from rollbook.api.cli.output import examples, output_option, show_facts, show_rows
-from rollbook.bookie.core.repair_commands import FORMAT, INIT, REJOIN, WRITE_OFF
+from rollbook.bookie.core.suggested_commands import FORMAT, INIT, REJOIN, WRITE_OFF
 from rollbook.proto.printable import harmless
 
 if TYPE_CHECKING:  # Imported when a command needs them, to keep `--help` quick.

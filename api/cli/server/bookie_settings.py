@@ -15,7 +15,7 @@ from rollbook.api.cli.machine import RealMachine, check_log_level
 from rollbook.bookie.bk_server_conf import KEYS_OF, lines_of_keys, parse_properties, translate
 from rollbook.bookie.bookie import Settings, addresses_of, tls_address_of
 from rollbook.bookie.config import BookieConfig, ServerConfig, SpaceConfig, StorageConfig
-from rollbook.bookie.core.repair_commands import FORMAT, INIT, REJOIN, WRITE_OFF
+from rollbook.bookie.core.suggested_commands import FORMAT, INIT, REJOIN, WRITE_OFF
 from rollbook.bookie.identity import Identity
 from rollbook.proto.addresses import EVERY_ADDRESS, is_wildcard, parse_address
 from rollbook.proto.cluster.cluster import open_cluster

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 from unittest import mock
 
-from rollbook.bookie import catalog, journal_reading, startup
+from rollbook.bookie import catalog, journal_reading, store_opening
 from rollbook.bookie.catalog import CatalogFiles, _Generation
 from rollbook.bookie.checkpoint import Checkpointer
 from rollbook.bookie.core import record_format as records
@@ -99,10 +99,10 @@ def _drop_fence(self: LedgerFacts, journal: int) -> LedgerFacts:
     return replace(_with_drop(self, journal), is_fenced=False)
 
 
-_learn = startup._Boot._learn
+_learn = store_opening._Boot._learn
 
 
-def _drop_what_came_later(self: startup._Boot, replayed: Replayed, journal: int) -> None:
+def _drop_what_came_later(self: store_opening._Boot, replayed: Replayed, journal: int) -> None:
     """Replay takes the drop for the deletion that it looks like."""
     _learn(self, replayed, journal)
     for control in replayed.controls:
@@ -287,7 +287,7 @@ FLAWS: Final = {
     "fences are forgotten": Flaw(45_000, ((LedgerFacts, "with_fence", _forget),)),
     "deletions are forgotten": Flaw(90_000, ((LedgerFacts, "with_deletion", _forget),)),
     "a replayed drop takes what was added behind it": Flaw(
-        45_000, ((startup._Boot, "_learn", _drop_what_came_later),)
+        45_000, ((store_opening._Boot, "_learn", _drop_what_came_later),)
     ),
     "drops forget the fence": Flaw(90_000, ((LedgerFacts, "with_drop", _drop_fence),)),
     "explicit LACs go back": Flaw(90_000, ((LedgerFacts, "with_lac_packet", _take_any_lac),)),
@@ -309,14 +309,16 @@ FLAWS: Final = {
     "a new catalog counts before it is synced": Flaw(90_000, ((_Generation, "sync", _do_nothing),)),
     # Boot (B1, B3).
     "bodies are not verified": Flaw(45_000, ((RecordReader, "body", _unverified_body),)),
-    "torn tails are taken for rot": Flaw(20_000, ((startup, "read_back", _read_back_as_rot),)),
+    "torn tails are taken for rot": Flaw(
+        20_000, ((store_opening, "read_back", _read_back_as_rot),)
+    ),
     "boot builds on a journal that is not synced": Flaw(
-        90_000, ((startup, "write_again", _do_nothing),)
+        90_000, ((store_opening, "write_again", _do_nothing),)
     ),
     "boot builds on a catalog that is not synced": Flaw(
         90_000, ((catalog, "write_again", _do_nothing),)
     ),
-    "new folders are not synced": Flaw(45_000, ((startup, "_sync_ancestors", _do_nothing),)),
+    "new folders are not synced": Flaw(45_000, ((store_opening, "_sync_ancestors", _do_nothing),)),
     # Identity (B8).
     "a stamp is not synced": Flaw(
         20_000, ((Identity, "_replace", _replace_unsynced),), is_of_identity=True

@@ -19,7 +19,7 @@ from itertools import islice
 from typing import Final, NamedTuple, cast
 
 from rollbook.bookie.config import StorageConfig
-from rollbook.bookie.core.repair_commands import FORMAT, REJOIN
+from rollbook.bookie.core.suggested_commands import FORMAT, REJOIN
 from rollbook.bookie.identity import Identity
 from rollbook.bookie.storage import Storage
 from rollbook.proto.cluster.cluster import Cluster, initialise

@@ -9,7 +9,7 @@ import structlog
 
 from rollbook.bookie.catalog import CatalogFiles
 from rollbook.bookie.config import StorageConfig
-from rollbook.bookie.core.repair_commands import WRITE_OFF
+from rollbook.bookie.core.suggested_commands import WRITE_OFF
 from rollbook.bookie.storage import Storage
 from rollbook.proto.errors import DataLost, EntryStateUnknown
 from rollbook.proto.ports import OpenMode

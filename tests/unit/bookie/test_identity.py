@@ -12,7 +12,7 @@ import pytest
 from rollbook.bookie.config import StorageConfig
 from rollbook.bookie.core.identity import STAMP, StartDecision
 from rollbook.bookie.core.record_format import FILE_HEADER_BYTES, unpack_file_header
-from rollbook.bookie.core.repair_commands import FORMAT, REJOIN, WRITE_OFF
+from rollbook.bookie.core.suggested_commands import FORMAT, REJOIN, WRITE_OFF
 from rollbook.bookie.identity import Formatted, Identity
 from rollbook.bookie.storage import Storage
 from rollbook.proto.cluster.cluster import initialise, open_cluster

@@ -4,14 +4,14 @@ import asyncio
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from rollbook.bookie import record_file, startup
+from rollbook.bookie import record_file, store_opening
 from rollbook.bookie.connection import Connection
 from rollbook.bookie.core.control_records import Control, ControlOperation
+from rollbook.bookie.core.equal_length_slices import cut_evenly
 from rollbook.bookie.core.fencing import LedgerFacts
 from rollbook.bookie.core.journal_index import IntArray
 from rollbook.bookie.core.memory_budget import ConnectionMemory
 from rollbook.bookie.core.replay import Replayed
-from rollbook.bookie.core.strided_slices import cut_evenly
 from rollbook.bookie.core.surplus import SurplusCopies
 from rollbook.bookie.deleted_ledger_scan import DeletedLedgerScan
 from rollbook.bookie.entry_reader import Reading
@@ -236,10 +236,10 @@ def _drop_fence(self: LedgerFacts, journal: int) -> LedgerFacts:
     return replace(_with_drop(self, journal), is_fenced=False)
 
 
-_learn = startup._Boot._learn
+_learn = store_opening._Boot._learn
 
 
-def _drop_what_came_later(self: startup._Boot, replayed: Replayed, journal: int) -> None:
+def _drop_what_came_later(self: store_opening._Boot, replayed: Replayed, journal: int) -> None:
     _learn(self, replayed, journal)
     for control in replayed.controls:
         if control.operation is ControlOperation.DROP:
@@ -398,7 +398,7 @@ BOOKIE_MUTANTS: Final = (
         "dropped-again",
         "A replay of the journal drops what was added behind the drop, too (B16).",
         500,
-        ((startup._Boot, "_learn", _drop_what_came_later),),
+        ((store_opening._Boot, "_learn", _drop_what_came_later),),
         Focus((Kind.KILL, Kind.POWER_CUT), verbs=("move",)),
     ),
     BookieMutant(

@@ -24,7 +24,7 @@ from rollbook.bookie.checkpoint import Checkpointer
 from rollbook.bookie.compaction import Compactor
 from rollbook.bookie.config import BookieConfig, SpaceConfig
 from rollbook.bookie.core import catalog as core_catalog
-from rollbook.bookie.core import strided_slices
+from rollbook.bookie.core import equal_length_slices
 from rollbook.bookie.garbage import Garbage
 from rollbook.bookie.identity import Identity
 from rollbook.bookie.scrub import Scrubber
@@ -129,7 +129,7 @@ _INNER_STEPS: Final[tuple[InnerStep, ...]] = (
     (Compactor, "_rewrite", "compact"),
     (Compactor, "_remove_empty", "remove"),
     (Scrubber, "scrub", "scrub"),
-    (strided_slices, "_cut_of", "cut evenly"),
+    (equal_length_slices, "_cut_of", "cut evenly"),
 )
 # What takes minutes takes moments, and what is done in one go takes turns.
 _RESTLESS: Final[tuple[Patch, ...]] = (

@@ -12,8 +12,8 @@ from typing import Any, Final
 
 from rollbook.bookie import record_file
 from rollbook.bookie.core import catalog
+from rollbook.bookie.core.equal_length_slices import cut_evenly
 from rollbook.bookie.core.fencing import LedgerFacts
-from rollbook.bookie.core.strided_slices import cut_evenly
 from rollbook.bookie.entry_reader import Reading
 from rollbook.bookie.identity import Identity
 from rollbook.bookie.journal import Journal

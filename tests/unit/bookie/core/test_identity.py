@@ -25,7 +25,7 @@ from rollbook.bookie.core.identity import (
     unpack_stamp,
     why_not_to_erase,
 )
-from rollbook.bookie.core.repair_commands import FORMAT, REJOIN, WRITE_OFF
+from rollbook.bookie.core.suggested_commands import FORMAT, REJOIN, WRITE_OFF
 from rollbook.proto.errors import BadMetadata, UnsupportedVersion
 from rollbook.proto.formats.cookie import Cookie, unpack_cookie
 from rollbook.proto.ids import BookieId, EntryId, LedgerId

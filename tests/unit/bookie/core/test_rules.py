@@ -14,7 +14,7 @@ from rollbook.bookie.core.control_records import (
 )
 from rollbook.bookie.core.fencing import LedgerFacts
 from rollbook.bookie.core.group_commit import Frames, RecordPacker, index_of, size_of
-from rollbook.bookie.core.journal_adoption import JournalShape
+from rollbook.bookie.core.journal_as_entry_log import JournalShape
 from rollbook.bookie.core.possible_losses import PossibleLosses
 from rollbook.bookie.core.record_format import (
     FILE_HEADER_BYTES,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from rollbook.bookie.startup import make_store
+from rollbook.bookie.store_opening import make_store
 from tests.simulation.checkers.ledger.facts import fences_on_disk
 from tests.simulation.kernel.world import Node, World
 from tests.simulation.mutants import search

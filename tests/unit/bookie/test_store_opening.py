@@ -17,8 +17,8 @@ from rollbook.bookie.core.record_format import (
 )
 from rollbook.bookie.core.torn_tail import scan
 from rollbook.bookie.inspection import StoreFiles
-from rollbook.bookie.startup import SHORT_JOURNAL
 from rollbook.bookie.storage import Storage
+from rollbook.bookie.store_opening import SHORT_JOURNAL
 from rollbook.proto.errors import EntryStateUnknown
 from tests.crash.images.step_disk import StepDisk, StepFile, step
 from tests.simulation.kernel import Node

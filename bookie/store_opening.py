@@ -31,8 +31,8 @@ from rollbook.bookie.core.record_format import (
     RecordReader,
     unpack_file_header,
 )
-from rollbook.bookie.core.repair_commands import FORMAT, WRITE_OFF
 from rollbook.bookie.core.replay import Replayed
+from rollbook.bookie.core.suggested_commands import FORMAT, WRITE_OFF
 from rollbook.bookie.entry_log import open_record_file
 from rollbook.bookie.journal import JournalFile, journal_path
 from rollbook.bookie.journal_reading import ReadBack, is_blank_from, read_back, write_again

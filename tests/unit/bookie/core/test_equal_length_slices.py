@@ -5,7 +5,7 @@ from array import array
 
 import pytest
 
-from rollbook.bookie.core.strided_slices import cut_evenly
+from rollbook.bookie.core.equal_length_slices import cut_evenly
 
 ORIGIN = 5_000  # Where the body lies in its file.
 

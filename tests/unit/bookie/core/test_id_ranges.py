@@ -5,7 +5,7 @@ from array import array
 
 import pytest
 
-from rollbook.bookie.core.ranges import Ranges, ranges_of
+from rollbook.bookie.core.id_ranges import Ranges, ranges_of
 
 
 def test_runs_of_ascending_ids() -> None:
