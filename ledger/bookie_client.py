@@ -19,8 +19,8 @@ from functools import partial
 from operator import attrgetter
 from typing import Final, Protocol, TypeAlias, cast
 
-from rollbook.ledger.capacity import Capacity
 from rollbook.ledger.config import ClientConfig
+from rollbook.ledger.inflight_limit import Capacity
 from rollbook.ledger.send_queue import CHUNK_BYTES_MAX, SendQueue, in_pieces
 from rollbook.ledger.tick_flush import TickFlush
 from rollbook.proto.errors import (

@@ -24,10 +24,10 @@ from rollbook.ledger.config import ClientConfig
 from rollbook.ledger.core.health import Health
 from rollbook.ledger.core.placement import Placement
 from rollbook.ledger.core.verification import LedgerVerification
-from rollbook.ledger.pardon import pardon_those_that_answer
+from rollbook.ledger.lost_bookie_watch import SeatWatch
+from rollbook.ledger.quarantine_release import pardon_those_that_answer
 from rollbook.ledger.reader import LedgerReader
 from rollbook.ledger.recovery import LedgerRecovery
-from rollbook.ledger.seat_watch import SeatWatch
 from rollbook.ledger.verifier import Verifier
 from rollbook.ledger.writer import LedgerWriter
 from rollbook.proto.cluster.bookie_watcher import BookieWatcher, LiveBookies

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from rollbook.bookie.lifecycle_watch import LifecycleWatch
-from rollbook.ledger.seat_watch import SeatWatch
+from rollbook.ledger.lost_bookie_watch import SeatWatch
 from rollbook.proto.cluster.bookie_watcher import BookieWatcher, LiveBookies
 from rollbook.proto.cluster.election import Election
 from rollbook.proto.cluster.ledger_nodes import LedgerNodes, StoredLedger

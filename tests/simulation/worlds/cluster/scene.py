@@ -19,8 +19,8 @@ from math import inf
 from typing import Any, Final, Never
 
 from rollbook.bookie import bookie
-from rollbook.ledger import seat_watch
-from rollbook.ledger.core.lost_members import LostMembers
+from rollbook.ledger import lost_bookie_watch
+from rollbook.ledger.core.lost_bookies import LostMembers
 from rollbook.ledger.metadata_writer import MetadataWriter
 from rollbook.proto.cluster.cluster import initialise
 from rollbook.proto.formats.layout import Layout
@@ -100,7 +100,7 @@ class ClusterScene:
 
 # What takes minutes in production takes moments here, in the same order.
 _RESTLESS: Final[tuple[Patch, ...]] = (
-    (seat_watch, "LostMembers", partial(LostMembers, round(ABSENT_S * 1e9))),
+    (lost_bookie_watch, "LostMembers", partial(LostMembers, round(ABSENT_S * 1e9))),
     (failures, "PAUSE_S_MAX", 8),
     (drains, "ATTEMPTS_WITHOUT_TARGET", 3),
     (checks, "_SILENT_S", 1.0),

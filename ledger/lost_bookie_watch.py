@@ -1,12 +1,12 @@
 """Checks once a second whether bookies with seats in this client's open ledgers are lost
-(`core/lost_members.py`), and lets the writers replace them, at most 500 seats a second.
+(`core/lost_bookies.py`), and lets the writers replace them, at most 500 seats a second.
 """
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Final
 
-from rollbook.ledger.core.lost_members import LostMembers, reason_to_leave
+from rollbook.ledger.core.lost_bookies import LostMembers, reason_to_leave
 from rollbook.ledger.writer import LedgerWriter
 from rollbook.proto.cluster.bookie_watcher import LiveBookies
 from rollbook.proto.errors import BookieUnreachable
