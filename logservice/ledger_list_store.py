@@ -13,7 +13,7 @@ import structlog
 
 from rollbook.ledger.writer import LedgerWriter
 from rollbook.logservice.core.ledger_list import LedgerList, Segment
-from rollbook.logservice.core.takeover import pause_s
+from rollbook.logservice.core.takeover_segments import pause_s
 from rollbook.logservice.log_config import LogConfig
 from rollbook.logservice.log_metadata import StoredLog
 from rollbook.logservice.owner_context import OwnerContext

@@ -25,6 +25,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Final
 
+from rollbook.logservice.core.cluster_uptime import Witness
 from rollbook.logservice.core.cursors import (
     CURSOR_VERSION_BITS,
     CURSORS_MAX,
@@ -42,8 +43,8 @@ from rollbook.logservice.core.cursors import (
     unpack_guards,
 )
 from rollbook.logservice.core.ledger_list import LedgerList, ListedLogState, LogEvent, draw_log_uid
-from rollbook.logservice.core.lived_time import Witness
-from rollbook.logservice.core.log_format import (
+from rollbook.logservice.core.log_incarnations import check_life, text_of
+from rollbook.logservice.core.log_node_format import (
     TOKEN_BYTES,
     Displaced,
     pack_displaced,
@@ -51,7 +52,6 @@ from rollbook.logservice.core.log_format import (
     unpack_displaced,
     unpack_log_node,
 )
-from rollbook.logservice.core.log_lives import check_life, text_of
 from rollbook.logservice.ids import OFFSET_MAX, CursorName, LogName, LogUid, Offset, parse_name
 from rollbook.logservice.log_config import CONFIG_FIELDS, ConfigValues, LogConfig
 from rollbook.logservice.messages import CommitCursor, CommitCursorBy, Cursor, DeleteCursor

@@ -16,7 +16,7 @@ from rollbook.logservice.core.log_end import (
     TailWatch,
     unowned_end,
 )
-from rollbook.logservice.core.log_lives import check_life, text_of
+from rollbook.logservice.core.log_incarnations import check_life, text_of
 from rollbook.logservice.core.read_bounds import Until, cut_to_size
 from rollbook.logservice.ids import (
     Ago,
@@ -49,12 +49,12 @@ from rollbook.logservice.offset_lookup import (
     NOT_OWNED,
     find_offset_at,
 )
-from rollbook.logservice.owner_tails import OwnerTails
+from rollbook.logservice.peer_tails import OwnerTails
 from rollbook.logservice.reader import LogReader, OwnerLookup, ReaderOptions
 from rollbook.logservice.server import LogServer
 from rollbook.logservice.stats import LogStats, largest
-from rollbook.logservice.tail_directory import TailDirectory
 from rollbook.logservice.tail_lookup import TailLookup
+from rollbook.logservice.watched_tails import TailDirectory
 from rollbook.proto.errors import (
     InvalidRequest,
     Overloaded,

@@ -15,7 +15,7 @@ from typing import Final
 
 import structlog
 
-from rollbook.logservice.core.clocks import odd_clocks
+from rollbook.logservice.core.clock_agreement import odd_clocks
 from rollbook.logservice.core.owner_placement import Suggestions, server_name
 from rollbook.logservice.core.server_record import (
     ServerRecord,

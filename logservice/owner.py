@@ -20,7 +20,7 @@ import structlog
 from rollbook.logservice.append_path import AppendPath, Loss, resolver_of
 from rollbook.logservice.core.control_blocks import Opened, SealBlock
 from rollbook.logservice.core.ledger_list import LedgerList, ListedLogState, LogEvent, Sizes
-from rollbook.logservice.core.log_lives import text_of
+from rollbook.logservice.core.log_incarnations import text_of
 from rollbook.logservice.core.record_block import BlockInfo, Limits
 from rollbook.logservice.core.roll_rules import DEMAND, TRUNCATION, SegmentLimits
 from rollbook.logservice.ids import LogName, Offset, OwnerEpoch, SegmentId, WriterEpoch

@@ -26,8 +26,8 @@ from typing import Final, Protocol
 import structlog
 
 from rollbook.ledger.ledgers import Ledgers
+from rollbook.logservice.core.cluster_uptime import NO_GAPS, LivedTime
 from rollbook.logservice.core.ledger_list import LedgerList, ListedLogState, LogEvent
-from rollbook.logservice.core.lived_time import NO_GAPS, LivedTime
 from rollbook.logservice.core.retention import find_expired, is_free
 from rollbook.logservice.ids import LogName, Offset
 from rollbook.logservice.log_metadata import LogMetadataStore, StoredLog

@@ -21,8 +21,9 @@ import structlog
 
 from rollbook.ledger.ledgers import Ledgers
 from rollbook.logservice.config import LogServiceConfig
+from rollbook.logservice.core.failed_takeovers import FailedOpening, UnopenedLogs
 from rollbook.logservice.core.ledger_list import LedgerList
-from rollbook.logservice.core.log_lives import check_life, text_of
+from rollbook.logservice.core.log_incarnations import check_life, text_of
 from rollbook.logservice.core.owner_placement import life_of, server_name
 from rollbook.logservice.core.ownership import (
     RETRY_MS,
@@ -32,10 +33,9 @@ from rollbook.logservice.core.ownership import (
     released_by,
     suggested_server,
 )
-from rollbook.logservice.core.producer_memory import ProducerMemory
+from rollbook.logservice.core.producer_budget import ProducerMemory
 from rollbook.logservice.core.server_record import ServerRecord
 from rollbook.logservice.core.takeover_backoff import TakeoverPatience
-from rollbook.logservice.core.unopened_logs import FailedOpening, UnopenedLogs
 from rollbook.logservice.cursor_lags import CursorLags
 from rollbook.logservice.ids import LogName, ServerId, ServerInfo
 from rollbook.logservice.log_metadata import LogMetadataStore, StoredLog

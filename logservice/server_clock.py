@@ -1,4 +1,4 @@
-"""The clock that a log server's owners use. `core/clocks.py` has its rules.
+"""The clock that a log server's owners use. `core/clock_agreement.py` has its rules.
 
 It is a `Clock`: its monotonic time is the machine's, and its wall time is the server's (CK2).
 """
@@ -9,7 +9,7 @@ from typing import Final
 
 import structlog
 
-from rollbook.logservice.core.clocks import CLOCKS_APART_US_MAX, ServerTime, odd_clocks
+from rollbook.logservice.core.clock_agreement import CLOCKS_APART_US_MAX, ServerTime, odd_clocks
 from rollbook.logservice.ids import ServerId
 from rollbook.logservice.log_metadata import LogMetadataStore
 from rollbook.proto.errors import ClockDisagrees

@@ -12,6 +12,7 @@ from typing import Final
 
 from rollbook.logservice import messages as words
 from rollbook.logservice.append_stream import ServerAppendStream
+from rollbook.logservice.core.failed_takeovers import FailedOpening
 from rollbook.logservice.core.ledger_list import (
     NOT_COUNTED,
     LedgerList,
@@ -22,7 +23,7 @@ from rollbook.logservice.core.ledger_list import (
 from rollbook.logservice.core.log_end import (
     closed_end,
 )
-from rollbook.logservice.core.log_lives import check_life, text_of
+from rollbook.logservice.core.log_incarnations import check_life, text_of
 from rollbook.logservice.core.log_views import (
     check_etag,
     etag_of,
@@ -31,7 +32,6 @@ from rollbook.logservice.core.log_views import (
     with_lost,
 )
 from rollbook.logservice.core.record_block import BlockInfo, check_block
-from rollbook.logservice.core.unopened_logs import FailedOpening
 from rollbook.logservice.ids import (
     NO_WRITER_YET,
     LogName,
@@ -55,7 +55,7 @@ from rollbook.logservice.offset_lookup import (
     find_tail,
 )
 from rollbook.logservice.owner import Owner
-from rollbook.logservice.owner_tails import AskPeer, OwnerTails
+from rollbook.logservice.peer_tails import AskPeer, OwnerTails
 from rollbook.logservice.server import LogServer
 from rollbook.logservice.stats import NAMESPACE, AppendLaps, LogStats
 from rollbook.logservice.tail_lookup import TailLookup

@@ -22,7 +22,7 @@ from rollbook.logservice.ids import AtOffset, LogName, Offset
 from rollbook.logservice.messages import LogTail
 from rollbook.logservice.offset_lookup import NOT_OWNED, find_last_time, find_tail
 from rollbook.logservice.owner import Owner
-from rollbook.logservice.owner_tails import OwnerTails
+from rollbook.logservice.peer_tails import OwnerTails
 from rollbook.logservice.server import LogServer
 from rollbook.proto.errors import LogDeleted, NoSuchLog, NotOwner, OwnerChanging, RollbookError
 

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final, Self
 
-from rollbook.logservice.core.log_format import FORMAT_VERSION, check_version
+from rollbook.logservice.core.log_node_format import FORMAT_VERSION, check_version
 from rollbook.logservice.ids import (
     FIRST_OFFSET,
     CursorName,

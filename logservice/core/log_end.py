@@ -21,7 +21,7 @@ from dataclasses import replace
 from enum import Enum, auto
 
 from rollbook.logservice.core.ledger_list import LedgerList, ListedLogState
-from rollbook.logservice.core.log_lives import text_of
+from rollbook.logservice.core.log_incarnations import text_of
 from rollbook.logservice.ids import Offset
 from rollbook.logservice.messages import LogTail
 from rollbook.proto.errors import BeyondTail

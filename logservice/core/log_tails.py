@@ -24,7 +24,7 @@ from enum import Enum, auto
 from typing import Final, Self
 
 from rollbook.logservice.core.ledger_list import LedgerList, ListedLogState
-from rollbook.logservice.core.log_lives import text_of
+from rollbook.logservice.core.log_incarnations import text_of
 from rollbook.logservice.core.ownership import IsAlive
 from rollbook.logservice.ids import (
     FIRST_OFFSET,

@@ -5,7 +5,7 @@ from dataclasses import replace
 from hashlib import blake2b
 
 from rollbook.logservice.core.ledger_list import NOT_COUNTED, LedgerList, Segment, Size, Sizes
-from rollbook.logservice.core.log_lives import check_life, text_of
+from rollbook.logservice.core.log_incarnations import check_life, text_of
 from rollbook.logservice.ids import NO_OWNER_YET, LogName, SegmentId
 from rollbook.logservice.log_config import LogConfig
 from rollbook.logservice.messages import (

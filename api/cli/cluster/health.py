@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from rollbook.api.cli.cluster.actions import list_bookies, run_on_store
-from rollbook.logservice.core.clocks import odd_clocks
+from rollbook.logservice.core.clock_agreement import odd_clocks
 from rollbook.logservice.core.server_record import ServerRecord, unpack_server_record
 from rollbook.logservice.log_config import DEFAULT_QUORUM
 from rollbook.logservice.membership import FOLDER

@@ -21,7 +21,7 @@ from rollbook.logservice.core.ledger_list import (
     LogEvent,
     Segment,
 )
-from rollbook.logservice.core.log_format import unpack_log_node
+from rollbook.logservice.core.log_node_format import unpack_log_node
 from rollbook.logservice.messages import AppendAck
 from rollbook.logservice.retention import RETENTION
 from rollbook.proto.formats.layout import Layout

@@ -22,9 +22,9 @@ from rollbook.logservice import (
 from rollbook.logservice import retention as log_retention
 from rollbook.logservice.append_path import AppendPath
 from rollbook.logservice.core import ledger_list, retention, segments
+from rollbook.logservice.core.cluster_uptime import LivedTime, Witness
 from rollbook.logservice.core.cursors import TruncationGuards
 from rollbook.logservice.core.ledger_list import LedgerList, ListedLogState, LogEvent, Segment
-from rollbook.logservice.core.lived_time import LivedTime, Witness
 from rollbook.logservice.core.log_end import listed_end
 from rollbook.logservice.core.log_state import LogMemory
 from rollbook.logservice.core.pending_commits import PendingCommits

@@ -30,7 +30,7 @@ from rollbook.logservice.core.cursors import (
     unpack_guards,
 )
 from rollbook.logservice.core.ledger_list import LedgerList, LogEvent
-from rollbook.logservice.core.log_format import pack_log_node, unpack_log_node
+from rollbook.logservice.core.log_node_format import pack_log_node, unpack_log_node
 from rollbook.logservice.core.log_state import LogMemory
 from rollbook.logservice.core.producers import AppendedBatch
 from rollbook.logservice.core.record_block import (

@@ -17,7 +17,7 @@ from rollbook.logservice.core.log_end import (
     source_of_end,
     unowned_end,
 )
-from rollbook.logservice.core.log_lives import text_of
+from rollbook.logservice.core.log_incarnations import text_of
 from rollbook.logservice.ids import Offset
 from rollbook.proto.errors import BeyondTail
 from tests.unit.logservice.lists import ANNA, EMPTY, UID, closed, rolled

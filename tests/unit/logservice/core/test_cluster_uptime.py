@@ -4,7 +4,13 @@ import random
 
 import pytest
 
-from rollbook.logservice.core.lived_time import GAPS_MAX, NO_GAPS, LivedTime, LivedTimeGap, Witness
+from rollbook.logservice.core.cluster_uptime import (
+    GAPS_MAX,
+    NO_GAPS,
+    LivedTime,
+    LivedTimeGap,
+    Witness,
+)
 from rollbook.proto.errors import BadMetadata
 
 S = 1_000_000

@@ -1,6 +1,6 @@
 """LS10: a barrier takes something that was sent after the question."""
 
-from rollbook.logservice.core.barrier import Barriers
+from rollbook.logservice.core.read_barrier import Barriers
 
 
 def test_any_append_behind_the_question_will_do() -> None:

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollbook.logservice.core.ledger_list import EVENTS_MAX, LedgerList, LogEvent
-from rollbook.logservice.core.log_format import pack_log_node, unpack_log_node
+from rollbook.logservice.core.log_node_format import pack_log_node, unpack_log_node
 from rollbook.logservice.ids import Offset, OwnerEpoch, SegmentId, ServerId, ServerInfo
 from rollbook.logservice.log_config import LogConfig, WriterMode
 from rollbook.logservice.schema import log_node_pb2 as schema

@@ -2,7 +2,7 @@
 
 import pytest
 
-from rollbook.logservice.core.clocks import CLOCKS_APART_US_MAX, ServerTime, odd_clocks
+from rollbook.logservice.core.clock_agreement import CLOCKS_APART_US_MAX, ServerTime, odd_clocks
 
 S = 1_000_000
 MS_NS = 1_000_000

@@ -8,7 +8,7 @@ from typing import Final
 import pytest
 
 from rollbook.logservice import messages as words
-from rollbook.logservice import tail_directory
+from rollbook.logservice import watched_tails
 from rollbook.logservice.core.record_block import pack_block
 from rollbook.logservice.ids import AtOffset, LogName, Offset
 from rollbook.logservice.log_config import LogConfig
@@ -169,7 +169,7 @@ async def test_a_scan_that_fails_is_made_again(
     log = LogName("ns", "log")
     await make(a, log)
     names, failures = LogMetadataStore.names, [MetadataUnavailable() for _ in range(10)]
-    monkeypatch.setattr(tail_directory, "_PAUSE_S", 0.01)
+    monkeypatch.setattr(watched_tails, "_PAUSE_S", 0.01)
 
     async def names_at_last(
         nodes: LogMetadataStore, namespace: str, prefix: str = ""
