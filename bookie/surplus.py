@@ -21,7 +21,7 @@ from rollbook.bookie.stats import Stats
 from rollbook.bookie.storage import Storage
 from rollbook.proto.cluster.cluster import Cluster, require_cluster
 from rollbook.proto.cluster.ledger_nodes import LedgerNodes
-from rollbook.proto.cluster.marks import Lock, Marks
+from rollbook.proto.cluster.underreplication_marks import Lock, Marks
 from rollbook.proto.errors import BadMetadata, BookieFailed, NoSuchLedger, RollbookError
 from rollbook.proto.event_budget import EventBudget
 from rollbook.proto.ids import BookieId, LedgerId

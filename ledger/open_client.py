@@ -17,7 +17,7 @@ from rollbook.ledger.ledgers import Ledgers
 from rollbook.proto.cluster.cluster import open_cluster
 from rollbook.proto.metastore.url import MetadataUrl
 from rollbook.proto.runtime.clock import SystemClock
-from rollbook.proto.runtime.logs import log_as_a_library
+from rollbook.proto.runtime.logging_setup import log_as_a_library
 from rollbook.proto.runtime.malloc_tuning import keep_pieces_of_messages
 from rollbook.proto.runtime.metastore import open_metadata_store
 from rollbook.proto.runtime.network import SocketTransport

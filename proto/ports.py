@@ -320,7 +320,7 @@ class MetadataStore(Protocol):
 
     The three stores behave alike: ZooKeeper is the model, and one contract suite tests all of them.
 
-    Paths look like `/a/b`, without a trailing slash. `rollbook.proto.metastore.core.ops` defines
+    Paths look like `/a/b`, without a trailing slash. `rollbook.proto.metastore.core.request_checks` defines
     which requests are valid (names, sizes, versions); others are refused before anything is sent.
     Reads may be answered by a replica that lags; call `sync()` first where freshness matters. A
     client always sees its own writes, and its calls are served in the order in which it made them.

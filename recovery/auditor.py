@@ -25,7 +25,7 @@ from rollbook.proto.cluster.bookie_watcher import BookieWatcher, LiveBookies
 from rollbook.proto.cluster.cluster import Cluster
 from rollbook.proto.cluster.cookies import CookieNodes
 from rollbook.proto.cluster.election import Vote
-from rollbook.proto.cluster.marks import Marks
+from rollbook.proto.cluster.underreplication_marks import Marks
 from rollbook.proto.errors import BadMetadata, MetadataConflict, SessionExpired
 from rollbook.proto.ids import BookieId, LedgerId
 from rollbook.proto.ports import Clock, MetadataStore

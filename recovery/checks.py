@@ -26,7 +26,7 @@ from rollbook.ledger.core.verification import Copy, CopyState
 from rollbook.ledger.ledgers import Ledgers, credentials
 from rollbook.ledger.verifier import Verifier
 from rollbook.proto.cluster.ledger_nodes import LedgerNodes
-from rollbook.proto.cluster.marks import Marks
+from rollbook.proto.cluster.underreplication_marks import Marks
 from rollbook.proto.errors import (
     BadMetadata,
     BookieFailed,

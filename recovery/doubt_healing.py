@@ -26,7 +26,7 @@ import structlog
 
 from rollbook.ledger.ledgers import Ledgers
 from rollbook.proto.cluster.bookie_watcher import BookieWatcher
-from rollbook.proto.cluster.marks import Marks
+from rollbook.proto.cluster.underreplication_marks import Marks
 from rollbook.proto.errors import RollbookError
 from rollbook.proto.ids import BookieId
 from rollbook.proto.ports import Clock

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from rollbook.ledger.ledgers import Ledgers
 from rollbook.proto.cluster.ledger_nodes import LedgerNodes
-from rollbook.proto.cluster.marks import Marks
+from rollbook.proto.cluster.underreplication_marks import Marks
 from rollbook.proto.errors import BadMetadata, NoSuchLedger, RollbookError
 from rollbook.proto.ids import BookieId, LedgerId
 from rollbook.proto.metadata import LedgerMetadata

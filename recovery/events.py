@@ -17,8 +17,8 @@ from typing import Final, Never
 import structlog
 
 from rollbook.proto.cluster.cluster import Cluster
-from rollbook.proto.cluster.marks import Marks, MarkTree
 from rollbook.proto.cluster.uncertain_writes import children_surely, read_surely
+from rollbook.proto.cluster.underreplication_marks import Marks, MarkTree
 from rollbook.proto.errors import (
     BadMetadata,
     InvalidRequest,

@@ -24,8 +24,8 @@ from rollbook.ledger.ledgers import UNCLAIMED, Ledgers, credentials
 from rollbook.ledger.verifier import Verifier
 from rollbook.proto.cluster.cookies import MemberNodes
 from rollbook.proto.cluster.ledger_nodes import LedgerNodes, StoredLedger
-from rollbook.proto.cluster.marks import Lock
 from rollbook.proto.cluster.uncertain_writes import read_surely
+from rollbook.proto.cluster.underreplication_marks import Lock
 from rollbook.proto.errors import (
     BookieReadOnly,
     MetadataConflict,

@@ -20,7 +20,7 @@ from rollbook.ledger.ledgers import Ledgers
 from rollbook.proto.cluster.bookie_watcher import BookieWatcher
 from rollbook.proto.cluster.cluster import ensure_own_root
 from rollbook.proto.cluster.election import Election, Vote
-from rollbook.proto.cluster.marks import Marks
+from rollbook.proto.cluster.underreplication_marks import Marks
 from rollbook.proto.errors import BadMetadata, NoSuchLedger, RollbookError
 from rollbook.proto.ids import BookieId, LedgerId
 from rollbook.proto.ports import Clock, MetadataStore, Randomness

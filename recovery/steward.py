@@ -33,8 +33,8 @@ from rollbook.proto.cluster.cookies import MemberNodes
 from rollbook.proto.cluster.election import Vote
 from rollbook.proto.cluster.ledger_nodes import LedgerNodes
 from rollbook.proto.cluster.lifecycle_nodes import LifecycleNodes, StoredLifecycle
-from rollbook.proto.cluster.marks import Marks
 from rollbook.proto.cluster.uncertain_writes import read_surely
+from rollbook.proto.cluster.underreplication_marks import Marks
 from rollbook.proto.errors import (
     BadMetadata,
     MetadataConflict,

@@ -19,7 +19,6 @@ from typing import Final, Generic, TypeVar
 import structlog
 
 from rollbook.proto.cluster.cluster import Cluster, ensure_own_root
-from rollbook.proto.cluster.marks import Checked, Marks, MarkTree
 from rollbook.proto.cluster.sparse_nodes import create_sparse, remove_empty_parents
 from rollbook.proto.cluster.uncertain_writes import (
     delete_surely,
@@ -28,6 +27,7 @@ from rollbook.proto.cluster.uncertain_writes import (
     read_surely,
     set_surely,
 )
+from rollbook.proto.cluster.underreplication_marks import Checked, Marks, MarkTree
 from rollbook.proto.errors import (
     BadMetadata,
     InvalidRequest,

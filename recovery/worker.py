@@ -21,7 +21,7 @@ import structlog
 
 from rollbook.ledger.ledgers import Ledgers
 from rollbook.proto.cluster.lifecycle_nodes import LifecycleNodes, StoredLifecycle
-from rollbook.proto.cluster.marks import Lock, Marks, MarkTree, StoredMark
+from rollbook.proto.cluster.underreplication_marks import Lock, Marks, MarkTree, StoredMark
 from rollbook.proto.errors import (
     BadMetadata,
     NoSuchLedger,

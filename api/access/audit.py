@@ -20,7 +20,7 @@ import structlog
 
 from rollbook.proto.errors import Outcome, OutcomeUnknown, RollbookError
 from rollbook.proto.event_budget import EventBudget
-from rollbook.proto.runtime.logs import unfiltered_logger
+from rollbook.proto.runtime.logging_setup import unfiltered_logger
 
 _FRUITLESS_PER_S: Final = 20
 

@@ -9,7 +9,7 @@ from typing import Final
 import structlog
 
 from rollbook.proto.errors import BadConfig
-from rollbook.proto.runtime.certificate_end import certificate_end_s
+from rollbook.proto.runtime.certificate_expiry import certificate_end_s
 from rollbook.proto.stats import Gauge, gauge
 
 logger = structlog.get_logger()

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlencode, urlsplit
 
-from rollbook.proto.certificates import require_certificate_of
 from rollbook.proto.errors import (
     BadConfig,
     BookieUnreachable,
@@ -18,6 +17,7 @@ from rollbook.proto.errors import (
 )
 from rollbook.proto.loopback import may_show_token
 from rollbook.proto.runtime.system_errors import describe_error
+from rollbook.proto.tls_file_check import require_certificate_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from rollbook.proto.errors import BadConfig
 from rollbook.proto.ports import Clock, Disk, Randomness, Transport
 from rollbook.proto.runtime.clock import SystemClock
 from rollbook.proto.runtime.disk import SystemDisk
-from rollbook.proto.runtime.logs import LEVELS
+from rollbook.proto.runtime.logging_setup import LEVELS
 from rollbook.proto.runtime.network import SocketTransport
 
 

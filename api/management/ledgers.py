@@ -17,7 +17,7 @@ from rollbook.api.cli.ledger.of_log import HTTP_INSTEAD_OF_REMOVAL, require_no_p
 from rollbook.api.management.store_calls import ACT_S, StoreCalls
 from rollbook.ledger.ledgers import Ledgers
 from rollbook.proto.cluster.ledger_nodes import StoredLedger
-from rollbook.proto.cluster.marks import Marks
+from rollbook.proto.cluster.underreplication_marks import Marks
 from rollbook.proto.errors import (
     BadMetadata,
     NoSuchLedger,

@@ -59,7 +59,7 @@ from rollbook.proto.errors import (
 )
 from rollbook.proto.ids import LEDGER_ID_MAX
 from rollbook.proto.ports import Address
-from rollbook.proto.runtime.logs import level_now, set_level
+from rollbook.proto.runtime.logging_setup import level_now, set_level
 from rollbook.proto.runtime.metrics import CONTENT_TYPE, Metrics
 
 logger = structlog.get_logger()

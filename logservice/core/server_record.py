@@ -15,7 +15,7 @@ from typing import Any, Final
 from rollbook.logservice.core.owner_placement import server_name
 from rollbook.logservice.ids import ServerId, ServerInfo
 from rollbook.proto.errors import BadMetadata, InvalidRequest, UnsupportedVersion
-from rollbook.proto.formats.bounds import check_size
+from rollbook.proto.formats.node_byte_checks import check_size
 from rollbook.proto.quorum import Quorum
 
 _VERSION: Final = 1

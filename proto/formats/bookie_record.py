@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from rollbook.proto.errors import BadMetadata, UnsupportedVersion
-from rollbook.proto.formats.bounds import check_size
+from rollbook.proto.formats.node_byte_checks import check_size
 
 _VERSION: Final = 1
 _INCARNATION: Final = re.compile(r"[0-9a-f]{32}")

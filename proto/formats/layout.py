@@ -10,7 +10,7 @@ from enum import Enum
 from typing import Final
 
 from rollbook.proto.errors import BadMetadata
-from rollbook.proto.formats.bounds import decode_ascii
+from rollbook.proto.formats.node_byte_checks import decode_ascii
 
 
 class Layout(Enum):

@@ -17,7 +17,7 @@ import re
 from typing import Any, Final
 
 from rollbook.proto.errors import BadMetadata, InvalidRequest
-from rollbook.proto.formats.bounds import check_size
+from rollbook.proto.formats.node_byte_checks import check_size
 from rollbook.proto.formats.protobuf import (
     as_bookie_id,
     as_text,

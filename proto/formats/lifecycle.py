@@ -16,7 +16,7 @@ from enum import Enum
 from typing import Final
 
 from rollbook.proto.errors import BadMetadata, UnsupportedVersion
-from rollbook.proto.formats.bounds import check_size
+from rollbook.proto.formats.node_byte_checks import check_size
 
 _VERSION: Final = 1
 _TOKEN: Final = re.compile(r"[0-9a-f]{0,32}")

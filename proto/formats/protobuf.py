@@ -13,7 +13,7 @@ from google.protobuf.message import DecodeError, Message
 from google.protobuf.unknown_fields import UnknownFieldSet
 
 from rollbook.proto.errors import BadMetadata, InvalidRequest
-from rollbook.proto.formats.bounds import METADATA_BYTES_MAX, check_size
+from rollbook.proto.formats.node_byte_checks import METADATA_BYTES_MAX, check_size
 from rollbook.proto.ids import BookieId, parse_bookie_id
 
 M = TypeVar("M", bound=Message)

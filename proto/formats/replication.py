@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from typing import Final, Self
 
 from rollbook.proto.errors import BadMetadata
-from rollbook.proto.formats.bounds import decode_ascii
+from rollbook.proto.formats.node_byte_checks import decode_ascii
 from rollbook.proto.formats.protobuf import (
     as_bookie_id,
     pack_binary,

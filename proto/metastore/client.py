@@ -44,7 +44,7 @@ from rollbook.proto.metastore.core.messages import (
     WatchNotice,
     Welcome,
 )
-from rollbook.proto.metastore.core.ops import check_ops, check_path
+from rollbook.proto.metastore.core.request_checks import check_ops, check_path
 from rollbook.proto.metastore.streams import SessionWatchers, WatchStream
 from rollbook.proto.ports import (
     ANY_VERSION,

@@ -20,7 +20,7 @@ from rollbook.proto.metastore.client import (
 )
 from rollbook.proto.metastore.core.messages import Ask, FromClient, Sync
 from rollbook.proto.metastore.core.service import Kept
-from rollbook.proto.metastore.local import LocalChannel
+from rollbook.proto.metastore.local_channel import LocalChannel
 from rollbook.proto.metastore.service_host import Host
 from rollbook.proto.ports import Clock, MetadataStore, Randomness, SessionId
 

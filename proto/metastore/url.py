@@ -29,7 +29,7 @@ from urllib.parse import parse_qsl, unquote
 
 from rollbook.proto.errors import BadConfig, InvalidRequest
 from rollbook.proto.formats.paths import DEFAULT_ROOT
-from rollbook.proto.metastore.core.ops import ROOT, check_path
+from rollbook.proto.metastore.core.request_checks import ROOT, check_path
 
 _ZOOKEEPER_PORT: Final = 2181
 _HOST: Final = re.compile(r"([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(?::([0-9]{1,5}))?", re.ASCII)

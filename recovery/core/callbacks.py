@@ -22,7 +22,7 @@ from random import Random
 from typing import Any, Final
 
 from rollbook.proto.errors import BadMetadata, UnsupportedVersion
-from rollbook.proto.formats.bounds import check_size
+from rollbook.proto.formats.node_byte_checks import check_size
 from rollbook.recovery.core.event_derivation import Event, EventKind, unpack_event
 
 CALLBACKS_MAX: Final = 16

@@ -25,7 +25,7 @@ from typing import Final
 
 from rollbook.ledger.core.verification import Copy, CopyState, compare_copies
 from rollbook.proto.errors import BadMetadata, InvalidRequest, UnsupportedVersion
-from rollbook.proto.formats.bounds import check_size
+from rollbook.proto.formats.node_byte_checks import check_size
 from rollbook.proto.ids import BookieId, EntryId, parse_bookie_id
 from rollbook.proto.metadata import LedgerMetadata, LedgerState
 from rollbook.proto.quorum import Quorum

@@ -24,7 +24,7 @@ from typing import Final
 
 from rollbook.ledger.core.verification import CopyState
 from rollbook.proto.errors import BadMetadata, InvalidRequest, UnsupportedVersion
-from rollbook.proto.formats.bounds import check_size
+from rollbook.proto.formats.node_byte_checks import check_size
 from rollbook.proto.ids import BookieId, EntryId, parse_bookie_id
 from rollbook.recovery.core.healing import ranges_of
 

@@ -27,7 +27,7 @@ from rollbook.proto.errors import (
     OperationEnded,
     UnsupportedVersion,
 )
-from rollbook.proto.formats.bounds import check_size
+from rollbook.proto.formats.node_byte_checks import check_size
 
 KEPT_MS: Final = 7 * 86_400_000
 KEPT_MAX: Final = 1_000

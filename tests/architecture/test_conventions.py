@@ -255,7 +255,7 @@ def test_no_help_loads_what_its_command_does() -> None:
     values = {
         "bookie.core.suggested_commands",
         "proto.errors",
-        "proto.formats.bounds",
+        "proto.formats.node_byte_checks",
         "proto.formats.layout",
         "proto.printable",
     }

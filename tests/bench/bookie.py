@@ -23,7 +23,7 @@ from pathlib import Path
 from statistics import mean, median
 from typing import Final, NamedTuple
 
-from rollbook.proto.runtime.logs import configure_logs
+from rollbook.proto.runtime.logging_setup import configure_logs
 from tests.bench import Figure, judged, parts_of
 from tests.bench.bare_disk import bare_journal
 from tests.bench.load import generator

@@ -15,7 +15,7 @@ from typing import Final
 from rollbook.proto.metastore.memory import MemoryService
 from rollbook.proto.ports import MetadataStore
 from rollbook.proto.runtime.clock import SystemClock
-from rollbook.proto.runtime.logs import configure_logs
+from rollbook.proto.runtime.logging_setup import configure_logs
 from rollbook.proto.runtime.metastore import open_metadata_store
 from tests.bench import Figure, figure
 
@@ -29,7 +29,7 @@ Open = Callable[[], AbstractAsyncContextManager[MetadataStore]]
 # A process that owns the store until its standard input is closed.
 OWNER: Final = """
 import asyncio, sys
-from rollbook.proto.runtime.logs import configure_logs
+from rollbook.proto.runtime.logging_setup import configure_logs
 from rollbook.proto.runtime.metastore import open_metadata_store
 
 async def main(url):

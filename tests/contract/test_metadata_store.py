@@ -17,7 +17,7 @@ from rollbook.proto.errors import (
     RollbookError,
     SessionExpired,
 )
-from rollbook.proto.metastore.core.ops import REQUEST_BYTES_MAX
+from rollbook.proto.metastore.core.request_checks import REQUEST_BYTES_MAX
 from rollbook.proto.ports import (
     NO_SESSION,
     Check,

@@ -9,7 +9,7 @@ from rollbook.proto.cluster.cluster import initialise
 from rollbook.proto.cluster.election import Election
 from rollbook.proto.cluster.ledger_nodes import LedgerNodes
 from rollbook.proto.cluster.lifecycle_nodes import LifecycleNodes
-from rollbook.proto.cluster.marks import Marks
+from rollbook.proto.cluster.underreplication_marks import Marks
 from rollbook.proto.errors import MetadataConflict, NoSuchNode, RollbookError
 from rollbook.proto.formats.lifecycle import Lifecycle, LifecycleState
 from rollbook.proto.ids import BookieId, EntryId, LedgerId

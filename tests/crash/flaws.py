@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any, Final
 from unittest import mock
 
-from rollbook.proto.metastore.core.ops import ROOT, parent_of
+from rollbook.proto.metastore.core.request_checks import ROOT, parent_of
 from rollbook.proto.metastore.core.service import CommitGroup, Kept, MetadataService
 from rollbook.proto.runtime.metastore import embedded_file
 from rollbook.proto.runtime.metastore.embedded_file import StoreFile

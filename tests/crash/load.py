@@ -35,7 +35,7 @@ from rollbook.proto.ports import (
     Watch,
     WatchEventKind,
 )
-from rollbook.proto.runtime.logs import configure_logs
+from rollbook.proto.runtime.logging_setup import configure_logs
 from rollbook.proto.runtime.metastore import open_metadata_store
 from tests.crash.judge import COUNTERS, LOG, NUMBERS
 

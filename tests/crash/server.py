@@ -8,7 +8,7 @@ import asyncio
 import io
 import sys
 
-from rollbook.proto.runtime.logs import configure_logs
+from rollbook.proto.runtime.logging_setup import configure_logs
 from rollbook.proto.runtime.metastore import open_metadata_store
 from tests.crash.flaws import FLAWS
 from tests.crash.load import prepare

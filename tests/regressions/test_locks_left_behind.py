@@ -20,7 +20,7 @@ from tests.support.ledger_cluster import LocalCluster
 def test_a_ledger_is_repaired_though_its_lock_was_not_released_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from rollbook.proto.cluster import marks as marks_module
+    from rollbook.proto.cluster import underreplication_marks as marks_module
     from rollbook.recovery.config import WorkerConfig
     from rollbook.recovery.worker import Worker
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 import structlog
 
-from rollbook.proto.runtime.logs import level_now, set_level
+from rollbook.proto.runtime.logging_setup import level_now, set_level
 
 
 @pytest.fixture(autouse=True)

@@ -29,7 +29,7 @@ from rollbook.api.client.reader import RecordBatch
 from rollbook.logservice.messages import CaughtUp
 from rollbook.proto.errors import NoSuchLog, Outcome, ReaderStalled, RollbookError
 from rollbook.proto.runtime.gc_tuning import calm_collector
-from rollbook.proto.runtime.logs import configure_logs
+from rollbook.proto.runtime.logging_setup import configure_logs
 from rollbook.proto.runtime.malloc_tuning import keep_freed_memory
 from rollbook.proto.stats import Histogram
 

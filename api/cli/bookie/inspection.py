@@ -116,7 +116,7 @@ class Where:
         from rollbook.bookie.config import StorageConfig
         from rollbook.bookie.inspection import StoreFiles
         from rollbook.proto.runtime.disk import SystemDisk
-        from rollbook.proto.runtime.logs import configure_logs
+        from rollbook.proto.runtime.logging_setup import configure_logs
 
         configure_logs(level="error", as_json=False)
         if not self.journal_dir or not self.ledger_dirs:

@@ -15,7 +15,7 @@ LOG_LEVELS: Final = (
     "info",
     "warning",
     "error",
-)  # A copy of the levels in `proto/runtime/logs.py`: importing that module would load structlog.
+)  # A copy of the levels in `proto/runtime/logging_setup.py`: importing that module would load structlog.
 LOG_LEVEL_VARIABLE: Final = "ROLLBOOK_LOG_LEVEL"
 
 _OPTIONS: Final = (

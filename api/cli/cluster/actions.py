@@ -14,7 +14,7 @@ from rollbook.proto.formats.layout import Layout
 from rollbook.proto.formats.service_info import BookieServiceInfo
 from rollbook.proto.metastore.url import Backend, MetadataUrl
 from rollbook.proto.ports import MetadataStore
-from rollbook.proto.runtime.logs import configure_logs
+from rollbook.proto.runtime.logging_setup import configure_logs
 from rollbook.proto.runtime.metastore import COMMAND_TIMEOUT_S, open_metadata_store
 
 T = TypeVar("T")

@@ -26,7 +26,7 @@ from rollbook.ledger.core.verification import CopyState
 from rollbook.ledger.open_client import connect as connect_to_ledgers
 from rollbook.logservice.log_config import LogConfig
 from rollbook.proto.errors import LogSealed, NoSuchLedger, RollbookError, Truncated
-from rollbook.proto.runtime.logs import configure_logs
+from rollbook.proto.runtime.logging_setup import configure_logs
 
 ALONE: Final = 1_000
 AT_SPEED: Final = 59_000

@@ -29,7 +29,7 @@ from rollbook.proto.errors import BadConfig
 from rollbook.proto.loopback import is_loopback
 from rollbook.proto.ports import Address
 from rollbook.proto.runtime.gc_tuning import calm_collector
-from rollbook.proto.runtime.logs import configure_logs
+from rollbook.proto.runtime.logging_setup import configure_logs
 from rollbook.proto.runtime.malloc_tuning import keep_freed_memory
 from rollbook.proto.runtime.open_files import allow_open_files
 

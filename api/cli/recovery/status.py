@@ -13,7 +13,7 @@ from rollbook.api.cli.output import show_facts, show_rows, tell, tell_rows
 from rollbook.proto.cluster.cluster import Cluster
 from rollbook.proto.cluster.election import Election
 from rollbook.proto.cluster.lifecycle_nodes import LifecycleNodes
-from rollbook.proto.cluster.marks import Marks, MarkTree
+from rollbook.proto.cluster.underreplication_marks import Marks, MarkTree
 from rollbook.proto.errors import BadMetadata, InvalidRequest, UnsupportedVersion
 from rollbook.proto.ids import BookieId, LedgerId, parse_bookie_id
 from rollbook.proto.ports import MetadataStore

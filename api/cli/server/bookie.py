@@ -34,7 +34,7 @@ from rollbook.proto.metastore.url import MetadataUrl
 from rollbook.proto.ports import Address
 from rollbook.proto.runtime.disk import SystemDisk
 from rollbook.proto.runtime.gc_tuning import calm_collector
-from rollbook.proto.runtime.logs import configure_logs, set_level
+from rollbook.proto.runtime.logging_setup import configure_logs, set_level
 from rollbook.proto.runtime.malloc_tuning import keep_freed_memory
 from rollbook.proto.runtime.network import SocketTransport
 from rollbook.proto.runtime.open_files import allow_open_files

@@ -30,7 +30,7 @@ from rollbook.proto.runtime.config import (
     telling_who_said,
     variables_of_flags,
 )
-from rollbook.proto.runtime.logs import configure_logs
+from rollbook.proto.runtime.logging_setup import configure_logs
 from rollbook.proto.runtime.metastore import open_metadata_store
 from rollbook.proto.runtime.network import (
     address_of_this_host,

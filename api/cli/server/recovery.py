@@ -41,7 +41,7 @@ from rollbook.proto.metastore.url import Backend, MetadataUrl
 from rollbook.proto.ports import Address, MetadataStore, Randomness
 from rollbook.proto.runtime.config import read_config_file, variables_of_flags
 from rollbook.proto.runtime.gc_tuning import calm_collector
-from rollbook.proto.runtime.logs import configure_logs
+from rollbook.proto.runtime.logging_setup import configure_logs
 from rollbook.proto.runtime.malloc_tuning import keep_freed_memory
 from rollbook.proto.runtime.metastore import open_metadata_store
 from rollbook.proto.runtime.metrics import Metrics

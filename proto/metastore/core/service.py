@@ -35,7 +35,7 @@ from rollbook.proto.metastore.core.messages import (
     WatchNotice,
     Welcome,
 )
-from rollbook.proto.metastore.core.ops import check_ops, check_path
+from rollbook.proto.metastore.core.request_checks import check_ops, check_path
 from rollbook.proto.metastore.core.sessions import SessionTable
 from rollbook.proto.metastore.core.tree import Applied, NodeRow, Tree
 from rollbook.proto.metastore.core.watches import WatchTable

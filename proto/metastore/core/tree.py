@@ -27,7 +27,7 @@ from rollbook.proto.errors import (
     NoSuchNode,
     RollbookError,
 )
-from rollbook.proto.metastore.core.ops import ROOT, name_of, parent_of
+from rollbook.proto.metastore.core.request_checks import ROOT, name_of, parent_of
 from rollbook.proto.ports import (
     NO_SESSION,
     Check,

@@ -12,7 +12,7 @@ reads everything again, and sees all of these changes.
 from collections.abc import Hashable, Iterator
 from typing import Final, Generic, TypeVar
 
-from rollbook.proto.metastore.core.ops import ROOT, parent_of
+from rollbook.proto.metastore.core.request_checks import ROOT, parent_of
 from rollbook.proto.ports import WatchEvent, WatchEventKind
 
 EVENTS_WAITING_MAX: Final = 1024

@@ -56,7 +56,7 @@ async def open_metadata_store(
         case Backend.SQLITE:
             # This is imported here, since Windows lacks these file locks, but runs clients of log
             # servers and of ZooKeeper.
-            from rollbook.proto.runtime.metastore.embedded import EmbeddedConnector, Role
+            from rollbook.proto.runtime.metastore.embedded_connector import EmbeddedConnector, Role
             from rollbook.proto.runtime.metastore.embedded_owner import end_process
 
             role = Role.SERVER if serve else Role.VISITOR if visit or create else Role.CLIENT

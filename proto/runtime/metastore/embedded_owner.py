@@ -43,7 +43,7 @@ from rollbook.proto.metastore.core.messages import (
     Hello,
 )
 from rollbook.proto.metastore.core.service import CommitGroup
-from rollbook.proto.metastore.local import LocalChannel
+from rollbook.proto.metastore.local_channel import LocalChannel
 from rollbook.proto.metastore.service_host import Host
 from rollbook.proto.ports import Clock, Randomness
 from rollbook.proto.runtime.exit_status import EXIT_STORAGE_FAILED

@@ -57,7 +57,7 @@ from rollbook.proto.errors import (
     UnsupportedVersion,
 )
 from rollbook.proto.metastore.client import OPERATION_TIMEOUT_S, SESSION_TIMEOUT_S
-from rollbook.proto.metastore.core.ops import ROOT, check_ops, check_path, parent_of
+from rollbook.proto.metastore.core.request_checks import ROOT, check_ops, check_path, parent_of
 from rollbook.proto.metastore.core.watches import WatchTable
 from rollbook.proto.metastore.streams import SessionWatchers, WatchStream
 from rollbook.proto.metastore.url import ZooKeeperOptions

@@ -24,7 +24,7 @@ from rollbook.proto.cluster.bookie_watcher import BookieWatcher
 from rollbook.proto.cluster.cluster import Cluster, initialise, open_cluster
 from rollbook.proto.cluster.election import Vote
 from rollbook.proto.cluster.ledger_nodes import LedgerNodes
-from rollbook.proto.cluster.marks import Marks
+from rollbook.proto.cluster.underreplication_marks import Marks
 from rollbook.proto.formats.ledger_metadata import pack_ledger_metadata
 from rollbook.proto.formats.paths import READ_ONLY
 from rollbook.proto.ids import FIRST_ENTRY, BookieId, EntryId, LedgerId

@@ -18,7 +18,7 @@ from typing import Final
 
 from rollbook.proto.cluster.bookie_watcher import BookieWatcher
 from rollbook.proto.cluster.cluster import Cluster, initialise, open_cluster
-from rollbook.proto.cluster.marks import Checked, Marks
+from rollbook.proto.cluster.underreplication_marks import Checked, Marks
 from rollbook.proto.errors import RollbookError
 from rollbook.proto.formats.lifecycle import LifecycleState
 from rollbook.proto.ids import BookieId

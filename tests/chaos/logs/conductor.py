@@ -20,7 +20,7 @@ from typing import Any, Final
 from rollbook.logservice.config import LogServiceConfig
 from rollbook.proto.cluster.cluster import initialise
 from rollbook.proto.metastore.url import MetadataUrl
-from rollbook.proto.runtime.logs import configure_logs
+from rollbook.proto.runtime.logging_setup import configure_logs
 from rollbook.proto.runtime.metastore import open_metadata_store
 from tests.chaos.cast import Actor, tracebacks
 from tests.chaos.evidence import keep

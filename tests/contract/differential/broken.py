@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any, Final, cast
 
 from rollbook.proto.errors import ConnectionLost, NodeExists, RollbookError, SessionExpired
-from rollbook.proto.metastore.core.ops import parent_of
+from rollbook.proto.metastore.core.request_checks import parent_of
 from rollbook.proto.metastore.core.tree import Applied, Tree, _Change
 from rollbook.proto.metastore.memory import MemoryService
 from rollbook.proto.ports import (

@@ -25,7 +25,7 @@ from rollbook.proto.errors import (
 from rollbook.proto.formats.layout import Layout, unpack_layout
 from rollbook.proto.formats.service_info import IDENTITY, unpack_service_info
 from rollbook.proto.ids import BookieId, EntryId, LedgerId
-from rollbook.proto.metastore.core.ops import ROOT as TOP
+from rollbook.proto.metastore.core.request_checks import ROOT as TOP
 from rollbook.proto.ports import (
     Address,
     CreateMode,

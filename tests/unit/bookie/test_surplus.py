@@ -9,7 +9,7 @@ from rollbook.bookie.storage import Storage
 from rollbook.bookie.surplus import Surplus, SurplusState
 from rollbook.proto.cluster.cluster import Cluster, initialise
 from rollbook.proto.cluster.ledger_nodes import LedgerNodes
-from rollbook.proto.cluster.marks import Marks
+from rollbook.proto.cluster.underreplication_marks import Marks
 from rollbook.proto.errors import LedgerFenced, NoSuchEntry, Unauthorized
 from rollbook.proto.ids import BookieId, EntryId, LedgerId
 from rollbook.proto.metadata import Fragment, LedgerMetadata

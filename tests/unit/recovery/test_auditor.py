@@ -11,7 +11,7 @@ from rollbook.proto.cluster.bookie_watcher import BookieWatcher
 from rollbook.proto.cluster.cluster import Cluster, initialise
 from rollbook.proto.cluster.election import Election
 from rollbook.proto.cluster.ledger_nodes import LedgerNodes
-from rollbook.proto.cluster.marks import Marks
+from rollbook.proto.cluster.underreplication_marks import Marks
 from rollbook.proto.formats.service_info import describe_bookie, pack_service_info
 from rollbook.proto.ids import BookieId, LedgerId
 from rollbook.proto.metastore.memory import MemoryService

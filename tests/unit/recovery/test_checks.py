@@ -12,7 +12,7 @@ import pytest
 from rollbook.ledger.ledgers import Ledgers, credentials
 from rollbook.proto.cluster.cluster import initialise
 from rollbook.proto.cluster.ledger_nodes import LedgerNodes
-from rollbook.proto.cluster.marks import Checked, Marks
+from rollbook.proto.cluster.underreplication_marks import Checked, Marks
 from rollbook.proto.errors import BookieTimeout
 from rollbook.proto.formats.replication import pack_checked_at
 from rollbook.proto.ids import BookieId, EntryId, LedgerId

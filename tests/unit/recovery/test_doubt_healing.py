@@ -10,7 +10,7 @@ import pytest
 
 from rollbook.ledger.ledgers import Ledgers
 from rollbook.proto.cluster.bookie_watcher import BookieWatcher
-from rollbook.proto.cluster.marks import Marks
+from rollbook.proto.cluster.underreplication_marks import Marks
 from rollbook.proto.errors import BookieUnreachable
 from rollbook.proto.ids import BookieId
 from rollbook.proto.metadata import LedgerState

@@ -9,7 +9,7 @@ import pytest
 
 from rollbook.proto.cluster.cluster import Cluster, initialise
 from rollbook.proto.cluster.lifecycle_nodes import LifecycleNodes, StoredLifecycle
-from rollbook.proto.cluster.marks import Marks
+from rollbook.proto.cluster.underreplication_marks import Marks
 from rollbook.proto.formats.lifecycle import Lifecycle, LifecycleState
 from rollbook.proto.ids import BookieId, EntryId, LedgerId
 from rollbook.proto.metastore.memory import MemoryService

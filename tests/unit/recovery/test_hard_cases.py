@@ -14,7 +14,7 @@ import pytest
 
 from rollbook.bookie.disk_maintenance import Space
 from rollbook.proto.cluster.ledger_nodes import LedgerNodes
-from rollbook.proto.cluster.marks import Marks
+from rollbook.proto.cluster.underreplication_marks import Marks
 from rollbook.proto.errors import MetadataUnavailable
 from rollbook.proto.ids import BookieId, EntryId, LedgerId
 from rollbook.proto.metadata import LedgerState

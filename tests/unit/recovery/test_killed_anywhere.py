@@ -14,7 +14,7 @@ from typing import TypeVar
 
 import pytest
 
-from rollbook.proto.cluster.marks import Marks
+from rollbook.proto.cluster.underreplication_marks import Marks
 from rollbook.proto.errors import MetadataUnavailable
 from rollbook.proto.formats.lifecycle import LifecycleState
 from rollbook.proto.ids import BookieId, LedgerId

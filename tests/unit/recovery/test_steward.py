@@ -12,7 +12,7 @@ from rollbook.proto.cluster.bookie_watcher import BookieWatcher
 from rollbook.proto.cluster.cookies import MemberNodes
 from rollbook.proto.cluster.election import Election, Vote
 from rollbook.proto.cluster.lifecycle_nodes import LifecycleNodes, StoredLifecycle
-from rollbook.proto.cluster.marks import Marks
+from rollbook.proto.cluster.underreplication_marks import Marks
 from rollbook.proto.formats.bookie_record import BookieRecord, pack_bookie_record
 from rollbook.proto.formats.lifecycle import Lifecycle, LifecycleState
 from rollbook.proto.formats.service_info import describe_bookie, pack_service_info

@@ -12,10 +12,10 @@ import pytest
 
 from rollbook.ledger.config import ClientConfig
 from rollbook.ledger.ledgers import Ledgers
-from rollbook.proto.cluster import marks as marks_module
+from rollbook.proto.cluster import underreplication_marks as marks_module
 from rollbook.proto.cluster.lifecycle_nodes import LifecycleNodes
-from rollbook.proto.cluster.marks import Lock, Marks
 from rollbook.proto.cluster.uncertain_writes import put_surely
+from rollbook.proto.cluster.underreplication_marks import Lock, Marks
 from rollbook.proto.errors import MetadataUnavailable
 from rollbook.proto.formats.lifecycle import Lifecycle, LifecycleState
 from rollbook.proto.ids import BookieId, LedgerId

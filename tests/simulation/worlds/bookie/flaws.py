@@ -21,8 +21,8 @@ from rollbook.bookie.long_polls import LongPolls
 from rollbook.bookie.request_handlers import Answers
 from rollbook.bookie.storage import Storage
 from rollbook.bookie.surplus import Surplus, _Locked
-from rollbook.proto.cluster.marks import Lock
 from rollbook.proto.cluster.registration import BookieRegistration, RegisteredMode
+from rollbook.proto.cluster.underreplication_marks import Lock
 from rollbook.proto.errors import BookieFailed, EntryStateUnknown, NoSuchEntry, WrongBookie
 from rollbook.proto.ids import NO_ENTRY, LedgerId
 from rollbook.proto.wire.messages import EntryRead, Reply

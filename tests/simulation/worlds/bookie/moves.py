@@ -9,7 +9,7 @@ import random
 from typing import Final
 
 from rollbook.proto.cluster.ledger_nodes import LedgerNodes
-from rollbook.proto.cluster.marks import Marks
+from rollbook.proto.cluster.underreplication_marks import Marks
 from rollbook.proto.errors import RollbookError
 from rollbook.proto.formats.layout import Layout
 from rollbook.proto.ids import FIRST_ENTRY, BookieId, EntryId, LedgerId

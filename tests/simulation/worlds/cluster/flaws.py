@@ -14,7 +14,7 @@ from rollbook.proto.cluster.bookie_watcher import BookieWatcher, LiveBookies
 from rollbook.proto.cluster.election import Election
 from rollbook.proto.cluster.ledger_nodes import LedgerNodes, StoredLedger
 from rollbook.proto.cluster.lifecycle_nodes import StoredLifecycle
-from rollbook.proto.cluster.marks import MarkTree, StoredMark
+from rollbook.proto.cluster.underreplication_marks import MarkTree, StoredMark
 from rollbook.proto.formats.ledger_metadata import pack_ledger_metadata
 from rollbook.proto.formats.lifecycle import LifecycleState
 from rollbook.proto.ids import BookieId, EntryId, LedgerId

@@ -17,7 +17,7 @@ from rollbook.ledger.ledgers import Ledgers
 from rollbook.ledger.writer import LedgerWriter
 from rollbook.proto.cluster.cluster import open_cluster
 from rollbook.proto.cluster.lifecycle_nodes import LifecycleNodes
-from rollbook.proto.cluster.marks import Marks
+from rollbook.proto.cluster.underreplication_marks import Marks
 from rollbook.proto.errors import RollbookError
 from rollbook.proto.formats.lifecycle import LifecycleState
 from rollbook.proto.formats.paths import own_root

@@ -7,7 +7,7 @@ import structlog
 
 from rollbook.api.access.certificate_watch import CertificateWatch
 from rollbook.proto.errors import BadConfig
-from rollbook.proto.runtime.certificate_end import certificate_end_s
+from rollbook.proto.runtime.certificate_expiry import certificate_end_s
 from tests.support.certificates import Authority
 
 DAY_S = 86_400

@@ -50,7 +50,7 @@ from rollbook.proto.errors import (
 )
 from rollbook.proto.ports import Address
 from rollbook.proto.runtime.file_stamp import file_stamp
-from rollbook.proto.runtime.logs import configure_logs
+from rollbook.proto.runtime.logging_setup import configure_logs
 from rollbook.proto.runtime.metrics import Metrics
 from rollbook.proto.runtime.tls import TlsFiles, client_context
 from rollbook.proto.v1 import log_pb2

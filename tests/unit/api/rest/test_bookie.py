@@ -22,7 +22,7 @@ from rollbook.api.rest.server import HttpConfig
 from rollbook.bookie.stats import Stats
 from rollbook.proto.errors import BadConfig, BookieFailed, Overloaded
 from rollbook.proto.ports import Address
-from rollbook.proto.runtime.logs import LEVELS, configure_logs
+from rollbook.proto.runtime.logging_setup import LEVELS, configure_logs
 from rollbook.proto.stats import MetricKind, metrics_of
 from tests.unit.api.rest.fake_admin import SUMMARY, FakeAdmin
 from tests.unit.api.rest.http_client import DEADLINE_S, Answer, Client

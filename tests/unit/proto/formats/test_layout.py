@@ -3,7 +3,6 @@
 import pytest
 
 from rollbook.proto.errors import BadMetadata
-from rollbook.proto.formats.bounds import METADATA_BYTES_MAX
 from rollbook.proto.formats.layout import (
     Layout,
     pack_instance_id,
@@ -11,6 +10,7 @@ from rollbook.proto.formats.layout import (
     unpack_instance_id,
     unpack_layout,
 )
+from rollbook.proto.formats.node_byte_checks import METADATA_BYTES_MAX
 from tests.golden import metadata as golden
 
 VECTORS = [

@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 
 from rollbook.proto.errors import BadMetadata
-from rollbook.proto.formats.bounds import METADATA_BYTES_MAX
 from rollbook.proto.formats.ledger_metadata import pack_ledger_metadata, unpack_ledger_metadata
+from rollbook.proto.formats.node_byte_checks import METADATA_BYTES_MAX
 from rollbook.proto.ids import NO_ENTRY, BookieId, EntryId, LedgerId
 from rollbook.proto.metadata import Fragment, LedgerMetadata, LedgerState
 from rollbook.proto.quorum import Quorum

@@ -16,8 +16,8 @@ from rollbook.api.cli.recovery.status import rate
 from rollbook.proto.cluster.cluster import Cluster, initialise
 from rollbook.proto.cluster.cookies import CookieNodes
 from rollbook.proto.cluster.election import Election
-from rollbook.proto.cluster.marks import Checked, Marks
 from rollbook.proto.cluster.uncertain_writes import put_surely
+from rollbook.proto.cluster.underreplication_marks import Checked, Marks
 from rollbook.proto.errors import InvalidRequest
 from rollbook.proto.formats.cookie import Cookie
 from rollbook.proto.ids import BookieId, EntryId, LedgerId

@@ -40,7 +40,7 @@ from rollbook.proto.metastore.core.messages import (
     WatchNotice,
     Welcome,
 )
-from rollbook.proto.metastore.core.ops import REQUEST_BYTES_MAX, check_ops
+from rollbook.proto.metastore.core.request_checks import REQUEST_BYTES_MAX, check_ops
 from rollbook.proto.ports import (
     Check,
     Create,

@@ -17,8 +17,8 @@ from rollbook.proto.errors import RollbookError
 from rollbook.proto.metastore.client import StoreClient
 from rollbook.proto.ports import CreateMode
 from rollbook.proto.runtime.clock import SystemClock
-from rollbook.proto.runtime.logs import configure_logs
-from rollbook.proto.runtime.metastore.embedded import EmbeddedConnector, Role
+from rollbook.proto.runtime.logging_setup import configure_logs
+from rollbook.proto.runtime.metastore.embedded_connector import EmbeddedConnector, Role
 
 FULL_BYTES = 2 * 1024 * 1024
 

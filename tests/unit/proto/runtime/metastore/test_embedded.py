@@ -39,7 +39,7 @@ from rollbook.proto.ports import (
 from rollbook.proto.runtime.clock import SystemClock
 from rollbook.proto.runtime.exit_status import EXIT_STORAGE_FAILED
 from rollbook.proto.runtime.metastore import embedded_owner, open_metadata_store
-from rollbook.proto.runtime.metastore.embedded import EmbeddedConnector, Role
+from rollbook.proto.runtime.metastore.embedded_connector import EmbeddedConnector, Role
 from rollbook.proto.runtime.metastore.embedded_file import StoreFile
 from rollbook.proto.runtime.metastore.embedded_owner import StoreOwner
 from tests.contract.stores import hurried, next_event, until_gone, until_state

@@ -5,7 +5,7 @@ from itertools import product
 
 import pytest
 
-from rollbook.proto.cluster.marks import Checked, Lock, Marks
+from rollbook.proto.cluster.underreplication_marks import Checked, Lock, Marks
 from rollbook.proto.errors import (
     BadMetadata,
     MetadataUnavailable,

@@ -1,7 +1,7 @@
 import pytest
 
 from rollbook.proto.errors import EntryTooLarge, InvalidRequest, RollbookError
-from rollbook.proto.metastore.core.ops import (
+from rollbook.proto.metastore.core.request_checks import (
     OP_BYTES,
     REQUEST_BYTES_MAX,
     check_ops,
