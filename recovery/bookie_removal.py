@@ -3,7 +3,7 @@ removal, remove.
 
 All decisions are written to metadata, so the bookie and the steward may be down. The bookie follows its
 lifecycle (`bookie/lifecycle_watch.py`), and the steward carries drains out (`steward.py`). Each answer about
-ledgers comes from a complete fresh walk (`reference_scan.py`).
+ledgers comes from a complete fresh walk (`bookie_ledger_scan.py`).
 """
 
 from collections.abc import Collection, Sequence
@@ -27,9 +27,9 @@ from rollbook.proto.formats.paths import COOKIES
 from rollbook.proto.ids import BookieId, LedgerId
 from rollbook.proto.metadata import LedgerMetadata
 from rollbook.proto.ports import Clock, Delete, MetadataStore, Op, Randomness
+from rollbook.recovery.bookie_ledger_scan import take_census
 from rollbook.recovery.core.lifecycle import cancel, drain, has_room, mark_drained, retry
-from rollbook.recovery.core.removal import Damage
-from rollbook.recovery.reference_scan import take_census
+from rollbook.recovery.core.removal_damage import Damage
 
 _TOKEN_BITS: Final = 128
 _LEDGERS_NAMED: Final = 20

@@ -78,7 +78,7 @@ from rollbook.recovery.core.callbacks import (
 )
 from rollbook.recovery.core.event_derivation import Event, ObservedState, derive
 from rollbook.recovery.events import ClusterEventLog
-from rollbook.recovery.metadata_outages import patiently
+from rollbook.recovery.metadata_retries import patiently
 
 logger = structlog.get_logger()
 

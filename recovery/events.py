@@ -32,7 +32,6 @@ from rollbook.proto.formats.replication import DISABLED, ROOT, number_of_vote, u
 from rollbook.proto.ids import LedgerId, parse_bookie_id
 from rollbook.proto.ports import Clock, MetadataStore, Node, WatchEventKind
 from rollbook.proto.tasks import TaskGroup
-from rollbook.recovery.core.checks import unpack_bad
 from rollbook.recovery.core.event_derivation import (
     Event,
     EventFilter,
@@ -44,9 +43,10 @@ from rollbook.recovery.core.event_derivation import (
     derive,
     first_fingerprints,
 )
-from rollbook.recovery.core.failures import unpack_failure
+from rollbook.recovery.core.ledger_checks import unpack_bad
 from rollbook.recovery.core.operations import is_operation_id, unpack_operation
-from rollbook.recovery.metadata_outages import until_done
+from rollbook.recovery.core.repair_failures import unpack_failure
+from rollbook.recovery.metadata_retries import until_done
 from rollbook.recovery.operations import OPERATIONS
 from rollbook.recovery.tasks import BAD, FAILURES
 

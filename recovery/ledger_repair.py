@@ -1,7 +1,7 @@
 """Repairs one ledger under its lock: copies missing entries, then changes the metadata to name the bookies
 that got the copies.
 
-    read the metadata ─► core/plan.py ─► first step: finish a recovery, move an unclaimed seat, wait for the writer
+    read the metadata ─► core/repair_plan.py ─► first step: finish a recovery, move an unclaimed seat, wait for the writer
           ▲                   │
           │                   └─► seat by seat: is it still lost? ─► pick a target ─► copy ─► swap in one transaction
           └───── again, until nothing is short
@@ -43,10 +43,10 @@ from rollbook.proto.wire.entry_list import EntryList
 from rollbook.proto.wire.messages import ListEntries
 from rollbook.recovery.budget import ByteBudget, Throttle
 from rollbook.recovery.copier import ENTRIES_AT_ONCE, Copied, Copier, listed_in
-from rollbook.recovery.core.checks import BadRanges
-from rollbook.recovery.core.failures import LostEntries, judge_missing
 from rollbook.recovery.core.healing import EntrySpan, ranges_of
-from rollbook.recovery.core.plan import (
+from rollbook.recovery.core.ledger_checks import BadRanges
+from rollbook.recovery.core.repair_failures import LostEntries, judge_missing
+from rollbook.recovery.core.repair_plan import (
     Action,
     BookiePresence,
     FirstStep,

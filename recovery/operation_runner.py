@@ -29,7 +29,7 @@ from rollbook.proto.errors import (
 from rollbook.proto.ports import Clock, MetadataStore, Watch
 from rollbook.proto.tasks import TaskGroup, first_of
 from rollbook.recovery.core.operations import LastingOperation
-from rollbook.recovery.metadata_outages import patiently, until_done
+from rollbook.recovery.metadata_retries import patiently, until_done
 from rollbook.recovery.operations import OperationNodes
 
 logger = structlog.get_logger()

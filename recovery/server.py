@@ -26,13 +26,13 @@ from rollbook.proto.ids import BookieId, LedgerId
 from rollbook.proto.ports import Clock, MetadataStore, Randomness
 from rollbook.proto.tasks import TaskGroup
 from rollbook.recovery.auditor import Auditor
+from rollbook.recovery.automatic_healing import DoubtHealing, DoubtsOf
 from rollbook.recovery.callbacks import CallbackSender, Post
-from rollbook.recovery.checks import Checks
 from rollbook.recovery.config import AuditConfig, HealConfig, StewardConfig, WorkerConfig
-from rollbook.recovery.doubt_healing import DoubtHealing, DoubtsOf
 from rollbook.recovery.events import ClusterEventLog
-from rollbook.recovery.index import LedgerIndex
-from rollbook.recovery.metadata_outages import patiently, until_done
+from rollbook.recovery.ledger_checks import Checks
+from rollbook.recovery.ledger_index import LedgerIndex
+from rollbook.recovery.metadata_retries import patiently, until_done
 from rollbook.recovery.operation_runner import OperationKind, OperationRunner
 from rollbook.recovery.operations import RUNNER
 from rollbook.recovery.process_status import PresenceNodes, ProcessStatus

@@ -2,8 +2,8 @@
 person's requests to the auditor.
 
     <own root>/drain/hhhh/hhhh/hhhh/hhhh/urLdddd…      a drain task, in the form of a mark
-    <own root>/failures/hhhh/hhhh/hhhh/hhhh/urLdddd…   `core/failures.py`
-    <own root>/bad/hhhh/hhhh/hhhh/hhhh/urLdddd…        `core/checks.py`: entries that a check found to be bad
+    <own root>/failures/hhhh/hhhh/hhhh/hhhh/urLdddd…   `core/repair_failures.py`
+    <own root>/bad/hhhh/hhhh/hhhh/hhhh/urLdddd…        `core/ledger_checks.py`: entries that a check found to be bad
 
 Drain tasks have the form of BookKeeper's marks. A worker handles a drain task like a mark, under the same
 lock (`Marks.take`). If the task names a draining bookie, that bookie is replaced although it is registered.
@@ -38,9 +38,9 @@ from rollbook.proto.errors import (
 )
 from rollbook.proto.ids import BookieId, EntryId, LedgerId, parse_bookie_id
 from rollbook.proto.ports import ANY_VERSION, MetadataStore, Node, Watch
-from rollbook.recovery.core.checks import CheckKind, merged_bad, pack_bad, unpack_bad
-from rollbook.recovery.core.failures import Failure, pack_failure, unpack_failure
 from rollbook.recovery.core.healing import EntrySpan
+from rollbook.recovery.core.ledger_checks import CheckKind, merged_bad, pack_bad, unpack_bad
+from rollbook.recovery.core.repair_failures import Failure, pack_failure, unpack_failure
 
 logger = structlog.get_logger()
 

@@ -36,10 +36,10 @@ from rollbook.proto.ports import Check, Clock, MetadataStore
 from rollbook.proto.tasks import TaskGroup
 from rollbook.recovery.budget import ByteBudget, Throttle
 from rollbook.recovery.config import WorkerConfig
-from rollbook.recovery.core.failures import after_failure, next_look_s
-from rollbook.recovery.core.plan import GracePeriods
+from rollbook.recovery.core.repair_failures import after_failure, next_look_s
+from rollbook.recovery.core.repair_plan import GracePeriods
 from rollbook.recovery.ledger_repair import LedgerRepair, OpenEnd, Repair, RepairLimits, RepairOrder
-from rollbook.recovery.metadata_outages import AWAY, follow, patiently, until_done
+from rollbook.recovery.metadata_retries import AWAY, follow, patiently, until_done
 from rollbook.recovery.tasks import BadCopies, DrainTasks, Failures, RateOrder
 
 logger = structlog.get_logger()

@@ -13,7 +13,7 @@ from enum import Enum
 from typing import Final
 
 from rollbook.proto.errors import NotEnoughBookies
-from rollbook.recovery.core.failures import Failure
+from rollbook.recovery.core.repair_failures import Failure
 
 # The pauses of this many retries in a row add up to ten minutes, in which a bookie may come back.
 ATTEMPTS_WITHOUT_TARGET: Final = 8

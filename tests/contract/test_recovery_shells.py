@@ -15,7 +15,7 @@ from rollbook.proto.formats.lifecycle import Lifecycle, LifecycleState
 from rollbook.proto.ids import BookieId, EntryId, LedgerId
 from rollbook.proto.ports import Check
 from rollbook.proto.runtime.clock import SystemClock
-from rollbook.recovery.index import LedgerIndex
+from rollbook.recovery.ledger_index import LedgerIndex
 from tests.contract.stores import DEADLINE_S, SHORT_SESSION_S, Site
 from tests.contract.test_cluster_shells import ROOT, B, ledger
 

@@ -21,7 +21,7 @@ from rollbook.proto.runtime.clock import SystemClock
 from rollbook.recovery.bookie_removal import Departures
 from rollbook.recovery.config import WorkerConfig
 from rollbook.recovery.drain_operation import DrainOperation
-from rollbook.recovery.evacuation import Evacuation, EvacuationOrder
+from rollbook.recovery.manual_rereplication import Evacuation, EvacuationOrder
 from rollbook.recovery.operation_runner import OperationKind, OperationProgress
 from rollbook.recovery.process_status import PresenceNodes
 

@@ -19,7 +19,7 @@ from rollbook.proto.runtime.clock import SystemClock
 from rollbook.proto.runtime.metastore import open_metadata_store
 from rollbook.recovery.bookie_removal import Departures
 from rollbook.recovery.config import WorkerConfig
-from rollbook.recovery.evacuation import Evacuated, Evacuation, EvacuationOrder
+from rollbook.recovery.manual_rereplication import Evacuated, Evacuation, EvacuationOrder
 
 _MIB: Final = 1024 * 1024
 _FAILED: Final = 5

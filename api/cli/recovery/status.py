@@ -19,8 +19,8 @@ from rollbook.proto.ids import BookieId, LedgerId, parse_bookie_id
 from rollbook.proto.ports import MetadataStore
 from rollbook.proto.runtime.clock import SystemClock
 from rollbook.recovery.config import AuditConfig, WorkerConfig
-from rollbook.recovery.core.checks import CheckKind
-from rollbook.recovery.core.failures import Failure
+from rollbook.recovery.core.ledger_checks import CheckKind
+from rollbook.recovery.core.repair_failures import Failure
 from rollbook.recovery.process_status import PresenceNodes
 from rollbook.recovery.tasks import (
     STEWARD,

@@ -50,8 +50,8 @@ from rollbook.proto.runtime.open_files import allow_open_files
 from rollbook.proto.runtime.tls import ClientTls, TlsFiles
 from rollbook.proto.shown_settings import shown_settings
 from rollbook.proto.tasks import TaskGroup, unwrapped
+from rollbook.recovery.automatic_healing import DoubtsOf
 from rollbook.recovery.config import AuditConfig, HealConfig, StewardConfig, WorkerConfig
-from rollbook.recovery.doubt_healing import DoubtsOf
 from rollbook.recovery.possible_losses import BookieDoubts
 from rollbook.recovery.server import (
     ProcessIdentity,

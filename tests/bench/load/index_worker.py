@@ -38,7 +38,7 @@ from rollbook.proto.runtime.metastore import open_metadata_store
 from rollbook.proto.wire.digest import DigestType
 from rollbook.recovery.auditor import Auditor
 from rollbook.recovery.config import AuditConfig
-from rollbook.recovery.index import LedgerIndex
+from rollbook.recovery.ledger_index import LedgerIndex
 from tests.bench.load import jobs
 from tests.bench.load.jobs import Found, Job
 

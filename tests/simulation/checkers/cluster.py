@@ -51,9 +51,9 @@ from rollbook.proto.ids import BookieId, EntryId
 from rollbook.proto.metadata import LedgerMetadata, LedgerState
 from rollbook.proto.metastore.core.tree import NodeRow
 from rollbook.proto.ports import SessionId
-from rollbook.recovery.checks import SECOND_LOOK_S
-from rollbook.recovery.core.failures import Failure, unpack_failure
+from rollbook.recovery.core.repair_failures import Failure, unpack_failure
 from rollbook.recovery.known_incarnations import WHOLE
+from rollbook.recovery.ledger_checks import SECOND_LOOK_S
 from rollbook.recovery.tasks import DRAIN, FAILURES, STEWARD
 from tests.simulation.checkers.ledger.facts import Facts, LedgerFacts, OnBroken
 from tests.simulation.checkers.ledger.metadata import repaired_seat

@@ -17,14 +17,14 @@ from rollbook.proto.ids import BookieId, LedgerId
 from rollbook.proto.metastore.memory import MemoryService
 from rollbook.proto.ports import Address, CreateMode, Delete, MetadataStore
 from rollbook.proto.runtime.clock import SystemClock
-from rollbook.recovery import metadata_outages
+from rollbook.recovery import metadata_retries
 from rollbook.recovery.auditor import Auditor
 from rollbook.recovery.config import AuditConfig
-from rollbook.recovery.core.checks import CheckKind
-from rollbook.recovery.index import LedgerIndex
+from rollbook.recovery.core.ledger_checks import CheckKind
+from rollbook.recovery.ledger_index import LedgerIndex
 from rollbook.recovery.tasks import AuditOrders, CheckTimes
 from tests.unit.proto.cluster.faulty import Fate, FaultyStore
-from tests.unit.recovery.test_index import closed, ledger, moved
+from tests.unit.recovery.test_ledger_index import closed, ledger, moved
 
 ROOT = "/ledgers"
 B = [BookieId(f"b{number}:3181") for number in range(6)]
@@ -139,7 +139,7 @@ async def settled(auditor: CountingAuditor, missing: set[int]) -> None:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(metadata_outages, "RETRY_PAUSE_S", 0.001)
+    monkeypatch.setattr(metadata_retries, "RETRY_PAUSE_S", 0.001)
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from rollbook.proto.metastore.memory import MemoryService
 from rollbook.proto.ports import CreateMode, MetadataStore
 from rollbook.proto.runtime.clock import SystemClock
 from rollbook.recovery.core.event_derivation import Event, EventFilter
-from rollbook.recovery.core.failures import Failure, LostEntries
+from rollbook.recovery.core.repair_failures import Failure, LostEntries
 from rollbook.recovery.events import ClusterEventLog
 from rollbook.recovery.tasks import BadCopies, Failures
 from tests.unit.proto.cluster.faulty import FaultyStore

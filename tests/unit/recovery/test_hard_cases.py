@@ -23,7 +23,7 @@ from rollbook.recovery.tasks import BadCopies
 from rollbook.recovery.worker import Worker
 from tests.support.ledger_cluster import LocalCluster
 from tests.unit.proto.cluster.faulty import Fate, FaultyStore
-from tests.unit.recovery.test_checks import give_seat, spoil
+from tests.unit.recovery.test_ledger_checks import give_seat, spoil
 from tests.unit.recovery.test_worker import CONFIG, LOST, PATIENCE_S, Site, site_of
 
 # No second try falls into a test, however busy the machine is.

@@ -20,18 +20,18 @@ from rollbook.proto.ids import BookieId, EntryId, LedgerId
 from rollbook.proto.metastore.memory import MemoryService
 from rollbook.proto.ports import Address, Create, CreateMode, Delete, MetadataStore
 from rollbook.proto.runtime.clock import SystemClock
-from rollbook.recovery import metadata_outages
+from rollbook.recovery import metadata_retries
 from rollbook.recovery.config import StewardConfig
 from rollbook.recovery.core import lifecycle
 from rollbook.recovery.core.drains import ATTEMPTS_WITHOUT_TARGET
-from rollbook.recovery.core.failures import Failure, LostEntries
-from rollbook.recovery.index import LedgerIndex
+from rollbook.recovery.core.repair_failures import Failure, LostEntries
 from rollbook.recovery.known_incarnations import WholeNodes
+from rollbook.recovery.ledger_index import LedgerIndex
 from rollbook.recovery.steward import Steward
 from rollbook.recovery.tasks import DrainTasks, Failures
 from tests.unit.proto.cluster.faulty import Fate, FaultyStore
 from tests.unit.recovery.test_auditor import ROOT, B, Site, until
-from tests.unit.recovery.test_index import closed, moved
+from tests.unit.recovery.test_ledger_index import closed, moved
 
 ACTIVE, DRAINING = LifecycleState.ACTIVE, LifecycleState.DRAINING
 DRAINED, FAILED = LifecycleState.DRAINED, LifecycleState.DRAINING_FAILED
@@ -174,7 +174,7 @@ class DrainSite(Site):
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(metadata_outages, "RETRY_PAUSE_S", 0.001)
+    monkeypatch.setattr(metadata_retries, "RETRY_PAUSE_S", 0.001)
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from rollbook.proto.cluster.cluster import Cluster, initialise
 from rollbook.proto.formats.replication import UnderreplicatedMark
 from rollbook.proto.ids import BookieId, LedgerId
 from rollbook.proto.ports import MetadataStore
-from rollbook.recovery.core.failures import after_failure
+from rollbook.recovery.core.repair_failures import after_failure
 from rollbook.recovery.tasks import DrainTasks, Failures
 from tests.unit.proto.cluster.faulty import Fate, FaultyStore
 

@@ -25,7 +25,7 @@ from rollbook.proto.runtime.clock import SystemClock
 from rollbook.proto.runtime.metastore import open_metadata_store
 from rollbook.recovery import server as server_module
 from rollbook.recovery.config import AuditConfig, WorkerConfig
-from rollbook.recovery.core.failures import Failure, after_failure
+from rollbook.recovery.core.repair_failures import Failure, after_failure
 from rollbook.recovery.ledger_repair import LedgerRepair
 from rollbook.recovery.server import (
     PartState,

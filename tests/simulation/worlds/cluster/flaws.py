@@ -22,19 +22,19 @@ from rollbook.proto.metadata import LedgerMetadata
 from rollbook.proto.ports import Delete, Set, WatchEventKind
 from rollbook.proto.quorum import Quorum
 from rollbook.proto.wire.entry_list import EntryList
-from rollbook.recovery import checks, doubt_healing, ledger_healer, steward, worker
+from rollbook.recovery import automatic_healing, ledger_checks, ledger_healer, steward, worker
+from rollbook.recovery.automatic_healing import DoubtHealing
 from rollbook.recovery.bookie_removal import RemovalCheck
-from rollbook.recovery.checks import Checks
 from rollbook.recovery.copier import Copied
 from rollbook.recovery.core.audit import Losses
-from rollbook.recovery.core.checks import Requests
 from rollbook.recovery.core.drains import DrainFacts, Step, is_final
-from rollbook.recovery.core.failures import Failure, after_failure
 from rollbook.recovery.core.healing import WHOLE, judge
-from rollbook.recovery.core.plan import Action, SeatOutcome, SlotRepair
-from rollbook.recovery.doubt_healing import DoubtHealing
-from rollbook.recovery.index import LedgerIndex
+from rollbook.recovery.core.ledger_checks import Requests
+from rollbook.recovery.core.repair_failures import Failure, after_failure
+from rollbook.recovery.core.repair_plan import Action, SeatOutcome, SlotRepair
+from rollbook.recovery.ledger_checks import Checks
 from rollbook.recovery.ledger_healer import LedgerHealer
+from rollbook.recovery.ledger_index import LedgerIndex
 from rollbook.recovery.ledger_repair import LedgerRepair, Repair
 from rollbook.recovery.steward import Steward
 from rollbook.recovery.tasks import BadCopies
@@ -570,7 +570,7 @@ CLUSTER_MUTANTS: Final = (
         "cluster-heals-hot",
         "A healing that left something is repeated without a pause (DH2).",
         _BUDGET,
-        ((doubt_healing, "after_failure", _retry_at_once),),
+        ((automatic_healing, "after_failure", _retry_at_once),),
         drill="doubts",
     ),
     ClusterMutant(
@@ -626,7 +626,7 @@ CLUSTER_MUTANTS: Final = (
         "cluster-marks-what-nobody-can-spread",
         "A ledger is marked for its racks though no bookie of another rack is there (AU10).",
         _BUDGET,
-        ((checks, "pick_for_racks", _anybody_will_do),),
+        ((ledger_checks, "pick_for_racks", _anybody_will_do),),
         drill="racks",
     ),
     ClusterMutant(

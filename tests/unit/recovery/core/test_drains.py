@@ -13,7 +13,7 @@ from rollbook.recovery.core.drains import (
     is_stuck,
     next_step,
 )
-from rollbook.recovery.core.failures import Failure, LostEntries, after_failure
+from rollbook.recovery.core.repair_failures import Failure, LostEntries, after_failure
 
 
 def without_target(attempts: int) -> Failure:

@@ -23,7 +23,7 @@ from rollbook.proto.formats.cookie import Cookie
 from rollbook.proto.ids import BookieId, EntryId, LedgerId
 from rollbook.proto.ports import MetadataStore
 from rollbook.proto.runtime.metastore import open_metadata_store
-from rollbook.recovery.core.failures import LostEntries, after_failure
+from rollbook.recovery.core.repair_failures import LostEntries, after_failure
 from rollbook.recovery.process_status import PresenceNodes, ProcessStatus
 from rollbook.recovery.tasks import AuditOrders, DrainTasks, Failures, RateOrder
 from tests.support import commands

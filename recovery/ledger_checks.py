@@ -5,7 +5,7 @@ from it.
         ▲                                                                              │
         └── the time of completion, in metadata ◄── all ledgers were judged ◄──────────┘
 
-The rules are in `core/checks.py`. Each kind of check runs in its own task, so a long check does not delay the
+The rules are in `core/ledger_checks.py`. Each kind of check runs in its own task, so a long check does not delay the
 others. If one of a ledger's bookies does not respond, or is neither registered nor marked as lost, the ledger
 is checked again after 5 s, doubling to 10 min. The check is completed when no such ledger is left (AU5). A
 copy that seems short or bad is checked twice, the second time with fresh metadata, since a writer's last
@@ -49,7 +49,7 @@ from rollbook.proto.wire.messages import ListEntries, ListEntriesReply
 from rollbook.recovery.budget import Throttle
 from rollbook.recovery.config import AuditConfig
 from rollbook.recovery.core.audit import is_check_due
-from rollbook.recovery.core.checks import (
+from rollbook.recovery.core.ledger_checks import (
     CheckKind,
     ConfirmedReport,
     CopyReport,
@@ -59,9 +59,9 @@ from rollbook.recovery.core.checks import (
     is_judged,
     pick_sample,
 )
-from rollbook.recovery.core.plan import SlotRepair, lacking_in, windows
+from rollbook.recovery.core.repair_plan import SlotRepair, lacking_in, windows
 from rollbook.recovery.ledger_repair import mean_entry_bytes, pick_for_racks
-from rollbook.recovery.metadata_outages import AWAY, LOOK_AGAIN_S, patiently, until_done
+from rollbook.recovery.metadata_retries import AWAY, LOOK_AGAIN_S, patiently, until_done
 from rollbook.recovery.tasks import BadCopies, CheckTimes
 
 logger = structlog.get_logger()

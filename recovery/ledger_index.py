@@ -38,7 +38,7 @@ from rollbook.proto.formats.paths import ledger_of_path
 from rollbook.proto.ids import BookieId, LedgerId
 from rollbook.proto.ports import Clock, MetadataStore, Watch, WatchEventKind
 from rollbook.proto.tasks import TaskGroup
-from rollbook.recovery.core.index_rows import IndexRow, members_of, row_of
+from rollbook.recovery.core.ledger_index_rows import IndexRow, members_of, row_of
 
 logger = structlog.get_logger()
 

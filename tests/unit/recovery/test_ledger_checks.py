@@ -20,13 +20,13 @@ from rollbook.proto.metastore.memory import MemoryService
 from rollbook.proto.ports import MetadataStore
 from rollbook.proto.runtime.clock import SystemClock
 from rollbook.proto.wire.digest import DigestType, Entry, LedgerDigest, ledger_key
-from rollbook.recovery import checks
+from rollbook.recovery import ledger_checks
 from rollbook.recovery.budget import ByteBudget, Throttle
-from rollbook.recovery.checks import Checks, CheckSchedule, CheckState
 from rollbook.recovery.config import AuditConfig
 from rollbook.recovery.copier import Copier
-from rollbook.recovery.core.checks import CheckKind
+from rollbook.recovery.core.ledger_checks import CheckKind
 from rollbook.recovery.entry_restorer import Restorer
+from rollbook.recovery.ledger_checks import Checks, CheckSchedule, CheckState
 from rollbook.recovery.tasks import BadCopies, CheckTimes
 from rollbook.recovery.worker import Worker
 from tests.support.ledger_cluster import LocalCluster
@@ -45,8 +45,8 @@ async def cluster(tmp_path: Path) -> AsyncIterator[LocalCluster]:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checks, "SECOND_LOOK_S", 0.01)
-    monkeypatch.setattr(checks, "_PAUSE_S_MIN", 0.01)
+    monkeypatch.setattr(ledger_checks, "SECOND_LOOK_S", 0.01)
+    monkeypatch.setattr(ledger_checks, "_PAUSE_S_MIN", 0.01)
 
 
 async def opened() -> None:
@@ -220,7 +220,7 @@ async def test_a_check_ends_only_when_each_registered_bookie_was_heard(
                 raise BookieTimeout(bookie=bookie)
             return await call(bookie, *args, **more)
 
-        monkeypatch.setattr(checks, "_SILENT_S", 0.0)
+        monkeypatch.setattr(ledger_checks, "_SILENT_S", 0.0)
         monkeypatch.setattr(site.ledgers.bookies, "call", call_in_vain)
         state = await check(site, COPIES)
         assert asked == 3
@@ -244,7 +244,7 @@ async def test_a_short_copy_that_is_silent_at_the_second_look_is_looked_at_again
                 raise BookieTimeout(bookie=bookie)
             return await call(bookie, request, **more)
 
-        monkeypatch.setattr(checks, "_SILENT_S", 0.0)
+        monkeypatch.setattr(ledger_checks, "_SILENT_S", 0.0)
         monkeypatch.setattr(site.ledgers.bookies, "call", call_in_vain)
         state = await check(site, COPIES)
         assert (state.undecided, state.marked) == (0, 1)

@@ -8,7 +8,8 @@ from rollbook.proto.ids import BookieId, EntryId
 from rollbook.proto.metadata import Fragment
 from rollbook.proto.quorum import Quorum
 from rollbook.proto.wire.entry_list import EntryList
-from rollbook.recovery.core.checks import (
+from rollbook.recovery.core.healing import EntrySpan
+from rollbook.recovery.core.ledger_checks import (
     CheckKind,
     CopyReport,
     Requests,
@@ -19,8 +20,7 @@ from rollbook.recovery.core.checks import (
     pick_sample,
     unpack_bad,
 )
-from rollbook.recovery.core.healing import EntrySpan
-from rollbook.recovery.core.plan import Action, SlotRepair, lacking
+from rollbook.recovery.core.repair_plan import Action, SlotRepair, lacking
 
 B = [BookieId(f"b{number}:3181") for number in range(6)]
 COPIES = CheckKind.COPIES

@@ -8,8 +8,8 @@ from rollbook.proto.cluster.cluster import Cluster, initialise
 from rollbook.proto.cluster.ledger_nodes import LedgerNodes
 from rollbook.proto.ids import LedgerId
 from rollbook.proto.ports import MetadataStore
-from rollbook.recovery.reference_scan import take_census
-from tests.unit.recovery.test_index import B1, B2, B3, B4, ledger
+from rollbook.recovery.bookie_ledger_scan import take_census
+from tests.unit.recovery.test_ledger_index import B1, B2, B3, B4, ledger
 
 
 @pytest.fixture

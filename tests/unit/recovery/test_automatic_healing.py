@@ -16,9 +16,9 @@ from rollbook.proto.ids import BookieId
 from rollbook.proto.metadata import LedgerState
 from rollbook.proto.runtime.clock import SystemClock
 from rollbook.proto.tasks import TaskGroup
-from rollbook.recovery import doubt_healing
+from rollbook.recovery import automatic_healing
+from rollbook.recovery.automatic_healing import DoubtHealing
 from rollbook.recovery.config import HealConfig
-from rollbook.recovery.doubt_healing import DoubtHealing
 from rollbook.recovery.possible_losses import BookieDoubts, DoubtsPage
 from tests.support.healing import DirectDoubts
 from tests.support.ledger_cluster import LocalCluster
@@ -233,7 +233,7 @@ async def test_entries_without_a_copy_are_reported_once(
         assert event == "bookie_entries_lost"
         reported.append(ledgers)
 
-    monkeypatch.setattr(doubt_healing.logger, "error", report)
+    monkeypatch.setattr(automatic_healing.logger, "error", report)
     async with cluster.connect(QUICK) as ledgers:
         while True:
             writer = await write(ledgers, 3, is_closed=True, ensemble=1, write=1, ack=1)

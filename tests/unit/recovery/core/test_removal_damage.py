@@ -5,7 +5,7 @@ import pytest
 from rollbook.proto.ids import BookieId, EntryId, LedgerId
 from rollbook.proto.metadata import Fragment, LedgerMetadata
 from rollbook.proto.quorum import Quorum
-from rollbook.recovery.core.removal import Damage, fewest_copies
+from rollbook.recovery.core.removal_damage import Damage, fewest_copies
 
 A, B, C, D = (BookieId(name) for name in "abcd")
 

@@ -16,9 +16,9 @@ from rollbook.proto.ports import MetadataStore
 from rollbook.proto.quorum import Quorum
 from rollbook.proto.runtime.clock import SystemClock
 from rollbook.proto.wire.digest import DigestType
-from rollbook.recovery import index as module
-from rollbook.recovery.core.index_rows import row_of
-from rollbook.recovery.index import LedgerIndex
+from rollbook.recovery import ledger_index as module
+from rollbook.recovery.core.ledger_index_rows import row_of
+from rollbook.recovery.ledger_index import LedgerIndex
 
 B1, B2, B3, B4 = (BookieId(f"b{number}:3181") for number in range(1, 5))
 DEADLINE_S = 10.0

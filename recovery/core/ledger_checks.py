@@ -30,7 +30,7 @@ from rollbook.proto.ids import BookieId, EntryId, parse_bookie_id
 from rollbook.proto.metadata import LedgerMetadata, LedgerState
 from rollbook.proto.quorum import Quorum
 from rollbook.recovery.core.healing import EntrySpan, covers, ranges_of
-from rollbook.recovery.core.plan import Action, SlotRepair
+from rollbook.recovery.core.repair_plan import Action, SlotRepair
 
 _VERSION: Final = 1
 # The maximum number of bad ranges of one bookie. Further ranges are found once these are repaired.

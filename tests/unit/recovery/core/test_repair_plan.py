@@ -8,7 +8,7 @@ import pytest
 from rollbook.proto.ids import BookieId, EntryId, LedgerId
 from rollbook.proto.metadata import Fragment, LedgerMetadata, LedgerState
 from rollbook.proto.quorum import Quorum
-from rollbook.recovery.core.plan import (
+from rollbook.recovery.core.repair_plan import (
     Action,
     BookiePresence,
     FirstStep,

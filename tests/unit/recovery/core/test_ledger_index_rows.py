@@ -7,7 +7,7 @@ import pytest
 from rollbook.proto.ids import BookieId, EntryId, LedgerId
 from rollbook.proto.metadata import Fragment, LedgerMetadata
 from rollbook.proto.quorum import Quorum
-from rollbook.recovery.core.index_rows import good_copies, members_of, row_of
+from rollbook.recovery.core.ledger_index_rows import good_copies, members_of, row_of
 
 B = [BookieId(f"b{number}:3181") for number in range(8)]
 

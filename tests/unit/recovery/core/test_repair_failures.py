@@ -7,7 +7,7 @@ import pytest
 from rollbook.ledger.core.verification import CopyState
 from rollbook.proto.errors import BadMetadata, UnsupportedVersion
 from rollbook.proto.ids import BookieId, EntryId
-from rollbook.recovery.core.failures import (
+from rollbook.recovery.core.repair_failures import (
     Failure,
     LostEntries,
     after_failure,

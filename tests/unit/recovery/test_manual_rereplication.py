@@ -10,7 +10,7 @@ import pytest
 
 from rollbook.proto.ids import BookieId
 from rollbook.recovery.config import WorkerConfig
-from rollbook.recovery.evacuation import Evacuation, EvacuationOrder
+from rollbook.recovery.manual_rereplication import Evacuation, EvacuationOrder
 from tests.support.ledger_cluster import LocalCluster
 from tests.unit.recovery.test_worker import LOST, PATIENCE_S, Site, site_of
 

@@ -32,11 +32,11 @@ from rollbook.proto.ids import BookieId
 from rollbook.proto.ports import Clock
 from rollbook.proto.tasks import TaskGroup
 from rollbook.recovery.config import HealConfig
-from rollbook.recovery.core.failures import Failure, after_failure, next_look_s
-from rollbook.recovery.core.plan import GracePeriods
+from rollbook.recovery.core.repair_failures import Failure, after_failure, next_look_s
+from rollbook.recovery.core.repair_plan import GracePeriods
 from rollbook.recovery.healer import Healer, Healing
 from rollbook.recovery.ledger_healer import HealingOutcome
-from rollbook.recovery.metadata_outages import patiently
+from rollbook.recovery.metadata_retries import patiently
 from rollbook.recovery.possible_losses import BookieDoubts
 
 logger = structlog.get_logger()
