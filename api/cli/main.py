@@ -153,7 +153,7 @@ def completion(shell: str) -> None:
     """Print a script that makes a shell complete commands, flags and names."""
     from click.shell_completion import get_completion_class
 
-    from rollbook.api.cli.shell_completion import add_shells
+    from rollbook.api.cli.completion_scripts import add_shells
 
     add_shells()
     complete = get_completion_class(shell)
@@ -169,7 +169,7 @@ def main() -> None:
     if not __debug__:
         sys.exit("rollbook checks its invariants with assert: run Python without -O")
     if _COMPLETE in os.environ:
-        from rollbook.api.cli.shell_completion import add_shells
+        from rollbook.api.cli.completion_scripts import add_shells
 
         add_shells()
     try:
@@ -222,7 +222,7 @@ def main() -> None:
 def _require_utf8(words: Sequence[str]) -> None:
     if all(map(str.isascii, words)):
         return
-    from rollbook.api.cli.command_line import require_utf8
+    from rollbook.api.cli.utf8_arguments import require_utf8
 
     require_utf8(rollbook, words)
 

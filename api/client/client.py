@@ -7,15 +7,15 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Protocol, Self, TypeVar
 
 from rollbook.api.client.append_stream import AppendStreamPool
+from rollbook.api.client.caller_arguments import listed, milliseconds_of
 from rollbook.api.client.channels import Channels, Security, checked_token
 from rollbook.api.client.config import LogClientConfig
 from rollbook.api.client.fork_guard import BelongsToProcess, on_used
 from rollbook.api.client.log import Log, names_of
 from rollbook.api.client.owner_cache import OwnerCache
-from rollbook.api.client.positions import listed, milliseconds_of
 from rollbook.api.client.server_discovery import ServerDiscovery
 from rollbook.api.client.target import Target, token_of_file, unnamed_target
-from rollbook.api.client.unacked import UnackedRecords, attach, error_of
+from rollbook.api.client.unacked_report import UnackedRecords, attach, error_of
 from rollbook.api.client.unary_calls import UnaryCalls
 from rollbook.api.client.url import parse_log_url
 from rollbook.api.methods import BY_REQUEST

@@ -6,10 +6,7 @@ from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from rollbook.api.client.cursor import Cursor
-from rollbook.api.client.fork_guard import BelongsToProcess
-from rollbook.api.client.pipeline import AppendPipeline, Source
-from rollbook.api.client.positions import (
+from rollbook.api.client.caller_arguments import (
     Start,
     checked_producer,
     checked_producer_name,
@@ -18,6 +15,10 @@ from rollbook.api.client.positions import (
     position_of,
     producer_of_key,
 )
+from rollbook.api.client.cursor import Cursor
+from rollbook.api.client.fork_guard import BelongsToProcess
+from rollbook.api.client.multi_server_replay import AnyServer, ReplayRange, runs_of
+from rollbook.api.client.pipeline import AppendPipeline, Source
 from rollbook.api.client.producer import NOT_RESUMED, Producer, Resumed
 from rollbook.api.client.reader import (
     EventReader,
@@ -28,7 +29,6 @@ from rollbook.api.client.reader import (
     records_of,
 )
 from rollbook.api.client.record_text import Text, TextHeaders, event_time_us_of
-from rollbook.api.client.shared_replay import AnyServer, ReplayRange, runs_of
 from rollbook.api.client.single_append import Appender, FramedBatch, PlainBatch
 from rollbook.api.client.sync_writer import SyncWriter
 from rollbook.api.client.writer import Writer

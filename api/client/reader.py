@@ -22,7 +22,7 @@ from google.protobuf.message import DecodeError
 from rollbook.api.client.channels import Channels
 from rollbook.api.client.config import LogClientConfig
 from rollbook.api.client.core.retry_rules import may_retry
-from rollbook.api.client.outage_reports import Outages
+from rollbook.api.client.outage_queries import Outages
 from rollbook.api.client.retry_pauses import Pauses
 from rollbook.api.grpc.protobuf_codec import event_kinds, pack, unpack_event
 from rollbook.api.grpc.status import error_of_call, hung_up

@@ -29,11 +29,11 @@ from types import FunctionType, TracebackType
 from typing import Any, Self, TypeVar, overload
 
 from rollbook.api.client import client as aio
+from rollbook.api.client.caller_arguments import Start
 from rollbook.api.client.config import LogClientConfig
 from rollbook.api.client.cursor import REQUIRED, Cursor, D
 from rollbook.api.client.fork_guard import BelongsToProcess, is_own_process, on_used
 from rollbook.api.client.log import Log
-from rollbook.api.client.positions import Start
 from rollbook.api.client.producer import Producer, Resumed
 from rollbook.api.client.reader import (
     Event,
@@ -47,7 +47,7 @@ from rollbook.api.client.reader import (
 from rollbook.api.client.record_text import Text, TextHeaders
 from rollbook.api.client.sync_writer import SyncWriter
 from rollbook.api.client.tails import TailsWatch
-from rollbook.api.client.unacked import attach
+from rollbook.api.client.unacked_report import attach
 from rollbook.logservice import messages
 from rollbook.logservice.core.record_block import Record
 from rollbook.logservice.ids import LogName, Offset, ProducerRef, SegmentId

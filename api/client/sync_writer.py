@@ -16,7 +16,13 @@ from rollbook.api.client.pipeline import AppendPipeline
 from rollbook.api.client.producer import NOT_RESUMED, Resumed
 from rollbook.api.client.record_accumulator import RecordAccumulator, Tally
 from rollbook.api.client.record_text import Text, TextHeaders, event_time_us_of
-from rollbook.api.client.unacked import UnackedRecords, attach, on_collected, on_ended, take_loss
+from rollbook.api.client.unacked_report import (
+    UnackedRecords,
+    attach,
+    on_collected,
+    on_ended,
+    take_loss,
+)
 from rollbook.logservice.ids import LogName, Offset
 from rollbook.logservice.log_config import LogConfig
 from rollbook.proto.errors import ClientClosed, Outcome, Overloaded, RollbookError

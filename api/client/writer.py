@@ -20,7 +20,13 @@ from rollbook.api.client.pipeline import AppendPipeline
 from rollbook.api.client.producer import NOT_RESUMED, Producer, Resumed
 from rollbook.api.client.record_accumulator import RecordAccumulator, Tally
 from rollbook.api.client.record_text import Text, TextHeaders, event_time_us_of
-from rollbook.api.client.unacked import UnackedRecords, attach, on_collected, on_ended, take_loss
+from rollbook.api.client.unacked_report import (
+    UnackedRecords,
+    attach,
+    on_collected,
+    on_ended,
+    take_loss,
+)
 from rollbook.logservice.ids import LogName, Offset
 from rollbook.logservice.log_config import LogConfig
 from rollbook.logservice.messages import ProducerProgress

@@ -14,7 +14,7 @@ from starlette.routing import Match, Route
 
 from rollbook.api.access.authenticator import Authenticator
 from rollbook.api.access.core.grants import Duty
-from rollbook.api.dashboard import screens
+from rollbook.api.dashboard import cluster_screens
 from rollbook.api.dashboard.assets import asset_routes
 from rollbook.api.dashboard.cluster_acts import ClusterActs
 from rollbook.api.dashboard.cluster_pages import ClusterPages
@@ -24,13 +24,13 @@ from rollbook.api.dashboard.form_fields import DoAct, fields_of
 from rollbook.api.dashboard.live_stream import LiveStreams
 from rollbook.api.dashboard.log_acts import LogActs
 from rollbook.api.dashboard.log_pages import LogPages
+from rollbook.api.dashboard.page_request import ShowPage, Visit, Visits
 from rollbook.api.dashboard.page_sources import PageSources
 from rollbook.api.dashboard.parts import PREFIX, Screen, render, with_query
 from rollbook.api.dashboard.process_pages import ProcessPages
 from rollbook.api.dashboard.responses import html, redirect, refused
 from rollbook.api.dashboard.shared_answers import SharedAnswers
 from rollbook.api.dashboard.sign_in import SignedOut, SignIn
-from rollbook.api.dashboard.visit import ShowPage, Visit, Visits
 from rollbook.proto.errors import InvalidRequest, Missing, RollbookError
 
 # Methods that pages refuse (POST: unless the page has a form).
@@ -111,7 +111,7 @@ class Dashboard:
                 screen = await show(request, visit)
             except RollbookError as error:
                 status = type(error).code.http
-                screen = screens.problem(
+                screen = cluster_screens.problem(
                     error_title(error), error_text(error), sentence(error.next_step)
                 )
             response = html(render(visit.framed(), screen), status)

@@ -6,11 +6,11 @@ from typing import Any
 from starlette.requests import Request
 
 from rollbook.api.access.authenticator import CALLER
-from rollbook.api.dashboard import event_screens, log_screens, screens
+from rollbook.api.dashboard import cluster_screens, event_screens, log_screens
 from rollbook.api.dashboard.form_fields import ledger_id_of, number_in
+from rollbook.api.dashboard.page_request import ShowPage, Visit
 from rollbook.api.dashboard.page_sources import PageSources
 from rollbook.api.dashboard.parts import Screen, with_query
-from rollbook.api.dashboard.visit import ShowPage, Visit
 from rollbook.api.rest.cluster import PAGE, local_operation
 from rollbook.api.rest.cluster_events import may_see_urls
 from rollbook.proto.errors import InvalidRequest
@@ -41,19 +41,19 @@ class ClusterPages:
     async def _overview(self, _: Request, visit: Visit) -> Screen:
         health = await visit.ask("health", self._admin.health)
         recovery = await visit.ask("recovery", self._admin.recovery)
-        return screens.overview(health, recovery, self._samples, visit.after)
+        return cluster_screens.overview(health, recovery, self._samples, visit.after)
 
     async def _bookies(self, request: Request, visit: Visit) -> Screen:
         after = request.query_params.get("after", "")
         rows = await visit.ask("bookies", self._admin.bookies)
         rest = [row for row in rows if row["id"] > after]
         last = rest[PAGE - 1]["id"] if len(rest) > PAGE else None
-        return screens.bookies(rest[:PAGE], last)
+        return cluster_screens.bookies(rest[:PAGE], last)
 
     async def _bookie(self, request: Request, visit: Visit) -> Screen:
         name = request.query_params.get("id", "")
         row = await visit.ask(f"bookie {name}", lambda: self._admin.bookie(name))
-        return screens.bookie(visit.framed(), row, CALLER.get().principal.grants)
+        return cluster_screens.bookie(visit.framed(), row, CALLER.get().principal.grants)
 
     async def _ledgers(self, request: Request, visit: Visit) -> Screen:
         query = request.query_params
@@ -63,8 +63,8 @@ class ClusterPages:
         after = number_in(asked.get("after", "-1"), "after", -1)
         if asked.get("short", "true") not in ("true", "false"):
             raise InvalidRequest("short has to be true or false")
-        if asked.get("state", "") not in screens.STATES:
-            states = ", ".join(filter(None, screens.STATES))
+        if asked.get("state", "") not in cluster_screens.STATES:
+            states = ", ".join(filter(None, cluster_screens.STATES))
             raise InvalidRequest(
                 f"{asked['state'][:40]!r} is not a state of a ledger", next_step=f"choose {states}"
             )
@@ -79,28 +79,28 @@ class ClusterPages:
             )
 
         rows, next_after = await visit.ask(with_query("ledgers", **asked), ask)
-        return screens.ledgers(rows, next_after, asked)
+        return cluster_screens.ledgers(rows, next_after, asked)
 
     async def _bad_ledgers(self, request: Request, visit: Visit) -> Screen:
         after = number_in(request.query_params.get("after", "-1"), "after", -1)
         rows, next_after = await visit.ask(
             f"bad {after}", lambda: self._admin.bad_ledgers(after, PAGE)
         )
-        return screens.bad_ledgers(rows, next_after)
+        return cluster_screens.bad_ledgers(rows, next_after)
 
     async def _ledger(self, request: Request, visit: Visit) -> Screen:
         ledger_id = ledger_id_of(request)
         found = await visit.ask(f"ledger {ledger_id}", lambda: self._admin.ledger(ledger_id))
-        return screens.ledger(visit.framed(), found, CALLER.get().principal.grants)
+        return cluster_screens.ledger(visit.framed(), found, CALLER.get().principal.grants)
 
     async def _recovery(self, _: Request, visit: Visit) -> Screen:
         found = await visit.ask("recovery", self._admin.recovery)
-        return screens.recovery(visit.framed(), found, CALLER.get().principal.grants)
+        return cluster_screens.recovery(visit.framed(), found, CALLER.get().principal.grants)
 
     async def _list_operations(self, _: Request, visit: Visit) -> Screen:
         lasting, _rest = await visit.ask("operations", lambda: self._admin.operations("", PAGE))
         here = [local_operation(each) for each in self._operations.newest_first()]
-        return screens.operations([*lasting, *here])
+        return cluster_screens.operations([*lasting, *here])
 
     async def _events_page(self, request: Request, visit: Visit) -> Screen:
         query = request.query_params

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from rollbook.api.access.core.grants import Duty, Grants
-from rollbook.api.dashboard.core.live import live
+from rollbook.api.dashboard.core.live_page import live
 from rollbook.api.dashboard.core.markup import Child, element
 from rollbook.api.dashboard.parts import (
     BY_RIGHT,

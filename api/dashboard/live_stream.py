@@ -10,15 +10,15 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from rollbook.api.access.core.grants import Duty
-from rollbook.api.access.managing import Managing
-from rollbook.api.dashboard.core.live import PageState, event_for
+from rollbook.api.access.management_rights import Managing
+from rollbook.api.dashboard.core.live_page import PageState, event_for
 from rollbook.api.dashboard.core.sessions import Session
 from rollbook.api.dashboard.error_texts import error_text
+from rollbook.api.dashboard.page_request import ShowPage, Visits
 from rollbook.api.dashboard.parts import PREFIX, Screen
 from rollbook.api.dashboard.responses import HEADERS
 from rollbook.api.dashboard.shared_answers import SharedAnswers
 from rollbook.api.dashboard.sign_in import SignedOut, SignIn
-from rollbook.api.dashboard.visit import ShowPage, Visits
 from rollbook.proto.errors import RollbookError
 
 _EVENTS: Final = "text/event-stream"

@@ -10,9 +10,9 @@ from rollbook.api.access.core.grants import Right
 from rollbook.api.dashboard import log_screens
 from rollbook.api.dashboard.core.values import Form
 from rollbook.api.dashboard.error_texts import error_text
+from rollbook.api.dashboard.page_request import ShowPage, Visit
 from rollbook.api.dashboard.page_sources import PageSources
 from rollbook.api.dashboard.parts import Screen, with_query
-from rollbook.api.dashboard.visit import ShowPage, Visit
 from rollbook.api.rest.operations import Facts
 from rollbook.logservice.ids import LogName
 from rollbook.proto.errors import InvalidRequest, RollbookError
@@ -30,7 +30,7 @@ class LogPages:
         self.pages: Mapping[str, ShowPage] = {"/logs": self._list_logs, "/log": self._log}
 
     async def _list_logs(self, request: Request, visit: Visit) -> Screen:
-        from rollbook.api.client.positions import listed
+        from rollbook.api.client.caller_arguments import listed
 
         query, token = request.query_params, visit.session.token
         asked = {name: query[name] for name in ("prefix", "after") if query.get(name)}

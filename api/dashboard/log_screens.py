@@ -9,7 +9,7 @@ from urllib.parse import quote
 
 from rollbook.api.access.core.grants import Duty, Grants, Right
 from rollbook.api.dashboard import process_screens
-from rollbook.api.dashboard.core.live import NewRows, live
+from rollbook.api.dashboard.core.live_page import NewRows, live
 from rollbook.api.dashboard.core.markup import Child, Html, block, element
 from rollbook.api.dashboard.core.values import VALUE_BYTES_SHOWN, Form, node_text, value_in
 from rollbook.api.dashboard.parts import (

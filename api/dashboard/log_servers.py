@@ -12,7 +12,7 @@ from http.client import HTTPException
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
-from rollbook.api.dashboard.http_pages import fetch, settings_of
+from rollbook.api.dashboard.http_fetch import fetch, settings_of
 from rollbook.logservice import messages
 from rollbook.logservice.ids import (
     AtOffset,
@@ -127,7 +127,7 @@ class LogServers:
         """Rows of logs, and the `after` of the next page; empty: no next page. Raises `InvalidRequest`."""
 
         async def look(client: "Client") -> tuple[list[Facts], str]:
-            from rollbook.api.client.positions import listed
+            from rollbook.api.client.caller_arguments import listed
 
             namespace, start = listed(prefix, "")
             asked = messages.ListLogs(namespace, start, after, LOGS_SHOWN)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from rollbook.api.access.managing import Managing
+from rollbook.api.access.management_rights import Managing
 from rollbook.api.dashboard.core.samples import Samples
 from rollbook.api.dashboard.log_servers import LogServers
 from rollbook.api.rest.cluster import ClusterAdmin

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import Any, Final
 from urllib.parse import urlencode
 
-from rollbook.api.dashboard.core.live import Live, NewRows, PageState, live
+from rollbook.api.dashboard.core.live_page import Live, NewRows, PageState, live
 from rollbook.api.dashboard.core.markup import Child, Html, element, page
 
 PREFIX: Final = "/dashboard"

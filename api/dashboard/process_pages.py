@@ -6,12 +6,12 @@ from typing import Any
 from starlette.requests import Request
 
 from rollbook.api.access.authenticator import CALLER
-from rollbook.api.dashboard import http_pages, log_screens, process_screens
+from rollbook.api.dashboard import http_fetch, log_screens, process_screens
 from rollbook.api.dashboard.core.markup import Child
 from rollbook.api.dashboard.error_texts import error_text, sentence
+from rollbook.api.dashboard.page_request import ShowPage, Visit
 from rollbook.api.dashboard.page_sources import PageSources
 from rollbook.api.dashboard.parts import Screen
-from rollbook.api.dashboard.visit import ShowPage, Visit
 from rollbook.api.rest.operations import Facts
 from rollbook.proto.errors import BookieFailed, Missing, RollbookError
 
@@ -71,7 +71,7 @@ class ProcessPages:
         counted: Mapping[str, Child] | str
         found: Sequence[Facts] | str
         if kind == "bookie":
-            found = await self._shown(visit, name, "/api/v1/settings", http_pages.rows_of_settings)
+            found = await self._shown(visit, name, "/api/v1/settings", http_fetch.rows_of_settings)
             counted = await self._shown(
                 visit, name, "/api/v1/bookie/status", process_screens.of_status
             )

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 from urllib.parse import quote
 
-from rollbook.api.dashboard.core.live import live
+from rollbook.api.dashboard.core.live_page import live
 from rollbook.api.dashboard.core.markup import Child, Html, element
 from rollbook.api.dashboard.parts import (
     PageFrame,

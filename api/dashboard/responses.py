@@ -4,7 +4,7 @@ from typing import Final
 
 from starlette.responses import RedirectResponse, Response
 
-from rollbook.api.dashboard import screens
+from rollbook.api.dashboard import cluster_screens
 from rollbook.api.dashboard.error_texts import error_text, error_title, sentence
 from rollbook.api.dashboard.parts import PageFrame, render
 from rollbook.proto.errors import EntryTooLarge, RollbookError
@@ -28,13 +28,15 @@ def refused(error: RollbookError, status: int) -> Response:
     """The page for a request that the server rejects."""
     if isinstance(error, EntryTooLarge) and "limit" in error.ids:
         limit = f"{error.ids['limit'] // 1024} KiB"
-        screen = screens.problem(
+        screen = cluster_screens.problem(
             "The form is too large",
             f"A form takes {limit} after encoding, and nothing was changed.",
             "Go back and send less. `rollbook log append` takes more.",
         )
     else:
-        screen = screens.problem(error_title(error), error_text(error), sentence(error.next_step))
+        screen = cluster_screens.problem(
+            error_title(error), error_text(error), sentence(error.next_step)
+        )
     return html(render(PageFrame("", "", "", ""), screen), status)
 
 

@@ -11,7 +11,7 @@ from http.client import HTTPException
 from typing import Any, Final, Never
 
 from rollbook.api.dashboard.core.samples import INTERVAL_S, Counted, Samples
-from rollbook.api.dashboard.http_pages import fetch
+from rollbook.api.dashboard.http_fetch import fetch
 from rollbook.proto.errors import RollbookError
 from rollbook.proto.runtime.metrics import Metrics
 

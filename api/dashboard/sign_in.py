@@ -7,7 +7,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from rollbook.api.access.authenticator import CALLER, Authenticator, anybody
-from rollbook.api.dashboard import screens
+from rollbook.api.dashboard import cluster_screens
 from rollbook.api.dashboard.core.sessions import Session, Sessions
 from rollbook.api.dashboard.error_texts import error_text
 from rollbook.api.dashboard.form_fields import fields_of
@@ -96,7 +96,7 @@ class SignIn:
             return redirect(PREFIX)
         frame = PageFrame("", "", "", "", (), "")
         goes_on = request.query_params.get("next", "")
-        return html(render(frame, screens.sign_in(frame, goes_on)), 200)
+        return html(render(frame, cluster_screens.sign_in(frame, goes_on)), 200)
 
     async def _begin(self, request: Request) -> Response:
         """Begins a session with a new id, even if the browser sent an id."""
@@ -108,7 +108,7 @@ class SignIn:
             caller = self._authenticator.admit(f"Bearer {token}", peer=_peer_of(request))
         except Unauthorized as error:
             frame = PageFrame("", "", "", "", (("bad", error_text(error)),), "")
-            return html(render(frame, screens.sign_in(frame, goes_on)), 401)
+            return html(render(frame, cluster_screens.sign_in(frame, goes_on)), 401)
         old = self._sessions.find(request.cookies.get(self._cookie_name(request), ""))
         if old is not None:
             self._sessions.end(old)

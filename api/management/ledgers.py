@@ -13,7 +13,7 @@ from rollbook.api.cli.ledger.actions import (
     fragments_of,
     in_pieces,
 )
-from rollbook.api.cli.ledger.of_log import HTTP_INSTEAD_OF_REMOVAL, require_no_part
+from rollbook.api.cli.ledger.segment_guard import HTTP_INSTEAD_OF_REMOVAL, require_no_part
 from rollbook.api.management.store_calls import ACT_S, StoreCalls
 from rollbook.ledger.ledgers import Ledgers
 from rollbook.proto.cluster.ledger_nodes import StoredLedger

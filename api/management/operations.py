@@ -6,7 +6,7 @@ import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rollbook.api.cli.ledger.of_log import HTTP_INSTEAD_OF_RECOVERY, require_no_part
+from rollbook.api.cli.ledger.segment_guard import HTTP_INSTEAD_OF_RECOVERY, require_no_part
 from rollbook.api.cli.recovery.bookie import require_absent
 from rollbook.api.management.store_calls import StoreCalls, steps_for_http
 from rollbook.ledger.ledgers import Ledgers

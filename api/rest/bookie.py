@@ -23,7 +23,7 @@ from rollbook import __version__
 from rollbook.api.access.audit import AuditLog
 from rollbook.api.access.authenticator import CALLER, Authenticator
 from rollbook.api.access.core.grants import Duty
-from rollbook.api.access.managing import Managing
+from rollbook.api.access.management_rights import Managing
 from rollbook.api.rest.bookie_models import (
     Doubts,
     Files,

@@ -25,7 +25,7 @@ from fastapi.responses import PlainTextResponse
 from pydantic import BaseModel, ConfigDict, Field, StrictInt
 
 from rollbook.api.access.core.grants import Duty
-from rollbook.api.access.managing import Managing
+from rollbook.api.access.management_rights import Managing
 from rollbook.api.rest.base_models import CamelCaseModel
 from rollbook.api.rest.cluster import (
     ACTS,

@@ -18,7 +18,7 @@ from starlette.convertors import Convertor, register_url_convertor
 from rollbook import __version__
 from rollbook.api.access.authenticator import CALLER
 from rollbook.api.access.core.grants import Duty
-from rollbook.api.access.managing import Managing
+from rollbook.api.access.management_rights import Managing
 from rollbook.api.rest.cluster_models import (
     Audited,
     BadLedgers,

@@ -7,7 +7,7 @@ from fastapi import APIRouter, Path, Query, Response
 
 from rollbook.api.access.authenticator import CALLER
 from rollbook.api.access.core.grants import Duty
-from rollbook.api.access.managing import Managing
+from rollbook.api.access.management_rights import Managing
 from rollbook.api.rest.callback_post import origin_of
 from rollbook.api.rest.cluster import ACTS, AWAY, PAGE, ClusterAdmin
 from rollbook.api.rest.cluster_models import (

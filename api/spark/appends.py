@@ -15,9 +15,9 @@ from functools import partial
 from typing import Final
 
 from rollbook.api.client.sync import SyncLog
-from rollbook.api.spark.channel import ServerChannel
 from rollbook.api.spark.core.batch_blocks import LastBatch, WrittenBlock, cut, rows_written
-from rollbook.api.spark.frames import ArrowRows
+from rollbook.api.spark.rows_to_blocks import ArrowRows
+from rollbook.api.spark.shared_client import ServerChannel
 from rollbook.logservice import messages
 from rollbook.logservice.core.record_block import Block, Codec
 from rollbook.logservice.ids import ProducerRef

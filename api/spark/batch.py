@@ -33,8 +33,8 @@ class TaskPartition(InputPartition):
 
 def spans_of(options: SourceOptions) -> tuple[Span, ...]:
     """Resolves the start and the end of a batch read in each log, as the logs are now."""
-    from rollbook.api.spark.channel import channel_of
     from rollbook.api.spark.logs import Logs, require_some
+    from rollbook.api.spark.shared_client import channel_of
     from rollbook.api.spark.tails import SelectionTails
 
     channel = channel_of(options.access)
@@ -68,8 +68,8 @@ def read_task(
 ) -> Iterator["pa.RecordBatch"]:
     """Yields exactly the records of the spans, as Arrow batches. The function runs in a worker."""
     from rollbook.api.spark.arrow import Batches
-    from rollbook.api.spark.channel import channel_of
     from rollbook.api.spark.fetch import slices_of
+    from rollbook.api.spark.shared_client import channel_of
 
     batches = Batches(to_arrow_schema(schema, timezone="UTC"))
     with shown_in_spark():
@@ -89,8 +89,8 @@ class BatchReader(DataSourceReader):
         self._options, self._schema, self._spans = options, schema, spans
 
     def partitions(self) -> list[InputPartition]:
-        from rollbook.api.spark.channel import channel_of
         from rollbook.api.spark.logs import Logs
+        from rollbook.api.spark.shared_client import channel_of
 
         with shown_in_spark():
             spans = spans_of(self._options) if self._spans is None else self._spans

@@ -10,7 +10,6 @@ from typing import Final
 from rollbook.api.client.core.retry_rules import may_retry
 from rollbook.api.client.reader import Event, EventReader, RecordBatch
 from rollbook.api.spark.arrow import Slice
-from rollbook.api.spark.channel import ServerChannel
 from rollbook.api.spark.core.plan import Span
 from rollbook.api.spark.core.progress import (
     TOLERATE,
@@ -20,6 +19,7 @@ from rollbook.api.spark.core.progress import (
     replaced,
     truncated,
 )
+from rollbook.api.spark.shared_client import ServerChannel
 from rollbook.logservice import messages
 from rollbook.logservice.ids import AtOffset, LogName, Offset
 from rollbook.proto.errors import (

@@ -4,10 +4,10 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-from rollbook.api.spark.channel import ServerChannel
 from rollbook.api.spark.core.options import Selection, StartPositions
 from rollbook.api.spark.core.plan import MeasuredSegment, record_bytes_of
 from rollbook.api.spark.core.progress import TOLERATE, TailPoint
+from rollbook.api.spark.shared_client import ServerChannel
 from rollbook.logservice import messages
 from rollbook.logservice.ids import (
     FIRST_SEGMENT,

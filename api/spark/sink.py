@@ -20,10 +20,16 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from rollbook.api.spark.appends import LogSink, MicroBatch
-from rollbook.api.spark.channel import channel_of
 from rollbook.api.spark.core.options import SinkOptions
 from rollbook.api.spark.failures import shown_in_spark
-from rollbook.api.spark.frames import SCHEMA, ArrowRows, by_log, check_columns, sorted_by_bytes
+from rollbook.api.spark.rows_to_blocks import (
+    SCHEMA,
+    ArrowRows,
+    by_log,
+    check_columns,
+    sorted_by_bytes,
+)
+from rollbook.api.spark.shared_client import channel_of
 from rollbook.logservice.core.record_block import Codec
 from rollbook.proto.errors import BadConfig, EntryTooLarge, InvalidRequest
 

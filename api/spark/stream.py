@@ -37,8 +37,8 @@ from rollbook.logservice.ids import Latest
 from rollbook.proto.errors import RollbookError
 
 if TYPE_CHECKING:
-    from rollbook.api.spark.channel import ServerChannel
     from rollbook.api.spark.logs import Logs
+    from rollbook.api.spark.shared_client import ServerChannel
     from rollbook.api.spark.tails import SelectionTails
 
 _logger: Final = logging.getLogger("rollbook.spark")
@@ -103,8 +103,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _alive(self) -> "_Live":
         if self._live is None:
-            from rollbook.api.spark.channel import channel_of
             from rollbook.api.spark.logs import Logs
+            from rollbook.api.spark.shared_client import channel_of
             from rollbook.api.spark.tails import SelectionTails
 
             channel = channel_of(self._options.access)

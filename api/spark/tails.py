@@ -12,9 +12,9 @@ from collections.abc import Iterable
 from typing import Final
 
 from rollbook.api.client.sync import SyncTailsWatch
-from rollbook.api.spark.channel import ServerChannel
 from rollbook.api.spark.core.options import Selection
 from rollbook.api.spark.core.progress import Points, TailPoint, moved
+from rollbook.api.spark.shared_client import ServerChannel
 from rollbook.logservice import messages
 from rollbook.logservice.ids import LogName
 from rollbook.proto.errors import LogDeleted, NoSuchLog

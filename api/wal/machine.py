@@ -20,7 +20,7 @@ unless it leads.
             assert await term.propose(b"5") == 5        # The result of `apply`.
         await machine.read(lambda: counter.total)       # On any replica, leading or not.
 
-The rules are in `core/replica.py`, `core/term_rules.py` and `core/snapshot_pointer.py`.
+The rules are in `core/applied_records.py`, `core/term_rules.py` and `core/snapshot_pointer.py`.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ from rollbook.api.client.core.retry_rules import again
 from rollbook.api.client.log import Log
 from rollbook.api.client.reader import RecordBatch
 from rollbook.api.client.retry_pauses import Pauses
-from rollbook.api.wal.core.replica import Replica
+from rollbook.api.wal.core.applied_records import Replica
 from rollbook.api.wal.core.snapshot_pointer import SUFFIX, is_due
 from rollbook.api.wal.exclusive_writer import LEASE_S, ExclusiveWriter, is_passing
 from rollbook.api.wal.shared_barrier import SharedBarrier

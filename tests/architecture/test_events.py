@@ -13,7 +13,7 @@ from tests.architecture.source import ROOT, Module, modules
 _ROW: Final = re.compile(r"^\| `([a-z_]+)` \| (debug|info|warning|error) \| (.+) \|$", re.MULTILINE)
 _LEVELS: Final = ("info", "warning", "error")
 _ERROR_TOO: Final = "exception"  # An error, with its traceback.
-_OF_LOGS: Final = ("api/access", "api/grpc", "api/cli/server/log_peers", "logservice")
+_OF_LOGS: Final = ("api/access", "api/grpc", "api/cli/server/peer_credentials", "logservice")
 _OF_LOGS_OVER_HTTP: Final = ("api/rest/forwarding.py", "api/rest/range_response.py")
 _ELSEWHERE: Final = (
     "api/cli/server/bookie.py",

@@ -19,7 +19,7 @@ from starlette.applications import Starlette
 
 import rollbook
 from rollbook.api.access.audit import AuditLog
-from rollbook.api.access.managing import Managing
+from rollbook.api.access.management_rights import Managing
 from rollbook.api.dashboard import parts
 from rollbook.api.dashboard.app import Dashboard
 from rollbook.api.dashboard.core.samples import Samples

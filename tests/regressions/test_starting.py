@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import pytest
 
-from rollbook.api.cli import startup
+from rollbook.api.cli import server_readiness
 from rollbook.api.cli.server import log as log_process
 from rollbook.api.cli.server import recovery as recovery_process
 from rollbook.proto.cluster.cluster import initialise
@@ -100,7 +100,7 @@ async def test_a_store_that_fails_during_a_start_does_not_end_it(
     start: Start, module: Any, failing: Failing, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url = f"sqlite://{tmp_path}/metadata.db"
-    monkeypatch.setattr(startup, "_PAUSES_S", (0.01, 0.01))
+    monkeypatch.setattr(server_readiness, "_PAUSES_S", (0.01, 0.01))
     store = await open_metadata_store(url, serve=True, create=True)
     try:
         await initialise(store, MetadataUrl.parse(url).ledgers_root, random.Random(1))

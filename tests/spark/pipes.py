@@ -9,14 +9,14 @@ import pyarrow.parquet as pq
 
 from rollbook.api.client.sync import SyncClient
 from rollbook.api.spark.archive import Archive
+from rollbook.api.spark.archive_table import parts_of
 from rollbook.api.spark.batch import read_task
 from rollbook.api.spark.columns import schema_of
 from rollbook.api.spark.core.options import source_options, values_of
+from rollbook.api.spark.piece_hashes import Measured, Piece, ScanSource, packed
 from rollbook.api.spark.pipelines.audit import ArchiveAudit
 from rollbook.api.spark.pipelines.common import Report, Way, selection_of
 from rollbook.api.spark.pipelines.export import Export, ExportOptions
-from rollbook.api.spark.scan import Measured, Piece, ScanSource, packed
-from rollbook.api.spark.table import parts_of
 from tests.regressions.lone_server import Site
 from tests.spark.drive import copied
 

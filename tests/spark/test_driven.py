@@ -11,9 +11,9 @@ import pytest
 from pyspark.sql.types import BinaryType, LongType, StructField, StructType
 
 from rollbook.api.client.sync import SyncClient
-from rollbook.api.spark.channel import ServerChannel
 from rollbook.api.spark.core.options import ServerAccess
 from rollbook.api.spark.failures import RollbookFailure
+from rollbook.api.spark.shared_client import ServerChannel
 from rollbook.logservice.core.record_block import Headers
 from rollbook.proto.errors import LogDeleted, NoSuchLog, Overloaded
 from tests.regressions.lone_server import PATIENCE_S, Site

@@ -16,7 +16,7 @@ from typing import Final
 
 import click
 
-from rollbook.api.cli.demo.actions import Appending, check, make_records, require
+from rollbook.api.cli.demo.checking_clients import Appending, check, make_records, require
 from rollbook.api.cli.demo.cluster import LOG_SERVERS, DemoCluster, demo_cluster
 from rollbook.api.cli.latencies import percentiles
 from rollbook.api.client.client import Client, connect

@@ -22,7 +22,7 @@ from typing import Final
 from rollbook import __version__
 from rollbook.api.access.authenticator import Authenticator
 from rollbook.api.cli.failures import explain_error
-from rollbook.api.cli.machine import RealMachine
+from rollbook.api.cli.real_machine import RealMachine
 from rollbook.api.cli.recovery.actions import LocalDoubts
 from rollbook.api.cli.server.log import LogSettings, RunningLogServer, log_server, tls_files
 from rollbook.api.cli.server.recovery import (

@@ -10,9 +10,9 @@ import click
 
 from rollbook.api.cli.confirm import ask_whether
 from rollbook.api.cli.ledger.connection import LedgerAccess, custom_of, password_of
-from rollbook.api.cli.ledger.of_log import INSTEAD_OF_RECOVERY, require_no_part
+from rollbook.api.cli.ledger.segment_guard import INSTEAD_OF_RECOVERY, require_no_part
 from rollbook.api.cli.output import show_facts, show_rows, tell, tell_rows
-from rollbook.api.cli.payloads import as_text, print_bytes
+from rollbook.api.cli.payload_output import as_text, print_bytes
 from rollbook.ledger.ledgers import Ledgers
 from rollbook.proto.cluster.ledger_nodes import StoredLedger
 from rollbook.proto.errors import NoSuchLedger, RecoveryIncomplete

@@ -144,9 +144,9 @@ def completed_by(name: str) -> Callable[[click.Context, click.Parameter, str], l
     """Returns a completion function that imports the named function when it is called."""
 
     def complete(context: click.Context, _: click.Parameter, incomplete: str) -> list[str]:
-        from rollbook.api.cli import completion
+        from rollbook.api.cli import name_completion
 
-        found: list[str] = getattr(completion, name)(context, incomplete)
+        found: list[str] = getattr(name_completion, name)(context, incomplete)
         return found
 
     return complete

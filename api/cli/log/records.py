@@ -25,7 +25,7 @@ from rollbook.api.cli.log.record_input import (
     standard_input,
 )
 from rollbook.api.cli.output import tell, time_of
-from rollbook.api.cli.payloads import as_text, bar, print_bytes
+from rollbook.api.cli.payload_output import as_text, bar, print_bytes
 from rollbook.api.client.batches import Submission
 from rollbook.api.client.client import Client
 from rollbook.api.client.log import Log

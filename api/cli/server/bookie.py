@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 import structlog
 
 from rollbook import __version__
-from rollbook.api.cli.machine import RealMachine
+from rollbook.api.cli.real_machine import RealMachine
 from rollbook.api.cli.run_until_signal import until_stopped
 from rollbook.api.cli.server.bookie_settings import (
     BookieFile,
@@ -24,7 +24,7 @@ from rollbook.api.cli.server.bookie_settings import (
     read_bookie_config,
     settings_of,
 )
-from rollbook.api.cli.startup import open_with_cluster, retry_while_missing, say_ready
+from rollbook.api.cli.server_readiness import open_with_cluster, retry_while_missing, say_ready
 from rollbook.bookie.bookie import Bookie, Settings, addresses_of, tls_address_of
 from rollbook.bookie.config import BookieConfig
 from rollbook.proto.addresses import require_reachable

@@ -11,7 +11,7 @@ from typing import Any, Final, TypeVar
 
 import structlog
 
-from rollbook.api.cli.machine import RealMachine, check_log_level
+from rollbook.api.cli.real_machine import RealMachine, check_log_level
 from rollbook.bookie.bk_server_conf import KEYS_OF, lines_of_keys, parse_properties, translate
 from rollbook.bookie.bookie import Settings, addresses_of, tls_address_of
 from rollbook.bookie.config import BookieConfig, ServerConfig, SpaceConfig, StorageConfig

@@ -18,8 +18,8 @@ import structlog
 from rollbook import __version__
 from rollbook.api.access.authenticator import Authenticator
 from rollbook.api.cli.bookie_admin_client import AdminClient
-from rollbook.api.cli.cluster.operation_kinds import describe_error, kinds_of, log_made_for
-from rollbook.api.cli.machine import RealMachine, check_log_level
+from rollbook.api.cli.cluster.operation_handlers import describe_error, kinds_of, log_made_for
+from rollbook.api.cli.real_machine import RealMachine, check_log_level
 from rollbook.api.cli.recovery.actions import AdminDoubts
 from rollbook.api.cli.run_until_signal import until_stopped
 from rollbook.api.cli.server.bookie_settings import (
@@ -28,7 +28,7 @@ from rollbook.api.cli.server.bookie_settings import (
     load_section,
     read_bookie_config,
 )
-from rollbook.api.cli.startup import open_with_cluster, say_ready, starting
+from rollbook.api.cli.server_readiness import open_with_cluster, say_ready, starting
 from rollbook.api.rest.callback_post import CallbackPost, check_hosts
 from rollbook.bookie.bookie import Settings, addresses_of
 from rollbook.ledger.config import ClientConfig

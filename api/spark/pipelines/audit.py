@@ -30,8 +30,8 @@ from rollbook.api.spark.core.plan import Span
 from rollbook.api.spark.core.progress import TailPoint
 from rollbook.api.spark.failures import original_from_spark
 from rollbook.api.spark.logs import Logs, require_some
+from rollbook.api.spark.piece_hashes import FilePiece, Measured, Piece, measure
 from rollbook.api.spark.pipelines.common import Progress, Report, Way
-from rollbook.api.spark.scan import FilePiece, Measured, Piece, measure
 from rollbook.api.spark.sessions import register
 from rollbook.proto.errors import NoSuchLog, RollbookError
 

@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from rollbook.api.spark.channel import ServerChannel, channel_of
 from rollbook.api.spark.core.audit_findings import AuditFinding
 from rollbook.api.spark.core.options import Selection, access_of, source_options, values_of
 from rollbook.api.spark.core.progress import TailPoint
+from rollbook.api.spark.shared_client import ServerChannel, channel_of
 from rollbook.api.spark.tails import SelectionTails
 
 # Gets the number of records that are done, and the number of all known records.

@@ -15,10 +15,10 @@ import pyarrow.parquet as pq
 
 from rollbook.api.spark.appends import LogSink, MicroBatch
 from rollbook.api.spark.archive import Archive
-from rollbook.api.spark.channel import ServerChannel
 from rollbook.api.spark.core.archive import ArchiveFile, Chain
-from rollbook.api.spark.frames import ArrowRows, columns_of
 from rollbook.api.spark.pipelines.common import Progress, Report, Way
+from rollbook.api.spark.rows_to_blocks import ArrowRows, columns_of
+from rollbook.api.spark.shared_client import ServerChannel
 from rollbook.logservice.core.record_block import Codec
 from rollbook.proto.errors import ArchiveDamaged, NoSuchArchive
 

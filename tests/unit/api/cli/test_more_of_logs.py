@@ -378,8 +378,8 @@ def test_names_are_completed(
 
     def complete(line: str, **more: str) -> list[str]:
         program = (
-            "from rollbook.api.cli import completion\n"
-            "completion._PATIENCE_S = 30\n"  # For a machine with much to do.
+            "from rollbook.api.cli import name_completion\n"
+            "name_completion._PATIENCE_S = 30\n"  # For a machine with much to do.
             "from rollbook.api.cli.main import main\n"
             "main()"
         )

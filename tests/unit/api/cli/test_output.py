@@ -3,7 +3,7 @@
 import pytest
 
 from rollbook.api.cli.output import as_lines, as_table, shown
-from rollbook.api.cli.payloads import as_text
+from rollbook.api.cli.payload_output import as_text
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from rollbook.api.client.positions import producer_of_key
+from rollbook.api.client.caller_arguments import producer_of_key
 from rollbook.api.dashboard.log_servers import LogServers
 from rollbook.logservice.ids import AtOffset, parse_position
 from rollbook.proto.errors import NoSuchLog, ServerUnreachable, Unauthorized

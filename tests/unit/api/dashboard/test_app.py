@@ -17,8 +17,8 @@ import structlog
 from rollbook.api.access.audit import AuditLog
 from rollbook.api.access.authenticator import Authenticator
 from rollbook.api.access.core.principals import digest_of
-from rollbook.api.access.managing import Managing
-from rollbook.api.dashboard import parts, screens
+from rollbook.api.access.management_rights import Managing
+from rollbook.api.dashboard import cluster_screens, parts
 from rollbook.api.dashboard.app import Dashboard
 from rollbook.api.dashboard.core.samples import Counted, Samples
 from rollbook.api.dashboard.core.sessions import IDLE_S
@@ -445,13 +445,13 @@ async def test_open_pages_of_equal_rights_share_what_is_rendered(
     there: Site, browser: Browser, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rendered: list[int] = []
-    overview = screens.overview
+    overview = cluster_screens.overview
 
     def count_rendered(*args: Any) -> Screen:
         rendered.append(1)
         return overview(*args)
 
-    monkeypatch.setattr(screens, "overview", count_rendered)
+    monkeypatch.setattr(cluster_screens, "overview", count_rendered)
     there.now_ns += 1
     url = f"{HERE}/live?page=/"
     first, *others = await asyncio.gather(*(_events(browser, url, 1) for _ in range(10)))

@@ -9,8 +9,8 @@ from typing import Any, cast
 import pytest
 
 from rollbook.api.cli.bookie_admin_client import AdminClient
-from rollbook.api.cli.cluster.operation_kinds import describe_error, kinds_of
-from rollbook.api.cli.ledger import of_log
+from rollbook.api.cli.cluster.operation_handlers import describe_error, kinds_of
+from rollbook.api.cli.ledger import segment_guard
 from rollbook.api.management.cluster import ClusterManagement
 from rollbook.api.management.store_calls import StoreWatch
 from rollbook.proto.cluster.cookies import CookieNodes
@@ -247,7 +247,7 @@ async def test_a_segment_of_a_log_is_not_recovered(
     async def log_of(*_: Any) -> str:
         return "shop/orders"
 
-    monkeypatch.setattr(of_log, "_log_of", log_of)
+    monkeypatch.setattr(segment_guard, "_log_of", log_of)
     async with desk_of(cluster) as (site, admin, _):
         about = {"ledger_id": await site.write(1)}
         with raises_message(PartOfLog) as refused:

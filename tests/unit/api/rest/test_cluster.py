@@ -16,7 +16,7 @@ from rollbook.api.access.audit import AuditLog
 from rollbook.api.access.authenticator import Authenticator
 from rollbook.api.access.core.grants import Duty, Grants
 from rollbook.api.access.core.principals import digest_of
-from rollbook.api.access.managing import Managing
+from rollbook.api.access.management_rights import Managing
 from rollbook.api.rest import cluster as module
 from rollbook.api.rest.cluster import OPEN_PATHS, make_app
 from rollbook.api.rest.operations import RunningOperations

@@ -11,7 +11,7 @@ from rollbook.api.access.core.grants import (
     rights_for,
     visible_of,
 )
-from rollbook.api.access.refusals import refusal_of
+from rollbook.api.access.permission_errors import refusal_of
 from rollbook.api.methods import METHODS, CallKind
 from rollbook.logservice import messages
 from rollbook.logservice.ids import AtOffset, LogName, Offset, OwnerEpoch

@@ -10,7 +10,7 @@ from typing import Any
 import click
 import pytest
 
-from rollbook.api.cli import completion
+from rollbook.api.cli import name_completion
 from rollbook.api.cli.context_option import at_context
 from rollbook.api.cli.log.commands import with_access
 from rollbook.api.cli.log.connection import LogAccess
@@ -212,7 +212,7 @@ def test_a_context_may_show_its_token_in_the_clear(
     assert access.flags == " --context lab"
     typed = click.Context(rollbook)
     typed.params = {"context": None, "server": None, "insecure": False}
-    assert completion._access(typed).insecure
+    assert name_completion._access(typed).insecure
     file = Path(path())
     file.write_text(file.read_text().replace("insecure = true", 'insecure = "false"'))
     with pytest.raises(BadConfig, match="either true or false"):

@@ -1,7 +1,7 @@
 """What operators get wrong first, as a table: a bookie that cannot start ends with a sentence, a next step and an exit code, and
 starts once the cause is gone.
 
-Elsewhere: ZooKeeper that is down (`test_startup`), a certificate for another name (`test_log_peers`), a full disk
+Elsewhere: ZooKeeper that is down (`test_server_readiness`), a certificate for another name (`test_peer_credentials`), a full disk
 (`unit/bookie/test_identity`, `deploy --of systemd`), wrong values of the chart (`architecture/test_chart`).
 """
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from rollbook.api.cli.server.log import LogSettings, load_log_settings
-from rollbook.api.cli.server.log_peers import ShownToPeers
+from rollbook.api.cli.server.peer_credentials import ShownToPeers
 from rollbook.logservice.config import LogServerConfig
 from rollbook.proto.errors import BadConfig
 

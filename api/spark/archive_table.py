@@ -9,7 +9,6 @@ from pyspark.sql.types import StructType
 
 from rollbook.api.spark.archive import Archive
 from rollbook.api.spark.batch import BatchReader
-from rollbook.api.spark.channel import channel_of
 from rollbook.api.spark.columns import schema_of
 from rollbook.api.spark.core.archive import Chain
 from rollbook.api.spark.core.archive_seam import Clip, Parts, divide, is_overtaken
@@ -18,7 +17,8 @@ from rollbook.api.spark.core.plan import Span
 from rollbook.api.spark.core.progress import TailPoint
 from rollbook.api.spark.failures import shown_in_spark
 from rollbook.api.spark.logs import require_some
-from rollbook.api.spark.scan import ARCHIVED
+from rollbook.api.spark.piece_hashes import ARCHIVED
+from rollbook.api.spark.shared_client import channel_of
 from rollbook.api.spark.tails import SelectionTails
 from rollbook.logservice.ids import AtOffset, AtTime, Earliest, Latest, Position
 from rollbook.proto.errors import BadConfig

@@ -2,7 +2,7 @@
 
 import pytest
 
-from rollbook.api.dashboard.core.live import NewRows, PageState, event_for, live
+from rollbook.api.dashboard.core.live_page import NewRows, PageState, event_for, live
 from rollbook.api.dashboard.core.markup import element
 
 

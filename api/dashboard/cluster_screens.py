@@ -9,10 +9,10 @@ from typing import Any, Final
 from urllib.parse import quote
 
 from rollbook.api.access.core.grants import Duty, Grants
-from rollbook.api.dashboard.core.live import NewRows, live
+from rollbook.api.dashboard.core.live_page import NewRows, live
 from rollbook.api.dashboard.core.markup import Child, Html, element
 from rollbook.api.dashboard.core.samples import SERIES, Sample, Samples
-from rollbook.api.dashboard.core.sentence import sentence_of
+from rollbook.api.dashboard.core.worst_problem import sentence_of
 from rollbook.api.dashboard.parts import (
     BY_RIGHT,
     Field,

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from rollbook.api.cli import startup
-from rollbook.api.cli.startup import retry_while_missing
+from rollbook.api.cli import server_readiness
+from rollbook.api.cli.server_readiness import retry_while_missing
 from rollbook.proto.errors import (
     BadConfig,
     ConnectionLost,
@@ -71,7 +71,7 @@ class Attempts:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(startup, "_PAUSES_S", (0.001, 0.001))
+    monkeypatch.setattr(server_readiness, "_PAUSES_S", (0.001, 0.001))
 
 
 async def test_it_waits_while_store_or_cluster_is_missing() -> None:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from rollbook.api.cli.ledger.actions import recover_ledger
-from rollbook.api.cli.ledger.of_log import HTTP_INSTEAD_OF_RECOVERY, require_no_part
+from rollbook.api.cli.ledger.segment_guard import HTTP_INSTEAD_OF_RECOVERY, require_no_part
 from rollbook.api.cli.ledger.verify import verdict_facts
 from rollbook.ledger.ledgers import Ledgers
 from rollbook.logservice.orphan_ledgers import belonging_of

@@ -13,7 +13,7 @@ import pytest
 from structlog.testing import capture_logs
 
 import rollbook
-from rollbook.api.cli.server.log_peers import report_untrusted
+from rollbook.api.cli.server.peer_credentials import report_untrusted
 from rollbook.logservice.config import LogServerConfig
 from rollbook.proto.cluster.cluster import initialise
 from rollbook.proto.errors import ServerUnreachable

@@ -3,7 +3,7 @@
 import pytest
 
 from rollbook.api.cli import main as cli
-from rollbook.api.cli.command_line import require_utf8
+from rollbook.api.cli.utf8_arguments import require_utf8
 from rollbook.proto.errors import InvalidRequest
 from tests.unit.api.cli.shell import Shell
 

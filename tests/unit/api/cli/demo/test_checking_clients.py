@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Sequence
 
 import pytest
 
-from rollbook.api.cli.demo.actions import BrokenPromise, check, make_records
+from rollbook.api.cli.demo.checking_clients import BrokenPromise, check, make_records
 from rollbook.api.client.reader import RecordBatch
 from rollbook.logservice.core.record_block import pack_block, stamped
 from rollbook.logservice.ids import Offset, OwnerEpoch, WriterEpoch

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from rollbook.api.dashboard.core.sentence import sentence_of
+from rollbook.api.dashboard.core.worst_problem import sentence_of
 
 HEALTH: dict[str, Any] = {
     "health": "healthy",

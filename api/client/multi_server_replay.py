@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from rollbook.api.client.outage_reports import Outages
+from rollbook.api.client.outage_queries import Outages
 from rollbook.api.client.owner_cache import OwnerCache
 from rollbook.logservice.ids import LogName, Offset, SegmentId
 from rollbook.logservice.messages import SegmentState, SegmentView

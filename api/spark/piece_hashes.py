@@ -25,13 +25,13 @@ from pyspark.sql.types import BinaryType, LongType, StringType, StructField, Str
 
 from rollbook.api.spark.archive import STEPS, place_of, unwritable
 from rollbook.api.spark.arrow import Batches, Slice
-from rollbook.api.spark.channel import ServerChannel, channel_of
 from rollbook.api.spark.columns import schema_of
 from rollbook.api.spark.core.archive import ArchiveFile, unsigned
 from rollbook.api.spark.core.options import access_of, values_of
 from rollbook.api.spark.core.plan import Span
 from rollbook.api.spark.failures import original_from_spark, shown_in_spark
 from rollbook.api.spark.fetch import slices_of
+from rollbook.api.spark.shared_client import ServerChannel, channel_of
 from rollbook.proto.errors import Corrupt, LogDataLoss, RollbookError
 
 ARCHIVED: Final = ("offset", "timestamp", "key", "value", "event_time", "headers", "writer_epoch")

@@ -17,7 +17,7 @@ from typing import Final
 import pytest
 from click.shell_completion import ZshComplete
 
-from rollbook.api.cli import shell_completion as shells
+from rollbook.api.cli import completion_scripts as shells
 from tests.tally import missing_piece
 
 PATIENCE_S: Final = 60.0

@@ -1,6 +1,6 @@
 """Which records are in a state, and which one comes next."""
 
-from rollbook.api.wal.core.replica import Replica
+from rollbook.api.wal.core.applied_records import Replica
 from rollbook.logservice.ids import Offset, WriterEpoch
 from rollbook.proto.errors import BadFrame
 from tests.messages import raises_message

@@ -6,7 +6,7 @@ from typing import Any
 from rollbook.api.access.audit import AuditLog
 from rollbook.api.access.authenticator import CALLER, AuthenticatedCaller
 from rollbook.api.access.core.grants import Duty, Right
-from rollbook.api.access.refusals import refusal_of_duty, refusal_of_right
+from rollbook.api.access.permission_errors import refusal_of_duty, refusal_of_right
 from rollbook.proto.errors import Unauthorized
 
 
