@@ -34,7 +34,7 @@ _GROUPS: Final = {
     "bookie": "Create, repair, inspect and remove bookies",
     "access": "Manage principals and their rights on logs",
     "cluster": "Initialise and inspect a cluster",
-    "log": "Make, append to, read, follow and truncate logs",
+    "log": "Create, append to, read, follow and truncate logs",
     "cursor": "Show, move and remove a log's cursors",
     "explain": "Explain the state of a log",
     "bench": "Measure how fast records are appended, read and followed",

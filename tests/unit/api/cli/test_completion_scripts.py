@@ -27,8 +27,8 @@ READY: Final = b"READY>"
 PROGRAM: Final = """#!{python}
 import json, os, sys
 if "_ROLLBOOK_COMPLETE" in os.environ:
-    from rollbook.api.cli import completion
-    completion._PATIENCE_S = 30  # For a machine with much to do.
+    from rollbook.api.cli import name_completion
+    name_completion._PATIENCE_S = 30  # For a machine with much to do.
     from rollbook.api.cli.main import main
     main()
 with open({told!r}, "a") as file:
