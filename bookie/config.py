@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 
-from rollbook.bookie.core.entry_log_format import FILE_BYTES_MAX
+from rollbook.bookie.core.entry_log_footer import FILE_BYTES_MAX
 from rollbook.proto.errors import BadConfig
 from rollbook.proto.wire.frames import FRAME_BYTES_MAX
 

@@ -15,7 +15,7 @@ from rollbook.bookie.core.catalog import Catalog
 from rollbook.bookie.core.fencing import Ledger
 from rollbook.bookie.core.id_ranges import Ranges, ranges_of
 from rollbook.bookie.core.journal_index import IntArray
-from rollbook.bookie.entry_log import EntryLogs
+from rollbook.bookie.entry_log_reader import EntryLogs
 from rollbook.bookie.journal import JournalFile
 from rollbook.bookie.stats import Stats
 from rollbook.proto.errors import (

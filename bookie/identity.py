@@ -69,7 +69,7 @@ from rollbook.proto.errors import (
     WrongCluster,
 )
 from rollbook.proto.formats import paths
-from rollbook.proto.formats.bookie_record import BookieRecord
+from rollbook.proto.formats.bookie_incarnation import BookieRecord
 from rollbook.proto.formats.cookie import Cookie
 from rollbook.proto.ids import BookieId, LedgerId
 from rollbook.proto.ports import Clock, Disk, DiskLock, MetadataStore, Node, OpenMode, Randomness

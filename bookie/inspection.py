@@ -14,7 +14,7 @@ from rollbook.bookie.catalog import CatalogFiles
 from rollbook.bookie.config import StorageConfig
 from rollbook.bookie.core.catalog import Catalog, EntryLogInfo
 from rollbook.bookie.core.control_records import ControlOperation
-from rollbook.bookie.core.entry_log_format import (
+from rollbook.bookie.core.entry_log_footer import (
     TRAILER_BYTES,
     PageRow,
     check_page,

@@ -37,7 +37,7 @@ from rollbook.bookie.core.record_format import (
     RecordKind,
     align,
 )
-from rollbook.bookie.record_file import Cache, RecordFile
+from rollbook.bookie.record_file_reader import Cache, RecordFile
 from rollbook.bookie.stats import Stats
 from rollbook.proto.errors import BookieFailed
 from rollbook.proto.ports import Clock, Disk, OpenMode, Randomness

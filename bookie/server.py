@@ -12,7 +12,7 @@ import structlog
 
 from rollbook.bookie.config import ServerConfig
 from rollbook.bookie.connection import Connection
-from rollbook.bookie.core.deadlines import Deadlines
+from rollbook.bookie.core.deadline_queue import Deadlines
 from rollbook.bookie.core.memory_budget import CHUNK_BYTES_MAX, Pool
 from rollbook.bookie.core.partial_request_timeout import LEAST_NS, patience_ns
 from rollbook.bookie.long_polls import LongPolls

@@ -36,12 +36,12 @@ from rollbook.bookie.core.id_ranges import Ranges
 from rollbook.bookie.core.journal_index import IntArray
 from rollbook.bookie.core.salvage import take_frames
 from rollbook.bookie.damage_events import DamageEvents
-from rollbook.bookie.entry_log import EntryLogs
+from rollbook.bookie.entry_log_reader import EntryLogs
 from rollbook.bookie.entry_reader import Reading
 from rollbook.bookie.journal import Journal, JournalFile, OnDone, set_when_done
 from rollbook.bookie.ledger_reports import LedgerViews
-from rollbook.bookie.record_file import Cache
-from rollbook.bookie.sorted_log import NewLog
+from rollbook.bookie.record_file_reader import Cache
+from rollbook.bookie.sorted_log_writer import NewLog
 from rollbook.bookie.stats import Stats
 from rollbook.bookie.store_opening import (
     FoundStore,

@@ -21,9 +21,9 @@ from typing import Final, Self
 from rollbook.ledger.bookie_pool import Bookies
 from rollbook.ledger.client_context import ClientContext
 from rollbook.ledger.config import ClientConfig
+from rollbook.ledger.core.copy_comparison import LedgerVerification
 from rollbook.ledger.core.health import Health
 from rollbook.ledger.core.placement import Placement
-from rollbook.ledger.core.verification import LedgerVerification
 from rollbook.ledger.lost_bookie_watch import SeatWatch
 from rollbook.ledger.quarantine_release import pardon_those_that_answer
 from rollbook.ledger.reader import LedgerReader

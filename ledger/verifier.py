@@ -1,7 +1,7 @@
 """Reads every copy of a ledger's entries, each from the bookie that should have it.
 
 A reader needs one good copy. The verifier checks all copies and repairs nothing;
-`core/verification.py` judges them. It checks one window of entries after the other, on all members
+`core/copy_comparison.py` judges them. It checks one window of entries after the other, on all members
 of an ensemble at once: in batches if these succeed, otherwise entry by entry. It keeps only the
 digest of an entry's payload.
 """
@@ -15,8 +15,8 @@ import google_crc32c
 from rollbook.ledger.bookie_pool import Bookies
 from rollbook.ledger.concurrent_calls import BUSY_OR_BROKEN, ConcurrentCalls, error_of
 from rollbook.ledger.config import ClientConfig
+from rollbook.ledger.core.copy_comparison import Copy, CopyState, LedgerVerification, state_after
 from rollbook.ledger.core.entry_checks import unpack_batch
-from rollbook.ledger.core.verification import Copy, CopyState, LedgerVerification, state_after
 from rollbook.proto.errors import BookieFailed, RollbookError
 from rollbook.proto.formats.service_info import BATCH_READ
 from rollbook.proto.ids import BookieId, EntryId

@@ -16,9 +16,9 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from rollbook.logservice.core.record_block import check_block
+from rollbook.logservice.log_ownership import LogServer
 from rollbook.logservice.messages import AppendAck, AppendResult, Bind, StreamAppend
 from rollbook.logservice.owner import Owner
-from rollbook.logservice.server import LogServer
 from rollbook.logservice.stats import AppendLaps, LogStats
 from rollbook.proto.errors import (
     EarlierFailed,

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Final, TypeVar
 
 from rollbook.logservice import messages as words
-from rollbook.logservice.core.log_end import (
+from rollbook.logservice.core.log_end_source import (
     TailWatch,
     unowned_end,
 )
@@ -30,6 +30,7 @@ from rollbook.logservice.ids import (
     Offset,
     Position,
 )
+from rollbook.logservice.log_ownership import LogServer
 from rollbook.logservice.messages import (
     AtTail,
     CaughtUp,
@@ -51,7 +52,6 @@ from rollbook.logservice.offset_lookup import (
 )
 from rollbook.logservice.peer_tails import OwnerTails
 from rollbook.logservice.reader import LogReader, OwnerLookup, ReaderOptions
-from rollbook.logservice.server import LogServer
 from rollbook.logservice.stats import LogStats, largest
 from rollbook.logservice.tail_lookup import TailLookup
 from rollbook.logservice.watched_tails import TailDirectory

@@ -12,8 +12,8 @@ from functools import partial
 from typing import Any, Final
 
 from rollbook.logservice.ids import LogName, Offset
+from rollbook.logservice.log_ownership import LogServer
 from rollbook.logservice.messages import GetTail, LogTail
-from rollbook.logservice.server import LogServer
 from rollbook.proto.errors import (
     NotOwner,
     OutcomeUnknown,

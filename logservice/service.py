@@ -20,7 +20,7 @@ from rollbook.logservice.core.ledger_list import (
     LogEvent,
     Sizes,
 )
-from rollbook.logservice.core.log_end import (
+from rollbook.logservice.core.log_end_source import (
     closed_end,
 )
 from rollbook.logservice.core.log_incarnations import check_life, text_of
@@ -45,6 +45,7 @@ from rollbook.logservice.log_config import (
     LogConfig,
 )
 from rollbook.logservice.log_metadata import StoredLog
+from rollbook.logservice.log_ownership import LogServer
 from rollbook.logservice.log_reads import LogReads, in_time
 from rollbook.logservice.messages import (
     LogTail,
@@ -56,7 +57,6 @@ from rollbook.logservice.offset_lookup import (
 )
 from rollbook.logservice.owner import Owner
 from rollbook.logservice.peer_tails import AskPeer, OwnerTails
-from rollbook.logservice.server import LogServer
 from rollbook.logservice.stats import NAMESPACE, AppendLaps, LogStats
 from rollbook.logservice.tail_lookup import TailLookup
 from rollbook.logservice.truncation import (

@@ -1,4 +1,4 @@
-"""Finds out where a log ends, from its owner, its list or its bookies, in the order of `core/log_end.py`."""
+"""Finds out where a log ends, from its owner, its list or its bookies, in the order of `core/log_end_source.py`."""
 
 import asyncio
 import math
@@ -8,7 +8,7 @@ from typing import Final
 
 from rollbook.logservice import messages as words
 from rollbook.logservice.core.ledger_list import LedgerList
-from rollbook.logservice.core.log_end import (
+from rollbook.logservice.core.log_end_source import (
     EndSource,
     end_of_closed_range,
     is_dated,
@@ -19,11 +19,11 @@ from rollbook.logservice.core.log_end import (
     unowned_end,
 )
 from rollbook.logservice.ids import AtOffset, LogName, Offset
+from rollbook.logservice.log_ownership import LogServer
 from rollbook.logservice.messages import LogTail
 from rollbook.logservice.offset_lookup import NOT_OWNED, find_last_time, find_tail
 from rollbook.logservice.owner import Owner
 from rollbook.logservice.peer_tails import OwnerTails
-from rollbook.logservice.server import LogServer
 from rollbook.proto.errors import LogDeleted, NoSuchLog, NotOwner, OwnerChanging, RollbookError
 
 # How long to wait until the known tail reaches a requested offset: this server may learn later than the

@@ -34,10 +34,10 @@ from rollbook.logservice.core.log_tails import (
 )
 from rollbook.logservice.ids import LogName, Offset, OwnerEpoch
 from rollbook.logservice.log_metadata import LogMetadataStore
+from rollbook.logservice.log_ownership import LogServer, nobody_listens
 from rollbook.logservice.messages import TailOfLog, Tails, WatchTails
 from rollbook.logservice.offset_lookup import find_tail
 from rollbook.logservice.owner import Owner
-from rollbook.logservice.server import LogServer, nobody_listens
 from rollbook.proto.errors import (
     InvalidRequest,
     NoSuchLog,

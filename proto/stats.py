@@ -13,7 +13,7 @@ each chunk:
     stats.syncs.observe(clock.monotonic_ns() - started_ns)
     stats.queue_bytes = lambda: journal.queued_bytes
 
-The dataclass is the only table of its metrics: `proto/runtime/metrics.py` shows it to
+The dataclass is the only table of its metrics: `proto/runtime/prometheus_text.py` shows it to
 Prometheus.
 """
 

@@ -4,7 +4,7 @@
     delay, switch, orders  ──►               ▲
                            ──► Schedule ─────┴──► Checks ──► marks of copies that are short, bad or badly placed
 
-The rules are in `core/audit.py` and `core/ledger_checks.py`. Publishing the same mark twice is harmless, so it does
+The rules are in `core/auditor_rules.py` and `core/ledger_checks.py`. Publishing the same mark twice is harmless, so it does
 no harm if an auditor dies half-way, or if two auditors run (AU4). A later look finds what one pass missed: if
 a ledger names a lost bookie only after the pass, it is marked as soon as the index learns of it, and each
 sweep of the index is followed by another pass.
@@ -31,13 +31,13 @@ from rollbook.proto.ids import BookieId, LedgerId
 from rollbook.proto.ports import Clock, MetadataStore
 from rollbook.proto.tasks import TaskGroup
 from rollbook.recovery.config import AuditConfig
-from rollbook.recovery.core.audit import Backlog, Losses
+from rollbook.recovery.core.auditor_rules import Backlog, Losses
 from rollbook.recovery.core.ledger_checks import CheckKind
 from rollbook.recovery.core.ledger_index_rows import IndexRow, good_copies
 from rollbook.recovery.ledger_checks import Checks, CheckSchedule, CheckState
 from rollbook.recovery.ledger_index import LedgerIndex
 from rollbook.recovery.metadata_retries import LOOK_AGAIN_S, follow, patiently, until_done
-from rollbook.recovery.tasks import AuditOrders, CheckTimes
+from rollbook.recovery.repair_task_nodes import AuditOrders, CheckTimes
 
 logger = structlog.get_logger()
 

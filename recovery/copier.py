@@ -19,8 +19,8 @@ from typing import Final
 from rollbook.ledger.bookie_pool import Bookies
 from rollbook.ledger.concurrent_calls import BUSY_OR_BROKEN, ConcurrentCalls, error_of
 from rollbook.ledger.config import ClientConfig
+from rollbook.ledger.core.copy_comparison import CopyState, state_after
 from rollbook.ledger.core.entry_checks import consecutive, unpack_batch
-from rollbook.ledger.core.verification import CopyState, state_after
 from rollbook.proto.errors import (
     BookieFailed,
     EntryStateUnknown,
@@ -40,7 +40,7 @@ from rollbook.proto.wire.messages import (
     Reply,
 )
 from rollbook.recovery.budget import ByteBudget, Throttle
-from rollbook.recovery.core.healing import ranges_of
+from rollbook.recovery.core.entries_to_restore import ranges_of
 from rollbook.recovery.entry_restorer import Restorer
 
 _CHUNKS_AHEAD: Final = 4  # Chunks that are read while earlier ones are written.

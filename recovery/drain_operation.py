@@ -26,7 +26,7 @@ from rollbook.proto.errors import (
 from rollbook.proto.formats.lifecycle import LifecycleState
 from rollbook.proto.ids import BookieId, parse_bookie_id
 from rollbook.recovery.bookie_removal import Departures
-from rollbook.recovery.core.drain_batches import DRAINED, NO_NODE, DrainNotes, next_drains
+from rollbook.recovery.core.drain_queue import DRAINED, NO_NODE, DrainNotes, next_drains
 from rollbook.recovery.operation_runner import OperationProgress
 from rollbook.recovery.process_status import PresenceNodes
 

@@ -22,7 +22,7 @@ from typing import Final, Never
 import structlog
 
 from rollbook.ledger.concurrent_calls import error_of
-from rollbook.ledger.core.verification import Copy, CopyState
+from rollbook.ledger.core.copy_comparison import Copy, CopyState
 from rollbook.ledger.ledgers import Ledgers, credentials
 from rollbook.ledger.verifier import Verifier
 from rollbook.proto.cluster.ledger_nodes import LedgerNodes
@@ -48,7 +48,7 @@ from rollbook.proto.wire.entry_list import EntryList
 from rollbook.proto.wire.messages import ListEntries, ListEntriesReply
 from rollbook.recovery.budget import Throttle
 from rollbook.recovery.config import AuditConfig
-from rollbook.recovery.core.audit import is_check_due
+from rollbook.recovery.core.auditor_rules import is_check_due
 from rollbook.recovery.core.ledger_checks import (
     CheckKind,
     ConfirmedReport,
@@ -62,7 +62,7 @@ from rollbook.recovery.core.ledger_checks import (
 from rollbook.recovery.core.repair_plan import SlotRepair, lacking_in, windows
 from rollbook.recovery.ledger_repair import mean_entry_bytes, pick_for_racks
 from rollbook.recovery.metadata_retries import AWAY, LOOK_AGAIN_S, patiently, until_done
-from rollbook.recovery.tasks import BadCopies, CheckTimes
+from rollbook.recovery.repair_task_nodes import BadCopies, CheckTimes
 
 logger = structlog.get_logger()
 

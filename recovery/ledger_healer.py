@@ -1,4 +1,4 @@
-"""Restores the entries of one ledger on one bookie (the rules are in `core/healing.py`).
+"""Restores the entries of one ledger on one bookie (the rules are in `core/entries_to_restore.py`).
 
     not in metadata, read twice    no client relies on it: settled
     not closed                     recovery closes it first, so that its writer stops and its end is known
@@ -16,7 +16,7 @@ from typing import Final
 import structlog
 
 from rollbook.ledger.concurrent_calls import error_of
-from rollbook.ledger.core.verification import Copy, CopyState
+from rollbook.ledger.core.copy_comparison import Copy, CopyState
 from rollbook.ledger.ledgers import UNCLAIMED, Ledgers, credentials
 from rollbook.ledger.verifier import Verifier
 from rollbook.proto.cluster.ledger_nodes import StoredLedger
@@ -38,7 +38,7 @@ from rollbook.proto.wire.entry_list import EntryList
 from rollbook.proto.wire.messages import EntryRead, ListEntries, Reply
 from rollbook.recovery.budget import ByteBudget, Throttle
 from rollbook.recovery.copier import Copier, listed_in
-from rollbook.recovery.core.healing import (
+from rollbook.recovery.core.entries_to_restore import (
     WHOLE,
     EntrySpan,
     as_if_closed,

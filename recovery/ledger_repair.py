@@ -19,7 +19,7 @@ from typing import Final, NamedTuple
 
 import structlog
 
-from rollbook.ledger.core.verification import CopyState
+from rollbook.ledger.core.copy_comparison import CopyState
 from rollbook.ledger.ledgers import UNCLAIMED, Ledgers, credentials
 from rollbook.ledger.verifier import Verifier
 from rollbook.proto.cluster.cookies import MemberNodes
@@ -43,7 +43,7 @@ from rollbook.proto.wire.entry_list import EntryList
 from rollbook.proto.wire.messages import ListEntries
 from rollbook.recovery.budget import ByteBudget, Throttle
 from rollbook.recovery.copier import ENTRIES_AT_ONCE, Copied, Copier, listed_in
-from rollbook.recovery.core.healing import EntrySpan, ranges_of
+from rollbook.recovery.core.entries_to_restore import EntrySpan, ranges_of
 from rollbook.recovery.core.ledger_checks import BadRanges
 from rollbook.recovery.core.repair_failures import LostEntries, judge_missing
 from rollbook.recovery.core.repair_plan import (

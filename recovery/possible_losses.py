@@ -1,13 +1,13 @@
 """Reads a bookie's doubts, and settles them on the bookie.
 
-In production this uses HTTP (`rollbook.api.cli.recovery.actions`); the simulator passes the bookie directly.
+In production this uses HTTP (`rollbook.api.cli.recovery.heal`); the simulator passes the bookie directly.
 """
 
 from dataclasses import dataclass
 from typing import Protocol
 
 from rollbook.proto.ids import BookieId, LedgerId
-from rollbook.recovery.core.healing import EntrySpan
+from rollbook.recovery.core.entries_to_restore import EntrySpan
 
 
 @dataclass(frozen=True, slots=True)

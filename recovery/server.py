@@ -26,19 +26,19 @@ from rollbook.proto.ids import BookieId, LedgerId
 from rollbook.proto.ports import Clock, MetadataStore, Randomness
 from rollbook.proto.tasks import TaskGroup
 from rollbook.recovery.auditor import Auditor
-from rollbook.recovery.automatic_healing import DoubtHealing, DoubtsOf
-from rollbook.recovery.callbacks import CallbackSender, Post
 from rollbook.recovery.config import AuditConfig, HealConfig, StewardConfig, WorkerConfig
+from rollbook.recovery.event_callbacks import CallbackSender, Post
 from rollbook.recovery.events import ClusterEventLog
 from rollbook.recovery.ledger_checks import Checks
 from rollbook.recovery.ledger_index import LedgerIndex
 from rollbook.recovery.metadata_retries import patiently, until_done
 from rollbook.recovery.operation_runner import OperationKind, OperationRunner
 from rollbook.recovery.operations import RUNNER
+from rollbook.recovery.possible_loss_healing import DoubtHealing, DoubtsOf
 from rollbook.recovery.process_status import PresenceNodes, ProcessStatus
+from rollbook.recovery.repair_task_nodes import STEWARD
 from rollbook.recovery.stats import RecoveryStats
 from rollbook.recovery.steward import Steward
-from rollbook.recovery.tasks import STEWARD
 from rollbook.recovery.worker import Worker
 
 logger = structlog.get_logger()

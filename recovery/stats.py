@@ -1,7 +1,7 @@
 """The metrics of a recovery server. Their names are prefixed with `rollbook_recovery_`.
 
 Only the leading process shows what the auditor or the steward knows. All other processes show 0, so that sums
-over processes are right. `proto/runtime/metrics.py` exports the metrics to Prometheus.
+over processes are right. `proto/runtime/prometheus_text.py` exports the metrics to Prometheus.
 """
 
 from dataclasses import dataclass

@@ -2,11 +2,11 @@
 knowing it, while its process is the elected steward. The steward is elected apart from BookKeeper's auditor,
 which may be Java's and knows of neither task.
 
-    lifecycles ──► core/drains.py ──► tasks (tasks.py) ──► workers copy, the index hears of it
+    lifecycles ──► core/drain_steps.py ──► repair_task_nodes.py ──► workers copy, the index hears of it
                         │
                         └──► bookie_ledger_scan.py ──► Drained      `core/lifecycle.py`
     incarnations ─────────────────────► tasks ──► known_incarnations.py
-    doubts of bookies ────────────────► automatic_healing.py
+    doubts of bookies ────────────────► possible_loss_healing.py
 
 - A bookie becomes Drained only when a complete walk finds no ledger that names it; the walk begins after the
   bookie was seen read-only or down. A ledger that names it later makes it Draining again (LC4).
@@ -47,17 +47,17 @@ from rollbook.proto.formats.paths import AVAILABLE
 from rollbook.proto.ids import BookieId, LedgerId
 from rollbook.proto.ports import Clock, MetadataStore, Randomness, WatchEventKind
 from rollbook.proto.tasks import TaskGroup
-from rollbook.recovery.automatic_healing import DoubtHealing, DoubtState
 from rollbook.recovery.bookie_ledger_scan import take_census
 from rollbook.recovery.config import StewardConfig
-from rollbook.recovery.core.drains import DrainFacts, Step, is_stuck, next_step
+from rollbook.recovery.core.drain_steps import DrainFacts, Step, is_stuck, next_step
 from rollbook.recovery.core.ledger_index_rows import IndexRow
 from rollbook.recovery.core.lifecycle import fail, finish, revert
 from rollbook.recovery.core.repair_failures import Failure
 from rollbook.recovery.known_incarnations import WholeNodes
 from rollbook.recovery.ledger_index import LedgerIndex
 from rollbook.recovery.metadata_retries import patiently, until_done
-from rollbook.recovery.tasks import DrainTasks, Failures
+from rollbook.recovery.possible_loss_healing import DoubtHealing, DoubtState
+from rollbook.recovery.repair_task_nodes import DrainTasks, Failures
 
 logger = structlog.get_logger()
 

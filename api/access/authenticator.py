@@ -15,8 +15,7 @@ from typing import Final
 import structlog
 
 from rollbook.api.access.audit import AuditLog
-from rollbook.api.access.core.grants import EVERYTHING
-from rollbook.api.access.core.principals import (
+from rollbook.api.access.core.access_file import (
     ANYBODY,
     SECTION,
     Principal,
@@ -25,6 +24,7 @@ from rollbook.api.access.core.principals import (
     operator_with,
     parse_principals,
 )
+from rollbook.api.access.core.grants import EVERYTHING
 from rollbook.api.access.core.quotas import PrincipalAccount
 from rollbook.api.access.token_file import require_own, token_of
 from rollbook.api.access.watched_file import WatchedFile

@@ -48,7 +48,11 @@ _GROUPS: Final = {
 
 
 def _module_of(name: str) -> str:
-    return f"rollbook.api.cli.{name}" if name == "context" else f"rollbook.api.cli.{name}.commands"
+    return (
+        f"rollbook.api.cli.{name}_commands"
+        if name == "context"
+        else f"rollbook.api.cli.{name}.commands"
+    )
 
 
 _PLACES: Final = {

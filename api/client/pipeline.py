@@ -5,7 +5,7 @@
 - The first batch to a server is sent alone; once it is acked, more batches follow, up to the
   window.
 - When the log has forgotten the producer, the batches in flight are numbered as a new epoch
-  (`producer.py`), unless the outcome of one is unknown.
+  (`producer_numbering.py`), unless the outcome of one is unknown.
 - After a temporary failure of a batch, this batch and all later ones in flight are sent again.
   `core/retry_rules.py` decides when a batch's outcome is then unknown, and when the writer ends
   instead.
@@ -33,7 +33,7 @@ from rollbook.api.client.core.retry_rules import (
     results_at_end,
 )
 from rollbook.api.client.owner_cache import OwnerCache
-from rollbook.api.client.producer import Producer
+from rollbook.api.client.producer_numbering import Producer
 from rollbook.api.client.retry_pauses import Pauses
 from rollbook.logservice.core.record_block import Codec
 from rollbook.logservice.ids import LogName

@@ -34,7 +34,7 @@ from rollbook.api.client.config import LogClientConfig
 from rollbook.api.client.cursor import REQUIRED, Cursor, D
 from rollbook.api.client.fork_guard import BelongsToProcess, is_own_process, on_used
 from rollbook.api.client.log import Log
-from rollbook.api.client.producer import Producer, Resumed
+from rollbook.api.client.producer_numbering import Producer, Resumed
 from rollbook.api.client.reader import (
     Event,
     EventReader,

@@ -17,7 +17,7 @@ from rollbook.api.client.config import LogClientConfig
 from rollbook.api.client.core.retry_rules import again
 from rollbook.api.client.fork_guard import BelongsToProcess, is_own_process
 from rollbook.api.client.pipeline import AppendPipeline
-from rollbook.api.client.producer import NOT_RESUMED, Producer, Resumed
+from rollbook.api.client.producer_numbering import NOT_RESUMED, Producer, Resumed
 from rollbook.api.client.record_accumulator import RecordAccumulator, Tally
 from rollbook.api.client.record_text import Text, TextHeaders, event_time_us_of
 from rollbook.api.client.unacked_report import (

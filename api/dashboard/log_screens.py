@@ -11,7 +11,7 @@ from rollbook.api.access.core.grants import Duty, Grants, Right
 from rollbook.api.dashboard import process_screens
 from rollbook.api.dashboard.core.live_page import NewRows, live
 from rollbook.api.dashboard.core.markup import Child, Html, block, element
-from rollbook.api.dashboard.core.values import VALUE_BYTES_SHOWN, Form, node_text, value_in
+from rollbook.api.dashboard.core.payload_text import VALUE_BYTES_SHOWN, Form, node_text, value_in
 from rollbook.api.dashboard.parts import (
     Field,
     OnLogs,

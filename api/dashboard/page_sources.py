@@ -6,9 +6,9 @@ from typing import Final, Protocol
 
 from rollbook.api.access.management_rights import Managing
 from rollbook.api.dashboard.core.samples import Samples
-from rollbook.api.dashboard.log_servers import LogServers
+from rollbook.api.dashboard.viewer_log_client import LogServers
+from rollbook.api.rest.background_operations import Facts, RunningOperations
 from rollbook.api.rest.cluster import ClusterAdmin
-from rollbook.api.rest.operations import Facts, RunningOperations
 from rollbook.api.rest.settings_models import OwnProcess
 
 _NAMELESS: Final = OwnProcess("this server")

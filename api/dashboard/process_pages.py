@@ -12,7 +12,7 @@ from rollbook.api.dashboard.error_texts import error_text, sentence
 from rollbook.api.dashboard.page_request import ShowPage, Visit
 from rollbook.api.dashboard.page_sources import PageSources
 from rollbook.api.dashboard.parts import Screen
-from rollbook.api.rest.operations import Facts
+from rollbook.api.rest.background_operations import Facts
 from rollbook.proto.errors import BookieFailed, Missing, RollbookError
 
 

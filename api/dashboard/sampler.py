@@ -13,7 +13,7 @@ from typing import Any, Final, Never
 from rollbook.api.dashboard.core.samples import INTERVAL_S, Counted, Samples
 from rollbook.api.dashboard.http_fetch import fetch
 from rollbook.proto.errors import RollbookError
-from rollbook.proto.runtime.metrics import Metrics
+from rollbook.proto.runtime.prometheus_text import Metrics
 
 _AT_ONCE: Final = 8
 

@@ -22,8 +22,8 @@ from rollbook.api.cli.recovery.status import (
     read_tasks,
     turn_switch,
 )
-from rollbook.api.management.callbacks import ClusterCallbacks
 from rollbook.api.management.cookies import CookieManagement
+from rollbook.api.management.event_callbacks import ClusterCallbacks
 from rollbook.api.management.ledgers import LedgerManagement
 from rollbook.api.management.operations import OperationManagement, bookie_ids_of
 from rollbook.api.management.store_calls import StoreCalls, StoreWatch
@@ -40,9 +40,9 @@ from rollbook.proto.formats.lifecycle import Lifecycle, LifecycleState
 from rollbook.proto.ids import BookieId, parse_bookie_id
 from rollbook.proto.runtime.clock import SystemClock
 from rollbook.recovery.bookie_removal import Departures
-from rollbook.recovery.callbacks import CallbackNodes
 from rollbook.recovery.core.event_derivation import EventFilter, EventKind
 from rollbook.recovery.core.lifecycle import allowed_from
+from rollbook.recovery.event_callbacks import CallbackNodes
 from rollbook.recovery.events import ClusterEventLog
 from rollbook.recovery.process_status import PresenceNodes
 

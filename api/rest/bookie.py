@@ -24,6 +24,7 @@ from rollbook.api.access.audit import AuditLog
 from rollbook.api.access.authenticator import CALLER, Authenticator
 from rollbook.api.access.core.grants import Duty
 from rollbook.api.access.management_rights import Managing
+from rollbook.api.rest.background_operations import Facts, RunningOperations
 from rollbook.api.rest.bookie_models import (
     Doubts,
     Files,
@@ -46,7 +47,6 @@ from rollbook.api.rest.bookie_models import (
     Suspended,
     TriggerGc,
 )
-from rollbook.api.rest.operations import Facts, RunningOperations
 from rollbook.api.rest.problems import describe_problems, new_app
 from rollbook.api.rest.server import HttpConfig, HttpServer
 from rollbook.api.rest.settings_models import EffectiveSettings
@@ -60,7 +60,7 @@ from rollbook.proto.errors import (
 from rollbook.proto.ids import LEDGER_ID_MAX
 from rollbook.proto.ports import Address
 from rollbook.proto.runtime.logging_setup import level_now, set_level
-from rollbook.proto.runtime.metrics import CONTENT_TYPE, Metrics
+from rollbook.proto.runtime.prometheus_text import CONTENT_TYPE, Metrics
 
 logger = structlog.get_logger()
 

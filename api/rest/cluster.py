@@ -19,6 +19,7 @@ from rollbook import __version__
 from rollbook.api.access.authenticator import CALLER
 from rollbook.api.access.core.grants import Duty
 from rollbook.api.access.management_rights import Managing
+from rollbook.api.rest.background_operations import Facts, Operation, RunningOperations
 from rollbook.api.rest.cluster_models import (
     Audited,
     BadLedgers,
@@ -43,7 +44,6 @@ from rollbook.api.rest.cluster_models import (
     WantedRate,
     WantedRecovery,
 )
-from rollbook.api.rest.operations import Facts, Operation, RunningOperations
 from rollbook.api.rest.problems import describe_problems, new_app
 from rollbook.api.rest.settings_models import EffectiveSettings
 from rollbook.proto.errors import (
@@ -65,7 +65,7 @@ from rollbook.proto.errors import (
 from rollbook.proto.formats.lifecycle import LifecycleState
 from rollbook.proto.ids import LEDGER_ID_MAX
 from rollbook.proto.metadata import LedgerState
-from rollbook.proto.runtime.metrics import CONTENT_TYPE, Metrics
+from rollbook.proto.runtime.prometheus_text import CONTENT_TYPE, Metrics
 from rollbook.recovery.core.operations import KEY_CHARS_MAX
 
 if TYPE_CHECKING:
@@ -261,7 +261,7 @@ def make_app(
     # These are imported here because these modules import from this one.
     from rollbook.api.rest.bookkeeper_paths import as_bookkeeper
     from rollbook.api.rest.cluster_events import callbacks, events
-    from rollbook.api.rest.cluster_upkeep import bookie_pages, cookies, ledger_ends
+    from rollbook.api.rest.maintenance_routes import bookie_pages, cookies, ledger_ends
 
     acts = BookieActs(admin, managing, operations)
     app.include_router(cookies(admin, acts, looks), prefix=_PREFIX)

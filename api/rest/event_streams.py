@@ -8,7 +8,7 @@
 
 The cost of clients that do not read their events is bounded, however many clients there are:
 
-    unsent     an event carries a piece of the log, of 16 KiB or one record (`record_slices.py`). It is written
+    unsent     an event carries a piece of the log, of 16 KiB or one record (`record_json_slices.py`). It is written
                `_SLICE_BYTES` at a time, each slice after the earlier ones have left
     untaken    for a client that reads nothing for `_PATIENCE_S`, neither the event nor a reader is kept. When the
                client reads again, records are read again, from the first unsent record on
@@ -37,7 +37,7 @@ from rollbook.api.rest.json_codec import to_json
 from rollbook.api.rest.owner_routing import OwnerRouting
 from rollbook.api.rest.problems import problem_of, surprise
 from rollbook.api.rest.record_json import Encoding, dumped
-from rollbook.api.rest.record_slices import PIECE_BYTES, pieces
+from rollbook.api.rest.record_json_slices import PIECE_BYTES, pieces
 from rollbook.logservice.ids import FIRST_OFFSET, Offset
 from rollbook.logservice.messages import (
     CaughtUp,

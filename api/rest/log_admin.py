@@ -10,7 +10,13 @@ from fastapi import APIRouter, Path, Query, Request, Response
 
 from rollbook.api.rest.json_codec import field_names, from_json, schema_of, to_json
 from rollbook.api.rest.log_records import LOG, block_in, json_response, path_of, tail_headers
-from rollbook.api.rest.openapi import ANYWHERE, AT_OWNER, OF_APPENDS, RECORD_BODIES, described
+from rollbook.api.rest.openapi_route_docs import (
+    ANYWHERE,
+    AT_OWNER,
+    OF_APPENDS,
+    RECORD_BODIES,
+    described,
+)
 from rollbook.api.rest.owner_routing import Asking, OwnerRouting
 from rollbook.api.rest.problems import problem_of
 from rollbook.api.rest.record_json import JSON, dumped, parse_body

@@ -7,12 +7,12 @@ from typing import Annotated, Final
 from fastapi import APIRouter, Depends, Request, Response
 from fastapi.responses import PlainTextResponse
 
-from rollbook.api.rest.openapi import ANYWHERE, described
+from rollbook.api.rest.openapi_route_docs import ANYWHERE, described
 from rollbook.api.rest.problems import describe_problems
 from rollbook.api.rest.route_parameters import How, Routing
 from rollbook.api.rest.settings_models import EffectiveSettings
 from rollbook.logservice import messages
-from rollbook.proto.runtime.metrics import CONTENT_TYPE, Metrics
+from rollbook.proto.runtime.prometheus_text import CONTENT_TYPE, Metrics
 
 
 @dataclass(frozen=True, slots=True)

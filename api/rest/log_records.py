@@ -13,7 +13,7 @@ from rollbook.api.access.authenticator import CALLER
 from rollbook.api.rest.accept_header import preferred_type
 from rollbook.api.rest.event_streams import SSE, Follow, is_end
 from rollbook.api.rest.json_codec import to_json
-from rollbook.api.rest.openapi import (
+from rollbook.api.rest.openapi_route_docs import (
     ANYWHERE,
     AT_OWNER,
     OF_APPENDS,
@@ -25,7 +25,6 @@ from rollbook.api.rest.openapi import (
 )
 from rollbook.api.rest.owner_routing import Asking, OwnerRouting
 from rollbook.api.rest.problems import response_of
-from rollbook.api.rest.range_response import RangeResponse
 from rollbook.api.rest.record_json import (
     BLOCK,
     JSON,
@@ -35,6 +34,7 @@ from rollbook.api.rest.record_json import (
     block_of,
     dumped,
 )
+from rollbook.api.rest.record_range_response import RangeResponse
 from rollbook.api.rest.route_parameters import (
     Accept,
     By,

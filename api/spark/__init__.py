@@ -13,6 +13,6 @@ from rollbook.api.spark.requirements import require_libraries
 require_libraries()
 
 from rollbook.api.spark.lag import Lag, RollbookListener, lag  # noqa: E402
-from rollbook.api.spark.sessions import read, read_stream, register  # noqa: E402
+from rollbook.api.spark.session_functions import read, read_stream, register  # noqa: E402
 
 __all__ = ["Lag", "RollbookListener", "lag", "read", "read_stream", "register"]

@@ -7,7 +7,7 @@ from typing import Any, Final
 from pyspark.sql.datasource import DataSource, DataSourceReader
 from pyspark.sql.types import StructType
 
-from rollbook.api.spark.archive import Archive
+from rollbook.api.spark.archive_folder import Archive
 from rollbook.api.spark.batch import BatchReader
 from rollbook.api.spark.columns import schema_of
 from rollbook.api.spark.core.archive import Chain
@@ -16,7 +16,7 @@ from rollbook.api.spark.core.options import SourceOptions, StartPositions, sourc
 from rollbook.api.spark.core.plan import Span
 from rollbook.api.spark.core.progress import TailPoint
 from rollbook.api.spark.failures import shown_in_spark
-from rollbook.api.spark.logs import require_some
+from rollbook.api.spark.log_bounds import require_some
 from rollbook.api.spark.piece_hashes import ARCHIVED
 from rollbook.api.spark.shared_client import channel_of
 from rollbook.api.spark.tails import SelectionTails

@@ -15,7 +15,7 @@ from rollbook.api.spark.failures import shown_in_spark
 from rollbook.logservice.ids import Earliest
 
 if TYPE_CHECKING:
-    from rollbook.api.spark.logs import Logs
+    from rollbook.api.spark.log_bounds import Logs
 
 _ASKED_FROM: Final = 1000  # Only spans of at least this many records are divided at segments.
 
@@ -33,7 +33,7 @@ class TaskPartition(InputPartition):
 
 def spans_of(options: SourceOptions) -> tuple[Span, ...]:
     """Resolves the start and the end of a batch read in each log, as the logs are now."""
-    from rollbook.api.spark.logs import Logs, require_some
+    from rollbook.api.spark.log_bounds import Logs, require_some
     from rollbook.api.spark.shared_client import channel_of
     from rollbook.api.spark.tails import SelectionTails
 
@@ -89,7 +89,7 @@ class BatchReader(DataSourceReader):
         self._options, self._schema, self._spans = options, schema, spans
 
     def partitions(self) -> list[InputPartition]:
-        from rollbook.api.spark.logs import Logs
+        from rollbook.api.spark.log_bounds import Logs
         from rollbook.api.spark.shared_client import channel_of
 
         with shown_in_spark():

@@ -23,7 +23,7 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import BinaryType, LongType, StringType, StructField, StructType
 
-from rollbook.api.spark.archive import STEPS, place_of, unwritable
+from rollbook.api.spark.archive_folder import STEPS, place_of, unwritable
 from rollbook.api.spark.arrow import Batches, Slice
 from rollbook.api.spark.columns import schema_of
 from rollbook.api.spark.core.archive import ArchiveFile, unsigned

@@ -19,8 +19,8 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from rollbook.api.spark.appends import LogSink, MicroBatch
 from rollbook.api.spark.core.options import SinkOptions
+from rollbook.api.spark.exactly_once_append import LogSink, MicroBatch
 from rollbook.api.spark.failures import shown_in_spark
 from rollbook.api.spark.rows_to_blocks import (
     SCHEMA,

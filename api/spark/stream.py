@@ -37,7 +37,7 @@ from rollbook.logservice.ids import Latest
 from rollbook.proto.errors import RollbookError
 
 if TYPE_CHECKING:
-    from rollbook.api.spark.logs import Logs
+    from rollbook.api.spark.log_bounds import Logs
     from rollbook.api.spark.shared_client import ServerChannel
     from rollbook.api.spark.tails import SelectionTails
 
@@ -103,7 +103,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _alive(self) -> "_Live":
         if self._live is None:
-            from rollbook.api.spark.logs import Logs
+            from rollbook.api.spark.log_bounds import Logs
             from rollbook.api.spark.shared_client import channel_of
             from rollbook.api.spark.tails import SelectionTails
 
@@ -198,7 +198,7 @@ class _Live:
         """Returns the first end without waiting. The returned offset also has the start of each log that the batch
         reads, so that the checkpoint has these starts (SK1).
         """
-        from rollbook.api.spark.logs import require_some
+        from rollbook.api.spark.log_bounds import require_some
 
         tails = self._frozen if self._frozen is not None else self._tails.ask()
         self._seen = tails

@@ -10,7 +10,7 @@ about its ledgers, and makes its journal file superfluous (B5).
                 i64 LAC of the packet · u16 packet bytes · packet · i64 wall ms of the deletion
     FORGET      i64 ledger              all facts about it are forgotten
     LOG         u64 number · u16 directory · u64 file bytes · u64 age
-    EXTENTS     u64 log · u32 extents · the extents, as in `entry_log_format.py`     after their LOG
+    EXTENTS     u64 log · u32 extents · the extents, as in `entry_log_footer.py`     after their LOG
     UNLOG       u64 number              its file may be removed
     REPLAY      u64 journal file · u64 first sequence in it     a start replays from there
     OPENED      u64 journal file        it exists and may have records
@@ -42,7 +42,7 @@ from itertools import islice
 from operator import attrgetter
 from typing import Final, NamedTuple, TypeVar
 
-from rollbook.bookie.core.entry_log_format import EXTENT, Extent
+from rollbook.bookie.core.entry_log_footer import EXTENT, Extent
 from rollbook.bookie.core.fencing import LedgerFacts
 from rollbook.bookie.core.journal_index import IntArray
 from rollbook.bookie.core.possible_losses import PossibleLosses

@@ -16,7 +16,7 @@ from operator import lt
 from typing import Final, NamedTuple, TypeAlias
 
 from rollbook.proto.ids import NO_ENTRY
-from rollbook.proto.wire.equidistant_arrays import array_of
+from rollbook.proto.wire.array_from_range import array_of
 
 IntArray: TypeAlias = "array[int]"
 

@@ -21,7 +21,7 @@ from rollbook.logservice.core.record_block import Block, pack_control_block
 from rollbook.logservice.ids import OwnerEpoch, ServerId, WriterEpoch
 from rollbook.logservice.schema.control_pb2 import Control as Message
 from rollbook.proto.errors import BadMetadata, BlockCorrupt
-from rollbook.proto.formats.protobuf import unpack_binary
+from rollbook.proto.formats.checked_protobuf import unpack_binary
 from rollbook.proto.ids import EntryId, LedgerId
 
 NO_LEDGER: Final = LedgerId(-1)

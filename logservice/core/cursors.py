@@ -34,7 +34,7 @@ from rollbook.proto.errors import (
     MetadataConflict,
     Truncated,
 )
-from rollbook.proto.formats.protobuf import as_text, pack_binary, unpack_binary
+from rollbook.proto.formats.checked_protobuf import as_text, pack_binary, unpack_binary
 
 BLOB_BYTES_MAX: Final = 4096
 GUARDS_MAX: Final = 1000

@@ -32,8 +32,8 @@ from rollbook.logservice.ids import (
 from rollbook.logservice.log_config import LogConfig, WriterMode
 from rollbook.logservice.schema import log_node_pb2 as schema
 from rollbook.proto.errors import BadMetadata, Invalid, InvalidRequest, UnsupportedVersion
+from rollbook.proto.formats.checked_protobuf import as_text, pack_binary, unpack_binary
 from rollbook.proto.formats.node_byte_checks import METADATA_BYTES_MAX
-from rollbook.proto.formats.protobuf import as_text, pack_binary, unpack_binary
 from rollbook.proto.ids import LedgerId
 from rollbook.proto.quorum import Quorum
 

@@ -25,7 +25,7 @@ from typing import Final, Self
 
 from rollbook.logservice.core.ledger_list import LedgerList, ListedLogState
 from rollbook.logservice.core.log_incarnations import text_of
-from rollbook.logservice.core.ownership import IsAlive
+from rollbook.logservice.core.ownership_claims import IsAlive
 from rollbook.logservice.ids import (
     FIRST_OFFSET,
     LogName,

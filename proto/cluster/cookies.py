@@ -18,7 +18,7 @@ from rollbook.proto.cluster.uncertain_writes import (
     transact_surely,
 )
 from rollbook.proto.errors import BadMetadata, InvalidRequest, NoSuchNode
-from rollbook.proto.formats.bookie_record import (
+from rollbook.proto.formats.bookie_incarnation import (
     BookieRecord,
     pack_bookie_record,
     unpack_bookie_record,

@@ -1,6 +1,6 @@
 """Creates, reads, updates, deletes and lists the nodes with the metadata of ledgers. Updates are
 made by compare-and-swap. Parents are created and removed with the nodes below them
-(`sparse_nodes.py`). Every change by this process is logged here, so that the events of one
+(`on_demand_parents.py`). Every change by this process is logged here, so that the events of one
 `ledger_id` show its life: created, fragments changed, recovery started, closed, deleted. Bookies
 log when they fence a ledger and when they delete their copy.
 """
@@ -13,7 +13,7 @@ from typing import Final, Self
 import structlog
 
 from rollbook.proto.cluster.ledger_ids import LedgerIds
-from rollbook.proto.cluster.sparse_nodes import create_sparse, remove_empty_parents
+from rollbook.proto.cluster.on_demand_parents import create_sparse, remove_empty_parents
 from rollbook.proto.cluster.uncertain_writes import (
     children_surely,
     delete_surely,

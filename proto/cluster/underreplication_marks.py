@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
-from rollbook.proto.cluster.sparse_nodes import create_sparse, remove_empty_parents
+from rollbook.proto.cluster.on_demand_parents import create_sparse, remove_empty_parents
 from rollbook.proto.cluster.uncertain_writes import (
     children_surely,
     create_surely,

@@ -15,8 +15,8 @@ from functools import lru_cache
 from typing import Final
 
 from rollbook.proto.errors import BadMetadata, InvalidRequest
+from rollbook.proto.formats.checked_protobuf import as_bookie_id, pack_text, unpack_text
 from rollbook.proto.formats.node_byte_checks import check_size
-from rollbook.proto.formats.protobuf import as_bookie_id, pack_text, unpack_text
 from rollbook.proto.ids import BookieId
 from rollbook.proto.wire.schema.data_formats_pb2 import CookieFormat
 

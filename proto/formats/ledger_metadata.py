@@ -17,8 +17,7 @@ import re
 from typing import Any, Final
 
 from rollbook.proto.errors import BadMetadata, InvalidRequest
-from rollbook.proto.formats.node_byte_checks import check_size
-from rollbook.proto.formats.protobuf import (
+from rollbook.proto.formats.checked_protobuf import (
     as_bookie_id,
     as_text,
     pack_binary,
@@ -26,6 +25,7 @@ from rollbook.proto.formats.protobuf import (
     unpack_binary,
     unpack_text,
 )
+from rollbook.proto.formats.node_byte_checks import check_size
 from rollbook.proto.ids import NO_ENTRY, EntryId, LedgerId
 from rollbook.proto.metadata import Fragment, LedgerMetadata, LedgerState, find_flaw
 from rollbook.proto.quorum import Quorum

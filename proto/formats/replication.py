@@ -22,14 +22,14 @@ from dataclasses import dataclass, replace
 from typing import Final, Self
 
 from rollbook.proto.errors import BadMetadata
-from rollbook.proto.formats.node_byte_checks import decode_ascii
-from rollbook.proto.formats.protobuf import (
+from rollbook.proto.formats.checked_protobuf import (
     as_bookie_id,
     pack_binary,
     pack_text,
     unpack_binary,
     unpack_text,
 )
+from rollbook.proto.formats.node_byte_checks import decode_ascii
 from rollbook.proto.ids import LEDGER_ID_MAX, BookieId, LedgerId
 from rollbook.proto.wire.schema.data_formats_pb2 import (
     AuditorVoteFormat,

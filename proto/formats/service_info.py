@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from rollbook.proto.errors import BadMetadata
-from rollbook.proto.formats.protobuf import as_text, pack_binary, unpack_binary
+from rollbook.proto.formats.checked_protobuf import as_text, pack_binary, unpack_binary
 from rollbook.proto.ids import BookieId
 from rollbook.proto.ports import Address
 from rollbook.proto.wire.schema.data_formats_pb2 import BookieServiceInfoFormat

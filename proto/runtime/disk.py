@@ -33,7 +33,7 @@ from rollbook.proto.runtime.disk_reads import (
     read_fully,
 )
 from rollbook.proto.runtime.disk_threads import Threads
-from rollbook.proto.runtime.durable import reserve, sync_data
+from rollbook.proto.runtime.fsync_and_fallocate import reserve, sync_data
 from rollbook.proto.runtime.page_cache import WrittenLately
 
 T = TypeVar("T")

@@ -19,13 +19,13 @@ from typing import Final, NamedTuple, TypeAlias
 
 from rollbook.proto.wire import v2_frames, v3_frames
 from rollbook.proto.wire.adds import count_run
+from rollbook.proto.wire.array_from_range import array_of
 from rollbook.proto.wire.digest import (
     ENTRY_ID_AT,
     LAC_AT,
     LEDGER_KEY_BYTES,
     entry_ids_and_lac_at,
 )
-from rollbook.proto.wire.equidistant_arrays import array_of
 from rollbook.proto.wire.frame_columns import count_same, unpack_int64s, varint_columns
 from rollbook.proto.wire.frames import LENGTH_BYTES, length_at
 from rollbook.proto.wire.v3_frames import ADD_BODY_SIZE, ADD_KEY, key_of, varying_spans

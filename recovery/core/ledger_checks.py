@@ -23,13 +23,13 @@ from enum import Enum
 from math import ceil
 from typing import Final
 
-from rollbook.ledger.core.verification import Copy, CopyState, compare_copies
+from rollbook.ledger.core.copy_comparison import Copy, CopyState, compare_copies
 from rollbook.proto.errors import BadMetadata, InvalidRequest, UnsupportedVersion
 from rollbook.proto.formats.node_byte_checks import check_size
 from rollbook.proto.ids import BookieId, EntryId, parse_bookie_id
 from rollbook.proto.metadata import LedgerMetadata, LedgerState
 from rollbook.proto.quorum import Quorum
-from rollbook.recovery.core.healing import EntrySpan, covers, ranges_of
+from rollbook.recovery.core.entries_to_restore import EntrySpan, covers, ranges_of
 from rollbook.recovery.core.repair_plan import Action, SlotRepair
 
 _VERSION: Final = 1

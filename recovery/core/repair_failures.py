@@ -2,7 +2,7 @@
 
 JSON, `{"attempts": 3, "in_a_row": 2, "code": "BOOKIE_UNREACHABLE", "message": "…", "failed_ms": 17…,
 "next_try_ms": 17…, "losses": [[0, 11, ["b1:3181", "b2:3181"]]], "drains": ["4e0c…"], "version": 1}`, in one
-node for each ledger (`recovery/tasks.py`). The node is in our own tree, since a mark has no field for it, and
+node for each ledger (`recovery/repair_task_nodes.py`). The node is in our own tree, since a mark has no field for it, and
 is removed when the repair succeeds.
 
 `attempts` counts all attempts and sets the pause. `in_a_row` counts only the latest consecutive attempts that
@@ -22,11 +22,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from rollbook.ledger.core.verification import CopyState
+from rollbook.ledger.core.copy_comparison import CopyState
 from rollbook.proto.errors import BadMetadata, InvalidRequest, UnsupportedVersion
 from rollbook.proto.formats.node_byte_checks import check_size
 from rollbook.proto.ids import BookieId, EntryId, parse_bookie_id
-from rollbook.recovery.core.healing import ranges_of
+from rollbook.recovery.core.entries_to_restore import ranges_of
 
 _VERSION: Final = 1
 PAUSE_S_MAX: Final = 600

@@ -10,7 +10,7 @@ import pytest
 from prometheus_client import GCCollector, ProcessCollector
 from prometheus_client.core import CollectorRegistry
 
-from rollbook.api.access.certificate_watch import TlsStats
+from rollbook.api.access.certificate_expiry_watch import TlsStats
 from rollbook.bookie.stats import Stats
 from rollbook.logservice.stats import NAMESPACE, LogStats
 from rollbook.proto.stats import Metric, MetricKind, metrics_of

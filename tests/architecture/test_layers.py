@@ -107,7 +107,7 @@ def test_a_log_server_imports_no_bookie() -> None:
             loaded.add(name)
             for each in of[name].imports():
                 wanted += (each, each.rpartition(".")[0])
-    assert "rollbook.logservice.server" in loaded
+    assert "rollbook.logservice.log_ownership" in loaded
     assert not [name for name in loaded if name.startswith("rollbook.bookie.")]
 
 

@@ -24,7 +24,7 @@ from rollbook.api.dashboard import parts
 from rollbook.api.dashboard.app import Dashboard
 from rollbook.api.dashboard.core.samples import Samples
 from rollbook.api.dashboard.page_sources import PageSources
-from rollbook.api.rest.operations import RunningOperations
+from rollbook.api.rest.background_operations import RunningOperations
 from tests.bench import Figure, judged
 from tests.support.dev import running_dev
 from tests.unit.api.dashboard.fake_logs import FakeLogs

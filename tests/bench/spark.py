@@ -22,7 +22,7 @@ from typing import Any, Final
 import rollbook
 from rollbook.api import spark as rollbook_spark
 from rollbook.api.client.sync import SyncClient, SyncLog
-from rollbook.api.spark.archive import Archive
+from rollbook.api.spark.archive_folder import Archive
 from rollbook.api.spark.pipelines.common import Report, Way, selection_of
 from rollbook.api.spark.pipelines.export import ExportOptions, export
 from rollbook.logservice.log_config import LogConfig

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from rollbook.ledger.config import ClientConfig
-from rollbook.ledger.core.verification import CopyState
+from rollbook.ledger.core.copy_comparison import CopyState
 from rollbook.ledger.ledgers import Ledgers
 from rollbook.ledger.open_client import connect
 from rollbook.ledger.writer import LedgerWriter

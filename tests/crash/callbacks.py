@@ -26,7 +26,7 @@ from rollbook.proto.formats.lifecycle import Lifecycle, LifecycleState
 from rollbook.proto.ids import BookieId
 from rollbook.proto.ports import MetadataStore
 from rollbook.proto.runtime.metastore import open_metadata_store
-from rollbook.recovery.callbacks import CallbackNodes
+from rollbook.recovery.event_callbacks import CallbackNodes
 from tests.crash import CrashResult
 from tests.support import processes
 

@@ -10,7 +10,7 @@ import ssl
 from pathlib import Path
 from typing import Final
 
-from rollbook.api.access.core.principals import digest_of
+from rollbook.api.access.core.access_file import digest_of
 from rollbook.api.client.client import Client, connect
 from rollbook.logservice.ids import LogName
 from rollbook.proto.ports import Address

@@ -7,7 +7,7 @@ from typing import Final
 
 import pytest
 
-from rollbook.api.access.core.principals import digest_of
+from rollbook.api.access.core.access_file import digest_of
 from rollbook.api.client.sync import SyncClient, connect
 from rollbook.proto.errors import NoSuchLog, RollbookError, Unauthorized
 from tests.regressions.defects import defect

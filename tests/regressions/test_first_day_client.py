@@ -16,7 +16,7 @@ import pytest
 
 import rollbook
 import rollbook.aio
-from rollbook.api.access.core.principals import digest_of
+from rollbook.api.access.core.access_file import digest_of
 from rollbook.proto import errors
 from rollbook.proto.errors import (
     BadConfig,

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from rollbook.api.access.core.principals import digest_of
+from rollbook.api.access.core.access_file import digest_of
 from rollbook.logservice import messages
 from rollbook.logservice.core.cursors import pack_cursor
 from rollbook.logservice.ids import CursorName, LogName, Offset

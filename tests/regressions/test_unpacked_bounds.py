@@ -10,7 +10,7 @@ from typing import Any, Final
 import grpc
 import pytest
 
-from rollbook.api.access.core.principals import digest_of
+from rollbook.api.access.core.access_file import digest_of
 from rollbook.api.client.client import DEFAULTS
 from rollbook.api.client.sync import SyncClient, connect
 from rollbook.api.methods import BY_REQUEST

@@ -11,7 +11,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 from pyspark.sql.types import StructType
 
-from rollbook.api.spark import appends
+from rollbook.api.spark import exactly_once_append
 from rollbook.api.spark.failures import RollbookFailure
 from rollbook.api.spark.source import RollbookSource
 
@@ -161,4 +161,4 @@ def write_batch(schema: StructType, rows: list[dict[str, Any]], **options: str) 
 
 def forget_process() -> None:
     """As a process that has committed nothing yet."""
-    appends._whole.clear()
+    exactly_once_append._whole.clear()

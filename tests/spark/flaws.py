@@ -5,7 +5,7 @@ from typing import Any, Final
 
 import pytest
 
-from rollbook.api.spark import appends, stream
+from rollbook.api.spark import exactly_once_append, stream
 from rollbook.api.spark.core.progress import Beginning, Point
 from rollbook.logservice.ids import ProducerRef
 
@@ -30,21 +30,21 @@ def start_from_initial_offset(patch: pytest.MonkeyPatch) -> None:
 
 
 def no_look_behind_the_mark(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(appends.LogSink, "_written", lambda *_: ([], -1))
+    patch.setattr(exactly_once_append.LogSink, "_written", lambda *_: ([], -1))
 
 
 def numbers_by_partition(patch: pytest.MonkeyPatch) -> None:
     """What another partition has written is taken for new."""
-    patch.setattr(appends.LogSink, "_written", lambda *_: ([], -1))
+    patch.setattr(exactly_once_append.LogSink, "_written", lambda *_: ([], -1))
     patch.setattr(
-        appends.MicroBatch,
+        exactly_once_append.MicroBatch,
         "ref",
         lambda self, seq: ProducerRef(self.producer + b"/p%d" % id(self), self.number, seq),
     )
 
 
 def no_comparison(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(appends.LogSink, "_is_same", lambda *_: True)
+    patch.setattr(exactly_once_append.LogSink, "_is_same", lambda *_: True)
 
 
 FLAWS: Final[Mapping[str, Callable[[pytest.MonkeyPatch], None]]] = {

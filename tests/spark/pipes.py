@@ -8,7 +8,7 @@ from typing import Any, Final
 import pyarrow.parquet as pq
 
 from rollbook.api.client.sync import SyncClient
-from rollbook.api.spark.archive import Archive
+from rollbook.api.spark.archive_folder import Archive
 from rollbook.api.spark.archive_table import parts_of
 from rollbook.api.spark.batch import read_task
 from rollbook.api.spark.columns import schema_of

@@ -16,7 +16,7 @@ import pytest
 from pyspark.sql.datasource import DataSourceStreamReader, DataSourceStreamWriter
 from pyspark.sql.types import StructType
 
-from rollbook.api.spark import appends
+from rollbook.api.spark import exactly_once_append
 from rollbook.api.spark.sink import StreamSink
 from rollbook.api.spark.source import RollbookSource
 from rollbook.api.spark.stream import StreamReader
@@ -144,7 +144,10 @@ class StruckSource(RollbookSource):
 
 
 def _strike_in_appends() -> None:
-    append_block, on_whole = appends.LogSink._append_block, appends.LogSink._on_whole
+    append_block, on_whole = (
+        exactly_once_append.LogSink._append_block,
+        exactly_once_append.LogSink._on_whole,
+    )
 
     def between_blocks(self: Any, *arguments: Any) -> int:
         seq = append_block(self, *arguments)
@@ -156,8 +159,8 @@ def _strike_in_appends() -> None:
         on_whole(self)
 
     patch = pytest.MonkeyPatch()
-    patch.setattr(appends.LogSink, "_append_block", between_blocks)
-    patch.setattr(appends.LogSink, "_on_whole", before_the_mark)
+    patch.setattr(exactly_once_append.LogSink, "_append_block", between_blocks)
+    patch.setattr(exactly_once_append.LogSink, "_on_whole", before_the_mark)
 
 
 if FOLDER in os.environ:

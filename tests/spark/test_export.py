@@ -12,7 +12,7 @@ import pytest
 
 from rollbook.api.client.sync import SyncClient, SyncLog
 from rollbook.api.spark import piece_hashes
-from rollbook.api.spark.archive import Archive
+from rollbook.api.spark.archive_folder import Archive
 from rollbook.api.spark.core.archive import Manifest
 from rollbook.api.spark.core.audit_findings import compare
 from rollbook.api.spark.core.options import SplitLimits

@@ -7,7 +7,7 @@ import pytest
 
 from rollbook.api import spark as rollbook_spark
 from rollbook.api.client.sync import SyncClient
-from rollbook.api.spark.archive import Archive
+from rollbook.api.spark.archive_folder import Archive
 from rollbook.api.spark.core import provenance
 from rollbook.api.spark.pipelines.audit import audit, audit_mirror
 from rollbook.api.spark.pipelines.common import Report, Way, selection_of

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from rollbook.api.client.sync import SyncClient
-from rollbook.api.spark import appends
+from rollbook.api.spark import exactly_once_append
 from rollbook.api.spark.core import provenance
 from rollbook.api.spark.core.options import SplitLimits
 from rollbook.api.spark.pipelines.common import Report
@@ -43,7 +43,7 @@ def test_an_archive_is_restored_once_however_often_it_is_killed(
     target = client.open(f"{name}-again", create=True)
     for step in ("_append_block", "_on_whole"):
         for number in range(3):
-            calls, act = 0, getattr(appends.LogSink, step)
+            calls, act = 0, getattr(exactly_once_append.LogSink, step)
 
             def killed(*arguments: Any, at: int = number, act: Any = act) -> Any:
                 nonlocal calls
@@ -54,7 +54,7 @@ def test_an_archive_is_restored_once_however_often_it_is_killed(
 
             forget_process()
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(appends.LogSink, step, killed)
+                patch.setattr(exactly_once_append.LogSink, step, killed)
                 try:
                     restored(pipes, f"{name}-again")
                 except KeyboardInterrupt:

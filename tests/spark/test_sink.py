@@ -15,7 +15,7 @@ from pyspark.sql.types import (
 
 from rollbook.api.client.log import Log
 from rollbook.api.client.sync import SyncClient, SyncLog
-from rollbook.api.spark import appends
+from rollbook.api.spark import exactly_once_append
 from rollbook.api.spark.columns import HEADERS
 from rollbook.api.spark.failures import RollbookFailure
 from rollbook.logservice.ids import ProducerRef
@@ -111,7 +111,7 @@ def test_a_batch_that_was_half_written_is_completed(
         sink.run(6, rows(0, 7))
     messages = sink.write(rows(7, 20), rows(20, 27))
     appended = 0
-    write = appends.LogSink._append_block
+    write = exactly_once_append.LogSink._append_block
 
     def killed(self: Any, *arguments: Any) -> int:
         nonlocal appended
@@ -122,8 +122,8 @@ def test_a_batch_that_was_half_written_is_completed(
 
     forget_process()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(appends.LogSink, "_append_block", killed)
-        patch.setattr(appends, "_AHEAD", 0)
+        patch.setattr(exactly_once_append.LogSink, "_append_block", killed)
+        patch.setattr(exactly_once_append, "_AHEAD", 0)
         with pytest.raises(KeyboardInterrupt):
             sink.commit(messages, 7)
     log.append(b"another")
@@ -187,7 +187,7 @@ def test_a_producer_that_was_forgotten_goes_on(site: Site, client: SyncClient, n
     log = client.open(name, create=config)
     sink = sink_of(site, name)
     messages = sink.write(rows(0, 12))
-    write = appends.LogSink._append_block
+    write = exactly_once_append.LogSink._append_block
 
     def killed(self: Any, rows: Any, first: int, last: int, seq: int) -> int:
         if seq == 2:
@@ -195,8 +195,8 @@ def test_a_producer_that_was_forgotten_goes_on(site: Site, client: SyncClient, n
         return write(self, rows, first, last, seq)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(appends.LogSink, "_append_block", killed)
-        patch.setattr(appends, "_AHEAD", 0)
+        patch.setattr(exactly_once_append.LogSink, "_append_block", killed)
+        patch.setattr(exactly_once_append, "_AHEAD", 0)
         with pytest.raises(KeyboardInterrupt):
             sink.commit(messages, 0)
     time.sleep(1.2)
@@ -237,7 +237,7 @@ def test_a_lost_reply_appends_nothing_twice(site: Site, client: SyncClient, name
     sink = sink_of(site, name)
     messages = sink.write(rows(0, 10))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(appends.LogSink, "_on_whole", lambda self: 1 / 0)
+        patch.setattr(exactly_once_append.LogSink, "_on_whole", lambda self: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             sink.commit(messages, 0)
     sink.writer().abort(messages, 0)

@@ -19,7 +19,7 @@ from rollbook.ledger.config import ClientConfig
 from rollbook.ledger.ledgers import Ledgers
 from rollbook.logservice.config import LogServiceConfig
 from rollbook.logservice.log_metadata import LogMetadataStore
-from rollbook.logservice.server import LogServer
+from rollbook.logservice.log_ownership import LogServer
 from rollbook.logservice.service import LogService
 from rollbook.proto.cluster.cluster import open_cluster
 from rollbook.proto.errors import ServerUnreachable

@@ -7,7 +7,7 @@ what sets them up.
 import inspect
 from typing import Final
 
-from rollbook.logservice.server import LogServer
+from rollbook.logservice.log_ownership import LogServer
 from rollbook.logservice.service import LogService
 from rollbook.proto.ports import Clock
 

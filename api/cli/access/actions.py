@@ -18,14 +18,14 @@ from typing import Any, Final
 
 import click
 
-from rollbook.api.access.core.file_stability import END
-from rollbook.api.access.core.principals import (
+from rollbook.api.access.core.access_file import (
     SECTION,
     Principal,
     Principals,
     digest_of,
     parse_principals,
 )
+from rollbook.api.access.core.file_stability import END
 from rollbook.api.access.token_file import require_own
 from rollbook.api.cli.confirm import ask_whether
 from rollbook.api.cli.output import tell_rows, time_of

@@ -22,7 +22,7 @@ from rollbook import __version__
 from rollbook.api.cli.cluster.actions import look_at_cluster, parse_url
 from rollbook.api.cli.cluster.health import look_at_health
 from rollbook.api.cli.context_option import named_of
-from rollbook.api.cli.debug import metrics
+from rollbook.api.cli.debug import metrics_scrape
 from rollbook.api.cli.log.connection import LogAccess
 from rollbook.api.cli.metadata_option import Metadata, metadata_that_is_meant
 from rollbook.api.client.client import Client
@@ -136,7 +136,7 @@ class _Gathering:
         try:
             health, members = look_at_health(url)
             facts, bookies = look_at_cluster(url)
-            places = metrics.places_of(url)
+            places = metrics_scrape.places_of(url)
         except RollbookError as error:
             self.found["cluster"] = self.miss("cluster", error)
             self.miss("metrics", error)
@@ -152,7 +152,7 @@ class _Gathering:
         def keep(name: str, text: bytes) -> None:
             self._archive.add(f"metrics/{name}.txt", text)
 
-        missing = asyncio.run(metrics.gather(places, access, self._ids, keep))
+        missing = asyncio.run(metrics_scrape.gather(places, access, self._ids, keep))
         registered = {each.server_id for each in places if each.server_id}
         if self._ids and registered and not registered & self._ids:
             self.miss(

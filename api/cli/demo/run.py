@@ -22,7 +22,7 @@ from rollbook.api.cli.latencies import percentiles
 from rollbook.api.client.client import Client, connect
 from rollbook.api.client.config import LogClientConfig
 from rollbook.api.client.log import Log
-from rollbook.ledger.core.verification import CopyState
+from rollbook.ledger.core.copy_comparison import CopyState
 from rollbook.ledger.open_client import connect as connect_to_ledgers
 from rollbook.logservice.log_config import LogConfig
 from rollbook.proto.errors import LogSealed, NoSuchLedger, RollbookError, Truncated

@@ -23,7 +23,7 @@ from rollbook import __version__
 from rollbook.api.access.authenticator import Authenticator
 from rollbook.api.cli.failures import explain_error
 from rollbook.api.cli.real_machine import RealMachine
-from rollbook.api.cli.recovery.actions import LocalDoubts
+from rollbook.api.cli.recovery.heal import LocalDoubts
 from rollbook.api.cli.server.log import LogSettings, RunningLogServer, log_server, tls_files
 from rollbook.api.cli.server.recovery import (
     RecoveryServerConfig,
@@ -46,8 +46,8 @@ from rollbook.proto.ports import Address, MetadataStore
 from rollbook.proto.runtime.disk import SystemDisk
 from rollbook.proto.runtime.metastore import open_metadata_store
 from rollbook.proto.runtime.metastore.embedded_owner import end_process
-from rollbook.proto.runtime.metrics import Metrics
 from rollbook.proto.runtime.network import cannot_listen
+from rollbook.proto.runtime.prometheus_text import Metrics
 from rollbook.proto.tasks import first_of
 from rollbook.recovery.possible_losses import BookieDoubts
 from rollbook.recovery.server import RecoveryServer
@@ -165,9 +165,9 @@ async def _dashboard(
         yield ""
         return
     # FastAPI takes a third of a second to load.
-    from rollbook.api.cli.dev.local_pages import local_pages
+    from rollbook.api.cli.dev.in_process_admin import local_pages
     from rollbook.api.cli.server.management import ProcessAccess, audit_of, management
-    from rollbook.api.dashboard.log_servers import LogTls
+    from rollbook.api.dashboard.viewer_log_client import LogTls
     from rollbook.api.rest.server import HttpConfig
     from rollbook.api.rest.settings_models import OwnProcess
 

@@ -8,7 +8,7 @@ import click
 from rollbook.api.cli.ledger.connection import LedgerAccess, password_of
 from rollbook.api.cli.output import show_rows
 from rollbook.api.cli.payload_output import bar, print_bytes
-from rollbook.ledger.core.verification import LedgerVerification
+from rollbook.ledger.core.copy_comparison import LedgerVerification
 from rollbook.ledger.ledgers import Ledgers
 from rollbook.proto.errors import EntryUnavailable, InvalidRequest, NoSuchLedger
 from rollbook.proto.quorum import Quorum

@@ -28,7 +28,7 @@ from rollbook.api.cli.payload_output import bar_of_shares
 from rollbook.api.client.client import Client
 from rollbook.api.client.core.retry_rules import again
 from rollbook.api.client.log import Log
-from rollbook.api.client.producer import PRODUCER_ID_BYTES
+from rollbook.api.client.producer_numbering import PRODUCER_ID_BYTES
 from rollbook.api.client.reader import RecordBatch, batches_of
 from rollbook.logservice.core.record_block import Block, Record, pack_block
 from rollbook.logservice.ids import ProducerRef

@@ -22,7 +22,7 @@ from rollbook.recovery.config import AuditConfig, WorkerConfig
 from rollbook.recovery.core.ledger_checks import CheckKind
 from rollbook.recovery.core.repair_failures import Failure
 from rollbook.recovery.process_status import PresenceNodes
-from rollbook.recovery.tasks import (
+from rollbook.recovery.repair_task_nodes import (
     STEWARD,
     AuditOrders,
     CheckTimes,

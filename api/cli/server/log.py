@@ -28,7 +28,7 @@ from rollbook.ledger.config import ClientConfig
 from rollbook.ledger.ledgers import Ledgers
 from rollbook.logservice.config import LogServerConfig, LogServiceConfig
 from rollbook.logservice.log_metadata import LogMetadataStore
-from rollbook.logservice.server import LogServer
+from rollbook.logservice.log_ownership import LogServer
 from rollbook.logservice.service import LogService
 from rollbook.logservice.stats import LogStats
 from rollbook.proto.addresses import (

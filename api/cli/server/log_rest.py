@@ -7,20 +7,20 @@ from dataclasses import replace
 
 from rollbook import __version__
 from rollbook.api.access.authenticator import Authenticator
-from rollbook.api.access.certificate_watch import CertificateWatch
+from rollbook.api.access.certificate_expiry_watch import CertificateWatch
 from rollbook.api.cli.server.log import HTTP_PART, LogSettings, rest_address_of, tls_files
 from rollbook.api.rest.forwarding import GrpcPeers
 from rollbook.api.rest.log_app import BOUNDS, RestServer
 from rollbook.api.rest.log_metrics import MetricsPage
 from rollbook.api.rest.server import HttpConfig
 from rollbook.logservice.config import LogServerConfig
-from rollbook.logservice.server import LogServer
+from rollbook.logservice.log_ownership import LogServer
 from rollbook.logservice.service import LogService
 from rollbook.logservice.stats import PART
 from rollbook.proto.loopback import is_loopback
 from rollbook.proto.ports import Address
-from rollbook.proto.runtime.metrics import Metrics
 from rollbook.proto.runtime.open_files import door_of
+from rollbook.proto.runtime.prometheus_text import Metrics
 from rollbook.proto.tasks import stop_tasks
 
 

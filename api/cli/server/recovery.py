@@ -20,7 +20,7 @@ from rollbook.api.access.authenticator import Authenticator
 from rollbook.api.cli.bookie_admin_client import AdminClient
 from rollbook.api.cli.cluster.operation_handlers import describe_error, kinds_of, log_made_for
 from rollbook.api.cli.real_machine import RealMachine, check_log_level
-from rollbook.api.cli.recovery.actions import AdminDoubts
+from rollbook.api.cli.recovery.heal import AdminDoubts
 from rollbook.api.cli.run_until_signal import until_stopped
 from rollbook.api.cli.server.bookie_settings import (
     RECOVERY_SECTIONS,
@@ -44,14 +44,14 @@ from rollbook.proto.runtime.gc_tuning import calm_collector
 from rollbook.proto.runtime.logging_setup import configure_logs
 from rollbook.proto.runtime.malloc_tuning import keep_freed_memory
 from rollbook.proto.runtime.metastore import open_metadata_store
-from rollbook.proto.runtime.metrics import Metrics
 from rollbook.proto.runtime.network import SocketTransport
 from rollbook.proto.runtime.open_files import allow_open_files
+from rollbook.proto.runtime.prometheus_text import Metrics
 from rollbook.proto.runtime.tls import ClientTls, TlsFiles
 from rollbook.proto.shown_settings import shown_settings
 from rollbook.proto.tasks import TaskGroup, unwrapped
-from rollbook.recovery.automatic_healing import DoubtsOf
 from rollbook.recovery.config import AuditConfig, HealConfig, StewardConfig, WorkerConfig
+from rollbook.recovery.possible_loss_healing import DoubtsOf
 from rollbook.recovery.possible_losses import BookieDoubts
 from rollbook.recovery.server import (
     ProcessIdentity,
@@ -329,8 +329,8 @@ async def _pages(settings: RecoverySettings, server: RecoveryServer) -> AsyncIte
         return
     # Imported here because FastAPI takes a third of a second to load.
     from rollbook.api.cli.server.management import ProcessAccess, management
-    from rollbook.api.dashboard.log_servers import LogTls
-    from rollbook.api.rest.metrics_page import start_metrics_page
+    from rollbook.api.dashboard.viewer_log_client import LogTls
+    from rollbook.api.rest.metrics_server import start_metrics_page
     from rollbook.api.rest.server import HttpConfig
     from rollbook.api.rest.settings_models import OwnProcess
 

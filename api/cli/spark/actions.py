@@ -13,7 +13,7 @@ import click
 from rollbook.api.cli.context_option import at_context
 from rollbook.api.cli.log.connection import LogAccess
 from rollbook.api.cli.output import as_table
-from rollbook.api.spark.archive import Archive
+from rollbook.api.spark.archive_folder import Archive
 from rollbook.api.spark.pipelines import report_page
 from rollbook.api.spark.pipelines.common import Report, Way, selection_of
 from rollbook.logservice.ids import LogName, parse_age_us, parse_cursor_name

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
-from rollbook.api.access.core.principals import Principal
+from rollbook.api.access.core.access_file import Principal
 
 SESSION_S: Final = 12 * 3600
 IDLE_S: Final = 30 * 60

@@ -12,7 +12,7 @@ delete the folder, delete with it:
     owner_routing.py   `newcomers`, `rests` and the turns; without them, `follow` watches the log directly
     event_streams.py   the waits of new clients, and the bound of unsent records. `send_within`, a send
                        with a time-out, moves here
-    range_response.py  the waits of new clients, and the report of the bytes it holds
+    record_range_response.py  the waits of new clients, and the report of the bytes it holds
 
 `docs/notes/2026-11-27-http-under-attack.md` has the measurements without these bounds.
 """

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Final, NamedTuple
 
-from rollbook.api.spark.archive import Archive, sizes_in
+from rollbook.api.spark.archive_folder import Archive, sizes_in
 from rollbook.api.spark.core import provenance
 from rollbook.api.spark.core.archive import ArchiveFile, Chain, faults_of, unsigned
 from rollbook.api.spark.core.archive_seam import is_overtaken
@@ -29,10 +29,10 @@ from rollbook.api.spark.core.options import Selection
 from rollbook.api.spark.core.plan import Span
 from rollbook.api.spark.core.progress import TailPoint
 from rollbook.api.spark.failures import original_from_spark
-from rollbook.api.spark.logs import Logs, require_some
+from rollbook.api.spark.log_bounds import Logs, require_some
 from rollbook.api.spark.piece_hashes import FilePiece, Measured, Piece, measure
 from rollbook.api.spark.pipelines.common import Progress, Report, Way
-from rollbook.api.spark.sessions import register
+from rollbook.api.spark.session_functions import register
 from rollbook.proto.errors import NoSuchLog, RollbookError
 
 Measure = Callable[[Sequence[Sequence[Piece]]], list[Measured]]

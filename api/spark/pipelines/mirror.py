@@ -11,9 +11,9 @@ from typing import Any, Final
 from rollbook.api.spark.core import provenance
 from rollbook.api.spark.core.options import Selection
 from rollbook.api.spark.failures import original_from_spark
-from rollbook.api.spark.logs import require_some
+from rollbook.api.spark.log_bounds import require_some
 from rollbook.api.spark.pipelines.common import Progress, Report, Way
-from rollbook.api.spark.sessions import register
+from rollbook.api.spark.session_functions import register
 from rollbook.proto.errors import MirrorHeld
 
 _COLUMNS: Final = "log,offset,timestamp,key,value,event_time,headers"

@@ -6,7 +6,7 @@ import os
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from rollbook.api.spark.archive import unwritable
+from rollbook.api.spark.archive_folder import unwritable
 from rollbook.api.spark.pipelines.common import Report
 
 _STYLE: Final = (

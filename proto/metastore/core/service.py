@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from rollbook.proto.errors import Overloaded, RollbookError, SessionExpired
-from rollbook.proto.metastore.core.capacity import FreeSpace
+from rollbook.proto.metastore.core.disk_space_limit import FreeSpace
 from rollbook.proto.metastore.core.messages import (
     Answer,
     Children,

@@ -36,7 +36,7 @@ from rollbook.proto.errors import (
     OutcomeUnknown,
     UnsupportedVersion,
 )
-from rollbook.proto.metastore.core.capacity import ROOMY_BYTES
+from rollbook.proto.metastore.core.disk_space_limit import ROOMY_BYTES
 from rollbook.proto.metastore.core.service import CommitGroup, Kept
 from rollbook.proto.metastore.core.tree import NodeRow, Tree
 from rollbook.proto.ports import SessionId

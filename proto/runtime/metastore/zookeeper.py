@@ -59,8 +59,8 @@ from rollbook.proto.errors import (
 from rollbook.proto.metastore.client import OPERATION_TIMEOUT_S, SESSION_TIMEOUT_S
 from rollbook.proto.metastore.core.request_checks import ROOT, check_ops, check_path, parent_of
 from rollbook.proto.metastore.core.watches import WatchTable
-from rollbook.proto.metastore.streams import SessionWatchers, WatchStream
 from rollbook.proto.metastore.url import ZooKeeperOptions
+from rollbook.proto.metastore.watch_streams import SessionWatchers, WatchStream
 from rollbook.proto.ports import (
     ANY_VERSION,
     NO_SESSION,

@@ -9,7 +9,7 @@ auditor    lets no copy be missing: of each entry there are as many as the write
 from typing import Final
 
 from rollbook.ledger.config import ClientConfig
-from rollbook.ledger.core.verification import CopyState
+from rollbook.ledger.core.copy_comparison import CopyState
 from tests.chaos import client
 
 

@@ -21,7 +21,7 @@ from rollbook.bookie.core.replay import Replayed
 from rollbook.bookie.identity import Identity
 from rollbook.bookie.journal import Journal, JournalFile, OnDone
 from rollbook.bookie.storage import Storage
-from rollbook.proto.formats.bookie_record import BookieRecord
+from rollbook.proto.formats.bookie_incarnation import BookieRecord
 from rollbook.proto.ports import Disk, File, OpenMode
 from tests.support.planting import Patch
 

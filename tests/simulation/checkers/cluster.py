@@ -54,7 +54,7 @@ from rollbook.proto.ports import SessionId
 from rollbook.recovery.core.repair_failures import Failure, unpack_failure
 from rollbook.recovery.known_incarnations import WHOLE
 from rollbook.recovery.ledger_checks import SECOND_LOOK_S
-from rollbook.recovery.tasks import DRAIN, FAILURES, STEWARD
+from rollbook.recovery.repair_task_nodes import DRAIN, FAILURES, STEWARD
 from tests.simulation.checkers.ledger.facts import Facts, LedgerFacts, OnBroken
 from tests.simulation.checkers.ledger.metadata import repaired_seat
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from rollbook.bookie import entry_log
+from rollbook.bookie import entry_log_reader
 from rollbook.bookie.core.byte_cache import ByteCache
 from rollbook.bookie.core.record_format import ID_BYTES, FileHeader, Purpose
-from rollbook.bookie.entry_log import EntryLogs
-from rollbook.bookie.record_file import Cache
+from rollbook.bookie.entry_log_reader import EntryLogs
+from rollbook.bookie.record_file_reader import Cache
 
 STORE_ID = bytes(ID_BYTES)
 
@@ -53,7 +53,7 @@ async def test_what_was_opened_is_closed_whoever_came_meanwhile(
     monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
     """A file that stays open keeps its space, and its descriptor."""
-    monkeypatch.setattr(entry_log, "_OPEN_MAX", 2)
+    monkeypatch.setattr(entry_log_reader, "_OPEN_MAX", 2)
     chance = random.Random(seed)
     disk, there = SlowDisk(chance), {1, 2, 3}
 

@@ -16,7 +16,7 @@ from rollbook.bookie.core.record_format import (
     Purpose,
     RecordKind,
 )
-from rollbook.bookie.record_file import Cache, RecordFile
+from rollbook.bookie.record_file_reader import Cache, RecordFile
 from rollbook.proto.errors import TornRecord
 from rollbook.proto.ports import Buffer, File
 from tests.simulation.kernel.filesystem import lend

@@ -13,7 +13,7 @@ import pytest
 
 from rollbook.bookie import storage as storage_module
 from rollbook.bookie.config import StorageConfig
-from rollbook.bookie.entry_log import EntryLog, EntryLogs
+from rollbook.bookie.entry_log_reader import EntryLog, EntryLogs
 from rollbook.bookie.journal import OnDone
 from rollbook.bookie.storage import Admission, Storage
 from rollbook.proto.errors import (

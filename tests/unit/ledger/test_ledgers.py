@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rollbook.ledger.config import ClientConfig
-from rollbook.ledger.core.verification import CopyState, LedgerVerification
+from rollbook.ledger.core.copy_comparison import CopyState, LedgerVerification
 from rollbook.ledger.ledgers import Ledgers
 from rollbook.ledger.open_client import connect
 from rollbook.ledger.writer import LedgerWriter

@@ -20,7 +20,7 @@ from rollbook.logservice.config import LogServiceConfig
 from rollbook.logservice.core.record_block import Block
 from rollbook.logservice.ids import Earliest, LogName, Offset, Position, ProducerRef
 from rollbook.logservice.log_metadata import LogMetadataStore
-from rollbook.logservice.server import LogServer
+from rollbook.logservice.log_ownership import LogServer
 from rollbook.logservice.service import LogService
 from rollbook.proto.cluster.cluster import open_cluster
 from rollbook.proto.errors import (

@@ -22,6 +22,7 @@ from rollbook.logservice.ids import (
     Position,
 )
 from rollbook.logservice.log_config import LogConfig
+from rollbook.logservice.log_ownership import _Grounds
 from rollbook.logservice.messages import (
     AtTail,
     CaughtUp,
@@ -39,7 +40,6 @@ from rollbook.logservice.messages import (
     WaitsFor,
 )
 from rollbook.logservice.reader import LogReader
-from rollbook.logservice.server import _Grounds
 from rollbook.proto.errors import (
     BeyondTail,
     EntryUnavailable,

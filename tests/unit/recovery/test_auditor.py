@@ -22,7 +22,7 @@ from rollbook.recovery.auditor import Auditor
 from rollbook.recovery.config import AuditConfig
 from rollbook.recovery.core.ledger_checks import CheckKind
 from rollbook.recovery.ledger_index import LedgerIndex
-from rollbook.recovery.tasks import AuditOrders, CheckTimes
+from rollbook.recovery.repair_task_nodes import AuditOrders, CheckTimes
 from tests.unit.proto.cluster.faulty import Fate, FaultyStore
 from tests.unit.recovery.test_ledger_index import closed, ledger, moved
 

@@ -27,7 +27,7 @@ from rollbook.recovery.copier import Copier
 from rollbook.recovery.core.ledger_checks import CheckKind
 from rollbook.recovery.entry_restorer import Restorer
 from rollbook.recovery.ledger_checks import Checks, CheckSchedule, CheckState
-from rollbook.recovery.tasks import BadCopies, CheckTimes
+from rollbook.recovery.repair_task_nodes import BadCopies, CheckTimes
 from rollbook.recovery.worker import Worker
 from tests.support.ledger_cluster import LocalCluster
 from tests.unit.recovery.test_worker import CONFIG, LOST, PATIENCE_S, QUICK, Site, site_of

@@ -13,7 +13,7 @@ from rollbook.proto.cluster.cookies import MemberNodes
 from rollbook.proto.cluster.election import Election, Vote
 from rollbook.proto.cluster.lifecycle_nodes import LifecycleNodes, StoredLifecycle
 from rollbook.proto.cluster.underreplication_marks import Marks
-from rollbook.proto.formats.bookie_record import BookieRecord, pack_bookie_record
+from rollbook.proto.formats.bookie_incarnation import BookieRecord, pack_bookie_record
 from rollbook.proto.formats.lifecycle import Lifecycle, LifecycleState
 from rollbook.proto.formats.service_info import describe_bookie, pack_service_info
 from rollbook.proto.ids import BookieId, EntryId, LedgerId
@@ -23,12 +23,12 @@ from rollbook.proto.runtime.clock import SystemClock
 from rollbook.recovery import metadata_retries
 from rollbook.recovery.config import StewardConfig
 from rollbook.recovery.core import lifecycle
-from rollbook.recovery.core.drains import ATTEMPTS_WITHOUT_TARGET
+from rollbook.recovery.core.drain_steps import ATTEMPTS_WITHOUT_TARGET
 from rollbook.recovery.core.repair_failures import Failure, LostEntries
 from rollbook.recovery.known_incarnations import WholeNodes
 from rollbook.recovery.ledger_index import LedgerIndex
+from rollbook.recovery.repair_task_nodes import DrainTasks, Failures
 from rollbook.recovery.steward import Steward
-from rollbook.recovery.tasks import DrainTasks, Failures
 from tests.unit.proto.cluster.faulty import Fate, FaultyStore
 from tests.unit.recovery.test_auditor import ROOT, B, Site, until
 from tests.unit.recovery.test_ledger_index import closed, moved

@@ -27,13 +27,13 @@ from rollbook.recovery import server as server_module
 from rollbook.recovery.config import AuditConfig, WorkerConfig
 from rollbook.recovery.core.repair_failures import Failure, after_failure
 from rollbook.recovery.ledger_repair import LedgerRepair
+from rollbook.recovery.repair_task_nodes import DrainTasks, Failures, RateOrder
 from rollbook.recovery.server import (
     PartState,
     ProcessIdentity,
     RecoveryConfig,
     RecoveryServer,
 )
-from rollbook.recovery.tasks import DrainTasks, Failures, RateOrder
 from rollbook.recovery.worker import Worker
 from tests.support.ledger_cluster import LocalCluster
 from tests.unit.proto.cluster.faulty import FaultyStore

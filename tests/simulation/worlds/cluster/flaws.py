@@ -22,13 +22,12 @@ from rollbook.proto.metadata import LedgerMetadata
 from rollbook.proto.ports import Delete, Set, WatchEventKind
 from rollbook.proto.quorum import Quorum
 from rollbook.proto.wire.entry_list import EntryList
-from rollbook.recovery import automatic_healing, ledger_checks, ledger_healer, steward, worker
-from rollbook.recovery.automatic_healing import DoubtHealing
+from rollbook.recovery import ledger_checks, ledger_healer, possible_loss_healing, steward, worker
 from rollbook.recovery.bookie_removal import RemovalCheck
 from rollbook.recovery.copier import Copied
-from rollbook.recovery.core.audit import Losses
-from rollbook.recovery.core.drains import DrainFacts, Step, is_final
-from rollbook.recovery.core.healing import WHOLE, judge
+from rollbook.recovery.core.auditor_rules import Losses
+from rollbook.recovery.core.drain_steps import DrainFacts, Step, is_final
+from rollbook.recovery.core.entries_to_restore import WHOLE, judge
 from rollbook.recovery.core.ledger_checks import Requests
 from rollbook.recovery.core.repair_failures import Failure, after_failure
 from rollbook.recovery.core.repair_plan import Action, SeatOutcome, SlotRepair
@@ -36,8 +35,9 @@ from rollbook.recovery.ledger_checks import Checks
 from rollbook.recovery.ledger_healer import LedgerHealer
 from rollbook.recovery.ledger_index import LedgerIndex
 from rollbook.recovery.ledger_repair import LedgerRepair, Repair
+from rollbook.recovery.possible_loss_healing import DoubtHealing
+from rollbook.recovery.repair_task_nodes import BadCopies
 from rollbook.recovery.steward import Steward
-from rollbook.recovery.tasks import BadCopies
 from rollbook.recovery.worker import Worker
 from tests.simulation.worlds.cluster.scene import ClusterScene
 from tests.support.planting import Patch
@@ -570,7 +570,7 @@ CLUSTER_MUTANTS: Final = (
         "cluster-heals-hot",
         "A healing that left something is repeated without a pause (DH2).",
         _BUDGET,
-        ((automatic_healing, "after_failure", _retry_at_once),),
+        ((possible_loss_healing, "after_failure", _retry_at_once),),
         drill="doubts",
     ),
     ClusterMutant(

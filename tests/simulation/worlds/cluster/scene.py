@@ -28,11 +28,11 @@ from rollbook.proto.formats.ledger_metadata import unpack_ledger_metadata
 from rollbook.proto.formats.paths import ledger_of_path
 from rollbook.proto.ids import BookieId, LedgerId
 from rollbook.proto.ports import Create, Delete, Set
-from rollbook.recovery import automatic_healing, bookie_removal, ledger_checks, server, steward
-from rollbook.recovery.automatic_healing import DoubtHealing
+from rollbook.recovery import bookie_removal, ledger_checks, possible_loss_healing, server, steward
 from rollbook.recovery.bookie_ledger_scan import take_census
-from rollbook.recovery.core import drains, repair_failures
+from rollbook.recovery.core import drain_steps, repair_failures
 from rollbook.recovery.ledger_repair import LedgerRepair
+from rollbook.recovery.possible_loss_healing import DoubtHealing
 from rollbook.recovery.server import RecoveryServer
 from rollbook.recovery.steward import Steward
 from tests.simulation.checkers.cluster import ClusterChecker
@@ -102,7 +102,7 @@ class ClusterScene:
 _RESTLESS: Final[tuple[Patch, ...]] = (
     (lost_bookie_watch, "LostMembers", partial(LostMembers, round(ABSENT_S * 1e9))),
     (repair_failures, "PAUSE_S_MAX", 8),
-    (drains, "ATTEMPTS_WITHOUT_TARGET", 3),
+    (drain_steps, "ATTEMPTS_WITHOUT_TARGET", 3),
     (ledger_checks, "_SILENT_S", 1.0),
     (ledger_checks, "_PAUSE_S_MIN", 1.0),
     (server, "_TELL_S", 1e6),  # Nothing rests on what servers say of themselves.
@@ -636,7 +636,7 @@ class _Run(Stage):
             (LedgerRepair, "_copy", copy_and_tell),
             (DoubtHealing, "_heal", heal_and_tell),
             (DoubtHealing, "_fail", fail_and_tell),
-            (automatic_healing, "logger", Logger()),
+            (possible_loss_healing, "logger", Logger()),
             (Node, "pause", fall_asleep),
             (Node, "resume", wake),
             (Node, "kill", end_its_sleep),

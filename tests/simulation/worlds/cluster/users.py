@@ -30,13 +30,13 @@ from rollbook.recovery.bookie_removal import Departures
 from rollbook.recovery.config import AuditConfig, HealConfig, StewardConfig, WorkerConfig
 from rollbook.recovery.entry_restorer import Restorer
 from rollbook.recovery.known_incarnations import WholeNodes
+from rollbook.recovery.repair_task_nodes import STEWARD, AuditOrders
 from rollbook.recovery.server import (
     ProcessIdentity,
     RecoveryConfig,
     RecoveryPorts,
     RecoveryServer,
 )
-from rollbook.recovery.tasks import STEWARD, AuditOrders
 from tests.simulation.checkers.cluster import ClusterChecker, HeldLedger
 from tests.simulation.history import NEVER
 from tests.simulation.kernel.world import Main, Node

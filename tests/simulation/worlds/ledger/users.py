@@ -29,8 +29,8 @@ from rollbook.proto.metadata import LedgerState
 from rollbook.proto.ports import MetadataStore
 from rollbook.proto.quorum import Quorum
 from rollbook.proto.wire.digest import DigestType
+from rollbook.recovery.bookie_healer import Healer
 from rollbook.recovery.config import HealConfig
-from rollbook.recovery.healer import Healer
 from rollbook.recovery.possible_losses import BookieDoubts
 from tests.simulation.checkers.ledger import PAYLOAD_BYTES_MIN, LedgerChecker
 from tests.simulation.history import NEVER, Append, History

@@ -25,7 +25,7 @@ from rollbook.logservice.core import ledger_list, retention, segments
 from rollbook.logservice.core.cluster_uptime import LivedTime, Witness
 from rollbook.logservice.core.cursors import TruncationGuards
 from rollbook.logservice.core.ledger_list import LedgerList, ListedLogState, LogEvent, Segment
-from rollbook.logservice.core.log_end import listed_end
+from rollbook.logservice.core.log_end_source import listed_end
 from rollbook.logservice.core.log_state import LogMemory
 from rollbook.logservice.core.pending_commits import PendingCommits
 from rollbook.logservice.core.producers import Producers
@@ -34,6 +34,7 @@ from rollbook.logservice.core.sequencer import Sequencer
 from rollbook.logservice.core.takeover_backoff import TakeoverPatience
 from rollbook.logservice.ids import Offset, OwnerEpoch, SegmentId
 from rollbook.logservice.log_metadata import LogMetadataStore
+from rollbook.logservice.log_ownership import LogServer
 from rollbook.logservice.log_reads import LogReads
 from rollbook.logservice.messages import DeleteLogAnswer, Moving, WriterGrant
 from rollbook.logservice.offset_lookup import find_tail, read_block
@@ -41,7 +42,6 @@ from rollbook.logservice.orphan_ledgers import OrphanRepair
 from rollbook.logservice.reader import LogReader
 from rollbook.logservice.retention import Sweeper
 from rollbook.logservice.segment_roll import SegmentRoll
-from rollbook.logservice.server import LogServer
 from rollbook.logservice.server_clock import ServerClock
 from rollbook.logservice.service import LogService
 from rollbook.logservice.stall_detector import StallDetector

@@ -16,8 +16,8 @@ from functools import partial
 from typing import Any, Final
 
 from rollbook.ledger.ledgers import Ledgers
+from rollbook.logservice import log_ownership as log_server
 from rollbook.logservice import membership, orphan_ledgers, server_clock
-from rollbook.logservice import server as log_server
 from rollbook.logservice.append_path import AppendPath
 from rollbook.logservice.core import degraded_segments
 from rollbook.logservice.core.ledger_list import ListedLogState

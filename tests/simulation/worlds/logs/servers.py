@@ -17,8 +17,8 @@ from rollbook.ledger.ledgers import Ledgers
 from rollbook.logservice.config import LogServiceConfig
 from rollbook.logservice.ids import LogName
 from rollbook.logservice.log_metadata import LogMetadataStore
+from rollbook.logservice.log_ownership import LogServer, _Grounds
 from rollbook.logservice.orphan_ledgers import OrphanRepair
-from rollbook.logservice.server import LogServer, _Grounds
 from rollbook.logservice.service import LogService
 from rollbook.proto.cluster.cluster import open_cluster
 from rollbook.proto.errors import NodeExists, NoSuchNode, RollbookError

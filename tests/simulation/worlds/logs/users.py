@@ -4,7 +4,7 @@ They do what the case tells them, go where servers send them, and tell the check
 
 - A producer numbers its batches and sends each until it is acked, several in flight, perhaps twice at
   once: so each is there once (LS6), in its order. A new life of its process has a new epoch, and so has one
-  that its log has forgotten, by the client's own rules (`api/client/producer.py`).
+  that its log has forgotten, by the client's own rules (`api/client/producer_numbering.py`).
 - A writer sends each batch until somebody may have taken it. It says where it expects the tail, or
   bears the writer epoch that it was granted.
 - A reader follows a log from server to server, and reads it from the start.

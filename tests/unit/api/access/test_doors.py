@@ -21,8 +21,8 @@ from rollbook.api.access import authorized_append_stream
 from rollbook.api.access.audit import AuditLog
 from rollbook.api.access.authenticator import CALLER, Authenticator, anybody
 from rollbook.api.access.authorized_service import AuthorizedService
+from rollbook.api.access.core.access_file import digest_of
 from rollbook.api.access.core.grants import may_ask
-from rollbook.api.access.core.principals import digest_of
 from rollbook.api.cli.server.log import load_log_settings
 from rollbook.api.client.append_stream import ClientAppendStream
 from rollbook.api.client.channels import Channels, Security
@@ -51,7 +51,7 @@ from rollbook.proto.errors import (
 from rollbook.proto.ports import Address
 from rollbook.proto.runtime.file_stamp import file_stamp
 from rollbook.proto.runtime.logging_setup import configure_logs
-from rollbook.proto.runtime.metrics import Metrics
+from rollbook.proto.runtime.prometheus_text import Metrics
 from rollbook.proto.runtime.tls import TlsFiles, client_context
 from rollbook.proto.v1 import log_pb2
 from tests.support.certificates import Authority

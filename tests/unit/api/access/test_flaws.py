@@ -22,11 +22,11 @@ from rollbook.api.access import authorized_service
 from rollbook.api.access import token_file as token_file_module
 from rollbook.api.access.audit import AuditLog
 from rollbook.api.access.authenticator import AuthenticatedCaller, Authenticator
-from rollbook.api.access.certificate_watch import CertificateWatch
+from rollbook.api.access.certificate_expiry_watch import CertificateWatch
 from rollbook.api.access.core import grants
+from rollbook.api.access.core.access_file import Principals, ProvenPrincipal
 from rollbook.api.access.core.file_stability import FileStability
 from rollbook.api.access.core.grants import Grants
-from rollbook.api.access.core.principals import Principals, ProvenPrincipal
 from rollbook.api.access.core.quotas import Meter, TokenBucket
 from rollbook.api.grpc.config import GrpcConfig
 from rollbook.api.grpc.unauthenticated_limits import Strangers
@@ -41,12 +41,12 @@ from tests.architecture import test_security, test_supply_chain
 from tests.architecture.source import Module
 from tests.architecture.test_security import ROWS
 from tests.support.planting import Patch, planted
-from tests.unit.api.access import test_certificate_watch
+from tests.unit.api.access import test_certificate_expiry_watch
 from tests.unit.api.access import test_doors as doors
 from tests.unit.api.access.core import (
+    test_access_file,
     test_file_stability,
     test_grants,
-    test_principals,
     test_quotas,
 )
 from tests.unit.api.access.test_doors import Site
@@ -163,7 +163,7 @@ FLAWS: Final = (
     ),
     _flaw(
         "a certificate is over before anybody is warned",
-        test_certificate_watch.test_when_it_is_over_is_told_and_warned_of,
+        test_certificate_expiry_watch.test_when_it_is_over_is_told_and_warned_of,
         (CertificateWatch, "look", lambda _: None),
     ),
     _flaw(
@@ -179,7 +179,7 @@ FLAWS: Final = (
     ),
     _flaw(
         "a digest is as good as its token",
-        test_principals.test_the_file,
+        test_access_file.test_the_file,
         (Principals, "by_token", _let_in_by_digest),
     ),
     _flaw(

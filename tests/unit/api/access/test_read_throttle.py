@@ -11,8 +11,8 @@ import pytest
 from rollbook.api.access import read_throttle
 from rollbook.api.access.authenticator import CALLER, AuthenticatedCaller, Authenticator
 from rollbook.api.access.authorized_service import AuthorizedService
+from rollbook.api.access.core.access_file import Principal
 from rollbook.api.access.core.grants import EVERYTHING
-from rollbook.api.access.core.principals import Principal
 from rollbook.api.access.core.quotas import PrincipalAccount, Quotas
 from rollbook.api.methods import READ_STREAM
 from rollbook.api.rest.owner_routing import Asking, OwnerRouting

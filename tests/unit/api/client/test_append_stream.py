@@ -12,9 +12,9 @@ from rollbook.api.client import append_stream
 from rollbook.api.client.append_stream import AppendStreamPool, ClientAppendStream
 from rollbook.api.client.channels import Channels
 from rollbook.api.client.config import LogClientConfig
+from rollbook.api.client.log_append import Appender, PlainBatch
 from rollbook.api.client.owner_cache import OwnerCache
 from rollbook.api.client.relay_routes import RelayRoutes
-from rollbook.api.client.single_append import Appender, PlainBatch
 from rollbook.api.grpc.status import LISTENS_KEY
 from rollbook.logservice.ids import LogName, WriterEpoch
 from rollbook.logservice.messages import Condition

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rollbook.api.client.caller_arguments import producer_of_key
-from rollbook.api.dashboard.log_servers import LogServers
+from rollbook.api.dashboard.viewer_log_client import LogServers
 from rollbook.logservice.ids import AtOffset, parse_position
 from rollbook.proto.errors import NoSuchLog, ServerUnreachable, Unauthorized
 

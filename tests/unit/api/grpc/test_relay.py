@@ -10,7 +10,7 @@ import grpc
 import pytest
 
 from rollbook.api.access.authenticator import Authenticator
-from rollbook.api.access.core.principals import digest_of
+from rollbook.api.access.core.access_file import digest_of
 from rollbook.api.client.channels import Channels, Security
 from rollbook.api.client.client import Client, connect
 from rollbook.api.grpc.config import GrpcConfig

@@ -14,16 +14,16 @@ import structlog
 from rollbook.api.access import audit
 from rollbook.api.access.audit import AuditLog
 from rollbook.api.access.authenticator import Authenticator
+from rollbook.api.access.core.access_file import digest_of
 from rollbook.api.access.core.grants import Duty, Grants
-from rollbook.api.access.core.principals import digest_of
 from rollbook.api.access.management_rights import Managing
 from rollbook.api.rest import cluster as module
+from rollbook.api.rest.background_operations import RunningOperations
 from rollbook.api.rest.cluster import OPEN_PATHS, make_app
-from rollbook.api.rest.operations import RunningOperations
 from rollbook.api.rest.server import HttpConfig, HttpServer
 from rollbook.proto.errors import OutcomeUnknown
 from rollbook.proto.ports import Address
-from rollbook.proto.runtime.metrics import Metrics
+from rollbook.proto.runtime.prometheus_text import Metrics
 from rollbook.recovery.core.event_derivation import Event, EventKind
 from tests.unit.api.rest.fake_cluster import FakeCluster, a_bookie, a_ledger
 from tests.unit.api.rest.http_client import DEADLINE_S, Answer, Client

@@ -17,7 +17,7 @@ from rollbook.logservice import messages
 from rollbook.logservice.ids import AtCursor, CursorName, LogName, Offset
 from rollbook.logservice.log_config import LogConfig, WriterMode
 from rollbook.proto.errors import BadConfig, InvalidRequest, LogDeleted, MetadataUnavailable
-from rollbook.proto.runtime.metrics import Metrics
+from rollbook.proto.runtime.prometheus_text import Metrics
 from tests.unit.api.grpc.samples import sample
 from tests.unit.api.rest.http_client import Answer
 from tests.unit.api.rest.log_routes import EPOCH, JSON, LOG, NDJSON, Site

@@ -9,7 +9,7 @@ import pytest
 
 from rollbook.bookie.core import catalog as changes
 from rollbook.bookie.core.catalog import Catalog, EntryLogInfo, ReplayStart, Use
-from rollbook.bookie.core.entry_log_format import Extent
+from rollbook.bookie.core.entry_log_footer import Extent
 from rollbook.bookie.core.fencing import LedgerFacts
 from rollbook.proto.errors import TornRecord
 from rollbook.proto.ids import NO_ENTRY

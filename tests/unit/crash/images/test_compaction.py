@@ -10,7 +10,7 @@ import pytest
 from rollbook.bookie.catalog import CatalogFiles
 from rollbook.bookie.config import StorageConfig
 from rollbook.bookie.core.catalog import COMPACTED, Change
-from rollbook.bookie.sorted_log import SortedLog
+from rollbook.bookie.sorted_log_writer import SortedLog
 from rollbook.bookie.storage import Storage
 from rollbook.proto.errors import NoSuchLedger, RollbookError
 from tests.crash.images.cuts import after, images

@@ -11,7 +11,7 @@ import structlog
 from prometheus_client.parser import text_string_to_metric_families
 
 from rollbook.proto.runtime.logging_setup import configure_logs, log_as_a_library
-from rollbook.proto.runtime.metrics import Metrics
+from rollbook.proto.runtime.prometheus_text import Metrics
 from rollbook.proto.stats import (
     LATENCY_BOUNDS_NS,
     Gauge,

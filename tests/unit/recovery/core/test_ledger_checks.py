@@ -2,13 +2,13 @@
 
 import pytest
 
-from rollbook.ledger.core.verification import Copy, CopyState
+from rollbook.ledger.core.copy_comparison import Copy, CopyState
 from rollbook.proto.errors import BadMetadata, UnsupportedVersion
 from rollbook.proto.ids import BookieId, EntryId
 from rollbook.proto.metadata import Fragment
 from rollbook.proto.quorum import Quorum
 from rollbook.proto.wire.entry_list import EntryList
-from rollbook.recovery.core.healing import EntrySpan
+from rollbook.recovery.core.entries_to_restore import EntrySpan
 from rollbook.recovery.core.ledger_checks import (
     CheckKind,
     CopyReport,

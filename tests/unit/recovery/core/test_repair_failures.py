@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from rollbook.ledger.core.verification import CopyState
+from rollbook.ledger.core.copy_comparison import CopyState
 from rollbook.proto.errors import BadMetadata, UnsupportedVersion
 from rollbook.proto.ids import BookieId, EntryId
 from rollbook.recovery.core.repair_failures import (

@@ -25,7 +25,7 @@ from rollbook.api.cli.lazy_group import LazyGroup
 from rollbook.api.rest.bookie import AdminServer
 from rollbook.api.rest.server import HttpConfig
 from rollbook.bookie.config import StorageConfig
-from rollbook.bookie.core.entry_log_format import (
+from rollbook.bookie.core.entry_log_footer import (
     TRAILER_BYTES,
     FooterBuilder,
     unpack_page,

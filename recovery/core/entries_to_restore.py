@@ -1,0 +1,211 @@
+"""Rules that decide which entries of a closed ledger a bookie must get back, and which ones it may deny
+again.
+
+A bookie that may have lost entries answers UNKNOWN for them, and each such answer delays every client that
+counts answers. A doubt about an entry may end in three ways only (HL1):
+
+    restored       it is there again, verified and durable
+    not needed     no client will ever use that bookie's answer: the entry is after the end of a
+                   closed ledger, in a fragment that does not name the bookie, outside the bookie's share,
+                   or the explicit LAC of a ledger that is closed
+    given up       a person has named the entry, knowing that it may be lost
+
+While a ledger is open, no entry of its open fragment can be "not needed": recovery has to close the ledger
+first, unless all doubts are about confirmed entries (`as_if_closed`). If the doubt itself prevents recovery
+from closing the ledger, a person can give up the doubt about the open fragment by name, but no other doubt about that
+ledger (`rest_to_give_up`).
+
+An entry is lost if no other member of its write set has a good copy, and no copy may still turn up.
+"""
+
+from bisect import bisect_right
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from operator import attrgetter
+from typing import Final, NamedTuple
+
+from rollbook.ledger.core.copy_comparison import Copy, CopyState
+from rollbook.proto.ids import NO_ENTRY, BookieId, EntryId
+from rollbook.proto.metadata import ENTRY_ID_MAX, Fragment, LedgerMetadata, LedgerState
+from rollbook.proto.quorum import Quorum
+
+_MAY_TURN_UP: Final = (CopyState.UNKNOWN, CopyState.UNREACHABLE)
+_FIRST_ENTRY: Final = attrgetter("first_entry")
+
+
+class EntrySpan(NamedTuple):
+    """A range of entries, both ends included. Entry -1 is the explicit LAC."""
+
+    first_entry: int
+    last_entry: int
+
+
+WHOLE: Final = EntrySpan(NO_ENTRY, ENTRY_ID_MAX)
+
+
+class DoubtfulFragment(NamedTuple):
+    """A range of entries in doubt: either all in one fragment, or all entries that the bookie should not
+    hold.
+    """
+
+    first_entry: int
+    last_entry: int
+    fragment: Fragment | None  # None: the bookie should hold none of the entries.
+
+
+def as_if_closed(
+    metadata: LedgerMetadata, lac: EntryId, doubted: Sequence[EntrySpan]
+) -> LedgerMetadata | None:
+    """Return metadata that settles the doubts about an open ledger without closing it, or None if not all are
+    about confirmed entries. A doubt about the explicit LAC cannot be settled: readers use it while the ledger
+    is open.
+    """
+    if metadata.state is not LedgerState.OPEN or not doubted:
+        return None
+    if doubted[0].first_entry <= NO_ENTRY or doubted[-1].last_entry > lac:
+        return None
+    return replace(metadata, state=LedgerState.CLOSED, last_entry=lac, length=0)
+
+
+def before_open_end(metadata: LedgerMetadata, bookie: BookieId) -> LedgerMetadata | None:
+    """Return metadata of a ledger as if it ended before its open fragment, or None if the open fragment names
+    the bookie. If the writer has left the bookie, the bookie's answers about later entries do not count.
+    """
+    if metadata.state is not LedgerState.OPEN or bookie in metadata.fragments[-1].ensemble:
+        return None
+    last = EntryId(metadata.fragments[-1].first_entry - 1)
+    fragments = metadata.fragments[:-1]
+    closed = LedgerState.CLOSED
+    return replace(metadata, state=closed, fragments=fragments, last_entry=last, length=0)
+
+
+def stretches(
+    metadata: LedgerMetadata, bookie: BookieId, doubted: Iterable[EntrySpan]
+) -> Iterator[DoubtfulFragment]:
+    """Yield all doubts in order, split into ranges that are treated alike."""
+    assert metadata.is_closed
+    for first, last in doubted:
+        while first <= last:
+            fragment, end = _piece(metadata, bookie, first)
+            yield DoubtfulFragment(first, min(end, last), fragment)
+            first = end + 1
+
+
+def _piece(
+    metadata: LedgerMetadata, bookie: BookieId, first_entry: int
+) -> tuple[Fragment | None, int]:
+    """Return the fragment at this entry, or None if the bookie holds none of it, and the last entry for which
+    the result is the same.
+    """
+    assert metadata.last_entry is not None
+    if first_entry <= NO_ENTRY:
+        return None, NO_ENTRY
+    if first_entry > metadata.last_entry:
+        return None, ENTRY_ID_MAX
+    index = bisect_right(metadata.fragments, first_entry, key=_FIRST_ENTRY) - 1
+    end = metadata.last_entry_of(index)
+    assert end is not None
+    fragment = metadata.fragments[index]
+    return fragment if bookie in fragment.ensemble else None, min(end, metadata.last_entry)
+
+
+def expected(
+    quorum: Quorum, fragment: Fragment, bookie: BookieId, window: range
+) -> Sequence[EntryId]:
+    """Return the entries of the window that the bookie should hold."""
+    if quorum.ensemble == quorum.write:
+        return [EntryId(each) for each in window]
+    slots = [slot for slot, member in enumerate(fragment.ensemble) if member == bookie]
+    return [EntryId(e) for e in window if any(quorum.holds(slot, EntryId(e)) for slot in slots)]
+
+
+@dataclass(slots=True)
+class WindowReport:
+    """The findings for the entries of one window."""
+
+    settled: list[EntrySpan] = field(default_factory=list)  # Ranges whose doubt can be settled.
+    # Entries that have no copy anywhere, and stay in doubt.
+    lost: list[EntryId] = field(default_factory=list)
+    # Entries that stay in doubt for now, with each member's answer.
+    waiting: dict[EntryId, str] = field(default_factory=dict)
+    given_up: list[EntryId] = field(default_factory=list)  # Entries whose loss a person accepted.
+
+
+def judge(
+    window: range,
+    wanted: Iterable[EntryId],
+    held: Collection[EntryId],
+    said: Mapping[EntryId, Mapping[BookieId, Copy]],
+    accepted: Sequence[EntrySpan],
+) -> WindowReport:
+    """Decide what to report for a window. `wanted` has the entries of the window that the bookie should hold,
+    `held` the entries that it holds durably, and `said` the other members' answers about the rest.
+    """
+    found = WindowReport()
+    first = window.start
+    for entry_id in wanted:
+        if entry_id in held:
+            continue
+        if covers(accepted, entry_id):
+            found.given_up.append(entry_id)
+            continue
+        copies = said[entry_id]
+        if any(isinstance(copy, int) or copy in _MAY_TURN_UP for copy in copies.values()):
+            found.waiting[entry_id] = _describe(copies)
+        else:
+            found.lost.append(entry_id)
+        if first < entry_id:
+            found.settled.append(EntrySpan(first, entry_id - 1))
+        first = entry_id + 1
+    if first < window.stop:
+        found.settled.append(EntrySpan(first, window.stop - 1))
+    assert not any(covers(found.settled, each) for each in (*found.lost, *found.waiting)), (
+        "HL1: a doubt about a missing entry ends"
+    )
+    return found
+
+
+def _describe(copies: Mapping[BookieId, Copy]) -> str:
+    states = {bookie: "good" if isinstance(c, int) else c.value for bookie, c in copies.items()}
+    return ", ".join(f"{bookie}: {state}" for bookie, state in states.items())
+
+
+def rest_to_give_up(
+    metadata: LedgerMetadata, doubted: Sequence[EntrySpan], accepted: Sequence[EntrySpan]
+) -> list[EntrySpan]:
+    """Return the ranges that recovery may count as absent in a ledger that cannot be closed otherwise.
+
+    Earlier fragments are excluded: their entries were confirmed, and each of them is later restored or found
+    to be lost.
+    """
+    assert not metadata.is_closed
+    rest = EntrySpan(metadata.fragments[-1].first_entry, ENTRY_ID_MAX)
+    return intersection(intersection(doubted, accepted), [rest])
+
+
+# --- Ranges -----------------------------------------------------------------------------------
+
+
+def covers(ranges: Sequence[EntrySpan], entry_id: int) -> bool:
+    return any(first <= entry_id <= last for first, last in ranges)
+
+
+def intersection(some: Iterable[EntrySpan], others: Sequence[EntrySpan]) -> list[EntrySpan]:
+    """Return the common ranges, in ascending order if both arguments are."""
+    return [
+        EntrySpan(max(a.first_entry, b.first_entry), min(a.last_entry, b.last_entry))
+        for a in some
+        for b in others
+        if max(a.first_entry, b.first_entry) <= min(a.last_entry, b.last_entry)
+    ]
+
+
+def ranges_of(entry_ids: Iterable[int], gap: int = 1) -> list[EntrySpan]:
+    """Return ranges of ascending ids. Ids that are at most `gap` apart share a range."""
+    found: list[EntrySpan] = []
+    for each in entry_ids:
+        if found and each <= found[-1].last_entry + gap:
+            found[-1] = EntrySpan(found[-1].first_entry, each)
+        else:
+            found.append(EntrySpan(each, each))
+    return found

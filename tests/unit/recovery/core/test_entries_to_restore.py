@@ -1,0 +1,222 @@
+"""Which doubts may go, against a model that looks at one entry at a time."""
+
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rollbook.ledger.core.copy_comparison import Copy, CopyState
+from rollbook.proto.ids import NO_ENTRY, BookieId, EntryId, LedgerId
+from rollbook.proto.metadata import ENTRY_ID_MAX, Fragment, LedgerMetadata, LedgerState
+from rollbook.proto.quorum import Quorum
+from rollbook.recovery.core.entries_to_restore import (
+    WHOLE,
+    EntrySpan,
+    as_if_closed,
+    before_open_end,
+    covers,
+    expected,
+    intersection,
+    judge,
+    ranges_of,
+    rest_to_give_up,
+    stretches,
+)
+
+B = BookieId("b0")
+NAMES = [BookieId(f"b{number}") for number in range(6)]
+LAST_MAX = 40
+BAD = (CopyState.MISSING, CopyState.BAD)
+OPEN_ENDED = (CopyState.UNKNOWN, CopyState.UNREACHABLE)
+
+
+@st.composite
+def ledgers(draw: st.DrawFn) -> LedgerMetadata:
+    ensemble = draw(st.integers(1, 4))
+    write = draw(st.integers(1, ensemble))
+    quorum = Quorum(ensemble, write, draw(st.integers(1, write)))
+    firsts = sorted({0, *draw(st.lists(st.integers(1, LAST_MAX), max_size=3))})
+    fragments = tuple(
+        Fragment(EntryId(first), tuple(draw(st.permutations(NAMES))[:ensemble])) for first in firsts
+    )
+    last = draw(st.integers(firsts[-1] - 1, LAST_MAX))
+    return LedgerMetadata(
+        LedgerId(1), quorum, fragments, LedgerState.CLOSED, EntryId(last), length=0
+    )
+
+
+def some_ranges() -> st.SearchStrategy[list[EntrySpan]]:
+    """Ascending, as a bookie keeps them; the last one may be without an end."""
+    ids = st.sets(st.integers(-1, LAST_MAX + 5), max_size=30)
+    return st.builds(
+        lambda found, is_endless: (
+            [*ranges_of(sorted(found)), EntrySpan(LAST_MAX + 10, ENTRY_ID_MAX)]
+            if is_endless
+            else ranges_of(sorted(found))
+        ),
+        ids,
+        st.booleans(),
+    )
+
+
+def members_of(metadata: LedgerMetadata, entry_id: int) -> tuple[BookieId, ...]:
+    """The write set, by its definition."""
+    ensemble, quorum = metadata.fragment_of(EntryId(entry_id)).ensemble, metadata.quorum
+    return tuple(ensemble[(entry_id + copy) % quorum.ensemble] for copy in range(quorum.write))
+
+
+@dataclass
+class Healed:
+    settled: list[EntrySpan]
+    lost: list[int]
+    waiting: list[int]
+    given_up: list[int]
+    brought: list[int]
+
+
+def heal(
+    metadata: LedgerMetadata,
+    doubted: list[EntrySpan],
+    copies: dict[tuple[BookieId, int], Copy],
+    accepted: list[EntrySpan],
+    step: int,
+) -> Healed:
+    """What the shell does, with bookies that answer at once."""
+    healed = Healed([], [], [], [], [])
+    for first, last, fragment in stretches(metadata, B, doubted):
+        if fragment is None:
+            healed.settled.append(EntrySpan(first, last))
+            continue
+        for start in range(first, last + 1, step):
+            window = range(start, min(start + step, last + 1))
+            wanted = expected(metadata.quorum, fragment, B, window)
+            said = {
+                each: {
+                    member: copies[member, each]
+                    for member in members_of(metadata, each)
+                    if member != B
+                }
+                for each in wanted
+            }
+            held = [e for e in wanted if any(isinstance(c, int) for c in said[e].values())]
+            healed.brought += held
+            found = judge(window, wanted, held, said, accepted)
+            healed.settled += found.settled
+            healed.lost += found.lost
+            healed.waiting += found.waiting
+            healed.given_up += found.given_up
+    return healed
+
+
+@settings(max_examples=400, deadline=None)
+@given(ledgers(), some_ranges(), some_ranges(), st.integers(1, 50), st.data())
+def test_doubt_goes_where_it_may_and_nowhere_else(
+    metadata: LedgerMetadata,
+    doubted: list[EntrySpan],
+    accepted: list[EntrySpan],
+    step: int,
+    data: st.DataObject,
+) -> None:
+    """HL1: entry by entry: brought back, not needed, or given up by name."""
+    states: st.SearchStrategy[Copy] = st.sampled_from([1, *BAD, *OPEN_ENDED])
+    copies: dict[tuple[BookieId, int], Copy] = {
+        (member, entry_id): data.draw(states)
+        for entry_id in range(LAST_MAX + 1)
+        for member in members_of(metadata, entry_id)
+    }
+    healed = heal(metadata, doubted, copies, accepted, step)
+    assert all(first <= last for first, last in healed.settled)
+    assert metadata.last_entry is not None
+    for entry_id in range(-1, LAST_MAX + 20):
+        is_doubted = covers(doubted, entry_id)
+        is_needed = 0 <= entry_id <= metadata.last_entry and B in members_of(metadata, entry_id)
+        others = (
+            [copies[m, entry_id] for m in members_of(metadata, entry_id) if m != B]
+            if is_needed
+            else []
+        )
+        is_sound_elsewhere = 1 in others
+        is_accepted = covers(accepted, entry_id)
+        may_go = not is_needed or is_sound_elsewhere or is_accepted
+        assert covers(healed.settled, entry_id) == (is_doubted and may_go), entry_id
+        if is_doubted and is_needed:
+            assert (entry_id in healed.brought) == is_sound_elsewhere
+            may_turn_up = any(each in OPEN_ENDED for each in others)
+            stays = not may_go
+            assert (entry_id in healed.waiting) == (stays and may_turn_up)
+            assert (entry_id in healed.lost) == (stays and not may_turn_up)
+            assert (entry_id in healed.given_up) == (is_accepted and not is_sound_elsewhere)
+
+
+@settings(max_examples=300, deadline=None)
+@given(ledgers(), some_ranges(), some_ranges())
+def test_of_an_unclosed_ledger_only_the_accepted_tail_is_given_up(
+    closed: LedgerMetadata, doubted: list[EntrySpan], accepted: list[EntrySpan]
+) -> None:
+    """HL1: entries of earlier fragments were confirmed; they are not given up unlooked-for."""
+    metadata = LedgerMetadata(
+        closed.ledger_id, closed.quorum, closed.fragments, LedgerState.IN_RECOVERY
+    )
+    given_up = rest_to_give_up(metadata, doubted, accepted)
+    for entry_id in [*range(-1, LAST_MAX + 20), ENTRY_ID_MAX]:
+        assert covers(given_up, entry_id) == (
+            entry_id >= metadata.fragments[-1].first_entry
+            and covers(doubted, entry_id)
+            and covers(accepted, entry_id)
+        )
+    assert not rest_to_give_up(metadata, doubted, [])
+
+
+@pytest.mark.parametrize("state", [LedgerState.OPEN, LedgerState.IN_RECOVERY])
+@pytest.mark.parametrize(
+    ("doubted", "lac", "may_stay_open"),
+    [
+        ([EntrySpan(3, 9)], 9, True),
+        ([EntrySpan(3, 9)], 8, False),
+        ([EntrySpan(0, 2), EntrySpan(5, ENTRY_ID_MAX)], 100, False),
+        ([EntrySpan(NO_ENTRY, 4)], 9, False),  # Its explicit LAC is in doubt.
+        ([WHOLE], 9, False),
+        ([], 9, False),
+    ],
+)
+def test_a_writer_goes_on_if_all_that_is_in_doubt_is_confirmed(
+    state: LedgerState, doubted: list[EntrySpan], lac: int, may_stay_open: bool
+) -> None:
+    ensemble = tuple(NAMES[:3])
+    metadata = LedgerMetadata(
+        LedgerId(1), Quorum(3, 3, 2), (Fragment(EntryId(0), ensemble),), state
+    )
+    found = as_if_closed(metadata, EntryId(lac), doubted)
+    assert (found is not None) == (may_stay_open and state is LedgerState.OPEN)
+    if found is not None:
+        assert found.last_entry == lac
+
+
+def test_who_is_the_only_member_has_nobody_to_ask() -> None:
+    """HL1: its own doubt is all there is: the entry is lost, and stays in doubt."""
+    found = judge(range(2), [EntryId(0), EntryId(1)], [EntryId(0)], {EntryId(1): {}}, [])
+    assert (found.settled, found.lost, found.waiting) == ([EntrySpan(0, 0)], [1], {})
+
+
+def test_ranges() -> None:
+    assert ranges_of([]) == []
+    assert ranges_of([1, 2, 3, 5]) == [(1, 3), (5, 5)]
+    assert ranges_of([1, 3, 5, 8], gap=2) == [(1, 5), (8, 8)]
+    assert intersection([EntrySpan(0, 5), EntrySpan(7, 9)], [EntrySpan(4, 7)]) == [
+        (4, 5),
+        (7, 7),
+    ]
+    assert intersection([WHOLE], [EntrySpan(4, 7)]) == [(4, 7)]
+
+
+def test_a_bookie_that_the_writer_has_left_is_healed_up_to_there() -> None:
+    """DH3: nobody counts on its answers from the open end on."""
+    q = Quorum(2, 2, 2)
+    here, there, third = BookieId("a"), BookieId("b"), BookieId("c")
+    fragments = Fragment(EntryId(0), (here, there)), Fragment(EntryId(7), (third, there))
+    metadata = LedgerMetadata(LedgerId(1), q, fragments)
+    healed = before_open_end(metadata, here)
+    assert healed is not None
+    assert (healed.is_closed, healed.last_entry, healed.fragments) == (True, 6, fragments[:1])
+    assert before_open_end(metadata, there) is None, "its open end names it"

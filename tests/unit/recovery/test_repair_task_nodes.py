@@ -1,0 +1,58 @@
+"""Drain tasks and failures in our own tree."""
+
+import random
+
+import pytest
+
+from rollbook.proto.cluster.cluster import Cluster, initialise
+from rollbook.proto.formats.replication import UnderreplicatedMark
+from rollbook.proto.ids import BookieId, LedgerId
+from rollbook.proto.ports import MetadataStore
+from rollbook.recovery.core.repair_failures import after_failure
+from rollbook.recovery.repair_task_nodes import DrainTasks, Failures
+from tests.unit.proto.cluster.faulty import Fate, FaultyStore
+
+B1, B2 = BookieId("b1:3181"), BookieId("b2:3181")
+L7, L8 = LedgerId(7), LedgerId(8)
+
+
+@pytest.fixture
+async def cluster(rival: MetadataStore) -> Cluster:
+    return await initialise(rival, "/ledgers", random.Random(1))
+
+
+async def test_drain_tasks_lie_where_java_does_not_look(
+    store: FaultyStore, cluster: Cluster, rival: MetadataStore
+) -> None:
+    """BL20: Java's worker would find the copies sound and delete the mark."""
+    tasks = DrainTasks(store, cluster)
+    await tasks.prepare()
+    await tasks.mark(L7, [B1], 1)
+    await tasks.mark(L7, [B2], 2)
+    found = await tasks.read(L7)
+    assert found is not None
+    assert found.mark == UnderreplicatedMark((B1, B2), 2)
+    assert await rival.get("/rollbook/drain/0000/0000/0000/0007/urL0000000007") is not None
+    assert "underreplication" not in await rival.children("/ledgers")
+
+
+@pytest.mark.parametrize("fate", [Fate.OK, Fate.ANSWER_LOST, Fate.REQUEST_LOST])
+async def test_failures_are_written_over_and_cleared(
+    store: FaultyStore, cluster: Cluster, fate: Fate
+) -> None:
+    """BL22: success or failure is recorded for each ledger."""
+    failures = Failures(store, cluster)
+    await failures.prepare()
+    assert await failures.read(L7) is None
+    await failures.clear(L7)
+    first = after_failure(None, 1, "BOOKIE_UNREACHABLE", "b1 is away")
+    await failures.write(L8, first)
+    second = after_failure(first, 2, "OVERLOADED", "busy")
+    for failure in (first, second):
+        store.fates.append(fate)
+        await failures.write(L7, failure)
+        assert await failures.read(L7) == failure
+    assert [each async for each in failures.ids()] == [L7, L8]
+    store.fates.append(fate)
+    await failures.clear(L7)
+    assert [each async for each in failures.ids()] == [L8]
