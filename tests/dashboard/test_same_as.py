@@ -111,13 +111,13 @@ LINES = {
     "/process?kind=bookie&name=bk-9": (
         Line(
             "curl API/bookies/bk-9/pages/settings",
-            "start it with --http",
+            "start the bookie with --http",
             "it was started without --http",
             code=404,
         ),
         Line(
             "curl API/bookies/bk-9/pages/status",
-            "start it with --http",
+            "start the bookie with --http",
             "it was started without --http",
             code=404,
         ),
@@ -171,7 +171,7 @@ LINES = {
     ),
     "/callback?id=CALLBACK": (
         Line("curl API/callbacks/CALLBACK", '"url":"http://127.0.0.1:9/hook"', "127.0.0.1:9/hook"),
-        Line("curl API/callbacks/CALLBACK/deliveries", '"waiting":0', "0 events wait"),
+        Line("curl API/callbacks/CALLBACK/deliveries", '"waiting":0', "0 events are waiting"),
         Line("curl -X POST API/callbacks/CALLBACK:test", "given-up", "given-up"),
         Line(
             "curl -X DELETE API/callbacks/CALLBACK", "", "No callback was made.", page="/callbacks"
