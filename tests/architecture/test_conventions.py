@@ -250,7 +250,14 @@ def test_no_help_loads_what_its_command_does() -> None:
     }
     words = {*groups, *(f"{name}.commands" for name in groups)}
     words |= {"bookie.identity", "bookie.inspection", "bookie.lifecycle", "bookie.options"}
-    words |= {"click_types", "context_commands", "context_option", "failures", "lazy_group", "log.writer"}
+    words |= {
+        "click_types",
+        "context_commands",
+        "context_option",
+        "failures",
+        "lazy_group",
+        "log.writer",
+    }
     words |= {"main", "metadata_option", "output", "rest_origin_option"}
     values = {
         "bookie.core.suggested_commands",

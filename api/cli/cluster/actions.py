@@ -36,7 +36,7 @@ def make_cluster(url: str, layout: str | None, *, if_missing: bool = False) -> d
         usable = " ".join(each.value for each in Layout if each.takes_new_ledgers)
         raise BadConfig(
             f"the metadata URL requests another layout: {place}",
-            next_step=f"begin the URL with zk://, or use the same layout in the URL and in --layout {usable}",
+            next_step=f"begin the URL with zk://, or use the same layout in the URL and in --layout: {usable}",
         )
 
     async def make(store: MetadataStore) -> Cluster:

@@ -98,9 +98,7 @@ async def gather(
                 return
             keep(place.name, text[:_BYTES_MAX])
         if len(text) > _BYTES_MAX:
-            missing[place.name] = Unavailable(
-                f"the bundle lacks the bytes after the first {_BYTES_MAX} bytes"
-            )
+            missing[place.name] = Unavailable(f"only the first {_BYTES_MAX} bytes were kept")
 
     await asyncio.gather(*map(ask, places[:_SERVERS_MAX]))
     return missing

@@ -289,7 +289,7 @@ async def _append_all(
         on_progress(frame.end, size)
     if tail > end:
         raise OffsetMismatch(
-            f"{log.name} has more records than the file: {tail}, and not {end}",
+            f"{log.name} has more records than the file: {tail} instead of {end}",
             next_step=_ITS_OWN,
         )
     return tail

@@ -86,7 +86,7 @@ def acquire_writer(
         again += f" --ttl {shlex.quote(ttl)}" if ttl else ""
         if isinstance(error, WriterHeld):
             error.next_step = (
-                f"{again} --wait{access.flags}, or with --steal, which fences the holder"
+                f"{again} --wait{access.flags}, or use --steal, which fences the holder"
             )
         # The epoch may have been granted; the same attempt id gets the same epoch again.
         elif error.outcome is Outcome.UNKNOWN:
@@ -148,7 +148,7 @@ def drain_server(access: LogAccess, server_id: str, resume: bool, wait: bool, ou
     tell({"server": server_id, "draining": not resume, "logs": left}, output, "logs")
     if wait and left and not resume:
         raise QuorumTimeout(
-            f"{server_id} has {left} logs left",
+            f"{server_id} still owns {left} logs",
             next_step=f"rollbook cluster drain {shlex.quote(server_id)}{access.flags} --wait --timeout SECONDS, "
             "with a longer timeout",
         )
