@@ -45,8 +45,8 @@ class SurplusState:
     reason: str  # Why the last look failed.
     ended_ms: int  # Wall time of the last look; 0 for never.
     ledgers: int  # Ledgers that the last look examined.
-    # Ledgers with copies here although metadata names other bookies: the copies are dropped if the
-    # next look finds the same.
+    # Ledgers with copies here although metadata names other bookies: the copies are dropped if a look
+    # at least nine tenths of an interval later finds the same.
     surplus: int
     surplus_bytes: int  # Bytes of the surplus ledgers' entries.
     first_ledgers: tuple[int, ...]  # The first few surplus ledgers.

@@ -102,7 +102,7 @@ class LogStats:
     )
     logs_taken_over: Gauge = counter_gauge(
         "logs_taken_over_total",
-        "Logs taken from an owner that was believed to be alive, but did not respond.",
+        "Logs taken from an owner that was believed to be alive, but refused connections.",
     )
     logs_handed_over: Gauge = counter_gauge(
         "logs_handed_over_total", "Logs that this server closed and released."

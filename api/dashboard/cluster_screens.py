@@ -220,7 +220,10 @@ def _bookie_acts(frame: PageFrame, row: Facts, grants: Grants) -> Child:
         parts.append(element("p", f"{BY_RIGHT}{Duty.OPERATE.value} = true."))
     if grants.may_manage(Duty.REMOVE):
         if "drained" in allowed:
-            says = "Marks the bookie as drained, even if ledgers are left. Entries without another copy are lost."
+            says = (
+                "Marks the bookie as drained, even if ledgers are left. Entries without another copy are lost "
+                "when the bookie is removed."
+            )
             parts.append(act("drained", "Mark drained", says, typed))
         says = "Removes the bookie from the cluster: its cookie and lifecycle are deleted. Refused while it runs."
         give_up = Field("give_up", "Number of ledgers to give up (see the refusal)", "text")

@@ -59,7 +59,8 @@ async def _asking(
     log_forward: Annotated[
         Forward | None,
         Header(
-            description="auto: the server asks the log's owner; never: it redirects to the owner."
+            description="auto: the server asks the log's owner; never: it redirects to the owner, or responds 503 "
+            "if the owner has no HTTP."
         ),
     ] = None,
 ) -> Asking:

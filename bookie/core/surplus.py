@@ -40,7 +40,7 @@ class SurplusCopies:
 
     @property
     def ledger_ids(self) -> Collection[int]:
-        """The ledgers that are dropped if the next look confirms that they are surplus."""
+        """The ledgers that are dropped if a look nine tenths of an interval later confirms that they are surplus."""
         return self._quiet.keys()
 
     def on_asked(self, ledger_id: int, asked_ns: int) -> None:

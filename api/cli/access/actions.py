@@ -110,7 +110,7 @@ def rotate(path: str, name: str, days: int | None) -> None:
 
 
 def drop_old_tokens(path: str, name: str) -> None:
-    """Drops all tokens except the newest one, which `rotate` has added."""
+    """Drops all tokens except the first one, where `rotate` puts the newest."""
     principal = _require_known(path, read(path), name)
     if len(principal.tokens) < 2:
         raise BadConfig(f"{name} has only one token", path=path, next_step="rotate it first")

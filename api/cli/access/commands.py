@@ -28,8 +28,8 @@ _YES: Final = click.option("--yes", is_flag=True, help="Do not ask for confirmat
 def group() -> None:
     """Manage principals and their rights on logs.
 
-    A log server with an --access-file admits only the principals in that file, and reads the file again when
-    it changes. To change the rights of a principal, edit the file.
+    A log server with an --access-file admits only the principals in that file, and the operator whose token is
+    in --token-file if that is given. It reads the access file again when it changes. To change the rights of a principal, edit the file.
     """
 
 
@@ -141,7 +141,11 @@ def rm(names: tuple[str, ...], path: str, yes: bool) -> None:
 @click.option(
     "--days", type=WholeNumber(min=1), help="Days until the token expires.  [default: never]"
 )
-@click.option("--drop-old", is_flag=True, help="Drop all tokens except the newest, and add none.")
+@click.option(
+    "--drop-old",
+    is_flag=True,
+    help="Keep only the first token in the file, which is the newest if `rotate` added it; add none.",
+)
 def rotate(name: str, path: str, days: int | None, drop_old: bool) -> None:
     """Add a token for a principal, and print it. Earlier tokens stay valid until you use --drop-old."""
     from rollbook.api.cli.access import actions as access_work  # `--help` is quick.
@@ -164,7 +168,7 @@ def rotate(name: str, path: str, days: int | None, drop_old: bool) -> None:
 def token() -> None:
     """Print a new token, and its access-file entry on standard error.
 
-    Add the entry to the principal's `tokens`. When all clients have the new token, remove the old entry.
+    Add the entry at the beginning of the principal's `tokens`. When all clients have the new token, remove the old entry.
     """
     from rollbook.api.cli.access import actions as access_work  # `--help` is quick.
 

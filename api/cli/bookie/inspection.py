@@ -552,7 +552,8 @@ _status: Final = click.option("--status", is_flag=True, help="Only show the curr
 @click.option(
     "--force",
     is_flag=True,
-    help="Delete ledgers even if the metadata lacks a large share of all ledgers.",
+    help="Delete at once, without the wait, all ledgers that two scans have not found, even if the metadata lacks "
+    "a large share of all ledgers.",
 )
 @_no_wait
 @_status
@@ -565,8 +566,8 @@ def gc(where: Where, force: bool, no_wait: bool, status: bool, output: str) -> N
     metadata lacks a large share of all ledgers, no ledger is deleted: the metadata may be lost, or belong to
     another cluster. Use --force if these ledgers were really deleted.
 
-    Copies are surplus if their ledger is closed and its metadata names other bookies. The first scan at
-    least a day later drops them. `surplus` counts them, and --status lists the first few ledgers.
+    Copies are surplus if their ledger is closed and its metadata names other bookies. The first scan
+    about a day later (`surplus_interval_s`) drops them. `surplus` counts them, and --status lists the first few ledgers.
     """
     client = where.client()
     if status:

@@ -114,8 +114,9 @@ def health(access: "LogAccess", url: str | None, output: str) -> None:
     """Show whether bookies and log servers can be reached from here.
 
     Without the metadata, it shows what a log server sees. The command exits with 0 if all is well. It exits
-    with 8 if the cluster works, but a member is down, read-only, draining or unreachable, or logs are written
-    with fewer copies than configured. It exits with 5 if fewer bookies are writable than the ack quorum of a new
+    with 8 if the cluster works, but a member is down, read-only, draining or unreachable, or has a wrong clock, if
+    logs are written with fewer copies than configured or cannot be opened, if segments are lost, or if fewer
+    bookies are writable than all copies of a new log need. It exits with 5 if fewer bookies are writable than the ack quorum of a new
     log needs, or if no log server can be reached.
     """
     from rollbook.api.cli.cluster.health import CODES, look_at_health

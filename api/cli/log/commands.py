@@ -593,7 +593,8 @@ def import_(access: "LogAccess", **how: Any) -> None:
 def truncate(access: "LogAccess", **how: Any) -> None:
     """Make the records before a position unreadable.
 
-    Segments that have no other records are freed. Records at and above a protected cursor are never truncated.
+    Segments that have no other records are freed. The command is refused, and truncates nothing, if it would
+    remove records at or above a protected cursor.
     `-o raw` prints the new head.
     """
     from rollbook.api.cli.log import actions as log_work
@@ -718,7 +719,8 @@ def rm(access: "LogAccess", **how: Any) -> None:
     "--as",
     "name",
     metavar="NAME",
-    help="A new name, which is needed only if another log has the old name now.",
+    help="A new name, allowed only if another log has taken the old name since. Without it, the log gets its old "
+    "name back.",
 )
 @bare_output_option
 def undelete(access: "LogAccess", **how: Any) -> None:

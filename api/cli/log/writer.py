@@ -67,7 +67,8 @@ def show(access: "LogAccess", **how: Any) -> None:
 @click.option(
     "--ttl",
     metavar="TIME",
-    help="The epoch expires after this time unless it is renewed.  [default: never]",
+    help="If the epoch is not renewed for this time, another writer may acquire the log without --steal; "
+    "until then the epoch stays in force.  [default: never]",
 )
 @click.option(
     "--attempt",

@@ -47,7 +47,8 @@ def group() -> None:
     "accepted",
     metavar="LEDGER[:FIRST-LAST]",
     multiple=True,
-    help="Give these entries up if no copy is left; may be repeated.",
+    help="Give these entries up if they cannot be restored now, even if a bookie that is down may have a copy; "
+    "may be repeated.",
 )
 @click.option(
     "--all",
@@ -84,7 +85,7 @@ def heal(access: "LedgerAccess", **how: Any) -> None:
     had files written off. This delays recoveries. The command reads these entries from other bookies, verifies
     them, and writes them back. Ledgers that are not closed are recovered first, which ends their writers.
 
-    Entries without any copy stay UNKNOWN unless --accept-loss names them. The command may be stopped and run
+    Entries that cannot be restored stay UNKNOWN unless --accept-loss names them. The command may be stopped and run
     again at any time. It exits with 0 if all ledgers are healed, 5 if a ledger cannot be healed now, 7 if
     entries are lost.
     """

@@ -1,4 +1,4 @@
-"""The actions of `rollbook recovery`."""
+"""The action of `rollbook recovery heal`, and access to a bookie's doubts."""
 
 import asyncio
 import re

@@ -422,8 +422,9 @@ def everything(
 ) -> None:
     """Run a whole cluster on this machine, in this process.
 
-    It differs from `rollbook dev` in three ways: it uses as much memory as a server, listens only on the
-    given ports, and can have TLS and access control.
+    It works like `rollbook dev`, but uses as much memory as a server, never replaces a log server's port that is
+    in use with a free one, serves HTTP and the dashboard only if you ask for them, and can have TLS and access
+    control.
     """
     from rollbook.api.cli.dev.run import run_all  # `--help` is quick.
     from rollbook.logservice.config import LogServerConfig
