@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import socket
 import ssl
 from collections.abc import AsyncIterator
@@ -601,6 +602,21 @@ async def test_header_that_decides_must_not_occur_twice(there: There) -> None:
     etag = (await say("GET", f"{LOG}/records/0")).headers["etag"]
     known = ('if-none-match: "x"', f'if-none-match: "y", {etag}')
     assert (await say("GET", f"{LOG}/records/0", *known)).status == 304
+
+
+async def test_only_query_fields_declared_as_lists_may_be_repeated(there: There) -> None:
+    """The server checks this before a route is known, by a table of its own."""
+    lists = set[tuple[str, str]]()
+    for path, operations in (await there.client.get("/openapi.json")).json["paths"].items():
+        for field in operations.get("get", {}).get("parameters", ()):
+            if field["in"] == "query":
+                name = field["name"]
+                is_list = '"array"' in json.dumps(field["schema"])
+                lists |= {(path, name)} if is_list else set()
+                where = re.sub(r"\{\w+\}", "x", path)
+                answer = await there.client.get(f"{where}?{name}=x&{name}=x")
+                assert (b"more than once" in answer.body) != is_list, (path, name)
+    assert lists == {("/v1/owners", "log"), ("/v1/tails", "log"), ("/v1/tails", "prefix")}
 
 
 async def test_half_a_body_is_no_record(there: There) -> None:
