@@ -1,4 +1,4 @@
-"""What a reader knows about its log's tail, and what it reports about it (RL6).
+"""Tracks what a reader knows about the tail of its log, and decides what it reports (RL6).
 
     behind ──► live      the reader has read up to a tail that the owner, on any server, or a list of closed segments
        ▲         │       gave after the reader's request. `CaughtUp` is reported once
