@@ -16,7 +16,7 @@ from typing import Any, Final, cast
 
 from rollbook.api.client.append_stream import AppendStreamPool, ClientAppendStream
 from rollbook.api.client.config import LogClientConfig
-from rollbook.api.client.core.retry_rules import as_unknown, begins_epoch, may_repeat, may_retry
+from rollbook.api.client.core.retry_rules import RequestAttempts, begins_epoch, may_repeat
 from rollbook.api.client.owner_cache import OwnerCache
 from rollbook.api.client.producer_numbering import Producer
 from rollbook.api.client.record_text import Text, TextHeaders, as_bytes, as_us, headers_as_bytes
@@ -198,13 +198,13 @@ class Appender:
     ) -> AppendAck:
         loop = asyncio.get_running_loop()
         began_s = loop.time()
-        pauses, may_be_applied = Pauses(self._config), False
+        pauses, attempts = Pauses(self._config), RequestAttempts(due, due, is_change=True)
         why = ""
         while True:
             try:
                 stream = self._bound_stream()
             except ClientClosed as error:
-                raise as_unknown(error) if may_be_applied else error from None
+                raise attempts.result(error) from None
             result: asyncio.Future[AppendAck] = loop.create_future()
             number = stream.submit(self._ref, block, condition, partial(_tell, result))
             try:
@@ -219,15 +219,17 @@ class Appender:
             else:
                 self._owners.learn(self._log, stream.address, ack.owner_epoch)
                 return ack
-            may_be_applied |= failure.outcome is Outcome.UNKNOWN
+            attempts.note_failure(failure)
             is_known = self._owners.on_error(self._log, stream.address, failure)
             pause_s = pauses.next_s(failure, is_known=is_known)
             again_s = loop.time() + pause_s
-            is_recognised = not may_be_applied or may_repeat(seq, began_s, again_s, self._memory_s)
-            if not may_retry(failure) or not is_recognised or again_s >= due:
+            is_recognised = not attempts.may_be_applied or may_repeat(
+                seq, began_s, again_s, self._memory_s
+            )
+            if not is_recognised or not attempts.may_continue(failure, again_s, was_answered=True):
                 if isinstance(failure, ServerUnreachable):
                     failure = self._owners.nobody_answers(failure)
-                raise as_unknown(failure) if may_be_applied else failure
+                raise attempts.result(failure)
             await asyncio.sleep(pause_s)
 
     def _bound_stream(self) -> ClientAppendStream:

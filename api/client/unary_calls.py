@@ -15,7 +15,7 @@ from google.protobuf.message import DecodeError
 
 from rollbook.api.client.channels import Channels, Metadata
 from rollbook.api.client.config import LogClientConfig
-from rollbook.api.client.core.retry_rules import as_unknown, may_retry
+from rollbook.api.client.core.retry_rules import RequestAttempts, shows_a_server
 from rollbook.api.client.owner_cache import OwnerCache
 from rollbook.api.client.retry_pauses import Pauses
 from rollbook.api.grpc.protobuf_codec import message_of, pack, unpack
@@ -28,9 +28,7 @@ from rollbook.proto.errors import (
     ClientClosed,
     InvalidRequest,
     NotOwner,
-    Outcome,
     OutcomeUnknown,
-    QuorumTimeout,
     RollbookError,
     ServerUnreachable,
 )
@@ -71,7 +69,8 @@ class UnaryCalls:
         data = _packed(word)
         due = loop.time() + self._config.timeout_of(timeout_s)
         connect_due = min(due, loop.time() + self._config.connect_s)
-        pauses, may_be_applied = Pauses(self._config), False
+        pauses = Pauses(self._config)
+        attempts = RequestAttempts(due, connect_due, is_change=method.changes)
         referred_to = ""  # Requests for one server, or for no log, may be redirected, too.
         while True:
             if self.is_closed:
@@ -87,8 +86,7 @@ class UnaryCalls:
             else:
                 self._channels.on_answered(address)
                 return answer
-            if method.changes and failure.outcome is Outcome.UNKNOWN:
-                may_be_applied = True
+            attempts.note_failure(failure)
             if not isinstance(failure, ServerUnreachable | OutcomeUnknown):
                 self._channels.on_answered(address)
             is_known = self._owners.on_error(log, address, failure)
@@ -98,13 +96,12 @@ class UnaryCalls:
                 )
                 is_known = is_known or bool(referred_to)
             pause_s = pauses.next_s(failure, is_known=is_known)
-            is_unreachable = isinstance(failure, ServerUnreachable)
-            self._was_answered |= not isinstance(failure, ServerUnreachable | QuorumTimeout)
-            until = connect_due if is_unreachable and not self._was_answered else due
-            if not may_retry(failure) or loop.time() + pause_s >= until:
-                if is_unreachable and server is None:
+            self._was_answered |= shows_a_server(failure)
+            again_s = loop.time() + pause_s
+            if not attempts.may_continue(failure, again_s, was_answered=self._was_answered):
+                if isinstance(failure, ServerUnreachable) and server is None:
                     failure = self._owners.nobody_answers(failure)
-                raise as_unknown(failure) if may_be_applied else failure
+                raise attempts.result(failure)
             await asyncio.sleep(pause_s)
 
     def _share_of(self, left_s: float) -> float:

@@ -29,7 +29,9 @@ from rollbook.proto.errors import (
     OutcomeUnknown,
     OwnerFenced,
     ProducerGap,
+    QuorumTimeout,
     RollbookError,
+    ServerUnreachable,
 )
 
 
@@ -93,6 +95,41 @@ def may_retry(error: RollbookError) -> bool:
     """Returns whether to retry a request that may be repeated, such as a read, or an append with
     its producer."""
     return error.retryable or isinstance(error, OutcomeUnknown | OwnerFenced)
+
+
+class RequestAttempts:
+    """The attempts at one request. It may be repeated until `due_s`, but while no server has ever
+    answered this client only until `connect_due_s`: then its address is probably wrong.
+
+    Once an attempt may have taken effect, no later error proves the opposite, and the request fails
+    with an unknown outcome.
+    """
+
+    def __init__(self, due_s: float, connect_due_s: float, *, is_change: bool) -> None:
+        self._due_s, self._connect_due_s = due_s, connect_due_s
+        self._is_change = is_change
+        self.may_be_applied = False
+
+    def note_failure(self, error: RollbookError) -> None:
+        if self._is_change and error.outcome is Outcome.UNKNOWN:
+            self.may_be_applied = True
+
+    def may_continue(self, error: RollbookError, again_s: float, *, was_answered: bool) -> bool:
+        """Returns whether to send the request again at `again_s`. `was_answered` says that a server
+        has answered this client before."""
+        is_first_contact = isinstance(error, ServerUnreachable) and not was_answered
+        return may_retry(error) and again_s < (
+            self._connect_due_s if is_first_contact else self._due_s
+        )
+
+    def result(self, error: RollbookError) -> RollbookError:
+        """Returns the error with which the request fails."""
+        return as_unknown(error) if self.may_be_applied else error
+
+
+def shows_a_server(error: RollbookError) -> bool:
+    """Returns whether an error came from a server. A time-out may also come from a dead address."""
+    return not isinstance(error, ServerUnreachable | QuorumTimeout)
 
 
 def is_forgotten(error: RollbookError) -> bool:

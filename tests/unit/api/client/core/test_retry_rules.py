@@ -7,11 +7,13 @@ import pytest
 
 from rollbook.api.client.core.retry_rules import (
     AfterError,
+    RequestAttempts,
     after_error,
     note_failure,
     outcome_at_end,
     outlives_memory,
     results_at_end,
+    shows_a_server,
 )
 from rollbook.proto.errors import (
     ConnectionLost,
@@ -21,6 +23,7 @@ from rollbook.proto.errors import (
     ProducerGap,
     QuorumTimeout,
     RollbookError,
+    ServerUnreachable,
 )
 
 
@@ -110,3 +113,43 @@ def test_a_batch_in_doubt_is_never_said_not_to_be_appended() -> None:
         (result,) = results_at_end(series[-1], [batch], is_refusal=True)
         if may_be_appended:
             assert result.outcome is Outcome.UNKNOWN
+
+
+UNREACHABLE, TIMED_OUT, OVERLOADED = ServerUnreachable(), QuorumTimeout(), Overloaded()
+
+
+@pytest.mark.parametrize(
+    ("error", "again_s", "was_answered", "expected"),
+    [
+        (OVERLOADED, 29.9, False, True),
+        (OVERLOADED, 30.0, True, False),  # The request's time is over.
+        (UNREACHABLE, 4.9, False, True),
+        (UNREACHABLE, 5.0, False, False),  # No server has ever answered.
+        (UNREACHABLE, 29.9, True, True),  # An outage: servers have answered before.
+        (TIMED_OUT, 29.9, False, True),
+        (LogSealed(), 0.0, True, False),  # A retry cannot help.
+    ],
+)
+def test_request_is_repeated_until_its_deadline(
+    error: RollbookError, again_s: float, was_answered: bool, expected: bool
+) -> None:
+    attempts = RequestAttempts(30.0, 5.0, is_change=True)
+    assert attempts.may_continue(error, again_s, was_answered=was_answered) is expected
+
+
+def test_refusal_after_an_attempt_without_answer_has_an_unknown_outcome() -> None:
+    change, read = (RequestAttempts(30.0, 5.0, is_change=each) for each in (True, False))
+    for attempts in (change, read):
+        assert attempts.result(LogSealed()).outcome is Outcome.NOT_APPLIED
+        attempts.note_failure(ConnectionLost())
+        attempts.note_failure(Overloaded())
+    assert change.result(LogSealed()).outcome is Outcome.UNKNOWN
+    assert read.result(LogSealed()).outcome is Outcome.NOT_APPLIED
+
+
+def test_only_an_answer_shows_that_a_server_is_there() -> None:
+    assert [shows_a_server(each) for each in (UNREACHABLE, TIMED_OUT, OVERLOADED)] == [
+        False,
+        False,
+        True,
+    ]
