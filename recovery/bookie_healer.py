@@ -25,13 +25,13 @@ from rollbook.proto.tasks import TaskGroup
 from rollbook.recovery.budget import ByteBudget, Throttle
 from rollbook.recovery.config import HealConfig
 from rollbook.recovery.core.entries_to_restore import EntrySpan
+from rollbook.recovery.core.open_ledgers import Writers
 from rollbook.recovery.ledger_healer import (
     HealingLimits,
     HealingOutcome,
     LedgerHealer,
     LedgerHealing,
     Task,
-    Writers,
 )
 from rollbook.recovery.possible_losses import BookieDoubts, DoubtsPage
 

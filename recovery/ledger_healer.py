@@ -1,4 +1,5 @@
-"""Restores the entries of one ledger on one bookie (the rules are in `core/entries_to_restore.py`).
+"""Restores the entries of one ledger on one bookie (the rules are in `core/entries_to_restore.py` and
+`core/open_ledgers.py`).
 
     not in metadata, read twice    no client relies on it: settled
     not closed                     recovery closes it first, so that its writer stops and its end is known
@@ -31,7 +32,7 @@ from rollbook.proto.errors import (
     UnsupportedVersion,
 )
 from rollbook.proto.ids import NO_ENTRY, BookieId, EntryId, LedgerId
-from rollbook.proto.metadata import ENTRY_ID_MAX, Fragment, LedgerMetadata, LedgerState
+from rollbook.proto.metadata import ENTRY_ID_MAX, Fragment, LedgerMetadata
 from rollbook.proto.quorum import Quorum
 from rollbook.proto.wire.digest import LedgerDigest, ledger_key
 from rollbook.proto.wire.entry_list import EntryList
@@ -41,15 +42,21 @@ from rollbook.recovery.copier import Copier, listed_in
 from rollbook.recovery.core.entries_to_restore import (
     WHOLE,
     EntrySpan,
-    as_if_closed,
-    before_open_end,
     covers,
     expected,
     intersection,
     judge,
     ranges_of,
-    rest_to_give_up,
     stretches,
+)
+from rollbook.recovery.core.open_ledgers import (
+    NO_SPARED_WRITERS,
+    OpenLedgerAction,
+    OpenLedgerDecision,
+    OpenLedgerDoubts,
+    Writers,
+    as_if_closed,
+    rest_to_give_up,
 )
 
 logger = structlog.get_logger()
@@ -105,16 +112,6 @@ class Task:
 
 
 @dataclass(frozen=True, slots=True)
-class Writers:
-    """The treatment of a ledger that may have a writer."""
-
-    # True: OPEN ledgers are not closed, unless `are_to_have_left`.
-    are_spared: bool = False
-    # True: a spared OPEN ledger is closed if its open end names a bookie that writers should have left.
-    are_to_have_left: bool = False
-
-
-@dataclass(frozen=True, slots=True)
 class _Means:
     """The objects that read and copy entries of one ledger."""
 
@@ -145,7 +142,7 @@ class LedgerHealer:
         settle: Settle,
         limits: HealingLimits,
         is_rehearsal: bool,
-        writers: Writers = Writers(),
+        writers: Writers = NO_SPARED_WRITERS,
     ) -> None:
         """Create a healer of one ledger. The healer calls `settle` with ranges that the bookie need not doubt
         any longer.
@@ -197,32 +194,30 @@ class LedgerHealer:
         return None
 
     async def _heal(self, metadata: LedgerMetadata) -> None:
-        task, is_spared = self._task, False
+        needs_fence = self._task.is_wholly_doubted
         if not metadata.is_closed:
-            if not task.doubted and not task.is_wholly_doubted:
-                # The writer replaces bookies that fail, so open ledgers without a doubt need no
-                # healing.
-                return
-            settled = await self._without_closing(metadata)
-            if settled is None and self._writers.are_spared and UNCLAIMED in dict(metadata.custom):
-                await self._settle([WHOLE])  # An unclaimed ledger has no entries.
-                return
-            if settled is None and self._writers.are_spared:
-                settled = before_open_end(metadata, self._bookie)
-                is_spared = settled is not None or not self._may_close(metadata)
-            if settled is None and is_spared:
-                self.found.outcome, self.found.reason = HealingOutcome.WAITING, _HAS_WRITER
-                return
-            if settled is None:
-                if not self._is_rehearsal:
-                    settled = await self._close(metadata)
-                self.found.has_been_closed = True
-            if settled is None:
-                return
-            metadata = settled
+            decision = await self._decide(metadata)
+            match decision.action:
+                case OpenLedgerAction.LEAVE:
+                    return
+                case OpenLedgerAction.SETTLE_ALL:
+                    await self._settle([WHOLE])
+                    return
+                case OpenLedgerAction.WAIT:
+                    self.found.outcome, self.found.reason = HealingOutcome.WAITING, _HAS_WRITER
+                    return
+                case OpenLedgerAction.HEAL_BESIDE_WRITER:
+                    assert decision.healable is not None
+                    metadata, needs_fence = decision.healable, False
+                case OpenLedgerAction.CLOSE:
+                    if not self._is_rehearsal:
+                        metadata = await self._close(metadata)
+                    self.found.has_been_closed = True
+                    if self._is_rehearsal:
+                        return
         password, kind = credentials(metadata, None, None)
         digest = LedgerDigest(kind, password, metadata.ledger_id)
-        if self._task.is_wholly_doubted and not self._is_rehearsal and not is_spared:
+        if needs_fence and not self._is_rehearsal:
             await self._fence(ledger_key(password))
         listed = await self._list()
         copier = Copier(
@@ -238,16 +233,17 @@ class LedgerHealer:
         await self._heal_closed(metadata, listed, _Means(copier, verifier))
         await self._require_unmoved(metadata)
 
-    def _may_close(self, metadata: LedgerMetadata) -> bool:
-        """Return whether the ledger may be closed. A ledger in recovery may always be closed, since it has no
-        writer any longer.
-        """
-        if metadata.state is not LedgerState.OPEN:
-            return True
-        if not self._writers.are_to_have_left:
-            return False
-        is_refused = self._ledgers.live().refuses(self._bookie, metadata.ledger_id)
-        return self._task.is_wholly_doubted or is_refused
+    async def _decide(self, metadata: LedgerMetadata) -> OpenLedgerDecision:
+        task = self._task
+        doubts = OpenLedgerDoubts(
+            metadata,
+            self._bookie,
+            is_doubted=bool(task.doubted) or task.is_wholly_doubted,
+            is_wholly_doubted=task.is_wholly_doubted,
+            is_unclaimed=UNCLAIMED in dict(metadata.custom),
+            refuses_writer=self._ledgers.live().refuses(self._bookie, metadata.ledger_id),
+        )
+        return doubts.decide(await self._without_closing(metadata), self._writers)
 
     async def _require_unmoved(self, metadata: LedgerMetadata) -> None:
         """Check that the ledger's members are still the bookies that were asked. Raises `NoSuchLedger`, or

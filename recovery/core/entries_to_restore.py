@@ -10,23 +10,20 @@ counts answers. A doubt about an entry may end in three ways only (HL1):
                    or the explicit LAC of a ledger that is closed
     given up       a person has named the entry, knowing that it may be lost
 
-While a ledger is open, no entry of its open fragment can be "not needed": recovery has to close the ledger
-first, unless all doubts are about confirmed entries (`as_if_closed`). If the doubt itself prevents recovery
-from closing the ledger, a person can give up the doubt about the open fragment by name, but no other doubt about that
-ledger (`rest_to_give_up`).
+`core/open_ledgers.py` decides what comes first if the ledger is not closed.
 
 An entry is lost if no other member of its write set has a good copy, and no copy may still turn up.
 """
 
 from bisect import bisect_right
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Final, NamedTuple
 
 from rollbook.ledger.core.copy_comparison import Copy, CopyState
 from rollbook.proto.ids import NO_ENTRY, BookieId, EntryId
-from rollbook.proto.metadata import ENTRY_ID_MAX, Fragment, LedgerMetadata, LedgerState
+from rollbook.proto.metadata import ENTRY_ID_MAX, Fragment, LedgerMetadata
 from rollbook.proto.quorum import Quorum
 
 _MAY_TURN_UP: Final = (CopyState.UNKNOWN, CopyState.UNREACHABLE)
@@ -51,32 +48,6 @@ class DoubtfulFragment(NamedTuple):
     first_entry: int
     last_entry: int
     fragment: Fragment | None  # None: the bookie should hold none of the entries.
-
-
-def as_if_closed(
-    metadata: LedgerMetadata, lac: EntryId, doubted: Sequence[EntrySpan]
-) -> LedgerMetadata | None:
-    """Return metadata that settles the doubts about an open ledger without closing it, or None if not all are
-    about confirmed entries. A doubt about the explicit LAC cannot be settled: readers use it while the ledger
-    is open.
-    """
-    if metadata.state is not LedgerState.OPEN or not doubted:
-        return None
-    if doubted[0].first_entry <= NO_ENTRY or doubted[-1].last_entry > lac:
-        return None
-    return replace(metadata, state=LedgerState.CLOSED, last_entry=lac, length=0)
-
-
-def before_open_end(metadata: LedgerMetadata, bookie: BookieId) -> LedgerMetadata | None:
-    """Return metadata of a ledger as if it ended before its open fragment, or None if the open fragment names
-    the bookie. If the writer has left the bookie, the bookie's answers about later entries do not count.
-    """
-    if metadata.state is not LedgerState.OPEN or bookie in metadata.fragments[-1].ensemble:
-        return None
-    last = EntryId(metadata.fragments[-1].first_entry - 1)
-    fragments = metadata.fragments[:-1]
-    closed = LedgerState.CLOSED
-    return replace(metadata, state=closed, fragments=fragments, last_entry=last, length=0)
 
 
 def stretches(
@@ -168,19 +139,6 @@ def judge(
 def _describe(copies: Mapping[BookieId, Copy]) -> str:
     states = {bookie: "good" if isinstance(c, int) else c.value for bookie, c in copies.items()}
     return ", ".join(f"{bookie}: {state}" for bookie, state in states.items())
-
-
-def rest_to_give_up(
-    metadata: LedgerMetadata, doubted: Sequence[EntrySpan], accepted: Sequence[EntrySpan]
-) -> list[EntrySpan]:
-    """Return the ranges that recovery may count as absent in a ledger that cannot be closed otherwise.
-
-    Earlier fragments are excluded: their entries were confirmed, and each of them is later restored or found
-    to be lost.
-    """
-    assert not metadata.is_closed
-    rest = EntrySpan(metadata.fragments[-1].first_entry, ENTRY_ID_MAX)
-    return intersection(intersection(doubted, accepted), [rest])
 
 
 # --- Ranges -----------------------------------------------------------------------------------

@@ -13,16 +13,14 @@ from rollbook.proto.quorum import Quorum
 from rollbook.recovery.core.entries_to_restore import (
     WHOLE,
     EntrySpan,
-    as_if_closed,
-    before_open_end,
     covers,
     expected,
     intersection,
     judge,
     ranges_of,
-    rest_to_give_up,
     stretches,
 )
+from rollbook.recovery.core.open_ledgers import as_if_closed, before_open_end, rest_to_give_up
 
 B = BookieId("b0")
 NAMES = [BookieId(f"b{number}") for number in range(6)]
