@@ -27,11 +27,11 @@ from rollbook.bookie.disk_maintenance import Space
 from rollbook.bookie.identity import Identity
 from rollbook.bookie.lifecycle_watch import LifecycleWatch
 from rollbook.bookie.registration_loop import RegistrationLoop
-from rollbook.bookie.server import BookieServer
+from rollbook.bookie.socket_server import BookieServer
 from rollbook.bookie.stats import Stats
 from rollbook.bookie.storage import Storage
 from rollbook.proto.addresses import EVERY_ADDRESS, is_wildcard, parse_address
-from rollbook.proto.cluster.cluster import Cluster, ensure_layout, open_cluster
+from rollbook.proto.cluster.cluster_root import Cluster, ensure_layout, open_cluster
 from rollbook.proto.cluster.ledger_ids import LedgerIds, is_ahead
 from rollbook.proto.cluster.ledger_nodes import LedgerNodes
 from rollbook.proto.cluster.lifecycle_nodes import LifecycleNodes

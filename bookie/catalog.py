@@ -18,7 +18,6 @@ import structlog
 
 from rollbook.bookie.core.catalog import COMPLETE, Catalog
 from rollbook.bookie.core.fencing import LedgerFacts
-from rollbook.bookie.core.group_commit import RecordPacker
 from rollbook.bookie.core.record_format import (
     FILE_HEADER_BYTES,
     ID_BYTES,
@@ -31,6 +30,7 @@ from rollbook.bookie.core.record_format import (
     is_blank,
     unpack_file_header,
 )
+from rollbook.bookie.core.record_packer import RecordPacker
 from rollbook.bookie.core.suggested_commands import FORMAT
 from rollbook.bookie.core.torn_tail import Scan, scan
 from rollbook.bookie.journal_reading import write_again

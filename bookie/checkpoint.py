@@ -26,12 +26,12 @@ from rollbook.bookie.core import catalog as changes
 from rollbook.bookie.core.catalog import EntryLogInfo, ReplayStart
 from rollbook.bookie.core.disk_usage import pick_directory
 from rollbook.bookie.core.entry_log_footer import FooterBuilder
+from rollbook.bookie.core.entry_salvage import proves_itself
 from rollbook.bookie.core.journal_index import Columns
 from rollbook.bookie.core.record_format import HEAD_BYTES
-from rollbook.bookie.core.salvage import proves_itself
 from rollbook.bookie.damage_events import DamageEvents
 from rollbook.bookie.journal import JournalFile
-from rollbook.bookie.record_file_reader import Cache, RecordFile
+from rollbook.bookie.record_file import Cache, RecordFile
 from rollbook.bookie.sorted_log_writer import Indexed, NewLog, SortedLog, SortedWriter, write_footer
 from rollbook.bookie.store_opening import log_path
 from rollbook.proto.ports import Clock, Disk, Randomness

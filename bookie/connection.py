@@ -8,7 +8,7 @@ single frame.
 A response is kept in pieces until the client reads it. The pieces are written one by one, as fast
 as the system accepts them; the response is never copied as a whole.
 
-The memory that is held for the client is counted (`core/memory_budget.py`). While a connection is
+The memory that is held for the client is counted (`core/connection_memory.py`). While a connection is
 at its limit, it is not read from, and no answers are made for it. Invalid bytes close the
 connection without an answer.
 """
@@ -20,7 +20,7 @@ from typing import Final, NamedTuple, cast
 
 import structlog
 
-from rollbook.bookie.core.memory_budget import ConnectionMemory, Making, ReadGate, ReadSize
+from rollbook.bookie.core.connection_memory import ConnectionMemory, Making, ReadGate, ReadSize
 from rollbook.bookie.core.partial_request_timeout import PartialRequestProgress
 from rollbook.bookie.long_polls import Parked
 from rollbook.bookie.read_scheduler import Queue, QueuedRequest

@@ -14,7 +14,7 @@ from array import array
 from typing import Final
 
 from rollbook.bookie.core.journal_index import IntArray
-from rollbook.proto.cluster.cluster import Cluster, ensure_layout, require_cluster
+from rollbook.proto.cluster.cluster_root import Cluster, ensure_layout, require_cluster
 from rollbook.proto.cluster.ledger_nodes import LedgerNodes
 from rollbook.proto.errors import BadMetadata, NoSuchLedger
 from rollbook.proto.ids import LedgerId

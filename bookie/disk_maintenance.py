@@ -28,11 +28,11 @@ from rollbook.bookie.compaction import Compactor
 from rollbook.bookie.config import SpaceConfig, StorageConfig
 from rollbook.bookie.core.disk_usage import DirectoryUsage, DiskUsage, Level
 from rollbook.bookie.deleted_ledger_scan import DeletedLedgerScan
-from rollbook.bookie.garbage import Garbage
+from rollbook.bookie.ledger_gc import Garbage
 from rollbook.bookie.scrub import Scrubber
 from rollbook.bookie.storage import Storage
 from rollbook.bookie.surplus import Surplus
-from rollbook.proto.cluster.cluster import Cluster
+from rollbook.proto.cluster.cluster_root import Cluster
 from rollbook.proto.errors import BookieFailed, RollbookError
 from rollbook.proto.ids import BookieId
 from rollbook.proto.ports import Clock, Disk, DiskSpace, MetadataStore, OpenMode, Randomness

@@ -37,7 +37,7 @@ from rollbook.bookie.core.record_format import (
 )
 from rollbook.bookie.core.replay import Replayed, replay
 from rollbook.bookie.core.torn_tail import scan
-from rollbook.bookie.record_file_reader import Cache, RecordFile
+from rollbook.bookie.record_file import Cache, RecordFile
 from rollbook.proto.errors import TornRecord, WrongCluster
 from rollbook.proto.ports import Buffer, Disk, File, OpenMode
 

@@ -49,7 +49,7 @@ from rollbook.bookie.core.suggested_commands import FORMAT
 from rollbook.bookie.inspection import StoreFiles
 from rollbook.bookie.storage import Storage
 from rollbook.bookie.store_opening import lock_directories, make_directories
-from rollbook.proto.cluster.cluster import Cluster, ensure_own_root, require_cluster
+from rollbook.proto.cluster.cluster_root import Cluster, ensure_own_root, require_cluster
 from rollbook.proto.cluster.cookies import Member, MemberNodes
 from rollbook.proto.cluster.ledger_ids import LedgerIds
 from rollbook.proto.cluster.ledger_nodes import LedgerNodes

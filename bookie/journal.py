@@ -22,7 +22,6 @@ from rollbook.bookie.catalog import CatalogFiles
 from rollbook.bookie.config import StorageConfig
 from rollbook.bookie.core import catalog as changes
 from rollbook.bookie.core.control_records import Control
-from rollbook.bookie.core.group_commit import Frames, RecordPacker, Write, size_of
 from rollbook.bookie.core.journal_as_entry_log import JournalShape
 from rollbook.bookie.core.journal_index import JournalIndex
 from rollbook.bookie.core.journal_prezeroing import ZerosAhead
@@ -37,7 +36,8 @@ from rollbook.bookie.core.record_format import (
     RecordKind,
     align,
 )
-from rollbook.bookie.record_file_reader import Cache, RecordFile
+from rollbook.bookie.core.record_packer import Frames, RecordPacker, Write, size_of
+from rollbook.bookie.record_file import Cache, RecordFile
 from rollbook.bookie.stats import Stats
 from rollbook.proto.errors import BookieFailed
 from rollbook.proto.ports import Clock, Disk, OpenMode, Randomness

@@ -13,7 +13,7 @@ from typing import Final
 
 import structlog
 
-from rollbook.bookie.core.memory_budget import Making
+from rollbook.bookie.core.connection_memory import Making
 from rollbook.bookie.read_scheduler import LoopBudget
 from rollbook.bookie.storage import Storage
 from rollbook.proto.errors import (
@@ -59,7 +59,7 @@ from rollbook.proto.wire.messages import (
     WriteLacReply,
     refusal_of,
 )
-from rollbook.proto.wire.v2_frames import BATCH_READ_REPLY_HEAD_BYTES
+from rollbook.proto.wire.v2_layout import BATCH_READ_REPLY_HEAD_BYTES
 
 logger = structlog.get_logger()
 

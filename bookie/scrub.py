@@ -22,7 +22,7 @@ from rollbook.bookie.core.catalog import LedgerInLog
 from rollbook.bookie.core.journal_index import EntryLocation
 from rollbook.bookie.core.possible_losses import EVERYTHING, LossRange
 from rollbook.bookie.entry_log_reader import EntryLog
-from rollbook.bookie.record_file_reader import Cache
+from rollbook.bookie.record_file import Cache
 from rollbook.bookie.storage import Storage
 from rollbook.proto.errors import EntryStateUnknown, TornRecord
 from rollbook.proto.pacing import Pace

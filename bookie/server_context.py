@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from rollbook.bookie.config import ServerConfig
+from rollbook.bookie.core.connection_memory import Pool
 from rollbook.bookie.core.deadline_queue import Deadlines
-from rollbook.bookie.core.memory_budget import Pool
 from rollbook.bookie.long_polls import LongPolls
 from rollbook.bookie.read_scheduler import Lane, LoopBudget, StepQueue
 from rollbook.bookie.request_handlers import Answers

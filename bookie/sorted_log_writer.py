@@ -12,7 +12,6 @@ import structlog
 
 from rollbook.bookie.core.catalog import EntryLogInfo
 from rollbook.bookie.core.entry_log_footer import Extent, FooterBuilder
-from rollbook.bookie.core.group_commit import RecordPacker
 from rollbook.bookie.core.journal_index import Columns, IntArray, fitting_end
 from rollbook.bookie.core.record_format import (
     ENTRY_LENGTH,
@@ -24,7 +23,8 @@ from rollbook.bookie.core.record_format import (
     RecordKind,
     pack_rows,
 )
-from rollbook.bookie.record_file_reader import Cache, RecordFile
+from rollbook.bookie.core.record_packer import RecordPacker
+from rollbook.bookie.record_file import Cache, RecordFile
 from rollbook.proto.ports import Buffer, Disk, File, OpenMode, Randomness
 
 logger = structlog.get_logger()

@@ -30,17 +30,17 @@ from rollbook.bookie.config import StorageConfig
 from rollbook.bookie.core import catalog as changes
 from rollbook.bookie.core.byte_cache import ByteCache
 from rollbook.bookie.core.control_records import Control, ControlOperation
+from rollbook.bookie.core.entry_salvage import take_frames
 from rollbook.bookie.core.fencing import AddLimits, Ledger, LedgerFacts
-from rollbook.bookie.core.group_commit import Frames, Write, index_of, size_of
 from rollbook.bookie.core.id_ranges import Ranges
 from rollbook.bookie.core.journal_index import IntArray
-from rollbook.bookie.core.salvage import take_frames
+from rollbook.bookie.core.record_packer import Frames, Write, index_of, size_of
 from rollbook.bookie.damage_events import DamageEvents
 from rollbook.bookie.entry_log_reader import EntryLogs
 from rollbook.bookie.entry_reader import Reading
 from rollbook.bookie.journal import Journal, JournalFile, OnDone, set_when_done
 from rollbook.bookie.ledger_reports import LedgerViews
-from rollbook.bookie.record_file_reader import Cache
+from rollbook.bookie.record_file import Cache
 from rollbook.bookie.sorted_log_writer import NewLog
 from rollbook.bookie.stats import Stats
 from rollbook.bookie.store_opening import (

@@ -23,7 +23,6 @@ from rollbook.bookie.core import catalog as changes
 from rollbook.bookie.core.catalog import COMPACTED, Catalog, EntryLogInfo
 from rollbook.bookie.core.control_records import ControlOperation
 from rollbook.bookie.core.fencing import LedgerFacts
-from rollbook.bookie.core.group_commit import RecordPacker
 from rollbook.bookie.core.record_format import (
     FILE_HEADER_BYTES,
     FileHeader,
@@ -31,12 +30,13 @@ from rollbook.bookie.core.record_format import (
     RecordReader,
     unpack_file_header,
 )
+from rollbook.bookie.core.record_packer import RecordPacker
 from rollbook.bookie.core.replay import Replayed
 from rollbook.bookie.core.suggested_commands import FORMAT, WRITE_OFF
 from rollbook.bookie.entry_log_reader import open_record_file
 from rollbook.bookie.journal import JournalFile, journal_path
 from rollbook.bookie.journal_reading import ReadBack, is_blank_from, read_back, write_again
-from rollbook.bookie.record_file_reader import Cache, RecordFile
+from rollbook.bookie.record_file import Cache, RecordFile
 from rollbook.proto.errors import BadConfig, DataLost, TornRecord, WrongCluster
 from rollbook.proto.ports import Disk, DiskLock, File, FileStat, OpenMode, Randomness
 

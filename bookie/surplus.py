@@ -19,7 +19,7 @@ import structlog
 from rollbook.bookie.core.surplus import SurplusCopies, is_surplus
 from rollbook.bookie.stats import Stats
 from rollbook.bookie.storage import Storage
-from rollbook.proto.cluster.cluster import Cluster, require_cluster
+from rollbook.proto.cluster.cluster_root import Cluster, require_cluster
 from rollbook.proto.cluster.ledger_nodes import LedgerNodes
 from rollbook.proto.cluster.underreplication_marks import Lock, Marks
 from rollbook.proto.errors import BadMetadata, BookieFailed, NoSuchLedger, RollbookError
@@ -183,7 +183,7 @@ class Surplus:
         try:
             stored = await self._nodes.read(LedgerId(ledger_id), fresh=True)
         except (NoSuchLedger, BadMetadata):
-            return False  # A deleted ledger is for `garbage.py`; an unreadable one is kept.
+            return False  # A deleted ledger is for `ledger_gc.py`; an unreadable one is kept.
         return is_surplus(stored.metadata, self._bookie)
 
     async def _drop(self, ledger_ids: Sequence[int]) -> None:

@@ -32,7 +32,7 @@ from rollbook.proto.errors import (
     RollbookError,
 )
 from rollbook.proto.ids import BookieId, LedgerId
-from rollbook.proto.wire import v2, v2_frames, v3
+from rollbook.proto.wire import v2, v2_layout, v3
 from rollbook.proto.wire.adds import AddReplies
 from rollbook.proto.wire.messages import (
     IDENTITY_PLUGIN,
@@ -297,7 +297,7 @@ class BookieClient(asyncio.BufferedProtocol):
         different connections: the late response to a plain read must not count as the response to a
         fence.
         """
-        if self.version != v2_frames.VERSION or isinstance(request, BatchRead):
+        if self.version != v2_layout.VERSION or isinstance(request, BatchRead):
             return True
         return _v2_key(request) not in self._waiting
 
@@ -379,7 +379,7 @@ class BookieClient(asyncio.BufferedProtocol):
             return
         if not isinstance(call.request, EntryRead) or call.request.previous_lac is None:
             self._on_given_up()  # The answer to a long poll may come much later.
-        if self.version != v2_frames.VERSION:
+        if self.version != v2_layout.VERSION:
             del self._waiting[key]
             return
         call.is_given_up = True
@@ -388,7 +388,7 @@ class BookieClient(asyncio.BufferedProtocol):
             self._end(BookieTimeout("many requests were never answered", bookie=self.bookie))
 
     def _pack(self, request: Request, is_high_priority: bool) -> tuple[_Key, bytes]:
-        if self.version == v2_frames.VERSION:
+        if self.version == v2_layout.VERSION:
             if isinstance(request, BatchRead):
                 request = replace(request, request_id=next(self._txn_ids))
             return _v2_key(request), v2.pack_request(request, is_high_priority=is_high_priority)

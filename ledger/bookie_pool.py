@@ -27,8 +27,8 @@ from rollbook.ledger.bookie_client import RECEIVE_BYTES, AddChannel, AddSink, Bo
 from rollbook.ledger.config import ClientConfig
 from rollbook.ledger.core.add_pipeline import DEADLINE_TICKS
 from rollbook.ledger.core.health import Health
-from rollbook.ledger.shared_timer import SharedTimer
 from rollbook.ledger.tick_flush import TickFlush
+from rollbook.ledger.writer_ticker import SharedTimer
 from rollbook.proto.cluster.bookie_watcher import BookieWatcher, LiveBookies
 from rollbook.proto.errors import (
     BookieTimeout,
@@ -40,7 +40,7 @@ from rollbook.proto.errors import (
 from rollbook.proto.formats.service_info import BATCH_READ, IDENTITY, unpack_service_info
 from rollbook.proto.ids import BookieId, LedgerId
 from rollbook.proto.ports import Address, Clock, Randomness, Transport
-from rollbook.proto.wire import v2_frames, v3
+from rollbook.proto.wire import v2_layout, v3
 from rollbook.proto.wire.messages import BatchRead, EntryRead, Reply, Request
 
 __all__ = ("AddChannel", "AddSink", "Bookies")
@@ -253,7 +253,7 @@ class Bookies:
         version: int = v3.VERSION
         match request:
             case BatchRead() if not self.has_extension(bookie, BATCH_READ):
-                return self._link_in(bookie, v2_frames.VERSION, _BATCHES)
+                return self._link_in(bookie, v2_layout.VERSION, _BATCHES)
             case BatchRead() | EntryRead(previous_lac=None):
                 version = self.protocol_version
         return self._link_in(bookie, version, self._lane(request))

@@ -11,7 +11,7 @@ from rollbook.ledger.client_context import ClientContext
 from rollbook.ledger.core.add_pipeline import LAGGARD_TICKS, AddPipeline
 from rollbook.ledger.core.ensemble_change import OpenEnsemble
 from rollbook.ledger.metadata_writer import MetadataWriter
-from rollbook.ledger.quarantine_release import pardon_those_that_answer
+from rollbook.ledger.quarantine_probe import pardon_those_that_answer
 from rollbook.proto.errors import RollbookError
 from rollbook.proto.ids import BookieId, EntryId
 from rollbook.proto.metadata import Fragment

@@ -9,7 +9,7 @@ from typing import Final
 
 from rollbook.proto.errors import BadConfig
 from rollbook.proto.ids import BookieId, parse_bookie_id
-from rollbook.proto.wire import v2_frames, v3
+from rollbook.proto.wire import v2_layout, v3
 from rollbook.proto.wire.frames import FRAME_BYTES_MAX
 
 _MIB: Final = 1024 * 1024
@@ -102,7 +102,7 @@ class ClientConfig:
                 raise BadConfig(f"{name} has to be above 0", settings=(name,))
         if self.explicit_lac_idle_ms < 0:
             raise BadConfig("explicit_lac_idle_ms is negative", settings=("explicit_lac_idle_ms",))
-        if self.protocol_version not in (v2_frames.VERSION, v3.VERSION):
+        if self.protocol_version not in (v2_layout.VERSION, v3.VERSION):
             raise BadConfig(
                 f"protocol_version has to be 2 or 3, not {self.protocol_version}",
                 settings=("protocol_version",),

@@ -25,13 +25,13 @@ from rollbook.ledger.core.copy_comparison import LedgerVerification
 from rollbook.ledger.core.health import Health
 from rollbook.ledger.core.placement import Placement
 from rollbook.ledger.lost_bookie_watch import SeatWatch
-from rollbook.ledger.quarantine_release import pardon_those_that_answer
+from rollbook.ledger.quarantine_probe import pardon_those_that_answer
 from rollbook.ledger.reader import LedgerReader
 from rollbook.ledger.recovery import LedgerRecovery
 from rollbook.ledger.verifier import Verifier
 from rollbook.ledger.writer import LedgerWriter
 from rollbook.proto.cluster.bookie_watcher import BookieWatcher, LiveBookies
-from rollbook.proto.cluster.cluster import Cluster, ensure_layout, require_cluster
+from rollbook.proto.cluster.cluster_root import Cluster, ensure_layout, require_cluster
 from rollbook.proto.cluster.cookies import CookieNodes
 from rollbook.proto.cluster.ledger_nodes import LedgerNodes, LedgerWalk, StoredLedger
 from rollbook.proto.errors import (

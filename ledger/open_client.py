@@ -14,7 +14,7 @@ from typing import Any
 
 from rollbook.ledger.config import ClientConfig
 from rollbook.ledger.ledgers import Ledgers
-from rollbook.proto.cluster.cluster import open_cluster
+from rollbook.proto.cluster.cluster_root import open_cluster
 from rollbook.proto.metastore.url import MetadataUrl
 from rollbook.proto.runtime.clock import SystemClock
 from rollbook.proto.runtime.logging_setup import log_as_a_library

@@ -27,7 +27,7 @@ from rollbook.proto.errors import (
 from rollbook.proto.ids import BookieId, EntryId, LedgerId
 from rollbook.proto.metadata import Fragment
 from rollbook.proto.quorum import Ensemble, Quorum
-from rollbook.proto.wire import v2_frames
+from rollbook.proto.wire import v2_layout
 from rollbook.proto.wire.adds import AddPacker, AddReplies
 from rollbook.proto.wire.digest import Entry, LedgerDigest
 from rollbook.proto.wire.v2_adds import V2AddPacker
@@ -53,7 +53,7 @@ def make_recovery_packer(
 
     Urgent adds overtake others and may use the reserve of a full disk, because a caller waits for them.
     """
-    if bookies.protocol_version == v2_frames.VERSION:
+    if bookies.protocol_version == v2_layout.VERSION:
         return V2AddPacker(
             ledger_key,
             digest,

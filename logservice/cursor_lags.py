@@ -8,7 +8,7 @@ name, and count the others:
 
 owned     `look` starts an update, at most twice a minute. It begins with the logs that were read longest ago, and
           stops after half a minute
-idle      the sweep (`retention.py`) puts ownerless logs into a queue, and does not wait. A task reads their cursors
+idle      the sweep (`log_sweeper.py`) puts ownerless logs into a queue, and does not wait. A task reads their cursors
           in the order of the queue. If the owner of a log died, the log's tail is taken to be the end of its last
           closed segment, and the real lag may be larger
 """

@@ -25,7 +25,6 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Final
 
-from rollbook.logservice.core.cluster_uptime import Witness
 from rollbook.logservice.core.cursors import (
     CURSOR_VERSION_BITS,
     CURSORS_MAX,
@@ -42,6 +41,7 @@ from rollbook.logservice.core.cursors import (
     unpack_cursor,
     unpack_guards,
 )
+from rollbook.logservice.core.downtime_gaps import Witness
 from rollbook.logservice.core.ledger_list import LedgerList, ListedLogState, LogEvent, draw_log_uid
 from rollbook.logservice.core.log_incarnations import check_life, text_of
 from rollbook.logservice.core.log_node_format import (
@@ -55,7 +55,7 @@ from rollbook.logservice.core.log_node_format import (
 from rollbook.logservice.ids import OFFSET_MAX, CursorName, LogName, LogUid, Offset, parse_name
 from rollbook.logservice.log_config import CONFIG_FIELDS, ConfigValues, LogConfig
 from rollbook.logservice.messages import CommitCursor, CommitCursorBy, Cursor, DeleteCursor
-from rollbook.proto.cluster.cluster import Cluster, ensure_own_root
+from rollbook.proto.cluster.cluster_root import Cluster, ensure_own_root
 from rollbook.proto.cluster.uncertain_writes import (
     children_surely,
     create_surely,

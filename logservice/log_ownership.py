@@ -1,6 +1,6 @@
 """Decides which logs this server owns, and responds to requests for other logs with the server to ask.
 
-`core/ownership_claims.py` has the rules for which server may take a log. While this server opens a log or hands it
+`core/ownership_rules.py` has the rules for which server may take a log. While this server opens a log or hands it
 over, requests for it wait. To hand a log over, this server closes the log's ledger, and removes its name
 from the log's list. The next owner has nothing to recover, and no append fails: clients send the waiting
 appends to the next owner (SV3).
@@ -25,7 +25,7 @@ from rollbook.logservice.core.failed_takeovers import FailedOpening, UnopenedLog
 from rollbook.logservice.core.ledger_list import LedgerList
 from rollbook.logservice.core.log_incarnations import check_life, text_of
 from rollbook.logservice.core.owner_placement import life_of, server_name
-from rollbook.logservice.core.ownership_claims import (
+from rollbook.logservice.core.ownership_rules import (
     RETRY_MS,
     claim_by_list,
     claim_on_living,
@@ -33,19 +33,19 @@ from rollbook.logservice.core.ownership_claims import (
     released_by,
     suggested_server,
 )
-from rollbook.logservice.core.producer_budget import ProducerMemory
+from rollbook.logservice.core.producer_memory import ProducerMemory
 from rollbook.logservice.core.server_record import ServerRecord
 from rollbook.logservice.core.takeover_backoff import TakeoverPatience
 from rollbook.logservice.cursor_lags import CursorLags
 from rollbook.logservice.dependency_outages import OutageWatch
 from rollbook.logservice.ids import LogName, ServerId, ServerInfo
 from rollbook.logservice.log_metadata import LogMetadataStore, StoredLog
+from rollbook.logservice.log_sweeper import Sweeper
 from rollbook.logservice.lost_segments import LostSegments
 from rollbook.logservice.membership import ServerMembership
 from rollbook.logservice.owner import Owner
 from rollbook.logservice.owner_context import OwnerContext
 from rollbook.logservice.peer_liveness import PeerLiveness
-from rollbook.logservice.retention import Sweeper
 from rollbook.logservice.server_clock import ServerClock
 from rollbook.logservice.stall_detector import StallDetector
 from rollbook.logservice.tail_cache import TailMemory

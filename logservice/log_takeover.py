@@ -3,7 +3,7 @@
     read the list ──┬► fence and recover the ledgers that may be unclosed: the last two at most
          ▲          │      │
          │          │  decide which ledgers are part of the log                  core/takeover_segments.py
-         │          │  restore the log's state from the end of the last one      core/log_state.py
+         │          │  restore the log's state from the end of the last one      core/replayed_state.py
          │          │      │
          │          └► concurrently: make a new ledger for this version of the list
          │                 │
@@ -30,8 +30,8 @@ from rollbook.ledger.writer import LedgerWriter
 from rollbook.logservice.core.control_blocks import NO_LEDGER, Follows, unpack_control
 from rollbook.logservice.core.degraded_segments import degraded_to
 from rollbook.logservice.core.ledger_list import LedgerList, ListedLogState, LogEvent, Segment
-from rollbook.logservice.core.log_state import LogMemory, snapshot_in
 from rollbook.logservice.core.record_block import Block
+from rollbook.logservice.core.replayed_state import LogMemory, snapshot_in
 from rollbook.logservice.core.takeover_segments import Ended, judge, pause_s, stands_down, to_end
 from rollbook.logservice.ids import LogName
 from rollbook.logservice.log_metadata import StoredLog

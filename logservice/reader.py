@@ -6,7 +6,7 @@
 
 The owner knows earlier than the bookies which entries are confirmed. A reader at another server therefore
 asks the owner before it reports that it has caught up, and then listens to the owner's reports
-(`peer_tails.py`, RL6). `core/reader_progress.py` decides what the reader reports.
+(`peer_tails.py`, RL6). `core/reader_catch_up.py` decides what the reader reports.
 
 A reader switches between memory and ledgers by itself. Faults do not end it: if a ledger is gone, or a
 segment does not continue the log, it reads the list again; if a bookie or the metadata store does not respond, it waits
@@ -32,7 +32,7 @@ from rollbook.ledger.follower import Follower
 from rollbook.ledger.ledgers import Ledgers
 from rollbook.ledger.reader import LedgerReader
 from rollbook.logservice.core.log_incarnations import check_life, text_of
-from rollbook.logservice.core.reader_progress import (
+from rollbook.logservice.core.reader_catch_up import (
     ReaderPosition,
     ReaderProgress,
     has_read_all,

@@ -20,17 +20,17 @@ from rollbook.logservice.core.ledger_list import (
     LogEvent,
     Sizes,
 )
-from rollbook.logservice.core.log_end_source import (
-    closed_end,
-)
-from rollbook.logservice.core.log_incarnations import check_life, text_of
-from rollbook.logservice.core.log_views import (
+from rollbook.logservice.core.log_descriptions import (
     check_etag,
     etag_of,
     history_of,
     segments_page,
     with_lost,
 )
+from rollbook.logservice.core.log_end_source import (
+    closed_end,
+)
+from rollbook.logservice.core.log_incarnations import check_life, text_of
 from rollbook.logservice.core.record_block import BlockInfo, check_block
 from rollbook.logservice.ids import (
     NO_WRITER_YET,
@@ -46,7 +46,6 @@ from rollbook.logservice.log_config import (
 )
 from rollbook.logservice.log_metadata import StoredLog
 from rollbook.logservice.log_ownership import LogServer
-from rollbook.logservice.log_reads import LogReads, in_time
 from rollbook.logservice.messages import (
     LogTail,
     ReadEvent,
@@ -57,6 +56,7 @@ from rollbook.logservice.offset_lookup import (
 )
 from rollbook.logservice.owner import Owner
 from rollbook.logservice.peer_tails import AskPeer, OwnerTails
+from rollbook.logservice.read_requests import LogReads, in_time
 from rollbook.logservice.stats import NAMESPACE, AppendLaps, LogStats
 from rollbook.logservice.tail_lookup import TailLookup
 from rollbook.logservice.truncation import (

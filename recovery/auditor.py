@@ -22,7 +22,7 @@ from typing import Final
 import structlog
 
 from rollbook.proto.cluster.bookie_watcher import BookieWatcher, LiveBookies
-from rollbook.proto.cluster.cluster import Cluster
+from rollbook.proto.cluster.cluster_root import Cluster
 from rollbook.proto.cluster.cookies import CookieNodes
 from rollbook.proto.cluster.election import Vote
 from rollbook.proto.cluster.underreplication_marks import Marks

@@ -39,7 +39,7 @@ from rollbook.proto.wire.messages import (
     ReadReply,
     Reply,
 )
-from rollbook.recovery.budget import ByteBudget, Throttle
+from rollbook.recovery.copy_limits import ByteBudget, Throttle
 from rollbook.recovery.core.entries_to_restore import ranges_of
 from rollbook.recovery.entry_restorer import Restorer
 

@@ -12,7 +12,7 @@ from typing import Final
 
 import structlog
 
-from rollbook.proto.cluster.cluster import Cluster, ensure_own_root
+from rollbook.proto.cluster.cluster_root import Cluster, ensure_own_root
 from rollbook.proto.cluster.uncertain_writes import ensure_node, put_surely, read_surely
 from rollbook.proto.ids import BookieId
 from rollbook.proto.ports import MetadataStore

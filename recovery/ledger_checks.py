@@ -46,8 +46,8 @@ from rollbook.proto.tasks import TaskGroup
 from rollbook.proto.wire.digest import LedgerDigest
 from rollbook.proto.wire.entry_list import EntryList
 from rollbook.proto.wire.messages import ListEntries, ListEntriesReply
-from rollbook.recovery.budget import Throttle
 from rollbook.recovery.config import AuditConfig
+from rollbook.recovery.copy_limits import Throttle
 from rollbook.recovery.core.auditor_rules import is_check_due
 from rollbook.recovery.core.ledger_checks import (
     CheckKind,

@@ -24,7 +24,7 @@ from typing import Final, Never
 
 import structlog
 
-from rollbook.proto.cluster.cluster import Cluster
+from rollbook.proto.cluster.cluster_root import Cluster
 from rollbook.proto.cluster.ledger_nodes import LedgerNodes
 from rollbook.proto.errors import (
     BadMetadata,

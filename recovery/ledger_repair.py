@@ -41,8 +41,8 @@ from rollbook.proto.quorum import Ensemble, Quorum
 from rollbook.proto.wire.digest import LedgerDigest, ledger_key
 from rollbook.proto.wire.entry_list import EntryList
 from rollbook.proto.wire.messages import ListEntries
-from rollbook.recovery.budget import ByteBudget, Throttle
 from rollbook.recovery.copier import ENTRIES_AT_ONCE, Copied, Copier, listed_in
+from rollbook.recovery.copy_limits import ByteBudget, Throttle
 from rollbook.recovery.core.entries_to_restore import EntrySpan, ranges_of
 from rollbook.recovery.core.ledger_checks import BadRanges
 from rollbook.recovery.core.repair_failures import LostEntries, judge_missing

@@ -17,8 +17,8 @@ from rollbook.proto.errors import BadMetadata, NoSuchLedger, RollbookError
 from rollbook.proto.ids import BookieId, LedgerId
 from rollbook.proto.metadata import LedgerMetadata
 from rollbook.proto.ports import MetadataStore
-from rollbook.recovery.budget import ByteBudget, Throttle
 from rollbook.recovery.config import WorkerConfig
+from rollbook.recovery.copy_limits import ByteBudget, Throttle
 from rollbook.recovery.ledger_repair import LedgerRepair, Repair, RepairLimits, RepairOrder
 
 

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import structlog
 
-from rollbook.proto.cluster.cluster import Cluster
+from rollbook.proto.cluster.cluster_root import Cluster
 from rollbook.proto.cluster.election import Vote
 from rollbook.proto.errors import (
     ConnectionLost,

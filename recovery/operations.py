@@ -11,7 +11,7 @@ from typing import Final
 
 import structlog
 
-from rollbook.proto.cluster.cluster import Cluster, ensure_own_root
+from rollbook.proto.cluster.cluster_root import Cluster, ensure_own_root
 from rollbook.proto.cluster.uncertain_writes import (
     children_surely,
     create_surely,

@@ -18,7 +18,7 @@ from typing import Final, Generic, TypeVar
 
 import structlog
 
-from rollbook.proto.cluster.cluster import Cluster, ensure_own_root
+from rollbook.proto.cluster.cluster_root import Cluster, ensure_own_root
 from rollbook.proto.cluster.on_demand_parents import create_sparse, remove_empty_parents
 from rollbook.proto.cluster.uncertain_writes import (
     delete_surely,

@@ -34,8 +34,8 @@ from rollbook.proto.formats.lifecycle import LifecycleState
 from rollbook.proto.ids import BookieId, LedgerId
 from rollbook.proto.ports import Check, Clock, MetadataStore
 from rollbook.proto.tasks import TaskGroup
-from rollbook.recovery.budget import ByteBudget, Throttle
 from rollbook.recovery.config import WorkerConfig
+from rollbook.recovery.copy_limits import ByteBudget, Throttle
 from rollbook.recovery.core.repair_failures import after_failure, next_look_s
 from rollbook.recovery.core.repair_plan import GracePeriods
 from rollbook.recovery.ledger_repair import LedgerRepair, OpenEnd, Repair, RepairLimits, RepairOrder

@@ -30,7 +30,7 @@ from rollbook.api.access.core.grants import (
 )
 from rollbook.api.access.permission_errors import refusal_of, size_of
 from rollbook.api.access.read_throttle import MISSES_MAX, ReadThrottle, may_pass
-from rollbook.api.methods import Method, late
+from rollbook.api.rpc_methods import Method, late
 from rollbook.logservice import messages
 from rollbook.logservice.core.record_block import opened_bytes_of
 from rollbook.logservice.ids import AtOffset, LogName, Offset

@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final
 
-from rollbook.api.access.core.fair_queue import Waiter
 from rollbook.api.access.core.quotas import PrincipalAccount
+from rollbook.api.access.core.turn_queue import Waiter
 from rollbook.logservice.messages import CaughtUp, FellBehind, ReadEvent
 from rollbook.proto.errors import NotOwner, RollbookError
 

@@ -5,7 +5,7 @@ import os
 from rollbook.api.access.core.file_stability import FileStability, ReadFile, Wait
 from rollbook.proto.errors import BadConfig
 from rollbook.proto.runtime.file_stamp import FileStamp, file_stamp
-from rollbook.proto.runtime.system_errors import describe_error
+from rollbook.proto.runtime.system_error_text import describe_error
 
 
 class WatchedFile:

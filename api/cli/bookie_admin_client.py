@@ -16,7 +16,7 @@ from rollbook.proto.errors import (
     every_error,
 )
 from rollbook.proto.loopback import may_show_token
-from rollbook.proto.runtime.system_errors import describe_error
+from rollbook.proto.runtime.system_error_text import describe_error
 from rollbook.proto.tls_file_check import require_certificate_of
 
 

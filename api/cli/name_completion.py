@@ -65,7 +65,7 @@ def positions(context: click.Context, incomplete: str) -> list[str]:
 def names_of_bookies(context: click.Context, incomplete: str) -> list[str]:
     """Returns the ids of bookies in the selected metadata store."""
     from rollbook.api.cli.cluster.actions import run_on_store
-    from rollbook.proto.cluster.cluster import Cluster
+    from rollbook.proto.cluster.cluster_root import Cluster
     from rollbook.proto.cluster.cookies import CookieNodes
     from rollbook.proto.ports import MetadataStore
 

@@ -6,7 +6,7 @@ from collections.abc import Coroutine
 from contextlib import suppress
 from typing import Any, Final
 
-from rollbook.api.cli.server_readiness import notify_manager
+from rollbook.api.cli.server_startup import notify_manager
 from rollbook.proto.runtime.accept_errors import survive_full_file_table
 
 # Seconds for the shutdown. Longer: slow work can still finish, but a stuck server is killed later.

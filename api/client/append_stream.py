@@ -14,10 +14,10 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from rollbook.api.client.channels import Channels
-from rollbook.api.client.core.retry_rules import again
-from rollbook.api.grpc.append_messages import ack_of, put_condition
+from rollbook.api.client.core.retries_and_outcomes import again
+from rollbook.api.grpc.append_stream_codec import ack_of, put_condition
 from rollbook.api.grpc.status import LISTENS_KEY, error_of, error_of_call, hung_up
-from rollbook.api.methods import APPEND_STREAM
+from rollbook.api.rpc_methods import APPEND_STREAM
 from rollbook.logservice.ids import LogName
 from rollbook.logservice.messages import AppendAck, Condition
 from rollbook.proto.errors import (

@@ -18,7 +18,7 @@ import grpc
 
 from rollbook.api.client.fork_guard import require_own_process
 from rollbook.api.client.relay_routes import RelayRoutes
-from rollbook.api.methods import MESSAGE_BYTES_MAX, RELAY_KEY
+from rollbook.api.rpc_methods import MESSAGE_BYTES_MAX, RELAY_KEY
 from rollbook.proto.addresses import parse_address
 from rollbook.proto.errors import BadConfig, ClientClosed, InvalidRequest
 from rollbook.proto.loopback import may_show_token

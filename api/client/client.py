@@ -10,7 +10,7 @@ from rollbook.api.client.append_stream import AppendStreamPool
 from rollbook.api.client.caller_arguments import listed, milliseconds_of
 from rollbook.api.client.channels import Channels, Security, checked_token
 from rollbook.api.client.config import LogClientConfig
-from rollbook.api.client.connect_target import Target, token_of_file, unnamed_target
+from rollbook.api.client.default_target import Target, token_of_file, unnamed_target
 from rollbook.api.client.fork_guard import BelongsToProcess, on_used
 from rollbook.api.client.log import Log, names_of
 from rollbook.api.client.owner_cache import OwnerCache
@@ -18,7 +18,7 @@ from rollbook.api.client.server_discovery import ServerDiscovery
 from rollbook.api.client.unacked_report import UnackedRecords, attach, error_of
 from rollbook.api.client.unary_calls import UnaryCalls
 from rollbook.api.client.url import parse_log_url
-from rollbook.api.methods import BY_REQUEST
+from rollbook.api.rpc_methods import BY_REQUEST
 from rollbook.logservice import messages
 from rollbook.logservice.ids import LogName, parse_prefix
 from rollbook.logservice.log_config import LogConfig
@@ -37,7 +37,7 @@ from rollbook.proto.runtime.malloc_tuning import keep_pieces_of_messages
 from rollbook.proto.tasks import stop_tasks
 
 if TYPE_CHECKING:
-    from rollbook.api.client.tails import TailsWatch
+    from rollbook.api.client.tails_watch import TailsWatch
 
 DEFAULTS: Final = LogClientConfig()
 _ASKED_MAX: Final = 3  # The most servers that are asked about outages.
@@ -281,7 +281,7 @@ class Client(BelongsToProcess):
             prefixes = (prefix,)
         request = messages.WatchTails(named, prefixes, interval_ms, heartbeat_ms)
         # Imported here because few programs follow many logs.
-        from rollbook.api.client.tails import TailsWatch
+        from rollbook.api.client.tails_watch import TailsWatch
 
         return TailsWatch(request, self.channels, self.config, self._addresses)
 

@@ -16,12 +16,18 @@ from typing import Any, Final, cast
 
 from rollbook.api.client.append_stream import AppendStreamPool, ClientAppendStream
 from rollbook.api.client.config import LogClientConfig
-from rollbook.api.client.core.retry_rules import RequestAttempts, begins_epoch, may_repeat
+from rollbook.api.client.core.retries_and_outcomes import RequestAttempts, begins_epoch, may_repeat
 from rollbook.api.client.owner_cache import OwnerCache
 from rollbook.api.client.producer_numbering import Producer
-from rollbook.api.client.record_text import Text, TextHeaders, as_bytes, as_us, headers_as_bytes
+from rollbook.api.client.record_field_encoding import (
+    Text,
+    TextHeaders,
+    as_bytes,
+    as_us,
+    headers_as_bytes,
+)
 from rollbook.api.client.retry_pauses import Pauses
-from rollbook.api.methods import MESSAGE_BYTES_MAX
+from rollbook.api.rpc_methods import MESSAGE_BYTES_MAX
 from rollbook.logservice.core.record_block import Codec, Headers, pack_block, with_producer
 from rollbook.logservice.ids import LogName, ProducerRef
 from rollbook.logservice.messages import AppendAck, Condition

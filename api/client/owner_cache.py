@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import Final, NamedTuple
 
 from rollbook.api.client.connect_errors import ConnectProblem, obstacle_of, plain_words
-from rollbook.api.client.outage_queries import Outages
+from rollbook.api.client.outage_diagnosis import Outages
 from rollbook.api.client.relay_routes import RelayRoutes
 from rollbook.logservice.ids import LogName
 from rollbook.proto.errors import (

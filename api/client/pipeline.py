@@ -7,7 +7,7 @@
 - When the log has forgotten the producer, the batches in flight are numbered as a new epoch
   (`producer_numbering.py`), unless the outcome of one is unknown.
 - After a temporary failure of a batch, this batch and all later ones in flight are sent again.
-  `core/retry_rules.py` decides when a batch's outcome is then unknown, and when the writer ends
+  `core/retries_and_outcomes.py` decides when a batch's outcome is then unknown, and when the writer ends
   instead.
 - A batch that fails permanently, or misses its deadline, ends the writer: later records are
   refused, too, so that no record is appended without its predecessor.
@@ -21,9 +21,8 @@ from functools import partial
 from typing import Protocol
 
 from rollbook.api.client.append_stream import AppendStreamPool, ClientAppendStream
-from rollbook.api.client.batches import Batch
 from rollbook.api.client.config import LogClientConfig
-from rollbook.api.client.core.retry_rules import (
+from rollbook.api.client.core.retries_and_outcomes import (
     AfterError,
     after_error,
     again,
@@ -33,6 +32,7 @@ from rollbook.api.client.core.retry_rules import (
     results_at_end,
 )
 from rollbook.api.client.owner_cache import OwnerCache
+from rollbook.api.client.producer_batch import Batch
 from rollbook.api.client.producer_numbering import Producer
 from rollbook.api.client.retry_pauses import Pauses
 from rollbook.logservice.core.record_block import Codec

@@ -20,7 +20,7 @@ begun, the writer ends, because a name must not be continued without asking the 
 import os
 from typing import Final
 
-from rollbook.api.client.core.retry_rules import is_forgotten
+from rollbook.api.client.core.retries_and_outcomes import is_forgotten
 from rollbook.logservice.ids import Offset, ProducerRef
 from rollbook.logservice.messages import ProducerProgress
 from rollbook.proto.errors import InvalidRequest, ProducerFenced, RollbookError

@@ -21,12 +21,12 @@ from google.protobuf.message import DecodeError
 
 from rollbook.api.client.channels import Channels
 from rollbook.api.client.config import LogClientConfig
-from rollbook.api.client.core.retry_rules import may_retry
-from rollbook.api.client.outage_queries import Outages
+from rollbook.api.client.core.retries_and_outcomes import may_retry
+from rollbook.api.client.outage_diagnosis import Outages
 from rollbook.api.client.retry_pauses import Pauses
-from rollbook.api.grpc.protobuf_codec import event_kinds, pack, unpack_event
+from rollbook.api.grpc.protobuf_conversion import event_kinds, pack, unpack_event
 from rollbook.api.grpc.status import error_of_call, hung_up
-from rollbook.api.methods import READ_STREAM
+from rollbook.api.rpc_methods import READ_STREAM
 from rollbook.logservice import messages
 from rollbook.logservice.core.record_block import Block, Record, opened_together, span_of
 from rollbook.logservice.ids import LogName, Offset

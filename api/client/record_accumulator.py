@@ -8,10 +8,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from rollbook.api.client.batches import Batch
 from rollbook.api.client.config import LogClientConfig
-from rollbook.api.client.core.retry_rules import again
-from rollbook.api.client.record_text import Text, TextHeaders, as_bytes, headers_as_bytes
+from rollbook.api.client.core.retries_and_outcomes import again
+from rollbook.api.client.producer_batch import Batch
+from rollbook.api.client.record_field_encoding import Text, TextHeaders, as_bytes, headers_as_bytes
 from rollbook.logservice.core.record_block import Headers, check_event_time, check_header_name
 from rollbook.logservice.log_config import LogConfig
 from rollbook.proto.errors import (

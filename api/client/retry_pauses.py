@@ -1,4 +1,4 @@
-"""The pause before a failed attempt is repeated; `core/retry_rules.py` decides whether it is
+"""The pause before a failed attempt is repeated; `core/retries_and_outcomes.py` decides whether it is
 repeated."""
 
 import random

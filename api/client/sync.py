@@ -44,9 +44,9 @@ from rollbook.api.client.reader import (
     warn_of_skipped,
     warn_of_waiting,
 )
-from rollbook.api.client.record_text import Text, TextHeaders
+from rollbook.api.client.record_field_encoding import Text, TextHeaders
 from rollbook.api.client.sync_writer import SyncWriter
-from rollbook.api.client.tails import TailsWatch
+from rollbook.api.client.tails_watch import TailsWatch
 from rollbook.api.client.unacked_report import attach
 from rollbook.logservice import messages
 from rollbook.logservice.core.record_block import Record

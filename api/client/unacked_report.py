@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from rollbook.api.client.core.retry_rules import again
+from rollbook.api.client.core.retries_and_outcomes import again
 from rollbook.api.client.record_accumulator import RecordAccumulator, Tally
 from rollbook.logservice.ids import LogName
 from rollbook.proto.errors import Outcome, RecordsUnacked, RollbookError

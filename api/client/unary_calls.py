@@ -15,12 +15,12 @@ from google.protobuf.message import DecodeError
 
 from rollbook.api.client.channels import Channels, Metadata
 from rollbook.api.client.config import LogClientConfig
-from rollbook.api.client.core.retry_rules import RequestAttempts, shows_a_server
+from rollbook.api.client.core.retries_and_outcomes import RequestAttempts, shows_a_server
 from rollbook.api.client.owner_cache import OwnerCache
 from rollbook.api.client.retry_pauses import Pauses
-from rollbook.api.grpc.protobuf_codec import message_of, pack, unpack
+from rollbook.api.grpc.protobuf_conversion import message_of, pack, unpack
 from rollbook.api.grpc.status import failure_of, hung_up
-from rollbook.api.methods import BY_REQUEST, Method, waits
+from rollbook.api.rpc_methods import BY_REQUEST, Method, waits
 from rollbook.logservice import messages
 from rollbook.logservice.ids import LogName
 from rollbook.proto.errors import (

@@ -6,7 +6,7 @@ enough: it names the others.
 
 from dataclasses import dataclass
 
-from rollbook.api.methods import DEFAULT_PORT
+from rollbook.api.rpc_methods import DEFAULT_PORT
 from rollbook.proto.addresses import parse_address
 from rollbook.proto.errors import BadConfig
 

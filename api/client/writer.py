@@ -12,14 +12,14 @@ from datetime import datetime
 from types import TracebackType
 from typing import Self
 
-from rollbook.api.client.batches import Batch, Submission
 from rollbook.api.client.config import LogClientConfig
-from rollbook.api.client.core.retry_rules import again
+from rollbook.api.client.core.retries_and_outcomes import again
 from rollbook.api.client.fork_guard import BelongsToProcess, is_own_process
 from rollbook.api.client.pipeline import AppendPipeline
+from rollbook.api.client.producer_batch import Batch, Submission
 from rollbook.api.client.producer_numbering import NOT_RESUMED, Producer, Resumed
 from rollbook.api.client.record_accumulator import RecordAccumulator, Tally
-from rollbook.api.client.record_text import Text, TextHeaders, event_time_us_of
+from rollbook.api.client.record_field_encoding import Text, TextHeaders, event_time_us_of
 from rollbook.api.client.unacked_report import (
     UnackedRecords,
     attach,

@@ -15,11 +15,11 @@ from rollbook.api.dashboard.form_fields import (
     require_typed,
     unknown_act,
 )
-from rollbook.api.dashboard.page_sources import PageSources
+from rollbook.api.dashboard.page_dependencies import PageSources
 from rollbook.api.dashboard.parts import with_query
-from rollbook.api.rest.background_operations import Facts, Operation
 from rollbook.api.rest.cluster import BookieActs, begin_recover, begin_verify
 from rollbook.api.rest.cluster_events import CallbackActs
+from rollbook.api.rest.running_operations import Facts, Operation
 from rollbook.proto.formats.lifecycle import LifecycleState
 
 _STATES: Final = {

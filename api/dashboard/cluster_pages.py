@@ -8,8 +8,8 @@ from starlette.requests import Request
 from rollbook.api.access.authenticator import CALLER
 from rollbook.api.dashboard import cluster_screens, event_screens, log_screens
 from rollbook.api.dashboard.form_fields import ledger_id_of, number_in
-from rollbook.api.dashboard.page_request import ShowPage, Visit
-from rollbook.api.dashboard.page_sources import PageSources
+from rollbook.api.dashboard.page_context import ShowPage, Visit
+from rollbook.api.dashboard.page_dependencies import PageSources
 from rollbook.api.dashboard.parts import Screen, with_query
 from rollbook.api.rest.cluster import PAGE, local_operation
 from rollbook.api.rest.cluster_events import may_see_urls

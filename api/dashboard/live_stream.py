@@ -14,7 +14,7 @@ from rollbook.api.access.management_rights import Managing
 from rollbook.api.dashboard.core.live_page import PageState, event_for
 from rollbook.api.dashboard.core.sessions import Session
 from rollbook.api.dashboard.error_texts import error_text
-from rollbook.api.dashboard.page_request import ShowPage, Visits
+from rollbook.api.dashboard.page_context import ShowPage, Visits
 from rollbook.api.dashboard.parts import PREFIX, Screen
 from rollbook.api.dashboard.responses import HEADERS
 from rollbook.api.dashboard.shared_answers import SharedAnswers

@@ -9,7 +9,7 @@ from starlette.requests import Request
 
 from rollbook.api.access.core.grants import Duty, Right
 from rollbook.api.dashboard.form_fields import DoAct, require_typed, unknown_act
-from rollbook.api.dashboard.page_sources import PageSources
+from rollbook.api.dashboard.page_dependencies import PageSources
 from rollbook.api.dashboard.parts import with_query
 from rollbook.logservice.ids import LogName
 

@@ -10,10 +10,10 @@ from rollbook.api.access.core.grants import Right
 from rollbook.api.dashboard import log_screens
 from rollbook.api.dashboard.core.payload_text import Form
 from rollbook.api.dashboard.error_texts import error_text
-from rollbook.api.dashboard.page_request import ShowPage, Visit
-from rollbook.api.dashboard.page_sources import PageSources
+from rollbook.api.dashboard.page_context import ShowPage, Visit
+from rollbook.api.dashboard.page_dependencies import PageSources
 from rollbook.api.dashboard.parts import Screen, with_query
-from rollbook.api.rest.background_operations import Facts
+from rollbook.api.rest.running_operations import Facts
 from rollbook.logservice.ids import LogName
 from rollbook.proto.errors import InvalidRequest, RollbookError
 

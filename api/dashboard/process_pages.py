@@ -9,10 +9,10 @@ from rollbook.api.access.authenticator import CALLER
 from rollbook.api.dashboard import http_fetch, log_screens, process_screens
 from rollbook.api.dashboard.core.markup import Child
 from rollbook.api.dashboard.error_texts import error_text, sentence
-from rollbook.api.dashboard.page_request import ShowPage, Visit
-from rollbook.api.dashboard.page_sources import PageSources
+from rollbook.api.dashboard.page_context import ShowPage, Visit
+from rollbook.api.dashboard.page_dependencies import PageSources
 from rollbook.api.dashboard.parts import Screen
-from rollbook.api.rest.background_operations import Facts
+from rollbook.api.rest.running_operations import Facts
 from rollbook.proto.errors import BookieFailed, Missing, RollbookError
 
 

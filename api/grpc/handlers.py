@@ -1,4 +1,4 @@
-"""The handlers of all gRPC calls, one for each method of the table in `api/methods.py`.
+"""The handlers of all gRPC calls, one for each method of the table in `api/rpc_methods.py`.
 
 They parse the messages themselves, so that an unreadable message is refused like any other invalid request.
 Every error becomes a status with details. An unexpected error is logged, and the peer gets no details of it.
@@ -15,13 +15,13 @@ from google.protobuf.message import DecodeError, Message
 
 from rollbook.api.access.authenticator import CALLER, AuthenticatedCaller, Authenticator, anybody
 from rollbook.api.access.authorized_service import AuthorizedService
-from rollbook.api.access.idempotency import with_own_key
-from rollbook.api.grpc.append_calls import serve_append_stream
-from rollbook.api.grpc.protobuf_codec import message_of
+from rollbook.api.access.idempotent_producer_ids import with_own_key
+from rollbook.api.grpc.append_stream import serve_append_stream
+from rollbook.api.grpc.protobuf_conversion import message_of
+from rollbook.api.grpc.record_framing import answer_message, event_bytes, request_word
 from rollbook.api.grpc.relay import OF_ONE_SERVER, Relay, is_relayed, trusted
 from rollbook.api.grpc.status import status_of, text_of, trailers_of
-from rollbook.api.grpc.unframed_records import answer_message, event_bytes, request_word
-from rollbook.api.methods import METHODS, PACKAGE, CallKind, Method
+from rollbook.api.rpc_methods import METHODS, PACKAGE, CallKind, Method
 from rollbook.logservice.messages import Append, Seal
 from rollbook.proto.errors import InvalidRequest, RollbookError
 

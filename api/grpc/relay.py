@@ -33,13 +33,13 @@ from google.protobuf.message import DecodeError
 
 from rollbook.api.access.authenticator import AuthenticatedCaller
 from rollbook.api.access.authorized_service import Elsewhere, Read
-from rollbook.api.grpc.append_messages import pack_appends, unpack_results
-from rollbook.api.grpc.protobuf_codec import message_of, pack, unpack, unpack_event
+from rollbook.api.grpc.append_stream_codec import pack_appends, unpack_results
+from rollbook.api.grpc.peer_channels import GrpcPeers
+from rollbook.api.grpc.protobuf_conversion import message_of, pack, unpack, unpack_event
+from rollbook.api.grpc.record_framing import EVENTS, Packed
 from rollbook.api.grpc.relay_memory import RelayedBytes, RelayMemory
 from rollbook.api.grpc.status import LISTENS_KEY, error_of_call, hung_up
-from rollbook.api.grpc.unframed_records import EVENTS, Packed
-from rollbook.api.methods import APPEND_STREAM, READ_STREAM, RELAY_KEY, RELAYED_KEY, Method
-from rollbook.api.rest.forwarding import GrpcPeers
+from rollbook.api.rpc_methods import APPEND_STREAM, READ_STREAM, RELAY_KEY, RELAYED_KEY, Method
 from rollbook.logservice import messages
 from rollbook.proto.errors import (
     ConnectionLost,

@@ -3,7 +3,7 @@
 off loopback   TLS and tokens or certificate names are required, unless `--insecure` is given (G1)
 callers        are authenticated before their messages are read; every caller may check the health
 strangers      (callers that are not authenticated) cannot use up the limit on concurrent calls that all callers
-               share (G8, `unauthenticated_limits.py`)
+               share (G8, `token_interceptor.py`)
 connections    at most `connections_max`; further connections are closed. A connection that has not begun HTTP/2
                within 5 s, or has no call for 5 minutes, is closed, too. gRPC cannot limit the connections of one peer
 a message      has at most `MESSAGE_BYTES_MAX` bytes
@@ -27,12 +27,12 @@ from rollbook.api.grpc.config import GrpcConfig
 from rollbook.api.grpc.handlers import handlers
 from rollbook.api.grpc.health_reflection import HealthService, ReflectionService
 from rollbook.api.grpc.relay import Relay
-from rollbook.api.grpc.unauthenticated_limits import Strangers
-from rollbook.api.methods import MESSAGE_BYTES_MAX, SERVICES
+from rollbook.api.grpc.token_interceptor import Strangers
+from rollbook.api.rpc_methods import MESSAGE_BYTES_MAX, SERVICES
 from rollbook.logservice.messages import ServiceCore
 from rollbook.proto.errors import BadConfig
 from rollbook.proto.ports import Address
-from rollbook.proto.runtime.system_errors import describe_error
+from rollbook.proto.runtime.system_error_text import describe_error
 from rollbook.proto.runtime.tls import TlsFiles
 
 logger = structlog.get_logger()

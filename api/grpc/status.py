@@ -18,7 +18,7 @@ from typing import Any, Final
 import grpc
 from google.protobuf.message import DecodeError
 
-from rollbook.api.methods import LATE, Method
+from rollbook.api.rpc_methods import LATE, Method
 from rollbook.proto.errors import (
     BadFrame,
     ConnectionLost,

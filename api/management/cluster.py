@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any, Final, Protocol
 
 from rollbook import __version__
-from rollbook.api.cli.bookie.lifecycle_actions import facts_of
+from rollbook.api.cli.bookie.decommission_actions import facts_of
 from rollbook.api.cli.bookie_admin_client import AdminClient
 from rollbook.api.cli.cluster.actions import list_bookies
 from rollbook.api.cli.cluster.health import find_members, judge, server_records
@@ -22,8 +22,8 @@ from rollbook.api.cli.recovery.status import (
     read_tasks,
     turn_switch,
 )
+from rollbook.api.management.callback_admin import ClusterCallbacks
 from rollbook.api.management.cookies import CookieManagement
-from rollbook.api.management.event_callbacks import ClusterCallbacks
 from rollbook.api.management.ledgers import LedgerManagement
 from rollbook.api.management.operations import OperationManagement, bookie_ids_of
 from rollbook.api.management.store_calls import StoreCalls, StoreWatch
@@ -39,11 +39,11 @@ from rollbook.proto.errors import (
 from rollbook.proto.formats.lifecycle import Lifecycle, LifecycleState
 from rollbook.proto.ids import BookieId, parse_bookie_id
 from rollbook.proto.runtime.clock import SystemClock
-from rollbook.recovery.bookie_removal import Departures
+from rollbook.recovery.bookie_decommission import Departures
+from rollbook.recovery.callback_sender import CallbackNodes
+from rollbook.recovery.cluster_event_watch import ClusterEventLog
 from rollbook.recovery.core.event_derivation import EventFilter, EventKind
 from rollbook.recovery.core.lifecycle import allowed_from
-from rollbook.recovery.event_callbacks import CallbackNodes
-from rollbook.recovery.events import ClusterEventLog
 from rollbook.recovery.process_status import PresenceNodes
 
 Facts = dict[str, Any]

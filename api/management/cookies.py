@@ -12,7 +12,7 @@ from rollbook.proto.errors import BadMetadata, InvalidRequest, Missing
 from rollbook.proto.formats.cookie import Cookie, pack_cookie, unpack_cookie
 from rollbook.proto.formats.paths import COOKIES
 from rollbook.proto.ids import BookieId, parse_bookie_id
-from rollbook.recovery.bookie_removal import Departures
+from rollbook.recovery.bookie_decommission import Departures
 
 Facts = dict[str, Any]
 

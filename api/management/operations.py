@@ -13,7 +13,7 @@ from rollbook.ledger.ledgers import Ledgers
 from rollbook.proto.errors import InvalidRequest, Missing, OutcomeUnknown
 from rollbook.proto.ids import BookieId, parse_bookie_id
 from rollbook.proto.ports import Clock
-from rollbook.recovery.bookie_removal import Departures
+from rollbook.recovery.bookie_decommission import Departures
 from rollbook.recovery.core.operations import LastingOperation, id_of_key
 from rollbook.recovery.operations import OperationNodes
 

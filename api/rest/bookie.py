@@ -24,7 +24,6 @@ from rollbook.api.access.audit import AuditLog
 from rollbook.api.access.authenticator import CALLER, Authenticator
 from rollbook.api.access.core.grants import Duty
 from rollbook.api.access.management_rights import Managing
-from rollbook.api.rest.background_operations import Facts, RunningOperations
 from rollbook.api.rest.bookie_models import (
     Doubts,
     Files,
@@ -47,9 +46,10 @@ from rollbook.api.rest.bookie_models import (
     Suspended,
     TriggerGc,
 )
+from rollbook.api.rest.effective_settings import EffectiveSettings
 from rollbook.api.rest.problems import describe_problems, new_app
+from rollbook.api.rest.running_operations import Facts, RunningOperations
 from rollbook.api.rest.server import HttpConfig, HttpServer
-from rollbook.api.rest.settings_models import EffectiveSettings
 from rollbook.proto.errors import (
     InvalidRequest,
     Missing,

@@ -18,9 +18,9 @@ from typing import Final
 
 from rollbook.proto.errors import BadConfig, InvalidRequest
 from rollbook.proto.loopback import is_loopback
-from rollbook.proto.runtime.system_errors import describe_error
+from rollbook.proto.runtime.system_error_text import describe_error
 from rollbook.proto.runtime.tls import trusting_context
-from rollbook.recovery.core.event_callbacks import DeliveryAnswer
+from rollbook.recovery.core.callback_queue import DeliveryAnswer
 
 URL_MAX: Final = 2_000
 DEADLINE_S: Final = 10.0

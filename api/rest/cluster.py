@@ -19,7 +19,6 @@ from rollbook import __version__
 from rollbook.api.access.authenticator import CALLER
 from rollbook.api.access.core.grants import Duty
 from rollbook.api.access.management_rights import Managing
-from rollbook.api.rest.background_operations import Facts, Operation, RunningOperations
 from rollbook.api.rest.cluster_models import (
     Audited,
     BadLedgers,
@@ -44,8 +43,9 @@ from rollbook.api.rest.cluster_models import (
     WantedRate,
     WantedRecovery,
 )
+from rollbook.api.rest.effective_settings import EffectiveSettings
 from rollbook.api.rest.problems import describe_problems, new_app
-from rollbook.api.rest.settings_models import EffectiveSettings
+from rollbook.api.rest.running_operations import Facts, Operation, RunningOperations
 from rollbook.proto.errors import (
     DrainBlocked,
     DuplicateDiffers,

@@ -8,7 +8,6 @@ from fastapi import APIRouter, Path, Query, Response
 from rollbook.api.access.authenticator import CALLER
 from rollbook.api.access.core.grants import Duty
 from rollbook.api.access.management_rights import Managing
-from rollbook.api.rest.background_operations import Facts
 from rollbook.api.rest.callback_post import origin_of
 from rollbook.api.rest.cluster import ACTS, AWAY, PAGE, ClusterAdmin
 from rollbook.api.rest.cluster_models import (
@@ -21,6 +20,7 @@ from rollbook.api.rest.cluster_models import (
     WantedCallback,
 )
 from rollbook.api.rest.problems import describe_problems
+from rollbook.api.rest.running_operations import Facts
 from rollbook.proto.errors import InvalidRequest, Missing, Overloaded
 from rollbook.recovery.core.event_derivation import EventKind
 

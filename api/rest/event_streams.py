@@ -32,8 +32,8 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from rollbook.api.rest.fairness.new_reader_pacing import Newcomer
-from rollbook.api.rest.fairness.response_backpressure import send_within
-from rollbook.api.rest.json_codec import to_json
+from rollbook.api.rest.fairness.response_memory import send_within
+from rollbook.api.rest.message_json import to_json
 from rollbook.api.rest.owner_routing import OwnerRouting
 from rollbook.api.rest.problems import problem_of, surprise
 from rollbook.api.rest.record_json import Encoding, dumped

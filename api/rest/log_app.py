@@ -9,9 +9,9 @@ from fastapi.responses import JSONResponse, PlainTextResponse
 from rollbook import __version__
 from rollbook.api.access.authenticator import Authenticator
 from rollbook.api.access.authorized_service import AuthorizedService
-from rollbook.api.rest import log_admin, log_metrics, log_records
+from rollbook.api.rest import log_admin, log_records, metrics_and_settings
 from rollbook.api.rest.index_page import add_index
-from rollbook.api.rest.log_metrics import MetricsPage
+from rollbook.api.rest.metrics_and_settings import MetricsPage
 from rollbook.api.rest.owner_routing import OwnerRouting, PeerServers
 from rollbook.api.rest.problems import describe_problems, new_app, response_of
 from rollbook.api.rest.server import Bounds, HttpConfig, HttpServer
@@ -94,7 +94,7 @@ def make_app(
     app.include_router(log_admin.routes)
     if shown is not None:
         app.state.metrics_page = shown
-        app.include_router(log_metrics.routes)
+        app.include_router(metrics_and_settings.routes)
     return app
 
 

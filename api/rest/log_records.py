@@ -12,8 +12,8 @@ from starlette.convertors import StringConvertor, register_url_convertor
 from rollbook.api.access.authenticator import CALLER
 from rollbook.api.rest.accept_header import preferred_type
 from rollbook.api.rest.event_streams import SSE, Follow, is_end
-from rollbook.api.rest.json_codec import to_json
-from rollbook.api.rest.openapi_route_docs import (
+from rollbook.api.rest.message_json import to_json
+from rollbook.api.rest.openapi_route_schemas import (
     ANYWHERE,
     AT_OWNER,
     OF_APPENDS,

@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, Protocol
 
 from rollbook.api.access.authorized_service import AuthorizedService
-from rollbook.api.methods import BY_REQUEST
-from rollbook.api.rest.fairness.admission_queue import AdmissionQueue
+from rollbook.api.rest.fairness.loop_yield_queue import AdmissionQueue
 from rollbook.api.rest.fairness.new_reader_pacing import ROUNDS
 from rollbook.api.rest.fairness.reader_turns import ReaderTurns, UnsentRecords
+from rollbook.api.rpc_methods import BY_REQUEST
 from rollbook.logservice.ids import AtOffset, Earliest, Offset, Position
 from rollbook.logservice.messages import (
     AtTail,

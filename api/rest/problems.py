@@ -25,7 +25,7 @@ from starlette.exceptions import HTTPException
 from starlette.routing import BaseRoute, Match
 from starlette.types import Scope
 
-from rollbook.api.rest.openapi_document import complete, name_by_title
+from rollbook.api.rest.openapi_common_parts import complete, name_by_title
 from rollbook.api.rest.unknown_parameters import DeclaredParameters
 from rollbook.proto.errors import (
     EntryTooLarge,

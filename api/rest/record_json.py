@@ -32,7 +32,7 @@ from typing import Any, Final
 from pydantic_core import PydanticSerializationError, from_json, to_json
 from starlette.datastructures import Headers
 
-from rollbook.api.rest.json_codec import b64, from_b64
+from rollbook.api.rest.message_json import b64, from_b64
 from rollbook.logservice.core.record_block import Record, by_name, pack_block
 from rollbook.logservice.ids import INT64_MAX, ProducerRef
 from rollbook.logservice.log_config import BATCH_RECORDS_CEILING

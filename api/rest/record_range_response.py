@@ -7,7 +7,7 @@ clients, even if their own client reads nothing. Therefore:
                may have unsent; so at most one piece is ahead. The event loop runs between any two pieces
     newcomers  pieces for a new client are encoded in the queue of new clients (`fairness/new_reader_pacing.py`)
     counted    all held bytes count: the blocks, the largest unpacked body, and a piece of JSON
-               (`fairness/response_backpressure.py`). For a refused request nothing is encoded
+               (`fairness/response_memory.py`). For a refused request nothing is encoded
     the first  piece is encoded before the head is sent, so that an error in it is a problem with its own status. If
                it is the only piece, the response has a length
     the end    is left out if a later piece fails: the object stays open, and the connection is closed without the
@@ -24,9 +24,9 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from rollbook.api.rest.event_streams import until_gone
-from rollbook.api.rest.fairness.admission_queue import AdmissionQueue
+from rollbook.api.rest.fairness.loop_yield_queue import AdmissionQueue
 from rollbook.api.rest.fairness.new_reader_pacing import Newcomer
-from rollbook.api.rest.fairness.response_backpressure import HOLD, Hold
+from rollbook.api.rest.fairness.response_memory import HOLD, Hold
 from rollbook.api.rest.record_json import JSON, Encoding, dumped
 from rollbook.api.rest.record_json_slices import PIECE_BYTES, RecordSlice, pieces, wanted
 from rollbook.logservice.core.record_block import packed_body_of

@@ -7,7 +7,7 @@ from typing import Annotated, Final
 from fastapi import Depends, Header, Path, Query, Request
 
 from rollbook.api.access.authenticator import CALLER
-from rollbook.api.access.idempotency import once
+from rollbook.api.access.idempotent_producer_ids import once
 from rollbook.api.rest.owner_routing import (
     TIMEOUT_MS,
     TIMEOUT_MS_MAX,

@@ -11,11 +11,11 @@ What a client can use without a valid token is bounded:
     a request      its head, its body and the time until the end of its response are bounded, and so are the bodies
                    of all requests together
     a response     is sent as fast as its client reads; all large responses together are bounded
-                   (`fairness/response_backpressure.py`)
+                   (`fairness/response_memory.py`)
     the loop       the numbers of headers, trailers, query fields and small chunks of a body (`chunked_body.py`) are
                    bounded: the parser looks at each of them, and thousands would delay all other clients. A
                    connection is read one slice per turn of the loop. Requests that arrive together begin one at a
-                   time (`fairness/admission_queue.py`)
+                   time (`fairness/loop_yield_queue.py`)
     a path         contains no escapes but `%3A`: no name needs one, and `%2F` would make two names of one
     a refusal      reaches a client that is still sending: for a moment its input is read and discarded
     a stream       continues as long as its client reads; a client that reads nothing is disconnected
@@ -52,8 +52,8 @@ from rollbook.api.access.authenticator import CALLER, AuthenticatedCaller, Authe
 from rollbook.api.access.certificate_names import names_in
 from rollbook.api.rest.chunked_body import BadChunks, Chunks
 from rollbook.api.rest.cross_origin import CrossOrigin
-from rollbook.api.rest.fairness.admission_queue import AdmissionQueue
-from rollbook.api.rest.fairness.response_backpressure import ResponseBackpressure
+from rollbook.api.rest.fairness.loop_yield_queue import AdmissionQueue
+from rollbook.api.rest.fairness.response_memory import ResponseBackpressure
 from rollbook.api.rest.problems import response_of
 from rollbook.proto.errors import (
     BadConfig,

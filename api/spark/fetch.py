@@ -7,11 +7,11 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from typing import Final
 
-from rollbook.api.client.core.retry_rules import may_retry
+from rollbook.api.client.core.retries_and_outcomes import may_retry
 from rollbook.api.client.reader import Event, EventReader, RecordBatch
 from rollbook.api.spark.arrow import Slice
 from rollbook.api.spark.core.plan import Span
-from rollbook.api.spark.core.progress import (
+from rollbook.api.spark.core.stream_offsets import (
     TOLERATE,
     Point,
     TailPoint,

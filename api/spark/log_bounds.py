@@ -6,7 +6,7 @@ from typing import Final
 
 from rollbook.api.spark.core.options import Selection, StartPositions
 from rollbook.api.spark.core.plan import MeasuredSegment, record_bytes_of
-from rollbook.api.spark.core.progress import TOLERATE, TailPoint
+from rollbook.api.spark.core.stream_offsets import TOLERATE, TailPoint
 from rollbook.api.spark.shared_client import ServerChannel
 from rollbook.logservice import messages
 from rollbook.logservice.ids import (

@@ -18,7 +18,7 @@ def read(spark: Any, *, archive: Any = None, **options: Any) -> Any:
     """
     register(spark)
     if archive is not None:
-        from rollbook.api.spark.archive_table import table
+        from rollbook.api.spark.archive_and_log_table import table
 
         return table(spark, str(archive), _texts(options))
     return spark.read.format("rollbook").options(**_texts(options)).load()

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any, Final, TypeVar
 
 from rollbook.api.client.client import DEFAULTS
-from rollbook.api.client.core.retry_rules import may_retry
+from rollbook.api.client.core.retries_and_outcomes import may_retry
 from rollbook.api.client.sync import SyncClient, connect
 from rollbook.api.spark.core.options import ServerAccess
 from rollbook.logservice import messages

@@ -20,7 +20,7 @@ from pyspark.sql.types import StructType
 from rollbook.api.spark.batch import TaskPartition, planned, read_task
 from rollbook.api.spark.core.options import SourceOptions, StartPositions
 from rollbook.api.spark.core.plan import Span, next_ends
-from rollbook.api.spark.core.progress import (
+from rollbook.api.spark.core.stream_offsets import (
     BatchEnd,
     Point,
     Points,

@@ -13,7 +13,7 @@ from typing import Final
 
 from rollbook.api.client.sync import SyncTailsWatch
 from rollbook.api.spark.core.options import Selection
-from rollbook.api.spark.core.progress import Points, TailPoint, moved
+from rollbook.api.spark.core.stream_offsets import Points, TailPoint, moved
 from rollbook.api.spark.shared_client import ServerChannel
 from rollbook.logservice import messages
 from rollbook.logservice.ids import LogName

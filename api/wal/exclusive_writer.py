@@ -15,10 +15,10 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Final, Self
 
-from rollbook.api.client.batches import Submission
 from rollbook.api.client.config import LogClientConfig
-from rollbook.api.client.core.retry_rules import again
+from rollbook.api.client.core.retries_and_outcomes import again
 from rollbook.api.client.log import Log
+from rollbook.api.client.producer_batch import Submission
 from rollbook.api.client.retry_pauses import Pauses
 from rollbook.api.client.unacked_report import attach
 from rollbook.api.client.unary_calls import new_attempt

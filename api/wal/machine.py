@@ -28,7 +28,7 @@ from collections.abc import Callable
 from typing import Any, Final, Protocol, Self, TypeVar
 
 from rollbook.api.client.client import Client
-from rollbook.api.client.core.retry_rules import again
+from rollbook.api.client.core.retries_and_outcomes import again
 from rollbook.api.client.log import Log
 from rollbook.api.client.reader import RecordBatch
 from rollbook.api.client.retry_pauses import Pauses

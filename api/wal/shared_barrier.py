@@ -7,7 +7,7 @@ time, and all later callers share the next one.
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from rollbook.api.client.core.retry_rules import again
+from rollbook.api.client.core.retries_and_outcomes import again
 from rollbook.logservice.ids import Offset
 from rollbook.proto.errors import RollbookError
 from rollbook.proto.tasks import stop_tasks

@@ -4,8 +4,8 @@ import asyncio
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
-from rollbook.api.client.batches import Submission
-from rollbook.api.client.core.retry_rules import again
+from rollbook.api.client.core.retries_and_outcomes import again
+from rollbook.api.client.producer_batch import Submission
 from rollbook.api.wal.core.term_rules import TermRules
 from rollbook.api.wal.exclusive_writer import ExclusiveWriter
 from rollbook.logservice.ids import WriterEpoch

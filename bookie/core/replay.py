@@ -20,6 +20,7 @@ from rollbook.bookie.core.control_records import (
     is_of_control,
     unpack_controls,
 )
+from rollbook.bookie.core.entry_salvage import find_entries
 from rollbook.bookie.core.journal_as_entry_log import JournalShape
 from rollbook.bookie.core.journal_index import IntArray, JournalIndex
 from rollbook.bookie.core.record_format import (
@@ -29,11 +30,10 @@ from rollbook.bookie.core.record_format import (
     RecordKind,
     RecordReader,
 )
-from rollbook.bookie.core.salvage import find_entries
 from rollbook.bookie.core.torn_tail import Rot, Scan
 from rollbook.proto.errors import TornRecord
 from rollbook.proto.wire.digest import entry_ids_and_lac_at
-from rollbook.proto.wire.stored_adds import StoredAdds
+from rollbook.proto.wire.journaled_adds import StoredAdds
 
 _GATHERED_MAX: Final = 128 * 1024  # Gathered adds; they take 70 bytes each until they are sorted.
 

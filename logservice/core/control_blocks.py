@@ -11,7 +11,7 @@
     Sealed          the log ends here
 
 A control block has no records, so it takes no offset: it is stamped with the offset of the next record. The
-state is opaque here; `core/log_state.py` defines it. Kinds that this release does not know are skipped.
+state is opaque here; `core/replayed_state.py` defines it. Kinds that this release does not know are skipped.
 """
 
 from dataclasses import dataclass, fields

@@ -15,9 +15,9 @@ block's time is the server's, and is never before the previous block's (LS7).
 from typing import Final, NamedTuple
 
 from rollbook.logservice.core.control_blocks import WriterAcquired
-from rollbook.logservice.core.log_state import LogMemory
 from rollbook.logservice.core.producers import AppendedBatch
 from rollbook.logservice.core.record_block import BlockInfo
+from rollbook.logservice.core.replayed_state import LogMemory
 from rollbook.logservice.ids import (
     FIRST_OFFSET,
     NO_WRITER_YET,

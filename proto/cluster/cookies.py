@@ -7,7 +7,7 @@ transaction. If a reply is lost, the random part of the record shows which proce
 
 from dataclasses import dataclass
 
-from rollbook.proto.cluster.cluster import Cluster, ensure_own_root
+from rollbook.proto.cluster.cluster_root import Cluster, ensure_own_root
 from rollbook.proto.cluster.uncertain_writes import (
     children_surely,
     create_surely,

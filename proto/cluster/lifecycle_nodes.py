@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import structlog
 
-from rollbook.proto.cluster.cluster import Cluster, ensure_own_root
+from rollbook.proto.cluster.cluster_root import Cluster, ensure_own_root
 from rollbook.proto.cluster.uncertain_writes import (
     children_surely,
     ensure_node,

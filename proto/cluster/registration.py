@@ -17,7 +17,7 @@ from typing import Final
 
 import structlog
 
-from rollbook.proto.cluster.cluster import zookeeper_command
+from rollbook.proto.cluster.cluster_root import zookeeper_command
 from rollbook.proto.cluster.uncertain_writes import (
     ATTEMPTS,
     create_surely,

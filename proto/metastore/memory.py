@@ -12,15 +12,15 @@ from collections.abc import Sequence
 from enum import Enum
 
 from rollbook.proto.errors import MetadataUnavailable
-from rollbook.proto.metastore.client import (
+from rollbook.proto.metastore.core.messages import Ask, FromClient, Sync
+from rollbook.proto.metastore.core.service import Kept
+from rollbook.proto.metastore.local_channel import LocalChannel
+from rollbook.proto.metastore.service_client import (
     OPERATION_TIMEOUT_S,
     SESSION_TIMEOUT_S,
     Receiver,
     StoreClient,
 )
-from rollbook.proto.metastore.core.messages import Ask, FromClient, Sync
-from rollbook.proto.metastore.core.service import Kept
-from rollbook.proto.metastore.local_channel import LocalChannel
 from rollbook.proto.metastore.service_host import Host
 from rollbook.proto.ports import Clock, MetadataStore, Randomness, SessionId
 

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import structlog
 
-from rollbook.proto.runtime.system_errors import describe_error
+from rollbook.proto.runtime.system_error_text import describe_error
 
 logger = structlog.get_logger()
 

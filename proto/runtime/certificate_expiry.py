@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from typing import Final
 
 from rollbook.proto.errors import BadConfig
-from rollbook.proto.runtime.system_errors import describe_error
+from rollbook.proto.runtime.system_error_text import describe_error
 
 _BEGIN: Final = "-----BEGIN CERTIFICATE-----"
 _END: Final = "-----END CERTIFICATE-----"

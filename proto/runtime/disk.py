@@ -34,7 +34,7 @@ from rollbook.proto.runtime.disk_reads import (
 )
 from rollbook.proto.runtime.disk_threads import Threads
 from rollbook.proto.runtime.fsync_and_fallocate import reserve, sync_data
-from rollbook.proto.runtime.page_cache import WrittenLately
+from rollbook.proto.runtime.page_cache_limit import WrittenLately
 
 T = TypeVar("T")
 

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from rollbook.proto.errors import BadConfig, Unavailable
 from rollbook.proto.ports import Address, ProtocolFactory
-from rollbook.proto.runtime.system_errors import describe_error
+from rollbook.proto.runtime.system_error_text import describe_error
 from rollbook.proto.runtime.tls import ClientTls
 from rollbook.proto.runtime.tls_handshakes import Handshakes
 

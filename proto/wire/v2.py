@@ -1,4 +1,4 @@
-"""Packs and unpacks the messages of BookKeeper's protocol version 2; `v2_frames.py` draws them.
+"""Packs and unpacks the messages of BookKeeper's protocol version 2; `v2_layout.py` draws them.
 
 A reply carries the request's version and repeats its ids, by which the client finds the request.
 """
@@ -30,7 +30,7 @@ from rollbook.proto.wire.messages import (
     Reply,
     Request,
 )
-from rollbook.proto.wire.v2_frames import (
+from rollbook.proto.wire.v2_layout import (
     ADD,
     ADD_BODY,
     ADD_ENTRY_AT,

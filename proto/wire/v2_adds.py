@@ -1,4 +1,4 @@
-"""Packs and unpacks adds and their replies in version 2, a chunk at a time; `v2_frames.py` draws them.
+"""Packs and unpacks adds and their replies in version 2, a chunk at a time; `v2_layout.py` draws them.
 
 While one writer writes one ledger, the 32 bytes of a request up to and including the entry's ledger
 id do not change, nor do the 20 bytes of a reply before the entry id. Both are compared as a whole.
@@ -30,7 +30,7 @@ from rollbook.proto.wire.digest import LedgerDigest
 from rollbook.proto.wire.frame_columns import count_int64s_on, count_same, pack_int64s_on
 from rollbook.proto.wire.frames import FRAME_BYTES_MAX, LENGTH_BYTES
 from rollbook.proto.wire.messages import Failure
-from rollbook.proto.wire.v2_frames import (
+from rollbook.proto.wire.v2_layout import (
     ADD,
     ADD_BY_WRITER,
     ADD_BYTES_MIN,

@@ -52,7 +52,7 @@ from rollbook.proto.wire.frame_columns import (
 )
 from rollbook.proto.wire.frames import FRAME_BYTES_MAX, LENGTH_BYTES, length_at, pack_length
 from rollbook.proto.wire.messages import Failure
-from rollbook.proto.wire.v3_frames import (
+from rollbook.proto.wire.v3_layout import (
     ADD_BODY_TAG,
     ADD_ENTRY,
     ADD_ENTRY_TAG,

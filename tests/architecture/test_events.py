@@ -14,7 +14,7 @@ _ROW: Final = re.compile(r"^\| `([a-z_]+)` \| (debug|info|warning|error) \| (.+)
 _LEVELS: Final = ("info", "warning", "error")
 _ERROR_TOO: Final = "exception"  # An error, with its traceback.
 _OF_LOGS: Final = ("api/access", "api/grpc", "api/cli/server/peer_credentials", "logservice")
-_OF_LOGS_OVER_HTTP: Final = ("api/rest/forwarding.py", "api/rest/record_range_response.py")
+_OF_LOGS_OVER_HTTP: Final = ("api/grpc/peer_channels.py", "api/rest/record_range_response.py")
 _ELSEWHERE: Final = (
     "api/cli/server/bookie.py",
     "api/cli/server/bookie_settings.py",

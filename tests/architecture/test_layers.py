@@ -20,7 +20,7 @@ COMPOSITION_ROOTS = {
     "api/cli/server/recovery.py",  # Also inside a bookie's process.
     # About the directories of one.
     "api/cli/server/bookie_settings.py",
-    "api/cli/bookie/identity.py",
+    "api/cli/bookie/init_and_format.py",
     "api/cli/bookie/inspection.py",
 }
 # What a core may use besides `rollbook.proto` values: nothing that touches the machine.

@@ -23,8 +23,8 @@ from rollbook.api.access.management_rights import Managing
 from rollbook.api.dashboard import parts
 from rollbook.api.dashboard.app import Dashboard
 from rollbook.api.dashboard.core.samples import Samples
-from rollbook.api.dashboard.page_sources import PageSources
-from rollbook.api.rest.background_operations import RunningOperations
+from rollbook.api.dashboard.page_dependencies import PageSources
+from rollbook.api.rest.running_operations import RunningOperations
 from tests.bench import Figure, judged
 from tests.support.dev import running_dev
 from tests.unit.api.dashboard.fake_logs import FakeLogs

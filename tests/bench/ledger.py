@@ -31,7 +31,7 @@ from typing import Any, Final, NamedTuple
 
 import structlog
 
-from rollbook.proto.cluster.cluster import open_cluster
+from rollbook.proto.cluster.cluster_root import open_cluster
 from rollbook.proto.cluster.ledger_nodes import LedgerNodes
 from rollbook.proto.ids import FIRST_ENTRY, NO_ENTRY, BookieId, LedgerId
 from rollbook.proto.metadata import Fragment, LedgerMetadata

@@ -33,7 +33,7 @@ from typing import Any, Final
 import structlog
 
 from rollbook.ledger import connect
-from rollbook.proto.cluster.cluster import initialise
+from rollbook.proto.cluster.cluster_root import initialise
 from rollbook.proto.ids import BookieId, EntryId
 from rollbook.proto.metastore.url import MetadataUrl
 from rollbook.proto.runtime.metastore import open_metadata_store

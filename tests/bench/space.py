@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from rollbook.proto.cluster.cluster import initialise, open_cluster
+from rollbook.proto.cluster.cluster_root import initialise, open_cluster
 from rollbook.proto.cluster.ledger_nodes import LedgerNodes
 from rollbook.proto.errors import BookieReadOnly, Overloaded
 from rollbook.proto.ids import BookieId, EntryId, LedgerId

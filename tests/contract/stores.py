@@ -11,8 +11,8 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Final
 
-from rollbook.proto.metastore.client import StoreClient
 from rollbook.proto.metastore.memory import MemoryLine, MemoryService
+from rollbook.proto.metastore.service_client import StoreClient
 from rollbook.proto.metastore.url import Backend, MetadataUrl
 from rollbook.proto.ports import MetadataStore, SessionEvent, SessionState, WatchEvent
 from rollbook.proto.runtime.clock import SystemClock

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from rollbook.proto.cluster.bookie_watcher import BookieWatcher, LiveBookies
-from rollbook.proto.cluster.cluster import ensure_own_root, initialise, open_cluster
+from rollbook.proto.cluster.cluster_root import ensure_own_root, initialise, open_cluster
 from rollbook.proto.cluster.ledger_ids import LedgerIds
 from rollbook.proto.cluster.ledger_nodes import LedgerNodes
 from rollbook.proto.cluster.registration import BookieRegistration, RegisteredMode

@@ -20,13 +20,13 @@ from typing import Any, Final
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
-from rollbook.proto.cluster.cluster import Cluster, initialise
+from rollbook.proto.cluster.cluster_root import Cluster, initialise
 from rollbook.proto.cluster.lifecycle_nodes import LifecycleNodes
 from rollbook.proto.formats.lifecycle import Lifecycle, LifecycleState
 from rollbook.proto.ids import BookieId
 from rollbook.proto.ports import MetadataStore
 from rollbook.proto.runtime.metastore import open_metadata_store
-from rollbook.recovery.event_callbacks import CallbackNodes
+from rollbook.recovery.callback_sender import CallbackNodes
 from tests.crash import CrashResult
 from tests.support import processes
 

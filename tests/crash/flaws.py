@@ -15,8 +15,8 @@ from unittest import mock
 
 from rollbook.proto.metastore.core.request_checks import ROOT, parent_of
 from rollbook.proto.metastore.core.service import CommitGroup, Kept, MetadataService
-from rollbook.proto.runtime.metastore import embedded_file
-from rollbook.proto.runtime.metastore.embedded_file import StoreFile
+from rollbook.proto.runtime.metastore import embedded_sqlite
+from rollbook.proto.runtime.metastore.embedded_sqlite import StoreFile
 from tests.crash.judge import LOG
 
 _BETWEEN_COMMITS_S: Final = 0.03
@@ -66,7 +66,7 @@ def tears_transactions() -> None:
 
 def trusts_the_log() -> None:
     """A new owner takes what it reads in the log for durable (MS1)."""
-    _patch(embedded_file, "_write_again", lambda path: None)
+    _patch(embedded_sqlite, "_write_again", lambda path: None)
 
 
 def _patch_kept(change: Callable[[Kept], Kept]) -> None:

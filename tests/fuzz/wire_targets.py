@@ -8,10 +8,10 @@ as (W3). Of an entry nothing is believed whose digest or ids are wrong (W4).
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
-from rollbook.bookie.core.salvage import take_frames
+from rollbook.bookie.core.entry_salvage import take_frames
 from rollbook.proto.errors import BadFrame, DigestMismatch
 from rollbook.proto.ids import EntryId, LedgerId
-from rollbook.proto.wire import v2, v2_frames, v3
+from rollbook.proto.wire import v2, v2_layout, v3
 from rollbook.proto.wire.adds import AddReplies, Adds
 from rollbook.proto.wire.digest import ENTRY_HEADER_BYTES, DigestType, Entry, LedgerDigest
 from rollbook.proto.wire.entry_list import pack_entry_list, unpack_entry_list
@@ -136,7 +136,7 @@ def _hear_requests(stream: bytes) -> list[HeardAdd | tuple[Request, bool]]:
 
 def _is_of_old_version(item: HeardAdd | ReceivedRequest) -> bool:
     origin = item.origin if isinstance(item, ReceivedRequest) else None
-    return isinstance(origin, v2.V2ReplyHeader) and origin.version < v2_frames.VERSION
+    return isinstance(origin, v2.V2ReplyHeader) and origin.version < v2_layout.VERSION
 
 
 def _pack_requests(heard: list[HeardAdd | tuple[Request, bool]]) -> bytes:

@@ -18,7 +18,7 @@ from typing import Final
 
 from rollbook.proto.ids import NO_ENTRY, EntryId, LedgerId
 from rollbook.proto.ports import Address
-from rollbook.proto.wire import v2, v2_frames, v3
+from rollbook.proto.wire import v2, v2_layout, v3
 from rollbook.proto.wire.digest import DigestType, LedgerDigest, ledger_key
 from rollbook.proto.wire.frames import FRAME_BYTES_MAX
 from rollbook.proto.wire.messages import BatchRead, EntryRead
@@ -59,7 +59,7 @@ def attacks() -> list[Attack]:
     add_v3 = V3AddPacker(_KEY, digest, iter(range(1, 99))).pack(
         EntryId(0), EntryId(NO_ENTRY), 0, bytes(1000)
     )
-    unknown_v2 = _length(24) + _length(v2_frames.pack_header(2, 77)) + bytes(20)
+    unknown_v2 = _length(24) + _length(v2_layout.pack_header(2, 77)) + bytes(20)
     unknown_v3 = _frame(b"\x0a\x06\x08\x03\x10\x4d\x18\x01")  # Operation 77.
     no_body = _frame(b"\x0a\x06\x08\x03\x10\x02\x18\x01")  # An ADD that lacks its add.
     many_fields = _frame(b"\x0a\x06\x08\x03\x10\x02\x18\x01" + b"\xa2\x1f\x00" * _FIELDS)

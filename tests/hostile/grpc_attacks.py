@@ -13,8 +13,8 @@ import struct
 import sys
 from typing import Final
 
-from rollbook.api.grpc.protobuf_codec import pack
-from rollbook.api.methods import METHODS, READ_STREAM
+from rollbook.api.grpc.protobuf_conversion import pack
+from rollbook.api.rpc_methods import METHODS, READ_STREAM
 from rollbook.logservice import messages
 from rollbook.logservice.ids import Earliest
 from rollbook.proto.ports import Address

@@ -15,7 +15,7 @@ from typing import Any, Final
 import grpc
 
 from rollbook.api.client.sync import SyncClient, connect
-from rollbook.api.methods import APPEND_STREAM, BY_REQUEST
+from rollbook.api.rpc_methods import APPEND_STREAM, BY_REQUEST
 from rollbook.logservice import messages
 from rollbook.logservice.core.record_block import Codec, pack_block
 from rollbook.logservice.ids import LogName

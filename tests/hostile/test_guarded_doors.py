@@ -17,7 +17,7 @@ from typing import Any, Final
 import grpc
 import pytest
 
-from rollbook.api.methods import BY_REQUEST, MESSAGE_BYTES_MAX
+from rollbook.api.rpc_methods import BY_REQUEST, MESSAGE_BYTES_MAX
 from rollbook.logservice import messages
 from rollbook.proto.errors import OutcomeUnknown, Unavailable
 from rollbook.proto.ports import Address

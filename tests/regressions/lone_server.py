@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from rollbook.proto.cluster.cluster import initialise
+from rollbook.proto.cluster.cluster_root import initialise
 from rollbook.proto.metastore.url import MetadataUrl
 from rollbook.proto.runtime.metastore import open_metadata_store
 from tests.support import bookies, processes

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import rollbook
-from rollbook.proto.cluster.cluster import initialise
+from rollbook.proto.cluster.cluster_root import initialise
 from rollbook.proto.metastore.url import MetadataUrl
 from rollbook.proto.runtime.metastore import open_metadata_store
 from tests.regressions.defects import defect

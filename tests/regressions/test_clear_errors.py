@@ -9,7 +9,7 @@ import grpc
 import pytest
 
 import rollbook
-from rollbook.api.grpc.protobuf_codec import pack
+from rollbook.api.grpc.protobuf_conversion import pack
 from rollbook.logservice.log_config import LogConfig
 from rollbook.proto.errors import BadConfig, RollbookError
 from rollbook.proto.v1 import admin_pb2, cluster_pb2, log_pb2

@@ -11,7 +11,7 @@ from urllib.request import Request, urlopen
 
 import pytest
 
-from rollbook.proto.cluster.cluster import open_cluster
+from rollbook.proto.cluster.cluster_root import open_cluster
 from rollbook.proto.cluster.ledger_nodes import LedgerNodes
 from rollbook.proto.ids import FIRST_ENTRY, BookieId
 from rollbook.proto.metadata import Fragment, LedgerMetadata

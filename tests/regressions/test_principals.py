@@ -12,7 +12,7 @@ from rollbook.logservice import messages
 from rollbook.logservice.core.cursors import pack_cursor
 from rollbook.logservice.ids import CursorName, LogName, Offset
 from rollbook.logservice.log_metadata import LogMetadataStore
-from rollbook.proto.cluster.cluster import open_cluster
+from rollbook.proto.cluster.cluster_root import open_cluster
 from rollbook.proto.metastore.url import MetadataUrl
 from rollbook.proto.ports import Create
 from rollbook.proto.runtime.clock import SystemClock

@@ -10,13 +10,13 @@ import pytest
 
 from rollbook.api.client import sync
 from rollbook.api.client.config import LogClientConfig
-from rollbook.api.grpc.protobuf_codec import message_of, pack, unpack
-from rollbook.api.methods import BY_REQUEST
+from rollbook.api.grpc.protobuf_conversion import message_of, pack, unpack
+from rollbook.api.rpc_methods import BY_REQUEST
 from rollbook.logservice import messages
 from rollbook.logservice.core.server_record import ServerRecord, pack_server_record
 from rollbook.logservice.ids import ServerId, ServerInfo
 from rollbook.logservice.membership import FOLDER
-from rollbook.proto.cluster.cluster import open_cluster
+from rollbook.proto.cluster.cluster_root import open_cluster
 from rollbook.proto.metastore.url import MetadataUrl
 from rollbook.proto.ports import CreateMode
 from rollbook.proto.runtime.metastore import open_metadata_store

@@ -9,10 +9,10 @@ from typing import Any, Final
 
 import pytest
 
-from rollbook.api.cli import server_readiness
+from rollbook.api.cli import server_startup
 from rollbook.api.cli.server import log as log_process
 from rollbook.api.cli.server import recovery as recovery_process
-from rollbook.proto.cluster.cluster import initialise
+from rollbook.proto.cluster.cluster_root import initialise
 from rollbook.proto.errors import MetadataUnavailable, RollbookError, SessionExpired
 from rollbook.proto.metastore.url import MetadataUrl
 from rollbook.proto.runtime.metastore import open_metadata_store
@@ -100,7 +100,7 @@ async def test_a_store_that_fails_during_a_start_does_not_end_it(
     start: Start, module: Any, failing: Failing, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url = f"sqlite://{tmp_path}/metadata.db"
-    monkeypatch.setattr(server_readiness, "_PAUSES_S", (0.01, 0.01))
+    monkeypatch.setattr(server_startup, "_PAUSES_S", (0.01, 0.01))
     store = await open_metadata_store(url, serve=True, create=True)
     try:
         await initialise(store, MetadataUrl.parse(url).ledgers_root, random.Random(1))

@@ -11,7 +11,7 @@ from typing import Final
 
 import pytest
 
-from rollbook.proto.cluster.cluster import initialise
+from rollbook.proto.cluster.cluster_root import initialise
 from rollbook.proto.formats.service_info import describe_bookie, pack_service_info
 from rollbook.proto.metastore.url import MetadataUrl
 from rollbook.proto.ports import Address

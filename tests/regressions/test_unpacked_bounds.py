@@ -13,7 +13,7 @@ import pytest
 from rollbook.api.access.core.access_file import digest_of
 from rollbook.api.client.client import DEFAULTS
 from rollbook.api.client.sync import SyncClient, connect
-from rollbook.api.methods import BY_REQUEST
+from rollbook.api.rpc_methods import BY_REQUEST
 from rollbook.logservice import messages
 from rollbook.proto.v1 import log_pb2
 from tests.regressions.defects import defect

@@ -6,7 +6,7 @@ from typing import Any, Final
 import pytest
 
 from rollbook.api.spark import exactly_once_append, stream
-from rollbook.api.spark.core.progress import Beginning, Point
+from rollbook.api.spark.core.stream_offsets import Beginning, Point
 from rollbook.logservice.ids import ProducerRef
 
 

@@ -8,12 +8,12 @@ from typing import Any, Final
 import pyarrow.parquet as pq
 
 from rollbook.api.client.sync import SyncClient
+from rollbook.api.spark.archive_and_log_table import parts_of
 from rollbook.api.spark.archive_folder import Archive
-from rollbook.api.spark.archive_table import parts_of
 from rollbook.api.spark.batch import read_task
 from rollbook.api.spark.columns import schema_of
 from rollbook.api.spark.core.options import source_options, values_of
-from rollbook.api.spark.piece_hashes import Measured, Piece, ScanSource, packed
+from rollbook.api.spark.piece_scan import Measured, Piece, ScanSource, packed
 from rollbook.api.spark.pipelines.audit import ArchiveAudit
 from rollbook.api.spark.pipelines.common import Report, Way, selection_of
 from rollbook.api.spark.pipelines.export import Export, ExportOptions

@@ -24,7 +24,7 @@ from rollbook.api.spark.core.audit_findings import (
     judge_mirror,
     judge_span,
 )
-from rollbook.api.spark.core.progress import TailPoint
+from rollbook.api.spark.core.stream_offsets import TailPoint
 from rollbook.proto.errors import (
     ArchiveDamaged,
     BeyondTail,

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from rollbook.api.cli.log.connection import LogAccess
-from rollbook.api.cli.spark import actions as spark_work
+from rollbook.api.cli.spark import jobs as spark_work
 from rollbook.proto.errors import NoSuchLog
 
 ACCESS = LogAccess("log://none:1", None, None, None, None, 1.0)

@@ -6,7 +6,7 @@ import random
 import pytest
 
 from rollbook.api.spark.core.lag import Lag, lag_of
-from rollbook.api.spark.core.progress import (
+from rollbook.api.spark.core.stream_offsets import (
     BatchEnd,
     Point,
     TailPoint,

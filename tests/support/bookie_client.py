@@ -21,7 +21,7 @@ from rollbook.proto.errors import ConnectionLost
 from rollbook.proto.ids import EntryId, LedgerId
 from rollbook.proto.ports import Address
 from rollbook.proto.runtime.network import SocketTransport
-from rollbook.proto.wire import v2, v2_frames, v3
+from rollbook.proto.wire import v2, v2_layout, v3
 from rollbook.proto.wire.adds import AddPacker, AddReplies
 from rollbook.proto.wire.digest import DigestType, LedgerDigest, ledger_key
 from rollbook.proto.wire.messages import (
@@ -81,7 +81,7 @@ class LedgerWriter:
     def _make_packer(
         self, is_recovery: bool, is_high_priority: bool, is_sync_deferred: bool
     ) -> AddPacker:
-        if self._version == v2_frames.VERSION:
+        if self._version == v2_layout.VERSION:
             assert not is_sync_deferred, "version 2 has no word for it"
             return V2AddPacker(
                 self._key,
@@ -153,7 +153,7 @@ class BookieClient(asyncio.Protocol):
         if self._transport.is_closing():
             reply.set_exception(ConnectionLost())
             return reply
-        if self.version == v2_frames.VERSION:
+        if self.version == v2_layout.VERSION:
             key = _key_of_request(request)
             frame = v2.pack_request(request, is_high_priority=is_high_priority)
         else:

@@ -28,7 +28,7 @@ _REQUEST_BYTES_MAX: Final = 1 << 17
 _PRELOADED: Final = (
     "rollbook.api.cli.cluster.actions",
     "rollbook.api.cli.ledger.actions",
-    "rollbook.api.cli.recovery.heal",
+    "rollbook.api.cli.recovery.heal_bookie",
     "rollbook.proto.runtime.metastore.embedded_owner",
     "rollbook.api.cli.log.actions",
     "rollbook.api.client.client",

@@ -28,7 +28,7 @@ from rollbook.bookie.config import BookieConfig, ServerConfig, SpaceConfig, Stor
 from rollbook.bookie.identity import Identity
 from rollbook.ledger.config import ClientConfig
 from rollbook.ledger.open_client import Connecting, connect
-from rollbook.proto.cluster.cluster import initialise, open_cluster
+from rollbook.proto.cluster.cluster_root import initialise, open_cluster
 from rollbook.proto.ids import BookieId
 from rollbook.proto.metastore.url import MetadataUrl
 from rollbook.proto.ports import Clock, Disk, MetadataStore, Randomness, Transport

@@ -14,14 +14,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
-from rollbook.api.methods import BY_REQUEST
+from rollbook.api.rpc_methods import BY_REQUEST
 from rollbook.ledger.config import ClientConfig
 from rollbook.ledger.ledgers import Ledgers
 from rollbook.logservice.config import LogServiceConfig
 from rollbook.logservice.log_metadata import LogMetadataStore
 from rollbook.logservice.log_ownership import LogServer
 from rollbook.logservice.service import LogService
-from rollbook.proto.cluster.cluster import open_cluster
+from rollbook.proto.cluster.cluster_root import open_cluster
 from rollbook.proto.errors import ServerUnreachable
 from rollbook.proto.metastore.url import MetadataUrl
 from rollbook.proto.ports import Address, Listener, MetadataStore

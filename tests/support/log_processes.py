@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from rollbook.proto.addresses import parse_address
-from rollbook.proto.cluster.cluster import initialise
+from rollbook.proto.cluster.cluster_root import initialise
 from rollbook.proto.metastore.url import MetadataUrl
 from rollbook.proto.runtime.metastore import open_metadata_store
 from tests.support import bookies

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from typing import Final
 
-from rollbook.api.access.core.fair_queue import FairQueue
+from rollbook.api.access.core.turn_queue import FairQueue
 from rollbook.proto.errors import BadConfig, Throttled
 
 _NS_PER_S: Final = 1_000_000_000

@@ -26,7 +26,7 @@ from rollbook.api.access.core.access_file import (
     parse_principals,
 )
 from rollbook.api.access.core.file_stability import END
-from rollbook.api.access.token_file import require_own
+from rollbook.api.access.operator_token_file import require_own
 from rollbook.api.cli.confirm import ask_whether
 from rollbook.api.cli.output import tell_rows, time_of
 from rollbook.proto.errors import BadConfig, InvalidRequest

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
-from rollbook.api.client.batches import Submission
+from rollbook.api.client.producer_batch import Submission
 from rollbook.api.client.writer import Writer
 from rollbook.proto.errors import Overloaded
 from rollbook.proto.stats import Histogram

@@ -41,8 +41,8 @@ _PLACES: Final = {
     name: LazyCommand(f"rollbook.api.cli.bookie.{module}", *place)
     for module, places in (
         ("inspection", {name: (name, what) for name, what in _INSPECT.items()}),
-        ("identity", _IDENTITY),
-        ("lifecycle", _LIFECYCLE),
+        ("init_and_format", _IDENTITY),
+        ("decommission", _LIFECYCLE),
     )
     for name, place in places.items()
 }

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Final, TypeVar
 
 from rollbook.proto.cluster.bookie_watcher import BookieWatcher
-from rollbook.proto.cluster.cluster import Cluster, initialise, open_cluster
+from rollbook.proto.cluster.cluster_root import Cluster, initialise, open_cluster
 from rollbook.proto.cluster.cookies import CookieNodes
 from rollbook.proto.cluster.ledger_ids import LedgerIds
 from rollbook.proto.errors import BadConfig, ClusterExists, OutcomeUnknown, Unavailable

@@ -19,7 +19,7 @@ from rollbook.logservice.core.server_record import ServerRecord, unpack_server_r
 from rollbook.logservice.log_config import DEFAULT_QUORUM
 from rollbook.logservice.membership import FOLDER
 from rollbook.proto.addresses import parse_address
-from rollbook.proto.cluster.cluster import Cluster
+from rollbook.proto.cluster.cluster_root import Cluster
 from rollbook.proto.errors import NoSuchNode
 from rollbook.proto.ports import MetadataStore
 

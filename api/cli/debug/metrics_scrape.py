@@ -18,11 +18,11 @@ from rollbook.api.cli.cluster.actions import run_on_store
 from rollbook.api.cli.cluster.health import server_records
 from rollbook.api.cli.log.connection import LogAccess
 from rollbook.proto.cluster.bookie_watcher import BookieWatcher
-from rollbook.proto.cluster.cluster import Cluster
+from rollbook.proto.cluster.cluster_root import Cluster
 from rollbook.proto.errors import RollbookError, ServerUnreachable, Unavailable
 from rollbook.proto.loopback import may_show_token
 from rollbook.proto.ports import MetadataStore
-from rollbook.proto.runtime.system_errors import describe_error
+from rollbook.proto.runtime.system_error_text import describe_error
 from rollbook.proto.runtime.tls import trusting_context
 from rollbook.proto.tls_file_check import require_certificate_of
 

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any, Final
 
 from rollbook.api.cli.latencies import new_latencies
-from rollbook.api.client.batches import Submission
+from rollbook.api.client.producer_batch import Submission
 from rollbook.api.client.reader import RecordBatch
 from rollbook.api.client.writer import Writer
 from rollbook.proto.errors import Corrupt

@@ -14,7 +14,7 @@ from typing import Final
 
 import click
 
-from rollbook.proto.cluster.cluster import initialise
+from rollbook.proto.cluster.cluster_root import initialise
 from rollbook.proto.errors import RollbookError
 from rollbook.proto.metastore.url import MetadataUrl
 from rollbook.proto.runtime.metastore import open_metadata_store
@@ -73,7 +73,7 @@ class DemoCluster:
             self._processes[name] = process = await asyncio.create_subprocess_exec(
                 sys.executable,
                 "-m",
-                "rollbook.api.cli.demo.child",
+                "rollbook.api.cli.demo.child_main",
                 *command,
                 *common,
                 stdin=asyncio.subprocess.PIPE,

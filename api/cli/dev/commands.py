@@ -7,8 +7,8 @@ import click
 
 from rollbook.api.cli.bookie.options import LOG_LEVELS
 from rollbook.api.cli.click_types import WholeNumber
+from rollbook.api.cli.cors_option import rest_origin_option
 from rollbook.api.cli.output import examples
-from rollbook.api.cli.rest_origin_option import rest_origin_option
 
 
 @click.command(

@@ -23,21 +23,21 @@ from rollbook import __version__
 from rollbook.api.access.authenticator import Authenticator
 from rollbook.api.cli.failures import explain_error
 from rollbook.api.cli.real_machine import RealMachine
-from rollbook.api.cli.recovery.heal import LocalDoubts
+from rollbook.api.cli.recovery.heal_bookie import LocalDoubts
 from rollbook.api.cli.server.log import LogSettings, RunningLogServer, log_server, tls_files
 from rollbook.api.cli.server.recovery import (
     RecoveryServerConfig,
     RecoverySettings,
     recovery_server,
 )
-from rollbook.bookie.admin import Admin
+from rollbook.bookie.admin_operations import Admin
 from rollbook.bookie.bookie import DEFAULT_PORT, Bookie, Settings
 from rollbook.bookie.config import BookieConfig, StorageConfig
 from rollbook.logservice.config import LogServerConfig, LogServiceConfig
 from rollbook.logservice.core.owner_placement import server_name
 from rollbook.logservice.stats import PART as LOG_PART
 from rollbook.proto.addresses import parse_address
-from rollbook.proto.cluster.cluster import initialise
+from rollbook.proto.cluster.cluster_root import initialise
 from rollbook.proto.errors import BadConfig, ClusterExists, RollbookError
 from rollbook.proto.ids import BookieId
 from rollbook.proto.loopback import is_loopback
@@ -49,8 +49,8 @@ from rollbook.proto.runtime.metastore.embedded_owner import end_process
 from rollbook.proto.runtime.network import cannot_listen
 from rollbook.proto.runtime.prometheus_text import Metrics
 from rollbook.proto.tasks import first_of
-from rollbook.recovery.possible_losses import BookieDoubts
-from rollbook.recovery.server import RecoveryServer
+from rollbook.recovery.autorecovery import RecoveryServer
+from rollbook.recovery.possible_losses_port import BookieDoubts
 from rollbook.recovery.stats import PART
 
 DASHBOARD_PORT: Final = 7500
@@ -165,11 +165,11 @@ async def _dashboard(
         yield ""
         return
     # FastAPI takes a third of a second to load.
-    from rollbook.api.cli.dev.in_process_admin import local_pages
+    from rollbook.api.cli.dev.asgi_admin_client import local_pages
     from rollbook.api.cli.server.management import ProcessAccess, audit_of, management
     from rollbook.api.dashboard.viewer_log_client import LogTls
+    from rollbook.api.rest.effective_settings import OwnProcess
     from rollbook.api.rest.server import HttpConfig
-    from rollbook.api.rest.settings_models import OwnProcess
 
     metrics = Metrics()
     metrics.add(PART, repair.stats)

@@ -246,7 +246,7 @@ def append(access: "LedgerAccess", **how: Any) -> None:
     Without LEDGER_ID, the command creates a ledger with the given quorum options. With LEDGER_ID, it uses a ledger
     that `rollbook ledger create` created. Entries that were confirmed before an interruption are kept.
     """
-    from rollbook.api.cli.ledger import entries as ledger_entries
+    from rollbook.api.cli.ledger import append_and_read as ledger_entries
 
     ledger_entries.append_input(access, **how)
 
@@ -327,7 +327,7 @@ def read(access: "LedgerAccess", **how: Any) -> None:
 
     `-o raw` prints their bytes, separated as --frame says. JSON has `payload` as text, or else `payload_base64`.
     """
-    from rollbook.api.cli.ledger import entries as ledger_entries
+    from rollbook.api.cli.ledger import append_and_read as ledger_entries
 
     ledger_entries.read_entries(access, **how)
 

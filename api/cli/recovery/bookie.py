@@ -17,7 +17,7 @@ from rollbook.proto.errors import InvalidRequest, NoSuchNode
 from rollbook.proto.ids import BookieId, parse_bookie_id, parse_ledger_id
 from rollbook.proto.runtime.clock import SystemClock
 from rollbook.proto.runtime.metastore import open_metadata_store
-from rollbook.recovery.bookie_removal import Departures
+from rollbook.recovery.bookie_decommission import Departures
 from rollbook.recovery.config import WorkerConfig
 from rollbook.recovery.manual_rereplication import Evacuated, Evacuation, EvacuationOrder
 

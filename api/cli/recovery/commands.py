@@ -1,6 +1,6 @@
 """The commands of `rollbook recovery`, which restore lost entries and control recovery servers.
 
-Their actions are in `heal.py`, `bookie.py` and `status.py`, which are imported when a command is called.
+Their actions are in `heal_bookie.py`, `bookie.py` and `status.py`, which are imported when a command is called.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -89,7 +89,7 @@ def heal(access: "LedgerAccess", **how: Any) -> None:
     again at any time. It exits with 0 if all ledgers are healed, 5 if a ledger cannot be healed now, 7 if
     entries are lost.
     """
-    from rollbook.api.cli.recovery import heal as recovery_work
+    from rollbook.api.cli.recovery import heal_bookie as recovery_work
 
     click.get_current_context().exit(recovery_work.heal_bookie(access, **how))
 

@@ -24,7 +24,7 @@ from rollbook.api.cli.server.bookie_settings import (
     read_bookie_config,
     settings_of,
 )
-from rollbook.api.cli.server_readiness import open_with_cluster, retry_while_missing, say_ready
+from rollbook.api.cli.server_startup import open_with_cluster, retry_while_missing, say_ready
 from rollbook.bookie.bookie import Bookie, Settings, addresses_of, tls_address_of
 from rollbook.bookie.config import BookieConfig
 from rollbook.proto.addresses import require_reachable
@@ -98,9 +98,9 @@ async def _recovery(
     if settings is None:
         yield ""
         return
-    from rollbook.api.cli.recovery.heal import LocalDoubts
+    from rollbook.api.cli.recovery.heal_bookie import LocalDoubts
     from rollbook.api.cli.server.recovery import recovery_server
-    from rollbook.bookie.admin import Admin
+    from rollbook.bookie.admin_operations import Admin
 
     doubts = LocalDoubts(Admin(bookie, machine.disk, machine.clock))
     async with recovery_server(
@@ -195,7 +195,7 @@ async def _admin_pages(
     # Imported here, because FastAPI takes a third of a second to load.
     from rollbook.api.rest.bookie import AdminServer
     from rollbook.api.rest.server import HttpConfig
-    from rollbook.bookie.admin import Admin
+    from rollbook.bookie.admin_operations import Admin
 
     where = HttpConfig(
         http_address_of(config),

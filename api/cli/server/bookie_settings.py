@@ -18,7 +18,7 @@ from rollbook.bookie.config import BookieConfig, ServerConfig, SpaceConfig, Stor
 from rollbook.bookie.core.suggested_commands import FORMAT, INIT, REJOIN, WRITE_OFF
 from rollbook.bookie.identity import Identity
 from rollbook.proto.addresses import EVERY_ADDRESS, is_wildcard, parse_address
-from rollbook.proto.cluster.cluster import open_cluster
+from rollbook.proto.cluster.cluster_root import open_cluster
 from rollbook.proto.errors import BadConfig, RollbookError
 from rollbook.proto.metastore.url import Backend, MetadataUrl
 from rollbook.proto.ports import Address, MetadataStore

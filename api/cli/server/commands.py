@@ -13,8 +13,8 @@ import click
 
 from rollbook.api.cli.bookie.options import LOG_LEVEL_VARIABLE, LOG_LEVELS, bookie_options
 from rollbook.api.cli.click_types import Number, WholeNumber
+from rollbook.api.cli.cors_option import rest_origin_option
 from rollbook.api.cli.output import examples
-from rollbook.api.cli.rest_origin_option import rest_origin_option
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -18,12 +18,12 @@ from rollbook.api.access.authenticator import Authenticator
 from rollbook.api.cli.real_machine import RealMachine, check_log_level
 from rollbook.api.cli.run_until_signal import until_stopped
 from rollbook.api.cli.server.peer_credentials import ShownToPeers, report_untrusted
-from rollbook.api.cli.server_readiness import open_with_cluster, say_ready, starting
+from rollbook.api.cli.server_startup import open_with_cluster, say_ready, starting
 from rollbook.api.grpc.config import CONNECTIONS_MAX, GrpcConfig
+from rollbook.api.grpc.peer_channels import GrpcPeers
 from rollbook.api.grpc.relay import RELAY_OPTIONS, Relay
 from rollbook.api.grpc.server import GrpcServer
-from rollbook.api.methods import RELAYED_KEY
-from rollbook.api.rest.forwarding import GrpcPeers
+from rollbook.api.rpc_methods import RELAYED_KEY
 from rollbook.ledger.config import ClientConfig
 from rollbook.ledger.ledgers import Ledgers
 from rollbook.logservice.config import LogServerConfig, LogServiceConfig

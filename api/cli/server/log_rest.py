@@ -9,9 +9,9 @@ from rollbook import __version__
 from rollbook.api.access.authenticator import Authenticator
 from rollbook.api.access.certificate_expiry_watch import CertificateWatch
 from rollbook.api.cli.server.log import HTTP_PART, LogSettings, rest_address_of, tls_files
-from rollbook.api.rest.forwarding import GrpcPeers
+from rollbook.api.grpc.peer_channels import GrpcPeers
 from rollbook.api.rest.log_app import BOUNDS, RestServer
-from rollbook.api.rest.log_metrics import MetricsPage
+from rollbook.api.rest.metrics_and_settings import MetricsPage
 from rollbook.api.rest.server import HttpConfig
 from rollbook.logservice.config import LogServerConfig
 from rollbook.logservice.log_ownership import LogServer

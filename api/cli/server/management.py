@@ -13,24 +13,24 @@ from typing import Final
 from rollbook.api.access.audit import AuditLog
 from rollbook.api.access.authenticator import Authenticator
 from rollbook.api.access.management_rights import Managing
-from rollbook.api.client.connect_target import token_of_file
+from rollbook.api.client.default_target import token_of_file
 from rollbook.api.dashboard.app import Dashboard
 from rollbook.api.dashboard.core.samples import Samples
-from rollbook.api.dashboard.page_sources import PageSources
+from rollbook.api.dashboard.page_dependencies import PageSources
 from rollbook.api.dashboard.parts import PREFIX
 from rollbook.api.dashboard.responses import refused
 from rollbook.api.dashboard.sampler import Sampler
 from rollbook.api.dashboard.viewer_log_client import IN_THE_CLEAR, LogServers, LogTls
 from rollbook.api.management.cluster import ClusterManagement, PagesOf
 from rollbook.api.management.store_calls import StoreWatch
-from rollbook.api.rest.background_operations import RunningOperations
 from rollbook.api.rest.cluster import OPEN_PATHS, make_app
+from rollbook.api.rest.effective_settings import OwnProcess
+from rollbook.api.rest.running_operations import RunningOperations
 from rollbook.api.rest.server import Bounds, HttpConfig, HttpServer
-from rollbook.api.rest.settings_models import OwnProcess
 from rollbook.ledger.ledgers import Ledgers
 from rollbook.proto.ports import Address
 from rollbook.proto.runtime.prometheus_text import Metrics
-from rollbook.recovery.events import ClusterEventLog
+from rollbook.recovery.cluster_event_watch import ClusterEventLog
 
 # Each open page of the dashboard holds a stream.
 _BOUNDS: Final = Bounds(connections=256, may_stream=True)

@@ -8,7 +8,7 @@ from typing import Final
 
 import structlog
 
-from rollbook.api.access.token_file import token_of
+from rollbook.api.access.operator_token_file import token_of
 from rollbook.api.access.watched_file import WatchedFile
 from rollbook.api.client.channels import Security
 from rollbook.logservice.config import LogServerConfig

@@ -18,9 +18,8 @@ import structlog
 from rollbook import __version__
 from rollbook.api.access.authenticator import Authenticator
 from rollbook.api.cli.bookie_admin_client import AdminClient
-from rollbook.api.cli.cluster.operation_handlers import describe_error, kinds_of, log_made_for
 from rollbook.api.cli.real_machine import RealMachine, check_log_level
-from rollbook.api.cli.recovery.heal import AdminDoubts
+from rollbook.api.cli.recovery.heal_bookie import AdminDoubts
 from rollbook.api.cli.run_until_signal import until_stopped
 from rollbook.api.cli.server.bookie_settings import (
     RECOVERY_SECTIONS,
@@ -28,7 +27,8 @@ from rollbook.api.cli.server.bookie_settings import (
     load_section,
     read_bookie_config,
 )
-from rollbook.api.cli.server_readiness import open_with_cluster, say_ready, starting
+from rollbook.api.cli.server.operation_handlers import describe_error, kinds_of, log_made_for
+from rollbook.api.cli.server_startup import open_with_cluster, say_ready, starting
 from rollbook.api.rest.callback_post import CallbackPost, check_hosts
 from rollbook.bookie.bookie import Settings, addresses_of
 from rollbook.ledger.config import ClientConfig
@@ -50,15 +50,15 @@ from rollbook.proto.runtime.prometheus_text import Metrics
 from rollbook.proto.runtime.tls import ClientTls, TlsFiles
 from rollbook.proto.shown_settings import shown_settings
 from rollbook.proto.tasks import TaskGroup, unwrapped
-from rollbook.recovery.config import AuditConfig, HealConfig, StewardConfig, WorkerConfig
-from rollbook.recovery.possible_loss_healing import DoubtsOf
-from rollbook.recovery.possible_losses import BookieDoubts
-from rollbook.recovery.server import (
+from rollbook.recovery.autorecovery import (
     ProcessIdentity,
     RecoveryConfig,
     RecoveryPorts,
     RecoveryServer,
 )
+from rollbook.recovery.config import AuditConfig, HealConfig, StewardConfig, WorkerConfig
+from rollbook.recovery.possible_losses_port import BookieDoubts
+from rollbook.recovery.restore_scheduler import DoubtsOf
 from rollbook.recovery.stats import PART, RecoveryStats
 
 logger = structlog.get_logger()
@@ -330,9 +330,9 @@ async def _pages(settings: RecoverySettings, server: RecoveryServer) -> AsyncIte
     # Imported here because FastAPI takes a third of a second to load.
     from rollbook.api.cli.server.management import ProcessAccess, management
     from rollbook.api.dashboard.viewer_log_client import LogTls
+    from rollbook.api.rest.effective_settings import OwnProcess
     from rollbook.api.rest.metrics_server import start_metrics_page
     from rollbook.api.rest.server import HttpConfig
-    from rollbook.api.rest.settings_models import OwnProcess
 
     address, metrics = _http_of(config), Metrics()
     metrics.add(PART, server.stats)

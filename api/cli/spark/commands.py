@@ -1,6 +1,6 @@
 """The commands of `rollbook spark`, which run jobs over whole logs with Spark.
 
-Their actions are in `actions.py`, which imports pyspark and is imported when a command is called.
+Their actions are in `jobs.py`, which imports pyspark and is imported when a command is called.
 """
 
 from collections.abc import Callable
@@ -34,7 +34,7 @@ def group() -> None:
 def _work() -> Any:
     """Imports the actions. Raises `BadConfig` if pyspark is missing; the error says what to install."""
     try:
-        from rollbook.api.cli.spark import actions as spark_work
+        from rollbook.api.cli.spark import jobs as spark_work
     except ImportError as error:
         raise BadConfig(str(error)) from error
     return spark_work

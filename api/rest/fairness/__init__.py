@@ -1,9 +1,9 @@
 """Fairness among the clients of HTTP: a slow or greedy client neither delays the others nor fills the memory.
 
-    admission_queue.py         requests that arrive together begin one at a time
+    loop_yield_queue.py         requests that arrive together begin one at a time
     new_reader_pacing.py       a client is sent one piece at a time until it has shown that it reads
     reader_turns.py            followers that are behind read in turns, a few at a time
-    response_backpressure.py   large responses hold a bounded number of bytes together
+    response_memory.py   large responses hold a bounded number of bytes together
 
 These files delay a response, refuse it (`Overloaded`) or cut it off, and never change its content. To
 delete the folder, delete with it:

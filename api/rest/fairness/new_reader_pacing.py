@@ -4,7 +4,7 @@ The buffers of the systems at both ends can hold much unread data. A client that
 much, as JSON, before this is noticed, and when twenty such clients arrive at once, others wait for all of it.
 Therefore:
 
-    pieces     new clients are sent one piece at a time, all of them together (`admission_queue.py`)
+    pieces     new clients are sent one piece at a time, all of them together (`loop_yield_queue.py`)
     readers    a client that was sent more than can be buffered is no longer new: it reads, and is sent data as fast
                as it reads
     again      a follower that then reads nothing for a while counts as new again, since its buffers may have been
@@ -16,7 +16,7 @@ The total wait is less than a turn (`reader_turns.py`): no turn is over before i
 import asyncio
 from typing import Final
 
-from rollbook.api.rest.fairness.admission_queue import AdmissionQueue
+from rollbook.api.rest.fairness.loop_yield_queue import AdmissionQueue
 
 ROUNDS: Final = 4  # An append takes about 16 rounds, without its waits.
 _UNTAKEN_BYTES_MAX: Final = 256 * 1024  # Linux's loopback holds 200,000, with `_UNSENT_BY_SYSTEM`.

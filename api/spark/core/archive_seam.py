@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from rollbook.api.spark.core.archive import ArchiveFile, Chain
 from rollbook.api.spark.core.plan import Span
-from rollbook.api.spark.core.progress import Point, TailPoint, replaced
+from rollbook.api.spark.core.stream_offsets import Point, TailPoint, replaced
 from rollbook.proto.errors import BeyondTail, LogDataLoss
 
 

@@ -27,10 +27,10 @@ from rollbook.api.spark.core.audit_findings import (
 )
 from rollbook.api.spark.core.options import Selection
 from rollbook.api.spark.core.plan import Span
-from rollbook.api.spark.core.progress import TailPoint
+from rollbook.api.spark.core.stream_offsets import TailPoint
 from rollbook.api.spark.failures import original_from_spark
 from rollbook.api.spark.log_bounds import Logs, require_some
-from rollbook.api.spark.piece_hashes import FilePiece, Measured, Piece, measure
+from rollbook.api.spark.piece_scan import FilePiece, Measured, Piece, measure
 from rollbook.api.spark.pipelines.common import Progress, Report, Way
 from rollbook.api.spark.session_functions import register
 from rollbook.proto.errors import NoSuchLog, RollbookError

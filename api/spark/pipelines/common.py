@@ -8,7 +8,7 @@ from typing import Any
 
 from rollbook.api.spark.core.audit_findings import AuditFinding
 from rollbook.api.spark.core.options import Selection, access_of, source_options, values_of
-from rollbook.api.spark.core.progress import TailPoint
+from rollbook.api.spark.core.stream_offsets import TailPoint
 from rollbook.api.spark.shared_client import ServerChannel, channel_of
 from rollbook.api.spark.tails import SelectionTails
 

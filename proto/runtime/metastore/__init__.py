@@ -4,8 +4,12 @@ import asyncio
 import random
 from typing import TYPE_CHECKING, Final
 
-from rollbook.proto.metastore.client import OPERATION_TIMEOUT_S, SESSION_TIMEOUT_S, StoreClient
 from rollbook.proto.metastore.memory import MemoryService
+from rollbook.proto.metastore.service_client import (
+    OPERATION_TIMEOUT_S,
+    SESSION_TIMEOUT_S,
+    StoreClient,
+)
 from rollbook.proto.metastore.url import Backend, MetadataUrl
 from rollbook.proto.ports import Clock, MetadataStore, Randomness
 from rollbook.proto.runtime.clock import SystemClock

@@ -16,13 +16,13 @@ from enum import Enum
 from typing import Final, cast
 
 from rollbook.proto.errors import BadConfig, BadFrame, MetadataUnavailable, NoSuchCluster
-from rollbook.proto.metastore.client import Receiver, ServiceChannel
 from rollbook.proto.metastore.core.codec import (
     ANSWER_FRAME_BYTES_MAX,
     pack_from_client,
     unpack_from_service,
 )
 from rollbook.proto.metastore.core.messages import FromClient
+from rollbook.proto.metastore.service_client import Receiver, ServiceChannel
 from rollbook.proto.ports import Clock, Randomness
 from rollbook.proto.runtime.metastore.embedded_owner import (
     Fatal,
@@ -31,7 +31,7 @@ from rollbook.proto.runtime.metastore.embedded_owner import (
     end_process,
     socket_address,
 )
-from rollbook.proto.runtime.system_errors import MAKE_ROOM, describe_error, is_full
+from rollbook.proto.runtime.system_error_text import MAKE_ROOM, describe_error, is_full
 from rollbook.proto.wire.frames import FrameDecoder
 
 

@@ -28,7 +28,6 @@ from typing import Any, Final, Self, cast
 import structlog
 
 from rollbook.proto.errors import BadConfig, BadFrame
-from rollbook.proto.metastore.client import Receiver
 from rollbook.proto.metastore.core.codec import (
     REQUEST_FRAME_BYTES_MAX,
     pack_from_service,
@@ -44,11 +43,12 @@ from rollbook.proto.metastore.core.messages import (
 )
 from rollbook.proto.metastore.core.service import CommitGroup
 from rollbook.proto.metastore.local_channel import LocalChannel
+from rollbook.proto.metastore.service_client import Receiver
 from rollbook.proto.metastore.service_host import Host
 from rollbook.proto.ports import Clock, Randomness
 from rollbook.proto.runtime.exit_status import EXIT_STORAGE_FAILED
-from rollbook.proto.runtime.metastore.embedded_file import StoreFile
-from rollbook.proto.runtime.system_errors import describe_error
+from rollbook.proto.runtime.metastore.embedded_sqlite import StoreFile
+from rollbook.proto.runtime.system_error_text import describe_error
 from rollbook.proto.tasks import stop_tasks
 from rollbook.proto.wire.frames import FrameDecoder
 

@@ -46,7 +46,7 @@ from kazoo.retry import KazooRetry
 from rollbook.proto.errors import BadConfig
 from rollbook.proto.metastore.url import ZooKeeperOptions
 from rollbook.proto.ports import SessionId
-from rollbook.proto.runtime.system_errors import describe_error
+from rollbook.proto.runtime.system_error_text import describe_error
 from rollbook.proto.runtime.tls import trusting_context
 
 logger = structlog.get_logger()

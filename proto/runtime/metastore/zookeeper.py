@@ -56,9 +56,9 @@ from rollbook.proto.errors import (
     Unauthorized,
     UnsupportedVersion,
 )
-from rollbook.proto.metastore.client import OPERATION_TIMEOUT_S, SESSION_TIMEOUT_S
 from rollbook.proto.metastore.core.request_checks import ROOT, check_ops, check_path, parent_of
 from rollbook.proto.metastore.core.watches import WatchTable
+from rollbook.proto.metastore.service_client import OPERATION_TIMEOUT_S, SESSION_TIMEOUT_S
 from rollbook.proto.metastore.url import ZooKeeperOptions
 from rollbook.proto.metastore.watch_streams import SessionWatchers, WatchStream
 from rollbook.proto.ports import (

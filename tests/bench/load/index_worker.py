@@ -21,7 +21,7 @@ from typing import Any, Final, Never, cast
 import structlog
 
 from rollbook.proto.cluster.bookie_watcher import BookieWatcher
-from rollbook.proto.cluster.cluster import Cluster, initialise, open_cluster
+from rollbook.proto.cluster.cluster_root import Cluster, initialise, open_cluster
 from rollbook.proto.cluster.election import Vote
 from rollbook.proto.cluster.ledger_nodes import LedgerNodes
 from rollbook.proto.cluster.underreplication_marks import Marks

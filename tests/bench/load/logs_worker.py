@@ -15,7 +15,7 @@ from typing import Any, Final
 from rollbook import aio
 from rollbook.api.cli.bench import load as bench_load
 from rollbook.api.client.channels import Channels, Security
-from rollbook.api.methods import READ_STREAM
+from rollbook.api.rpc_methods import READ_STREAM
 from rollbook.logservice.log_config import LogConfig
 from rollbook.proto.quorum import Quorum
 from rollbook.proto.v1 import log_pb2

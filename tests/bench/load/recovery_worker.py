@@ -20,7 +20,7 @@ import structlog
 from rollbook.ledger import Ledgers
 from rollbook.ledger.config import ClientConfig
 from rollbook.ledger.ledgers import credentials
-from rollbook.proto.cluster.cluster import open_cluster
+from rollbook.proto.cluster.cluster_root import open_cluster
 from rollbook.proto.cluster.underreplication_marks import Marks
 from rollbook.proto.ids import FIRST_ENTRY, NO_ENTRY, BookieId, LedgerId
 from rollbook.proto.metadata import Fragment

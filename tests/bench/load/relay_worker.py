@@ -10,7 +10,7 @@ from typing import Any
 import grpc
 
 from rollbook.api.client.channels import Channels, Security
-from rollbook.api.methods import READ_STREAM, RELAY_KEY
+from rollbook.api.rpc_methods import READ_STREAM, RELAY_KEY
 from rollbook.proto.v1 import log_pb2
 from tests.bench.load import jobs
 from tests.bench.load.jobs import Found, Job, Stopwatch

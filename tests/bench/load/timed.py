@@ -75,7 +75,7 @@ def _watch_longest(owner: Any, name: str) -> None:
 
 def _watch_everything() -> None:
     from rollbook.bookie.connection import Connection
-    from rollbook.bookie.core.group_commit import RecordPacker
+    from rollbook.bookie.core.record_packer import RecordPacker
     from rollbook.bookie.storage import Storage
     from rollbook.proto.runtime import disk
     from rollbook.proto.wire.request_decoder import RequestDecoder

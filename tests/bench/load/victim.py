@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Final
 from urllib.request import Request, urlopen
 
-from rollbook.proto.cluster.cluster import initialise, open_cluster
+from rollbook.proto.cluster.cluster_root import initialise, open_cluster
 from rollbook.proto.cluster.ledger_nodes import LedgerNodes
 from rollbook.proto.ids import FIRST_ENTRY, BookieId, LedgerId
 from rollbook.proto.metadata import Fragment, LedgerMetadata, draw_creation_token

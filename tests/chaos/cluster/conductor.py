@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from rollbook.proto.cluster.bookie_watcher import BookieWatcher
-from rollbook.proto.cluster.cluster import Cluster, initialise, open_cluster
+from rollbook.proto.cluster.cluster_root import Cluster, initialise, open_cluster
 from rollbook.proto.cluster.underreplication_marks import Checked, Marks
 from rollbook.proto.errors import RollbookError
 from rollbook.proto.formats.lifecycle import LifecycleState
@@ -26,7 +26,7 @@ from rollbook.proto.metastore.url import MetadataUrl
 from rollbook.proto.ports import MetadataStore
 from rollbook.proto.runtime.clock import SystemClock
 from rollbook.proto.runtime.metastore import open_metadata_store
-from rollbook.recovery.bookie_removal import Departures
+from rollbook.recovery.bookie_decommission import Departures
 from rollbook.recovery.repair_task_nodes import DrainTasks
 from tests.chaos.cast import Actor, tracebacks
 from tests.chaos.checker import Judgement, judge

@@ -20,7 +20,7 @@ from typing import Any, Final
 from rollbook.api.client import aio
 from rollbook.logservice import messages
 from rollbook.logservice.ids import LogName
-from rollbook.proto.cluster.cluster import Cluster, initialise, open_cluster
+from rollbook.proto.cluster.cluster_root import Cluster, initialise, open_cluster
 from rollbook.proto.cluster.ledger_nodes import LedgerNodes
 from rollbook.proto.formats.lifecycle import LifecycleState
 from rollbook.proto.ids import BookieId
@@ -29,7 +29,7 @@ from rollbook.proto.metastore.url import MetadataUrl
 from rollbook.proto.ports import MetadataStore
 from rollbook.proto.runtime.clock import SystemClock
 from rollbook.proto.runtime.metastore import open_metadata_store
-from rollbook.recovery.bookie_removal import Departures
+from rollbook.recovery.bookie_decommission import Departures
 from tests.support import bookies
 from tests.support.processes import Family, family
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from rollbook.logservice.config import LogServiceConfig
-from rollbook.proto.cluster.cluster import initialise
+from rollbook.proto.cluster.cluster_root import initialise
 from rollbook.proto.metastore.url import MetadataUrl
 from rollbook.proto.runtime.logging_setup import configure_logs
 from rollbook.proto.runtime.metastore import open_metadata_store

@@ -14,9 +14,9 @@ from rollbook.bookie.checkpoint import Checkpointer
 from rollbook.bookie.core import record_format as records
 from rollbook.bookie.core.control_records import Control, ControlOperation
 from rollbook.bookie.core.fencing import LedgerFacts
-from rollbook.bookie.core.group_commit import RecordPacker, Write
 from rollbook.bookie.core.identity import MembershipState
 from rollbook.bookie.core.record_format import FoundRecord, RecordKind, RecordReader
+from rollbook.bookie.core.record_packer import RecordPacker, Write
 from rollbook.bookie.core.replay import Replayed
 from rollbook.bookie.identity import Identity
 from rollbook.bookie.journal import Journal, JournalFile, OnDone

@@ -22,7 +22,7 @@ from rollbook.bookie.config import StorageConfig
 from rollbook.bookie.core.suggested_commands import FORMAT, REJOIN
 from rollbook.bookie.identity import Identity
 from rollbook.bookie.storage import Storage
-from rollbook.proto.cluster.cluster import Cluster, initialise
+from rollbook.proto.cluster.cluster_root import Cluster, initialise
 from rollbook.proto.cluster.cookies import CookieNodes, MemberNodes
 from rollbook.proto.cluster.ledger_nodes import LedgerNodes
 from rollbook.proto.errors import EntryStateUnknown, RollbookError, WrongBookie

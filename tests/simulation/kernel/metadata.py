@@ -18,12 +18,6 @@ from struct import Struct
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from rollbook.proto.errors import NoSuchNode, RollbookError, SessionExpired
-from rollbook.proto.metastore.client import (
-    OPERATION_TIMEOUT_S,
-    SESSION_TIMEOUT_S,
-    Receiver,
-    StoreClient,
-)
 from rollbook.proto.metastore.core.messages import (
     Answer,
     Ask,
@@ -40,6 +34,12 @@ from rollbook.proto.metastore.core.messages import (
 )
 from rollbook.proto.metastore.core.service import CommitGroup, Kept, MetadataService
 from rollbook.proto.metastore.core.tree import NodeRow, Tree
+from rollbook.proto.metastore.service_client import (
+    OPERATION_TIMEOUT_S,
+    SESSION_TIMEOUT_S,
+    Receiver,
+    StoreClient,
+)
 from rollbook.proto.metastore.service_host import Host
 from rollbook.proto.ports import Address, SessionId, Transport
 from tests.simulation.kernel.connection import Endpoint

@@ -6,7 +6,7 @@ from types import ModuleType
 from typing import Any, Final
 
 from rollbook.bookie.config import ServerConfig, StorageConfig
-from rollbook.proto.cluster.cluster import open_cluster
+from rollbook.proto.cluster.cluster_root import open_cluster
 from rollbook.proto.errors import (
     DataLost,
     TornRecord,

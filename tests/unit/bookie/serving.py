@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rollbook.bookie.config import ServerConfig, StorageConfig
-from rollbook.bookie.server import BookieServer
+from rollbook.bookie.socket_server import BookieServer
 from rollbook.bookie.storage import Storage
 from rollbook.proto.ids import NO_ENTRY, EntryId, LedgerId
 from rollbook.proto.ports import Address

@@ -10,7 +10,7 @@ import pytest
 
 from rollbook.bookie.bookie import Bookie, BookieState, Settings, addresses_of, tls_address_of
 from rollbook.bookie.config import BookieConfig, SpaceConfig, StorageConfig
-from rollbook.proto.cluster.cluster import initialise
+from rollbook.proto.cluster.cluster_root import initialise
 from rollbook.proto.cluster.ledger_ids import LedgerIds
 from rollbook.proto.errors import (
     BadConfig,

@@ -10,13 +10,13 @@ from rollbook.bookie.config import SpaceConfig
 from rollbook.bookie.core.disk_usage import Level
 from rollbook.bookie.disk_maintenance import Space, WriteMode
 from rollbook.bookie.storage import Storage
-from rollbook.proto.cluster.cluster import initialise
+from rollbook.proto.cluster.cluster_root import initialise
 from rollbook.proto.cluster.ledger_nodes import LedgerNodes
 from rollbook.proto.errors import BadConfig, BookieFailed, BookieReadOnly, NoSuchLedger
 from rollbook.proto.ids import LedgerId
 from tests.simulation.kernel import Node, World
 from tests.unit.bookie.test_compaction import log_bytes
-from tests.unit.bookie.test_garbage import metadata
+from tests.unit.bookie.test_ledger_gc import metadata
 from tests.unit.bookie.test_storage import (
     CONFIG,
     KEY,

@@ -11,7 +11,7 @@ from rollbook.bookie import entry_log_reader
 from rollbook.bookie.core.byte_cache import ByteCache
 from rollbook.bookie.core.record_format import ID_BYTES, FileHeader, Purpose
 from rollbook.bookie.entry_log_reader import EntryLogs
-from rollbook.bookie.record_file_reader import Cache
+from rollbook.bookie.record_file import Cache
 
 STORE_ID = bytes(ID_BYTES)
 

@@ -15,7 +15,7 @@ from rollbook.bookie.core.record_format import FILE_HEADER_BYTES, unpack_file_he
 from rollbook.bookie.core.suggested_commands import FORMAT, REJOIN, WRITE_OFF
 from rollbook.bookie.identity import Formatted, Identity
 from rollbook.bookie.storage import Storage
-from rollbook.proto.cluster.cluster import initialise, open_cluster
+from rollbook.proto.cluster.cluster_root import initialise, open_cluster
 from rollbook.proto.cluster.cookies import CookieNodes, MemberNodes
 from rollbook.proto.cluster.ledger_ids import LedgerIds
 from rollbook.proto.cluster.ledger_nodes import LedgerNodes

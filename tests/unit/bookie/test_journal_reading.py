@@ -9,7 +9,6 @@ from typing import cast
 import pytest
 
 from rollbook.bookie import journal_reading
-from rollbook.bookie.core.group_commit import RecordPacker
 from rollbook.bookie.core.record_format import (
     FILE_HEADER_BYTES,
     SECTOR,
@@ -19,6 +18,7 @@ from rollbook.bookie.core.record_format import (
     RecordReader,
     pack_rows,
 )
+from rollbook.bookie.core.record_packer import RecordPacker
 from rollbook.bookie.core.replay import replay
 from rollbook.bookie.core.torn_tail import scan
 from rollbook.bookie.journal_reading import ReadBack, read_back, write_again

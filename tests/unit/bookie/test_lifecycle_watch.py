@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from rollbook.bookie.bookie import Bookie
-from rollbook.proto.cluster.cluster import open_cluster
+from rollbook.proto.cluster.cluster_root import open_cluster
 from rollbook.proto.cluster.lifecycle_nodes import LifecycleNodes
 from rollbook.proto.formats.lifecycle import Lifecycle, LifecycleState
 from rollbook.proto.formats.service_info import BookieServiceInfo, unpack_service_info

@@ -8,7 +8,6 @@ from typing import TypeVar, cast
 import pytest
 
 from rollbook.bookie.core.byte_cache import ByteCache
-from rollbook.bookie.core.group_commit import RecordPacker
 from rollbook.bookie.core.record_format import (
     FILE_HEADER_BYTES,
     HEAD_BYTES,
@@ -16,7 +15,8 @@ from rollbook.bookie.core.record_format import (
     Purpose,
     RecordKind,
 )
-from rollbook.bookie.record_file_reader import Cache, RecordFile
+from rollbook.bookie.core.record_packer import RecordPacker
+from rollbook.bookie.record_file import Cache, RecordFile
 from rollbook.proto.errors import TornRecord
 from rollbook.proto.ports import Buffer, File
 from tests.simulation.kernel.filesystem import lend

@@ -13,7 +13,7 @@ import pytest
 
 from rollbook.proto.errors import RollbookError, Unavailable
 from rollbook.proto.ids import NO_ENTRY, EntryId, LedgerId
-from rollbook.proto.wire import v2, v2_frames, v3
+from rollbook.proto.wire import v2, v2_layout, v3
 from rollbook.proto.wire.adds import AddReplies
 from rollbook.proto.wire.digest import ledger_key
 from rollbook.proto.wire.frames import pack_frame
@@ -216,7 +216,7 @@ TABLE["start tls"] = dict.fromkeys(SITUATIONS, "EBADREQ") | {"bad version": "EBA
 
 
 def operations(version: int) -> list[str]:
-    if version == v2_frames.VERSION:
+    if version == v2_layout.VERSION:
         return [
             "read",
             "read last",
@@ -274,15 +274,15 @@ def pack(version: int, operation: str, case: Case) -> bytes | None:
     """None if the protocol cannot ask for that."""
     request = OPERATIONS[operation](case)
     is_urgent = operation == "urgent add"
-    if version == v2_frames.VERSION:
+    if version == v2_layout.VERSION:
         if len(case.key) != len(KEY):
             return None
         if isinstance(request, Add):
             flags = (
-                v2_frames.RECOVERY_ADD * request.is_recovery | v2_frames.HIGH_PRIORITY * is_urgent
+                v2_layout.RECOVERY_ADD * request.is_recovery | v2_layout.HIGH_PRIORITY * is_urgent
             )
-            head = v2_frames.WORD.pack(
-                v2_frames.pack_header(v2_frames.VERSION, v2_frames.ADD, flags)
+            head = v2_layout.WORD.pack(
+                v2_layout.pack_header(v2_layout.VERSION, v2_layout.ADD, flags)
             )
             return pack_frame(head + request.ledger_key + request.body)
         return v2.pack_request(request, is_high_priority=is_urgent)
@@ -290,7 +290,7 @@ def pack(version: int, operation: str, case: Case) -> bytes | None:
 
 
 def spoil_version(version: int, frame: bytes) -> bytes:
-    at, other = (4, 9) if version == v2_frames.VERSION else (7, 2)
+    at, other = (4, 9) if version == v2_layout.VERSION else (7, 2)
     return frame[:at] + bytes([other]) + frame[at + 1 :]
 
 
@@ -320,7 +320,7 @@ async def ask(scene: Scene, version: int, frame: bytes) -> str:
 
 
 def name_of(error: type[RollbookError] | None, version: int) -> str:
-    code = 0 if error is None else error.code.v2 if version == v2_frames.VERSION else error.code.v3
+    code = 0 if error is None else error.code.v2 if version == v2_layout.VERSION else error.code.v3
     return next(name for name, codes in CODES.items() if codes[version - 2] == code)
 
 
@@ -350,6 +350,6 @@ def test_every_operation_in_every_situation(version: int, situation: str) -> Non
 
 def expectation(version: int, operation: str, situation: str) -> str:
     name = TABLE[operation][situation]
-    if version == v2_frames.VERSION and operation == "auth" and situation == "bad version":
+    if version == v2_layout.VERSION and operation == "auth" and situation == "bad version":
         return CLOSED  # There is no reply that says no.
-    return "EIO" if version == v2_frames.VERSION and name == "EUNKNOWNLEDGERSTATE" else name
+    return "EIO" if version == v2_layout.VERSION and name == "EUNKNOWNLEDGERSTATE" else name

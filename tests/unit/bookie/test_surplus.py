@@ -7,7 +7,7 @@ import pytest
 
 from rollbook.bookie.storage import Storage
 from rollbook.bookie.surplus import Surplus, SurplusState
-from rollbook.proto.cluster.cluster import Cluster, initialise
+from rollbook.proto.cluster.cluster_root import Cluster, initialise
 from rollbook.proto.cluster.ledger_nodes import LedgerNodes
 from rollbook.proto.cluster.underreplication_marks import Marks
 from rollbook.proto.errors import LedgerFenced, NoSuchEntry, Unauthorized

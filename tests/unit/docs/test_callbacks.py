@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from rollbook.recovery.core.event_callbacks import RegisteredCallback, body_of
+from rollbook.recovery.core.callback_queue import RegisteredCallback, body_of
 from rollbook.recovery.core.event_derivation import Event, EventKind
 from tests.support import pages
 from tests.support.processes import REPOSITORY

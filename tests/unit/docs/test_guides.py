@@ -15,7 +15,7 @@ from typing import Final
 import pytest
 
 from rollbook.api.client import aio
-from rollbook.api.methods import METHODS
+from rollbook.api.rpc_methods import METHODS
 from rollbook.logservice import log_config
 from tests import site
 from tests.support import pages

@@ -22,7 +22,7 @@ from rollbook.logservice.owner import Owner, PendingAppend
 from rollbook.logservice.owner_context import OwnerContext
 from rollbook.logservice.stall_detector import StallDetector
 from rollbook.logservice.tail_cache import TailMemory
-from rollbook.proto.cluster.cluster import initialise, open_cluster
+from rollbook.proto.cluster.cluster_root import initialise, open_cluster
 from rollbook.proto.errors import RollbookError
 from rollbook.proto.formats.paths import AVAILABLE
 from rollbook.proto.formats.service_info import describe_bookie, pack_service_info

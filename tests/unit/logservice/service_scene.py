@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any, Final, TypeVar
 
-from rollbook.api.methods import BY_REQUEST
+from rollbook.api.rpc_methods import BY_REQUEST
 from rollbook.ledger.ledgers import Ledgers
 from rollbook.logservice import messages
 from rollbook.logservice.config import LogServiceConfig
@@ -22,7 +22,7 @@ from rollbook.logservice.ids import Earliest, LogName, Offset, Position, Produce
 from rollbook.logservice.log_metadata import LogMetadataStore
 from rollbook.logservice.log_ownership import LogServer
 from rollbook.logservice.service import LogService
-from rollbook.proto.cluster.cluster import open_cluster
+from rollbook.proto.cluster.cluster_root import open_cluster
 from rollbook.proto.errors import (
     ConnectionLost,
     NotOwner,

@@ -18,7 +18,7 @@ from rollbook.logservice.messages import (
     DeleteCursor,
 )
 from rollbook.proto.cluster import uncertain_writes
-from rollbook.proto.cluster.cluster import Cluster, initialise
+from rollbook.proto.cluster.cluster_root import Cluster, initialise
 from rollbook.proto.errors import (
     CursorAhead,
     Guarded,

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from rollbook.api.grpc.protobuf_codec import pack, unpack
+from rollbook.api.grpc.protobuf_conversion import pack, unpack
 from rollbook.logservice import messages as words
 from rollbook.logservice.ids import AtOffset, Earliest, LogName, Offset
 from rollbook.logservice.messages import (

@@ -10,7 +10,7 @@ from rollbook.ledger.writer import LedgerWriter
 from rollbook.logservice import log_takeover
 from rollbook.logservice.core.control_blocks import Barrier, Opened, unpack_control
 from rollbook.logservice.core.ledger_list import LEDGER_OF_VERSION, ListedLogState
-from rollbook.logservice.core.log_state import LogMemory, snapshot_in
+from rollbook.logservice.core.replayed_state import LogMemory, snapshot_in
 from rollbook.logservice.ids import Offset, ProducerRef
 from rollbook.logservice.log_config import LogConfig
 from rollbook.logservice.log_metadata import StoredLog

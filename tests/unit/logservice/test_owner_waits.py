@@ -9,8 +9,8 @@ import pytest
 from rollbook.ledger.reader import LedgerReader
 from rollbook.logservice import offset_lookup, segment_roll
 from rollbook.logservice.core import roll_rules
-from rollbook.logservice.core.log_state import snapshot_in
 from rollbook.logservice.core.record_block import Block
+from rollbook.logservice.core.replayed_state import snapshot_in
 from rollbook.logservice.ids import Offset, ProducerRef
 from rollbook.logservice.log_config import LogConfig
 from rollbook.logservice.messages import AcquireMode

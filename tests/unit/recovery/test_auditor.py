@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import pytest
 
 from rollbook.proto.cluster.bookie_watcher import BookieWatcher
-from rollbook.proto.cluster.cluster import Cluster, initialise
+from rollbook.proto.cluster.cluster_root import Cluster, initialise
 from rollbook.proto.cluster.election import Election
 from rollbook.proto.cluster.ledger_nodes import LedgerNodes
 from rollbook.proto.cluster.underreplication_marks import Marks

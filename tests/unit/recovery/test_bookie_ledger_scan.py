@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from rollbook.proto.cluster.cluster import Cluster, initialise
+from rollbook.proto.cluster.cluster_root import Cluster, initialise
 from rollbook.proto.cluster.ledger_nodes import LedgerNodes
 from rollbook.proto.ids import LedgerId
 from rollbook.proto.ports import MetadataStore

@@ -30,7 +30,7 @@ from tests.support.ledger_cluster import LocalCluster
 from tests.unit.proto.cluster.faulty import FaultyStore
 from tests.unit.recovery.test_auditor import Site as AuditSite
 from tests.unit.recovery.test_auditor import until
-from tests.unit.recovery.test_steward import DrainSite, make_closed
+from tests.unit.recovery.test_drain_steward import DrainSite, make_closed
 from tests.unit.recovery.test_worker import CONFIG, LOST, PATIENCE_S, Site, site_of
 
 T = TypeVar("T")

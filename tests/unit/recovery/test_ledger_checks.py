@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from rollbook.ledger.ledgers import Ledgers, credentials
-from rollbook.proto.cluster.cluster import initialise
+from rollbook.proto.cluster.cluster_root import initialise
 from rollbook.proto.cluster.ledger_nodes import LedgerNodes
 from rollbook.proto.cluster.underreplication_marks import Checked, Marks
 from rollbook.proto.errors import BookieTimeout
@@ -21,9 +21,9 @@ from rollbook.proto.ports import MetadataStore
 from rollbook.proto.runtime.clock import SystemClock
 from rollbook.proto.wire.digest import DigestType, Entry, LedgerDigest, ledger_key
 from rollbook.recovery import ledger_checks
-from rollbook.recovery.budget import ByteBudget, Throttle
 from rollbook.recovery.config import AuditConfig
 from rollbook.recovery.copier import Copier
+from rollbook.recovery.copy_limits import ByteBudget, Throttle
 from rollbook.recovery.core.ledger_checks import CheckKind
 from rollbook.recovery.entry_restorer import Restorer
 from rollbook.recovery.ledger_checks import Checks, CheckSchedule, CheckState

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rollbook.proto.cluster.cluster import Cluster, initialise
+from rollbook.proto.cluster.cluster_root import Cluster, initialise
 from rollbook.proto.cluster.election import Election
 from rollbook.proto.errors import DuplicateDiffers, InvalidRequest, OperationEnded, Overloaded
 from rollbook.proto.ids import BookieId

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from rollbook.proto.cluster.cluster import Cluster, initialise
+from rollbook.proto.cluster.cluster_root import Cluster, initialise
 from rollbook.proto.metastore.memory import MemoryService
 from rollbook.proto.ports import MetadataStore
 from rollbook.recovery.process_status import (

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from rollbook.proto.cluster.cluster import Cluster, initialise
+from rollbook.proto.cluster.cluster_root import Cluster, initialise
 from rollbook.proto.formats.replication import UnderreplicatedMark
 from rollbook.proto.ids import BookieId, LedgerId
 from rollbook.proto.ports import MetadataStore

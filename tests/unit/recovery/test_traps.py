@@ -15,10 +15,10 @@ from rollbook.proto.formats.lifecycle import LifecycleState
 from rollbook.proto.ids import BookieId
 from rollbook.proto.metadata import LedgerState
 from rollbook.proto.runtime.clock import SystemClock
+from rollbook.recovery.autorecovery import ProcessIdentity, RecoveryConfig, RecoveryServer
 from rollbook.recovery.config import AuditConfig, StewardConfig, WorkerConfig
 from rollbook.recovery.core import lifecycle
 from rollbook.recovery.ledger_repair import LedgerRepair
-from rollbook.recovery.server import ProcessIdentity, RecoveryConfig, RecoveryServer
 from tests.support.ledger_cluster import LocalCluster
 from tests.unit.recovery.test_worker import PATIENCE_S, QUICK, Site, site_of
 

@@ -22,8 +22,8 @@ from rollbook.logservice.core.ledger_list import (
     Segment,
 )
 from rollbook.logservice.core.log_node_format import unpack_log_node
+from rollbook.logservice.log_sweeper import RETENTION
 from rollbook.logservice.messages import AppendAck
-from rollbook.logservice.retention import RETENTION
 from rollbook.proto.formats.layout import Layout
 from rollbook.proto.formats.ledger_metadata import unpack_ledger_metadata
 from rollbook.proto.formats.paths import ledger_of_path, own_root

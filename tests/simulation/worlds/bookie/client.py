@@ -21,7 +21,7 @@ from rollbook.proto.errors import (
 )
 from rollbook.proto.ids import NO_ENTRY, EntryId, LedgerId
 from rollbook.proto.ports import Address, Transport
-from rollbook.proto.wire import v2_frames
+from rollbook.proto.wire import v2_layout
 from rollbook.proto.wire.adds import AddReplies
 from rollbook.proto.wire.digest import DigestType, LedgerDigest
 from rollbook.proto.wire.messages import (
@@ -157,7 +157,7 @@ class Client:
             appends = self.add(link, ledger_id, count, size=size)
         while any(append.returned == NEVER for append in appends):
             await asyncio.sleep(0.01)
-        reader = await self._link(bookie, v2_frames.VERSION)
+        reader = await self._link(bookie, v2_layout.VERSION)
         if reader is not None:
             try:
                 await self._batch(reader, ledger_id, first, count)
@@ -377,7 +377,7 @@ class Client:
     async def read(
         self, link: Link, ledger_id: int, entry_id: int, *, is_fencing: bool = False
     ) -> None:
-        if link.client.version == v2_frames.VERSION and (ledger_id, entry_id) in link.reading:
+        if link.client.version == v2_layout.VERSION and (ledger_id, entry_id) in link.reading:
             return  # It tells answers apart by these ids: which is the fence's nobody would know.
         link.reading[ledger_id, entry_id] = None
         asked = self._sums.checker.on_asked(link.bookie, ledger_id, is_fencing=is_fencing)

@@ -4,13 +4,13 @@ import asyncio
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from rollbook.bookie import record_file_reader, store_opening
+from rollbook.bookie import record_file, store_opening
 from rollbook.bookie.connection import Connection
+from rollbook.bookie.core.connection_memory import ConnectionMemory
 from rollbook.bookie.core.control_records import Control, ControlOperation
 from rollbook.bookie.core.equal_length_slices import cut_evenly
 from rollbook.bookie.core.fencing import LedgerFacts
 from rollbook.bookie.core.journal_index import IntArray
-from rollbook.bookie.core.memory_budget import ConnectionMemory
 from rollbook.bookie.core.replay import Replayed
 from rollbook.bookie.core.surplus import SurplusCopies
 from rollbook.bookie.deleted_ledger_scan import DeletedLedgerScan
@@ -292,7 +292,7 @@ BOOKIE_MUTANTS: Final = (
         "backward-cuts",
         "Small entries that are cut out of a record together come in the wrong order (B1).",
         50,
-        ((record_file_reader, "cut_evenly", _cut_backwards),),
+        ((record_file, "cut_evenly", _cut_backwards),),
     ),
     BookieMutant(
         "read-then-fence",

@@ -25,10 +25,10 @@ from rollbook.bookie.compaction import Compactor
 from rollbook.bookie.config import BookieConfig, SpaceConfig
 from rollbook.bookie.core import catalog as core_catalog
 from rollbook.bookie.core import equal_length_slices
-from rollbook.bookie.garbage import Garbage
 from rollbook.bookie.identity import Identity
+from rollbook.bookie.ledger_gc import Garbage
 from rollbook.bookie.scrub import Scrubber
-from rollbook.proto.cluster.cluster import initialise, open_cluster
+from rollbook.proto.cluster.cluster_root import initialise, open_cluster
 from rollbook.proto.cluster.ledger_ids import LedgerIds
 from rollbook.proto.cluster.ledger_nodes import LedgerNodes
 from rollbook.proto.cluster.registration import BookieRegistration

@@ -22,8 +22,14 @@ from rollbook.proto.metadata import LedgerMetadata
 from rollbook.proto.ports import Delete, Set, WatchEventKind
 from rollbook.proto.quorum import Quorum
 from rollbook.proto.wire.entry_list import EntryList
-from rollbook.recovery import ledger_checks, ledger_healer, possible_loss_healing, steward, worker
-from rollbook.recovery.bookie_removal import RemovalCheck
+from rollbook.recovery import (
+    drain_steward,
+    ledger_checks,
+    ledger_restorer,
+    restore_scheduler,
+    worker,
+)
+from rollbook.recovery.bookie_decommission import RemovalCheck
 from rollbook.recovery.copier import Copied
 from rollbook.recovery.core.auditor_rules import Losses
 from rollbook.recovery.core.drain_steps import DrainFacts, Step, is_final
@@ -31,13 +37,13 @@ from rollbook.recovery.core.entries_to_restore import WHOLE, judge
 from rollbook.recovery.core.ledger_checks import Requests
 from rollbook.recovery.core.repair_failures import Failure, after_failure
 from rollbook.recovery.core.repair_plan import Action, SeatOutcome, SlotRepair
+from rollbook.recovery.drain_steward import Steward
 from rollbook.recovery.ledger_checks import Checks
-from rollbook.recovery.ledger_healer import LedgerHealer
 from rollbook.recovery.ledger_index import LedgerIndex
 from rollbook.recovery.ledger_repair import LedgerRepair, Repair
-from rollbook.recovery.possible_loss_healing import DoubtHealing
+from rollbook.recovery.ledger_restorer import LedgerRestorer
 from rollbook.recovery.repair_task_nodes import BadCopies
-from rollbook.recovery.steward import Steward
+from rollbook.recovery.restore_scheduler import RestoreScheduler
 from rollbook.recovery.worker import Worker
 from tests.simulation.worlds.cluster.scene import ClusterScene
 from tests.support.planting import Patch
@@ -280,14 +286,14 @@ def _anybody_will_do(*_: Any) -> tuple[int, BookieId]:
     return 0, BookieId("b1")
 
 
-def _is_due_once(self: DoubtHealing, bookie: BookieId) -> bool:
+def _is_due_once(self: RestoreScheduler, bookie: BookieId) -> bool:
     return bookie not in self._failures
 
 
-_on_healing = DoubtHealing._on_healing
+_on_healing = RestoreScheduler._on_healing
 
 
-def _tell_each_time(self: DoubtHealing, bookie: BookieId, state: Any, healing: Any) -> None:
+def _tell_each_time(self: RestoreScheduler, bookie: BookieId, state: Any, healing: Any) -> None:
     state.lost = 0
     _on_healing(self, bookie, state, healing)
 
@@ -451,7 +457,7 @@ CLUSTER_MUTANTS: Final = (
         "cluster-fails-by-the-last-drain",
         "A drain that is tried again fails by what ended the last one (RP7, LC5).",
         _BUDGET,
-        ((steward, "is_stuck", _is_final),),
+        ((drain_steward, "is_stuck", _is_final),),
         drill="tried_again",
     ),
     ClusterMutant(
@@ -521,7 +527,7 @@ CLUSTER_MUTANTS: Final = (
         "cluster-drained-while-writable",
         "A drain ends before the bookie obeys (LC4).",
         _BUDGET,
-        ((steward, "next_step", _do_not_wait), (Steward, "_is_writable", _is_not_writable)),
+        ((drain_steward, "next_step", _do_not_wait), (Steward, "_is_writable", _is_not_writable)),
         drill="late_obedience",
     ),
     ClusterMutant(
@@ -556,42 +562,42 @@ CLUSTER_MUTANTS: Final = (
         "cluster-doubts-stay",
         "No bookie is asked what it doubts (DH1).",
         _BUDGET,
-        ((DoubtHealing, "_look_at", _pass),),
+        ((RestoreScheduler, "_look_at", _pass),),
         drill="doubts",
     ),
     ClusterMutant(
         "cluster-doubts-fence",
         "A ledger is closed to end a doubt, though its writer lives (DH3).",
         _BUDGET,
-        ((LedgerHealer, "_may_close", _grace_is_over),),
+        ((LedgerRestorer, "_may_close", _grace_is_over),),
         drill="doubts",
     ),
     ClusterMutant(
         "cluster-heals-hot",
         "A healing that left something is repeated without a pause (DH2).",
         _BUDGET,
-        ((possible_loss_healing, "after_failure", _retry_at_once),),
+        ((restore_scheduler, "after_failure", _retry_at_once),),
         drill="doubts",
     ),
     ClusterMutant(
         "cluster-heals-once",
         "A healing that left something is not repeated (DH2).",
         _BUDGET,
-        ((DoubtHealing, "_is_due", _is_due_once),),
+        ((RestoreScheduler, "_is_due", _is_due_once),),
         drill="doubts",
     ),
     ClusterMutant(
         "cluster-tells-losses-again",
         "Entries that have no copy are reported by each healing (DH4).",
         _BUDGET,
-        ((DoubtHealing, "_on_healing", _tell_each_time),),
+        ((RestoreScheduler, "_on_healing", _tell_each_time),),
         drill="last_copies",
     ),
     ClusterMutant(
         "cluster-gives-up",
         "A healing that nobody asked for ends the doubt about entries that have no copy (DH4, HL1).",
         _BUDGET,
-        ((ledger_healer, "judge", _give_up),),
+        ((ledger_restorer, "judge", _give_up),),
         drill="last_copies",
     ),
     ClusterMutant(

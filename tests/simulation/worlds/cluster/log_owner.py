@@ -14,7 +14,7 @@ from rollbook.logservice.log_config import LogConfig
 from rollbook.logservice.log_metadata import LogMetadataStore
 from rollbook.logservice.messages import Append, Read
 from rollbook.logservice.service import LogService
-from rollbook.proto.cluster.cluster import Cluster
+from rollbook.proto.cluster.cluster_root import Cluster
 from rollbook.proto.errors import Outcome, QuorumTimeout, RollbookError, ServerUnreachable
 from rollbook.proto.ports import MetadataStore
 from tests.simulation.kernel.metadata import Mail

@@ -22,19 +22,25 @@ from rollbook.bookie import bookie
 from rollbook.ledger import lost_bookie_watch
 from rollbook.ledger.core.lost_bookies import LostMembers
 from rollbook.ledger.metadata_writer import MetadataWriter
-from rollbook.proto.cluster.cluster import initialise
+from rollbook.proto.cluster.cluster_root import initialise
 from rollbook.proto.formats.layout import Layout
 from rollbook.proto.formats.ledger_metadata import unpack_ledger_metadata
 from rollbook.proto.formats.paths import ledger_of_path
 from rollbook.proto.ids import BookieId, LedgerId
 from rollbook.proto.ports import Create, Delete, Set
-from rollbook.recovery import bookie_removal, ledger_checks, possible_loss_healing, server, steward
+from rollbook.recovery import (
+    autorecovery,
+    bookie_decommission,
+    drain_steward,
+    ledger_checks,
+    restore_scheduler,
+)
+from rollbook.recovery.autorecovery import RecoveryServer
 from rollbook.recovery.bookie_ledger_scan import take_census
 from rollbook.recovery.core import drain_steps, repair_failures
+from rollbook.recovery.drain_steward import Steward
 from rollbook.recovery.ledger_repair import LedgerRepair
-from rollbook.recovery.possible_loss_healing import DoubtHealing
-from rollbook.recovery.server import RecoveryServer
-from rollbook.recovery.steward import Steward
+from rollbook.recovery.restore_scheduler import RestoreScheduler
 from tests.simulation.checkers.cluster import ClusterChecker
 from tests.simulation.checkers.ledger import LedgerChecker
 from tests.simulation.history import History
@@ -105,7 +111,7 @@ _RESTLESS: Final[tuple[Patch, ...]] = (
     (drain_steps, "ATTEMPTS_WITHOUT_TARGET", 3),
     (ledger_checks, "_SILENT_S", 1.0),
     (ledger_checks, "_PAUSE_S_MIN", 1.0),
-    (server, "_TELL_S", 1e6),  # Nothing rests on what servers say of themselves.
+    (autorecovery, "_TELL_S", 1e6),  # Nothing rests on what servers say of themselves.
 )
 # Steps that no user sees, by what takes them.
 _INNER_STEPS: Final[tuple[InnerStep, ...]] = (
@@ -596,13 +602,13 @@ class _Run(Stage):
                 run._sleeps[self.name].append((fell_s, run.world.now))
             kill(self)
 
-        heal, fail = DoubtHealing._heal, DoubtHealing._fail
+        heal, fail = RestoreScheduler._heal, RestoreScheduler._fail
 
-        async def heal_and_tell(self: DoubtHealing, bookie: BookieId, *arguments: Any) -> None:
+        async def heal_and_tell(self: RestoreScheduler, bookie: BookieId, *arguments: Any) -> None:
             run.judge.on_healing(id(self), bookie)
             await heal(self, bookie, *arguments)
 
-        def fail_and_tell(self: DoubtHealing, bookie: BookieId, *arguments: Any) -> None:
+        def fail_and_tell(self: RestoreScheduler, bookie: BookieId, *arguments: Any) -> None:
             run.judge.on_healing_failed(id(self), bookie)
             fail(self, bookie, *arguments)
 
@@ -634,15 +640,15 @@ class _Run(Stage):
         return [
             (RecoveryServer, "_keep_running", keep_running),
             (LedgerRepair, "_copy", copy_and_tell),
-            (DoubtHealing, "_heal", heal_and_tell),
-            (DoubtHealing, "_fail", fail_and_tell),
-            (possible_loss_healing, "logger", Logger()),
+            (RestoreScheduler, "_heal", heal_and_tell),
+            (RestoreScheduler, "_fail", fail_and_tell),
+            (restore_scheduler, "logger", Logger()),
             (Node, "pause", fall_asleep),
             (Node, "resume", wake),
             (Node, "kill", end_its_sleep),
             (Steward, "_change", change_at_last),
-            (steward, "take_census", noting(take_census)),
-            (bookie_removal, "take_census", noting(take_census)),
+            (drain_steward, "take_census", noting(take_census)),
+            (bookie_decommission, "take_census", noting(take_census)),
         ]
 
 

@@ -15,7 +15,7 @@ from typing import Final
 from rollbook.ledger.config import ClientConfig
 from rollbook.ledger.ledgers import Ledgers
 from rollbook.ledger.writer import LedgerWriter
-from rollbook.proto.cluster.cluster import open_cluster
+from rollbook.proto.cluster.cluster_root import open_cluster
 from rollbook.proto.cluster.lifecycle_nodes import LifecycleNodes
 from rollbook.proto.cluster.underreplication_marks import Marks
 from rollbook.proto.errors import RollbookError
@@ -26,17 +26,17 @@ from rollbook.proto.ids import FIRST_ENTRY, NO_ENTRY, BookieId, LedgerId
 from rollbook.proto.ports import Clock, CreateMode, MetadataStore
 from rollbook.proto.tasks import TaskGroup
 from rollbook.proto.wire.digest import DigestType, Entry, LedgerDigest, ledger_key
-from rollbook.recovery.bookie_removal import Departures
-from rollbook.recovery.config import AuditConfig, HealConfig, StewardConfig, WorkerConfig
-from rollbook.recovery.entry_restorer import Restorer
-from rollbook.recovery.known_incarnations import WholeNodes
-from rollbook.recovery.repair_task_nodes import STEWARD, AuditOrders
-from rollbook.recovery.server import (
+from rollbook.recovery.autorecovery import (
     ProcessIdentity,
     RecoveryConfig,
     RecoveryPorts,
     RecoveryServer,
 )
+from rollbook.recovery.bookie_decommission import Departures
+from rollbook.recovery.config import AuditConfig, HealConfig, StewardConfig, WorkerConfig
+from rollbook.recovery.entry_restorer import Restorer
+from rollbook.recovery.known_incarnations import WholeNodes
+from rollbook.recovery.repair_task_nodes import STEWARD, AuditOrders
 from tests.simulation.checkers.cluster import ClusterChecker, HeldLedger
 from tests.simulation.history import NEVER
 from tests.simulation.kernel.world import Main, Node

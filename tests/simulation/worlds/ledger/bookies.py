@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import cache, partial
 from typing import Any, Final, TypeVar
 
-from rollbook.bookie import bookie, catalog, server
+from rollbook.bookie import bookie, catalog, socket_server
 from rollbook.bookie.bookie import Bookie, Settings
 from rollbook.bookie.config import BookieConfig, SpaceConfig
 from rollbook.bookie.connection import Connection
@@ -29,7 +29,7 @@ from rollbook.bookie.request_handlers import Answers
 from rollbook.bookie.storage import Admission, Storage
 from rollbook.ledger import bookie_pool
 from rollbook.proto.cluster import cookies
-from rollbook.proto.cluster.cluster import open_cluster
+from rollbook.proto.cluster.cluster_root import open_cluster
 from rollbook.proto.cluster.registration import BookieRegistration, RegisteredMode
 from rollbook.proto.errors import (
     BookieUnreachable,
@@ -45,7 +45,7 @@ from rollbook.proto.ports import MetadataStore
 from rollbook.proto.wire.adds import Adds
 from rollbook.proto.wire.messages import EntryRead, Reply, Request
 from rollbook.recovery.core.entries_to_restore import EntrySpan
-from rollbook.recovery.possible_losses import BookieDoubts, DoubtsPage
+from rollbook.recovery.possible_losses_port import BookieDoubts, DoubtsPage
 from tests.simulation.checkers.ledger import LedgerChecker
 from tests.simulation.history import History
 from tests.simulation.kernel.world import Main, Node, Process, World
@@ -368,7 +368,7 @@ FRUGAL: Final[tuple[Patch, ...]] = (
     (catalog, "_STEP_BYTES", 4096),
     *((place, "pack_cookie", _pack_cookie) for place in (cookies, core_identity)),
     *((place, "unpack_cookie", _unpack_cookie) for place in (cookies, core_identity)),
-    (server, "CHUNK_BYTES_MAX", 32 * 1024),
+    (socket_server, "CHUNK_BYTES_MAX", 32 * 1024),
     (bookie_pool, "RECEIVE_BYTES", 32 * 1024),
     (bookie, "ensure_layout", _pass),
     (Identity, "_require_fit", _pass),

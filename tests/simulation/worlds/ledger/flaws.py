@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, Final
 
-from rollbook.bookie import record_file_reader
+from rollbook.bookie import record_file
 from rollbook.bookie.core import catalog
 from rollbook.bookie.core.equal_length_slices import cut_evenly
 from rollbook.bookie.core.fencing import LedgerFacts
@@ -631,7 +631,7 @@ LEDGER_MUTANTS: Final = (
         "ledger-spoilt-at-one",
         "One bookie spoils small entries that it cuts out of a record together (RD3).",
         _BUDGET,
-        ((record_file_reader, "cut_evenly", _spoil_at_one),),
+        ((record_file, "cut_evenly", _spoil_at_one),),
     ),
     LedgerMutant(
         "ledger-wide-gaps",

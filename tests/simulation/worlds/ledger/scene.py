@@ -23,7 +23,7 @@ from rollbook.ledger.explicit_lac import ExplicitLac
 from rollbook.ledger.follower import Follower
 from rollbook.ledger.metadata_writer import MetadataWriter
 from rollbook.ledger.recovery import LedgerRecovery, _Attempt
-from rollbook.proto.cluster.cluster import initialise
+from rollbook.proto.cluster.cluster_root import initialise
 from rollbook.proto.formats.layout import Layout
 from rollbook.proto.formats.ledger_metadata import unpack_ledger_metadata
 from rollbook.proto.formats.paths import ledger_of_path

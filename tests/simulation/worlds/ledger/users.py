@@ -14,7 +14,7 @@ from rollbook.ledger.config import ClientConfig
 from rollbook.ledger.ledgers import Ledgers
 from rollbook.ledger.reader import LedgerReader
 from rollbook.ledger.writer import LedgerWriter
-from rollbook.proto.cluster.cluster import open_cluster
+from rollbook.proto.cluster.cluster_root import open_cluster
 from rollbook.proto.errors import (
     Missing,
     NoSuchLedger,
@@ -29,9 +29,9 @@ from rollbook.proto.metadata import LedgerState
 from rollbook.proto.ports import MetadataStore
 from rollbook.proto.quorum import Quorum
 from rollbook.proto.wire.digest import DigestType
-from rollbook.recovery.bookie_healer import Healer
+from rollbook.recovery.bookie_restorer import BookieRestorer
 from rollbook.recovery.config import HealConfig
-from rollbook.recovery.possible_losses import BookieDoubts
+from rollbook.recovery.possible_losses_port import BookieDoubts
 from tests.simulation.checkers.ledger import PAYLOAD_BYTES_MIN, LedgerChecker
 from tests.simulation.history import NEVER, Append, History
 from tests.simulation.kernel.world import Main, Node, World
@@ -436,7 +436,7 @@ class Users:
         doubts = self._sums.doubts_of(name)
         if doubts is None:
             return False
-        healer = Healer(ledgers, BookieId(name), doubts, _HEALING, includes_all=True)
+        healer = BookieRestorer(ledgers, BookieId(name), doubts, _HEALING, includes_all=True)
         try:
             async with asyncio.timeout(seconds):
                 healing = await self._timed("heal", healer.heal())

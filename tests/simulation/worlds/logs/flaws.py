@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from rollbook.api.client.core.retry_rules import is_forgotten
+from rollbook.api.client.core.retries_and_outcomes import is_forgotten
 from rollbook.logservice import (
     append_stream,
     log_takeover,
@@ -19,28 +19,28 @@ from rollbook.logservice import (
     segment_ledgers,
     truncation,
 )
-from rollbook.logservice import retention as log_retention
+from rollbook.logservice import log_sweeper as log_retention
 from rollbook.logservice.append_path import AppendPath
 from rollbook.logservice.core import ledger_list, retention, segments
-from rollbook.logservice.core.cluster_uptime import LivedTime, Witness
 from rollbook.logservice.core.cursors import TruncationGuards
+from rollbook.logservice.core.downtime_gaps import LivedTime, Witness
 from rollbook.logservice.core.ledger_list import LedgerList, ListedLogState, LogEvent, Segment
 from rollbook.logservice.core.log_end_source import listed_end
-from rollbook.logservice.core.log_state import LogMemory
 from rollbook.logservice.core.pending_commits import PendingCommits
 from rollbook.logservice.core.producers import Producers
+from rollbook.logservice.core.replayed_state import LogMemory
 from rollbook.logservice.core.segments import Trail
 from rollbook.logservice.core.sequencer import Sequencer
 from rollbook.logservice.core.takeover_backoff import TakeoverPatience
 from rollbook.logservice.ids import Offset, OwnerEpoch, SegmentId
 from rollbook.logservice.log_metadata import LogMetadataStore
 from rollbook.logservice.log_ownership import LogServer
-from rollbook.logservice.log_reads import LogReads
+from rollbook.logservice.log_sweeper import Sweeper
 from rollbook.logservice.messages import DeleteLogAnswer, Moving, WriterGrant
 from rollbook.logservice.offset_lookup import find_tail, read_block
 from rollbook.logservice.orphan_ledgers import OrphanRepair
+from rollbook.logservice.read_requests import LogReads
 from rollbook.logservice.reader import LogReader
-from rollbook.logservice.retention import Sweeper
 from rollbook.logservice.segment_roll import SegmentRoll
 from rollbook.logservice.server_clock import ServerClock
 from rollbook.logservice.service import LogService

@@ -26,7 +26,7 @@ from rollbook.logservice.log_metadata import LogMetadataStore
 from rollbook.logservice.messages import AppendAck
 from rollbook.logservice.owner import Owner
 from rollbook.logservice.segment_roll import SegmentRoll
-from rollbook.proto.cluster.cluster import initialise, open_cluster
+from rollbook.proto.cluster.cluster_root import initialise, open_cluster
 from rollbook.proto.errors import (
     LogDeleted,
     LogReplaced,

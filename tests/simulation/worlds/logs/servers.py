@@ -20,7 +20,7 @@ from rollbook.logservice.log_metadata import LogMetadataStore
 from rollbook.logservice.log_ownership import LogServer, _Grounds
 from rollbook.logservice.orphan_ledgers import OrphanRepair
 from rollbook.logservice.service import LogService
-from rollbook.proto.cluster.cluster import open_cluster
+from rollbook.proto.cluster.cluster_root import open_cluster
 from rollbook.proto.errors import NodeExists, NoSuchNode, RollbookError
 from rollbook.proto.formats.paths import AVAILABLE
 from rollbook.proto.formats.service_info import WRITERS_FROM, describe_bookie, pack_service_info

@@ -19,7 +19,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from rollbook.api.client.core.retry_rules import begins_epoch, is_forgotten, may_repeat
+from rollbook.api.client.core.retries_and_outcomes import begins_epoch, is_forgotten, may_repeat
 from rollbook.logservice import messages as service_words
 from rollbook.logservice.core.record_block import Block, pack_block
 from rollbook.logservice.ids import (

@@ -8,7 +8,7 @@ from rollbook.api.access.authenticator import CALLER, anybody
 from rollbook.api.access.authorized_service import AuthorizedService
 from rollbook.api.access.core.access_file import Principal
 from rollbook.api.access.core.grants import Grants
-from rollbook.api.methods import BY_REQUEST
+from rollbook.api.rpc_methods import BY_REQUEST
 from rollbook.logservice import messages
 from rollbook.logservice.ids import LogName
 from tests.unit.api.grpc.fake_core import FakeCluster, FakeCore

@@ -27,14 +27,14 @@ from rollbook.api.cli.server.log import load_log_settings
 from rollbook.api.client.append_stream import ClientAppendStream
 from rollbook.api.client.channels import Channels, Security
 from rollbook.api.grpc.config import GrpcConfig
-from rollbook.api.grpc.protobuf_codec import pack
+from rollbook.api.grpc.peer_channels import GrpcPeers
+from rollbook.api.grpc.protobuf_conversion import pack
 from rollbook.api.grpc.server import GrpcServer
 from rollbook.api.grpc.status import error_of_call
-from rollbook.api.methods import BY_REQUEST, METHODS, READ_STREAM, CallKind, Method
-from rollbook.api.rest.forwarding import GrpcPeers
 from rollbook.api.rest.log_app import RestServer
-from rollbook.api.rest.log_metrics import MetricsPage
+from rollbook.api.rest.metrics_and_settings import MetricsPage
 from rollbook.api.rest.server import HttpConfig
+from rollbook.api.rpc_methods import BY_REQUEST, METHODS, READ_STREAM, CallKind, Method
 from rollbook.logservice import messages
 from rollbook.logservice.core.record_block import pack_block
 from rollbook.logservice.ids import Earliest, LogName, SegmentId

@@ -19,7 +19,7 @@ import structlog
 
 from rollbook.api.access import authenticator as authenticator_module
 from rollbook.api.access import authorized_service
-from rollbook.api.access import token_file as token_file_module
+from rollbook.api.access import operator_token_file as token_file_module
 from rollbook.api.access.audit import AuditLog
 from rollbook.api.access.authenticator import AuthenticatedCaller, Authenticator
 from rollbook.api.access.certificate_expiry_watch import CertificateWatch
@@ -29,7 +29,7 @@ from rollbook.api.access.core.file_stability import FileStability
 from rollbook.api.access.core.grants import Grants
 from rollbook.api.access.core.quotas import Meter, TokenBucket
 from rollbook.api.grpc.config import GrpcConfig
-from rollbook.api.grpc.unauthenticated_limits import Strangers
+from rollbook.api.grpc.token_interceptor import Strangers
 from rollbook.api.rest.bookie import AdminServer
 from rollbook.api.rest.log_app import RestServer
 from rollbook.api.rest.server import Guard, HttpConfig

@@ -14,8 +14,8 @@ from rollbook.api.access.authorized_service import AuthorizedService
 from rollbook.api.access.core.access_file import Principal
 from rollbook.api.access.core.grants import EVERYTHING
 from rollbook.api.access.core.quotas import PrincipalAccount, Quotas
-from rollbook.api.methods import READ_STREAM
 from rollbook.api.rest.owner_routing import Asking, OwnerRouting
+from rollbook.api.rpc_methods import READ_STREAM
 from rollbook.logservice import messages
 from rollbook.logservice.ids import AtOffset, Earliest, LogName, Offset
 from rollbook.proto.errors import Overloaded, RollbookError, Unauthorized

@@ -10,7 +10,7 @@ import pytest
 from rollbook.api import wal
 from rollbook.api.client import aio, sync, sync_writer
 from rollbook.api.client.log import Log
-from rollbook.api.methods import BY_REQUEST
+from rollbook.api.rpc_methods import BY_REQUEST
 
 _SYNC: Final = (
     sync.SyncClient,

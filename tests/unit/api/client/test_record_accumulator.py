@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from rollbook.api.client.batches import Batch, Submission
 from rollbook.api.client.config import LogClientConfig
-from rollbook.api.client.core.retry_rules import again
+from rollbook.api.client.core.retries_and_outcomes import again
+from rollbook.api.client.producer_batch import Batch, Submission
 from rollbook.api.client.record_accumulator import RecordAccumulator
-from rollbook.bookie.core import memory_budget
+from rollbook.bookie.core import connection_memory
 from rollbook.ledger import send_queue
 from rollbook.logservice.core.record_block import Block, Codec, stamped
 from rollbook.logservice.ids import Offset, OwnerEpoch, ProducerRef, WriterEpoch
@@ -117,7 +117,7 @@ def test_a_full_batch_reaches_a_bookie_in_one_piece(size: int) -> None:
     digest = LedgerDigest(DigestType.CRC32C, b"", LedgerId(1 << 40))
     packer = V3AddPacker(bytes(20), digest, count(1 << 40))
     frame = packer.pack(EntryId(1 << 30), EntryId(1 << 30), 1 << 50, block_of(batch).data)
-    assert len(frame) <= min(send_queue.CHUNK_BYTES_MAX, memory_budget.CHUNK_BYTES_MAX)
+    assert len(frame) <= min(send_queue.CHUNK_BYTES_MAX, connection_memory.CHUNK_BYTES_MAX)
 
 
 def test_a_submission_says_what_became_of_it() -> None:

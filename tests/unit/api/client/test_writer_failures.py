@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from rollbook.api.client.batches import Batch, Submission
+from rollbook.api.client.producer_batch import Batch, Submission
 from rollbook.logservice import messages as words
 from rollbook.logservice.core.record_block import Block
 from rollbook.logservice.ids import OwnerEpoch

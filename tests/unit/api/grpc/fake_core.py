@@ -403,7 +403,7 @@ class FakeCore:
         """The logs of which this server is the owner, or that nobody owns if it is the first one."""
         await self._asked("watch_tails", request)
         # Here, and annotations as text: regressions run beside products that lack these.
-        from rollbook.logservice.core.log_tails import Scope
+        from rollbook.logservice.core.tail_offset_table import Scope
 
         scope, sent = Scope.of(request), dict[LogName, messages.TailOfLog]()
         while True:

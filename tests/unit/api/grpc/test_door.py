@@ -11,8 +11,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from rollbook.api.grpc.config import GrpcConfig
+from rollbook.api.grpc.record_framing import request_word
 from rollbook.api.grpc.server import GrpcServer
-from rollbook.api.grpc.unframed_records import request_word
 from rollbook.logservice.core.record_block import Block, pack_block
 from rollbook.logservice.log_config import LogConfig
 from rollbook.logservice.messages import Append

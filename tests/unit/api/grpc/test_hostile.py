@@ -14,10 +14,10 @@ import pytest
 
 from rollbook.api.grpc import server as server_module
 from rollbook.api.grpc.config import GrpcConfig
-from rollbook.api.grpc.protobuf_codec import pack
+from rollbook.api.grpc.protobuf_conversion import pack
 from rollbook.api.grpc.server import CALLS_OF_ONE_MAX, GrpcServer
 from rollbook.api.grpc.status import error_of_call
-from rollbook.api.methods import MESSAGE_BYTES_MAX, METHODS, CallKind
+from rollbook.api.rpc_methods import MESSAGE_BYTES_MAX, METHODS, CallKind
 from rollbook.logservice.core.record_block import pack_block
 from rollbook.logservice.messages import Append, ReadEvent, Records
 from rollbook.proto.errors import (

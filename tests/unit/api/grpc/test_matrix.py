@@ -10,10 +10,10 @@ import pytest
 from rollbook.api.client.append_stream import ClientAppendStream
 from rollbook.api.client.channels import Channels, Security
 from rollbook.api.grpc.config import GrpcConfig
-from rollbook.api.grpc.protobuf_codec import pack
+from rollbook.api.grpc.protobuf_conversion import pack
 from rollbook.api.grpc.server import GrpcServer
 from rollbook.api.grpc.status import detail_of, error_of, error_of_call, failure_of
-from rollbook.api.methods import METHODS, CallKind, Method, late
+from rollbook.api.rpc_methods import METHODS, CallKind, Method, late
 from rollbook.logservice.core.record_block import pack_block
 from rollbook.logservice.messages import AppendAck
 from rollbook.proto import errors

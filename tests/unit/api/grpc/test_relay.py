@@ -14,12 +14,12 @@ from rollbook.api.access.core.access_file import digest_of
 from rollbook.api.client.channels import Channels, Security
 from rollbook.api.client.client import Client, connect
 from rollbook.api.grpc.config import GrpcConfig
-from rollbook.api.grpc.protobuf_codec import pack
+from rollbook.api.grpc.peer_channels import GrpcPeers
+from rollbook.api.grpc.protobuf_conversion import pack
 from rollbook.api.grpc.relay import Relay, RelayedAppends, wanted_server
 from rollbook.api.grpc.server import GrpcServer
 from rollbook.api.grpc.status import LISTENS_KEY, error_of_call, status_of, text_of, trailers_of
-from rollbook.api.methods import BY_REQUEST, RELAY_KEY, RELAYED_KEY
-from rollbook.api.rest.forwarding import GrpcPeers
+from rollbook.api.rpc_methods import BY_REQUEST, RELAY_KEY, RELAYED_KEY
 from rollbook.logservice import messages
 from rollbook.logservice.core.record_block import pack_block
 from rollbook.logservice.ids import LogName

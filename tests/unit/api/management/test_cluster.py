@@ -9,8 +9,8 @@ from typing import Any, cast
 import pytest
 
 from rollbook.api.cli.bookie_admin_client import AdminClient
-from rollbook.api.cli.cluster.operation_handlers import describe_error, kinds_of
 from rollbook.api.cli.ledger import segment_guard
+from rollbook.api.cli.server.operation_handlers import describe_error, kinds_of
 from rollbook.api.management.cluster import ClusterManagement
 from rollbook.api.management.store_calls import StoreWatch
 from rollbook.proto.cluster.cookies import CookieNodes
@@ -36,8 +36,8 @@ from rollbook.proto.formats.lifecycle import LifecycleState
 from rollbook.proto.ids import BookieId, EntryId, LedgerId
 from rollbook.proto.ports import NO_SESSION, SessionEvent, SessionState
 from rollbook.proto.runtime.clock import SystemClock
+from rollbook.recovery.cluster_event_watch import ClusterEventLog
 from rollbook.recovery.config import WorkerConfig
-from rollbook.recovery.events import ClusterEventLog
 from rollbook.recovery.operation_runner import OperationRunner
 from rollbook.recovery.operations import RUNNER
 from rollbook.recovery.repair_task_nodes import BadCopies

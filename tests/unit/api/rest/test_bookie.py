@@ -15,9 +15,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from rollbook.api.access.audit import AuditLog
 from rollbook.api.access.authenticator import Authenticator
 from rollbook.api.access.core.access_file import digest_of
-from rollbook.api.rest.background_operations import Facts, RunningOperations
 from rollbook.api.rest.bookie import OPEN_PATHS, AdminServer, make_app
 from rollbook.api.rest.bookie_models import LogLevel
+from rollbook.api.rest.running_operations import Facts, RunningOperations
 from rollbook.api.rest.server import HttpConfig
 from rollbook.bookie.stats import Stats
 from rollbook.proto.errors import BadConfig, BookieFailed, Overloaded

@@ -18,7 +18,7 @@ from rollbook.api.rest.callback_post import (
     require_allowed,
 )
 from rollbook.proto.errors import BadConfig, InvalidRequest
-from rollbook.recovery.core.event_callbacks import DeliveryAnswer
+from rollbook.recovery.core.callback_queue import DeliveryAnswer
 from tests.support.certificates import Authority
 
 PUBLIC = "https://hooks.example.com/x"

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from rollbook import __version__
-from rollbook.api.methods import METHODS, CallKind
-from rollbook.api.rest.json_codec import example_of, from_json, schema_of, to_json
 from rollbook.api.rest.log_app import make_app
-from rollbook.api.rest.log_metrics import MetricsPage
+from rollbook.api.rest.message_json import example_of, from_json, schema_of, to_json
+from rollbook.api.rest.metrics_and_settings import MetricsPage
+from rollbook.api.rpc_methods import METHODS, CallKind
 from rollbook.logservice import messages
 from rollbook.logservice.ids import AtCursor, CursorName, LogName, Offset
 from rollbook.logservice.log_config import LogConfig, WriterMode

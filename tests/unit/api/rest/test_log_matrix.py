@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from rollbook.api.methods import METHODS, CallKind
+from rollbook.api.rpc_methods import METHODS, CallKind
 from rollbook.logservice.core.record_block import Block, pack_block
 from rollbook.logservice.ids import LogName
 from rollbook.proto import errors

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from rollbook.proto.cluster.cluster import initialise
+from rollbook.proto.cluster.cluster_root import initialise
 from rollbook.proto.metastore.url import MetadataUrl
 from rollbook.proto.runtime.metastore import open_metadata_store
 from tests.rest.script import Script, read_all

@@ -15,7 +15,7 @@ import h11
 import pytest
 
 from rollbook.api.rest import server as module
-from rollbook.api.rest.fairness import admission_queue, response_backpressure
+from rollbook.api.rest.fairness import loop_yield_queue, response_memory
 from rollbook.api.rest.log_app import RestServer
 from rollbook.api.rest.server import Bounds, HttpConfig
 from rollbook.logservice.core.record_block import pack_block
@@ -216,7 +216,7 @@ async def unread_answers(there: There, count: int) -> AsyncIterator[list[asyncio
 async def test_large_answers_together_are_bounded(
     there: There, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(response_backpressure, "_PATIENCE_S", 100)
+    monkeypatch.setattr(response_memory, "_PATIENCE_S", 100)
     async with unread_answers(there, 2):
         answer = await there.client.get(f"{LOG}/records")
         assert (answer.status, answer.reason) == (503, "OVERLOADED")
@@ -412,7 +412,7 @@ async def test_what_would_hold_up_everybody_is_not_read(there: There, bomb: str)
 @pytest.fixture
 async def begun(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[list[int]]:
     """In which round of the loop each request did, whatever the clock says."""
-    monkeypatch.setattr(admission_queue, "_REST_S", 3600)
+    monkeypatch.setattr(loop_yield_queue, "_REST_S", 3600)
     monkeypatch.setattr(module, "_FIRST_WAITS_S_MAX", 3600)
     found: list[int] = []
     served, loop = module.Guard.__call__, Loop()
@@ -474,7 +474,7 @@ async def test_who_was_answered_waits_for_nobody_who_has_just_come(
             writer.write(_HEAD + b"\r\n")
             assert (await reader.readuntil(b"OK\n")).startswith(b"HTTP/1.1 200")
             monkeypatch.setattr(
-                admission_queue.AdmissionQueue, "wait", lambda *_: asyncio.Event().wait()
+                loop_yield_queue.AdmissionQueue, "wait", lambda *_: asyncio.Event().wait()
             )
         writer.close()
 
@@ -482,11 +482,11 @@ async def test_who_was_answered_waits_for_nobody_who_has_just_come(
 async def test_however_many_come_at_once_none_waits_long_for_others(
     there: There, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(admission_queue, "_REST_S", 2 * DEADLINE_S)
+    monkeypatch.setattr(loop_yield_queue, "_REST_S", 2 * DEADLINE_S)
     monkeypatch.setattr(module, "_FIRST_WAITS_S_MAX", 0.001)
-    endless = admission_queue.AdmissionQueue(10**9)
+    endless = loop_yield_queue.AdmissionQueue(10**9)
     await endless.wait()
-    monkeypatch.setattr(admission_queue.AdmissionQueue, "wait", endless.wait)
+    monkeypatch.setattr(loop_yield_queue.AdmissionQueue, "wait", endless.wait)
     assert (await there.client.get("/healthz")).status == 200
 
 
@@ -687,11 +687,11 @@ async def test_a_head_in_pieces_waits_no_longer_than_one_that_comes_at_once(
 ) -> None:
     told: asyncio.Queue[float] = asyncio.Queue()
 
-    async def wait(_: admission_queue.AdmissionQueue, patience_s: float) -> None:
+    async def wait(_: loop_yield_queue.AdmissionQueue, patience_s: float) -> None:
         told.put_nowait(patience_s)
         await asyncio.sleep(0)
 
-    monkeypatch.setattr(admission_queue.AdmissionQueue, "wait", wait)
+    monkeypatch.setattr(loop_yield_queue.AdmissionQueue, "wait", wait)
     monkeypatch.setattr(module._HttpConnection, "_first_may_wait_s", 600.0)
     _, writer = await asyncio.open_connection(*_place(there))
     left_s = []
@@ -715,7 +715,7 @@ async def _in_line_for_ever(
         in_line.release()
         await asyncio.Event().wait()
 
-    patch.setattr(admission_queue.AdmissionQueue, "wait", wait)
+    patch.setattr(loop_yield_queue.AdmissionQueue, "wait", wait)
     async with asyncio.timeout(DEADLINE_S):
         callers = [await asyncio.open_connection(*_place(there)) for _ in range(8)]
         for _, writer in callers:

@@ -18,7 +18,7 @@ from urllib.parse import parse_qsl, urlencode
 import pytest
 
 from rollbook.api import rest
-from rollbook.api.methods import METHODS
+from rollbook.api.rpc_methods import METHODS
 from rollbook.logservice.core.record_block import CEILING, Block, check_block
 from rollbook.proto.errors import Overloaded
 from tests.unit.api.rest.http_client import Answer

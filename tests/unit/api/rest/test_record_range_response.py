@@ -14,12 +14,12 @@ from structlog.testing import capture_logs
 from rollbook.api.rest import (
     record_range_response as reading,
 )
-from rollbook.api.rest.fairness import admission_queue as line
+from rollbook.api.rest.fairness import loop_yield_queue as line
 from rollbook.api.rest.fairness import new_reader_pacing as newcomers
-from rollbook.api.rest.fairness import response_backpressure
-from rollbook.api.rest.fairness.admission_queue import AdmissionQueue
+from rollbook.api.rest.fairness import response_memory
+from rollbook.api.rest.fairness.loop_yield_queue import AdmissionQueue
 from rollbook.api.rest.fairness.new_reader_pacing import ROUNDS
-from rollbook.api.rest.fairness.response_backpressure import ResponseBackpressure
+from rollbook.api.rest.fairness.response_memory import ResponseBackpressure
 from rollbook.api.rest.record_json import Encoding
 from rollbook.api.rest.record_json_slices import RecordSlice, pieces
 from rollbook.api.rest.record_range_response import RangeResponse
@@ -196,7 +196,7 @@ async def test_nothing_more_is_made_for_who_has_left(made: list[int]) -> None:
 async def test_nothing_more_is_made_for_who_is_hung_up_on(
     made: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(response_backpressure, "_PATIENCE_S", 0.01)
+    monkeypatch.setattr(response_memory, "_PATIENCE_S", 0.01)
     client, room = Client(), ResponseBackpressure(4 * 2**20)  # It holds more than half.
     serving = serve(client, room=room)
     while len(made) < 3:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from fastapi import FastAPI
 
-from rollbook.api.access.token_file import token_of
+from rollbook.api.access.operator_token_file import token_of
 from rollbook.api.access.watched_file import WatchedFile
 from rollbook.api.rest import server as module
 from rollbook.api.rest.bookie import AdminServer

@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 
-from rollbook.bookie.core.group_commit import RecordPacker
 from rollbook.bookie.core.record_format import (
     FILE_HEADER_BYTES,
     FileHeader,
@@ -11,6 +10,7 @@ from rollbook.bookie.core.record_format import (
     RecordReader,
     pack_rows,
 )
+from rollbook.bookie.core.record_packer import RecordPacker
 from rollbook.bookie.core.torn_tail import Scan, scan
 
 FILE_ID = bytes(range(16))

@@ -8,17 +8,17 @@ import pytest
 
 from rollbook.bookie.core import replay as replaying
 from rollbook.bookie.core.control_records import Control, ControlOperation
-from rollbook.bookie.core.group_commit import Frames, RecordPacker, Write, index_of
 from rollbook.bookie.core.journal_index import JournalIndex
 from rollbook.bookie.core.record_format import FILE_HEADER_BYTES, RecordKind, RecordReader
+from rollbook.bookie.core.record_packer import Frames, RecordPacker, Write, index_of
 from rollbook.bookie.core.replay import replay
 from rollbook.bookie.core.torn_tail import scan
 from rollbook.proto.ids import EntryId, LedgerId
 from rollbook.proto.wire import v2_adds, v3_adds
 from rollbook.proto.wire.adds import AddPacker, Adds
 from rollbook.proto.wire.digest import DigestType, LedgerDigest
+from rollbook.proto.wire.journaled_adds import StoredAdds, StoredEntries
 from rollbook.proto.wire.request_decoder import RequestDecoder
-from rollbook.proto.wire.stored_adds import StoredAdds, StoredEntries
 
 FILE_ID = bytes(range(16))
 LEDGERS = (1, 2, 300)

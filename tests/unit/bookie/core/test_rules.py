@@ -12,8 +12,8 @@ from rollbook.bookie.core.control_records import (
     is_of_control,
     unpack_controls,
 )
+from rollbook.bookie.core.entry_salvage import find_entries, proves_itself, take_frames
 from rollbook.bookie.core.fencing import LedgerFacts
-from rollbook.bookie.core.group_commit import Frames, RecordPacker, index_of, size_of
 from rollbook.bookie.core.journal_as_entry_log import JournalShape
 from rollbook.bookie.core.possible_losses import PossibleLosses
 from rollbook.bookie.core.record_format import (
@@ -23,7 +23,7 @@ from rollbook.bookie.core.record_format import (
     RecordReader,
     unpack_rows,
 )
-from rollbook.bookie.core.salvage import find_entries, proves_itself, take_frames
+from rollbook.bookie.core.record_packer import Frames, RecordPacker, index_of, size_of
 from rollbook.bookie.core.torn_tail import scan
 from rollbook.proto.errors import TornRecord
 from rollbook.proto.ids import NO_ENTRY, EntryId, LedgerId

@@ -4,13 +4,13 @@ import random
 
 import pytest
 
-from rollbook.bookie.core.group_commit import RecordPacker
 from rollbook.bookie.core.record_format import (
     FILE_HEADER_BYTES,
     SECTOR,
     EntryRow,
     RecordKind,
 )
+from rollbook.bookie.core.record_packer import RecordPacker
 from tests.unit.bookie.core.record_files import BODIES, FILE_ID, put, read, write
 
 

@@ -31,7 +31,6 @@ from rollbook.logservice.core.cursors import (
 )
 from rollbook.logservice.core.ledger_list import LedgerList, LogEvent
 from rollbook.logservice.core.log_node_format import pack_log_node, unpack_log_node
-from rollbook.logservice.core.log_state import LogMemory
 from rollbook.logservice.core.producers import AppendedBatch
 from rollbook.logservice.core.record_block import (
     CEILING,
@@ -41,6 +40,7 @@ from rollbook.logservice.core.record_block import (
     pack_block,
     stamped,
 )
+from rollbook.logservice.core.replayed_state import LogMemory
 from rollbook.logservice.ids import (
     CursorName,
     Offset,

@@ -7,9 +7,9 @@ import pytest
 
 from rollbook.logservice.core import producers as module
 from rollbook.logservice.core.control_blocks import Follows, ProducerBegun, pack_control
-from rollbook.logservice.core.log_state import LogMemory
 from rollbook.logservice.core.producers import AppendedBatch, Producers
 from rollbook.logservice.core.record_block import Block, pack_block, stamped
+from rollbook.logservice.core.replayed_state import LogMemory
 from rollbook.logservice.ids import (
     NAMED_EPOCH_MIN,
     NO_WRITER_YET,

@@ -13,9 +13,9 @@ from rollbook.logservice.core.control_blocks import (
     WriterReleased,
     pack_control,
 )
-from rollbook.logservice.core.log_state import LogMemory, snapshot_in
 from rollbook.logservice.core.producers import AppendedBatch
 from rollbook.logservice.core.record_block import Block, BlockInfo, Codec, pack_block, stamped
+from rollbook.logservice.core.replayed_state import LogMemory, snapshot_in
 from rollbook.logservice.core.sequencer import BlockStamp, Sequencer
 from rollbook.logservice.ids import TIMESTAMP_US_MAX, Offset, OwnerEpoch, ProducerRef, WriterEpoch
 from rollbook.logservice.messages import AcquireMode, Condition

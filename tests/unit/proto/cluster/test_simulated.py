@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import pytest
 
 from rollbook.proto.cluster.bookie_watcher import BookieWatcher
-from rollbook.proto.cluster.cluster import initialise
+from rollbook.proto.cluster.cluster_root import initialise
 from rollbook.proto.cluster.ledger_nodes import LedgerNodes
 from rollbook.proto.cluster.registration import BookieRegistration, RegisteredMode
 from rollbook.proto.errors import (

@@ -5,10 +5,10 @@ import random
 
 import pytest
 
-from rollbook.proto.metastore.client import StoreClient
 from rollbook.proto.metastore.core.service import CommitGroup, Kept
 from rollbook.proto.metastore.core.tree import Tree
 from rollbook.proto.metastore.memory import MemoryLine
+from rollbook.proto.metastore.service_client import StoreClient
 from rollbook.proto.metastore.service_host import Host
 from rollbook.proto.runtime.clock import SystemClock
 

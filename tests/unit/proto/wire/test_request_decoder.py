@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from rollbook.bookie.core.salvage import take_frames
+from rollbook.bookie.core.entry_salvage import take_frames
 from rollbook.proto.errors import (
     BadFrame,
     InvalidRequest,

@@ -12,7 +12,7 @@ from rollbook.api.access.core.grants import (
     visible_of,
 )
 from rollbook.api.access.permission_errors import refusal_of
-from rollbook.api.methods import METHODS, CallKind
+from rollbook.api.rpc_methods import METHODS, CallKind
 from rollbook.logservice import messages
 from rollbook.logservice.ids import AtOffset, LogName, Offset, OwnerEpoch
 from rollbook.proto.errors import BadConfig

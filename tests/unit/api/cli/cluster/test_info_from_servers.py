@@ -11,7 +11,7 @@ import pytest
 
 from rollbook.api.cli.cluster.info_from_servers import verdict
 from rollbook.logservice import messages
-from rollbook.proto.cluster.cluster import initialise
+from rollbook.proto.cluster.cluster_root import initialise
 from rollbook.proto.metastore.url import MetadataUrl
 from rollbook.proto.quorum import Quorum
 from rollbook.proto.runtime.metastore import open_metadata_store

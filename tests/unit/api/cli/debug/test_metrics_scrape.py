@@ -18,7 +18,7 @@ from rollbook.api.cli.log.connection import LogAccess
 from rollbook.logservice.core.server_record import ServerRecord, pack_server_record
 from rollbook.logservice.ids import ServerId, ServerInfo
 from rollbook.logservice.membership import FOLDER
-from rollbook.proto.cluster.cluster import Cluster
+from rollbook.proto.cluster.cluster_root import Cluster
 from rollbook.proto.errors import RollbookError
 from rollbook.proto.ports import MetadataStore
 from tests.support.certificates import Authority

@@ -56,7 +56,7 @@ def test_its_processes_end_with_it() -> None:
     """However the demo ends: its end of the pipe is closed."""
     code = (
         "import runpy, sys, time; import rollbook.api.cli.main as cli; cli.main = lambda: time.sleep(60)\n"
-        "runpy.run_module('rollbook.api.cli.demo.child', run_name='__main__')"
+        "runpy.run_module('rollbook.api.cli.demo.child_main', run_name='__main__')"
     )
     read, write = os.pipe()
     child = subprocess.Popen([sys.executable, "-c", code], stdin=read)

@@ -15,7 +15,7 @@ from rollbook.api.cli.dev.run import run_all, run_dev
 from rollbook.api.cli.server import log as log_server
 from rollbook.api.cli.server.log import addresses_of
 from rollbook.logservice.config import LogServerConfig
-from rollbook.proto.cluster.cluster import initialise
+from rollbook.proto.cluster.cluster_root import initialise
 from rollbook.proto.errors import BadConfig, RollbookError
 from rollbook.proto.metastore.url import MetadataUrl
 from rollbook.proto.ports import Address

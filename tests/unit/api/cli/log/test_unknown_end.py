@@ -12,7 +12,7 @@ import pytest
 import rollbook
 from rollbook.api.cli.log import connection
 from rollbook.api.client.config import LogClientConfig
-from rollbook.proto.cluster.cluster import initialise
+from rollbook.proto.cluster.cluster_root import initialise
 from rollbook.proto.metastore.url import MetadataUrl
 from rollbook.proto.runtime.metastore import open_metadata_store
 from tests.support import bookies, commands, processes

@@ -13,7 +13,7 @@ import pytest
 
 from rollbook.api.cli.metadata_option import Metadata
 from rollbook.api.cli.recovery.status import rate
-from rollbook.proto.cluster.cluster import Cluster, initialise
+from rollbook.proto.cluster.cluster_root import Cluster, initialise
 from rollbook.proto.cluster.cookies import CookieNodes
 from rollbook.proto.cluster.election import Election
 from rollbook.proto.cluster.uncertain_writes import put_surely

@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from rollbook.api.cli.main import exit_code, rollbook
-from rollbook.proto.cluster.cluster import initialise
+from rollbook.proto.cluster.cluster_root import initialise
 from rollbook.proto.cluster.ledger_ids import LedgerIds
 from rollbook.proto.errors import ConnectionLost, NoSuchLedger, RollbookError
 from rollbook.proto.formats.service_info import unpack_service_info

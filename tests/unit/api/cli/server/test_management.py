@@ -20,7 +20,7 @@ from click.testing import CliRunner
 
 import rollbook
 from rollbook.api.cli.server.commands import group
-from rollbook.proto.cluster.cluster import initialise
+from rollbook.proto.cluster.cluster_root import initialise
 from rollbook.proto.errors import BadConfig
 from rollbook.proto.metastore.url import MetadataUrl
 from rollbook.proto.runtime.metastore import open_metadata_store

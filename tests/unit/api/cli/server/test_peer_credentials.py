@@ -15,7 +15,7 @@ from structlog.testing import capture_logs
 import rollbook
 from rollbook.api.cli.server.peer_credentials import report_untrusted
 from rollbook.logservice.config import LogServerConfig
-from rollbook.proto.cluster.cluster import initialise
+from rollbook.proto.cluster.cluster_root import initialise
 from rollbook.proto.errors import ServerUnreachable
 from rollbook.proto.metastore.url import MetadataUrl
 from rollbook.proto.runtime.metastore import open_metadata_store

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from rollbook.api.dashboard.core.payload_text import HIDDEN, Form, node_text, value_in
-from rollbook.recovery.core.event_callbacks import RegisteredCallback, pack_callback
+from rollbook.recovery.core.callback_queue import RegisteredCallback, pack_callback
 
 
 @pytest.mark.parametrize(

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from rollbook.api.rest import event_streams
-from rollbook.api.rest.fairness import admission_queue as line
+from rollbook.api.rest.fairness import loop_yield_queue as line
 from rollbook.api.rest.fairness import new_reader_pacing as newcomers
 from rollbook.api.rest.fairness import reader_turns
-from rollbook.api.rest.fairness.admission_queue import AdmissionQueue
+from rollbook.api.rest.fairness.loop_yield_queue import AdmissionQueue
 from rollbook.api.rest.fairness.new_reader_pacing import Newcomer
 from rollbook.logservice.core.record_block import pack_block
 from rollbook.logservice.ids import LogName

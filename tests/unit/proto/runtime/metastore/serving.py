@@ -14,7 +14,7 @@ import signal
 import sys
 
 from rollbook.proto.errors import RollbookError
-from rollbook.proto.metastore.client import StoreClient
+from rollbook.proto.metastore.service_client import StoreClient
 from rollbook.proto.ports import CreateMode
 from rollbook.proto.runtime.clock import SystemClock
 from rollbook.proto.runtime.logging_setup import configure_logs

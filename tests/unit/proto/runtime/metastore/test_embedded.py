@@ -27,8 +27,8 @@ from rollbook.proto.errors import (
     RollbookError,
     UnsupportedVersion,
 )
-from rollbook.proto.metastore.client import CLOSE_TIMEOUT_S, StoreClient
 from rollbook.proto.metastore.core.service import CommitGroup
+from rollbook.proto.metastore.service_client import CLOSE_TIMEOUT_S, StoreClient
 from rollbook.proto.ports import (
     CreateMode,
     MetadataStore,
@@ -40,8 +40,8 @@ from rollbook.proto.runtime.clock import SystemClock
 from rollbook.proto.runtime.exit_status import EXIT_STORAGE_FAILED
 from rollbook.proto.runtime.metastore import embedded_owner, open_metadata_store
 from rollbook.proto.runtime.metastore.embedded_connector import EmbeddedConnector, Role
-from rollbook.proto.runtime.metastore.embedded_file import StoreFile
 from rollbook.proto.runtime.metastore.embedded_owner import StoreOwner
+from rollbook.proto.runtime.metastore.embedded_sqlite import StoreFile
 from tests.contract.stores import hurried, next_event, until_gone, until_state
 from tests.support import processes
 from tests.support.processes import Family
@@ -576,7 +576,7 @@ async def test_a_store_that_cannot_be_made_says_what_to_do(
     def fail(*_: object) -> None:
         raise error
 
-    monkeypatch.setattr("rollbook.proto.runtime.metastore.embedded_file._create", fail)
+    monkeypatch.setattr("rollbook.proto.runtime.metastore.embedded_sqlite._create", fail)
     store = StoreClient(
         EmbeddedConnector(path, SystemClock(), random.Random(0), Role.SERVER, create=True),
         random.Random(0),

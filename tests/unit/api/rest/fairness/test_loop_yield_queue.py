@@ -1,0 +1,79 @@
+"""Of all who are in line one goes at a time, and others have the loop in between."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from itertools import pairwise
+
+import pytest
+
+from rollbook.api.rest.fairness import loop_yield_queue as line
+from rollbook.api.rest.fairness.loop_yield_queue import AdmissionQueue
+from tests.unit.api.rest.loop_rounds import Loop
+
+ROUNDS = 5
+
+
+@pytest.fixture
+async def loop() -> AsyncGenerator[Loop, None]:
+    loop = Loop()
+    yield loop
+    loop.end()
+
+
+@pytest.fixture
+def no_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(line, "_REST_S", 3600)
+
+
+async def gone_at(line: AdmissionQueue, loop: Loop, patience_s: float | None = None) -> int:
+    await line.wait(patience_s)
+    return loop.rounds
+
+
+@pytest.mark.usefixtures("no_clock")
+async def test_however_many_come_one_goes_in_so_many_rounds(loop: Loop) -> None:
+    line = AdmissionQueue(ROUNDS)
+    found = await asyncio.gather(*(gone_at(line, loop) for _ in range(20)))
+    gaps = [b - a for a, b in pairwise(found)]  # Who waits goes on in the round behind.
+    assert gaps == [ROUNDS + 1, *[ROUNDS] * 18], "first come, first served"
+
+
+@pytest.mark.usefixtures("no_clock")
+async def test_whoever_finds_nobody_goes_at_once(loop: Loop) -> None:
+    line = AdmissionQueue(ROUNDS)
+    for _ in range(3):
+        before = loop.rounds
+        assert await gone_at(line, loop) == before
+        while loop.rounds <= before + ROUNDS:
+            await asyncio.sleep(0)
+    before = await gone_at(line, loop)
+    assert await gone_at(line, loop) >= before + ROUNDS - 1, "somebody has just gone"
+
+
+async def test_a_loop_with_work_goes_round_once_for_each(loop: Loop) -> None:
+    loop.work_s = line._REST_S
+    found = await asyncio.gather(*(gone_at(one, loop) for one in [AdmissionQueue(ROUNDS)] * 5))
+    assert all(b - a <= 2 for a, b in pairwise(found))
+
+
+async def test_patience_ends_a_wait_and_the_place_in_line(
+    loop: Loop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(line, "_REST_S", 3600)
+    endless = AdmissionQueue(10**9)
+    await endless.wait()
+    await endless.wait(0.001)
+    assert not endless._waiting
+
+
+@pytest.mark.usefixtures("no_clock")
+async def test_whoever_leaves_the_line_holds_up_nobody(loop: Loop) -> None:
+    line = AdmissionQueue(ROUNDS)
+    await line.wait()
+    before = loop.rounds
+    first, second, third = (asyncio.create_task(gone_at(line, loop)) for _ in range(3))
+    await asyncio.sleep(0)
+    second.cancel()
+    async with asyncio.timeout(30):
+        assert (await first - before, await third - before) == (ROUNDS + 1, 2 * ROUNDS + 1)
+    assert not line._waiting

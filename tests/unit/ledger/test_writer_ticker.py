@@ -1,0 +1,122 @@
+import asyncio
+from functools import partial
+
+import pytest
+
+from rollbook.ledger.writer_ticker import SharedTimer
+from tests.support.clocks import LoopTime
+
+TICK_S = 1000.0
+
+
+@pytest.fixture
+async def time(monkeypatch: pytest.MonkeyPatch) -> LoopTime:
+    return LoopTime(monkeypatch)
+
+
+async def test_whoever_asks_is_called_once_and_a_tick_later(time: LoopTime) -> None:
+    ticker, called = SharedTimer(TICK_S), list[int]()
+    ticker.call_next(partial(called.append, 1))
+    await time.pass_by(0.8 * TICK_S)  # Up to an eighth less.
+    assert not called
+    await time.pass_by(0.2 * TICK_S)
+    assert called == [1]
+    await time.pass_by(10 * TICK_S)
+    assert called == [1]
+
+
+async def test_a_process_that_stood_still_has_not_ticked_meanwhile(time: LoopTime) -> None:
+    """Else all deadlines passed before one answer was read."""
+    ticker, count = SharedTimer(TICK_S), 0
+
+    def tick() -> None:
+        nonlocal count
+        count += 1
+        ticker.call_next(tick)
+
+    ticker.call_next(tick)
+    await time.pass_by(20 * TICK_S)
+    assert count == 1
+    await time.pass_by(0.8 * TICK_S)
+    assert count == 1
+    await time.pass_by(0.3 * TICK_S)
+    assert count == 2
+    ticker.close()
+
+
+async def test_many_who_go_on_asking_are_called_equally_often(time: LoopTime) -> None:
+    ticker, counts = SharedTimer(TICK_S), [0] * 50
+
+    def tick(number: int) -> None:
+        counts[number] += 1
+        ticker.call_next(partial(tick, number))
+
+    for number in range(50):
+        ticker.call_next(partial(tick, number))
+    for _ in range(8):
+        await time.pass_by(TICK_S / 2)
+    assert counts == [counts[0]] * 50
+    assert counts[0] in (3, 4)
+    ticker.close()
+
+
+async def ask_twice(time: LoopTime, ticker: SharedTimer, called: list[int], apart_s: float) -> None:
+    for number in range(2):
+        ticker.call_next(partial(called.append, number))
+        await time.pass_by(apart_s)
+
+
+async def test_a_long_tick_has_more_shares(time: LoopTime) -> None:
+    ticker, called = SharedTimer(TICK_S, shares=2, share_s_max=TICK_S / 100), list[int]()
+    await ask_twice(time, ticker, called, 0.02 * TICK_S)
+    await time.pass_by(0.95 * TICK_S)
+    assert not called
+    await time.pass_by(0.02 * TICK_S)
+    assert called == [0]
+    await time.pass_by(0.02 * TICK_S)
+    assert called == [0, 1]
+    ticker.close()
+
+
+async def test_those_of_one_share_are_called_in_one_turn(time: LoopTime) -> None:
+    ticker, called = SharedTimer(TICK_S, shares=4), list[int]()
+    await time.pass_by(0.3 * TICK_S - asyncio.get_running_loop().time() % TICK_S + TICK_S)
+    await ask_twice(time, ticker, called, 0.1 * TICK_S)
+    await time.pass_by(0.7 * TICK_S)
+    assert not called
+    await time.pass_by(0.1 * TICK_S)
+    assert called == [0, 1]
+    ticker.close()
+
+
+async def test_a_ticker_that_is_closed_calls_nobody(time: LoopTime) -> None:
+    ticker, called = SharedTimer(TICK_S), list[int]()
+    ticker.call_next(partial(called.append, 1))
+    ticker.close()
+    await time.pass_by(2 * TICK_S)
+    assert not called
+
+
+async def test_failing_writer_does_not_stop_the_ticks_of_others(time: LoopTime) -> None:
+    """WR6: and the next ticks come in their time."""
+    bugs: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(
+        lambda _, context: bugs.append(context["exception"])
+    )
+    ticker, counts, bug = SharedTimer(TICK_S), [0, 0], ValueError("a bug")
+
+    def tick(number: int) -> None:
+        counts[number] += 1
+        ticker.call_next(partial(tick, number))
+
+    def fail() -> None:
+        raise bug
+
+    for on_tick in (partial(tick, 0), fail, partial(tick, 1)):
+        ticker.call_next(on_tick)
+    await time.pass_by(TICK_S)
+    assert bugs == [bug]
+    assert counts == [1, 1]
+    await time.pass_by(1.1 * TICK_S)
+    assert counts == [2, 2]
+    ticker.close()

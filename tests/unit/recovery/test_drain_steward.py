@@ -1,0 +1,518 @@
+"""Bookies that leave, and bookies that may have lost ledgers unawares."""
+
+import asyncio
+import contextlib
+import random
+from collections.abc import AsyncIterator
+from dataclasses import replace
+
+import pytest
+
+from rollbook.proto.cluster.bookie_watcher import BookieWatcher
+from rollbook.proto.cluster.cookies import MemberNodes
+from rollbook.proto.cluster.election import Election, Vote
+from rollbook.proto.cluster.lifecycle_nodes import LifecycleNodes, StoredLifecycle
+from rollbook.proto.cluster.underreplication_marks import Marks
+from rollbook.proto.formats.bookie_incarnation import BookieRecord, pack_bookie_record
+from rollbook.proto.formats.lifecycle import Lifecycle, LifecycleState
+from rollbook.proto.formats.service_info import describe_bookie, pack_service_info
+from rollbook.proto.ids import BookieId, EntryId, LedgerId
+from rollbook.proto.metastore.memory import MemoryService
+from rollbook.proto.ports import Address, Create, CreateMode, Delete, MetadataStore
+from rollbook.proto.runtime.clock import SystemClock
+from rollbook.recovery import metadata_retries
+from rollbook.recovery.config import StewardConfig
+from rollbook.recovery.core import lifecycle
+from rollbook.recovery.core.drain_steps import ATTEMPTS_WITHOUT_TARGET
+from rollbook.recovery.core.repair_failures import Failure, LostEntries
+from rollbook.recovery.drain_steward import Steward
+from rollbook.recovery.known_incarnations import WholeNodes
+from rollbook.recovery.ledger_index import LedgerIndex
+from rollbook.recovery.repair_task_nodes import DrainTasks, Failures
+from tests.unit.proto.cluster.faulty import Fate, FaultyStore
+from tests.unit.recovery.test_auditor import ROOT, B, Site, until
+from tests.unit.recovery.test_ledger_index import closed, moved
+
+ACTIVE, DRAINING = LifecycleState.ACTIVE, LifecycleState.DRAINING
+DRAINED, FAILED = LifecycleState.DRAINED, LifecycleState.DRAINING_FAILED
+
+
+class CountingSteward(Steward):
+    rounds = 0  # Begun ones: before one begins, the last one has done what it would do.
+
+    async def _round(self, vote: Vote) -> None:
+        self.rounds += 1
+        await super()._round(vote)
+
+
+async def has_had_its_chance(steward: CountingSteward) -> None:
+    """A round that began after this call has ended."""
+    rounds = steward.rounds
+
+    async def is_so() -> bool:
+        return steward.rounds >= rounds + 2
+
+    await until(is_so)
+
+
+class DrainSite(Site):
+    """With a person at the lifecycles, and a worker that moves seats and copies nothing."""
+
+    async def start(self, bookies: int) -> None:
+        await super().start(bookies)
+        self.lifecycles = LifecycleNodes(self.people, self.cluster)
+        self.tasks = DrainTasks(self.people, self.cluster)
+        self.failures = Failures(self.people, self.cluster)
+        await self.marks.prepare()
+        await self.tasks.prepare()
+        await self.failures.prepare()
+
+    async def lifecycle_of(self, number: int) -> Lifecycle:
+        return (await self.lifecycles.read(B[number])).lifecycle
+
+    async def put(self, found: StoredLifecycle, changed: Lifecycle) -> None:
+        await self.lifecycles.write(found, changed)
+
+    async def drain(self, number: int) -> None:
+        found = await self.lifecycles.read(B[number])
+        await self.put(found, lifecycle.drain(found.lifecycle, f"{number}a", 1, ledgers=1))
+
+    async def cancel(self, number: int) -> None:
+        found = await self.lifecycles.read(B[number])
+        await self.put(found, lifecycle.cancel(found.lifecycle, f"{number}c", 1))
+
+    async def obey(self, number: int) -> None:
+        """It registers as read-only."""
+        data = pack_service_info(describe_bookie(Address(f"b{number}", 3181)))
+        await self.people.transaction(
+            [
+                Create(f"{ROOT}/available/readonly/{B[number]}", data, CreateMode.EPHEMERAL),
+                Delete(f"{ROOT}/available/{B[number]}"),
+            ]
+        )
+
+    async def until_state(self, number: int, state: LifecycleState) -> Lifecycle:
+        async def is_so() -> bool:
+            return (await self.lifecycle_of(number)).state is state
+
+        await until(is_so)
+        return await self.lifecycle_of(number)
+
+    async def published(self) -> dict[int, set[int]]:
+        found = {}
+        async for ledger_id in self.tasks.ids():
+            task = await self.tasks.read(ledger_id)
+            if task is not None:
+                found[int(ledger_id)] = {B.index(each) for each in task.mark.missing}
+        return found
+
+    async def until_published(self, expected: dict[int, set[int]]) -> None:
+        async def is_so() -> bool:
+            return await self.published() == expected
+
+        await until(is_so)
+
+    async def work(self, *, target: int, at_most: int = 10**9) -> int:
+        """A worker's round: what a task says of closed ledgers is done."""
+        done = 0
+        async for ledger_id in self.tasks.ids():
+            if done >= at_most:
+                break
+            lock = await self.marks.take(ledger_id, "worker")
+            assert lock is not None
+            task = await self.tasks.read(ledger_id)
+            assert task is not None
+            for bookie in task.mark.missing:
+                names_it = (await self.nodes.read(ledger_id)).metadata.names(bookie)
+                is_draining = (await self.lifecycles.read(bookie)).lifecycle.state is DRAINING
+                if names_it and is_draining:  # Else it was published twice, or cancelled.
+                    await moved(self.nodes, ledger_id, bookie, B[target])
+            await self.tasks.unmark(task, lock)
+            await self.marks.release(lock)
+            done += 1
+        return done
+
+    @contextlib.asynccontextmanager
+    async def steward(
+        self,
+        store: MetadataStore | None = None,
+        name: str = "steward:1",
+        tasks_max: int = 1000,
+        vote: Vote | None = None,
+    ) -> AsyncIterator[CountingSteward]:
+        """`vote`: it leads by that and stands for no election."""
+        store = store or self.store
+        watcher = BookieWatcher(store, ROOT)
+        await watcher.start()
+        index = LedgerIndex(store, self.cluster, SystemClock())
+        steward = CountingSteward(
+            store,
+            self.cluster,
+            SystemClock(),
+            random.Random(3),
+            watcher,
+            index,
+            Marks(store, ROOT),
+            StewardConfig(tasks_max=tasks_max, look_again_s=0.02),
+        )
+        folder = f"{self.cluster.own_root}/steward"
+        election = Election(store, folder, BookieId(name), above=self.cluster.own_root)
+        loop = asyncio.get_running_loop()
+        lead = steward.lead(vote) if vote else election.serve(steward.lead)
+        tasks = [loop.create_task(index.run()), loop.create_task(lead)]
+        try:
+            yield steward
+            for task in tasks:
+                if task.done():
+                    task.result()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await watcher.close()
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metadata_retries, "RETRY_PAUSE_S", 0.001)
+
+
+@pytest.fixture
+async def site(service: MemoryService, store: FaultyStore, rival: MetadataStore) -> DrainSite:
+    site = DrainSite(service, store, rival)
+    await site.start(4)
+    return site
+
+
+async def make_closed(site: DrainSite, ids: range, *members: int) -> None:
+    for ledger_id in ids:
+        await site.make(ledger_id, *members)
+        await closed(site.nodes, ledger_id)
+
+
+async def test_a_bookie_is_drained(site: DrainSite) -> None:
+    """LC4, BL6, BL11, BL17, BL19, BL20, BL21, BL23: begins when it is read-only, ends when nothing names it."""
+    await make_closed(site, range(10), 0, 1)
+    await make_closed(site, range(10, 12), 1, 2)
+    async with site.steward() as steward:
+        await site.drain(0)
+
+        async def waits() -> bool:
+            return steward.state.drains == {B[0]: ("wait", 10)}
+
+        await until(waits)
+        assert await site.published() == {}, "clients may still pick it"
+        await site.obey(0)
+        await site.until_published({each: {0} for each in range(10)})
+        assert await site.work(target=3) == 10
+        found = await site.until_state(0, DRAINED)
+    assert (found.ledgers, found.reason) == (1, "")
+    assert await site.published() == {}
+
+
+async def test_a_bookie_that_is_down_is_drained_from_the_others(site: DrainSite) -> None:
+    """BL13: its state is set while it is away."""
+    await make_closed(site, range(3), 0, 1)
+    await site.lose(0)
+    async with site.steward():
+        await site.drain(0)
+        await site.until_published({each: {0} for each in range(3)})
+        await site.work(target=2)
+        await site.until_state(0, DRAINED)
+
+
+async def test_tasks_are_published_a_few_at_a_time(site: DrainSite) -> None:
+    await make_closed(site, range(10), 0, 1)
+    await site.lose(0)
+    async with site.steward(tasks_max=4):
+        await site.drain(0)
+        for left in (10, 6, 2):
+
+            async def is_full(size: int = min(left, 4)) -> bool:
+                return len(await site.published()) == size
+
+            await until(is_full)
+            await site.work(target=3, at_most=4)
+        await site.until_state(0, DRAINED)
+
+
+async def test_two_bookies_are_drained_at_once(site: DrainSite) -> None:
+    """BL26: one task for each ledger, with all of its bookies that leave."""
+    await site.register(4)
+    await make_closed(site, range(4), 0, 1)
+    async with site.steward():
+        await site.lose(0)
+        await site.lose(1)
+        await site.drain(0)
+        await site.drain(1)
+        await site.until_published({each: {0, 1} for each in range(4)})
+        await site.cancel(1)
+        await site.work(target=2)
+        await site.until_state(0, DRAINED)
+    assert (await site.lifecycle_of(1)).state is ACTIVE
+
+
+async def test_a_ledger_that_is_made_later_brings_the_drain_back(site: DrainSite) -> None:
+    """LC4: a client picked its ensemble before the drain."""
+    await site.lose(0)
+    async with site.steward():
+        await site.drain(0)
+        await site.until_state(0, DRAINED)
+        await make_closed(site, range(7, 8), 0, 1)
+        found = await site.until_state(0, DRAINING)
+        assert "ledger 7" in found.reason
+        await site.until_published({7: {0}})
+        await site.work(target=2)
+        await site.until_state(0, DRAINED)
+
+
+async def test_a_cancelled_drain_leaves_no_task(site: DrainSite) -> None:
+    """LC5."""
+    await make_closed(site, range(5), 0, 1)
+    await site.lose(0)
+    async with site.steward():
+        await site.drain(0)
+        await site.until_published({each: {0} for each in range(5)})
+        lock = await site.marks.take(LedgerId(3), "worker")
+        assert lock is not None
+        await site.cancel(0)
+        await site.until_published({3: {0}})
+        await site.marks.release(lock)
+        await site.until_published({})
+
+
+async def test_a_failure_goes_when_nothing_is_owed_any_more(site: DrainSite) -> None:
+    """RP7: a cancelled drain, or a worker that died, left one that `recovery ls` showed for ever."""
+    await make_closed(site, range(3), 0, 1)
+    await site.lose(0)
+    away = Failure(3, "BOOKIE_UNREACHABLE", "b1 is away")
+    loss = LostEntries(EntryId(0), EntryId(9), (B[0], B[1]))
+    async with site.steward() as steward:
+        await site.drain(0)
+        await site.until_published({each: {0} for each in range(3)})
+        await site.failures.write(LedgerId(0), away)
+        await site.failures.write(LedgerId(1), Failure(1, "DATA_LOST", "", losses=(loss,)))
+        await site.cancel(0)
+
+        async def are_the_rest() -> bool:
+            return [each async for each in site.failures.ids()] == [1]
+
+        await until(are_the_rest)
+        assert await site.tasks.read(LedgerId(0)) is None
+        await site.marks.mark(LedgerId(2), [B[0]], 1)
+        await site.failures.write(LedgerId(2), away)
+        await has_had_its_chance(steward)
+        assert await site.failures.read(LedgerId(2)) == away, "it is owed"
+
+
+async def test_a_drain_fails_when_nothing_else_can_be_copied(site: DrainSite) -> None:
+    """LC5, BL7, BL8, BL22, BL23: what can be copied is copied first; then the copying stops."""
+    await make_closed(site, range(3), 0, 1)
+    await site.lose(0)
+    loss = LostEntries(EntryId(0), EntryId(9), (B[0], B[1]))
+    async with site.steward() as steward:
+        await site.drain(0)
+        await site.until_published({each: {0} for each in range(3)})
+        await site.failures.write(
+            LedgerId(0), Failure(1, "DATA_LOST", "", losses=(loss,), drains=("0a",))
+        )
+        await site.failures.write(LedgerId(1), Failure(3, "BOOKIE_UNREACHABLE", "b1 is away"))
+        await has_had_its_chance(steward)
+        assert (await site.lifecycle_of(0)).state is DRAINING
+        for ledger_id in (1, 2):
+            await site.failures.clear(LedgerId(ledger_id))
+            await moved(site.nodes, ledger_id, B[0], B[2])
+        found = await site.until_state(0, FAILED)
+        assert "1 ledgers still name it" in found.reason
+        await site.until_published({})
+        stored = await site.lifecycles.read(B[0])
+        await site.put(stored, lifecycle.mark_drained(stored.lifecycle, "ee", 5))
+        found = await site.until_state(0, DRAINING)
+        assert "ledger 0" in found.reason, "it is named all the same"
+
+
+async def test_a_drain_that_is_tried_again_is_tried(site: DrainSite) -> None:
+    """RP7, LC1: the failure that ended it stays to be read, and goes when a person tries again or calls it off."""
+    await make_closed(site, range(1), 0, 1)
+    await site.lose(0)
+    attempts = ATTEMPTS_WITHOUT_TARGET
+    no_target = Failure(attempts, "QUORUM_UNAVAILABLE", "", drains=("0a",), in_a_row=attempts)
+    async with site.steward() as steward:
+        await site.drain(0)
+        await site.until_published({0: {0}})
+        await site.failures.write(LedgerId(0), no_target)
+        await site.until_state(0, FAILED)
+        await site.until_published({})
+        await has_had_its_chance(steward)
+        assert await site.failures.read(LedgerId(0)) == no_target
+        stored = await site.lifecycles.read(B[0])
+        await site.put(stored, lifecycle.retry(stored.lifecycle, "ee", 5, ledgers=1))
+        await site.until_published({0: {0}})
+        assert await site.failures.read(LedgerId(0)) is None
+        assert (await site.lifecycle_of(0)).state is DRAINING
+
+
+async def test_a_drain_that_is_tried_again_does_not_fail_by_the_last_try(site: DrainSite) -> None:
+    """RP7: the failure of a ledger that is marked, too, stays, and ends no later drain."""
+    await make_closed(site, range(1), 0, 1)
+    await site.lose(0)
+    await site.marks.mark(LedgerId(0), [B[1]], 1)
+    attempts = ATTEMPTS_WITHOUT_TARGET
+    no_target = Failure(attempts, "QUORUM_UNAVAILABLE", "", drains=("0a",), in_a_row=attempts)
+    async with site.steward() as steward:
+        await site.drain(0)
+        await site.failures.write(LedgerId(0), no_target)
+        await site.until_state(0, FAILED)
+        stored = await site.lifecycles.read(B[0])
+        await site.put(stored, lifecycle.retry(stored.lifecycle, "ee", 5, ledgers=1))
+        await site.until_published({0: {0}})
+        assert await site.failures.read(LedgerId(0)) == no_target, "the mark is owed"
+        await has_had_its_chance(steward)
+        assert (await site.lifecycle_of(0)).state is DRAINING
+        await site.failures.write(LedgerId(0), replace(no_target, drains=("ee",)))
+        await site.until_state(0, FAILED)
+
+
+async def test_metadata_that_cannot_be_read_may_name_anybody(site: DrainSite) -> None:
+    """RI2: no bookie is called drained on a guess."""
+    await make_closed(site, range(1, 2), 1, 2)
+    await site.people.set(site.nodes.path(LedgerId(1)), b"garbage")
+    await site.lose(0)
+    async with site.steward():
+        await site.drain(0)
+        found = await site.until_state(0, FAILED)
+    assert "the metadata of 1 ledgers cannot be read" in found.reason
+
+
+async def test_an_index_that_is_wrong_ends_no_drain(
+    site: DrainSite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """RI2: a whole fresh walk decides."""
+    await make_closed(site, range(1), 0, 1)
+    await site.lose(0)
+    monkeypatch.setattr(LedgerIndex, "count", lambda *_: 0)
+    async with site.steward() as steward:
+        await site.drain(0)
+
+        async def verifies() -> bool:
+            return steward.state.drains == {B[0]: ("verify", 0)}
+
+        await until(verifies)
+        await has_had_its_chance(steward)
+        assert (await site.lifecycle_of(0)).state is DRAINING
+
+
+async def test_an_old_steward_changes_nothing(site: DrainSite) -> None:
+    """LC2, EL2: it does not know yet that its vote is gone."""
+    await site.lose(0)
+    old = Vote(f"{site.cluster.own_root}/steward/V_0000000000", site.store.session)
+    async with site.steward(vote=old) as steward:
+        await site.drain(0)
+
+        async def verifies() -> bool:
+            return steward.state.drains == {B[0]: ("verify", 0)}
+
+        await until(verifies)
+        await has_had_its_chance(steward)
+        assert (await site.lifecycle_of(0)).state is DRAINING
+
+
+@pytest.mark.parametrize("seed", range(10))
+async def test_a_drain_goes_on_after_every_steward_that_dies(
+    site: DrainSite, service: MemoryService, seed: int
+) -> None:
+    """Stewards die at chance times, replies are lost, and the drain ends all the same."""
+    chance = random.Random(seed)
+    await make_closed(site, range(12), 0, 1)
+    await site.lose(0)
+    await site.drain(0)
+    fates = [Fate.OK, Fate.OK, Fate.ANSWER_LOST, Fate.REQUEST_LOST, Fate.NOT_SENT]
+    for life in range(6):
+        async with (
+            FaultyStore(await service.connect()) as store,
+            site.steward(store=store, name=f"steward:{life}", tasks_max=5),
+        ):
+            store.fates.extend(chance.choices(fates, k=20))
+            await asyncio.sleep(0.05 * chance.random())
+            await site.work(target=chance.choice([2, 3]), at_most=chance.randrange(4))
+    async with site.steward(tasks_max=5):
+
+        async def is_drained() -> bool:
+            await site.work(target=2)
+            return (await site.lifecycle_of(0)).state is DRAINED
+
+        await until(is_drained)
+    assert await site.published() == {}
+
+
+# --- Incarnations -----------------------------------------------------------------------------
+
+
+async def incarnate(site: DrainSite, number: int, incarnation: str) -> None:
+    path = f"{site.cluster.own_root}/bookies"
+    data = pack_bookie_record(BookieRecord(incarnation * 32))
+    with contextlib.suppress(Exception):
+        await site.people.create(path)
+    with contextlib.suppress(Exception):
+        await site.people.create(f"{path}/{B[number]}", data)
+        return
+    await site.people.set(f"{path}/{B[number]}", data)
+
+
+async def test_a_formatted_bookie_has_all_its_ledgers_looked_at(site: DrainSite) -> None:
+    """LC6: lost, formatted, and back within the delay: registered is not whole."""
+    await make_closed(site, range(6), 0, 1)
+    whole = WholeNodes(site.people, site.cluster)
+    await incarnate(site, 0, "a")
+    async with site.steward(tasks_max=4) as steward:
+
+        async def is_whole_as(incarnation: str) -> bool:
+            return await whole.read(B[0]) == incarnation * 32
+
+        await until(lambda: is_whole_as("a"))
+        assert await site.published() == {}, "nobody knows better"
+        await incarnate(site, 0, "b")
+
+        async def is_full() -> bool:
+            return len(await site.published()) == 4
+
+        await until(is_full)
+        assert steward.state.suspects == {B[0]: 6}
+        await site.work(target=3)
+        assert not await is_whole_as("b")
+
+        async def are_the_rest() -> bool:
+            return len(await site.published()) == 2
+
+        await until(are_the_rest)
+        await site.work(target=3)
+        await until(lambda: is_whole_as("b"))
+    assert (await site.nodes.read(LedgerId(0))).metadata.names(B[0]), "nothing was moved"
+
+
+async def test_a_steward_that_dies_is_followed_by_one_that_looks_again(
+    site: DrainSite, service: MemoryService
+) -> None:
+    """LC6."""
+    await make_closed(site, range(3), 0, 1)
+    await WholeNodes(site.people, site.cluster).write(B[0], "a" * 32)
+    await incarnate(site, 0, "b")
+    async with await service.connect() as store, site.steward(store=store):
+        await site.until_published({each: {0} for each in range(3)})
+    async with site.steward():
+        await site.work(target=3)
+
+        async def is_whole() -> bool:
+            await site.work(target=3)
+            return await WholeNodes(site.people, site.cluster).read(B[0]) == "b" * 32
+
+        await until(is_whole)
+
+
+async def test_javas_bookies_have_no_incarnation(site: DrainSite) -> None:
+    assert (await MemberNodes(site.people, site.cluster).read(B[0])).record is None
+    await make_closed(site, range(1), 0, 1)
+    async with site.steward() as steward:
+        await has_had_its_chance(steward)
+        assert steward.state.suspects == {}
+    assert await WholeNodes(site.people, site.cluster).read(B[0]) is None
