@@ -1,4 +1,4 @@
-"""Addresses as people write them."""
+"""Addresses in the form in which users write them."""
 
 import pytest
 
@@ -21,17 +21,17 @@ from tests.messages import raises_message
         ("[::1]", Address("::1", 7)),
     ],
 )
-def test_what_is_left_out_has_a_default(text: str, address: Address) -> None:
+def test_missing_parts_of_address_have_defaults(text: str, address: Address) -> None:
     assert parse_address(text, "listen", default_host="here", default_port=7) == address
 
 
 @pytest.mark.parametrize("text", ["", ":", "h:", "h:x", "h:65536", "::1", "a b", "h:1:2", "[x]:1"])
-def test_what_is_no_address_is_refused(text: str) -> None:
+def test_invalid_address_is_refused(text: str) -> None:
     with raises_message(BadConfig):
         parse_address(text, "listen")
 
 
-def test_a_port_without_a_default_has_to_be_said() -> None:
+def test_port_without_default_is_required() -> None:
     with pytest.raises(BadConfig):
         parse_address("h", "listen")
 
@@ -54,7 +54,7 @@ def test_loopback_and_wildcard_addresses_are_recognised() -> None:
         (["/run/socket"], "log-1", False),
     ],
 )
-def test_what_others_are_told_to_reach_can_be_reached(
+def test_advertised_address_must_be_reachable(
     listens: list[str], advertised: str, is_reachable: bool
 ) -> None:
     places = [Address(host, 1) for host in listens]

@@ -1,4 +1,4 @@
-"""E1: one table of errors: every class has a reason of its own and a place on every wire."""
+"""E1: one table of errors; every class has its own reason and a code for every protocol."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from rollbook.proto import errors
 from rollbook.proto.errors import Outcome, RollbookError, every_error
 
 FAMILIES = {f for f in RollbookError.__subclasses__() if f.__module__ == RollbookError.__module__}
-# The names of google.rpc.Code, which gRPC shares; none may be invented.
+# The names of google.rpc.Code, which gRPC shares; other names are invalid.
 GRPC_CODES = {
     "OK",
     "CANCELLED",
@@ -29,13 +29,13 @@ GRPC_CODES = {
 OURS = [e for e in every_error() if e.__module__ == errors.__name__]
 
 
-def test_families_are_the_six_of_the_table() -> None:
+def test_there_are_six_families() -> None:
     names = {family.__name__ for family in FAMILIES}
     assert names == {"Unavailable", "OutcomeUnknown", "Superseded", "Missing", "Corrupt", "Invalid"}
 
 
 @pytest.mark.parametrize("error", OURS)
-def test_every_class_says_what_happened_and_belongs_to_one_family(
+def test_each_class_has_text_codes_and_one_family(
     error: type[RollbookError],
 ) -> None:
     assert error.__doc__
@@ -45,15 +45,15 @@ def test_every_class_says_what_happened_and_belongs_to_one_family(
         assert len(FAMILIES & set(error.__mro__)) == 1
 
 
-def test_reasons_tell_classes_apart() -> None:
-    """`InvalidRequest` is its family said plainly; every other reason belongs to one class."""
+def test_reasons_are_unique() -> None:
+    """`InvalidRequest` shares the reason of its family; every other reason belongs to one class."""
     own = [error for error in OURS if "code" in vars(error)]
     reasons = [error.code.reason for error in own]
     assert sorted(reasons) == sorted(set(reasons))
 
 
 @pytest.mark.parametrize("error", OURS)
-def test_only_what_certainly_did_nothing_is_retryable_as_it_stands(
+def test_only_errors_without_effect_are_retryable(
     error: type[RollbookError],
 ) -> None:
     if error.retryable:
@@ -61,12 +61,12 @@ def test_only_what_certainly_did_nothing_is_retryable_as_it_stands(
 
 
 @pytest.mark.parametrize("error", [error for error in OURS if "code" in vars(error)])
-def test_a_reason_is_heard_back_as_what_was_said(error: type[RollbookError]) -> None:
+def test_reason_maps_back_to_its_class(error: type[RollbookError]) -> None:
     heard = errors.error_of_reason(error.code.reason)
     assert heard is error or (error is errors.Invalid and heard is errors.InvalidRequest)
 
 
-def test_a_reason_nobody_has_heard_of_proves_nothing() -> None:
+def test_unknown_reason_has_unknown_outcome() -> None:
     assert errors.error_of_reason("NEWER_THAN_US")().outcome is Outcome.UNKNOWN
 
 
@@ -87,7 +87,7 @@ V3_CODES = {402: "NoSuchLedger", 403: "NoSuchEntry", 404: "InvalidRequest", 501:
 }
 
 
-def test_bookkeepers_codes_are_heard_and_said() -> None:
+def test_codes_of_bookkeeper_map_to_errors_and_back() -> None:
     assert {code: errors.error_of_v2(code).__name__ for code in V2_CODES} == V2_CODES
     assert {code: errors.error_of_v3(code).__name__ for code in V3_CODES} == V3_CODES
     for code in V2_CODES:
@@ -98,20 +98,20 @@ def test_bookkeepers_codes_are_heard_and_said() -> None:
 
 
 @pytest.mark.parametrize("code", [-1, 3, 107, 400, 2**31])
-def test_a_code_nobody_knows_proves_nothing(code: int) -> None:
-    """Above all it is not a negative that recovery could count."""
+def test_unknown_code_has_unknown_outcome(code: int) -> None:
+    """In particular, recovery must not count it as a missing entry."""
     assert errors.error_of_v2(code).outcome is Outcome.UNKNOWN
     assert errors.error_of_v3(code).outcome is Outcome.UNKNOWN
 
 
-def test_an_error_tells_what_where_and_what_to_do() -> None:
+def test_error_text_has_message_ids_and_next_step() -> None:
     error = errors.NoSuchLedger(ledger=7, next_step="`rollbook ledger ls` lists them")
     assert str(error) == "There is no such ledger. · ledger=7 · `rollbook ledger ls` lists them"
     assert str(errors.BadFrame("too long")) == "too long"
 
 
-def test_a_copy_knows_what_the_error_does() -> None:
-    """Of the class or of this one; and what is done to one does not show in the other."""
+def test_copy_of_error_is_equal_and_independent() -> None:
+    """Attributes of the class and of the instance are copied."""
     error = errors.NoSuchLedger("gone", ledger=7, next_step="look again")
     error.outcome, error.retryable = Outcome.APPLIED, True
     error.__cause__ = OSError("below")

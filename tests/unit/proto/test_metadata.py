@@ -1,4 +1,6 @@
-"""The life of a ledger: who may change what, and what no sequence of changes can break."""
+"""Changes of a ledger's metadata: which role may change what, and invariants of every sequence of
+changes.
+"""
 
 import random
 from dataclasses import replace
@@ -32,61 +34,62 @@ def fragment(first_entry: int, *bookies: int) -> Fragment:
 # --- The writer -------------------------------------------------------------------------------
 
 
-def test_the_writer_moves_the_open_end() -> None:
+def test_writer_adds_fragment_at_open_end() -> None:
     assert MOVED.fragments == (fragment(0, 1, 2, 3), fragment(10, 4, 2, 3))
 
 
-def test_a_fragment_in_which_nothing_was_confirmed_gives_way() -> None:
+def test_fragment_without_confirmed_entries_is_replaced() -> None:
     again = MOVED.with_writer_ensemble(EntryId(10), (B[4], B[5], B[3]))
     assert again.fragments == (fragment(0, 1, 2, 3), fragment(10, 4, 5, 3))
 
 
-def test_a_move_that_was_made_already_changes_nothing() -> None:
-    """What a writer finds whose reply was lost, and then another's change on top of its own."""
+def test_repeated_ensemble_change_changes_nothing() -> None:
+    """A writer whose reply was lost repeats its change, even after another change on top of it."""
     assert MOVED.with_writer_ensemble(EntryId(10), (B[4], B[2], B[3])) == MOVED
 
 
 @pytest.mark.parametrize("found", [RECOVERING, CLOSED])
-def test_the_writer_moves_nothing_once_recovery_began(found: LedgerMetadata) -> None:
-    """LM2: recovery may have counted negatives of the old ensemble already."""
+def test_writer_changes_no_ensemble_after_recovery_began(found: LedgerMetadata) -> None:
+    """LM2: recovery may already have counted negative answers of the old ensemble."""
     with pytest.raises(LedgerFenced):
         found.with_writer_ensemble(EntryId(20), (B[5], B[6], B[7]))
 
 
-def test_the_writer_does_not_write_over_a_later_fragment() -> None:
+def test_writer_does_not_replace_a_later_fragment() -> None:
     with pytest.raises(MetadataConflict):
         MOVED.with_writer_ensemble(EntryId(9), (B[5], B[6], B[7]))
 
 
-def test_two_copies_on_one_bookie_are_a_bug() -> None:
+def test_ensemble_with_a_bookie_twice_is_an_assertion_error() -> None:
     with pytest.raises(AssertionError):
         OPEN.with_writer_ensemble(EntryId(5), (B[1], B[2], B[2]))
 
 
-def test_the_writer_closes() -> None:
+def test_writer_closes_ledger() -> None:
     assert (CLOSED.state, CLOSED.last_entry, CLOSED.length) == (LedgerState.CLOSED, 19, 2000)
     empty = OPEN.with_close(NO_ENTRY, 0)
     assert (empty.is_closed, empty.last_entry, empty.length) == (True, NO_ENTRY, 0)
 
 
-def test_finding_it_closed_as_wanted_is_success() -> None:
+def test_repeated_close_changes_nothing() -> None:
     assert CLOSED.with_close(EntryId(19), 2000) == CLOSED
 
 
 @pytest.mark.parametrize("wanted", [(EntryId(18), 2000), (EntryId(19), 1999), (EntryId(20), 2000)])
-def test_finding_it_closed_elsewhere_is_not(wanted: tuple[EntryId, int]) -> None:
+def test_close_at_another_end_is_refused(wanted: tuple[EntryId, int]) -> None:
     with pytest.raises(LedgerClosed):
         CLOSED.with_close(*wanted)
 
 
-def test_the_writer_does_not_close_what_is_being_recovered() -> None:
+def test_writer_does_not_close_ledger_in_recovery() -> None:
     """LM2."""
     with pytest.raises(LedgerFenced):
         RECOVERING.with_close(EntryId(19), 2000)
 
 
-def test_a_ledger_does_not_end_before_its_last_fragment() -> None:
-    assert MOVED.with_close(EntryId(9), 1000).last_entry_of(1) == 9  # That fragment stays empty.
+def test_ledger_does_not_end_before_its_last_fragment() -> None:
+    # The last fragment stays empty.
+    assert MOVED.with_close(EntryId(9), 1000).last_entry_of(1) == 9
     with pytest.raises(MetadataConflict):
         MOVED.with_close(EntryId(8), 1000)
 
@@ -101,7 +104,7 @@ def test_recovery_starts_and_may_be_taken_over() -> None:
         CLOSED.with_recovery_started()
 
 
-def test_recovery_shows_its_fragments_with_the_end() -> None:
+def test_recovery_adds_its_fragments_when_it_closes() -> None:
     """LM3."""
     new = (fragment(12, 4, 2, 6), fragment(15, 4, 7, 6))
     closed = RECOVERING.with_recovery_closed(EntryId(17), 1700, new)
@@ -114,12 +117,12 @@ def test_recovery_may_replace_the_whole_last_fragment() -> None:
     assert closed.fragments == (fragment(0, 1, 2, 3), fragment(10, 4, 2, 6))
 
 
-def test_recovery_leaves_earlier_fragments_alone() -> None:
+def test_recovery_keeps_earlier_fragments() -> None:
     with pytest.raises(MetadataConflict):
         RECOVERING.with_recovery_closed(EntryId(17), 1700, (fragment(9, 4, 2, 6),))
 
 
-def test_recovery_closes_once_and_only_what_it_started() -> None:
+def test_recovery_closes_only_ledgers_in_recovery_at_valid_ends() -> None:
     with pytest.raises(MetadataConflict):
         OPEN.with_recovery_closed(NO_ENTRY, 0)
     with pytest.raises(LedgerClosed):
@@ -131,7 +134,7 @@ def test_recovery_closes_once_and_only_what_it_started() -> None:
 # --- Re-replication ---------------------------------------------------------------------------
 
 
-def test_a_replacement_takes_the_same_place() -> None:
+def test_replacement_keeps_the_slot() -> None:
     repaired = MOVED.with_replacement(EntryId(0), B[2], B[8])
     assert repaired.fragments == (fragment(0, 1, 8, 3), fragment(10, 4, 2, 3))
     assert CLOSED.with_replacement(EntryId(10), B[4], B[8]).fragments[1] == fragment(10, 8, 2, 3)
@@ -142,40 +145,41 @@ def test_a_replacement_takes_the_same_place() -> None:
     [
         (MOVED, 10, 2, 8),  # LM4: the open tail belongs to the writer.
         (MOVED, 5, 2, 8),  # No fragment starts there.
-        (MOVED, 0, 4, 8),  # Not in that fragment: replaced meanwhile.
-        (MOVED, 0, 2, 3),  # It has a place there: its second copy would protect nothing.
+        (MOVED, 0, 4, 8),  # The old bookie is not in that fragment; it was replaced meanwhile.
+        # The new bookie is already in that fragment; a second copy there would protect nothing.
+        (MOVED, 0, 2, 3),
     ],
 )
-def test_a_replacement_that_does_not_fit_is_refused(
+def test_invalid_replacement_is_refused(
     found: LedgerMetadata, first_entry: int, old: int, new: int
 ) -> None:
     with pytest.raises(MetadataConflict):
         found.with_replacement(EntryId(first_entry), B[old], B[new])
 
 
-def test_nothing_is_replaced_during_recovery() -> None:
-    """LM3: it goes by the ensembles that it found."""
+def test_replacement_during_recovery_is_refused() -> None:
+    """LM3: recovery relies on the ensembles that it found."""
     with pytest.raises(LedgerFenced):
         RECOVERING.with_replacement(EntryId(0), B[2], B[8])
 
 
-# --- Questions --------------------------------------------------------------------------------
+# --- Queries ----------------------------------------------------------------------------------
 
 
-def test_which_fragment_holds_an_entry() -> None:
+def test_fragment_of_returns_fragment_of_an_entry() -> None:
     """AR42."""
     holders = [MOVED.fragment_of(EntryId(entry)) for entry in (0, 9, 10, 11, 2**62)]
     first, second = MOVED.fragments
     assert holders == [first, first, second, second, second]
 
 
-def test_where_fragments_end() -> None:
+def test_last_entry_of_returns_end_of_a_fragment() -> None:
     assert [MOVED.last_entry_of(index) for index in (0, 1)] == [9, None]
     assert [CLOSED.last_entry_of(index) for index in (0, 1)] == [9, 19]
     assert OPEN.with_close(NO_ENTRY, 0).last_entry_of(0) == NO_ENTRY
 
 
-def test_which_ledgers_name_a_bookie() -> None:
+def test_names_tells_whether_a_ledger_uses_a_bookie() -> None:
     assert [MOVED.names(B[number]) for number in (1, 4, 5)] == [True, True, False]
 
 
@@ -197,23 +201,23 @@ def test_which_ledgers_name_a_bookie() -> None:
         {"custom": (("a", b""), ("a", b""))},
     ],
 )
-def test_a_ledger_that_makes_no_sense_cannot_be_built(broken: dict[str, object]) -> None:
+def test_inconsistent_metadata_raises_assertion_error(broken: dict[str, object]) -> None:
     """LM1."""
     with pytest.raises(AssertionError):
-        replace(OPEN, **broken)  # type: ignore[arg-type]  # Several fields, several types.
+        replace(OPEN, **broken)  # type: ignore[arg-type]  # Fields differ in type.
 
 
-def test_creation_tokens_are_what_java_draws() -> None:
+def test_creation_tokens_are_in_the_range_of_java() -> None:
     drawn = [draw_creation_token(random.Random(seed)) for seed in range(50)]
     assert len(set(drawn)) == 50
     assert all(0 <= token < 2**63 - 1 for token in drawn)
 
 
-# --- Chance -----------------------------------------------------------------------------------
+# --- Random changes ---------------------------------------------------------------------------
 
 
 class Store:
-    """One node: versions grow by one, and only a write from the version that was read succeeds."""
+    """One node: versions grow by one, and a write succeeds only from the current version."""
 
     def __init__(self, metadata: LedgerMetadata) -> None:
         self.history = [metadata]
@@ -237,7 +241,7 @@ def some_ensemble(chance: random.Random, old: Ensemble) -> Ensemble:
 
 
 def step(chance: random.Random, who: str, ledger: LedgerMetadata) -> LedgerMetadata:
-    """What one party wants to make of the ledger as it read it, however unwise that is."""
+    """Returns a random change that one role makes to the ledger it read; the change may be wrong."""
     tail = ledger.fragments[-1]
     entry = EntryId(tail.first_entry + chance.randrange(-1, 6))
     other = Fragment(max(entry, EntryId(0)), some_ensemble(chance, tail.ensemble))
@@ -258,10 +262,10 @@ def step(chance: random.Random, who: str, ledger: LedgerMetadata) -> LedgerMetad
 
 
 @pytest.mark.parametrize("seed", range(300))
-def test_no_sequence_of_changes_breaks_a_ledger(seed: int) -> None:
-    """LM1 to LM4 over stale reads and lost races: fragments stay in order with distinct members,
-    only tails move, recovery shows nothing before the end, and after it began the writer changes
-    nothing.
+def test_no_sequence_of_changes_breaks_invariants(seed: int) -> None:
+    """LM1 to LM4, with stale reads and lost races: fragments stay ordered with distinct members,
+    only the last fragment moves, recovery publishes nothing before it closes, and the writer
+    changes nothing after recovery began.
     """
     chance = random.Random(seed)
     store = Store(OPEN)
@@ -288,7 +292,7 @@ def test_no_sequence_of_changes_breaks_a_ledger(seed: int) -> None:
         )
         assert all(len(set(each.ensemble)) == len(each.ensemble) for each in after.fragments)
         if before.state is not LedgerState.OPEN:
-            assert author != "writer" or after == before  # LM3; or its own close, found again.
+            assert author != "writer" or after == before  # LM3, or its own close again.
         if after.state is LedgerState.IN_RECOVERY:
             assert after.fragments == before.fragments
         if before.is_closed:
@@ -305,8 +309,8 @@ def test_no_sequence_of_changes_breaks_a_ledger(seed: int) -> None:
             assert before.is_closed or after.fragments[-1] == before.fragments[-1]
 
 
-def test_chance_reaches_every_state() -> None:
-    """The sequences above are not all short."""
+def test_random_changes_reach_closed_ledgers_and_all_sizes() -> None:
+    """Guards the test above: random sequences are not all short."""
     ends = set()
     for seed in range(100):
         chance = random.Random(seed)

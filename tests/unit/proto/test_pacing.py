@@ -1,4 +1,4 @@
-"""Work in the background keeps its rate."""
+"""Pacing of background work."""
 
 import random
 
@@ -10,7 +10,7 @@ S = 10**9
 
 
 @pytest.mark.parametrize("seed", range(50))
-def test_the_pace_is_kept_and_nothing_is_saved_up(seed: int) -> None:
+def test_pace_is_kept_without_saving_up_unused_time(seed: int) -> None:
     chance = random.Random(seed)
     pace = Pace(1000.0)
     now_s, spent, bursts = 0.0, 0, 0.0
@@ -29,7 +29,7 @@ def test_the_pace_is_kept_and_nothing_is_saved_up(seed: int) -> None:
     assert spent <= 1000 * now_s + 60
 
 
-def test_a_rate_can_change_while_it_runs() -> None:
+def test_rate_can_be_changed_while_in_use() -> None:
     pace = Pace(1000.0)
     assert pace.spend(1000, 10 * S) == pytest.approx(0.95, abs=0.01)
     pace.bytes_per_s = 1_000_000.0

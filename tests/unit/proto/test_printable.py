@@ -1,4 +1,4 @@
-"""What is not printable is shown as an escape."""
+"""Unprintable characters are shown as escapes."""
 
 import pytest
 
@@ -12,13 +12,14 @@ from rollbook.proto.printable import harmless
         ("\x1b[2J", r"\x1b[2J"),
         ("\x9b2J", r"\x9b2J"),  # An escape sequence in one character of the second control set.
         ("a\nerror: b\t", r"a\nerror: b\t"),
-        ("\u202egnp.exe", r"\u202egnp.exe"),  # What follows would be shown from right to left.
+        # The rest of the line would be shown from right to left.
+        ("\u202egnp.exe", r"\u202egnp.exe"),
         ("\ud800", r"\ud800"),
     ],
 )
-def test_text_without_commands(text: str, shown: str) -> None:
+def test_unprintable_characters_are_escaped(text: str, shown: str) -> None:
     assert harmless(text) == shown
 
 
-def test_some_may_stay() -> None:
+def test_kept_characters_are_not_escaped() -> None:
     assert harmless("a\n\tb\x1b", keeps="\n\t") == "a\n\tb\\x1b"

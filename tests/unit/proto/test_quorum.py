@@ -1,4 +1,4 @@
-"""Quorum arithmetic, exhaustively where the world is small."""
+"""Quorum arithmetic, exhaustively for small quorums."""
 
 from itertools import combinations, product
 
@@ -21,7 +21,7 @@ def members(mask: int) -> set[int]:
 
 
 @pytest.mark.parametrize("quorum", SMALL)
-def test_copy_w_of_entry_e_lies_at_e_plus_w_modulo_ensemble(quorum: Quorum) -> None:
+def test_copy_w_of_entry_e_is_in_slot_e_plus_w_modulo_ensemble(quorum: Quorum) -> None:
     """Q1: BookKeeper's striping, for ids beyond 32 bits too."""
     for entry in (*map(EntryId, range(12)), BIG):
         slots = [(entry + copy) % quorum.ensemble for copy in range(quorum.write)]
@@ -31,8 +31,8 @@ def test_copy_w_of_entry_e_lies_at_e_plus_w_modulo_ensemble(quorum: Quorum) -> N
 
 
 @pytest.mark.parametrize("quorum", SMALL)
-def test_proof_of_absence_leaves_no_room_for_an_ack_quorum(quorum: Quorum) -> None:
-    """Q2: an entry is either possibly acked or provably absent, never both."""
+def test_entry_is_either_provably_absent_or_possibly_acked(quorum: Quorum) -> None:
+    """Q2."""
     entry = EntryId(7)
     for size in range(quorum.ensemble + 1):
         for negatives in combinations(range(quorum.ensemble), size):
@@ -42,8 +42,8 @@ def test_proof_of_absence_leaves_no_room_for_an_ack_quorum(quorum: Quorum) -> No
 
 
 @pytest.mark.parametrize("quorum", SMALL)
-def test_coverage_means_every_possible_ack_quorum_was_heard(quorum: Quorum) -> None:
-    """Q3, against its definition: no ack quorum of any entry lies within the unheard."""
+def test_coverage_means_an_answer_from_every_possible_ack_quorum(quorum: Quorum) -> None:
+    """Q3, checked against its definition: no ack quorum of any entry is entirely without answers."""
     for unheard in range(1 << quorum.ensemble):
         hidden = any(
             set(acks) <= members(unheard)
@@ -61,14 +61,14 @@ def test_first_held_is_the_next_entry_of_the_stripe(quorum: Quorum) -> None:
 
 
 @pytest.mark.parametrize("quorum", SMALL)
-def test_held_picks_what_belongs_to_entries_of_the_stripe(quorum: Quorum) -> None:
+def test_held_selects_items_for_entries_of_the_stripe(quorum: Quorum) -> None:
     for slot, start in product(range(quorum.ensemble), (*range(8), BIG)):
         entries = range(start, start + 9)
         expected = [e for e in entries if quorum.holds(slot, EntryId(e))]
         assert list(quorum.held(slot, EntryId(start), entries)) == expected
 
 
-def test_write_set_names_bookies_in_asking_order() -> None:
+def test_write_set_lists_bookies_in_order_of_reading() -> None:
     ensemble = (BookieId("a"), BookieId("b"), BookieId("c"))
     assert Quorum(3, 2, 2).write_set(EntryId(2), ensemble) == ("c", "a")
 

@@ -1,4 +1,4 @@
-"""Settings as a process shows them: values, where they come from, and no secrets."""
+"""Settings as a process shows them: values and sources, without secrets."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -29,7 +29,7 @@ def _values(found: Sequence[Mapping[str, str]]) -> dict[str, tuple[str, str]]:
     return {each["name"]: (each["value"], each["source"]) for each in found}
 
 
-def test_values_are_shown_as_they_would_be_typed() -> None:
+def test_values_are_shown_in_the_form_of_flags() -> None:
     config = Example("https://boss:5ec3e7@h:1/x", on=True, hosts=("a", "b"))
     found = shown_settings({"example": config}, {"example.on": "--on"})
     assert {each["section"] for each in found} == {"example"}
@@ -41,10 +41,8 @@ def test_values_are_shown_as_they_would_be_typed() -> None:
     }
 
 
-def test_each_value_says_whether_a_flag_a_variable_or_a_file_gave_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """At all three kinds of servers."""
+def test_source_of_each_value_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For all three kinds of servers."""
     monkeypatch.setenv("ROLLBOOK_LOG_SERVICE_LEASE_S", "4")
     monkeypatch.setenv("ROLLBOOK_LOG_LEVEL", "warning")
     path = tmp_path / "log.toml"
@@ -73,8 +71,8 @@ def test_each_value_says_whether_a_flag_a_variable_or_a_file_gave_it(
 
 
 @pytest.mark.parametrize("kind", ["log", "recovery", "bookie"])
-def test_no_setting_is_a_secret_itself(kind: str) -> None:
-    """One that is has to be hidden: settings are shown to all who may monitor."""
+def test_no_setting_holds_a_secret(kind: str) -> None:
+    """A secret setting has to be hidden: settings are shown to every principal that may monitor."""
     settings: Any
     if kind == "log":
         settings = load_log_settings(metadata=URL)

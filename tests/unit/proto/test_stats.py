@@ -1,4 +1,4 @@
-"""Counting is cheap, and what it says is right to within a bucket."""
+"""Histograms count exactly, and their quantiles are right to within a bucket."""
 
 import random
 from bisect import bisect_left
@@ -16,7 +16,7 @@ from rollbook.proto.stats import (
 )
 
 
-def test_values_fall_on_the_side_of_their_bound() -> None:
+def test_value_equal_to_a_bound_is_counted_below_it() -> None:
     histogram = Histogram((10, 20))
     for value in (0, 10, 11, 20, 21, 1_000):
         histogram.observe(value)
@@ -25,7 +25,7 @@ def test_values_fall_on_the_side_of_their_bound() -> None:
     assert (histogram.count, histogram.total) == (10, 1_062 + 60)
 
 
-def test_bounds_ascend_and_span_what_a_bookie_meets() -> None:
+def test_bounds_ascend_and_span_latencies_and_sizes_of_a_bookie() -> None:
     for bounds in (LATENCY_BOUNDS_NS, SIZE_BOUNDS):
         assert list(bounds) == sorted(set(bounds))
     assert LATENCY_BOUNDS_NS[0] == 10_000
@@ -34,7 +34,7 @@ def test_bounds_ascend_and_span_what_a_bookie_meets() -> None:
     assert (SIZE_BOUNDS[0], SIZE_BOUNDS[-1]) == (1, 64 * 1024 * 1024)
 
 
-def test_a_quantile_of_nothing_is_unknown() -> None:
+def test_quantile_of_empty_histogram_is_none() -> None:
     assert new_latency().quantile(0.99) is None
 
 
@@ -55,7 +55,7 @@ def test_quantiles_are_exact_to_within_their_bucket(seed: int) -> None:
         assert nearby[0] <= found * 1e9 <= nearby[1]
 
 
-def test_above_all_bounds_the_highest_is_told() -> None:
+def test_quantile_above_all_bounds_is_the_highest_bound() -> None:
     histogram = Histogram((10, 20))
     histogram.observe(10**9)
     assert histogram.quantile(0.5) == 20

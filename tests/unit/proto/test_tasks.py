@@ -1,4 +1,4 @@
-"""Groups of tasks: like asyncio's, in order."""
+"""Task groups like those of asyncio, but with a fixed order, and other helpers for tasks."""
 
 import asyncio
 
@@ -7,7 +7,7 @@ import pytest
 from rollbook.proto.tasks import TaskGroup, first_failure, first_of, joined, stop_tasks, unwrapped
 
 
-async def test_children_are_cancelled_in_the_order_in_which_they_were_made() -> None:
+async def test_failure_cancels_children_in_order_of_creation() -> None:
     ended: list[int] = []
 
     async def child(number: int) -> None:
@@ -32,7 +32,7 @@ async def test_children_are_cancelled_in_the_order_in_which_they_were_made() -> 
     assert ended == list(range(200))
 
 
-async def test_the_group_waits_for_all_of_its_children() -> None:
+async def test_group_waits_for_all_its_children() -> None:
     done: list[int] = []
 
     async def child(number: int) -> None:
@@ -48,7 +48,7 @@ async def test_the_group_waits_for_all_of_its_children() -> None:
     assert all(task.done() for task in tasks)
 
 
-async def test_cancelling_the_body_cancels_the_children_in_order() -> None:
+async def test_cancelled_body_cancels_children_in_order() -> None:
     ended: list[int] = []
 
     async def child(number: int) -> None:
@@ -71,7 +71,7 @@ async def test_cancelling_the_body_cancels_the_children_in_order() -> None:
     assert ended == list(range(100))
 
 
-async def test_the_first_failure_is_told_and_no_other_end() -> None:
+async def test_first_failure_ignores_other_ends() -> None:
     async def end() -> None:
         pass
 
@@ -91,7 +91,7 @@ async def test_the_first_failure_is_told_and_no_other_end() -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def test_the_first_to_end_ends_the_others() -> None:
+async def test_first_of_returns_first_result_and_cancels_the_rest() -> None:
     ended: list[str] = []
 
     async def work(name: str, seconds: float) -> str:
@@ -120,7 +120,7 @@ async def test_the_first_to_end_ends_the_others() -> None:
     assert ended == ["one", "two"]
 
 
-async def test_whoever_waits_for_work_that_others_cancel_is_told_and_goes_on() -> None:
+async def test_joined_raises_given_error_if_the_work_is_cancelled() -> None:
     work = asyncio.create_task(asyncio.sleep(100))
     waiting = asyncio.create_task(joined(work, lambda: ValueError("it is over")))
     leaving = asyncio.create_task(joined(work, lambda: ValueError("it is over")))
@@ -134,7 +134,7 @@ async def test_whoever_waits_for_work_that_others_cancel_is_told_and_goes_on() -
         await waiting
 
 
-def test_a_group_of_one_error_is_that_error() -> None:
+def test_unwrapped_group_of_one_error_is_that_error() -> None:
     error, other = ValueError("a"), ValueError("b")
     both = ExceptionGroup("", [error, other])
     assert unwrapped(ExceptionGroup("", [ExceptionGroup("", [error])])) is error
@@ -142,7 +142,7 @@ def test_a_group_of_one_error_is_that_error() -> None:
     assert unwrapped(error) is error
 
 
-async def test_tasks_are_stopped_in_their_order_and_have_ended_then() -> None:
+async def test_stop_tasks_ends_tasks_in_order() -> None:
     ended: list[str] = []
 
     async def work(name: str) -> None:
@@ -164,7 +164,7 @@ async def test_tasks_are_stopped_in_their_order_and_have_ended_then() -> None:
     await stop_tasks()  # Nothing to stop.
 
 
-def test_stopping_nothing_needs_no_event_loop() -> None:
-    """Stores are made and closed by programs without one, such as the one that tries every crash image."""
+def test_stop_tasks_without_tasks_needs_no_event_loop() -> None:
+    """Programs without a loop open and close stores, e.g. the one that tries every crash image."""
     with pytest.raises(StopIteration):
         stop_tasks(None).send(None)

@@ -1,9 +1,9 @@
-"""What a recorded run is worth."""
+"""When a recorded run proves too little to count."""
 
 from tests.simulation.history import History
 
 
-def test_a_run_without_a_fault_during_an_append_is_invalid() -> None:
+def test_run_without_a_fault_during_an_append_is_weak() -> None:
     history = History()
     history.on_healed(history.disturb("kill", "b1"))
     history.on_applied(history.append("writer", 1), 0)
@@ -12,7 +12,7 @@ def test_a_run_without_a_fault_during_an_append_is_invalid() -> None:
     assert history.overlapped() == {"kill": 0, "cut": 0}
 
 
-def test_a_run_of_mostly_unknown_appends_is_invalid() -> None:
+def test_run_with_many_unknown_appends_is_weak() -> None:
     history = History()
     history.disturb("kill", "b1")
     for value in range(10):
@@ -24,7 +24,7 @@ def test_a_run_of_mostly_unknown_appends_is_invalid() -> None:
     assert [append.why_unknown for append in history.unknowns()] == ["timeout"] * 5
 
 
-def test_an_append_that_outlasts_a_fault_overlaps_it() -> None:
+def test_append_that_outlasts_a_fault_overlaps_it() -> None:
     history = History()
     history.append("writer", 0)  # Never returns.
     history.on_applied(history.append("writer", 1), 1)
@@ -32,7 +32,7 @@ def test_an_append_that_outlasts_a_fault_overlaps_it() -> None:
     assert history.overlapped() == {"pause": 1}
 
 
-def test_the_history_reads_in_order_of_time() -> None:
+def test_lines_of_history_are_in_order_of_time() -> None:
     ticks = iter(range(100))
     history = History(lambda: float(next(ticks)))
     fault = history.disturb("kill", "b1")

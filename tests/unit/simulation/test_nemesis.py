@@ -1,4 +1,4 @@
-"""Each kind of fault does what it says, and is taken back."""
+"""Each kind of fault takes effect and ends."""
 
 import asyncio
 from collections.abc import Callable
@@ -55,7 +55,7 @@ LASTING: list[tuple[Kind, tuple[str, ...], int, Callable[[World], bool]]] = [
     ("kind", "nodes", "amount", "is_so"), LASTING, ids=[kind.value for kind, *_ in LASTING]
 )
 @pytest.mark.parametrize("ends", ["by itself", "by healing"])
-def test_a_lasting_fault_begins_and_ends(
+def test_lasting_fault_begins_and_ends(
     kind: Kind, nodes: tuple[str, ...], amount: int, is_so: Callable[[World], bool], ends: str
 ) -> None:
     world = World(1)
@@ -84,7 +84,7 @@ def test_a_lasting_fault_begins_and_ends(
     assert disturbance.ended > disturbance.began
 
 
-def test_a_pause_stops_the_clockwork_of_one_process() -> None:
+def test_pause_stops_the_timers_of_one_process() -> None:
     world = World(1)
     nemesis = Nemesis(world, History())
     ticks: list[float] = []
@@ -104,7 +104,7 @@ def test_a_pause_stops_the_clockwork_of_one_process() -> None:
     assert any(moment > 0.4 for moment in ticks)
 
 
-def test_a_hung_disk_holds_a_sync_until_it_is_over() -> None:
+def test_hung_disk_delays_a_sync_until_the_fault_ends() -> None:
     world = World(1)
     nemesis = Nemesis(world, History())
 
@@ -123,7 +123,7 @@ def test_a_hung_disk_holds_a_sync_until_it_is_over() -> None:
 
 
 @pytest.mark.parametrize("kind", [Kind.ROT, Kind.STALE_SECTOR])
-def test_damage_changes_what_is_durable(kind: Kind) -> None:
+def test_damage_changes_durable_bytes(kind: Kind) -> None:
     world = World(1)
     nemesis = Nemesis(world, History())
     a = world.node("a")
@@ -140,7 +140,7 @@ def test_damage_changes_what_is_durable(kind: Kind) -> None:
     assert len(damaged) == len(CONTENTS)
 
 
-def test_a_wall_clock_jumps() -> None:
+def test_clock_jump_moves_the_wall_clock() -> None:
     world = World(1)
     nemesis = Nemesis(world, History())
     clock = world.node("a").clock
@@ -154,7 +154,7 @@ def test_a_wall_clock_jumps() -> None:
     assert world.run(scenario()) == 3_600_200_000
 
 
-def test_the_metadata_store_goes_down_and_comes_back() -> None:
+def test_metadata_store_is_down_during_the_fault() -> None:
     world = World(1)
     nemesis = Nemesis(world, History())
     took: list[float] = []
@@ -174,8 +174,8 @@ def test_the_metadata_store_goes_down_and_comes_back() -> None:
     assert took[0] > 0.1
 
 
-def test_faults_that_overlap_leave_nothing_behind() -> None:
-    """Each changes the same thing; they end in another order than they began."""
+def test_overlapping_faults_end_completely() -> None:
+    """All change the same link, and they end in another order than they began."""
     world = World(1)
     nemesis = Nemesis(world, History())
     link = world.network.link("a", "b")
@@ -195,7 +195,7 @@ def test_faults_that_overlap_leave_nothing_behind() -> None:
     assert link.delay_s == healthy
 
 
-def test_nothing_happens_after_the_healing() -> None:
+def test_heal_cancels_scheduled_faults() -> None:
     world = World(1)
     history = History()
     nemesis = Nemesis(world, history)
@@ -212,7 +212,7 @@ def test_nothing_happens_after_the_healing() -> None:
     assert history.disturbances == []
 
 
-def test_who_is_killed_for_good_stays_dead() -> None:
+def test_process_killed_permanently_is_not_restarted() -> None:
     world = World(1)
     nemesis = Nemesis(world, History())
     a = world.node("a")

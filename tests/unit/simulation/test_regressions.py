@@ -1,4 +1,4 @@
-"""What was found once stays found."""
+"""Minimal cases of failures that were found before."""
 
 import pytest
 
@@ -9,10 +9,10 @@ KEPT = every_regression()
 
 
 @pytest.mark.parametrize("regression", KEPT, ids=lambda regression: str(regression.name))
-def test_kept_cases_hold(regression: Regression) -> None:
+def test_kept_cases_do_not_fail(regression: Regression) -> None:
     assert regression.failure() is None
 
 
-def test_every_planted_bug_is_pinned() -> None:
+def test_every_mutant_has_a_kept_case() -> None:
     pinned = {regression.mutant for regression in KEPT}
     assert pinned >= {mutant.name for mutant in MUTANTS if not mutant.is_equivalent}

@@ -1,4 +1,4 @@
-"""Seeds on all cores: counted as what they are, in order, and explained when they fail."""
+"""Running seeds on all cores: results are counted, ordered, and explained if they fail."""
 
 import json
 import os
@@ -14,7 +14,7 @@ from tests.simulation.worlds import Scene, scene
 from tests.simulation.worlds.toy.oracle import EVERY_RULE
 
 
-def test_seeds_pass_and_weak_ones_are_not_counted() -> None:
+def test_seeds_pass_and_weak_runs_are_not_counted() -> None:
     said: list[str] = []
     progress: list[int] = []
     tally = simulate(range(60), "toy", lambda done, _total: progress.append(done), said.append)
@@ -24,7 +24,7 @@ def test_seeds_pass_and_weak_ones_are_not_counted() -> None:
     assert progress == list(range(61))
 
 
-def test_a_world_in_which_nothing_is_proven_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_several_runs_that_are_all_weak_fail(monkeypatch: pytest.MonkeyPatch) -> None:
     results = [replace(each, weakness="no fault") for each in run._results(range(12), "toy")]
     monkeypatch.setattr(run, "_results", lambda _seeds, _world: iter(results))
     tally = simulate(range(12), "toy", lambda _done, _total: None, lambda _line: None)
@@ -34,14 +34,14 @@ def test_a_world_in_which_nothing_is_proven_fails(monkeypatch: pytest.MonkeyPatc
     assert (tally.passed, tally.failed) == (0, 0)
 
 
-def test_digests_come_in_order_and_match_a_run_in_this_process() -> None:
+def test_digests_are_ordered_and_match_a_run_in_this_process() -> None:
     told = list(digests(range(5, 50), "toy"))
     assert [seed for seed, _ in told] == list(range(5, 50))
     actors = scene("toy")
     assert told[7] == (12, actors.run(actors.case(12)).digest)
 
 
-def test_a_failing_seed_is_cut_down_and_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failing_seed_is_shrunk_and_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     broken = by_name("one-negative").scene()
     monkeypatch.setattr(run, "scene", lambda _name: broken)
     said: list[str] = []
@@ -60,7 +60,7 @@ def square(number: int) -> int:
     return number * number
 
 
-def test_results_of_parallel_work_keep_the_order_of_the_tasks() -> None:
+def test_parallel_results_keep_the_order_of_tasks() -> None:
     assert list(parallel(square, range(50))) == [number * number for number in range(50)]
 
 
@@ -68,12 +68,12 @@ def end_at_once(number: int) -> int:
     os._exit(number)
 
 
-def test_a_worker_that_ends_without_a_result_is_told_of() -> None:
+def test_worker_that_ends_without_a_result_raises() -> None:
     with pytest.raises(RuntimeError, match="ended with code 3"):
         list(parallel(end_at_once, [3]))
 
 
-def test_unknown_names_are_told_what_there_is() -> None:
+def test_unknown_name_is_reported_with_valid_names() -> None:
     said: list[str] = []
     assert not simulate(range(5), "moon", lambda _done, _total: None, said.append).holds
     assert not show("moon", 0, said.append).holds
@@ -81,7 +81,7 @@ def test_unknown_names_are_told_what_there_is() -> None:
     assert "hasty-negative" in said[1]
 
 
-def test_a_planted_bug_falls_to_fresh_seeds() -> None:
+def test_planted_bug_is_found_with_fresh_seeds() -> None:
     found = search(("hasty-negative", 0, EVERY_RULE))
     assert found.seed is not None
     assert found.seeds == found.seed + 1
@@ -89,7 +89,7 @@ def test_a_planted_bug_falls_to_fresh_seeds() -> None:
     assert mutant.run(mutant.case(found.seed)).detail == found.detail
 
 
-def test_showing_a_planted_bug_tells_its_story() -> None:
+def test_show_of_a_planted_bug_prints_its_story() -> None:
     said: list[str] = []
     assert show("ack-before-sync", 0, said.append).holds
     text = "\n".join(said)

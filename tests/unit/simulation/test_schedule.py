@@ -1,4 +1,4 @@
-"""Cases are data: drawn from a seed, written down, read back."""
+"""Cases are data: drawn from a seed, written and read."""
 
 import random
 
@@ -15,19 +15,19 @@ RECIPES = [
 
 
 @pytest.mark.parametrize("seed", range(50))
-def test_a_case_survives_json(seed: int) -> None:
+def test_case_survives_json(seed: int) -> None:
     faults = draw(random.Random(seed), RECIPES, (200, 1000), STEPS)
     case = Case("toy", seed, (Step(5, "writer", "append"),), faults)
     assert Case.loads(case.dumps()) == case
 
 
-def test_a_case_of_another_format_is_refused() -> None:
+def test_case_of_another_format_is_refused() -> None:
     text = Case("toy", 1, (), ()).dumps().replace('"format": 1', '"format": 2')
     with pytest.raises(ValueError, match="format 2"):
         Case.loads(text)
 
 
-def test_each_seed_has_its_own_classes_of_faults() -> None:
+def test_each_seed_draws_its_own_kinds_of_faults() -> None:
     drawn = [draw(random.Random(seed), RECIPES, (200, 1000), STEPS) for seed in range(200)]
     kills = sum(any(fault.kind is Kind.KILL for fault in faults) for faults in drawn)
     assert 60 < kills < 140
@@ -47,7 +47,7 @@ def test_faults_stay_within_their_recipe() -> None:
                 assert 10 <= fault.amount <= 1000
 
 
-def test_a_case_reads_in_order_of_time() -> None:
+def test_lines_of_a_case_are_in_order_of_time() -> None:
     faults = (
         Fault(2_000, Kind.SLOW_LINK, ("b1", "b2"), 5_000, 300),
         Fault(1_000, Kind.POWER_CUT, ("b1", "b2"), 1_500),

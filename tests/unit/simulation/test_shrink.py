@@ -17,7 +17,7 @@ def kinds(case: Case) -> list[Kind]:
     return [fault.kind for fault in case.faults]
 
 
-def test_shrinking_removes_what_does_not_matter() -> None:
+def test_shrinking_removes_irrelevant_steps_and_faults() -> None:
     def run(case: Case) -> str | None:
         guilty = kinds(case).count(Kind.KILL) >= 2 and Kind.SYNC_ERROR in kinds(case)
         return "broken" if guilty and len(case.steps) >= 3 else None
@@ -29,7 +29,7 @@ def test_shrinking_removes_what_does_not_matter() -> None:
     assert run(shrunk.case) == "broken"
 
 
-def test_faults_become_short_and_round() -> None:
+def test_durations_of_faults_become_short_and_round() -> None:
     def run(case: Case) -> str | None:
         return "slow" if any(fault.for_us >= 1_500 for fault in case.faults) else None
 
@@ -38,7 +38,7 @@ def test_faults_become_short_and_round() -> None:
     assert fault.for_us % 100 == 0
 
 
-def test_shrinking_keeps_to_the_same_bug() -> None:
+def test_shrinking_keeps_the_same_failure() -> None:
     def run(case: Case) -> str | None:
         if len(case.faults) > 10:
             return "first"
@@ -49,8 +49,8 @@ def test_shrinking_keeps_to_the_same_bug() -> None:
     assert len(shrunk.case.faults) == 11
 
 
-def test_another_seed_may_keep_it_failing() -> None:
-    """Leaving something out moves all later chance; the shrunk case names the seed that worked."""
+def test_shrinking_may_change_the_seed() -> None:
+    """Removing a step changes all later random draws, so the shrunk case names the seed that fails."""
 
     def run(case: Case) -> str | None:
         if case == CASE:
@@ -63,20 +63,20 @@ def test_another_seed_may_keep_it_failing() -> None:
     assert shrunk.case.steps == ()
 
 
-def test_it_stops_when_the_time_is_up_and_gives_what_it_has() -> None:
+def test_shrinking_stops_at_time_limit_with_best_case() -> None:
     shrunk = shrink(CASE, lambda case: "broken" if case.faults else None, seconds_max=0.0)
     assert shrunk.case == CASE
     assert not shrunk.is_least
     assert shrink(CASE, lambda case: "broken" if case.faults else None, seconds_max=600.0).is_least
 
 
-def test_it_stops_when_the_runs_are_used_up() -> None:
+def test_shrinking_stops_at_limit_of_runs() -> None:
     shrunk = shrink(CASE, lambda case: "broken" if len(case.faults) > 5 else None, runs_max=20)
     assert shrunk.runs == 20
     assert not shrunk.is_least
     assert 5 < len(shrunk.case.faults) <= len(CASE.faults)
 
 
-def test_a_case_that_passes_cannot_be_shrunk() -> None:
+def test_passing_case_cannot_be_shrunk() -> None:
     with pytest.raises(ValueError, match="does not fail"):
         shrink(CASE, lambda case: None)

@@ -1,4 +1,4 @@
-"""A metadata store that fails on demand: the unhappy path between a client and what it wrote."""
+"""A metadata store that fails on demand: loses requests or replies, or reports an expired session."""
 
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -26,17 +26,16 @@ Between = Callable[[], Awaitable[None]]
 
 class Fate(Enum):
     OK = "ok"
-    REQUEST_LOST = "request lost"  # Sent, never applied, and the client does not know.
-    ANSWER_LOST = "answer lost"  # Applied or refused, and the client does not know.
+    REQUEST_LOST = "request lost"  # Sent but never applied; the client does not know.
+    ANSWER_LOST = "answer lost"  # Applied or refused; the client does not know.
     NOT_SENT = "not sent"
-    EXPIRED = "expired"  # The session was over before it was sent.
+    EXPIRED = "expired"  # The session expired before the request was sent.
 
 
 class FaultyStore:
-    """`fates` decides over the writes to come, one each; then all goes well. Reads have their own.
-
-    `between` happens once, right after the first write whose reply is lost: what others do before
-    the client looks again.
+    """`fates` decides the outcome of the next writes, one each; later writes succeed. Reads have
+    their own queue. `between` runs once, right after the first request whose reply is lost: what
+    rivals do before the client looks again.
     """
 
     def __init__(self, store: MetadataStore) -> None:
@@ -44,7 +43,7 @@ class FaultyStore:
         self.fates: deque[Fate] = deque()
         self.read_fates: deque[Fate] = deque()
         self.between: Between | None = None
-        # What others do before the n-th read or write from the last reset of the counts on.
+        # What rivals do before the n-th read or write since the counts were last reset.
         self.before_read: dict[int, list[Between]] = {}
         self.before_write: dict[int, list[Between]] = {}
         self.writes = 0
@@ -121,7 +120,7 @@ class FaultyStore:
                 try:
                     await call()
                 except RollbookError:
-                    pass  # It was refused, and that answer is lost as well.
+                    pass  # The request was refused, and that reply is lost too.
             case Fate.REQUEST_LOST:
                 pass
         if self.between is not None:

@@ -1,4 +1,4 @@
-"""Who lives and who takes entries, as a client sees it."""
+"""Which bookies are alive and which accept entries, as a client sees it."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -62,13 +62,15 @@ async def watcher(store: FaultyStore, rival: MetadataStore) -> AsyncIterator[Boo
     await watcher.close()
 
 
-async def test_it_starts_with_who_is_there(watcher: BookieWatcher) -> None:
+async def test_watcher_starts_with_registered_bookies(watcher: BookieWatcher) -> None:
     assert watcher.current == LiveBookies({B1: info(1)}, {})
     assert watcher.current.find(B1) == info(1)
     assert watcher.current.find(B2) is None
 
 
-async def test_bookies_come_change_and_go(watcher: BookieWatcher, rival: MetadataStore) -> None:
+async def test_watcher_follows_added_changed_and_removed_bookies(
+    watcher: BookieWatcher, rival: MetadataStore
+) -> None:
     await enter(rival, READ_ONLY, 2)
     found = await until(watcher, lambda live: B2 in live.read_only)
     assert found.find(B2) == info(2)
@@ -78,10 +80,10 @@ async def test_bookies_come_change_and_go(watcher: BookieWatcher, rival: Metadat
     await until(watcher, lambda live: not live.writable)
 
 
-async def test_a_bookie_between_the_folders_takes_no_entries(
+async def test_bookie_in_both_folders_counts_as_read_only(
     watcher: BookieWatcher, rival: MetadataStore
 ) -> None:
-    """RG1: seen in both, it counts as read-only."""
+    """RG1."""
     await enter(rival, READ_ONLY, 1)
     found = await until(watcher, lambda live: B1 in live.read_only)
     assert B1 not in found.writable
@@ -91,10 +93,10 @@ async def test_a_bookie_between_the_folders_takes_no_entries(
 
 @pytest.mark.parametrize("move", [(AVAILABLE, READ_ONLY), (READ_ONLY, AVAILABLE)])
 @pytest.mark.parametrize(("enters", "leaves"), [*combinations_with_replacement(range(1, 9), 2)])
-async def test_a_bookie_that_changes_folders_is_never_gone(
+async def test_bookie_moving_between_folders_is_never_missing(
     store: FaultyStore, rival: MetadataStore, move: tuple[str, str], enters: int, leaves: int
 ) -> None:
-    """RG1, over every state that is published: the move falls between any two reads of a look."""
+    """RG1, over every published state: the move happens between any two reads of a refresh."""
     old, new = move
     await enter(rival, old, 1)
     watcher = BookieWatcher(store, ROOT)
@@ -111,9 +113,10 @@ async def test_a_bookie_that_changes_folders_is_never_gone(
     store.reads = 0
     store.before_read.setdefault(enters, []).append(lambda: enter(rival, new, 1))
     store.before_read.setdefault(leaves, []).append(lambda: rival.delete(f"{old}/{B1}"))
-    await rival.set(f"{old}/{B1}", pack_service_info(info(1, "new")))  # It is read again, too.
+    # Its payload is read again, too.
+    await rival.set(f"{old}/{B1}", pack_service_info(info(1, "new")))
     number = 2
-    while store.before_read:  # More and more bookies make it look again.
+    while store.before_read:  # Each new bookie makes the watcher refresh.
         await enter(rival, AVAILABLE, number)
         await until(watcher, partial(is_known, newcomer=BookieId(f"b{number}:3181")))
         number += 1
@@ -121,7 +124,7 @@ async def test_a_bookie_that_changes_folders_is_never_gone(
     await watcher.close()
 
 
-async def test_the_end_of_a_session_takes_its_bookies(
+async def test_expired_session_removes_its_bookies(
     watcher: BookieWatcher, service: MemoryService
 ) -> None:
     dying = await service.connect()
@@ -132,7 +135,7 @@ async def test_the_end_of_a_session_takes_its_bookies(
     await dying.close()
 
 
-async def test_a_bookie_without_a_payload_listens_where_its_name_says(
+async def test_bookie_without_payload_gets_address_from_its_id(
     watcher: BookieWatcher, rival: MetadataStore
 ) -> None:
     await rival.create(f"{AVAILABLE}/old.host:3181", b"", CreateMode.EPHEMERAL)
@@ -141,7 +144,7 @@ async def test_a_bookie_without_a_payload_listens_where_its_name_says(
     assert found.writable[old].address == Address("old.host", 3181)
 
 
-async def test_what_cannot_be_read_lives_all_the_same(
+async def test_bookie_with_unreadable_payload_is_listed_without_address(
     watcher: BookieWatcher, rival: MetadataStore
 ) -> None:
     await rival.create(f"{AVAILABLE}/{B2}", b"\xff", CreateMode.EPHEMERAL)
@@ -151,7 +154,7 @@ async def test_what_cannot_be_read_lives_all_the_same(
     assert list(found.writable) == [B1, B2]
 
 
-async def test_a_cut_connection_misses_nothing(
+async def test_cut_connection_loses_no_bookie_change(
     watcher: BookieWatcher, service: MemoryService, store: FaultyStore, rival: MetadataStore
 ) -> None:
     line = service.line(store.store)
@@ -161,7 +164,7 @@ async def test_a_cut_connection_misses_nothing(
     await until(watcher, lambda live: B2 in live.writable)
 
 
-async def test_an_expired_session_misses_nothing(
+async def test_expired_session_of_watcher_loses_no_bookie_change(
     watcher: BookieWatcher, service: MemoryService, store: FaultyStore, rival: MetadataStore
 ) -> None:
     service.expire(store.session)
@@ -169,7 +172,7 @@ async def test_an_expired_session_misses_nothing(
     await until(watcher, lambda live: B2 in live.writable)
 
 
-async def test_trouble_while_reading_is_tried_again(
+async def test_failed_reads_are_retried(
     watcher: BookieWatcher, store: FaultyStore, rival: MetadataStore
 ) -> None:
     store.read_fates.extend([Fate.NOT_SENT] * 3)
@@ -177,10 +180,10 @@ async def test_trouble_while_reading_is_tried_again(
     await until(watcher, lambda live: B2 in live.writable)
 
 
-async def test_it_looks_again_even_if_nothing_is_told(
+async def test_watcher_refreshes_periodically_without_events(
     store: FaultyStore, rival: MetadataStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A watch on the wrong folder stands for one that is lost without a word."""
+    """A watch on the wrong folder simulates one that is lost silently."""
     watch = rival.watch
     monkeypatch.setattr(store, "watch", lambda path, recursive: watch("/nothing/here"))
     watcher = BookieWatcher(store, ROOT, look_again_s=0.01)
@@ -207,7 +210,7 @@ class Script:
             await asyncio.sleep(0)
 
 
-async def test_a_watch_that_takes_its_time_to_close_keeps_nobody_waiting(
+async def test_close_of_slow_watch_fails_waiters_at_once(
     store: FaultyStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def watch(path: str, *, recursive: bool) -> Script:
@@ -223,10 +226,10 @@ async def test_a_watch_that_takes_its_time_to_close_keeps_nobody_waiting(
         await waiter
 
 
-async def test_after_a_gap_everything_is_read_again(
+async def test_resync_event_reads_all_bookies_again(
     store: FaultyStore, rival: MetadataStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The news that something was missed may come right behind other news."""
+    """The resync event may directly follow another event."""
     script = Script()
 
     async def watch(path: str, *, recursive: bool) -> Script:
@@ -243,7 +246,7 @@ async def test_after_a_gap_everything_is_read_again(
     await watcher.close()
 
 
-async def test_it_starts_before_the_folders_exist(service: MemoryService) -> None:
+async def test_watcher_starts_before_folders_exist(service: MemoryService) -> None:
     async with await service.connect() as store:
         watcher = BookieWatcher(store, "/later")
         await watcher.start()
@@ -255,7 +258,7 @@ async def test_it_starts_before_the_folders_exist(service: MemoryService) -> Non
         await watcher.close()
 
 
-async def test_a_start_that_fails_says_so(store: FaultyStore) -> None:
+async def test_failed_start_raises_metadata_unavailable(store: FaultyStore) -> None:
     watcher = BookieWatcher(store, ROOT)
     store.read_fates.extend((Fate.OK, Fate.NOT_SENT))
     with pytest.raises(MetadataUnavailable):
@@ -265,7 +268,7 @@ async def test_a_start_that_fails_says_so(store: FaultyStore) -> None:
 
 
 @pytest.mark.parametrize("end", ["close", "store"])
-async def test_who_waits_for_a_watcher_that_ends_is_told(
+async def test_waiter_on_closed_watcher_gets_metadata_unavailable(
     watcher: BookieWatcher, store: FaultyStore, end: str
 ) -> None:
     waiter = asyncio.get_running_loop().create_task(watcher.changed(watcher.current))
@@ -276,10 +279,10 @@ async def test_who_waits_for_a_watcher_that_ends_is_told(
             await waiter
 
 
-async def test_a_swarm_is_read_once(
+async def test_each_of_many_new_bookies_is_read_once(
     watcher: BookieWatcher, store: FaultyStore, rival: MetadataStore
 ) -> None:
-    """Each bookie's payload is read when it comes, not whenever another one does."""
+    """A bookie's payload is read when the bookie appears, not whenever another one does."""
     store.reads = 0
     for number in range(2, 60):
         await enter(rival, AVAILABLE, number)

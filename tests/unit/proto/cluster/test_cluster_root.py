@@ -1,4 +1,4 @@
-"""A cluster is made once, found ever after, and never mistaken for another."""
+"""A cluster is created once, can be opened afterwards, and is never mistaken for another."""
 
 import ast
 import asyncio
@@ -41,7 +41,7 @@ async def make(store: MetadataStore, root: str = ROOT, seed: int = 1) -> Cluster
     return await initialise(store, root, random.Random(seed))
 
 
-async def test_a_new_cluster_looks_as_java_makes_it(store: FaultyStore) -> None:
+async def test_new_cluster_has_nodes_that_java_creates(store: FaultyStore) -> None:
     cluster = await make(store)
     assert await store.children(ROOT) == ["INSTANCEID", "LAYOUT", "available", "cookies"]
     assert await store.children(f"{ROOT}/available") == ["readonly"]
@@ -58,21 +58,21 @@ async def test_a_new_cluster_looks_as_java_makes_it(store: FaultyStore) -> None:
     assert await open_cluster(store, ROOT) == cluster
 
 
-async def test_every_cluster_gets_an_id_of_its_own(store: FaultyStore) -> None:
+async def test_each_cluster_gets_its_own_instance_id(store: FaultyStore) -> None:
     one, other = await make(store, "/a", seed=1), await make(store, "/b", seed=2)
     assert one.instance_id != other.instance_id
     assert one.instance_id is not None
-    assert one.instance_id[14] == "4"  # A random UUID by its own account.
+    assert one.instance_id[14] == "4"  # It declares itself a random UUID (version 4).
     assert await store.children("/") == ["a", "b", "rollbook-a", "rollbook-b"]
 
 
-async def test_a_long_layout_on_demand(store: FaultyStore) -> None:
+async def test_cluster_can_be_created_with_long_layout(store: FaultyStore) -> None:
     await initialise(store, ROOT, random.Random(1), Layout.LONG_HIERARCHICAL)
     assert (await open_cluster(store, ROOT)).layout is Layout.LONG_HIERARCHICAL
 
 
 @pytest.mark.parametrize("fates", [(Fate.ANSWER_LOST,), (Fate.REQUEST_LOST, Fate.ANSWER_LOST)])
-async def test_a_cluster_is_made_once_whatever_is_lost(
+async def test_cluster_is_created_once_despite_lost_requests_and_replies(
     store: FaultyStore, fates: tuple[Fate, ...]
 ) -> None:
     """LR1."""
@@ -82,7 +82,7 @@ async def test_a_cluster_is_made_once_whatever_is_lost(
     assert await open_cluster(store, ROOT) == cluster
 
 
-async def test_of_two_who_make_one_cluster_one_wins(
+async def test_one_of_two_concurrent_creations_of_a_cluster_succeeds(
     store: FaultyStore, rival: MetadataStore
 ) -> None:
     made = await asyncio.gather(make(store, seed=1), make(rival, seed=2), return_exceptions=True)
@@ -91,7 +91,7 @@ async def test_of_two_who_make_one_cluster_one_wins(
     assert sum(isinstance(each, RollbookError) for each in made) == 1
 
 
-async def test_a_rival_in_the_gap_of_a_lost_request_wins(
+async def test_cluster_created_by_rival_after_lost_request_is_kept(
     store: FaultyStore, rival: MetadataStore
 ) -> None:
     await store.create("/prod")
@@ -105,20 +105,20 @@ async def test_a_rival_in_the_gap_of_a_lost_request_wins(
         await make(store, seed=1)
 
 
-async def test_an_existing_cluster_is_left_alone(store: FaultyStore) -> None:
+async def test_existing_cluster_is_left_unchanged(store: FaultyStore) -> None:
     cluster = await make(store)
     with pytest.raises(ClusterExists):
         await make(store, seed=2)
     assert await open_cluster(store, ROOT) == cluster
 
 
-async def test_an_empty_root_is_taken(store: FaultyStore) -> None:
+async def test_cluster_can_be_created_in_empty_root(store: FaultyStore) -> None:
     await store.create("/prod")
     await store.create(ROOT)
     await make(store)
 
 
-async def test_remains_of_our_own_trees_are_not_taken_over(store: FaultyStore) -> None:
+async def test_leftover_own_root_of_another_cluster_blocks_creation(store: FaultyStore) -> None:
     await store.create("/prod")
     await store.create("/prod/rollbook", OTHER_ID.encode())
     with pytest.raises(ClusterExists) as caught:
@@ -135,17 +135,17 @@ async def test_a_root_inside_another_cluster_is_refused(store: FaultyStore, root
     assert store.writes == 0
 
 
-async def test_a_node_that_is_no_cluster_is_not_taken_for_one(store: FaultyStore) -> None:
+async def test_node_that_is_not_a_cluster_root_is_refused(store: FaultyStore) -> None:
     await make(store)
     for path in ("/prod", "/prod/rollbook"):
         with pytest.raises(NoSuchCluster):
             await open_cluster(store, path)
 
 
-async def test_a_cluster_made_while_it_is_opened_has_its_own_layout(
+async def test_opening_during_creation_finds_actual_layout_or_no_cluster(
     store: FaultyStore, rival: MetadataStore
 ) -> None:
-    """Whatever is read while the cluster is made: never another layout than it gets."""
+    """Whichever read the creation happens before, the opened cluster never has a wrong layout."""
     for read in range(1, 9):
         root = f"/c{read}/ledgers"
         await rival.create(f"/c{read}")
@@ -159,15 +159,15 @@ async def test_a_cluster_made_while_it_is_opened_has_its_own_layout(
         try:
             assert (await open_cluster(store, root)).layout is Layout.LONG_HIERARCHICAL
         except NoSuchCluster:
-            pass  # Looked too early.
+            pass  # The cluster was opened before it was created.
 
 
-async def test_where_there_is_no_cluster(store: FaultyStore) -> None:
+async def test_opening_missing_cluster_raises_no_such_cluster(store: FaultyStore) -> None:
     with pytest.raises(NoSuchCluster):
         await open_cluster(store, ROOT)
 
 
-async def test_how_to_make_a_cluster_or_look_at_it_can_be_typed_as_it_stands(
+async def test_next_steps_of_cluster_errors_are_valid_commands(
     store: FaultyStore,
 ) -> None:
     url = MetadataUrl.parse("zk+hierarchical://zk1;zk2/prod/ledgers")
@@ -181,7 +181,7 @@ async def test_how_to_make_a_cluster_or_look_at_it_can_be_typed_as_it_stands(
     assert shlex.split(exists.value.next_step) == ["rollbook", "cluster", "info", *words[-2:]]
 
 
-async def test_an_old_cluster_lacks_what_was_not_invented(store: FaultyStore) -> None:
+async def test_old_cluster_without_layout_and_id_opens_with_defaults(store: FaultyStore) -> None:
     await store.create("/bk")
     await store.create("/bk/available")
     cluster = await open_cluster(store, "/bk")
@@ -191,7 +191,7 @@ async def test_an_old_cluster_lacks_what_was_not_invented(store: FaultyStore) ->
     assert await store.children("/") == ["bk", "rollbook-bk"]
 
 
-async def test_a_cluster_of_java_gets_our_trees_beside_it(
+async def test_cluster_of_java_gets_own_root_with_its_instance_id(
     store: FaultyStore, rival: MetadataStore
 ) -> None:
     for path, value in (
@@ -208,13 +208,13 @@ async def test_a_cluster_of_java_gets_our_trees_beside_it(
     assert node.value == golden.INSTANCE_ID
 
 
-async def test_the_wrong_cluster_is_refused(store: FaultyStore) -> None:
+async def test_opening_cluster_with_wrong_instance_id_is_refused(store: FaultyStore) -> None:
     await make(store)
     with pytest.raises(WrongCluster):
         await open_cluster(store, ROOT, instance_id=OTHER_ID)
 
 
-async def test_trees_of_another_cluster_beside_the_root_are_refused(store: FaultyStore) -> None:
+async def test_own_root_of_another_cluster_is_refused(store: FaultyStore) -> None:
     cluster = await make(store)
     await store.set(cluster.own_root, OTHER_ID.encode())
     with pytest.raises(WrongCluster):
@@ -227,7 +227,7 @@ def asking_for(layout: str) -> MetadataUrl:
     return MetadataUrl.parse(f"zk+{layout}://zk1{ROOT}")
 
 
-async def test_a_layout_that_the_url_contradicts_is_refused(store: FaultyStore) -> None:
+async def test_layout_that_contradicts_url_is_refused(store: FaultyStore) -> None:
     await make(store)
     for layout in ("flat", "longhierarchical"):
         with pytest.raises(BadConfig, match=f"says {layout}, LAYOUT says hierarchical"):
@@ -235,10 +235,10 @@ async def test_a_layout_that_the_url_contradicts_is_refused(store: FaultyStore) 
     await open_cluster(store, ROOT, url=asking_for("hierarchical"))
 
 
-async def test_without_layout_the_url_says_it_and_then_it_is_written_down(
+async def test_layout_from_url_is_stored_if_layout_node_is_missing(
     store: FaultyStore,
 ) -> None:
-    """As BookKeeper does: its clients would look for ledgers in the trees of that layout."""
+    """BookKeeper does the same: its clients would look for ledgers in the trees of that layout."""
     await make(store)
     await store.delete(f"{ROOT}/LAYOUT")
     cluster = await open_cluster(store, ROOT, url=asking_for("longhierarchical"))
@@ -250,10 +250,10 @@ async def test_without_layout_the_url_says_it_and_then_it_is_written_down(
         await open_cluster(store, ROOT, url=asking_for("hierarchical"))
 
 
-async def test_of_two_who_take_different_layouts_for_granted_one_goes_on(
+async def test_second_of_two_different_assumed_layouts_is_refused(
     store: FaultyStore, rival: MetadataStore
 ) -> None:
-    """Ledgers of the other would lie where no bookie looks, which takes them for deleted."""
+    """Bookies would not find ledgers of the other layout and would take them for deleted."""
     await make(store)
     await store.delete(f"{ROOT}/LAYOUT")
     late = await open_cluster(store, ROOT)
@@ -268,7 +268,7 @@ async def test_of_two_who_take_different_layouts_for_granted_one_goes_on(
 
 
 @pytest.mark.parametrize("layout", list(Layout))
-async def test_a_layout_that_is_written_down_meanwhile_counts(
+async def test_concurrently_written_layout_must_match(
     store: FaultyStore, rival: MetadataStore, layout: Layout
 ) -> None:
     await make(store)
@@ -287,7 +287,7 @@ async def test_a_layout_that_is_written_down_meanwhile_counts(
             await ensure_layout(store, cluster)
 
 
-async def test_no_new_cluster_is_flat(store: FaultyStore) -> None:
+async def test_missing_layout_is_not_replaced_by_flat(store: FaultyStore) -> None:
     await make(store)
     await store.delete(f"{ROOT}/LAYOUT")
     with raises_message(BadConfig) as refused:
@@ -303,10 +303,10 @@ async def test_no_new_cluster_is_flat(store: FaultyStore) -> None:
         ("L0000000007", "flat", ("null", "hierarchical", "longhierarchical")),
     ],
 )
-async def test_a_lost_layout_is_never_replaced_by_one_that_finds_no_ledgers(
+async def test_lost_layout_is_replaced_only_by_one_that_finds_all_ledgers(
     store: FaultyStore, ledger: str, layout: str, others: tuple[str, ...]
 ) -> None:
-    """Bookies would take every ledger for deleted."""
+    """With another layout, bookies would take every ledger for deleted."""
     cluster = await make(store)
     path = ROOT
     for part in ledger.split("/"):
@@ -325,10 +325,12 @@ async def test_a_lost_layout_is_never_replaced_by_one_that_finds_no_ledgers(
 
 
 @pytest.mark.parametrize("below", [(), ("00/0000/L0007",)])
-async def test_a_high_ledger_of_the_legacy_layout_is_seen_when_layout_is_lost(
+async def test_high_ledger_of_legacy_layout_is_recognised_without_layout_node(
     store: FaultyStore, below: tuple[str, ...]
 ) -> None:
-    """Only createLedgerAdv makes one: from 2^31 - 1 on, others look in the long tree."""
+    """Only createLedgerAdv creates such a ledger: other layouts keep ids from 2^31 - 1 on in the
+    long tree.
+    """
     cluster = await make(store)
     for ledger in ("21/4748/L3648", *below):
         await ensure_path(store, f"{ROOT}/{ledger}")
@@ -338,13 +340,13 @@ async def test_a_high_ledger_of_the_legacy_layout_is_seen_when_layout_is_lost(
             await open_cluster(store, ROOT, url=asking_for(layout))
         about, _, value = refused.value.next_step.rpartition(" $")
         assert about.endswith(f"zkCli.sh -server zk1:2181 create {ROOT}/LAYOUT")
-        written = unpack_layout(ast.literal_eval(value).encode())  # As bash reads it, too.
+        written = unpack_layout(ast.literal_eval(value).encode())  # Bash reads it the same way.
         assert written is Layout.LEGACY_HIERARCHICAL
         with raises_message(BadConfig):
             await require_cluster(store, cluster)
 
 
-async def test_high_ledgers_lie_where_both_layouts_look(store: FaultyStore) -> None:
+async def test_high_ledgers_fit_both_hierarchical_layouts(store: FaultyStore) -> None:
     await make(store)
     for path in (
         "000",
@@ -360,7 +362,7 @@ async def test_high_ledgers_lie_where_both_layouts_look(store: FaultyStore) -> N
         assert cluster.layout is Layout(layout)
 
 
-async def test_damaged_nodes_are_refused(store: FaultyStore) -> None:
+async def test_damaged_layout_or_instance_id_is_refused(store: FaultyStore) -> None:
     await make(store)
     for name in ("LAYOUT", "INSTANCEID"):
         await store.set(f"{ROOT}/{name}", b"?")
@@ -372,7 +374,7 @@ WHERE = MetadataUrl.parse(f"zk://zk1,zk2{ROOT}")
 ZKCLI = "zkCli.sh -server zk1:2181,zk2:2181"
 
 
-async def test_what_mends_a_layout_that_nobody_knows_can_be_typed(store: FaultyStore) -> None:
+async def test_next_step_for_unknown_layout_repairs_cluster(store: FaultyStore) -> None:
     cluster = await make(store)
     await store.set(f"{ROOT}/LAYOUT", b"2\norg.example.Unheard:1")
     with pytest.raises(BadMetadata) as refused:
@@ -386,7 +388,7 @@ async def test_what_mends_a_layout_that_nobody_knows_can_be_typed(store: FaultyS
     assert (again, again.url) == (cluster, WHERE)
 
 
-async def test_what_mends_an_instance_id_can_be_typed(store: FaultyStore) -> None:
+async def test_next_step_for_bad_instance_id_repairs_cluster(store: FaultyStore) -> None:
     cluster = await make(store)
     path = f"{ROOT}/INSTANCEID"
     await store.set(path, b"?")
@@ -405,7 +407,7 @@ async def test_what_mends_an_instance_id_can_be_typed(store: FaultyStore) -> Non
     assert await open_cluster(store, ROOT) == cluster
 
 
-async def test_an_instance_id_that_only_a_bookie_or_nobody_knows(store: FaultyStore) -> None:
+async def test_next_step_for_instance_id_without_own_root(store: FaultyStore) -> None:
     await make(store)
     await store.set(f"{ROOT}/INSTANCEID", b"?")
     await store.delete("/prod/rollbook")
@@ -417,7 +419,7 @@ async def test_an_instance_id_that_only_a_bookie_or_nobody_knows(store: FaultySt
     assert refused.value.next_step.endswith("UUID, with the UUID that cookies of bookies name")
 
 
-async def test_a_store_out_of_reach_is_no_missing_cluster(store: FaultyStore) -> None:
+async def test_unavailable_store_is_not_reported_as_missing_cluster(store: FaultyStore) -> None:
     await make(store)
     store.read_fates.append(Fate.NOT_SENT)
     with pytest.raises(MetadataUnavailable):

@@ -1,4 +1,4 @@
-"""Cookies in their nodes."""
+"""Cookies in the metadata store."""
 
 from dataclasses import replace
 
@@ -22,10 +22,10 @@ async def cookies(store: FaultyStore) -> CookieNodes:
     return CookieNodes(store, ROOT)
 
 
-async def test_the_life_of_a_cookie(cookies: CookieNodes) -> None:
+async def test_cookie_is_created_updated_listed_and_deleted(cookies: CookieNodes) -> None:
     assert await cookies.read(B1) is None
     assert await cookies.list() == []
-    stored = await cookies.create(COOKIE)  # Makes the folder, too.
+    stored = await cookies.create(COOKIE)  # Creates the folder, too.
     assert await cookies.read(B1) == stored
     larger = replace(COOKIE, ledger_dirs=("/data", "/data2"))
     updated = await cookies.update(stored, larger)
@@ -42,7 +42,7 @@ async def test_the_life_of_a_cookie(cookies: CookieNodes) -> None:
         await cookies.delete(B1)
 
 
-async def test_a_cookie_is_made_once_whatever_is_lost(
+async def test_cookie_is_created_once_despite_lost_requests_and_replies(
     cookies: CookieNodes, store: FaultyStore
 ) -> None:
     """LR1."""
@@ -51,7 +51,9 @@ async def test_a_cookie_is_made_once_whatever_is_lost(
     assert (await cookies.create(COOKIE)).version == 0
 
 
-async def test_another_bookies_cookie_stays(cookies: CookieNodes, rival: MetadataStore) -> None:
+async def test_create_does_not_replace_another_bookies_cookie(
+    cookies: CookieNodes, rival: MetadataStore
+) -> None:
     theirs = replace(COOKIE, ledger_dirs=("/elsewhere",))
     await CookieNodes(rival, ROOT).create(theirs)
     with pytest.raises(NodeExists):
@@ -61,13 +63,15 @@ async def test_another_bookies_cookie_stays(cookies: CookieNodes, rival: Metadat
 async def test_second_bookie_of_a_name_gets_no_cookie_even_on_equal_directories(
     cookies: CookieNodes, rival: MetadataStore
 ) -> None:
-    """On another machine: were it let in, its empty disks would deny what the first one stored."""
+    """The second bookie runs on another machine: its empty disks would deny entries that the first
+    one stored.
+    """
     await CookieNodes(rival, ROOT).create(COOKIE)
     with pytest.raises(NodeExists):
         await cookies.create(COOKIE)
 
 
-async def test_strangers_among_the_cookies_are_left_out(
+async def test_list_of_cookies_skips_names_that_are_not_bookie_ids(
     cookies: CookieNodes, rival: MetadataStore
 ) -> None:
     await cookies.create(COOKIE)

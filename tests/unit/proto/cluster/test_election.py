@@ -1,4 +1,4 @@
-"""Who leads, as BookKeeper's auditors settle it."""
+"""Leader election, compatible with BookKeeper's auditors."""
 
 import asyncio
 
@@ -37,12 +37,12 @@ async def cast_by_hand(store: MetadataStore, mode: CreateMode) -> str:
 
 
 async def some_turns() -> None:
-    """Many more than it takes to hear of a vote in memory and to lead."""
+    """Many more turns of the loop than a vote in memory and taking the lead need."""
     for _ in range(100):
         await asyncio.sleep(0)
 
 
-async def test_the_lowest_vote_leads_and_is_seen(store: FaultyStore, rival: MetadataStore) -> None:
+async def test_lowest_vote_leads(store: FaultyStore, rival: MetadataStore) -> None:
     """AR13: one of all candidates is the auditor."""
     ours, theirs = election(store, A), election(rival, B)
     vote = await ours.lead()
@@ -55,10 +55,12 @@ async def test_the_lowest_vote_leads_and_is_seen(store: FaultyStore, rival: Meta
     assert node.value == b'bookieId: "a:3181"\n'
 
 
-async def test_who_lost_watches_and_leads_next(
+async def test_next_candidate_leads_when_leader_is_gone(
     store: FaultyStore, service: MemoryService, rival: MetadataStore
 ) -> None:
-    """AR14: the failure of the auditor elects the next one; one behind another waits for that one."""
+    """AR14: when the auditor fails, the next candidate is elected; each candidate watches the one
+    before it.
+    """
     first = await service.connect()
     await election(first, BookieId("first:1")).lead()
     second, third = election(store, A), election(rival, B)
@@ -69,7 +71,7 @@ async def test_who_lost_watches_and_leads_next(
         waiting = asyncio.get_running_loop().create_task(third.lead())
         await some_turns()
         assert not leading.done()
-        await first.close()  # Its session is over, as after a kill.
+        await first.close()  # Its session ends, as after a kill.
         await leading
         assert await third.leader() == A
         await some_turns()
@@ -80,7 +82,7 @@ async def test_who_lost_watches_and_leads_next(
 
 
 @pytest.mark.parametrize("row", [[Fate.ANSWER_LOST], [Fate.REQUEST_LOST, Fate.ANSWER_LOST]])
-async def test_a_vote_whose_reply_was_lost_is_found_by_its_session(
+async def test_vote_with_lost_reply_is_found_by_its_session(
     store: FaultyStore, rival: MetadataStore, row: list[Fate]
 ) -> None:
     """EL1."""
@@ -88,11 +90,11 @@ async def test_a_vote_whose_reply_was_lost_is_found_by_its_session(
     store.fates.extend(row)
     vote = await election(store, A).stand()
     assert vote == Vote(f"{FOLDER}/V_0000000001", store.session)
-    assert await election(store, A).stand() == vote, "a part that begins again has its vote"
+    assert await election(store, A).stand() == vote, "a restarted candidate keeps its vote"
     assert len(await votes(rival)) == 2
 
 
-async def test_a_session_keeps_one_of_two_votes(store: FaultyStore, rival: MetadataStore) -> None:
+async def test_session_with_two_votes_keeps_one(store: FaultyStore, rival: MetadataStore) -> None:
     """EL1."""
     await election(rival, B).stand()
     vote = await election(store, A).stand()
@@ -102,10 +104,12 @@ async def test_a_session_keeps_one_of_two_votes(store: FaultyStore, rival: Metad
 
 
 @pytest.mark.parametrize("kind", ["retry", "nobody"])
-async def test_an_orphan_vote_blocks_nobody(
+async def test_orphan_vote_does_not_block_election(
     store: FaultyStore, rival: MetadataStore, kind: str
 ) -> None:
-    """EL3: Java's retry leaves a vote that its process does not know, and waits for it itself."""
+    """EL3: a retry by Java leaves a vote that its process does not know, and the process waits for
+    that vote.
+    """
     await election(store, A).stand()
     await store.delete(f"{FOLDER}/V_0000000000")
     if kind == "nobody":
@@ -129,18 +133,20 @@ async def until_gone(store: MetadataStore, name: str) -> None:
             await asyncio.sleep(0.001)
 
 
-async def test_an_old_leader_changes_nothing(store: FaultyStore, rival: MetadataStore) -> None:
+async def test_deposed_leader_cannot_commit_transactions(
+    store: FaultyStore, rival: MetadataStore
+) -> None:
     """EL2."""
     vote = await election(store, A).lead()
     await rival.create("/state")
     await rival.transaction([vote.check])
-    await rival.delete(vote.path)  # As the end of its session would.
+    await rival.delete(vote.path)  # The end of its session would do the same.
     await election(rival, B).lead()
     with pytest.raises(NoSuchNode):
         await store.transaction([vote.check])
 
 
-async def test_leading_ends_with_the_vote_and_begins_again(
+async def test_leading_restarts_after_vote_is_deleted(
     store: FaultyStore, rival: MetadataStore
 ) -> None:
     led: asyncio.Queue[Vote] = asyncio.Queue()
@@ -160,10 +166,12 @@ async def test_leading_ends_with_the_vote_and_begins_again(
         await led.get()
     serving.cancel()
     await asyncio.gather(serving, return_exceptions=True)
-    assert await votes(rival) == [], "it stands no longer"
+    assert await votes(rival) == [], "the candidate has withdrawn"
 
 
-async def test_a_leader_that_fails_makes_room(store: FaultyStore, rival: MetadataStore) -> None:
+async def test_leader_that_raises_withdraws_its_vote(
+    store: FaultyStore, rival: MetadataStore
+) -> None:
     async def lead(_: Vote) -> None:
         raise RuntimeError("broken")
 

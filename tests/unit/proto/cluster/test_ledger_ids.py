@@ -1,4 +1,4 @@
-"""Ids for ledgers: never the same twice, from the counters that Java uses."""
+"""Ledger ids: never the same twice, drawn from the counters that Java uses."""
 
 import asyncio
 from collections.abc import Sequence
@@ -13,12 +13,12 @@ from tests.messages import raises_message
 from tests.unit.proto.cluster.faulty import Fate, FaultyStore
 
 ROOT = "/ledgers"
-LAST = 2**31 - 2  # The last number that a counter gives away.
+LAST = 2**31 - 2  # The last number that a counter gives out.
 PATIENCE_S = 60.0
 
 
 class Counters(FaultyStore):
-    """Sequential nodes numbered from `start`, as if others had been made before."""
+    """Sequential nodes get the given numbers, as if others had been created before."""
 
     def __init__(self, store: MetadataStore) -> None:
         super().__init__(store)
@@ -44,47 +44,51 @@ async def counters(store: FaultyStore) -> Counters:
 
 @pytest.fixture
 async def ids(counters: Counters) -> LedgerIds:
-    """Its first id was drawn, and with it all was made that ids need."""
+    """Its first id was drawn, so all nodes that ids need exist."""
     ids = LedgerIds(counters, ROOT)
     assert await ids.draw() == 0
     counters.writes = 0
     return ids
 
 
-async def test_the_first_ids_are_short(counters: Counters) -> None:
+async def test_first_ids_are_0_1_and_2(counters: Counters) -> None:
     ids = LedgerIds(counters, ROOT)
     assert [await ids.draw() for _ in range(3)] == [0, 1, 2]
     assert await counters.children(ROOT) == ["idgen"]
     assert await counters.children(f"{ROOT}/idgen") == []
 
 
-async def test_ids_never_come_back(counters: Counters, rival: MetadataStore) -> None:
-    """The counter lies with the parent: neither deletes nor other clients move it back."""
+async def test_ids_of_two_clients_are_never_repeated(
+    counters: Counters, rival: MetadataStore
+) -> None:
+    """The parent node holds the counter: neither deletes nor other clients move it back."""
     mine, theirs = LedgerIds(counters, ROOT), LedgerIds(rival, ROOT)
     drawn = await asyncio.gather(*(ids.draw() for ids in (mine, theirs) * 50))
     assert sorted(drawn) == list(range(100))
     assert await LedgerIds(counters, ROOT).draw() == 100
 
 
-async def test_what_is_wanted_at_the_same_time_is_drawn_together(
-    counters: Counters, ids: LedgerIds
-) -> None:
+async def test_concurrent_draws_share_few_writes(counters: Counters, ids: LedgerIds) -> None:
     assert sorted(await asyncio.gather(*(ids.draw() for _ in range(50)))) == list(range(1, 51))
     assert counters.writes <= 4
     assert await counters.children(f"{ROOT}/idgen") == []
 
 
-async def test_a_crowd_hears_of_its_ids_in_one_turn(counters: Counters, ids: LedgerIds) -> None:
-    """A turn of a busy loop takes milliseconds: one each is seconds for a crowd."""
+async def test_crowd_gets_its_ids_in_one_turn_of_the_loop(
+    counters: Counters, ids: LedgerIds
+) -> None:
+    """A turn of a busy loop takes milliseconds, so one turn for each caller would be seconds for a
+    crowd.
+    """
     crowd = [asyncio.ensure_future(ids.draw()) for _ in range(200)]
     while not crowd[1].done():
         await asyncio.sleep(0)
     await asyncio.sleep(0)
-    assert sum(each.done() for each in crowd) >= 199  # One may still remove the nodes.
+    assert sum(each.done() for each in crowd) >= 199  # One caller may still be removing the nodes.
 
 
 @pytest.mark.parametrize("leaves", [0, 1, 2])
-async def test_somebody_who_is_cancelled_keeps_nobody_from_drawing(
+async def test_cancelled_draw_does_not_block_other_draws(
     counters: Counters, ids: LedgerIds, leaves: int
 ) -> None:
     drawing = [asyncio.ensure_future(ids.draw()) for _ in range(4)]
@@ -96,10 +100,10 @@ async def test_somebody_who_is_cancelled_keeps_nobody_from_drawing(
     assert len({*drawn, await ids.draw()}) == 4
 
 
-async def test_of_a_draw_that_fails_all_who_wait_for_it_hear_at_once(
+async def test_failed_draw_fails_all_its_waiters_at_once(
     counters: Counters, ids: LedgerIds
 ) -> None:
-    # The first one draws, and removes its node, while the others gather.
+    # The first caller draws and removes its node while the others gather.
     counters.fates.extend([Fate.OK, Fate.OK, *[Fate.REQUEST_LOST] * 6])
     drawing = [asyncio.ensure_future(ids.draw()) for _ in range(10)]
     drawn, *refused = await asyncio.gather(*drawing, return_exceptions=True)
@@ -109,10 +113,8 @@ async def test_of_a_draw_that_fails_all_who_wait_for_it_hear_at_once(
     assert await ids.draw() > 0
 
 
-async def test_a_crowd_is_served_in_the_order_in_which_it_came(
-    counters: Counters, ids: LedgerIds
-) -> None:
-    """And with few transactions: five draw, and a few remove the nodes."""
+async def test_crowd_gets_ids_in_order_of_calls(counters: Counters, ids: LedgerIds) -> None:
+    """It takes few transactions: five draw, and a few remove the nodes."""
     crowd = [asyncio.ensure_future(ids.draw()) for _ in range(1000)]
     while not any(each.done() for each in crowd[1:]):
         await asyncio.sleep(0)
@@ -123,10 +125,10 @@ async def test_a_crowd_is_served_in_the_order_in_which_it_came(
     assert await counters.children(f"{ROOT}/idgen") == []
 
 
-async def test_what_was_drawn_before_drawing_failed_is_handed_out(
+async def test_ids_drawn_before_a_failure_are_handed_out(
     counters: Counters, ids: LedgerIds
 ) -> None:
-    # The first one draws, and removes its node; then 256 of the others are drawn.
+    # The first caller draws and removes its node; then 256 ids are drawn for the others.
     counters.fates.extend([Fate.OK, Fate.OK, Fate.OK, *[Fate.REQUEST_LOST] * 6])
     drawing = [asyncio.ensure_future(ids.draw()) for _ in range(300)]
     drawn = await asyncio.gather(*drawing, return_exceptions=True)
@@ -134,10 +136,10 @@ async def test_what_was_drawn_before_drawing_failed_is_handed_out(
     assert all(isinstance(each, MetadataUnavailable) for each in drawn[257:])
 
 
-async def test_a_node_that_is_gone_keeps_no_other_from_being_removed(
+async def test_deleted_node_does_not_stop_removal_of_other_nodes(
     counters: Counters, ids: LedgerIds, rival: MetadataStore
 ) -> None:
-    """It went with its session, and the others are of the next one."""
+    """The node was deleted with its session; the others belong to the next session."""
 
     async def lose_one() -> None:
         await rival.delete(f"{ROOT}/idgen/ID-0000000002")
@@ -148,12 +150,13 @@ async def test_a_node_that_is_gone_keeps_no_other_from_being_removed(
     assert await counters.children(f"{ROOT}/idgen") == []
 
 
-async def test_nodes_whose_removal_fails_are_removed_by_the_next_one_to_draw(
+async def test_nodes_left_by_failed_removal_are_removed_by_next_draw(
     counters: Counters,
     ids: LedgerIds,
 ) -> None:
-    """Else they stay for as long as the session: for weeks."""
-    # One is drawn and removed, the others are drawn; then the first 256 are not removed.
+    """Otherwise they stay until the session ends, perhaps for weeks."""
+    # One id is drawn and its node removed, then the others are drawn, and removing the first 256
+    # nodes fails.
     counters.fates.extend([*[Fate.OK] * 5, Fate.REQUEST_LOST])
     await asyncio.gather(*(ids.draw() for _ in range(600)))
     assert not counters.fates
@@ -162,10 +165,10 @@ async def test_nodes_whose_removal_fails_are_removed_by_the_next_one_to_draw(
     assert await counters.children(f"{ROOT}/idgen") == []
 
 
-async def test_nodes_that_cannot_be_removed_are_not_remembered_without_end(
+async def test_number_of_nodes_remembered_for_removal_is_limited(
     counters: Counters, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They go with their session; and those that are remembered, once they can be removed."""
+    """Forgotten nodes are deleted with their session, remembered ones at the next removal."""
     monkeypatch.setattr(module, "_USED_MAX", 10)
 
     async def keep(paths: list[str]) -> list[str]:
@@ -181,7 +184,7 @@ async def test_nodes_that_cannot_be_removed_are_not_remembered_without_end(
     assert len(await counters.children(f"{ROOT}/idgen")) == 35 - 10
 
 
-async def test_nodes_of_a_counter_that_is_gone_keep_no_others_from_being_removed(
+async def test_nodes_of_deleted_counter_do_not_stop_removal_of_others(
     counters: Counters, rival: MetadataStore
 ) -> None:
     long = f"{ROOT}/idgen-long"
@@ -213,10 +216,10 @@ async def test_cancelled_removal_of_nodes_is_finished_by_the_next_caller(
     counters.writes = 0
     await ids.draw()
     assert await counters.children(f"{ROOT}/idgen") == []
-    assert counters.writes <= 8  # Who draws next does not pay for each of them.
+    assert counters.writes <= 8  # The next draw does not pay for each of them.
 
 
-async def test_of_a_draw_that_reaches_the_end_the_first_numbers_count(counters: Counters) -> None:
+async def test_draw_across_end_of_counter_continues_with_long_ids(counters: Counters) -> None:
     await counters.create(f"{ROOT}/idgen")
     counters.numbers[f"{ROOT}/idgen"] = [LAST - 1, LAST, LAST + 1, LAST + 2]
     ids = LedgerIds(counters, ROOT)
@@ -224,28 +227,27 @@ async def test_of_a_draw_that_reaches_the_end_the_first_numbers_count(counters: 
     assert drawn == [LAST - 1, LAST, 1 << 32]
 
 
-async def test_a_number_whose_reply_was_lost_is_given_up(
-    counters: Counters, ids: LedgerIds
-) -> None:
+async def test_number_with_lost_reply_is_skipped(counters: Counters, ids: LedgerIds) -> None:
     counters.fates.extend((Fate.ANSWER_LOST, Fate.EXPIRED, Fate.OK))
     assert await ids.draw() == 2
-    counters.fates.extend((Fate.OK, Fate.REQUEST_LOST))  # The node is not removed: it will go.
+    # The node is not removed now; a later draw or the end of its session deletes it.
+    counters.fates.extend((Fate.OK, Fate.REQUEST_LOST))
     assert [await ids.draw(), await ids.draw()] == [3, 4]
 
 
-async def test_drawing_ends_at_some_time(counters: Counters, ids: LedgerIds) -> None:
+async def test_draw_gives_up_after_repeated_losses(counters: Counters, ids: LedgerIds) -> None:
     counters.fates.extend([Fate.REQUEST_LOST] * 6)
     with pytest.raises(MetadataUnavailable):
         await ids.draw()
 
 
-async def test_without_a_cluster_there_are_no_ids(rival: MetadataStore) -> None:
+async def test_draw_without_cluster_raises_no_such_cluster(rival: MetadataStore) -> None:
     with pytest.raises(NoSuchCluster):
         await LedgerIds(rival, "/nowhere").draw()
 
 
 @pytest.mark.parametrize("first_bad", [LAST + 1, -(2**31), -5])
-async def test_behind_31_bits_come_long_ids(counters: Counters, first_bad: int) -> None:
+async def test_ids_after_31_bits_are_long(counters: Counters, first_bad: int) -> None:
     await counters.create(f"{ROOT}/idgen")
     counters.numbers[f"{ROOT}/idgen"] = [LAST, first_bad]
     ids = LedgerIds(counters, ROOT)
@@ -255,13 +257,13 @@ async def test_behind_31_bits_come_long_ids(counters: Counters, first_bad: int) 
     assert await counters.children(f"{ROOT}/idgen") == []
 
 
-async def test_once_long_ids_began_everybody_goes_on_with_them(counters: Counters) -> None:
-    """The folder may be there without a counter: its maker stopped in between."""
+async def test_existing_folder_of_long_ids_is_used_at_once(counters: Counters) -> None:
+    """The folder may exist without a counter: its creator stopped in between."""
     await counters.create(f"{ROOT}/idgen-long")
     assert await LedgerIds(counters, ROOT).draw() == 1 << 32
 
 
-async def test_each_counter_of_long_ids_is_followed_by_the_next(counters: Counters) -> None:
+async def test_used_up_counter_of_long_ids_is_followed_by_the_next(counters: Counters) -> None:
     await counters.create(f"{ROOT}/idgen-long")
     long = f"{ROOT}/idgen-long"
     for high in (7, 8, 9):
@@ -276,16 +278,14 @@ async def test_each_counter_of_long_ids_is_followed_by_the_next(counters: Counte
 
 
 @pytest.mark.parametrize("name", ["HOB-7", "HOB-00000000007", "HOB-9999999999", "HOB-2147483648"])
-async def test_a_name_that_is_no_counters_keeps_nobody_from_drawing(
-    counters: Counters, name: str
-) -> None:
+async def test_invalid_counter_name_does_not_block_draws(counters: Counters, name: str) -> None:
     await counters.create(f"{ROOT}/idgen-long")
     await counters.create(f"{ROOT}/idgen-long/{name}")
     async with asyncio.timeout(PATIENCE_S):
         assert await LedgerIds(counters, ROOT).draw() == 1 << 32
 
 
-async def test_a_counter_in_use_is_not_removed(counters: Counters, rival: MetadataStore) -> None:
+async def test_counter_in_use_is_not_removed(counters: Counters, rival: MetadataStore) -> None:
     long = f"{ROOT}/idgen-long"
     await counters.create(long)
     for high in (1, 2, 3):
@@ -296,7 +296,7 @@ async def test_a_counter_in_use_is_not_removed(counters: Counters, rival: Metada
     assert len(await counters.children(long)) == 4
 
 
-async def test_a_counter_that_was_removed_meanwhile_is_not_made_again(
+async def test_counter_removed_by_rival_is_not_created_again(
     counters: Counters, rival: MetadataStore
 ) -> None:
     long = f"{ROOT}/idgen-long"
@@ -318,11 +318,11 @@ async def test_a_counter_that_was_removed_meanwhile_is_not_made_again(
 async def test_ids_stay_above_all_given_out_before_the_store_was_restored(
     counters: Counters, ids: LedgerIds, rival: MetadataStore
 ) -> None:
-    """LI1: a client that has drawn short ids before hears of it, too."""
+    """LI1: a client that has already drawn short ids notices, too."""
     highest = 7 << 32 | 15
     assert await LedgerIds(rival, ROOT).skip(highest) == 8 << 32
     assert await ids.draw() == 8 << 32
-    assert await LedgerIds(rival, ROOT).skip() == 9 << 32  # Put back once more.
+    assert await LedgerIds(rival, ROOT).skip() == 9 << 32  # The store is restored once more.
     assert await ids.draw() == 9 << 32
     with raises_message(InvalidRequest):
         await ids.skip(2**63 - 1)
@@ -332,16 +332,16 @@ async def test_ids_stay_above_all_given_out_before_the_store_was_restored(
     ("ledger_id", "position", "expected"),
     [
         (99, 100, False),
-        (100, 100, True),  # It would be the next one.
-        (5 << 32, 100, True),  # As after a store was put back twice from one copy.
+        (100, 100, True),  # The counter would give it out next.
+        (5 << 32, 100, True),  # Possible after a store was restored twice from one backup.
         (100 + (1 << 20) - 1, 100, True),
-        (4_000_000_000, 100, False),  # Some client has picked it;
+        (4_000_000_000, 100, False),  # Some client has chosen this id itself.
         ((5 << 32) + (1 << 20), 100, False),
         (1 << 62, 100, False),
         (1 << 62, 1 << 62, True),
     ],
 )
-def test_which_ids_a_counter_has_yet_to_give_out(
+def test_is_ahead_tells_which_ids_the_counter_will_give_out(
     ledger_id: int, position: int, expected: bool
 ) -> None:
     """LI1."""

@@ -1,4 +1,6 @@
-"""Ledgers in their nodes: made, read, changed, deleted, listed, with rivals and lost replies."""
+"""Ledgers in the metadata store: created, read, updated, deleted and listed, with rivals and lost
+replies.
+"""
 
 import asyncio
 import random
@@ -60,7 +62,7 @@ async def walk(ledgers: LedgerNodes, start: int = 0) -> list[int]:
 # --- Create -----------------------------------------------------------------------------------
 
 
-async def test_a_new_ledger_has_its_parents_made(ledgers: LedgerNodes, store: FaultyStore) -> None:
+async def test_new_ledger_gets_its_parent_nodes(ledgers: LedgerNodes, store: FaultyStore) -> None:
     stored = await ledgers.create_new(ledger)
     assert stored.metadata.ledger_id == 0
     assert await store.children(f"{ROOT}/00/0000") == ["L0000"]
@@ -68,18 +70,18 @@ async def test_a_new_ledger_has_its_parents_made(ledgers: LedgerNodes, store: Fa
 
 
 @pytest.mark.parametrize("row", [row for n in (1, 2, 3) for row in product(LOST, repeat=n)])
-async def test_a_ledger_is_made_once_whatever_is_lost(
+async def test_ledger_is_created_once_despite_lost_requests_and_replies(
     ledgers: LedgerNodes, store: FaultyStore, row: tuple[Fate, ...]
 ) -> None:
-    """LR1: the creation token says that the node is ours."""
-    await ledgers.create(ledger(1))  # The parents are there.
+    """LR1: the creation token proves that the node is ours."""
+    await ledgers.create(ledger(1))  # The parents exist.
     store.fates.extend(row)
     wanted = ledger(2)
     assert (await ledgers.create(wanted)).metadata == wanted
     assert await walk(ledgers) == [1, 2]
 
 
-async def test_an_id_that_is_taken_is_another_ones(
+async def test_create_of_taken_id_raises_node_exists(
     ledgers: LedgerNodes, store: FaultyStore
 ) -> None:
     first, second = ledger(7), ledger(7)
@@ -91,7 +93,7 @@ async def test_an_id_that_is_taken_is_another_ones(
     assert (await ledgers.read(LedgerId(7))).metadata == first
 
 
-async def test_a_node_that_cannot_be_read_is_not_ours(
+async def test_create_over_unreadable_node_raises_node_exists(
     ledgers: LedgerNodes, store: FaultyStore
 ) -> None:
     await ledgers.create(ledger(7))
@@ -100,13 +102,13 @@ async def test_a_node_that_cannot_be_read_is_not_ours(
         await ledgers.create(ledger(7))
 
 
-async def test_a_new_ledger_steps_around_ids_that_others_picked(ledgers: LedgerNodes) -> None:
+async def test_new_ledger_skips_ids_chosen_by_clients(ledgers: LedgerNodes) -> None:
     for taken in (0, 1, 2):
         await ledgers.create(ledger(taken))
     assert (await ledgers.create_new(ledger)).metadata.ledger_id == 3
 
 
-async def test_parents_removed_under_our_hands_are_made_again(
+async def test_parents_removed_during_create_are_created_again(
     ledgers: LedgerNodes, store: FaultyStore, rival: MetadataStore
 ) -> None:
     await rival.create(f"{ROOT}/00")
@@ -122,7 +124,7 @@ async def test_parents_removed_under_our_hands_are_made_again(
     assert await walk(ledgers) == [3]
 
 
-async def test_parents_removed_between_the_making_of_two_are_made_again(
+async def test_parent_removed_between_parent_creations_is_created_again(
     ledgers: LedgerNodes, store: FaultyStore, rival: MetadataStore
 ) -> None:
     store.writes = 0
@@ -131,10 +133,10 @@ async def test_parents_removed_between_the_making_of_two_are_made_again(
     assert await walk(ledgers) == [3]
 
 
-async def test_many_clients_make_and_delete_around_each_other(
+async def test_concurrent_creates_and_deletes_leave_no_nodes(
     ledgers: LedgerNodes, rival: MetadataStore
 ) -> None:
-    """Each delete takes the empty parents along that the next create needs."""
+    """Each delete removes the empty parents that the next create needs."""
     others = LedgerNodes(rival, ROOT, Layout.HIERARCHICAL)
 
     async def live(client: LedgerNodes, ids: range) -> None:
@@ -147,7 +149,9 @@ async def test_many_clients_make_and_delete_around_each_other(
     assert await rival.children(ROOT) == []
 
 
-async def test_without_a_cluster_there_are_no_ledgers(rival: MetadataStore) -> None:
+async def test_ledgers_without_cluster_raise_no_such_cluster_or_ledger(
+    rival: MetadataStore,
+) -> None:
     nowhere = LedgerNodes(rival, "/nowhere", Layout.HIERARCHICAL)
     with pytest.raises(NoSuchCluster):
         await nowhere.create(ledger(1))
@@ -158,7 +162,7 @@ async def test_without_a_cluster_there_are_no_ledgers(rival: MetadataStore) -> N
 
 
 @pytest.mark.parametrize("layout", [Layout.FLAT, Layout.LEGACY_HIERARCHICAL])
-async def test_old_layouts_take_no_new_ledgers(rival: MetadataStore, layout: Layout) -> None:
+async def test_old_layouts_accept_no_new_ledgers(rival: MetadataStore, layout: Layout) -> None:
     with pytest.raises(InvalidRequest):
         await LedgerNodes(rival, ROOT, layout).create(ledger(1))
 
@@ -166,8 +170,7 @@ async def test_old_layouts_take_no_new_ledgers(rival: MetadataStore, layout: Lay
 # --- Read, update, delete ---------------------------------------------------------------------
 
 
-async def test_a_change_needs_the_version_that_was_read(ledgers: LedgerNodes) -> None:
-    """A change that another one has overtaken is not made."""
+async def test_update_from_stale_version_is_refused(ledgers: LedgerNodes) -> None:
     stored = await ledgers.create(ledger(1))
     moved = stored.metadata.with_writer_ensemble(EntryId(5), (B[3], B[1], B[2]))
     newer = await ledgers.update(stored, moved)
@@ -176,9 +179,7 @@ async def test_a_change_needs_the_version_that_was_read(ledgers: LedgerNodes) ->
         await ledgers.update(stored, stored.metadata.with_recovery_started())
 
 
-async def test_what_changes_nothing_is_not_written(
-    ledgers: LedgerNodes, store: FaultyStore
-) -> None:
+async def test_unchanged_metadata_is_not_written(ledgers: LedgerNodes, store: FaultyStore) -> None:
     stored = await ledgers.create(ledger(1))
     store.writes = 0
     assert await ledgers.update(stored, stored.metadata) == stored
@@ -186,7 +187,7 @@ async def test_what_changes_nothing_is_not_written(
 
 
 @pytest.mark.parametrize("row", [row for n in (1, 2, 3) for row in product(LOST, repeat=n)])
-async def test_an_update_is_made_once_whatever_is_lost(
+async def test_update_is_made_once_despite_lost_requests_and_replies(
     ledgers: LedgerNodes, store: FaultyStore, row: tuple[Fate, ...]
 ) -> None:
     """LR1."""
@@ -195,10 +196,12 @@ async def test_an_update_is_made_once_whatever_is_lost(
     assert (await ledgers.update(stored, stored.metadata.with_recovery_started())).version == 1
 
 
-async def test_a_close_with_a_lost_reply_and_a_repair_on_top_is_found_done(
+async def test_close_with_lost_reply_is_recognised_after_repair(
     ledgers: LedgerNodes, store: FaultyStore, rival: MetadataStore
 ) -> None:
-    """The conflict says only that the node moved on; evaluating the change again tells the rest."""
+    """The conflict says only that the node changed; applying the close again shows that it was
+    made.
+    """
     stored = await ledgers.create(ledger(1))
     others = LedgerNodes(rival, ROOT, Layout.HIERARCHICAL)
 
@@ -214,7 +217,7 @@ async def test_a_close_with_a_lost_reply_and_a_repair_on_top_is_found_done(
     assert found.metadata.with_close(EntryId(9), 100) == found.metadata
 
 
-async def test_two_recoveries_and_a_writer_race_for_one_ledger(
+async def test_writer_cannot_close_ledger_after_recovery_began(
     ledgers: LedgerNodes, rival: MetadataStore
 ) -> None:
     """LM2, LM3: a writer that reads back after recovery began stops."""
@@ -228,17 +231,17 @@ async def test_two_recoveries_and_a_writer_race_for_one_ledger(
         found.metadata.with_close(EntryId(9), 100)
 
 
-async def test_a_missing_ledger_is_looked_for_twice(
+async def test_missing_ledger_is_read_again_after_sync(
     ledgers: LedgerNodes, store: FaultyStore
 ) -> None:
-    """A replica that lags may not have it yet: `sync` first, then believe it."""
+    """A lagging replica may not have the ledger yet."""
     store.reads = 0
     with pytest.raises(NoSuchLedger):
         await ledgers.read(LedgerId(1))
     assert store.reads == 3
 
 
-async def test_a_ledger_without_a_time_is_as_old_as_its_node(
+async def test_ledger_without_creation_time_uses_time_of_its_node(
     ledgers: LedgerNodes, store: FaultyStore
 ) -> None:
     assert (await ledgers.create(ledger(1))).created_ms == 1_700_000_000_000
@@ -248,7 +251,9 @@ async def test_a_ledger_without_a_time_is_as_old_as_its_node(
     assert (await ledgers.read(LedgerId(2))).created_ms == node.stat.created_ms
 
 
-async def test_damaged_metadata_is_named(ledgers: LedgerNodes, store: FaultyStore) -> None:
+async def test_damaged_metadata_error_names_ledger(
+    ledgers: LedgerNodes, store: FaultyStore
+) -> None:
     await ledgers.create(ledger(1))
     await store.set(f"{ROOT}/00/0000/L0001", b"BookieMetadataFormatVersion\t3\n\xff")
     with pytest.raises(BadMetadata) as caught:
@@ -256,7 +261,7 @@ async def test_damaged_metadata_is_named(ledgers: LedgerNodes, store: FaultyStor
     assert caught.value.ids == {"ledger_id": 1}
 
 
-async def test_a_delete_takes_empty_parents_along(ledgers: LedgerNodes, store: FaultyStore) -> None:
+async def test_delete_removes_empty_parents(ledgers: LedgerNodes, store: FaultyStore) -> None:
     for ledger_id in (1, 2, 10_001):
         await ledgers.create(ledger(ledger_id))
     await ledgers.delete(LedgerId(1))
@@ -271,7 +276,7 @@ async def test_a_delete_takes_empty_parents_along(ledgers: LedgerNodes, store: F
 @pytest.mark.parametrize(
     "trouble", [(Fate.NOT_SENT,), (Fate.REQUEST_LOST, Fate.NOT_SENT), (Fate.REQUEST_LOST,) * 9]
 )
-async def test_a_deleted_ledger_is_not_said_to_be_there_when_its_parents_stay(
+async def test_delete_succeeds_when_removal_of_parents_fails(
     ledgers: LedgerNodes, store: FaultyStore, trouble: tuple[Fate, ...]
 ) -> None:
     await ledgers.create(ledger(1))
@@ -281,7 +286,9 @@ async def test_a_deleted_ledger_is_not_said_to_be_there_when_its_parents_stay(
         await ledgers.read(LedgerId(1))
 
 
-async def test_a_delete_says_what_it_found(ledgers: LedgerNodes) -> None:
+async def test_delete_and_update_of_missing_ledger_or_version_are_refused(
+    ledgers: LedgerNodes,
+) -> None:
     await ledgers.create(ledger(1))
     with pytest.raises(MetadataConflict):
         await ledgers.delete(LedgerId(1), version=1)
@@ -329,7 +336,7 @@ async def test_all_ledgers_are_listed_in_order(rival: MetadataStore, layout: Lay
         assert await walk(ledgers, start) == sorted(each for each in ids if each >= start)
 
 
-async def test_a_listing_that_fails_does_not_look_complete(
+async def test_failed_listing_raises_metadata_unavailable(
     ledgers: LedgerNodes, store: FaultyStore
 ) -> None:
     for ledger_id in (1, 10_001):
@@ -341,7 +348,7 @@ async def test_a_listing_that_fails_does_not_look_complete(
         await anext(steps)
 
 
-async def test_a_directory_that_goes_while_it_is_listed_is_empty(
+async def test_directory_deleted_during_listing_counts_as_empty(
     ledgers: LedgerNodes, rival: MetadataStore
 ) -> None:
     for ledger_id in (1, 10_001, 20_001):
@@ -352,15 +359,18 @@ async def test_a_directory_that_goes_while_it_is_listed_is_empty(
     assert [ledger_id async for ledger_id in steps] == [20_001]
 
 
-async def test_a_listing_opens_directories_not_ledgers(
+async def test_listing_reads_directories_not_ledgers(
     ledgers: LedgerNodes, store: FaultyStore
 ) -> None:
-    """Its cost goes with the directories: a million ledgers are some hundred reads."""
+    """Its cost grows with the number of directories: listing a million ledgers takes some hundred
+    reads.
+    """
     for ledger_id in range(300):
         await ledgers.create(ledger(ledger_id))
     store.reads = 0
     assert len(await walk(ledgers)) == 300
-    assert store.reads == 6  # sync, R; R, 00, 00/0000; and R again, for long ids.
+    # sync and the root; the root, 00 and 00/0000; the root again, for long ids.
+    assert store.reads == 6
 
 
 async def make_node(store: MetadataStore, path: str) -> None:
@@ -375,7 +385,7 @@ async def make_node(store: MetadataStore, path: str) -> None:
 
 
 @pytest.mark.parametrize("fate", [Fate.OK, Fate.ANSWER_LOST, Fate.REQUEST_LOST])
-async def test_a_swap_is_made_once_while_what_it_rests_on_is_there(
+async def test_swap_is_made_once_while_its_checks_hold(
     ledgers: LedgerNodes, store: FaultyStore, rival: MetadataStore, fate: Fate
 ) -> None:
     """LR1."""
@@ -388,7 +398,7 @@ async def test_a_swap_is_made_once_while_what_it_rests_on_is_there(
 
 
 @pytest.mark.parametrize("fate", [Fate.OK, Fate.REQUEST_LOST])
-async def test_a_swap_is_never_made_once_its_session_or_a_check_is_gone(
+async def test_swap_is_refused_without_its_session_check_or_version(
     ledgers: LedgerNodes, store: FaultyStore, rival: MetadataStore, fate: Fate
 ) -> None:
     stored = await ledgers.create(ledger(3))

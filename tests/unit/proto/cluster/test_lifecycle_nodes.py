@@ -1,4 +1,4 @@
-"""Lifecycles in their nodes: written from what was found, or not at all."""
+"""Lifecycles in the metadata store: updated from the version that was read, or not at all."""
 
 import random
 
@@ -39,10 +39,10 @@ async def test_a_bookie_without_a_node_is_active(nodes: LifecycleNodes) -> None:
     assert await nodes.list() == []
 
 
-async def test_the_state_is_kept_while_the_bookie_is_away(
+async def test_lifecycle_is_stored_in_own_tree_of_metadata_store(
     nodes: LifecycleNodes, rival: MetadataStore
 ) -> None:
-    """BL13, BL14: in the metadata store, in our own tree: below a cookie Java could not delete it."""
+    """BL13, BL14. Java could not delete a cookie with a child, so the node is not below the cookie."""
     stored = await nodes.write(await nodes.read(B1), DRAINING)
     assert await nodes.read(B1) == stored == StoredLifecycle(B1, DRAINING, 0)
     stored = await nodes.write(stored, ACTIVE)
@@ -51,7 +51,7 @@ async def test_the_state_is_kept_while_the_bookie_is_away(
 
 
 @pytest.mark.parametrize("fate", [Fate.ANSWER_LOST, Fate.REQUEST_LOST, Fate.EXPIRED])
-async def test_a_change_is_made_once_whatever_is_lost(
+async def test_lifecycle_write_is_made_once_despite_lost_replies(
     nodes: LifecycleNodes, store: FaultyStore, fate: Fate
 ) -> None:
     """LR1."""
@@ -60,7 +60,7 @@ async def test_a_change_is_made_once_whatever_is_lost(
     assert await nodes.write(stored, ACTIVE) == await nodes.read(B2)
 
 
-async def test_who_saw_an_older_state_changes_nothing(nodes: LifecycleNodes) -> None:
+async def test_write_from_stale_lifecycle_is_refused(nodes: LifecycleNodes) -> None:
     found = await nodes.read(B1)
     stored = await nodes.write(found, DRAINING)
     with pytest.raises(NodeExists):
@@ -70,7 +70,7 @@ async def test_who_saw_an_older_state_changes_nothing(nodes: LifecycleNodes) -> 
         await nodes.write(stored, Lifecycle(LifecycleState.DRAINED, "cc"))
 
 
-async def test_a_change_is_made_while_its_checks_hold(
+async def test_write_with_failing_check_or_session_is_refused(
     nodes: LifecycleNodes, store: FaultyStore
 ) -> None:
     found = await nodes.read(B1)
@@ -81,7 +81,7 @@ async def test_a_change_is_made_while_its_checks_hold(
     assert (await nodes.read(B1)).version is None
 
 
-async def test_one_that_cannot_be_read_is_not_guessed(
+async def test_unreadable_lifecycle_is_refused_and_not_listed(
     nodes: LifecycleNodes, rival: MetadataStore
 ) -> None:
     for bookie in (B1, B2):
@@ -92,7 +92,7 @@ async def test_one_that_cannot_be_read_is_not_guessed(
     assert [each.bookie for each in await nodes.list()] == [B2]
 
 
-async def test_changes_are_heard(nodes: LifecycleNodes, rival: MetadataStore) -> None:
+async def test_watch_reports_lifecycle_changes(nodes: LifecycleNodes, rival: MetadataStore) -> None:
     """BL18."""
     one, every = await nodes.watch(B1), await nodes.watch()
     await nodes.write(await nodes.read(B1), DRAINING)

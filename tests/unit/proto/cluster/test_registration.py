@@ -1,4 +1,4 @@
-"""A bookie tells that it lives, through restarts, lost sessions and second bookies of its name."""
+"""A bookie's registration, through restarts, lost sessions and second bookies with its id."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -85,7 +85,7 @@ async def until_made_by_another(store: MetadataStore, path: str, session: Sessio
 async def lose_session(
     registration: BookieRegistration, service: MemoryService, store: FaultyStore
 ) -> None:
-    """Returns when the bookie, which is kept, is registered again."""
+    """Returns once the bookie, which `keep` maintains, is registered again."""
     await store.sync()
     lost = registration.sessions_lost
     service.expire(store.session)
@@ -94,7 +94,7 @@ async def lose_session(
             await asyncio.sleep(0)
 
 
-async def test_a_bookie_is_seen_with_where_it_listens(
+async def test_registered_node_has_endpoints_and_own_session(
     registration: BookieRegistration, store: FaultyStore, rival: MetadataStore
 ) -> None:
     """AR15."""
@@ -105,10 +105,10 @@ async def test_a_bookie_is_seen_with_where_it_listens(
     assert node.stat.owner == store.session
 
 
-async def test_between_the_folders_it_goes_through_both(
+async def test_change_of_mode_creates_new_node_before_deleting_old(
     registration: BookieRegistration, rival: MetadataStore
 ) -> None:
-    """RG1: at no time is there no node."""
+    """RG1: at every moment one node exists."""
     await registration.register(RegisteredMode.WRITABLE)
     watch = await rival.watch(f"{ROOT}/available", recursive=True)
     for target in (RegisteredMode.READ_ONLY, RegisteredMode.WRITABLE):
@@ -137,7 +137,7 @@ async def test_registering_again_changes_nothing(
     assert await rival.get(WRITABLE) == before
 
 
-async def test_a_node_of_our_own_session_gets_our_endpoints(
+async def test_node_of_own_session_gets_current_endpoints(
     registration: BookieRegistration, store: FaultyStore
 ) -> None:
     await store.create(WRITABLE, b"old", CreateMode.EPHEMERAL)
@@ -159,7 +159,7 @@ async def test_lost_replies_leave_one_node(
     assert await standing(store) == [READ_ONLY]
 
 
-async def test_withdrawing_leaves_nothing(
+async def test_withdraw_removes_all_nodes(
     registration: BookieRegistration, store: FaultyStore
 ) -> None:
     await registration.register(RegisteredMode.READ_ONLY)
@@ -191,21 +191,22 @@ async def test_a_restarted_bookie_waits_for_its_earlier_session(
 
 
 @pytest.mark.parametrize("who", ["the bookie", "the store"])
-async def test_an_earlier_session_is_waited_for_in_looks(
+async def test_wait_for_earlier_session_does_not_count_standstills(
     service: MemoryService, monkeypatch: pytest.MonkeyPatch, who: str
 ) -> None:
-    """RG2: time in which the store does not listen ends no session (MS3): where a machine stood still for two seconds
-    a bookie that came back gave up.
+    """RG2: the session does not expire while the store stands still (MS3), so patience is counted
+    in looks. With a clock, a restarted bookie gave up when the machine stood still for two seconds.
     """
     earlier = await service.connect()
     await earlier.create(WRITABLE, b"", CreateMode.EPHEMERAL)
-    store = FaultyStore(await service.connect(session_timeout_s=100 * DEADLINE_S))  # Not silent.
+    # This session does not expire from silence.
+    store = FaultyStore(await service.connect(session_timeout_s=100 * DEADLINE_S))
     time, first_look = LoopTime(monkeypatch), 6
 
     async def stand_still() -> None:
         await time.pass_by(2 * DEADLINE_S)
 
-    if who == "the store":  # It is asked, and answers late.
+    if who == "the store":  # The store is asked and answers late.
         store.before_read[first_look] = [stand_still]
     registering = asyncio.get_running_loop().create_task(
         registration_of(store).register(RegisteredMode.WRITABLE)
@@ -225,7 +226,7 @@ async def test_an_earlier_session_is_waited_for_in_looks(
 
 
 @pytest.mark.parametrize("before", [WRITABLE, READ_ONLY])
-async def test_a_second_bookie_of_one_name_is_refused(
+async def test_second_bookie_with_same_id_is_refused(
     service: MemoryService, store: FaultyStore, rival: MetadataStore, before: str
 ) -> None:
     """RG2."""
@@ -236,19 +237,21 @@ async def test_a_second_bookie_of_one_name_is_refused(
     assert await standing(rival) == [before]
 
 
-async def test_a_stranger_that_comes_meanwhile_is_left_alone(
+async def test_foreign_node_that_appears_while_registering_is_kept(
     registration: BookieRegistration, store: FaultyStore, rival: MetadataStore
 ) -> None:
-    """RG2: it comes into the other folder; our node stays, and the next look tells."""
+    """RG2: it appears in the other folder; our node stays, and the next look finds both."""
     store.before_write[1] = [lambda: enter_read_only(rival)]
     await registration.register(RegisteredMode.WRITABLE)
     assert await standing(rival) == [WRITABLE, READ_ONLY]
 
 
-async def test_leaving_after_the_session_expired_spares_who_came_meanwhile(
+async def test_withdraw_after_expiry_keeps_node_of_another_process(
     registration: BookieRegistration, store: FaultyStore, rival: MetadataStore
 ) -> None:
-    """RG2: our node went with our session, and the node of its name belongs to another process."""
+    """RG2: our node was deleted with our session, and the node of its name belongs to another
+    process.
+    """
     await registration.register(RegisteredMode.WRITABLE)
     store.writes = 0
 
@@ -281,10 +284,10 @@ async def test_a_bookie_registers_again_after_its_session_expired(
         assert await standing(rival) == [READ_ONLY]
 
 
-async def test_events_tell_whether_others_see_it(
+async def test_events_report_changes_of_registration(
     registration: BookieRegistration, service: MemoryService, store: FaultyStore
 ) -> None:
-    """What was in doubt is told to be mended; what stays as it was is told once."""
+    """Registering again after a lost session is reported; an unchanged mode is reported once."""
     with capture_logs() as events:
         for standing_ in (
             RegisteredMode.WRITABLE,
@@ -320,7 +323,7 @@ async def test_a_bookie_that_withdrew_is_not_registered_again(
     assert store.writes == 0
 
 
-async def test_a_keeper_outlasts_a_store_in_trouble(
+async def test_keeper_survives_failures_of_the_store(
     registration: BookieRegistration,
     service: MemoryService,
     store: FaultyStore,
@@ -332,16 +335,16 @@ async def test_a_keeper_outlasts_a_store_in_trouble(
         store.read_fates.extend([Fate.NOT_SENT] * 5)
         store.fates.extend((Fate.NOT_SENT, *[Fate.REQUEST_LOST] * 6, Fate.EXPIRED, Fate.OK))
         async with asyncio.timeout(DEADLINE_S):
-            while store.fates:  # It looks at once what stands there.
+            while store.fates:  # It checks its node at once.
                 await asyncio.sleep(0)
         service.expire(first)
         await until_made_by_another(rival, WRITABLE, first)
 
 
-async def test_a_keeper_whose_name_was_taken_ends(
+async def test_keeper_whose_id_was_taken_raises_node_exists(
     service: MemoryService, store: FaultyStore, rival: MetadataStore
 ) -> None:
-    """RG2: while our session was lost another process registered, and it stays."""
+    """RG2: another process registered while our session was lost, and it stays registered."""
     registration = registration_of(store, patience_s=0.05)
     await registration.register(RegisteredMode.WRITABLE)
     await store.delete(WRITABLE)
@@ -352,8 +355,10 @@ async def test_a_keeper_whose_name_was_taken_ends(
                 await keeper
 
 
-async def test_a_node_of_nobody_is_a_strangers(store: FaultyStore, rival: MetadataStore) -> None:
-    """RG2: a persistent node under our id never goes by itself."""
+async def test_persistent_node_blocks_registration(
+    store: FaultyStore, rival: MetadataStore
+) -> None:
+    """RG2: a persistent node with our id never expires."""
     await rival.create(WRITABLE)
     with raises_message(NodeExists) as refused:
         await registration_of(store, patience_s=0.05).register(RegisteredMode.WRITABLE)
@@ -364,10 +369,10 @@ async def test_a_node_of_nobody_is_a_strangers(store: FaultyStore, rival: Metada
     ("theirs", "address"),
     [(pack_service_info(describe_bookie(Address("b9", 1))), "b9:1"), (b"", BOOKIE), (b"\xff", "")],
 )
-async def test_whose_session_outlasts_ours_is_named(
+async def test_refusal_names_session_and_address_of_other_bookie(
     store: FaultyStore, rival: MetadataStore, theirs: bytes, address: str
 ) -> None:
-    """RG2: whether it lives nobody can know."""
+    """RG2: nobody can know whether the other bookie is alive."""
     await rival.create(WRITABLE, theirs, CreateMode.EPHEMERAL)
     with pytest.raises(
         NodeExists, match=r"for at least 0\.05 s; this one does not serve"
@@ -381,13 +386,13 @@ async def test_whose_session_outlasts_ours_is_named(
     assert "if it is dead, start again when its session is over" in refused.value.next_step
 
 
-async def test_without_a_cluster_nobody_registers(store: FaultyStore) -> None:
+async def test_register_without_cluster_raises_no_such_cluster(store: FaultyStore) -> None:
     lost = BookieRegistration(store, "/nowhere", BOOKIE, INFO, DEADLINE_S)
     with pytest.raises(NoSuchCluster):
         await lost.register(RegisteredMode.WRITABLE)
 
 
-async def test_sessions_that_end_at_once_are_no_registration(
+async def test_register_gives_up_after_repeated_expiries(
     registration: BookieRegistration, store: FaultyStore
 ) -> None:
     store.fates.extend([Fate.EXPIRED] * 6)
@@ -395,7 +400,7 @@ async def test_sessions_that_end_at_once_are_no_registration(
         await registration.register(RegisteredMode.WRITABLE)
 
 
-# --- Who holds the lock -----------------------------------------------------------------------
+# --- The holder of the lock -------------------------------------------------------------------
 
 HELD = describe_bookie(Address("b1", 3181), holder="this lock")
 
@@ -405,10 +410,10 @@ def held_registration(store: MetadataStore) -> BookieRegistration:
 
 
 @pytest.mark.parametrize("path", [WRITABLE, READ_ONLY])
-async def test_what_a_dead_process_left_goes_at_once(
+async def test_node_of_dead_holder_of_our_lock_is_replaced_at_once(
     store: FaultyStore, rival: MetadataStore, path: str
 ) -> None:
-    """RG2: it held the very lock that we hold now."""
+    """RG2: the dead process held the same lock that we hold now."""
     await rival.create(f"{ROOT}/available/readonly")
     await rival.create(path, pack_service_info(HELD), CreateMode.EPHEMERAL)
     await held_registration(store).register(RegisteredMode.WRITABLE)
@@ -422,12 +427,14 @@ async def test_what_a_dead_process_left_goes_at_once(
     "theirs",
     [
         pack_service_info(describe_bookie(Address("b1", 3181), holder="another lock")),
-        pack_service_info(INFO),  # It does not say.
+        pack_service_info(INFO),  # Names no holder.
         b"",
         b"\xff",
     ],
 )
-async def test_what_may_live_stays(store: FaultyStore, rival: MetadataStore, theirs: bytes) -> None:
+async def test_node_of_other_or_unknown_lock_holder_is_kept(
+    store: FaultyStore, rival: MetadataStore, theirs: bytes
+) -> None:
     """RG2."""
     await rival.create(WRITABLE, theirs, CreateMode.EPHEMERAL)
     with pytest.raises(NodeExists):
@@ -437,13 +444,15 @@ async def test_what_may_live_stays(store: FaultyStore, rival: MetadataStore, the
     assert node.stat.owner == rival.session
 
 
-async def test_who_holds_no_lock_proves_nothing(store: FaultyStore, rival: MetadataStore) -> None:
+async def test_node_without_lock_holder_is_kept_by_bookie_without_lock(
+    store: FaultyStore, rival: MetadataStore
+) -> None:
     await rival.create(WRITABLE, pack_service_info(INFO), CreateMode.EPHEMERAL)
     with pytest.raises(NodeExists):
         await registration_of(store, patience_s=0.05).register(RegisteredMode.WRITABLE)
 
 
-async def test_a_node_that_was_removed_comes_back(
+async def test_deleted_node_is_created_again(
     registration: BookieRegistration, rival: MetadataStore
 ) -> None:
     await registration.register(RegisteredMode.WRITABLE)
@@ -458,7 +467,7 @@ async def test_a_node_that_was_removed_comes_back(
         await until(rival, is_back)
 
 
-async def test_it_is_known_whether_it_is_registered(
+async def test_is_registered_follows_register_and_withdraw(
     registration: BookieRegistration, service: MemoryService, store: FaultyStore
 ) -> None:
     assert not registration.is_registered

@@ -1,4 +1,6 @@
-"""The cluster shells in simulated worlds: clients, bookies and a store that fail at random."""
+"""The classes of the cluster package in simulated worlds: clients, bookies and a store fail at
+random.
+"""
 
 import asyncio
 import random
@@ -32,13 +34,13 @@ from tests.simulation.kernel import Node, World
 ROOT = "/ledgers"
 CLIENTS, STEPS = 4, 40
 BOOKIES = 4
-FIRST_PICKED, PICKED = 1_000_000, 30  # Ids that clients pick themselves, for the same ones.
+FIRST_PICKED, PICKED = 1_000_000, 30  # Ids that clients choose themselves, so that they collide.
 SESSION_S = 2.0
 TROUBLE_S = 12.0
 
 
 def disturb(world: World, nodes: list[Node], faults: int) -> None:
-    """So many mishaps between the nodes and the store, until TROUBLE_S; all of them pass."""
+    """Schedules this many faults between the nodes and the store until TROUBLE_S; all of them end."""
     chance = world.random("faults")
     network, metadata = world.network, world.metadata
     if chance.random() < 0.5:
@@ -85,7 +87,7 @@ async def open_patiently(node: Node) -> MetadataStore:
 
 @dataclass(frozen=True)
 class Attempt:
-    """To make this version of a ledger, with bytes that no other attempt has."""
+    """An attempt to write this version of a ledger, with bytes that no other attempt has."""
 
     ledger_id: LedgerId
     version: int
@@ -138,7 +140,7 @@ class Clients:
         else:
             picked = LedgerId(FIRST_PICKED + chance.randrange(PICKED))
             stored = await ledgers.create(make(picked))
-        assert stored.metadata.ledger_id not in self.created, "two made one ledger"
+        assert stored.metadata.ledger_id not in self.created, "two clients created one ledger"
         self.created.append(stored.metadata.ledger_id)
         data = pack_ledger_metadata(stored.metadata)
         self.attempts.append(Attempt(stored.metadata.ledger_id, 0, data, "made"))
@@ -151,7 +153,7 @@ class Clients:
         attempt = Attempt(wanted.ledger_id, stored.version + 1, data)
         number = len(self.attempts)
         self.attempts.append(attempt)
-        await asyncio.sleep(chance.uniform(0, 0.3))  # It thinks.
+        await asyncio.sleep(chance.uniform(0, 0.3))  # Time passes between read and update.
         try:
             newer = await ledgers.update(stored, wanted)
         except RollbookError as error:
@@ -163,8 +165,8 @@ class Clients:
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_what_clients_are_told_of_their_writes_is_true(seed: int) -> None:
-    """LR1: against every state that the store ever had."""
+def test_outcomes_reported_to_clients_are_true(seed: int) -> None:
+    """LR1: checked against every state that the store ever had."""
     world = World(seed)
     clients = Clients()
 
@@ -178,7 +180,7 @@ def test_what_clients_are_told_of_their_writes_is_true(seed: int) -> None:
 
     world.run(scenario())
 
-    ledgers = LedgerNodes(None, ROOT, Layout.HIERARCHICAL)  # type: ignore[arg-type]  # Paths only.
+    ledgers = LedgerNodes(None, ROOT, Layout.HIERARCHICAL)  # type: ignore[arg-type]  # Only paths are used.
     history: dict[tuple[str, int], bytes] = {}
     last: dict[str, int] = {}
     for commit in world.metadata.commits:
@@ -195,7 +197,7 @@ def test_what_clients_are_told_of_their_writes_is_true(seed: int) -> None:
         match attempt.end:
             case "made":
                 key = (attempt.ledger_id, attempt.version)
-                assert made.setdefault(key, attempt) is attempt, "two made one version"
+                assert made.setdefault(key, attempt) is attempt, "two clients wrote one version"
                 assert history.get((path, attempt.version), attempt.data) == attempt.data
                 is_there = last.get(path, -1) >= attempt.version
                 assert is_there or attempt.ledger_id in clients.deleted
@@ -204,8 +206,7 @@ def test_what_clients_are_told_of_their_writes_is_true(seed: int) -> None:
     assert any(attempt.end == "made" for attempt in clients.attempts)
 
 
-def test_the_worlds_above_have_everything_in_them() -> None:
-    """Writes that were made, that were not, and some of which nobody knows."""
+def test_worlds_contain_writes_made_not_made_and_unknown() -> None:
     ends: dict[str, int] = {}
     for seed in range(30, 36):
         world, clients = World(seed), Clients()
@@ -228,8 +229,8 @@ def test_the_worlds_above_have_everything_in_them() -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_bookies_come_back_and_are_seen_as_they_are(seed: int) -> None:
-    """RG1, RG2: through lost sessions and restarts, which run into the session of before."""
+def test_bookies_register_again_in_the_mode_that_they_want(seed: int) -> None:
+    """RG1, RG2: through lost sessions and restarts, which meet the session from before."""
     world = World(seed)
     wanted: dict[BookieId, RegisteredMode] = {}
 
@@ -237,14 +238,14 @@ def test_bookies_come_back_and_are_seen_as_they_are(seed: int) -> None:
         bookie = BookieId(f"{node.name}:3181")
         store = await open_patiently(node)
         info = describe_bookie(Address(node.name, 3181))
-        while True:  # As a supervisor starts it again and again.
+        while True:  # A supervisor restarts it again and again.
             registration = BookieRegistration(store, ROOT, bookie, info, SESSION_S)
             keeper = asyncio.get_running_loop().create_task(registration.keep())
             try:
                 await change_standing(node, bookie, registration)
                 await keeper
             except NodeExists:
-                continue  # The store went down meanwhile, and the session before lives on.
+                continue  # The store was down, and the earlier session is still alive.
             finally:
                 keeper.cancel()
                 await asyncio.gather(keeper, return_exceptions=True)
@@ -257,7 +258,7 @@ def test_bookies_come_back_and_are_seen_as_they_are(seed: int) -> None:
             try:
                 await registration.register(wanted[bookie])
             except (Unavailable, OutcomeUnknown):
-                pass  # The keeper goes on with it.
+                pass  # The keeper retries.
             if world.now > TROUBLE_S:
                 return
             await asyncio.sleep(node.randomness.uniform(0, 4))

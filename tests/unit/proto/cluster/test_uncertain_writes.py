@@ -1,4 +1,4 @@
-"""Whose write was it when the reply was lost: every short row of mishaps, and rivals in between."""
+"""Outcomes of writes with lost replies: every short sequence of faults, with rivals in between."""
 
 from itertools import product
 
@@ -30,7 +30,7 @@ from tests.unit.proto.cluster.faulty import Fate, FaultyStore
 LOST = (Fate.REQUEST_LOST, Fate.ANSWER_LOST)
 ROWS = [
     row for length in range(4) for row in product((*LOST, Fate.EXPIRED), repeat=length)
-]  # EXPIRED and lost requests change nothing, lost answers do.
+]  # Expired sessions and lost requests change nothing; requests with lost replies are applied.
 
 
 def is_ours(node: Node) -> bool:
@@ -42,7 +42,7 @@ def is_ours(node: Node) -> bool:
 
 @pytest.mark.parametrize("row", ROWS)
 async def test_a_create_is_made_once(store: FaultyStore, row: tuple[Fate, ...]) -> None:
-    """LR1: whatever is lost on the way, the node is there in the end, and is found to be ours."""
+    """LR1: whatever is lost, the node exists in the end and is recognised as ours."""
     store.fates.extend(row)
     await create_surely(store, "/a", b"token", is_ours)
     node = await store.get("/a")
@@ -67,7 +67,7 @@ async def test_a_rivals_node_is_not_taken_for_ours(
         await create_surely(store, "/a", b"token", is_ours)
 
 
-async def test_a_node_that_was_changed_since_is_still_ours_by_its_token(
+async def test_node_changed_after_lost_reply_is_recognised_by_token(
     store: FaultyStore, rival: MetadataStore
 ) -> None:
     async def rival_updates() -> None:
@@ -78,14 +78,14 @@ async def test_a_node_that_was_changed_since_is_still_ours_by_its_token(
     await create_surely(store, "/a", b"token", is_ours)
 
 
-async def test_an_ephemeral_node_is_not_asked_for_in_another_session(store: FaultyStore) -> None:
+async def test_ephemeral_create_is_not_retried_in_another_session(store: FaultyStore) -> None:
     store.fates.append(Fate.EXPIRED)
     with pytest.raises(SessionExpired):
         await create_surely(store, "/a", b"token", is_ours, CreateMode.EPHEMERAL)
     assert await store.get("/a") is None
 
 
-async def test_a_create_without_a_parent_says_so(store: FaultyStore) -> None:
+async def test_create_without_parent_raises_no_such_node(store: FaultyStore) -> None:
     store.fates.append(Fate.REQUEST_LOST)
     with pytest.raises(NoSuchNode):
         await create_surely(store, "/a/b", b"token", is_ours)
@@ -96,7 +96,7 @@ async def test_a_create_without_a_parent_says_so(store: FaultyStore) -> None:
 
 @pytest.mark.parametrize("row", ROWS)
 async def test_a_set_is_made_once(store: FaultyStore, row: tuple[Fate, ...]) -> None:
-    """LR1: the version grows by one, however often it was asked for."""
+    """LR1: the version grows by one, however often the request was sent."""
     await store.create("/a", b"old")
     store.fates.extend(row)
     assert await set_surely(store, "/a", b"new", 0) == 1
@@ -110,8 +110,8 @@ async def test_a_set_is_made_once(store: FaultyStore, row: tuple[Fate, ...]) -> 
 async def test_a_rivals_set_is_not_taken_for_ours(
     store: FaultyStore, rival: MetadataStore, fate: Fate, theirs: bytes
 ) -> None:
-    """LR1: version and bytes have to fit. Equal bytes at the expected version could be anyone's;
-    then they are at least what we wanted.
+    """LR1: version and bytes have to match. Equal bytes at the expected version could be from
+    another client, but they are at least what we wanted.
     """
     await store.create("/a", b"old")
 
@@ -127,8 +127,8 @@ async def test_a_rivals_set_is_not_taken_for_ours(
         await set_surely(store, "/a", b"new", 0)
 
 
-async def test_a_conflict_without_a_lost_reply_is_a_conflict(store: FaultyStore) -> None:
-    """Equal bytes prove nothing: the write was refused."""
+async def test_conflict_without_lost_reply_is_raised(store: FaultyStore) -> None:
+    """Equal bytes prove nothing if the write was refused."""
     await store.create("/a", b"old")
     await store.set("/a", b"new")
     with pytest.raises(MetadataConflict):
@@ -147,10 +147,10 @@ async def test_a_delete_is_made_once(store: FaultyStore, row: tuple[Fate, ...]) 
     assert await store.get("/a") is None
 
 
-async def test_the_second_life_of_a_node_is_left_alone(
+async def test_node_created_again_by_rival_is_not_deleted(
     store: FaultyStore, rival: MetadataStore
 ) -> None:
-    """LR1: ours was deleted, the reply was lost, and another took the name."""
+    """LR1: our delete was applied, its reply was lost, and a rival created the name again."""
     await store.create("/a", b"token")
 
     async def rival_comes() -> None:
@@ -164,7 +164,7 @@ async def test_the_second_life_of_a_node_is_left_alone(
     assert node.value == b"rival"
 
 
-async def test_a_node_that_another_deletes_while_we_look_is_gone(
+async def test_delete_succeeds_if_rival_deletes_node_first(
     store: FaultyStore, rival: MetadataStore
 ) -> None:
     await store.create("/a")
@@ -174,7 +174,7 @@ async def test_a_node_that_another_deletes_while_we_look_is_gone(
     await delete_surely(store, "/a")
 
 
-async def test_what_cannot_be_deleted_is_told(store: FaultyStore) -> None:
+async def test_refused_delete_raises_reason(store: FaultyStore) -> None:
     await store.create("/a")
     await store.create("/a/b")
     store.fates.append(Fate.REQUEST_LOST)
@@ -216,11 +216,13 @@ async def test_a_rivals_transaction_is_not_taken_for_ours(
         await transact_surely(store, (Create("/a"), Create("/a/token", b"token")), was_made)
 
 
-# --- Not knowing ------------------------------------------------------------------------------
+# --- Unknown outcomes -------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("last", [Fate.REQUEST_LOST, Fate.NOT_SENT, Fate.EXPIRED])
-async def test_what_cannot_be_found_out_stays_unknown(store: FaultyStore, last: Fate) -> None:
+async def test_unknown_outcome_is_reported_as_connection_lost(
+    store: FaultyStore, last: Fate
+) -> None:
     """LR1: once a reply was lost, no later failure may say that nothing was done."""
     await store.create("/a", b"old")
     for write in (
@@ -235,8 +237,8 @@ async def test_what_cannot_be_found_out_stays_unknown(store: FaultyStore, last: 
         assert not store.fates
 
 
-async def test_a_store_that_cannot_be_asked_leaves_it_unknown(store: FaultyStore) -> None:
-    """The write was refused the second time, and nobody can tell why."""
+async def test_failed_look_after_lost_reply_is_connection_lost(store: FaultyStore) -> None:
+    """The retry of the write was refused, and nobody can find out why."""
     await store.create("/a", b"old")
     store.fates.append(Fate.ANSWER_LOST)
     store.read_fates.append(Fate.NOT_SENT)
@@ -245,7 +247,9 @@ async def test_a_store_that_cannot_be_asked_leaves_it_unknown(store: FaultyStore
 
 
 @pytest.mark.parametrize("fates", [[Fate.NOT_SENT], [Fate.EXPIRED] * ATTEMPTS])
-async def test_what_was_never_sent_was_not_done(store: FaultyStore, fates: list[Fate]) -> None:
+async def test_unsent_write_raises_metadata_unavailable(
+    store: FaultyStore, fates: list[Fate]
+) -> None:
     await store.create("/a", b"old")
     for write in (
         create_surely(store, "/b", b"token", is_ours),
@@ -260,10 +264,10 @@ async def test_what_was_never_sent_was_not_done(store: FaultyStore, fates: list[
     assert await store.children("/") == ["a"]
 
 
-# --- Reads, and nodes that anyone may make ----------------------------------------------------
+# --- Reads, and nodes that any client may create ----------------------------------------------
 
 
-async def test_a_read_outlasts_a_broken_line(store: FaultyStore) -> None:
+async def test_read_is_retried_after_lost_replies_and_expiry(store: FaultyStore) -> None:
     await store.create("/a", b"x")
     for read in (read_surely(store, "/a"), read_surely(store, "/a", fresh=False)):
         store.read_fates.extend((Fate.REQUEST_LOST, Fate.EXPIRED, Fate.ANSWER_LOST))
@@ -273,14 +277,16 @@ async def test_a_read_outlasts_a_broken_line(store: FaultyStore) -> None:
     assert await children_surely(store, "/") == ["a"]
 
 
-async def test_a_read_ends_at_some_time(store: FaultyStore) -> None:
+async def test_read_gives_up_after_repeated_losses(store: FaultyStore) -> None:
     for read in (read_surely(store, "/a", fresh=False), children_surely(store, "/")):
         store.read_fates.extend([Fate.REQUEST_LOST] * ATTEMPTS)
         with pytest.raises(MetadataUnavailable):
             await read
 
 
-async def test_a_path_is_made_from_the_top(store: FaultyStore, rival: MetadataStore) -> None:
+async def test_missing_nodes_of_a_path_are_created_from_the_top(
+    store: FaultyStore, rival: MetadataStore
+) -> None:
     await store.create("/a")
     store.fates.extend((Fate.ANSWER_LOST, Fate.OK, Fate.REQUEST_LOST))
     await ensure_path(store, "/a/b/c", above="/a")

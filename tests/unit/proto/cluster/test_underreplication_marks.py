@@ -1,4 +1,4 @@
-"""Marks, locks, the switch and the delay, as Java's autorecovery finds them."""
+"""Marks, locks, the switch and the delay, in the form that Java's autorecovery uses."""
 
 import asyncio
 from itertools import product
@@ -52,13 +52,13 @@ async def taken(marks: Marks, ledger_id: LedgerId) -> Lock:
 # --- The tree ---------------------------------------------------------------------------------
 
 
-async def test_folders_and_layout_are_those_of_java(marks: Marks, rival: MetadataStore) -> None:
+async def test_folders_and_layout_match_java(marks: Marks, rival: MetadataStore) -> None:
     assert await rival.children(U) == ["LAYOUT", "auditorelection", "ledgers", "locks"]
     assert await value_at(rival, f"{U}/LAYOUT") == b'type: "BASIC"\nversion: 1\n'
     await marks.prepare()
 
 
-async def test_marks_that_are_kept_in_another_form_are_refused(rival: MetadataStore) -> None:
+async def test_marks_with_unknown_layout_are_refused(rival: MetadataStore) -> None:
     for path in (ROOT, U):
         await rival.create(path)
     await rival.create(f"{U}/LAYOUT", b'type: "FANCY"\nversion: 1\n')
@@ -69,14 +69,14 @@ async def test_marks_that_are_kept_in_another_form_are_refused(rival: MetadataSt
 # --- Marks ------------------------------------------------------------------------------------
 
 
-async def test_a_mark_is_written_as_java_writes_it(marks: Marks, rival: MetadataStore) -> None:
+async def test_mark_is_written_in_format_of_java(marks: Marks, rival: MetadataStore) -> None:
     """AR19: a task for each ledger under `underreplication`."""
     assert await marks.mark(L7, [B1, B2], 1700)
     expected = b'replica: "b1:3181"\nreplica: "b2:3181"\nctime: 1700\n'
     assert await value_at(rival, MARK_7) == expected
 
 
-async def test_marking_twice_adds_what_is_new(marks: Marks) -> None:
+async def test_marking_again_adds_only_new_bookies(marks: Marks) -> None:
     """MK1."""
     assert await marks.mark(L7, [B1], 1)
     assert not await marks.mark(L7, [B1], 2)
@@ -86,7 +86,7 @@ async def test_marking_twice_adds_what_is_new(marks: Marks) -> None:
     assert (found.mark, found.version) == (UnderreplicatedMark((B1, B3), 3), 1)
 
 
-async def test_a_mark_without_bookies_is_about_placement(marks: Marks) -> None:
+async def test_mark_without_bookies_can_be_written(marks: Marks) -> None:
     assert await marks.mark(L7, [], 5)
     assert not await marks.mark(L7, [], 6)
     found = await marks.read(L7)
@@ -96,7 +96,7 @@ async def test_a_mark_without_bookies_is_about_placement(marks: Marks) -> None:
 
 @pytest.mark.parametrize("row", list(product(LOST, repeat=2)))
 @pytest.mark.parametrize("exists", [False, True])
-async def test_a_mark_is_made_whatever_is_lost(
+async def test_mark_is_written_despite_lost_requests_and_replies(
     marks: Marks, store: FaultyStore, row: tuple[Fate, ...], exists: bool
 ) -> None:
     """MK1, LR1."""
@@ -110,11 +110,11 @@ async def test_a_mark_is_made_whatever_is_lost(
     assert found.mark == UnderreplicatedMark((B1, B2) if exists else (B2,), 2)
 
 
-async def test_new_marks_are_made_together(
+async def test_new_marks_are_written_in_one_transaction(
     marks: Marks, store: FaultyStore, rival: MetadataStore
 ) -> None:
-    """AR19: byte for byte as one by one."""
-    await marks.mark(L9, [B1], 1)  # For the folders above.
+    """AR19: the same bytes as one by one."""
+    await marks.mark(L9, [B1], 1)  # Creates the folders above.
     store.writes = 0
     assert await marks.mark_new({L7: (B1, B2), L8: (B2,)}, 1700)
     assert store.writes == 1
@@ -125,7 +125,7 @@ async def test_new_marks_are_made_together(
 
 
 @pytest.mark.parametrize("fate", [Fate.OK, *LOST, Fate.EXPIRED])
-async def test_marks_that_are_there_are_left_to_be_marked_one_by_one(
+async def test_mark_new_refuses_if_a_mark_exists(
     marks: Marks, store: FaultyStore, fate: Fate
 ) -> None:
     """MK1."""
@@ -142,15 +142,15 @@ async def test_marks_that_are_there_are_left_to_be_marked_one_by_one(
     ]
 
 
-async def test_new_marks_without_folders_above_are_left_too(marks: Marks) -> None:
+async def test_mark_new_refuses_without_folders_above(marks: Marks) -> None:
     assert not await marks.mark_new({L7: (B1,), L8: (B1,)}, 1)
     assert await marks.mark(L7, [B1], 1)
 
 
-async def test_two_auditors_that_mark_one_ledger_lose_nothing(
+async def test_concurrent_marks_by_two_auditors_keep_both_bookies(
     marks: Marks, service: MemoryService
 ) -> None:
-    """MK1: both names are there, in either order."""
+    """MK1: in either order."""
     async with await service.connect() as other:
         theirs = Marks(other, ROOT)
         await asyncio.gather(marks.mark(L7, [B1], 1), theirs.mark(L7, [B2], 2))
@@ -159,15 +159,13 @@ async def test_two_auditors_that_mark_one_ledger_lose_nothing(
     assert set(found.mark.missing) == {B1, B2}
 
 
-async def test_all_marks_are_listed_and_strangers_passed_over(
-    marks: Marks, rival: MetadataStore
-) -> None:
+async def test_list_of_marks_skips_other_nodes(marks: Marks, rival: MetadataStore) -> None:
     """MK4."""
     ids = [LedgerId(each) for each in (7, 8, 65_535, 65_536, 2**31, 2**62)]
     for ledger_id in reversed(ids):
         await marks.mark(ledger_id, [B1], 1)
     folder = MARK_7.rpartition("/")[0]
-    await rival.create(f"{folder}/urL0000000009")  # Not where ledger 9 is looked for.
+    await rival.create(f"{folder}/urL0000000009")  # Marks of ledger 9 have another path.
     await rival.create(f"{folder}/note")
     await rival.create(f"{U}/ledgers/zzzz")
     assert [each async for each in marks.ids()] == ids
@@ -176,9 +174,7 @@ async def test_all_marks_are_listed_and_strangers_passed_over(
     assert marks.ledger_of(folder) is None
 
 
-async def test_a_mark_that_cannot_be_read_says_where_it_is(
-    marks: Marks, rival: MetadataStore
-) -> None:
+async def test_unreadable_mark_error_names_path(marks: Marks, rival: MetadataStore) -> None:
     """MK4."""
     await marks.mark(L7, [B1], 1)
     await rival.set(MARK_7, b"\xff{")
@@ -188,19 +184,21 @@ async def test_a_mark_that_cannot_be_read_says_where_it_is(
         await marks.mark(L7, [B2], 2)
 
 
-# --- Locks and un-marking ---------------------------------------------------------------------
+# --- Locks and removal of marks ---------------------------------------------------------------
 
 
-async def test_a_ledger_is_locked_once(
+async def test_ledger_lock_has_one_holder(
     marks: Marks, store: FaultyStore, rival: MetadataStore
 ) -> None:
-    """AR21: the lock is an ephemeral node; who cannot have it tries the next task."""
+    """AR21: the lock is an ephemeral node; a worker that cannot take it tries the next task."""
     lock = await taken(marks, L7)
     assert await value_at(rival, LOCK_7) == b'bookieId: "worker-1"\n'
     theirs = Marks(rival, ROOT)
     assert await theirs.take(L7, "worker-2") is None
     assert await marks.take(L7, "worker-1") is None, "held by another task of this session"
-    assert await Marks(store, ROOT).take(L7, "worker-3") is None, "nor is it given to a namesake"
+    assert await Marks(store, ROOT).take(L7, "worker-3") is None, (
+        "held by another Marks of this session"
+    )
     assert await theirs.locked() == {L7}
     assert await theirs.holder(L7) == "worker-1"
     await marks.release(lock)
@@ -211,7 +209,7 @@ async def test_a_ledger_is_locked_once(
 async def test_no_lock_is_taken_before_the_first_session(
     marks: Marks, rival: MetadataStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It would be made in a session that begins meanwhile, and nobody would know whose it is."""
+    """The lock would belong to a session that begins during the call, and nobody would know which."""
     with monkeypatch.context() as before:
         before.setattr(FaultyStore, "session", NO_SESSION)
         with pytest.raises(MetadataUnavailable):
@@ -221,7 +219,7 @@ async def test_no_lock_is_taken_before_the_first_session(
 
 
 @pytest.mark.parametrize("row", list(product(LOST, repeat=2)))
-async def test_a_lock_whose_reply_was_lost_is_found_by_its_session(
+async def test_lock_with_lost_reply_is_found_by_its_session(
     marks: Marks, store: FaultyStore, row: tuple[Fate, ...]
 ) -> None:
     """LR1."""
@@ -232,7 +230,7 @@ async def test_a_lock_whose_reply_was_lost_is_found_by_its_session(
     assert await marks.locked() == set()
 
 
-async def test_a_lock_of_unknown_outcome_blocks_nobody_for_long(
+async def test_lock_with_unknown_outcome_is_released_by_next_take(
     marks: Marks, store: FaultyStore
 ) -> None:
     store.fates.extend([Fate.ANSWER_LOST] * 6)
@@ -244,10 +242,10 @@ async def test_a_lock_of_unknown_outcome_blocks_nobody_for_long(
     await taken(marks, L7)
 
 
-async def test_a_mark_is_removed_from_the_version_that_was_read(
-    marks: Marks, rival: MetadataStore
-) -> None:
-    """MK2, AR24, AR25: repaired, the task is deleted and the lock released; marked again, it stays."""
+async def test_unmark_is_refused_after_mark_has_changed(marks: Marks, rival: MetadataStore) -> None:
+    """MK2, AR24, AR25: after the repair the mark is deleted and the lock released; a mark that has
+    changed stays.
+    """
     await marks.mark(L7, [B1], 1)
     lock = await taken(marks, L7)
     found = await marks.read(L7)
@@ -257,14 +255,14 @@ async def test_a_mark_is_removed_from_the_version_that_was_read(
     found = await marks.read(L7)
     assert found is not None
     assert await marks.unmark(found, lock)
-    assert await marks.unmark(found, lock), "gone is gone"
+    assert await marks.unmark(found, lock), "a second removal succeeds"
     await marks.release(lock)
     assert await rival.children(f"{U}/ledgers") == []
     assert await rival.children(f"{U}/locks") == []
 
 
 @pytest.mark.parametrize("fate", LOST)
-async def test_a_mark_is_removed_once_whatever_is_lost(
+async def test_unmark_is_made_once_despite_lost_requests_and_replies(
     marks: Marks, store: FaultyStore, fate: Fate
 ) -> None:
     """MK2, LR1."""
@@ -277,7 +275,7 @@ async def test_a_mark_is_removed_once_whatever_is_lost(
     assert await marks.read(L7) is None
 
 
-async def test_who_lost_the_lock_removes_no_mark(marks: Marks, rival: MetadataStore) -> None:
+async def test_unmark_without_lock_is_refused(marks: Marks, rival: MetadataStore) -> None:
     """MK2, MK3."""
     await marks.mark(L7, [B1], 1)
     lock = await taken(marks, L7)
@@ -297,7 +295,7 @@ async def test_who_lost_the_lock_removes_no_mark(marks: Marks, rival: MetadataSt
 # --- Switch, delay, times ---------------------------------------------------------------------
 
 
-async def test_autorecovery_is_switched_off_and_on(marks: Marks, rival: MetadataStore) -> None:
+async def test_autorecovery_can_be_disabled_and_enabled(marks: Marks, rival: MetadataStore) -> None:
     """AR10, AR11."""
     watch = await marks.watch_switch()
     assert await marks.is_enabled()
@@ -311,7 +309,9 @@ async def test_autorecovery_is_switched_off_and_on(marks: Marks, rival: Metadata
     assert await marks.is_enabled()
 
 
-async def test_the_delay_is_written_again(marks: Marks, rival: MetadataStore) -> None:
+async def test_setting_same_delay_again_notifies_watchers(
+    marks: Marks, rival: MetadataStore
+) -> None:
     assert await marks.delay() is None
     await marks.set_delay(30)
     assert await value_at(rival, f"{U}/lostBookieRecoveryDelay") == b"30"
@@ -325,7 +325,7 @@ async def test_the_delay_is_written_again(marks: Marks, rival: MetadataStore) ->
         await marks.delay()
 
 
-async def test_checks_say_when_they_were_completed(marks: Marks, rival: MetadataStore) -> None:
+async def test_completion_times_of_checks_are_stored(marks: Marks, rival: MetadataStore) -> None:
     for check in Checked:
         assert await marks.checked_at_ms(check) is None
         await marks.set_checked_at(check, 1700)
@@ -335,19 +335,20 @@ async def test_checks_say_when_they_were_completed(marks: Marks, rival: Metadata
         assert await marks.checked_at_ms(check) is None
 
 
-async def test_a_mark_loses_its_folder_and_is_made_all_the_same(
+async def test_mark_is_written_if_its_folder_is_removed_meanwhile(
     marks: Marks, store: FaultyStore, rival: MetadataStore
 ) -> None:
-    """Java's worker removes empty folders while our auditor marks."""
+    """Java's worker removes empty folders while our auditor writes marks."""
 
     async def folder_goes() -> None:
         await rival.delete(MARK_7.rpartition("/")[0])
 
-    await marks.mark(LedgerId(7 + 65_536), [B1], 1)  # For the folders above.
+    await marks.mark(LedgerId(7 + 65_536), [B1], 1)  # Creates the folders above.
     await rival.create(f"{U}/ledgers/0000/0000/0000")
     await rival.create(MARK_7.rpartition("/")[0])
     store.writes = 0
-    store.before_write[2] = [folder_goes]  # 1: with its folder, which is there; 2: the mark alone.
+    # Write 1: mark with its folder, which exists; write 2: the mark alone.
+    store.before_write[2] = [folder_goes]
     assert await marks.mark(L7, [B1], 1)
     assert await value_at(rival, MARK_7) == pack_mark(UnderreplicatedMark((B1,), 1))
-    assert store.writes == 4, "and 3: its folder, 4: the mark"
+    assert store.writes == 4, "write 3 creates the folder and write 4 the mark"

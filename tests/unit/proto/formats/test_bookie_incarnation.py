@@ -1,4 +1,4 @@
-"""What our own tree keeps of a bookie."""
+"""The record of a bookie in our own tree."""
 
 import json
 
@@ -15,7 +15,7 @@ RECORD = BookieRecord("4e" * 16, 17, "9b" * 8)
 FIELDS = json.loads(pack_bookie_record(RECORD))
 
 
-def test_a_record_is_read_as_it_was_written() -> None:
+def test_record_survives_round_trip() -> None:
     assert unpack_bookie_record(pack_bookie_record(RECORD)) == RECORD
     assert FIELDS == {
         "incarnation": "4e" * 16,
@@ -25,7 +25,7 @@ def test_a_record_is_read_as_it_was_written() -> None:
     }
 
 
-def test_a_record_from_before_starts_were_counted_is_of_start_0() -> None:
+def test_old_record_without_starts_has_start_0() -> None:
     old = {key: FIELDS[key] for key in ("incarnation", "version")}
     assert unpack_bookie_record(json.dumps(old).encode()) == BookieRecord("4e" * 16)
 
@@ -38,17 +38,17 @@ def test_a_record_from_before_starts_were_counted_is_of_start_0() -> None:
         *({"starter": value} for value in (None, 7, "x", "9b" * 17)),
     ],
 )
-def test_nobody_guesses_what_a_damaged_record_meant(change: dict[str, object]) -> None:
+def test_record_with_damaged_field_is_refused(change: dict[str, object]) -> None:
     with pytest.raises(BadMetadata):
         unpack_bookie_record(json.dumps(FIELDS | change).encode())
 
 
-def test_a_record_is_one_whole_object() -> None:
+def test_record_must_be_one_complete_object() -> None:
     for data in (b"", b"[]", b"7", b"{}", b"{", pack_bookie_record(RECORD)[:-1]):
         with pytest.raises(BadMetadata):
             unpack_bookie_record(data)
 
 
-def test_a_record_of_a_later_release_is_refused() -> None:
+def test_record_of_later_version_is_refused() -> None:
     with pytest.raises(UnsupportedVersion):
         unpack_bookie_record(json.dumps(FIELDS | {"version": 2}).encode())

@@ -1,4 +1,4 @@
-"""Cookies, to the byte; the older versions; what cannot be one."""
+"""Cookies: exact bytes, older versions, and invalid data."""
 
 from dataclasses import replace
 
@@ -17,7 +17,7 @@ COOKIE = Cookie(
 )
 
 
-def test_a_cookie_is_written_and_read_as_java_does() -> None:
+def test_cookie_matches_bytes_of_java() -> None:
     assert pack_cookie(COOKIE) == golden.COOKIE
     assert unpack_cookie(golden.COOKIE) == COOKIE
 
@@ -50,7 +50,7 @@ def test_index_directories_are_written_last() -> None:
 
 
 @pytest.mark.parametrize("path", ["", "/a,b", "/a\tb", "/\udcff", "/\udcff\U0001f4d6"])
-def test_a_directory_that_the_text_cannot_carry_is_refused(path: str) -> None:
+def test_directory_that_text_cannot_hold_is_refused(path: str) -> None:
     with pytest.raises(InvalidRequest):
         pack_cookie(replace(COOKIE, journal_dirs=(path,), ledger_dirs=(path,)))
 
@@ -72,6 +72,6 @@ def test_a_directory_that_the_text_cannot_carry_is_refused(path: str) -> None:
         golden.COOKIE + b'instanceId: "twice"\n',
     ],
 )
-def test_anything_else_is_no_cookie(data: bytes) -> None:
+def test_invalid_cookie_is_refused(data: bytes) -> None:
     with pytest.raises(BadMetadata):
         unpack_cookie(data)

@@ -1,4 +1,4 @@
-"""LAYOUT and INSTANCEID as Java writes them, and as it wrote them long ago."""
+"""LAYOUT and INSTANCEID in the formats of current and old Java releases."""
 
 import pytest
 
@@ -22,7 +22,7 @@ VECTORS = [
 
 
 @pytest.mark.parametrize(("layout", "data"), VECTORS)
-def test_a_layout_is_written_and_read_as_java_does(layout: Layout, data: bytes) -> None:
+def test_layout_matches_bytes_of_java(layout: Layout, data: bytes) -> None:
     assert pack_layout(layout) == data
     assert unpack_layout(data) is layout
 
@@ -39,7 +39,7 @@ def test_the_default_layout_has_63_bytes() -> None:
         (golden.LAYOUT_FLAT + b"\n", Layout.FLAT),
     ],
 )
-def test_layouts_from_before_class_names_are_read(data: bytes, layout: Layout) -> None:
+def test_old_layouts_without_class_names_are_read(data: bytes, layout: Layout) -> None:
     assert unpack_layout(data) is layout
 
 
@@ -68,13 +68,13 @@ def test_only_hierarchical_layouts_take_new_ledgers() -> None:
     assert [layout.takes_new_ledgers for layout in Layout] == [True, True, False, False]
 
 
-def test_an_instance_id_is_a_uuid_without_a_newline() -> None:
+def test_instance_id_is_uuid_without_newline() -> None:
     text = golden.INSTANCE_ID.decode()
     assert pack_instance_id(text) == golden.INSTANCE_ID
     assert unpack_instance_id(golden.INSTANCE_ID) == text
 
 
 @pytest.mark.parametrize("data", [b"", b"x", golden.INSTANCE_ID + b"\n", b"\xff" * 36, b"-" * 36])
-def test_anything_else_is_no_instance_id(data: bytes) -> None:
+def test_invalid_instance_id_is_refused(data: bytes) -> None:
     with pytest.raises(BadMetadata):
         unpack_instance_id(data)

@@ -1,4 +1,4 @@
-"""Ledger metadata to the byte, in its three versions; then chance; then what is none."""
+"""Ledger metadata: exact bytes of its three versions, random round trips, and invalid data."""
 
 import random
 from dataclasses import replace
@@ -56,37 +56,37 @@ VECTORS = [
 
 
 @pytest.mark.parametrize(("metadata", "data"), VECTORS)
-def test_metadata_is_written_and_read_as_java_does(metadata: LedgerMetadata, data: bytes) -> None:
+def test_metadata_matches_bytes_of_java(metadata: LedgerMetadata, data: bytes) -> None:
     assert pack_ledger_metadata(metadata) == data
     assert unpack_ledger_metadata(LEDGER, data) == metadata
 
 
-def test_an_update_keeps_the_version_that_was_read() -> None:
+def test_update_keeps_format_version() -> None:
     for data in (golden.OPEN_V1, golden.OPEN_V2, golden.OPEN_V3):
         updated = unpack_ledger_metadata(LEDGER, data).with_recovery_started()
         header = data.partition(b"\n")[0]
         assert pack_ledger_metadata(updated).startswith(header)
 
 
-def test_version_2_has_no_room_for_a_creation_token() -> None:
+def test_version_2_drops_creation_token() -> None:
     assert pack_ledger_metadata(replace(OPEN_V2, creation_token=5)) == golden.OPEN_V2
 
 
-def test_bytes_behind_version_3_are_ignored() -> None:
+def test_bytes_after_version_3_are_ignored() -> None:
     assert unpack_ledger_metadata(LEDGER, golden.OPEN_V3 + b"anything") == OPEN_V3
 
 
-def test_a_missing_ack_quorum_is_the_write_quorum() -> None:
+def test_missing_ack_quorum_defaults_to_write_quorum() -> None:
     data = golden.OPEN_V2.replace(b"ackQuorumSize: 2\n", b"")
     assert unpack_ledger_metadata(LEDGER, data) == OPEN_V2
 
 
-def test_a_password_without_a_digest_means_crc32() -> None:
+def test_password_without_digest_type_means_crc32() -> None:
     data = golden.OPEN_V2.replace(b"digestType: CRC32C\n", b"")
     assert unpack_ledger_metadata(LEDGER, data).digest_type is DigestType.CRC32
 
 
-def test_neither_password_nor_digest_stays_that_way() -> None:
+def test_metadata_without_password_and_digest_is_kept() -> None:
     data = golden.OPEN_V2.replace(b"digestType: CRC32C\n", b"")
     data = data.replace(b'password: "testPasswd"\n', b"")
     metadata = unpack_ledger_metadata(LEDGER, data)
@@ -94,12 +94,12 @@ def test_neither_password_nor_digest_stays_that_way() -> None:
     assert pack_ledger_metadata(metadata) == data
 
 
-def test_an_end_counts_only_in_a_closed_ledger() -> None:
+def test_last_entry_and_length_of_open_ledger_are_ignored() -> None:
     data = golden.OPEN_V2.replace(b"lastEntryId: -1", b"lastEntryId: 77")
     assert unpack_ledger_metadata(LEDGER, data.replace(b"length: 0", b"length: 9")) == OPEN_V2
 
 
-def test_of_two_values_for_a_key_the_last_one_counts() -> None:
+def test_last_of_two_values_for_a_key_wins() -> None:
     twice = golden.OPEN_V2 + b'customMetadata { key: "application" value: "other" }'
     assert unpack_ledger_metadata(LEDGER, twice).custom == (("application", b"other"),)
 
@@ -119,11 +119,12 @@ def test_the_password_is_not_shown() -> None:
         b"BookieMetadataFormatVersion\t4\n",
         b"BookieMetadataFormatVersion\t00000000003\n",
         b"BookieMetadataFormatVersion 3\n",
-        golden.OPEN_V3.replace(b"\x28\x01", b"\x28\x04"),  # A state that nobody knows.
-        golden.OPEN_V3.replace(b"\x38\x03", b"\x38\x05"),  # A digest that nobody knows.
-        golden.OPEN_V3.replace(b"\x48\x02", b"\x48\x00"),  # An ack quorum of nobody.
+        golden.OPEN_V3.replace(b"\x28\x01", b"\x28\x04"),  # An unknown state.
+        golden.OPEN_V3.replace(b"\x38\x03", b"\x38\x05"),  # An unknown digest type.
+        golden.OPEN_V3.replace(b"\x48\x02", b"\x48\x00"),  # An ack quorum of 0.
         golden.OPEN_V3.replace(b"\x48\x02", b"\x48\x03"),  # More acks than writes.
-        golden.OPEN_V3.replace(b"\x10\x03", b"\x10\x04"),  # A bookie fewer than promised.
+        # One bookie fewer than the ensemble size.
+        golden.OPEN_V3.replace(b"\x10\x03", b"\x10\x04"),
         golden.OPEN_V3.replace(b"127.0.0.1:3181", b"127.0.0.1/3181"),
         golden.OPEN_V3.replace(b"127.0.0.1:3181", b"127.0.0.1:318\xff"),
         golden.OPEN_V3.replace(b"application", b"applicatio\xff"),
@@ -151,12 +152,12 @@ def test_the_password_is_not_shown() -> None:
         golden.OPEN_V2.replace(b"testPasswd", rb"\1" * 200_001),
     ],
 )
-def test_anything_else_is_no_metadata(data: bytes) -> None:
+def test_invalid_metadata_is_refused(data: bytes) -> None:
     with pytest.raises(BadMetadata):
         unpack_ledger_metadata(LEDGER, data)
 
 
-# --- Chance -----------------------------------------------------------------------------------
+# --- Random ledgers ---------------------------------------------------------------------------
 
 
 def some_text(chance: random.Random) -> str:

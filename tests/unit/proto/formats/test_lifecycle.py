@@ -1,4 +1,4 @@
-"""Whether a bookie stays or leaves, to the byte."""
+"""Lifecycle of a bookie: exact bytes and invalid data."""
 
 import json
 
@@ -19,7 +19,7 @@ PACKED = (
 )
 
 
-def test_a_lifecycle_is_written_and_read() -> None:
+def test_lifecycle_survives_round_trip() -> None:
     """BL2."""
     assert pack_lifecycle(DRAINING) == PACKED
     assert unpack_lifecycle(PACKED) == DRAINING
@@ -27,7 +27,7 @@ def test_a_lifecycle_is_written_and_read() -> None:
         assert unpack_lifecycle(pack_lifecycle(Lifecycle(state))) == Lifecycle(state)
 
 
-def test_only_an_active_bookie_takes_entries() -> None:
+def test_only_active_bookie_accepts_entries() -> None:
     """BL3, BL4, BL8, BL12, BL15: Active is the default."""
     assert [state for state in LifecycleState if Lifecycle(state).takes_entries] == [
         LifecycleState.ACTIVE
@@ -51,18 +51,18 @@ def test_only_an_active_bookie_takes_entries() -> None:
         ("reason", None),
     ],
 )
-def test_damage_is_refused(field: str, value: object) -> None:
+def test_lifecycle_with_damaged_field_is_refused(field: str, value: object) -> None:
     fields = json.loads(PACKED) | {field: value}
     with pytest.raises(BadMetadata):
         unpack_lifecycle(json.dumps(fields).encode())
 
 
 @pytest.mark.parametrize("data", [b"", b"[]", b"{}", b"1", b"\xff", b"[" * 100_000])
-def test_other_bytes_are_refused(data: bytes) -> None:
+def test_invalid_lifecycle_is_refused(data: bytes) -> None:
     with pytest.raises(BadMetadata):
         unpack_lifecycle(data)
 
 
-def test_another_version_is_refused() -> None:
+def test_lifecycle_of_another_version_is_refused() -> None:
     with pytest.raises(UnsupportedVersion):
         unpack_lifecycle(PACKED.replace(b'"version": 1', b'"version": 2'))

@@ -1,4 +1,4 @@
-"""Which path a ledger has, and which nodes are ledgers."""
+"""Paths of ledgers, and which paths are ledgers."""
 
 import random
 from itertools import product
@@ -41,7 +41,7 @@ def test_paths_of_the_other_layouts() -> None:
 
 
 @pytest.mark.parametrize("layout", Layout)
-def test_every_path_leads_back_to_its_id(layout: Layout) -> None:
+def test_ledger_id_survives_round_trip_through_path(layout: Layout) -> None:
     chance = random.Random(1)
     some = [chance.randrange(2 ** chance.randrange(1, 64)) for _ in range(500)]
     for ledger_id in map(LedgerId, EDGES + some):
@@ -70,8 +70,9 @@ def test_every_path_leads_back_to_its_id(layout: Layout) -> None:
         "00/0001/L234",
         "0/00001/L2345",
         "L000001/2345",
-        "000/0000/0000/0001/L2345",  # A long path for a short id: its ledger is looked up elsewhere.
-        "21/4748/L3647",  # The other way round.
+        # A long path with a short id, which is looked up in the other tree.
+        "000/0000/0000/0001/L2345",
+        "21/4748/L3647",  # A short path with a long id.
         "999/9999/9999/9999/L9999",
         "L0000012345",
         "\u0660\u0660/0001/L2345",
@@ -80,11 +81,11 @@ def test_every_path_leads_back_to_its_id(layout: Layout) -> None:
         "//L",
     ],
 )
-def test_what_is_no_ledger_is_not_taken_for_one(path: str) -> None:
+def test_path_that_is_not_a_ledger_is_ignored(path: str) -> None:
     assert ledger_of_path(Layout.HIERARCHICAL, path) is None
 
 
-def test_a_layout_does_not_see_the_paths_of_others() -> None:
+def test_layout_ignores_paths_of_other_layouts() -> None:
     seen = {
         (mine, theirs)
         for mine, theirs in product(Layout, repeat=2)
@@ -95,8 +96,8 @@ def test_a_layout_does_not_see_the_paths_of_others() -> None:
 
 
 @pytest.mark.parametrize("layout", Layout)
-def test_a_walk_finds_every_ledger_in_order(layout: Layout) -> None:
-    """The directories that a walk opens, over a tree made of paths alone, strangers included."""
+def test_walk_finds_all_ledgers_in_order(layout: Layout) -> None:
+    """Walks a tree that is made of paths only and also contains other nodes."""
     chance = random.Random(2)
     some = {chance.randrange(2 ** chance.randrange(1, 34)) for _ in range(300)}
     ids = sorted(map(LedgerId, some | set(EDGES[:7]) | {LEDGER_ID_MAX}))
@@ -113,7 +114,8 @@ def test_a_walk_finds_every_ledger_in_order(layout: Layout) -> None:
         "L1",
         "L00000000001",
     ]
-    if layout is Layout.HIERARCHICAL:  # Each of its trees has places that belong to the other.
+    # Each of its two trees has paths for ids that belong in the other.
+    if layout is Layout.HIERARCHICAL:
         strangers += ["000/0000/0000/0000/L0001", "21/4748/L3647", "999/9999/9999/9999/L9999"]
     for path in [ledger_path(layout, each) for each in ids] + strangers:
         while path:
@@ -136,7 +138,7 @@ def test_a_walk_finds_every_ledger_in_order(layout: Layout) -> None:
     assert found == ids
 
 
-def test_long_ids_start_where_java_says() -> None:
+def test_first_long_id_matches_java() -> None:
     assert FIRST_LONG_ID == 2147483647
 
 
@@ -149,5 +151,5 @@ def test_long_ids_start_where_java_says() -> None:
         ("/a/b", "/a/rollbook-b"),
     ],
 )
-def test_our_trees_live_beside_the_ledgers_root(root: str, own: str) -> None:
+def test_own_root_is_beside_ledgers_root(root: str, own: str) -> None:
     assert own_root(root) == own

@@ -1,4 +1,4 @@
-"""Registration payloads, to the byte; the legacy one, which is empty."""
+"""Registration payloads: exact bytes, the empty payload of old bookies, and invalid data."""
 
 import pytest
 
@@ -20,34 +20,34 @@ PLAIN = describe_bookie(ADDRESS)
 FULL = describe_bookie(ADDRESS, http=Address("0.0.0.0", 8080), properties={"impl": "python"})
 
 
-def test_a_bookie_publishes_what_a_java_bookie_does() -> None:
+def test_bookie_payload_matches_bytes_of_java() -> None:
     assert pack_service_info(PLAIN) == golden.SERVICE_INFO
     assert unpack_service_info(BOOKIE, golden.SERVICE_INFO) == PLAIN
     assert PLAIN.address == ADDRESS
 
 
-def test_more_endpoints_and_properties() -> None:
+def test_payload_with_http_endpoint_and_properties_matches_java() -> None:
     assert pack_service_info(FULL) == golden.SERVICE_INFO_HTTP
     assert unpack_service_info(BOOKIE, golden.SERVICE_INFO_HTTP) == FULL
     assert FULL.endpoints[1] == Endpoint("httpserver", "http", "0.0.0.0", 8080)
     assert FULL.address == ADDRESS
 
 
-def test_our_extensions_are_properties() -> None:
+def test_incarnation_and_extensions_are_properties() -> None:
     info = describe_bookie(ADDRESS, incarnation="c0ffee", extensions=("chunked-add", "striped"))
     read = unpack_service_info(BOOKIE, pack_service_info(info))
     assert (read.incarnation, read.extensions) == ("c0ffee", ("chunked-add", "striped"))
     assert (PLAIN.incarnation, PLAIN.extensions) == (None, ())
 
 
-def test_tls_has_an_endpoint_of_its_own() -> None:
+def test_tls_has_its_own_endpoint() -> None:
     info = describe_bookie(ADDRESS, tls=Address("h", 3182))
     assert (info.address, info.tls_address) == (ADDRESS, Address("h", 3182))
     assert PLAIN.tls_address is None
     assert unpack_service_info(BOOKIE, pack_service_info(info)) == info
 
 
-def test_the_holder_of_the_lock_is_told() -> None:
+def test_described_bookie_names_lock_holder() -> None:
     assert describe_bookie(ADDRESS, holder="c0ffee").holder == "c0ffee"
     assert PLAIN.holder is None
 
@@ -63,20 +63,20 @@ def test_the_holder_of_the_lock_is_told() -> None:
         ("host:x", None),
     ],
 )
-def test_empty_bytes_mean_that_the_id_is_the_address(
+def test_empty_payload_takes_address_from_bookie_id(
     bookie_id: str, address: Address | None
 ) -> None:
     assert unpack_service_info(BookieId(bookie_id), b"").address == address
 
 
-def test_properties_are_written_in_one_order() -> None:
+def test_order_of_properties_does_not_matter() -> None:
     one = describe_bookie(ADDRESS, properties={"a": "1", "b": "2", "c": "3"})
     other = describe_bookie(ADDRESS, properties={"c": "3", "b": "2", "a": "1"})
     assert one == other
     assert pack_service_info(one) == pack_service_info(other)
 
 
-def test_a_bookie_without_an_endpoint_has_no_address() -> None:
+def test_payload_without_rpc_endpoint_has_no_address() -> None:
     info = BookieServiceInfo((Endpoint("x", "http", "h", 1), Endpoint("y", "bookie-rpc", "h", 0)))
     assert info.address is None
 
@@ -93,6 +93,6 @@ def test_a_bookie_without_an_endpoint_has_no_address() -> None:
         b"\x32\x03\x0a\x01x",  # An endpoint without host and port.
     ],
 )
-def test_anything_else_is_refused(data: bytes) -> None:
+def test_invalid_payload_is_refused(data: bytes) -> None:
     with pytest.raises(BadMetadata):
         unpack_service_info(BOOKIE, data)

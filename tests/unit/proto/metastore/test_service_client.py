@@ -1,4 +1,4 @@
-"""The client against services that are silent, full, gone or strange."""
+"""The client with services that are silent, full, unreachable or faulty."""
 
 import asyncio
 import random
@@ -31,11 +31,11 @@ from rollbook.proto.ports import NO_SESSION, SessionState
 from tests.support.clocks import LoopTime
 
 TIMEOUT_S = 3000.0
-PAUSE_S = service_client.PAUSE_S_MAX  # It tries again within that.
+PAUSE_S = service_client.PAUSE_S_MAX  # The client reconnects within this pause.
 
 
 class Script:
-    """A connector and its channel: welcomes, and answers while `answers` is set."""
+    """A connector that is also its channel: sends Welcome, and answers while `answers` is set."""
 
     def __init__(self) -> None:
         self.answers = True
@@ -69,7 +69,8 @@ class Script:
         else:
             receiver.on_messages([Answer(message.request_id, 1, None)])
 
-    def close(self) -> "asyncio.Future[None]":  # Of the channel; awaited as the connector's.
+    # Called as the channel's and awaited as the connector's.
+    def close(self) -> "asyncio.Future[None]":
         self.closed = True
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         done.set_result(None)
@@ -78,14 +79,14 @@ class Script:
 
 def client_of(script: Script, **timeouts: float) -> StoreClient:
     timeouts = {"session_timeout_s": 1000 * TIMEOUT_S, "operation_timeout_s": TIMEOUT_S} | timeouts
-    return StoreClient(script, random.Random(0), **timeouts)  # type: ignore[arg-type]  # Both.
+    return StoreClient(script, random.Random(0), **timeouts)  # type: ignore[arg-type]  # Connector and channel.
 
 
-_TIMEOUTS_MAX = 10  # Until a call has ended.
+_TIMEOUTS_MAX = 10  # A call ends within this many time-outs.
 
 
 async def overdue(call: Awaitable[Any], time: LoopTime) -> Any:
-    """There are attempts to connect meanwhile, and then its time passes."""
+    """Lets the client try to connect, then lets the time of the call pass."""
     waiting = asyncio.ensure_future(call)
     await time.pass_by(PAUSE_S)
     for _ in range(_TIMEOUTS_MAX):
@@ -101,7 +102,7 @@ async def time(monkeypatch: pytest.MonkeyPatch) -> LoopTime:
     return LoopTime(monkeypatch)
 
 
-async def test_an_idle_client_speaks_three_times_in_each_timeout(time: LoopTime) -> None:
+async def test_idle_client_sends_three_times_per_session_timeout(time: LoopTime) -> None:
     script = Script()
     store = await client_of(script, session_timeout_s=TIMEOUT_S).open()
     for _ in range(6):
@@ -111,7 +112,7 @@ async def test_an_idle_client_speaks_three_times_in_each_timeout(time: LoopTime)
     await store.close()
 
 
-async def test_a_silent_service_is_left_before_the_session_is_over(time: LoopTime) -> None:
+async def test_silent_service_is_disconnected_before_session_timeout(time: LoopTime) -> None:
     script = Script()
     timeouts = {"session_timeout_s": TIMEOUT_S, "operation_timeout_s": 100 * TIMEOUT_S}
     store = await client_of(script, **timeouts).open()
@@ -128,14 +129,14 @@ async def test_a_silent_service_is_left_before_the_session_is_over(time: LoopTim
         await call
     script.answers = True
     back = asyncio.ensure_future(anext(states))
-    while not back.done():  # It may have said hello once more to nobody.
+    while not back.done():  # The client may have sent another Hello that nobody answered.
         await time.pass_by(TIMEOUT_S / 3)
     assert (await back).state is SessionState.CONNECTED
     assert {(hello.store, hello.session) for hello in script.hellos[1:]} == {("store", 7)}
     await store.close()
 
 
-async def test_a_call_without_an_answer_ends_at_its_deadline(time: LoopTime) -> None:
+async def test_unanswered_call_raises_connection_lost_at_its_deadline(time: LoopTime) -> None:
     script = Script()
     store = await client_of(script).open()
     script.answers = False
@@ -146,7 +147,7 @@ async def test_a_call_without_an_answer_ends_at_its_deadline(time: LoopTime) -> 
     assert script.closed
 
 
-async def test_a_watch_whose_start_is_in_doubt_is_stopped(time: LoopTime) -> None:
+async def test_watch_with_unknown_start_is_stopped(time: LoopTime) -> None:
     script = Script()
     store = await client_of(script).open()
     script.answers = False
@@ -160,8 +161,8 @@ async def test_a_watch_whose_start_is_in_doubt_is_stopped(time: LoopTime) -> Non
     await store.close()
 
 
-async def test_an_attempt_that_takes_long_is_waited_for(time: LoopTime) -> None:
-    """The store's file is large, and we are the one who reads it."""
+async def test_slow_connection_attempt_is_not_interrupted(time: LoopTime) -> None:
+    """This process may be reading the store's large file itself."""
     script = Script()
     reading = asyncio.Event()
 
@@ -169,7 +170,7 @@ async def test_an_attempt_that_takes_long_is_waited_for(time: LoopTime) -> None:
         await reading.wait()
         return await Script.connect(script, receiver, timeout_s)
 
-    script.connect = read_first  # type: ignore[method-assign]  # Slower.
+    script.connect = read_first  # type: ignore[method-assign]  # A slow connector.
     opening = asyncio.ensure_future(client_of(script).open())
     for _ in range(3 * service_client._OPENING_PARTS):
         await time.pass_by(TIMEOUT_S)
@@ -179,19 +180,19 @@ async def test_an_attempt_that_takes_long_is_waited_for(time: LoopTime) -> None:
         assert store.session == 7
 
 
-async def test_who_opens_in_vain_is_told_when_its_time_is_over(time: LoopTime) -> None:
+async def test_failed_open_ends_after_its_timeout(time: LoopTime) -> None:
     script = Script()
     script.refusal = MetadataUnavailable("nobody is there")
     opening = asyncio.ensure_future(client_of(script).open())
-    await asyncio.sleep(0)  # Its time begins.
+    await asyncio.sleep(0)  # The time-out begins.
     for _ in range(service_client._OPENING_PARTS):
         assert not opening.done()
         await time.pass_by(TIMEOUT_S / service_client._OPENING_PARTS)
     assert isinstance(opening.exception(), MetadataUnavailable)
 
 
-async def test_who_stood_still_while_it_opened_has_its_time_all_the_same(time: LoopTime) -> None:
-    """A command on a laptop that was closed for a minute said that nobody serves."""
+async def test_standstill_of_the_client_does_not_use_up_open_timeout(time: LoopTime) -> None:
+    """A command on a laptop that was closed for a minute reported that no process serves."""
     script = Script()
     script.refusal = MetadataUnavailable("nobody is there yet")
     opening = asyncio.ensure_future(client_of(script).open())
@@ -204,7 +205,7 @@ async def test_who_stood_still_while_it_opened_has_its_time_all_the_same(time: L
         assert store.session == 7
 
 
-async def test_who_leaves_waits_for_a_silent_service_no_longer_than_a_moment(
+async def test_close_waits_briefly_for_silent_service(
     time: LoopTime,
 ) -> None:
     script = Script()
@@ -233,14 +234,14 @@ async def test_too_many_calls_are_refused(time: LoopTime, monkeypatch: pytest.Mo
     await store.close()
 
 
-async def test_what_cannot_be_mended_is_raised_at_once() -> None:
+async def test_bad_configuration_is_raised_at_once() -> None:
     script = Script()
     script.refusal = BadConfig("no such folder")
     with pytest.raises(BadConfig, match="no such folder"):
         await client_of(script).open()
 
 
-async def test_who_waits_is_told_why(time: LoopTime) -> None:
+async def test_timeout_reports_the_last_connection_error(time: LoopTime) -> None:
     script = Script()
     script.refusal = MetadataUnavailable("nobody is there")
     with pytest.raises(MetadataUnavailable, match="nobody is there"):
@@ -255,8 +256,8 @@ async def test_who_waits_is_told_why(time: LoopTime) -> None:
     await overdue(store.close(), time)
 
 
-async def test_trouble_after_the_opening_is_waited_out(time: LoopTime) -> None:
-    """A file that cannot be opened now may be mended; until then calls fail."""
+async def test_connection_errors_after_open_are_retried(time: LoopTime) -> None:
+    """A file that cannot be opened now may be repaired; until then calls fail."""
     script = Script()
     store = await client_of(script).open()
     script.refusal = BadConfig("it is damaged")
@@ -270,7 +271,7 @@ async def test_trouble_after_the_opening_is_waited_out(time: LoopTime) -> None:
     await store.close()
 
 
-async def test_a_cancelled_opening_leaves_nothing_behind() -> None:
+async def test_cancelled_open_leaves_no_session_or_task() -> None:
     script = Script()
     script.answers = False
     store = client_of(script)
@@ -285,8 +286,8 @@ async def test_a_cancelled_opening_leaves_nothing_behind() -> None:
 
 
 @pytest.mark.parametrize("how", ["overdue", "cancelled"])
-async def test_what_was_said_to_be_unsent_stays_unsent(how: str) -> None:
-    """The connection comes back in the very turn of the loop in which a caller gives up."""
+async def test_ended_call_is_not_sent_after_reconnect(how: str) -> None:
+    """The connection returns in the same turn of the loop in which a caller gives up."""
     script = Script()
     store = await client_of(script).open()
     script.refusal = MetadataUnavailable("it left")
@@ -302,7 +303,7 @@ async def test_what_was_said_to_be_unsent_stays_unsent(how: str) -> None:
         waiting.answer.cancel()
     asked = len(script.asked)
     line = store._line = service_client._Link(store)
-    line.channel, line.welcomed = script, True  # type: ignore[assignment]  # It is both.
+    line.channel, line.welcomed = script, True  # type: ignore[assignment]  # Connector and channel.
     store._flush()
     assert len(script.asked) == asked
     with pytest.raises((MetadataUnavailable, asyncio.CancelledError)):
@@ -311,7 +312,7 @@ async def test_what_was_said_to_be_unsent_stays_unsent(how: str) -> None:
     await store.close()
 
 
-async def test_a_bug_in_a_connector_is_heard_of(time: LoopTime) -> None:
+async def test_bug_in_connector_is_raised_or_logged(time: LoopTime) -> None:
     script = Script()
     script.refusal = ZeroDivisionError()  # type: ignore[assignment]  # A bug.
     with pytest.raises(ZeroDivisionError):

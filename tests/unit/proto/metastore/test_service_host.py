@@ -1,4 +1,4 @@
-"""The group commit, and how a host ends."""
+"""Group commit of a host, and how a host closes."""
 
 import asyncio
 import random
@@ -14,7 +14,7 @@ from rollbook.proto.runtime.clock import SystemClock
 
 
 class Disk:
-    """Keeps a batch when the test says so."""
+    """Keeps a batch while `go` is set."""
 
     def __init__(self) -> None:
         self.batches: list[CommitGroup] = []
@@ -37,7 +37,7 @@ async def turns(count: int = 10) -> None:
         await asyncio.sleep(0)
 
 
-async def test_what_comes_while_a_batch_is_kept_makes_the_next_one() -> None:
+async def test_requests_during_a_commit_form_the_next_batch() -> None:
     disk = Disk()
     host, store = await open_store(disk)
     disk.batches.clear()
@@ -54,7 +54,7 @@ async def test_what_comes_while_a_batch_is_kept_makes_the_next_one() -> None:
     await host.close()
 
 
-async def test_a_host_that_closes_keeps_what_it_heard_and_hears_no_more() -> None:
+async def test_closing_host_keeps_earlier_requests_and_ignores_later_ones() -> None:
     disk = Disk()
     host, store = await open_store(disk)
     disk.go.clear()
@@ -73,7 +73,7 @@ async def test_a_host_that_closes_keeps_what_it_heard_and_hears_no_more() -> Non
     await store.close()
 
 
-async def test_after_a_failure_nothing_is_kept_or_said() -> None:
+async def test_failed_commit_stops_commits_and_answers() -> None:
     disk = Disk()
     host, store = await open_store(disk)
 
@@ -98,7 +98,7 @@ async def test_after_a_failure_nothing_is_kept_or_said() -> None:
 
 
 @pytest.mark.parametrize("closed_first", ["host", "store"])
-async def test_ends_in_any_order(closed_first: str) -> None:
+async def test_host_and_store_close_in_any_order(closed_first: str) -> None:
     disk = Disk()
     host, store = await open_store(disk)
     for end in (host, store) if closed_first == "host" else (store, host):

@@ -38,7 +38,7 @@ from rollbook.proto.metastore.url import (
         ("zk+flat://h", "h:2181", "/ledgers", "/rollbook", LayoutHint.FLAT),
     ],
 )
-def test_zookeeper(
+def test_zookeeper_url_is_parsed(
     text: str, hosts: str, root: str, beside: str, layout: LayoutHint | None
 ) -> None:
     url = MetadataUrl.parse(text)
@@ -47,14 +47,14 @@ def test_zookeeper(
     assert MetadataUrl.parse(str(url)) == url
 
 
-def test_the_other_stores() -> None:
+def test_sqlite_and_memory_urls_are_parsed() -> None:
     url = MetadataUrl.parse("sqlite:///var/lib/a%20b/meta.db")
     assert (url.backend, url.place) == (Backend.SQLITE, "/var/lib/a b/meta.db")
     assert (url.ledgers_root, own_root(url.ledgers_root)) == ("/ledgers", "/rollbook")
     assert [MetadataUrl.parse(text).place for text in ("memory:", "memory:two")] == ["", "two"]
 
 
-def test_options_of_zookeeper() -> None:
+def test_options_of_zookeeper_url_are_parsed() -> None:
     url = MetadataUrl.parse(
         "zk://h/ledgers?ca=/etc/ca.pem&cert=/etc/c.pem&key=/etc/k.pem&key_password=p%26q"
         "&auth=digest:user:pass:word&sasl=DIGEST-MD5:u:p"
@@ -94,7 +94,7 @@ def test_secrets_are_never_shown() -> None:
         "zk://hush\n:hush@h",
     ],
 )
-def test_a_login_before_the_hosts_is_refused_and_never_shown(text: str) -> None:
+def test_credentials_before_hosts_are_refused_and_never_shown(text: str) -> None:
     with pytest.raises(BadConfig) as caught:
         MetadataUrl.parse(text)
     assert "hush" not in str(caught.value)
@@ -110,7 +110,7 @@ def test_a_login_before_the_hosts_is_refused_and_never_shown(text: str) -> None:
         ("zk://user:hush@h/ledgers?auth=x", "zk://…@h/ledgers?…"),
     ],
 )
-def test_the_rest_is_shown_as_it_was_typed(text: str, shown: str) -> None:
+def test_shown_url_hides_only_credentials_and_options(text: str, shown: str) -> None:
     assert shown_url(text) == shown
 
 
@@ -151,6 +151,6 @@ def test_the_rest_is_shown_as_it_was_typed(text: str, shown: str) -> None:
         "memory:?x=1",
     ],
 )
-def test_refusals(text: str) -> None:
+def test_invalid_url_is_refused(text: str) -> None:
     with pytest.raises(BadConfig):
         MetadataUrl.parse(text)

@@ -1,4 +1,4 @@
-"""How a loop handles errors: full file tables are logged at a rate, others in the usual way."""
+"""Loop errors: full file tables are logged at a limited rate, other errors by the default handler."""
 
 import asyncio
 import errno
@@ -11,7 +11,7 @@ from rollbook.proto.runtime.accept_errors import survive_full_file_table
 
 
 class Loop(asyncio.SelectorEventLoop):
-    """Its time is the test's, and it keeps what is told in the usual way."""
+    """The test sets its time, and it records what reaches the default handler."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -26,12 +26,12 @@ class Loop(asyncio.SelectorEventLoop):
         self.told.append(context)
 
     def refuse(self, number: int = errno.EMFILE) -> None:
-        """As asyncio says it."""
+        """The message is that of asyncio."""
         message = "socket.accept() out of system resource"
         self.call_exception_handler({"message": message, "exception": OSError(number, "full")})
 
 
-def test_full_tables_are_told_at_once_and_then_once_in_a_while() -> None:
+def test_full_file_tables_are_logged_at_a_limited_rate() -> None:
     loop = Loop()
     with capture_logs() as events:
         for number in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):

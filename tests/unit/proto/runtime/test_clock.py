@@ -1,4 +1,4 @@
-"""The processor is given away for moments, where those who get it are quick."""
+"""The processor is yielded to other processes, often if they give it back quickly."""
 
 import os
 import time
@@ -10,7 +10,9 @@ from rollbook.proto.runtime.clock import SystemClock
 
 
 @pytest.mark.parametrize("took_ns", [0, 200_000])
-def test_others_run_whenever_they_are_quick(took_ns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_processor_is_always_yielded_while_others_are_quick(
+    took_ns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     turns = turns_of(monkeypatch, [took_ns])
     clock = SystemClock()
     for done in range(300):
@@ -18,7 +20,7 @@ def test_others_run_whenever_they_are_quick(took_ns: int, monkeypatch: pytest.Mo
         assert len(turns) == done + 1
 
 
-def test_others_who_keep_the_processor_get_it_ever_more_rarely(
+def test_processor_is_yielded_less_often_to_slow_processes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     turns = turns_of(monkeypatch, [*[200_001] * 10, 0, 200_001, 0])
@@ -35,13 +37,13 @@ def test_others_who_keep_the_processor_get_it_ever_more_rarely(
     assert times_to_the_next() == 1
     kept = [times_to_the_next() - 1 for _ in range(10)]
     assert kept == [100, 200, 400, 800, 1600, 3200, 6400, 12_800, 12_800, 12_800]
-    assert times_to_the_next() == 1  # The last one was short; this one was not,
-    assert times_to_the_next() == 101  # and counts as the first of them.
+    assert times_to_the_next() == 1  # The turn before was short; this one is long.
+    assert times_to_the_next() == 101  # After a first long turn, 100 are skipped.
     assert times_to_the_next() == 1
 
 
 def turns_of(monkeypatch: pytest.MonkeyPatch, took_ns: list[int]) -> list[int]:
-    """Those of others, of whom the last goes on to take as long."""
+    """Returns the times of the yields; the last duration repeats."""
     now_ns = 0
     turns: list[int] = []
 
@@ -55,5 +57,5 @@ def turns_of(monkeypatch: pytest.MonkeyPatch, took_ns: list[int]) -> list[int]:
     return turns
 
 
-def test_the_processor_comes_back() -> None:
+def test_let_others_run_returns() -> None:
     SystemClock().let_others_run()

@@ -1,4 +1,4 @@
-"""defaults < file < environment < flags; whatever is unknown or of the wrong type is an error."""
+"""Defaults < file < environment < flags; an unknown setting or a wrong type is an error."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +27,7 @@ def load(**sources: Any) -> Example:
     return load_config(Example, section="journal", **sources)
 
 
-def test_each_source_overrules_the_one_before() -> None:
+def test_later_source_overrides_earlier() -> None:
     file = {"flush_age_ms_max": 3, "ratio": 1, "dirs": ["/a", "/b"]}
     environ = {"ROLLBOOK_JOURNAL_FLUSH_AGE_MS_MAX": "4", "ROLLBOOK_JOURNAL_ON": "yes", "HOME": "/"}
     assert load() == Example()
@@ -51,7 +51,7 @@ def test_each_source_overrules_the_one_before() -> None:
         {"file": {"flush_age_ms_max": -1}},
     ],
 )
-def test_one_clear_error(sources: dict[str, Any]) -> None:
+def test_invalid_setting_raises_bad_config(sources: dict[str, Any]) -> None:
     with pytest.raises(BadConfig):
         load(**sources)
 
@@ -71,13 +71,13 @@ def test_one_clear_error(sources: dict[str, Any]) -> None:
     ],
 )
 def test_variables_of_kubernetes_are_ignored_by_name_and_value(variable: str, value: str) -> None:
-    """A Service called `rollbook-journal` gives all of them to each container."""
+    """A Service called `rollbook-journal` sets all of them in each container."""
     assert load(environ={variable: value}) == Example()
     with pytest.raises(BadConfig, match=variable):
         load(environ={variable: f"not {value}"})
 
 
-def test_a_setting_without_default_is_asked_for() -> None:
+def test_missing_required_setting_names_its_variable() -> None:
     @dataclass(frozen=True)
     class Needy:
         directory: str
@@ -87,7 +87,7 @@ def test_a_setting_without_default_is_asked_for() -> None:
     assert "ROLLBOOK_JOURNAL_DIRECTORY" in refused.value.next_step
 
 
-def test_what_has_a_flag_is_asked_for_by_the_name_of_the_flag() -> None:
+def test_missing_required_setting_with_flag_names_the_flag() -> None:
     @dataclass(frozen=True)
     class Needy:
         journal_dir: str
@@ -105,7 +105,7 @@ def test_what_has_a_flag_is_asked_for_by_the_name_of_the_flag() -> None:
     assert found.journal_dir == "/short"
 
 
-def test_a_bad_value_is_told_by_the_name_under_which_it_was_given() -> None:
+def test_bad_value_error_names_its_source() -> None:
     theirs = {"flush_age_ms_max": "flushAge in their.conf line 7", "ratio": "ratio in line 8"}
     sources: dict[str, Any] = {"file": {"flush_age_ms_max": -1, "ratio": 2.0}, "said_by": theirs}
 
@@ -120,7 +120,7 @@ def test_a_bad_value_is_told_by_the_name_under_which_it_was_given() -> None:
     assert told(flags={"flush_age_ms_max": -3}) == "flush_age_ms_max is negative"
 
 
-def test_what_is_wrong_in_a_file_is_told_with_its_name() -> None:
+def test_error_in_a_file_names_the_file() -> None:
     def told(file: dict[str, Any], **more: Any) -> str:
         with pytest.raises(BadConfig) as refused:
             load(file=file, file_path="r.toml", **more)
@@ -131,7 +131,7 @@ def test_what_is_wrong_in_a_file_is_told_with_its_name() -> None:
     assert told({"ratio": "x"}) == "[journal] ratio in r.toml is 'x', but should be float"
     assert told({"ratoi": 1}) == "[journal] in r.toml has no setting `ratoi`"
     flags = {"flush_age_ms_max": -3}
-    assert told(negative, flags=flags) == "flush_age_ms_max is negative", "the file is not to blame"
+    assert told(negative, flags=flags) == "flush_age_ms_max is negative", "the value is from a flag"
 
 
 @pytest.mark.parametrize(
@@ -143,14 +143,14 @@ def test_what_is_wrong_in_a_file_is_told_with_its_name() -> None:
         ("\ufffd\x00", "not TOML"),
     ],
 )
-def test_a_bad_file_is_named(tmp_path: Path, content: str, reason: str) -> None:
+def test_invalid_file_is_refused_with_reason(tmp_path: Path, content: str, reason: str) -> None:
     path = tmp_path / "rollbook.toml"
     path.write_text(content)
     with pytest.raises(BadConfig, match=reason):
         read_config_file(str(path), ["journal"])
 
 
-def test_a_good_file(tmp_path: Path) -> None:
+def test_valid_file_is_read(tmp_path: Path) -> None:
     path = tmp_path / "rollbook.toml"
     path.write_text("[journal]\nratio = 0.25\n")
     tables = read_config_file(str(path), ["journal"])

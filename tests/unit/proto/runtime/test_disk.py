@@ -32,7 +32,7 @@ async def disk(
     disk.close()
 
 
-async def test_what_was_written_is_read_back(disk: SystemDisk, tmp_path: Path) -> None:
+async def test_written_bytes_are_read_back(disk: SystemDisk, tmp_path: Path) -> None:
     file = await disk.open(str(tmp_path / "f"), OpenMode.CREATE)
     await file.write_at(0, [b"hello ", bytearray(b"wor"), memoryview(b"ld")])
     await file.write_and_sync(11, [b"!"])
@@ -47,7 +47,9 @@ async def test_what_was_written_is_read_back(disk: SystemDisk, tmp_path: Path) -
     await file.close()
 
 
-async def test_more_buffers_than_one_system_call_takes(disk: SystemDisk, tmp_path: Path) -> None:
+async def test_write_takes_more_buffers_than_one_system_call(
+    disk: SystemDisk, tmp_path: Path
+) -> None:
     file = await disk.open(str(tmp_path / "f"), OpenMode.CREATE)
     buffers = [b"%05d" % number for number in range(5000)]
     await file.write_at(3, buffers)
@@ -55,9 +57,7 @@ async def test_more_buffers_than_one_system_call_takes(disk: SystemDisk, tmp_pat
     await file.close()
 
 
-async def test_changes_of_one_file_keep_the_order_of_their_calls(
-    disk: SystemDisk, tmp_path: Path
-) -> None:
+async def test_writes_to_one_file_keep_their_order(disk: SystemDisk, tmp_path: Path) -> None:
     file = await disk.open(str(tmp_path / "f"), OpenMode.CREATE)
     writes = [
         file.write_and_sync(0, [b"%04d" % turn]) if turn % 3 else file.write_at(0, [b"%04d" % turn])
@@ -71,7 +71,7 @@ async def test_changes_of_one_file_keep_the_order_of_their_calls(
 async def test_cancelling_a_sync_waits_for_the_system_call(
     disk: SystemDisk, tmp_path: Path
 ) -> None:
-    """Else the descriptor could be closed, and used again, under a running fdatasync."""
+    """Otherwise the descriptor could be closed and reused while fdatasync runs."""
     file = await disk.open(str(tmp_path / "f"), OpenMode.CREATE)
     sync = asyncio.ensure_future(file.write_and_sync(0, [b"x" * 1_000_000]))
     await asyncio.sleep(0)
@@ -82,10 +82,12 @@ async def test_cancelling_a_sync_waits_for_the_system_call(
     await file.close()
 
 
-async def test_cancelling_a_sync_again_waits_all_the_same(
+async def test_repeated_cancellation_of_sync_still_waits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A task that ends what it has begun is told more than once: by its caller, then by the caller's."""
+    """A task that finishes its work is cancelled more than once: by its caller, then by the
+    caller's caller.
+    """
     has_begun, may_end = threading.Event(), threading.Event()
 
     def fdatasync(_: int) -> None:
@@ -109,7 +111,7 @@ async def test_cancelling_a_sync_again_waits_all_the_same(
     disk.close()
 
 
-async def test_a_close_that_was_cancelled_behind_a_read_can_be_done_again(
+async def test_cancelled_close_after_a_read_can_be_repeated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     may_end = threading.Event()
@@ -139,10 +141,10 @@ async def test_a_close_that_was_cancelled_behind_a_read_can_be_done_again(
     disk.close()
 
 
-async def test_room_that_is_not_enough_is_given_back(
+async def test_failed_allocation_gives_space_back(
     disk: SystemDisk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A file that got all there was would keep others from making room."""
+    """A file that kept all remaining space would prevent others from freeing some."""
 
     def take_all_there_is(descriptor: int, position: int, length: int) -> None:
         os.ftruncate(descriptor, position + length // 2)
@@ -157,10 +159,10 @@ async def test_room_that_is_not_enough_is_given_back(
     await file.close()
 
 
-async def test_what_cannot_be_changed_is_named(
+async def test_failed_change_names_the_file(
     disk: SystemDisk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`rollbook dev` on a full disk said so, and not of which of its directories."""
+    """On a full disk, `rollbook dev` did not report which of its directories was full."""
 
     def fail(*_: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -200,7 +202,7 @@ async def test_open_modes(disk: SystemDisk, tmp_path: Path) -> None:
     await reader.close()
 
 
-async def test_names(disk: SystemDisk, tmp_path: Path) -> None:
+async def test_directory_operations(disk: SystemDisk, tmp_path: Path) -> None:
     folder = str(tmp_path / "a" / "b")
     await disk.make_directory(folder)
     await disk.make_directory(folder)
@@ -220,7 +222,7 @@ async def test_names(disk: SystemDisk, tmp_path: Path) -> None:
     assert 0 < space.free_bytes <= space.total_bytes
 
 
-async def test_a_lock_keeps_other_processes_out_and_dies_with_its_holder(
+async def test_lock_excludes_other_processes_until_holder_dies(
     disk: SystemDisk, tmp_path: Path
 ) -> None:
     path = str(tmp_path / "lock")
@@ -238,7 +240,7 @@ async def test_a_lock_keeps_other_processes_out_and_dies_with_its_holder(
     await lock.release()
 
 
-async def test_a_lock_holds_when_its_file_is_removed(disk: SystemDisk, tmp_path: Path) -> None:
+async def test_lock_holds_after_its_file_is_removed(disk: SystemDisk, tmp_path: Path) -> None:
     path = str(tmp_path / "lock")
     lock = await disk.lock(path)
     (tmp_path / "lock").unlink()
@@ -248,7 +250,7 @@ async def test_a_lock_holds_when_its_file_is_removed(disk: SystemDisk, tmp_path:
     await (await disk.lock(path)).release()
 
 
-async def test_a_closed_file_says_so(disk: SystemDisk, tmp_path: Path) -> None:
+async def test_operations_on_closed_file_raise_ebadf(disk: SystemDisk, tmp_path: Path) -> None:
     file = await disk.open(str(tmp_path / "f"), OpenMode.CREATE)
     await file.close()
     for operation in (file.size(), file.read_at(0, 1), file.write_at(0, [b"x"]), file.sync()):
@@ -256,7 +258,7 @@ async def test_a_closed_file_says_so(disk: SystemDisk, tmp_path: Path) -> None:
             await operation
 
 
-async def test_what_a_thread_met_is_raised_where_it_was_asked_for(
+async def test_error_in_a_thread_reaches_the_caller(
     disk: SystemDisk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(FileNotFoundError):
@@ -273,14 +275,13 @@ async def test_what_a_thread_met_is_raised_where_it_was_asked_for(
     await asyncio.sleep(0)
     given_up.cancel()
     is_given_up.set()
-    with pytest.raises(asyncio.CancelledError):  # Not the error: nobody waits for it any more.
+    # The error is dropped because nobody waits for it any more.
+    with pytest.raises(asyncio.CancelledError):
         await given_up
     await reader.close()
 
 
-async def test_more_files_sync_at_once_than_there_are_threads(
-    disk: SystemDisk, tmp_path: Path
-) -> None:
+async def test_more_files_than_threads_can_sync_at_once(disk: SystemDisk, tmp_path: Path) -> None:
     files = [await disk.open(str(tmp_path / f"{n}"), OpenMode.CREATE) for n in range(20)]
     await asyncio.gather(*(file.write_and_sync(0, [b"%d" % n]) for n, file in enumerate(files)))
     assert [await file.read_at(0, 9) for file in files] == [b"%d" % n for n in range(20)]
@@ -288,10 +289,10 @@ async def test_more_files_sync_at_once_than_there_are_threads(
         await file.close()
 
 
-async def test_small_syncs_are_waited_for_on_the_spot_only_where_they_are_quick(
+async def test_only_small_quick_syncs_run_in_the_loop_thread(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And a large one never is; so that the loop goes on while a device takes its time."""
+    """A large sync runs in a thread, so that the loop continues while a device is slow."""
     monkeypatch.setattr("rollbook.proto.runtime.disk._ON_THE_SPOT_S", 1000.0)
     disk, threads = SystemDisk(), []
     real_sync = os.fdatasync
@@ -309,7 +310,8 @@ async def test_small_syncs_are_waited_for_on_the_spot_only_where_they_are_quick(
     others = asyncio.ensure_future(file.sync())
     await asyncio.sleep(0)
     other_file = await disk.open(str(tmp_path / "g"), OpenMode.CREATE)
-    await other_file.write_and_sync(0, [b"x"])  # A sync is under way: this one would wait for it.
+    # Runs in a thread, because it would have to wait for the sync under way.
+    await other_file.write_and_sync(0, [b"x"])
     await others
     assert threading.main_thread().name not in threads
     monkeypatch.setattr("rollbook.proto.runtime.disk._ON_THE_SPOT_S", 1e-9)
@@ -320,7 +322,7 @@ async def test_small_syncs_are_waited_for_on_the_spot_only_where_they_are_quick(
     disk.close()
 
 
-async def test_write_in_a_call_is_durable_when_it_returns_and_is_timed(
+async def test_write_and_sync_now_is_durable_and_timed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("rollbook.proto.runtime.disk._ON_THE_SPOT_S", 60.0)
@@ -333,7 +335,8 @@ async def test_write_in_a_call_is_durable_when_it_returns_and_is_timed(
         synced.append(os.pread(descriptor, 100, 0))
 
     monkeypatch.setattr(os, "fdatasync", sync)
-    clock = SimpleNamespace(monotonic=lambda: now_s)  # Of the disk alone: the loop's goes on.
+    # The clock of the disk alone; the loop's clock continues.
+    clock = SimpleNamespace(monotonic=lambda: now_s)
     monkeypatch.setattr("rollbook.proto.runtime.disk.time", clock)
     file = await disk.open(str(tmp_path / "f"), OpenMode.CREATE)
     file.write_and_sync_now(0, [b"ab", b"cd"])
@@ -347,10 +350,10 @@ async def test_write_in_a_call_is_durable_when_it_returns_and_is_timed(
     disk.close()
 
 
-async def test_what_the_system_does_not_have_at_hand_is_read_in_a_thread(
+async def test_uncached_range_is_read_in_a_thread(
     disk: SystemDisk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And a file is closed behind its last read."""
+    """A close waits for the reads under way."""
     (tmp_path / "f").write_bytes(b"what there is")
     file = await disk.open(str(tmp_path / "f"), OpenMode.READ)
     threads, may_go_on, real_read = [], threading.Event(), os.pread
@@ -382,7 +385,7 @@ async def test_what_the_system_does_not_have_at_hand_is_read_in_a_thread(
         await file.read_at(0, 4)
 
 
-async def test_a_read_that_fails_in_a_thread_fails_where_it_was_asked_for(
+async def test_error_of_a_read_in_a_thread_reaches_the_caller(
     disk: SystemDisk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "f").write_bytes(b"x")
@@ -398,10 +401,12 @@ async def test_a_read_that_fails_in_a_thread_fails_where_it_was_asked_for(
     await file.close()
 
 
-async def test_what_is_large_and_cold_is_read_past_the_page_cache(
+async def test_large_uncached_range_is_read_past_page_cache(
     disk: SystemDisk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Wherever it begins and ends, and beyond the end of the file; and as ever where that cannot be."""
+    """Ranges may be unaligned and reach beyond the end of the file; without O_DIRECT, reads go
+    through the cache.
+    """
     contents = random.Random(1).randbytes(1_000_001)
     (tmp_path / "f").write_bytes(contents)
     file = await disk.open(str(tmp_path / "f"), OpenMode.READ)
@@ -430,10 +435,10 @@ async def test_what_is_large_and_cold_is_read_past_the_page_cache(
 
 
 @pytest.mark.parametrize("has_kernel", [True, False])
-async def test_what_is_large_and_cold_is_read_ahead_past_the_page_cache(
+async def test_large_uncached_range_is_prefetched_past_page_cache(
     disk: SystemDisk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_kernel: bool
 ) -> None:
-    """Whoever gives up meanwhile; by the system alone where it can."""
+    """With and without AIO of the kernel, and with a reader that is cancelled."""
     contents = random.Random(1).randbytes(3_000_001)
     (tmp_path / "f").write_bytes(contents)
     file = await disk.open(str(tmp_path / "f"), OpenMode.READ)
@@ -450,16 +455,17 @@ async def test_what_is_large_and_cold_is_read_ahead_past_the_page_cache(
         for position, length in [stretches[0], *stretches[2:]]:
             found = await file.read_at(position + turn, length - turn)
             assert found == contents[position + turn : position + length]
-        await asyncio.gather(given_up, return_exceptions=True)  # It may have had it at once.
+        # The read may have completed before the cancellation.
+        await asyncio.gather(given_up, return_exceptions=True)
     file.prefetch(0, 500_000)
     file.prefetch(777, 500_000)
-    await file.close()  # Behind them.
+    await file.close()  # Waits for the prefetches.
 
 
-async def test_what_was_read_ahead_is_lent_for_as_long_as_it_is_used(
+async def test_prefetched_buffer_is_returned_after_use(
     disk: SystemDisk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its memory comes back, also from who fails."""
+    """The buffer is returned even if its user raises."""
     contents = random.Random(1).randbytes(3_000_001)
     (tmp_path / "f").write_bytes(contents)
     file = await disk.open(str(tmp_path / "f"), OpenMode.READ)
@@ -478,10 +484,12 @@ async def test_what_was_read_ahead_is_lent_for_as_long_as_it_is_used(
 
 
 @pytest.mark.parametrize("is_told", [True, False])
-def test_nobody_is_believed_about_the_page_cache_who_never_told_of_a_page(
+def test_page_cache_counts_are_trusted_only_if_ever_nonzero(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_told: bool
 ) -> None:
-    """As a file system on top of another one may not. To try a page costs more than to ask, and brings it."""
+    """A file system on top of another one may always count 0. Trying a page costs more than
+    counting, and loads the page.
+    """
     there, tried = set[int](), list[int]()
 
     def count(_descriptor: int, position: int, length: int) -> int:
@@ -503,7 +511,7 @@ def test_nobody_is_believed_about_the_page_cache_who_never_told_of_a_page(
         assert tried.pop() == 0
         assert not probe_page_cache(file.fileno(), 2_000_000, 1_000_000)
         assert tried == ([] if is_told else [2_000_000])
-        assert not probe_page_cache(file.fileno(), 4_000_000, 1)  # That page is wanted in any case.
+        assert not probe_page_cache(file.fileno(), 4_000_000, 1)  # This page is needed in any case.
         assert tried[-1] == 4_000_000
         there.update(range(10_000_000 // PAGESIZE))
         assert probe_page_cache(file.fileno(), 8_000_000, 1_000_000)
@@ -512,10 +520,10 @@ def test_nobody_is_believed_about_the_page_cache_who_never_told_of_a_page(
 
 
 @pytest.mark.parametrize("can_ask", [True, False])
-def test_what_is_read_a_second_time_is_left_to_the_page_cache(
+def test_range_read_a_second_time_uses_page_cache(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, can_ask: bool
 ) -> None:
-    """Unless that had to give up things since then."""
+    """Ranges are read past the cache again once it has dropped the file's pages."""
     (tmp_path / "f").write_bytes(bytes(1_000_000))
     has_end = True
 
@@ -559,12 +567,10 @@ async def test_prefetched_range_is_read_once(
     assert len(reads) == 2
     file.prefetch(10**9, 4)
     file.prefetch(0, 4)
-    await file.close()  # Behind them.
+    await file.close()  # Waits for the prefetches.
 
 
-async def test_what_was_read_ahead_of_a_write_is_not_handed_out(
-    disk: SystemDisk, tmp_path: Path
-) -> None:
+async def test_prefetched_bytes_are_dropped_after_a_write(disk: SystemDisk, tmp_path: Path) -> None:
     (tmp_path / "f").write_bytes(b"before")
     file = await disk.open(str(tmp_path / "f"), OpenMode.WRITE)
     changes: tuple[tuple[Callable[[], Awaitable[None]], bytes], ...] = (
@@ -574,14 +580,14 @@ async def test_what_was_read_ahead_of_a_write_is_not_handed_out(
         (lambda: file.allocate(0, 4), b"be\0\0"),
     )
     for change, expected in changes:
-        file._written_s = -1000.0  # Long ago.
+        file._written_s = -1000.0  # The last write was long ago.
         file.prefetch(0, 6)
         await change()
         assert await file.read_at(0, 6) == expected
     await file.close()
 
 
-async def test_a_read_ahead_that_fails_is_tried_again_by_whoever_wants_it(
+async def test_failed_prefetch_is_read_again(
     disk: SystemDisk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "f").write_bytes(b"x")
@@ -600,7 +606,7 @@ async def test_a_read_ahead_that_fails_is_tried_again_by_whoever_wants_it(
     await file.close()
 
 
-async def test_what_is_read_ahead_has_a_bound_and_does_not_stay_for_ever(
+async def test_prefetched_bytes_are_limited_and_expire(
     disk: SystemDisk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "f").write_bytes(b"0123456789")
@@ -614,7 +620,7 @@ async def test_what_is_read_ahead_has_a_bound_and_does_not_stay_for_ever(
     monkeypatch.setattr("rollbook.proto.runtime.disk_reads._AHEAD_BYTES_MAX", 16)
     monkeypatch.setattr("rollbook.proto.runtime.disk_reads.time.monotonic", lambda: now_s)
     file = await disk.open(str(tmp_path / "f"), OpenMode.READ)
-    for position in (0, 4, 1, 5):  # There is room for two of them, and more for others.
+    for position in (0, 4, 1, 5):  # There is room for two of these.
         file.prefetch(position, 4)
     async with asyncio.timeout(30):
         while not all(stretch.read.poll() for stretch in disk._device.ahead._stretches.values()):
@@ -623,7 +629,7 @@ async def test_what_is_read_ahead_has_a_bound_and_does_not_stay_for_ever(
     file.prefetch(6, 4)
     assert await file.read_at(6, 4) == b"6789"
     assert sorted(reads) == [0, 4, 6]
-    now_s += 2.0  # Nobody has come for the first one.
+    now_s += 2.0  # Nobody has read the first one.
     file.prefetch(2, 4)
     file.prefetch(3, 4)
     assert await file.read_at(3, 4) == b"3456"
@@ -632,7 +638,7 @@ async def test_what_is_read_ahead_has_a_bound_and_does_not_stay_for_ever(
     await file.close()
 
 
-async def test_only_small_syncs_tell_how_long_the_next_one_takes(
+async def test_only_small_syncs_predict_duration_of_the_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("rollbook.proto.runtime.disk._ON_THE_SPOT_S", 60.0)
@@ -646,7 +652,8 @@ async def test_only_small_syncs_tell_how_long_the_next_one_takes(
         threads.append(threading.current_thread().name)
 
     monkeypatch.setattr(os, "fdatasync", sync)
-    clock = SimpleNamespace(monotonic=lambda: now_s)  # Of the disk alone: the loop's goes on.
+    # The clock of the disk alone; the loop's clock continues.
+    clock = SimpleNamespace(monotonic=lambda: now_s)
     monkeypatch.setattr("rollbook.proto.runtime.disk.time", clock)
     file = await disk.open(str(tmp_path / "f"), OpenMode.CREATE)
     took_s = 100.0

@@ -1,4 +1,4 @@
-"""Reads that the system makes by itself: whose buffers are whose, and who is woken."""
+"""Reads by the kernel's AIO: ownership of buffers and wake-ups."""
 
 import asyncio
 import ctypes
@@ -17,7 +17,7 @@ PATIENCE_S = 30
 
 
 class Kernel:
-    """Reads when the test says so."""
+    """Completes reads when the test calls `end`."""
 
     def __init__(self) -> None:
         self.orders: list[disk_aio._Iocb] = []
@@ -77,7 +77,7 @@ def started(reads: KernelReads, position: int, length: int = 4096) -> KernelRead
     return read
 
 
-async def test_pieces_of_what_has_come(kernel: Kernel, reads: KernelReads) -> None:
+async def test_completed_read_returns_pieces(kernel: Kernel, reads: KernelReads) -> None:
     many = [started(reads, position) for position in range(0, 40_960, 4096)]
     assert not any(read.poll() for read in many)
     for _ in many:
@@ -94,12 +94,12 @@ async def test_pieces_of_what_has_come(kernel: Kernel, reads: KernelReads) -> No
     assert reads.start(0, 0, 8193) is None
 
 
-async def test_a_buffer_is_nobody_elses_until_the_system_is_done_with_it(
+async def test_buffer_is_not_reused_before_its_read_completes(
     kernel: Kernel, reads: KernelReads
 ) -> None:
     first = started(reads, 0)
     first.let_go()
-    first.let_go()  # As often as one likes.
+    first.let_go()  # Letting go again has no effect.
     second = started(reads, 4096)
     kernel.end()
     kernel.end()
@@ -116,7 +116,7 @@ async def test_a_buffer_is_nobody_elses_until_the_system_is_done_with_it(
     assert fourth.piece(0, 4096) == CONTENTS[12_288:16_384]
 
 
-async def test_who_waits_is_woken_and_who_gives_up_waits_on(
+async def test_waiter_wakes_when_read_ends_and_cancelled_waiter_waits(
     kernel: Kernel, reads: KernelReads
 ) -> None:
     many = [started(reads, position) for position in (0, 4096, 8192)]
@@ -132,14 +132,14 @@ async def test_who_waits_is_woken_and_who_gives_up_waits_on(
         kernel.end()
         with pytest.raises(asyncio.CancelledError):
             await waiting[1]
-    again = started(reads, 0)  # And when nobody had been waiting for a while.
+    again = started(reads, 0)  # Waiting works again after a time without waiters.
     task = asyncio.create_task(again.wait())
     await asyncio.sleep(0)
     kernel.end()
     await asyncio.wait_for(task, PATIENCE_S)
 
 
-async def test_what_fails_is_not_there(kernel: Kernel, reads: KernelReads) -> None:
+async def test_failed_read_returns_no_piece(kernel: Kernel, reads: KernelReads) -> None:
     read = started(reads, 0)
     kernel.end(error=errno.EIO)
     await read.wait()
@@ -147,10 +147,10 @@ async def test_what_fails_is_not_there(kernel: Kernel, reads: KernelReads) -> No
 
 
 @pytest.mark.parametrize("takes_orders", [True, False])
-async def test_a_system_that_always_refuses_is_left_alone_for_a_while(
+async def test_kernel_that_always_refuses_is_not_used_for_a_while(
     kernel: Kernel, reads: KernelReads, monkeypatch: pytest.MonkeyPatch, takes_orders: bool
 ) -> None:
-    """A device that would have to wait for each of them, or a file system that knows no such thing."""
+    """A device may have to wait for each read, or a file system may lack AIO."""
     now_s = 100.0
     monkeypatch.setattr("rollbook.proto.runtime.disk_aio.time.monotonic", lambda: now_s)
     kernel.takes_orders = takes_orders
@@ -167,7 +167,7 @@ async def test_a_system_that_always_refuses_is_left_alone_for_a_while(
     assert reads.start(0, 0, 4096) is not None
 
 
-async def test_now_and_then_it_may_refuse(kernel: Kernel, reads: KernelReads) -> None:
+async def test_occasional_refusals_are_tolerated(kernel: Kernel, reads: KernelReads) -> None:
     for number in range(300):
         read = started(reads, 0)
         kernel.end(error=errno.EAGAIN if number % disk_aio._REFUSALS_MAX else 0)
@@ -175,13 +175,13 @@ async def test_now_and_then_it_may_refuse(kernel: Kernel, reads: KernelReads) ->
         read.let_go()
 
 
-async def test_there_is_a_bound(reads: KernelReads) -> None:
+async def test_number_of_reads_is_limited(reads: KernelReads) -> None:
     many = [reads.start(0, 0, 4096) for _ in range(disk_aio._READS_MAX + 1)]
     assert None not in many[:-1]
     assert many[-1] is None
 
 
-async def test_it_ends_when_all_is_done(kernel: Kernel) -> None:
+async def test_close_waits_for_running_reads(kernel: Kernel) -> None:
     kernel.contexts = 1
     reads = KernelReads(kernel.calls, 1, 8192)
     read = started(reads, 0)

@@ -1,4 +1,4 @@
-"""Durable bytes where the system lacks a call of Linux."""
+"""`sync_data` and `reserve` on systems without the calls of Linux."""
 
 import fcntl
 import os
@@ -19,14 +19,14 @@ def descriptor(tmp_path: Path) -> Iterator[int]:
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What is called in place of `fdatasync`, which is not there."""
+    """Records calls made in place of `fdatasync`, which is removed."""
     found: list[str] = []
     monkeypatch.delattr(os, "fdatasync")
     monkeypatch.setattr(os, "fsync", lambda _: found.append("fsync"))
     return found
 
 
-def test_the_disk_is_made_to_write_its_own_cache_where_it_can(
+def test_full_sync_is_used_where_it_exists(
     descriptor: int, calls: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fsync_and_fallocate, "_FULL_SYNC", 51)
@@ -35,7 +35,7 @@ def test_the_disk_is_made_to_write_its_own_cache_where_it_can(
     assert calls == ["fcntl 51"]
 
 
-def test_what_the_file_system_refuses_is_synced_as_far_as_it_can(
+def test_fsync_is_used_where_full_sync_fails_or_is_missing(
     descriptor: int, calls: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: object) -> None:
@@ -52,7 +52,7 @@ def test_what_the_file_system_refuses_is_synced_as_far_as_it_can(
 @pytest.mark.parametrize(
     ("position", "length", "size"), [(0, 10, 10), (2, 2, 4), (4, 3_000_000, 3_000_004)]
 )
-def test_reserving_keeps_what_is_there(
+def test_reserve_keeps_existing_bytes(
     descriptor: int, position: int, length: int, size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delattr(os, "posix_fallocate")

@@ -1,4 +1,4 @@
-"""The collector of cycles in a server."""
+"""The garbage collector of a server."""
 
 import gc
 import subprocess
@@ -7,10 +7,10 @@ import sys
 from rollbook.proto.runtime.gc_tuning import calm_collector
 
 
-def test_what_is_there_is_looked_at_no_more_and_cycles_still_go() -> None:
+def test_calm_collector_freezes_objects_and_stays_enabled() -> None:
     before, count = gc.get_threshold(), gc.get_freeze_count()
     try:
-        gc.set_threshold(700)  # It may be calm already, by a command of another test.
+        gc.set_threshold(700)  # An earlier test may have calmed it already.
         calm_collector()
         assert gc.get_freeze_count() > count
         assert gc.isenabled()
@@ -19,7 +19,7 @@ def test_what_is_there_is_looked_at_no_more_and_cycles_still_go() -> None:
         gc.set_threshold(*before)
 
 
-def test_garbage_in_cycles_stays_within_bounds() -> None:
+def test_garbage_in_cycles_is_still_collected() -> None:
     code = """
 import weakref
 from rollbook.proto.runtime.gc_tuning import calm_collector

@@ -1,4 +1,4 @@
-"""What a process says of itself."""
+"""Logs and metrics of a process."""
 
 import errno
 import io
@@ -23,7 +23,7 @@ from rollbook.proto.stats import (
 )
 
 
-def test_an_event_is_one_json_line_without_secrets() -> None:
+def test_event_is_one_json_line_without_secrets() -> None:
     stream = io.StringIO()
     configure_logs(stream=stream)
     logger = structlog.get_logger().bind(ledger_id=7)
@@ -41,7 +41,7 @@ def test_an_event_is_one_json_line_without_secrets() -> None:
     }
 
 
-def test_a_library_logs_where_its_program_says(caplog: pytest.LogCaptureFixture) -> None:
+def test_library_logs_to_the_logger_of_its_program(caplog: pytest.LogCaptureFixture) -> None:
     log_as_a_library()
     with caplog.at_level("WARNING", "rollbook"):
         logger = structlog.get_logger("rollbook.ledger.bookie_pool")
@@ -52,11 +52,11 @@ def test_a_library_logs_where_its_program_says(caplog: pytest.LogCaptureFixture)
     assert record.getMessage() == "event='bookie_connection_lost' bookie='bk-1' password='***'"
     configure_logs(stream=io.StringIO())
     before = structlog.get_config()
-    log_as_a_library()  # Whoever has configured it knows better.
+    log_as_a_library()  # A configuration that exists is kept.
     assert structlog.get_config() == before
 
 
-def test_a_log_that_cannot_be_written_stops_nobody() -> None:
+def test_log_that_cannot_be_written_raises_nothing() -> None:
     class Full(io.StringIO):
         def write(self, text: str) -> int:
             raise OSError(errno.ENOSPC, "full")
@@ -72,7 +72,7 @@ def test_a_log_that_cannot_be_written_stops_nobody() -> None:
     ("is_terminal", "no_color", "is_coloured"),
     [(True, "", True), (True, "1", False), (False, "", False)],
 )
-def test_colours_are_for_terminals_that_want_them(
+def test_colours_are_used_only_on_terminals_without_no_color(
     monkeypatch: pytest.MonkeyPatch, is_terminal: bool, no_color: str, is_coloured: bool
 ) -> None:
     monkeypatch.setenv("NO_COLOR", no_color)
@@ -97,7 +97,7 @@ def shown(stats: Stats) -> str:
     return b"".join(metrics.exposition()).decode()
 
 
-def test_metrics_are_read_when_they_are_asked_for() -> None:
+def test_exposition_shows_current_values() -> None:
     first, second = Stats(), Stats()
     first.adds += 3
     second.adds += 1
@@ -115,8 +115,8 @@ def test_metrics_are_read_when_they_are_asked_for() -> None:
     assert "rollbook_bookie_adds_total 1.0" in shown(second)
 
 
-def test_the_exposition_is_what_scrapers_read() -> None:
-    """Every value comes back from a reader of the format as it was counted."""
+def test_exposition_is_parsed_by_prometheus_client() -> None:
+    """A parser of the format reads every value as it was counted."""
     stats = Stats(adds=7, refusals={'with "quotes"': 1, "two\nlines \\ slash": 2})
     for value in (1, 10_000, 10_001, 10**12):
         stats.add_latency.observe(value, times=3)
@@ -143,7 +143,7 @@ def test_the_exposition_is_what_scrapers_read() -> None:
     assert rest == {"sum": stats.add_latency.total / 1e9, "count": 12}
 
 
-def test_an_event_on_a_terminal_commands_it_nothing() -> None:
+def test_control_characters_are_escaped_on_terminals() -> None:
     stream = io.StringIO()
     configure_logs(as_json=False, stream=stream)
     try:

@@ -11,8 +11,8 @@ from rollbook.proto.runtime.loop_thread import LoopThread
 PATIENCE_S = 60.0
 
 
-def test_whoever_is_interrupted_while_he_waits_cancels_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As an event loop's own callers do: what a wait leaves behind is the same either way."""
+def test_interrupted_run_cancels_its_coroutine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Event loops do the same for their own callers, so cleanup runs either way."""
     thread = LoopThread("test")
     has_begun, is_cancelled = threading.Event(), threading.Event()
     submit = thread.submit

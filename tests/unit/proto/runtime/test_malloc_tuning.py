@@ -1,4 +1,4 @@
-"""Large pieces of memory come back without fresh pages."""
+"""Large blocks of memory are reused without new page faults."""
 
 import ctypes
 import subprocess
@@ -37,6 +37,6 @@ def page_faults(what: str, size: int) -> int:
 @pytest.mark.parametrize(
     ("what", "size"), [("keep_freed_memory", 1 << 20), ("keep_pieces_of_messages", 1 << 18)]
 )
-def test_large_pieces_cost_fresh_pages_once(what: str, size: int) -> None:
-    is_glibc = hasattr(ctypes.CDLL(None), "mallopt")  # Elsewhere it must do no harm.
+def test_large_blocks_are_reused_without_page_faults(what: str, size: int) -> None:
+    is_glibc = hasattr(ctypes.CDLL(None), "mallopt")  # Without glibc the calls must do no harm.
     assert page_faults(what, size) < page_faults("leave", size) / 10 or not is_glibc

@@ -32,7 +32,7 @@ class Collector(asyncio.Protocol):
 
 
 @pytest.mark.parametrize("kind", ["tcp", "unix"])
-async def test_bytes_go_there_and_back(kind: str, tmp_path: Path) -> None:
+async def test_echo_over_tcp_and_unix_sockets(kind: str, tmp_path: Path) -> None:
     network = SocketTransport()
     wanted = Address("127.0.0.1", 0) if kind == "tcp" else Address(str(tmp_path / "s"), 0)
     listener = await network.listen(Echo, wanted)
@@ -50,7 +50,7 @@ async def test_bytes_go_there_and_back(kind: str, tmp_path: Path) -> None:
         await network.connect(Collector, listener.address, timeout_s=5)
 
 
-async def test_a_vanished_peer_is_noticed_without_traffic() -> None:
+async def test_keep_alive_is_enabled_on_both_ends() -> None:
     network = SocketTransport()
     accepted: list[Echo] = []
 
@@ -72,7 +72,7 @@ async def test_a_vanished_peer_is_noticed_without_traffic() -> None:
 
 
 @pytest.mark.parametrize("kind", ["tcp", "unix"])
-async def test_a_rush_of_connections_leaves_turns_to_others(kind: str, tmp_path: Path) -> None:
+async def test_accepting_many_connections_yields_to_other_tasks(kind: str, tmp_path: Path) -> None:
     network = SocketTransport()
     accepted: list[Echo] = []
 
@@ -84,7 +84,7 @@ async def test_a_rush_of_connections_leaves_turns_to_others(kind: str, tmp_path:
     listener = await network.listen(accept, wanted)
     address = listener.address
     with ExitStack() as stack:
-        for _ in range(200):  # Nobody has accepted any: the system keeps them.
+        for _ in range(200):  # The kernel queues these connections until they are accepted.
             family = socket.AF_INET if kind == "tcp" else socket.AF_UNIX
             client = stack.enter_context(socket.socket(family))
             client.settimeout(30)
@@ -102,8 +102,8 @@ async def test_a_rush_of_connections_leaves_turns_to_others(kind: str, tmp_path:
     await listener.close()
 
 
-async def test_little_lies_in_the_system_for_a_peer_that_takes_nothing() -> None:
-    """The protocol gets the rest."""
+async def test_socket_buffer_of_slow_peer_stays_small() -> None:
+    """The protocol buffers the rest."""
     network = SocketTransport()
     accepted: list[Echo] = []
 
@@ -125,7 +125,7 @@ async def test_little_lies_in_the_system_for_a_peer_that_takes_nothing() -> None
     await listener.close()
 
 
-async def test_a_port_that_is_taken_says_what_to_do() -> None:
+async def test_taken_port_is_reported_as_bad_config() -> None:
     network = SocketTransport()
     listener = await network.listen(Echo, Address("127.0.0.1", 0))
     with pytest.raises(BadConfig, match="choose another"):
@@ -133,7 +133,9 @@ async def test_a_port_that_is_taken_says_what_to_do() -> None:
     await listener.close()
 
 
-def test_a_host_is_found_by_its_name_if_that_leads_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_host_name_is_used_only_if_it_resolves_to_this_host(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     places = {"here": "127.0.0.1", "elsewhere": "192.0.2.1"}
 
     def look_up(name: str, *_: object, **__: object) -> list[tuple[object, ...]]:

@@ -1,4 +1,4 @@
-"""How many files a process may open, on the real system: in processes of their own."""
+"""The limit of open files on the real system, in separate processes."""
 
 import subprocess
 import sys
@@ -11,10 +11,10 @@ import pytest
     [
         (100, 500, 300, 300, 300),
         (100, 500, 1000, 500, 500),
-        (400, 500, 300, 300, 400),  # What is there already stays.
+        (400, 500, 300, 300, 400),  # A higher limit is kept.
     ],
 )
-def test_as_many_files_as_wanted_if_they_can_be_had(
+def test_open_file_limit_is_raised_as_far_as_allowed(
     soft: int, hard: int, wanted: int, allowed: int, soft_after: int
 ) -> None:
     code = (
@@ -27,7 +27,7 @@ def test_as_many_files_as_wanted_if_they_can_be_had(
     assert done.stdout.split() == [str(allowed), str(soft_after), str(hard)]
 
 
-def test_doors_leave_files_to_each_other_and_to_the_server() -> None:
+def test_connection_limit_is_a_share_of_open_files() -> None:
     code = (
         "import resource\n"
         "from rollbook.proto.runtime.open_files import door_of\n"

@@ -1,4 +1,4 @@
-"""What stays in the system's memory of what was written."""
+"""Which written bytes stay in the page cache."""
 
 import asyncio
 import os
@@ -13,7 +13,7 @@ from rollbook.proto.runtime.disk import SystemDisk
 from rollbook.proto.runtime.system_calls import cached_pages
 
 MIB = 1024 * 1024
-BUNCH = 2 * MIB  # Linux keeps no larger ones.
+BUNCH = 2 * MIB  # Linux has no larger folios.
 PIECE = os.urandom(64 * 1024)
 
 
@@ -26,12 +26,14 @@ async def disk() -> AsyncIterator[SystemDisk]:
 
 @pytest.fixture
 def let_go(monkeypatch: pytest.MonkeyPatch) -> dict[int, int]:
-    """By file, up to where it had to let go of its pages: all of them from its start on."""
+    """For each file, the position up to which its pages were dropped, from its start on."""
     ends: dict[int, int] = {}
 
     def advise(descriptor: int, position: int, length: int, advice: int) -> None:
         assert advice == os.POSIX_FADV_DONTNEED
-        assert position <= max(0, ends.get(descriptor, 0) - BUNCH), "one across the end stays"
+        assert position <= max(0, ends.get(descriptor, 0) - BUNCH), (
+            "a folio across the end would stay"
+        )
         assert (position + length) % PAGESIZE == 0
         ends[descriptor] = position + length
 
@@ -39,7 +41,7 @@ def let_go(monkeypatch: pytest.MonkeyPatch) -> dict[int, int]:
     return ends
 
 
-async def test_only_what_was_written_last_stays(
+async def test_only_last_written_bytes_stay_in_page_cache(
     disk: SystemDisk, tmp_path: Path, let_go: dict[int, int]
 ) -> None:
     file = await disk.open(str(tmp_path / "f"), OpenMode.CREATE)
@@ -56,15 +58,13 @@ async def test_only_what_was_written_last_stays(
     await file.close()
 
 
-async def test_the_system_lets_go_of_all_that_it_is_asked_for(
-    disk: SystemDisk, tmp_path: Path
-) -> None:
-    """It keeps pages in bunches, which lie across the ends of what it is asked for at one go."""
+async def test_dropped_pages_leave_the_page_cache(disk: SystemDisk, tmp_path: Path) -> None:
+    """The kernel keeps pages in folios, which may cross the ends of a dropped range."""
     with (tmp_path / "beside").open("wb+") as beside:
         beside.write(bytes(MIB))
         os.fsync(beside)
         os.posix_fadvise(beside.fileno(), 0, MIB, os.POSIX_FADV_DONTNEED)
-        kept = cached_pages(beside.fileno(), 0, MIB)  # By a file system that is memory all of them.
+        kept = cached_pages(beside.fileno(), 0, MIB)  # A file system in memory keeps all pages.
     file = await disk.open(str(tmp_path / "f"), OpenMode.CREATE)
     for number in range(12):
         await file.write_and_sync(number * len(PIECE) * 10, [PIECE * 10])
@@ -74,10 +74,10 @@ async def test_the_system_lets_go_of_all_that_it_is_asked_for(
     await file.close()
 
 
-async def test_what_is_written_once_more_counts_once(
+async def test_overwritten_bytes_count_once(
     disk: SystemDisk, tmp_path: Path, let_go: dict[int, int]
 ) -> None:
-    """As a journal's zeros, and what comes in their place."""
+    """A journal writes zeros first and entries over them."""
     file = await disk.open(str(tmp_path / "f"), OpenMode.CREATE)
     for position in range(0, 2 * MIB, len(PIECE)):
         await file.write_and_sync(position, [PIECE, bytes(2 * MIB - position - len(PIECE))])
@@ -86,7 +86,7 @@ async def test_what_is_written_once_more_counts_once(
     await file.close()
 
 
-async def test_what_was_there_before_does_not_count(
+async def test_bytes_from_before_opening_do_not_count(
     disk: SystemDisk, tmp_path: Path, let_go: dict[int, int]
 ) -> None:
     (tmp_path / "f").write_bytes(bytes(8 * MIB))
@@ -97,10 +97,10 @@ async def test_what_was_there_before_does_not_count(
     await file.close()
 
 
-async def test_a_file_that_was_closed_takes_nothing_from_others(
+async def test_closed_file_does_not_count(
     disk: SystemDisk, tmp_path: Path, let_go: dict[int, int]
 ) -> None:
-    """Whatever its descriptor is of by then."""
+    """Its descriptor may belong to another file by then."""
     closed = await disk.open(str(tmp_path / "closed"), OpenMode.CREATE)
     for number in range(32):
         await closed.write_at(number * len(PIECE), [PIECE])
@@ -113,9 +113,7 @@ async def test_a_file_that_was_closed_takes_nothing_from_others(
     await file.close()
 
 
-async def test_nothing_is_let_go_of_unless_a_bound_is_said(
-    tmp_path: Path, let_go: dict[int, int]
-) -> None:
+async def test_nothing_is_dropped_without_limit(tmp_path: Path, let_go: dict[int, int]) -> None:
     disk = SystemDisk()
     file = await disk.open(str(tmp_path / "f"), OpenMode.CREATE)
     await file.write_and_sync(0, [PIECE * 100])

@@ -1,4 +1,4 @@
-"""The text of an error of the system."""
+"""The text for an error of the system."""
 
 import asyncio
 import socket
@@ -28,6 +28,6 @@ from rollbook.proto.runtime.system_error_text import describe_error
         (asyncio.IncompleteReadError(b"", 4), "0 bytes read on a total of 4 expected bytes"),
     ],
 )
-def test_numbers_and_wrappings_are_left_out(error: Exception, words: str) -> None:
+def test_error_text_omits_numbers_and_wrappers(error: Exception, words: str) -> None:
     assert words in describe_error(error)
     assert "Errno" not in describe_error(error)

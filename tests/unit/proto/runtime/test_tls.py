@@ -1,4 +1,4 @@
-"""TLS over real sockets. The certificates are good for a hundred years and for nothing but tests:
+"""TLS over real sockets. The certificates are valid for a hundred years and are for tests only:
 `server-a` and `client-a` are signed by `authority-a`, the others by `authority-b`.
 """
 
@@ -64,7 +64,7 @@ async def served(files: TlsFiles, *oldest: ssl.TLSVersion) -> AsyncIterator[Addr
 async def is_served(
     address: Address, authority: str, client: str = "", *, max_version: ssl.TLSVersion | None = None
 ) -> bool:
-    """Whether a client that trusts that authority, and is that one, gets an echo."""
+    """Whether a client with this authority and certificate gets an echo."""
     certificate = golden(client) if client else ""
     context = client_context(golden(authority), certificate=certificate)
     if max_version:
@@ -81,13 +81,13 @@ async def is_served(
     return heard == b"ping"
 
 
-async def test_a_client_believes_the_authority_that_it_knows() -> None:
+async def test_client_accepts_only_servers_of_its_authority() -> None:
     async with served(TlsFiles(golden("server-a"))) as address:
         assert await is_served(address, "authority-a")
         assert not await is_served(address, "authority-b")
 
 
-async def test_a_server_with_authorities_serves_nobody_else() -> None:
+async def test_server_with_authorities_accepts_only_their_clients() -> None:
     files = TlsFiles(golden("server-a"), authorities=golden("authority-a"))
     async with served(files) as address:
         assert await is_served(address, "authority-a", "client-a")
@@ -95,8 +95,8 @@ async def test_a_server_with_authorities_serves_nobody_else() -> None:
         assert not await is_served(address, "authority-a")
 
 
-async def test_older_versions_are_not_spoken() -> None:
-    """But by bookies, whose clients may be as old as Java 8."""
+async def test_old_tls_versions_are_accepted_by_bookies_only() -> None:
+    """Clients of bookies may be as old as Java 8."""
     files, old = TlsFiles(golden("server-a")), ssl.TLSVersion.TLSv1_2
     async with served(files) as address:
         assert not await is_served(address, "authority-a", max_version=old)
@@ -107,7 +107,7 @@ async def test_older_versions_are_not_spoken() -> None:
     assert server_context(files, TLS_OF_BOOKIES).minimum_version is old
 
 
-async def test_what_is_not_tls_is_hung_up_on() -> None:
+async def test_client_without_tls_gets_no_echo() -> None:
     async with served(TlsFiles(golden("server-a"))) as address:
         network = SocketTransport()
         transport, asker = await network.connect(Asker, address, timeout_s=PATIENCE_S)
@@ -118,8 +118,10 @@ async def test_what_is_not_tls_is_hung_up_on() -> None:
         transport.abort()
 
 
-async def test_renewed_files_count_from_the_next_connection_on(tmp_path: Path) -> None:
-    """Ours, and the authorities: who was let in before is not let in by an older session, either."""
+async def test_renewed_files_apply_to_the_next_connection(tmp_path: Path) -> None:
+    """Both certificate and authorities; an older TLS session does not admit a client of the old
+    authority, either.
+    """
     certificate, authorities = tmp_path / "server.pem", tmp_path / "authorities.pem"
 
     def put(source: str, target: Path) -> None:
@@ -140,7 +142,7 @@ async def test_renewed_files_count_from_the_next_connection_on(tmp_path: Path) -
         assert not await is_served(address, "authority-b", "client-a")
 
 
-async def test_files_that_are_being_written_change_nothing(tmp_path: Path) -> None:
+async def test_incomplete_or_missing_files_keep_the_old_certificate(tmp_path: Path) -> None:
     certificate = tmp_path / "server.pem"
     shutil.copy(golden("server-a"), certificate)
     async with served(TlsFiles(str(certificate))) as address:
@@ -152,7 +154,7 @@ async def test_files_that_are_being_written_change_nothing(tmp_path: Path) -> No
         assert await is_served(address, "authority-b")
 
 
-def test_files_that_are_no_good_are_named(tmp_path: Path) -> None:
+def test_unusable_files_are_named(tmp_path: Path) -> None:
     with pytest.raises(BadConfig, match="missing"):
         server_context(TlsFiles(str(tmp_path / "missing")))
     with pytest.raises(BadConfig, match="authority-a"):
@@ -161,8 +163,8 @@ def test_files_that_are_no_good_are_named(tmp_path: Path) -> None:
         client_context(str(tmp_path / "missing"))
 
 
-async def test_a_client_that_lives_long_reads_its_files_again(tmp_path: Path) -> None:
-    """Half of a renewed file changes nothing."""
+async def test_long_lived_client_reloads_its_files(tmp_path: Path) -> None:
+    """An incomplete file keeps the old authorities."""
     authorities = tmp_path / "authorities.pem"
     shutil.copy(golden("authority-b"), authorities)
     network = SocketTransport(client_tls=ClientTls(str(authorities)))

@@ -1,4 +1,4 @@
-"""Peers that connect and never say who they are."""
+"""Limits for peers that connect and do not finish their TLS handshake."""
 
 import asyncio
 import socket
@@ -10,7 +10,7 @@ from rollbook.proto.runtime.tls import TlsFiles, server_context
 from rollbook.proto.runtime.tls_handshakes import Handshakes
 from tests.unit.proto.runtime.test_tls import PATIENCE_S, Echo, golden, is_served
 
-FLOOD_BYTES = 32 * 1024 * 1024  # More than the system takes for both of them.
+FLOOD_BYTES = 32 * 1024 * 1024  # More than the socket buffers of both ends hold.
 
 
 async def serve(at_once_max: int, timeout_s: float = PATIENCE_S) -> asyncio.Server:
@@ -40,7 +40,7 @@ def silent(stack: ExitStack, address: Address) -> socket.socket:
     return connection
 
 
-async def test_no_more_handshakes_than_that_are_under_way() -> None:
+async def test_number_of_handshakes_under_way_is_limited() -> None:
     server = await serve(3)
     address = address_of(server)
     with ExitStack() as stack:
@@ -53,19 +53,19 @@ async def test_no_more_handshakes_than_that_are_under_way() -> None:
         assert not await is_served(address, "authority-a")
         waiting[0].close()  # Room for one.
         await until_served(address)
-        waiting[1].send(b"GET / HTTP/1.1\r\n\r\n")  # As good as gone.
+        waiting[1].send(b"GET / HTTP/1.1\r\n\r\n")  # A failed handshake makes room for another one.
         await until_served(address)
     server.close()
 
 
-async def test_who_has_shaken_hands_makes_room_for_others() -> None:
+async def test_completed_handshake_makes_room_for_the_next() -> None:
     server = await serve(1)
     for _ in range(5):
         assert await is_served(address_of(server), "authority-a")
     server.close()
 
 
-async def test_who_says_nothing_is_hung_up_on_after_a_time() -> None:
+async def test_silent_peer_is_disconnected_after_timeout() -> None:
     server = await serve(1, 0.2)
     with ExitStack() as stack:
         await hung_up_on(silent(stack, address_of(server)))
@@ -74,7 +74,7 @@ async def test_who_says_nothing_is_hung_up_on_after_a_time() -> None:
 
 
 class Flood(asyncio.Protocol):
-    """Says much, and nothing more before that is taken."""
+    """Writes much, and more only after that is sent."""
 
     transport: asyncio.Transport
 
@@ -96,8 +96,8 @@ class Flood(asyncio.Protocol):
         self.may_go_on.set()
 
 
-async def test_what_a_peer_does_not_take_is_counted() -> None:
-    """All of it was encrypted, and in the hands of the socket's transport: as if it had been sent."""
+async def test_bytes_not_read_by_peer_count_as_write_buffer() -> None:
+    """Encrypted bytes that the socket's transport still holds must not count as sent."""
     flood = Flood()
     context = server_context(TlsFiles(golden("server-a")))
     factory = Handshakes(lambda: flood, context, 1)
@@ -119,8 +119,8 @@ async def test_what_a_peer_does_not_take_is_counted() -> None:
     server.close()
 
 
-async def test_what_comes_along_with_the_last_of_the_handshake_is_heard() -> None:
-    """A client of TLS 1.3 may speak in the same segment."""
+async def test_data_sent_with_end_of_handshake_is_received() -> None:
+    """A client of TLS 1.3 may send data in the same segment."""
     server = await serve(1)
     address = address_of(server)
     context = ssl.create_default_context(cafile=golden("authority-a"))

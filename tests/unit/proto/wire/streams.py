@@ -1,4 +1,4 @@
-"""Streams of requests for the tests of the wire, and what a decoder made of them, flattened."""
+"""Streams of requests for the tests of the wire protocol, and the decoded requests as a flat list."""
 
 import itertools
 import random
@@ -36,7 +36,7 @@ class HeardAdd(NamedTuple):
 
 
 def flatten(heard: list[Heard]) -> list[HeardAdd | ReceivedRequest | Refused]:
-    """Adds one by one, in the order of their frames."""
+    """Splits groups of adds into single adds, in the order of their frames."""
     flat: list[HeardAdd | ReceivedRequest | Refused] = []
     for item in heard:
         if isinstance(item, Adds):
@@ -69,7 +69,7 @@ def _placed(adds: Adds) -> list[tuple[int, HeardAdd]]:
 
 
 def packers(version: int, ledger_id: LedgerId = LEDGER, first_txn: int = 1) -> list[AddPacker]:
-    """Of all kinds of adds to one ledger."""
+    """Packers for all kinds of adds to one ledger."""
     digest = LedgerDigest(DigestType.CRC32C, PASSWORD, ledger_id)
     flags = [(False, False), (True, False), (True, True), (False, True)]
     if version == 2:
@@ -93,7 +93,7 @@ def packers(version: int, ledger_id: LedgerId = LEDGER, first_txn: int = 1) -> l
 
 
 def random_frames(chance: random.Random, count: int) -> list[bytes]:
-    """Of both protocols and all kinds, adds mostly, in runs as peers send them."""
+    """Frames of both protocols and all kinds, mostly adds, in runs as peers send them."""
     kinds = [
         (packers(version, LedgerId(ledger_id)), version)
         for ledger_id in (1, 127, 128, 2**40)

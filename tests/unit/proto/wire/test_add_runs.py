@@ -1,4 +1,4 @@
-"""Runs of adds of one shape are read like single adds (W2), and so are their responses."""
+"""W2: runs of adds of one shape, and their responses, are decoded like single adds."""
 
 import random
 from collections.abc import Callable
@@ -20,8 +20,9 @@ T = TypeVar("T")
 
 ROWS = 72
 CRC32C_BYTES = 4
-AT = 36  # In the middle of the run: what is wrong there must neither be heard nor end more than it.
-FIRST_IDS = [0, 100, 16_350, 2**21 - 40, 2**62]  # Their varints grow on the way, but for the last.
+# In the middle of a run. An error there must not be accepted, and must affect nothing else.
+AT = 36
+FIRST_IDS = [0, 100, 16_350, 2**21 - 40, 2**62]  # Varints grow within all runs but the last.
 
 
 def _stream(
@@ -35,7 +36,7 @@ def _stream(
 
 
 def _hear(frames: list[bytes]) -> tuple[list[object], list[bytes]]:
-    """And the replies, which come a group at a time."""
+    """Returns the requests and their replies, which are packed by group."""
     heard = RequestDecoder().feed(b"".join(frames))
     groups = [group for item in heard if isinstance(item, Adds) for group in item.groups]
     replies = b"".join(group.pack_replies(LedgerFenced) for group in groups)
@@ -50,21 +51,21 @@ def _hear_each(frames: list[bytes]) -> tuple[list[object], list[bytes]]:
 
 @pytest.mark.parametrize("first", FIRST_IDS)
 @pytest.mark.parametrize("first_txn", [1, 100, 16_370, 2**63 - 30, 2**64 - ROWS])
-def test_a_run_is_heard_and_answered_as_each_add_is(first: int, first_txn: int) -> None:
+def test_run_is_decoded_and_answered_like_single_adds(first: int, first_txn: int) -> None:
     for kind in range(8):
         frames = _stream(first, first_txn, kind)
         assert _hear(frames) == _hear_each(frames)
 
 
 @pytest.mark.parametrize("first", [*FIRST_IDS, 2**16 - 40, 2**63 - ROWS])
-def test_a_run_of_version_2_likewise(first: int) -> None:
+def test_v2_run_is_decoded_and_answered_like_single_adds(first: int) -> None:
     for kind in range(4):
         frames = _stream(first, kind=kind, version=2)
         assert _hear(frames) == _hear_each(frames)
 
 
 @pytest.mark.parametrize("version", [2, 3])
-def test_a_whole_run_is_three_numbers_a_column(version: int) -> None:
+def test_whole_run_is_decoded_into_ranges(version: int) -> None:
     (adds,) = RequestDecoder().feed(b"".join(_stream(1_000, version=version)))
     assert isinstance(adds, Adds)
     (group,) = adds.groups
@@ -72,7 +73,8 @@ def test_a_whole_run_is_three_numbers_a_column(version: int) -> None:
     assert isinstance(group.starts, range)
 
 
-@pytest.mark.parametrize(("version", "kind"), [(2, 1), (3, 3)])  # In version 3 with a tail.
+# In version 3 with fields after the entry.
+@pytest.mark.parametrize(("version", "kind"), [(2, 1), (3, 3)])
 @pytest.mark.parametrize("wrong_by", [0x01, 0x80])
 def test_run_with_one_wrong_byte_is_read_as_single_adds(
     wrong_by: int, version: int, kind: int
@@ -84,15 +86,15 @@ def test_run_with_one_wrong_byte_is_read_as_single_adds(
         _assert_heard_as_each(frames)
 
 
-def test_no_run_goes_beyond_the_last_entry_id() -> None:
+def test_run_ends_at_the_last_entry_id() -> None:
     first = 2**63 - ROWS
     packer = packers(2, LedgerId(300))[0]
     behind = packer.pack(EntryId(-(2**63)), EntryId(0), 2**63 - 1, b"payload")
     _assert_heard_as_each([*_stream(first, version=2), behind])
 
 
-def test_a_varint_that_goes_on_where_those_before_it_end() -> None:
-    """And says what the entry says, if it is taken for one byte."""
+def test_longer_varint_in_a_run_is_decoded_like_a_single_add() -> None:
+    """Read as one byte, the varint would agree with the entry."""
     frames = _stream(3)[:4]
     varint_at = frames[3].index(b"\x08\xac\x02\x10") + 4
     lying = bytearray(frames[3])
@@ -104,21 +106,23 @@ def test_a_varint_that_goes_on_where_those_before_it_end() -> None:
 def _assert_heard_as_each(frames: list[bytes]) -> None:
     try:
         expected = _hear_each(frames)
-    except Exception as error:  # noqa: BLE001  Whatever it is, that is what comes.
+    except Exception as error:  # noqa: BLE001  The run must raise the same error.
         with pytest.raises(type(error)):
             _hear(frames)
     else:
         assert _hear(frames) == expected
 
 
-def test_a_varint_must_say_what_the_entry_says() -> None:
-    """Of the right length, and wrong by what the length has no room for."""
+def test_varint_must_match_its_entry() -> None:
+    """The varint has the right length, but its value differs by a multiple of what the length can
+    hold.
+    """
     frames = _stream(2**14 - AT, 1)
     short = packers(3, LedgerId(300), AT + 1)[0].pack(EntryId(0), EntryId(0), 0, b"payload")
     assert _hear(frames) == _hear_each(frames)
     varint_at = short.index(b"\x08\xac\x02\x10") + 4
     lying = frames[AT - 1][:varint_at] + b"\x80\x00" + frames[AT - 1][varint_at + 2 :]
-    frames[AT] = lying[:-47] + frames[AT][-47:]  # Entry 16,384 under the varint 0, in two bytes.
+    frames[AT] = lying[:-47] + frames[AT][-47:]  # Entry 16,384 with a varint of 0 in two bytes.
     heard, _ = _hear(frames)
     assert heard == _hear_each(frames)[0]
     assert sum(isinstance(each, HeardAdd) for each in heard) == ROWS - 1
@@ -126,7 +130,7 @@ def test_a_varint_must_say_what_the_entry_says() -> None:
 
 @pytest.mark.parametrize("version", [2, 3])
 @pytest.mark.parametrize("seed", range(20))
-def test_runs_of_writers_that_come_in_turn(seed: int, version: int) -> None:
+def test_alternating_runs_of_writers_are_decoded_like_single_adds(seed: int, version: int) -> None:
     chance = random.Random(seed)
     txn_ids = chance.randrange(1, 20_000)
     ledgers = [packers(version, LedgerId(ledger_id), txn_ids)[0] for ledger_id in (1, 300, 2**40)]
@@ -151,11 +155,11 @@ def _split(replies: bytes) -> list[bytes]:
     return found
 
 
-# --- What a stranger may make of it -----------------------------------------------------------------
+# --- Cost of hostile frames -----------------------------------------------------------------------
 
 
 class Compared:
-    """How many rows columns were looked at in, all in all."""
+    """Counts the rows in which columns were compared."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.rows = 0
@@ -172,10 +176,10 @@ class Compared:
 @pytest.mark.parametrize("version", [2, 3])
 @pytest.mark.parametrize("turns", [1, 2, 33, 129])
 @pytest.mark.parametrize("is_refused", [True, False])
-def test_adds_cost_no_more_than_they_are_worth(
+def test_cost_of_decoding_adds_is_linear(
     version: int, turns: int, is_refused: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Alike but for what is looked at last, so that each of them promises a run of all that follow."""
+    """The adds are equal except for what is compared last, so each one seems to start a long run."""
     compared = Compared(monkeypatch)
     for module in (v2_adds, v3_adds):
         for count in (frame_columns.count_same, frame_columns.count_int64s_on):
@@ -194,10 +198,8 @@ def test_adds_cost_no_more_than_they_are_worth(
 
 
 @pytest.mark.parametrize("turns", [1, 2, 9, 33, 129])
-def test_replies_cost_no_more_than_they_are_worth(
-    turns: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Entry ids count on, and ledgers come in turn."""
+def test_cost_of_decoding_replies_is_linear(turns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Entry ids increase while ledgers alternate."""
     compared = Compared(monkeypatch)
     for count in (frame_columns.count_varints_on, frame_columns.varint_columns):
         compared.counts(v3_adds, count)

@@ -19,7 +19,7 @@ from tests.unit.proto.wire.streams import KEY, LEDGER, PASSWORD, packers
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_v3_adds_are_what_protobuf_would_write(seed: int) -> None:
+def test_v3_adds_match_bytes_of_protobuf(seed: int) -> None:
     chance = random.Random(seed)
     flags = {
         "is_recovery": chance.random() < 0.5,
@@ -39,8 +39,8 @@ def test_v3_adds_are_what_protobuf_would_write(seed: int) -> None:
         assert packer.pack(entry_id, EntryId(3), 44, payload) == expected
 
 
-def test_one_counter_makes_one_frame_good_for_every_connection() -> None:
-    """The txn ids of all of a client's writers differ, so that they differ on each connection."""
+def test_writers_sharing_a_counter_use_unique_txn_ids() -> None:
+    """All writers of a client share a counter, so transaction ids differ on each connection."""
     txn_ids = itertools.count(1)
     writers = [
         V3AddPacker(KEY, LedgerDigest(DigestType.DUMMY, b"", LedgerId(ledger_id)), txn_ids)
@@ -55,7 +55,7 @@ def test_one_counter_makes_one_frame_good_for_every_connection() -> None:
 
 @pytest.mark.parametrize("version", [2, 3])
 @pytest.mark.parametrize("kind", range(4))
-def test_flags_arrive(version: int, kind: int) -> None:
+def test_flags_of_adds_survive_round_trip(version: int, kind: int) -> None:
     packer = packers(version)[kind]
     (adds,) = RequestDecoder().feed(packer.pack(EntryId(0), EntryId(-1), 0, b""))
     assert isinstance(adds, Adds)
@@ -76,7 +76,7 @@ def _packer(version: int, kind: DigestType, frame_bytes_max: int) -> AddPacker:
 
 @pytest.mark.parametrize("version", [2, 3])
 @pytest.mark.parametrize("kind", DigestType)
-def test_the_largest_entry_fits_as_an_add_and_as_an_answer(version: int, kind: DigestType) -> None:
+def test_largest_entry_fits_into_add_and_read_reply(version: int, kind: DigestType) -> None:
     limit = 100_000
     packer = _packer(version, kind, limit)
     payload = bytes(packer.payload_bytes_max)
@@ -94,12 +94,12 @@ def test_the_largest_entry_fits_as_an_add_and_as_an_answer(version: int, kind: D
         packer.pack(EntryId(0), EntryId(-1), 0, payload + b"x")
 
 
-def test_the_default_limit_is_that_of_frames() -> None:
+def test_default_payload_limit_follows_frame_limit() -> None:
     packer = v2_adds.V2AddPacker(KEY, LedgerDigest(DigestType.CRC32C, PASSWORD, LEDGER))
     assert packer.payload_bytes_max == FRAME_BYTES_MAX - ENTRY_BYTES_SLACK - 36
 
 
-# --- Many together --------------------------------------------------------------------------------
+# --- Batches of adds ------------------------------------------------------------------------------
 
 _SIZES = {"alike": [90] * 100, "empty": [0] * 40, "few": [90] * 5, "mixed": [90, 0, 300] * 30}
 
@@ -107,10 +107,10 @@ _SIZES = {"alike": [90] * 100, "empty": [0] * 40, "few": [90] * 5, "mixed": [90,
 @pytest.mark.parametrize("sizes", _SIZES.values(), ids=_SIZES)
 @pytest.mark.parametrize("kind", list(DigestType))
 @pytest.mark.parametrize("version", [2, 3])
-def test_adds_packed_together_are_what_they_are_one_by_one(
+def test_adds_packed_together_equal_adds_packed_singly(
     version: int, kind: DigestType, sizes: list[int]
 ) -> None:
-    """From ids on whose varints stay as long as they are, or do not."""
+    """With ids whose varints keep their length and ids whose varints grow."""
     chance = random.Random(len(sizes))
     digest = LedgerDigest(kind, PASSWORD, LEDGER)
     for flags in ({}, {"is_high_priority": True}, {"is_recovery": True}):
@@ -136,7 +136,7 @@ def test_adds_packed_together_are_what_they_are_one_by_one(
 
 
 def _but_for_its_number(frame: bytes) -> tuple[object, ...]:
-    """Transaction ids may be passed over."""
+    """Without the transaction id, because ids may be skipped."""
     (adds,) = RequestDecoder().feed(frame)
     assert isinstance(adds, Adds)
     (group,) = adds.groups
@@ -145,7 +145,7 @@ def _but_for_its_number(frame: bytes) -> tuple[object, ...]:
     return (*ids, *flags, adds.buffer[group.starts[0] : group.ends[0]])
 
 
-def test_numbers_of_adds_packed_together_differ_and_go_on() -> None:
+def test_txn_ids_of_adds_packed_together_are_unique_and_ascend() -> None:
     txn_ids = itertools.count(60)
     packer = V3AddPacker(KEY, LedgerDigest(DigestType.DUMMY, b"", LEDGER), txn_ids)
     frames = [
@@ -160,7 +160,7 @@ def test_numbers_of_adds_packed_together_differ_and_go_on() -> None:
 
 
 @pytest.mark.parametrize("version", [2, 3])
-def test_none_of_many_that_are_too_large_is_packed(version: int) -> None:
+def test_too_large_entries_in_a_batch_are_refused(version: int) -> None:
     packer = packers(version)[0]
     payload = bytes(packer.payload_bytes_max + 1)
     with pytest.raises(EntryTooLarge):
@@ -168,8 +168,8 @@ def test_none_of_many_that_are_too_large_is_packed(version: int) -> None:
 
 
 @pytest.mark.parametrize("size", [1, 100, 20_000])
-def test_what_is_unknown_in_an_add_is_not_remembered(size: int) -> None:
-    """It may be as long as a frame, and a stranger can send another each time."""
+def test_unknown_fields_of_adds_are_not_cached(size: int) -> None:
+    """They may be as long as a frame, and a hostile peer can send different ones each time."""
     body = pack_entry(
         LedgerDigest(DigestType.CRC32C, PASSWORD, LEDGER), EntryId(0), EntryId(-1), 7, b"payload"
     )

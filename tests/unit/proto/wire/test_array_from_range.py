@@ -1,4 +1,4 @@
-"""What is made column by column is what would be made one by one."""
+"""`array_of` fills an array by columns and has the same result as `array`."""
 
 from array import array
 from typing import Literal
@@ -11,9 +11,7 @@ from rollbook.proto.wire.array_from_range import array_of
 
 @pytest.mark.parametrize("count", [0, 1, 31, 32, 33, 1_000, RUN_MAX, RUN_MAX + 1])
 @pytest.mark.parametrize(("typecode", "end"), [("I", 2**32), ("q", 2**63)])
-def test_an_array_of_numbers_at_one_distance(
-    typecode: Literal["I", "q"], end: int, count: int
-) -> None:
+def test_array_of_a_range_equals_array(typecode: Literal["I", "q"], end: int, count: int) -> None:
     for step in (1, 132, 65_537):
         for start in (0, 7, end - 1 - count * step):
             values = range(start, start + count * step, step)
@@ -21,7 +19,9 @@ def test_an_array_of_numbers_at_one_distance(
 
 
 @pytest.mark.parametrize(("typecode", "end"), [("I", 2**32), ("q", 2**63)])
-def test_a_number_that_has_no_room(typecode: Literal["I", "q"], end: int) -> None:
+def test_array_of_too_large_numbers_raises_overflow_error(
+    typecode: Literal["I", "q"], end: int
+) -> None:
     values = range(end - 99, end + 1)
     with pytest.raises(OverflowError):
         array(typecode, values)

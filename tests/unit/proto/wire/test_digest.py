@@ -17,7 +17,7 @@ def _digest(kind: DigestType, ledger_id: LedgerId = LEDGER) -> LedgerDigest:
 
 @pytest.mark.parametrize("kind", DigestType)
 @pytest.mark.parametrize("payload", PAYLOADS, ids=len)
-def test_entries_come_back_from_any_buffer(kind: DigestType, payload: bytes) -> None:
+def test_entries_survive_round_trip_in_any_buffer(kind: DigestType, payload: bytes) -> None:
     digest = _digest(kind)
     packed = pack_entry(digest, E7, E6, 1000, payload)
     entry = Entry(LEDGER, E7, E6, 1000, payload)
@@ -27,7 +27,7 @@ def test_entries_come_back_from_any_buffer(kind: DigestType, payload: bytes) -> 
 
 
 @pytest.mark.parametrize("kind", [kind for kind in DigestType if kind is not DigestType.DUMMY])
-def test_every_flipped_bit_of_an_entry_is_seen(kind: DigestType) -> None:
+def test_every_flipped_bit_of_an_entry_is_detected(kind: DigestType) -> None:
     """W4."""
     digest = _digest(kind)
     packed = pack_entry(digest, E7, E6, 1000, b"payload")
@@ -39,7 +39,7 @@ def test_every_flipped_bit_of_an_entry_is_seen(kind: DigestType) -> None:
 
 
 @pytest.mark.parametrize("kind", DigestType)
-def test_every_cut_of_an_entry_is_seen(kind: DigestType) -> None:
+def test_every_truncated_entry_is_detected(kind: DigestType) -> None:
     digest = _digest(kind)
     packed = pack_entry(digest, E7, E6, 1000, b"")
     for size in range(len(packed)):
@@ -48,7 +48,7 @@ def test_every_cut_of_an_entry_is_seen(kind: DigestType) -> None:
 
 
 @pytest.mark.parametrize("kind", DigestType)
-def test_entries_that_are_others_than_asked_for(kind: DigestType) -> None:
+def test_entry_other_than_requested_is_refused(kind: DigestType) -> None:
     packed = pack_entry(_digest(kind), E7, E6, 1000, b"payload")
     with raises_message(DigestMismatch):
         _digest(kind).unpack_entry(packed, E6)
@@ -58,7 +58,7 @@ def test_entries_that_are_others_than_asked_for(kind: DigestType) -> None:
 
 
 @pytest.mark.parametrize("kind", DigestType)
-def test_lac_packets(kind: DigestType) -> None:
+def test_lac_packets_survive_round_trip_and_are_checked(kind: DigestType) -> None:
     digest = _digest(kind)
     for lac in (NO_ENTRY, E7, EntryId(2**63 - 1)):
         assert digest.unpack_lac(digest.pack_lac(lac)) == lac
@@ -69,7 +69,7 @@ def test_lac_packets(kind: DigestType) -> None:
 
 
 @pytest.mark.parametrize("kind", [kind for kind in DigestType if kind is not DigestType.DUMMY])
-def test_every_flipped_bit_of_a_lac_packet_is_seen(kind: DigestType) -> None:
+def test_every_flipped_bit_of_a_lac_packet_is_detected(kind: DigestType) -> None:
     digest = _digest(kind)
     packet = digest.pack_lac(E7)
     for bit in range(8 * len(packet)):
@@ -79,7 +79,7 @@ def test_every_flipped_bit_of_a_lac_packet_is_seen(kind: DigestType) -> None:
             digest.unpack_lac(bytes(flipped))
 
 
-def test_the_password_counts_for_hmac_only() -> None:
+def test_only_hmac_depends_on_the_password() -> None:
     for kind in DigestType:
         packed = pack_entry(_digest(kind), E7, E6, 1000, b"payload")
         other = LedgerDigest(kind, b"another", LEDGER)

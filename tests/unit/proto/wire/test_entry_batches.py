@@ -1,4 +1,4 @@
-"""The entries of a batch in one piece, however they were made ready."""
+"""The entries of a batch joined into one buffer."""
 
 import random
 
@@ -11,7 +11,7 @@ from rollbook.proto.wire.entry_batches import join_bodies, pack_bodies, unpack_b
     "sizes", [[], [40], [40, 40], [40] * 500, [40, 41], [40] * 500 + [50], [17_000] * 3]
 )
 @pytest.mark.parametrize("kind", [bytes, memoryview])
-def test_one_piece_holds_what_the_parts_do(
+def test_joined_bodies_equal_packed_bodies(
     sizes: list[int], kind: type[bytes] | type[memoryview]
 ) -> None:
     chance = random.Random(7)

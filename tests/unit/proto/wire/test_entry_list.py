@@ -18,7 +18,7 @@ def _packed(
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_lists_say_what_they_were_made_of(seed: int) -> None:
+def test_entry_lists_survive_round_trip(seed: int) -> None:
     chance = random.Random(seed)
     entry_ids = sorted(chance.sample(range(300), chance.randrange(1, 300)))
     entries = unpack_entry_list(pack_entry_list(EntryList.of(map(EntryId, entry_ids))))
@@ -28,7 +28,7 @@ def test_lists_say_what_they_were_made_of(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_periods_say_the_same_as_the_runs_they_stand_for(seed: int) -> None:
+def test_groups_with_periods_equal_their_runs(seed: int) -> None:
     chance = random.Random(seed)
     groups, expected, start = [], [], 0
     for _ in range(chance.randrange(1, 8)):
@@ -45,7 +45,7 @@ def test_periods_say_the_same_as_the_runs_they_stand_for(seed: int) -> None:
     assert [e for a, b in entries.ranges() for e in range(a, b + 1)] == expected
 
 
-def test_a_group_that_claims_everything_stays_24_bytes() -> None:
+def test_huge_group_is_not_expanded() -> None:
     entries = unpack_entry_list(_packed((0, MAX - 1, 1, 2)))
     assert entries.count == 2**62
     assert EntryId(MAX - 1) in entries
@@ -53,7 +53,7 @@ def test_a_group_that_claims_everything_stays_24_bytes() -> None:
     assert next(entries.ranges()) == (0, 0)
 
 
-def test_the_last_entry_there_can_be() -> None:
+def test_last_possible_entry_can_be_listed() -> None:
     assert EntryId(MAX) in unpack_entry_list(_packed((MAX, MAX, 1, 0)))
     assert EntryId(MAX) in unpack_entry_list(_packed((MAX - 5, MAX - 5, 6, 0)))
 
@@ -74,31 +74,31 @@ def test_the_last_entry_there_can_be() -> None:
         _packed((0, 0, 0, 0)),
         _packed((0, 0, -1, 0)),
         _packed((-1, -1, 1, 0)),
-        _packed((0, 1, 1, 0)),  # Two runs, but no period.
+        _packed((0, 1, 1, 0)),  # Two runs without a period.
         _packed((1, 0, 1, 0)),
-        _packed((0, 5, 1, 2)),  # The last is no start.
-        _packed((0, 4, 3, 2)),  # Runs that overlap.
+        _packed((0, 5, 1, 2)),  # The last entry is not the start of a run.
+        _packed((0, 4, 3, 2)),  # Runs overlap.
         _packed((0, 4, 1, -2)),
         _packed((4, 0, 1, 2)),
         _packed((MAX, MAX, 2, 0)),  # Ends beyond 2^63-1.
         _packed((5, 5, 1, 0), (4, 4, 1, 0)),
         _packed((5, 5, 1, 0), (5, 5, 1, 0)),
         _packed((5, 5, 3, 0), (7, 7, 1, 0)),
-        _packed((0, 9, 1, 3), (5, 5, 1, 0)),  # Interleaved.
+        _packed((0, 9, 1, 3), (5, 5, 1, 0)),  # Groups interleave.
     ],
 )
-def test_what_is_no_list_is_refused(data: bytes) -> None:
+def test_invalid_entry_list_is_refused(data: bytes) -> None:
     with pytest.raises(BadFrame):
         unpack_entry_list(data)
 
 
 @pytest.mark.parametrize("ids", [[], [0], [0, 1, 2, 5, 7, 8]])
-def test_ranges_are_packed_like_the_ids_in_them(ids: list[int]) -> None:
+def test_ranges_are_packed_like_their_ids(ids: list[int]) -> None:
     ranges = list(EntryList.of(map(EntryId, ids)).ranges())
     assert EntryList.of_ranges(ranges) == EntryList.of(map(EntryId, ids))
 
 
-def test_a_range_of_more_ids_than_a_group_can_count_takes_several() -> None:
+def test_range_too_long_for_one_group_uses_several() -> None:
     packed = EntryList.of_ranges([(5, 5 + 2**32)])
     assert packed.count == 2**32 + 1
     assert EntryId(5 + 2**32) in packed

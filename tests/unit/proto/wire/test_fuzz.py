@@ -1,4 +1,4 @@
-"""The fuzzer finds what it is there to find, and finds nothing in what we have."""
+"""The fuzzer finds planted bugs and finds none in the decoders of the wire protocol."""
 
 import random
 import struct
@@ -27,13 +27,13 @@ def _checked(data: bytes) -> bytes:
     return data
 
 
-def test_a_decoder_that_keeps_its_promises_fails_nowhere() -> None:
+def test_correct_decoder_has_no_failure() -> None:
     assert _failures(Target("sound", _checked, (BadFrame,), CORPUS, encode=bytes)) == []
 
 
-def test_an_error_of_another_kind_is_found_with_its_input() -> None:
+def test_undeclared_exception_is_reported_with_its_input() -> None:
     def decode(data: bytes) -> int:
-        (size,) = struct.unpack_from(">I", data)  # Of too few bytes: struct.error.
+        (size,) = struct.unpack_from(">I", data)  # Raises struct.error if there are too few bytes.
         return int(size)
 
     failures = _failures(Target("careless", decode, (BadFrame,), CORPUS))
@@ -44,7 +44,7 @@ def test_an_error_of_another_kind_is_found_with_its_input() -> None:
         assert failure.data.hex() in str(failure)
 
 
-def test_a_value_that_does_not_come_back_is_found() -> None:
+def test_value_changed_by_round_trip_is_reported() -> None:
     def decode(data: bytes) -> bytes:
         return _checked(data)[:300]
 
@@ -54,15 +54,15 @@ def test_a_value_that_does_not_come_back_is_found() -> None:
     assert _failures(Target("forgetful", decode, (BadFrame,), CORPUS, encode))
 
 
-def test_memory_beyond_the_bound_is_found() -> None:
+def test_too_much_memory_is_reported() -> None:
     def decode(data: bytes) -> int:
         (size,) = struct.unpack_from(">I", _checked(data).ljust(4, b"\0"))
-        return len(bytearray(min(size, 2**22)))  # Believes a length before it has the bytes.
+        return len(bytearray(min(size, 2**22)))  # Trusts a length before it has the bytes.
 
     assert _failures(Target("trusting", decode, (BadFrame,), CORPUS))
 
 
-def test_what_takes_too_long_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_slow_decoder_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tests.fuzz.run.SECONDS_MAX", 0.1)
 
     def decode(data: bytes) -> None:
@@ -75,7 +75,7 @@ def test_what_takes_too_long_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "took" in (judge(target, b"slow") or "")
 
 
-def test_the_same_seed_makes_the_same_inputs() -> None:
+def test_same_seed_generates_same_inputs() -> None:
     def inputs(seed: int) -> list[bytes]:
         mutator = Mutator(random.Random(seed), CORPUS)
         return [mutator.next() for _ in range(200)]
@@ -85,8 +85,8 @@ def test_the_same_seed_makes_the_same_inputs() -> None:
     assert max(map(len, inputs(1))) <= INPUT_BYTES_MAX
 
 
-def test_mutated_protobuf_is_still_protobuf_now_and_then() -> None:
-    """Else the fuzzer would never get behind the first length."""
+def test_some_mutated_protobuf_messages_can_be_decoded() -> None:
+    """Otherwise the fuzzer would never test what follows the first length."""
     target = next(target for target in every_target() if target.name == "requests")
     frame = V3_FRAMES["WRITE_LAC request"]
     mutator = Mutator(random.Random(3), [frame], target.refit)
@@ -99,13 +99,13 @@ def test_mutated_protobuf_is_still_protobuf_now_and_then() -> None:
     assert len(values) > 20
 
 
-def test_every_decoder_of_the_wire_keeps_its_promises() -> None:
+def test_fuzzing_wire_decoders_finds_no_failure() -> None:
     """W1, W2."""
     for _, failures in fuzz(wire_targets.targets(), 10_000, seed=42):
         assert not failures, str(failures[0])
 
 
-def test_a_run_takes_every_target_and_counts_inputs(
+def test_fuzz_run_covers_all_targets_and_counts_inputs(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def careless(data: bytes) -> None:

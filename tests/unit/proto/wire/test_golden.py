@@ -1,6 +1,6 @@
 """Every golden vector is written and read byte for byte.
 
-Two are only read: the order in which Java 4.18 writes fields is not ours.
+Two are only read, because Java 4.18 writes their fields in another order.
 """
 
 import itertools
@@ -69,7 +69,7 @@ def _digest(kind: DigestType = DigestType.CRC32C, ledger_id: LedgerId = LEDGER) 
 # --- Keys, entries, LAC packets ---------------------------------------------------------------
 
 
-def test_keys() -> None:
+def test_keys_match_golden_values() -> None:
     assert ledger_key(b"") == KEYS["ledger key, empty password"]
     assert ledger_key(PASSWORD) == KEYS["ledger key"]
     assert mac_key(b"") == KEYS["mac key, empty password"]
@@ -78,7 +78,7 @@ def test_keys() -> None:
 
 
 @pytest.mark.parametrize("kind", DigestType)
-def test_entry_and_lac_packet(kind: DigestType) -> None:
+def test_entry_and_lac_packet_match_golden_values(kind: DigestType) -> None:
     digest = _digest(kind)
     entry, packet = ENTRIES[f"entry {kind.name}"], ENTRIES[f"LAC packet {kind.name}"]
     assert pack_entry(digest, E0, NO_ENTRY, 5, b"hello") == entry
@@ -87,7 +87,7 @@ def test_entry_and_lac_packet(kind: DigestType) -> None:
     assert digest.unpack_lac(packet) == E0
 
 
-def test_entry_with_large_ids_and_lac_packet_of_nothing() -> None:
+def test_entry_with_large_ids_and_empty_lac_packet_match() -> None:
     ledger_id, entry = LedgerId(0x123456789A), ENTRIES["entry CRC32C, large ids"]
     digest = _digest(ledger_id=ledger_id)
     assert pack_entry(digest, EntryId(7), EntryId(6), 1000, b"xxx") == entry
@@ -117,7 +117,7 @@ def _recovery_packer(version: int) -> AddPacker:
         (_recovery_packer(3), V3_FRAMES["ADD recovery, priority 100, 4.17 order"]),
     ],
 )
-def test_add_is_packed(packer: AddPacker, frame: bytes) -> None:
+def test_packed_add_matches_golden_frame(packer: AddPacker, frame: bytes) -> None:
     assert packer.pack(E0, NO_ENTRY, 5, b"hello") == frame
 
 
@@ -131,7 +131,7 @@ def test_add_is_packed(packer: AddPacker, frame: bytes) -> None:
         (V3_FRAMES["ADD recovery, priority 100, 4.18 order"], True),
     ],
 )
-def test_add_is_read(frame: bytes, is_recovery: bool) -> None:
+def test_golden_add_is_decoded(frame: bytes, is_recovery: bool) -> None:
     (adds,) = RequestDecoder().feed(frame)
     assert isinstance(adds, Adds)
     assert adds.frames == frame
@@ -153,7 +153,7 @@ def test_add_is_read(frame: bytes, is_recovery: bool) -> None:
         ("ADD request", "ADD response EREADONLY", V3_FRAMES, BookieReadOnly),
     ],
 )
-def test_add_is_answered(
+def test_reply_to_add_matches_golden_frame(
     request_name: str, reply_name: str, frames: dict[str, bytes], error: type[RollbookError] | None
 ) -> None:
     (adds,) = RequestDecoder().feed(frames[request_name])
@@ -186,14 +186,14 @@ V3_REQUESTS: Final[dict[str, tuple[int, Request]]] = {
 
 
 @pytest.mark.parametrize("name", V2_REQUESTS)
-def test_v2_request(name: str) -> None:
+def test_v2_request_matches_golden_frame(name: str) -> None:
     request, frame = V2_REQUESTS[name], V2_FRAMES[name]
     assert v2.pack_request(request) == frame
     assert RequestDecoder().feed(frame) == [ReceivedRequest(request, False, v2.V2ReplyHeader(2))]
 
 
 @pytest.mark.parametrize("name", V3_REQUESTS)
-def test_v3_request(name: str) -> None:
+def test_v3_request_matches_golden_frame(name: str) -> None:
     (txn_id, request), frame = V3_REQUESTS[name], V3_FRAMES[name]
     assert v3.pack_request(txn_id, request) == frame
     (call,) = RequestDecoder().feed(frame)
@@ -203,7 +203,7 @@ def test_v3_request(name: str) -> None:
     assert (call.origin.version, call.origin.txn_id) == (3, txn_id)
 
 
-def test_v3_fencing_read_in_the_order_of_java_4_18() -> None:
+def test_v3_fencing_read_in_field_order_of_java_4_18_is_decoded() -> None:
     (call,) = RequestDecoder().feed(V3_FRAMES["READ fence, entry -1, 4.18 order"])
     assert call == ReceivedRequest(
         EntryRead(LEDGER, NO_ENTRY, KEY, fence=True),
@@ -251,20 +251,20 @@ V3_REPLIES: Final[dict[str, tuple[int, BookieOperation, Reply]]] = {
 
 
 @pytest.mark.parametrize("name", V2_REPLIES)
-def test_v2_reply(name: str) -> None:
+def test_v2_reply_matches_golden_frame(name: str) -> None:
     reply, frame = V2_REPLIES[name], V2_FRAMES[name]
     assert v2.V2ReplyHeader(2).pack(reply) == frame
     assert ReplyDecoder().feed(frame) == [ReceivedReply(None, reply)]
 
 
 @pytest.mark.parametrize("name", V3_REPLIES)
-def test_v3_reply(name: str) -> None:
+def test_v3_reply_matches_golden_frame(name: str) -> None:
     (txn_id, operation, reply), frame = V3_REPLIES[name], V3_FRAMES[name]
     assert v3.V3ReplyHeader(3, txn_id, operation).pack(reply) == frame
     assert ReplyDecoder().feed(frame) == [ReceivedReply(txn_id, reply)]
 
 
-def test_every_vector_has_its_test() -> None:
+def test_every_golden_frame_has_a_test() -> None:
     adds = {name for name in (*V2_FRAMES, *V3_FRAMES) if name.startswith("ADD ")}
     assert set(V2_FRAMES) - adds == set(V2_REQUESTS) | set(V2_REPLIES)
     assert set(V3_FRAMES) - adds - {"READ fence, entry -1, 4.18 order"} == set(V3_REQUESTS) | set(
@@ -283,14 +283,14 @@ def test_every_vector_has_its_test() -> None:
         ("entries 0,1,3,4,6,7,9,10,20", [0, 1, 3, 4, 6, 7, 9, 10, 20]),
     ],
 )
-def test_entry_list(name: str, entry_ids: list[EntryId]) -> None:
+def test_entry_list_matches_golden_bytes(name: str, entry_ids: list[EntryId]) -> None:
     entries = EntryList.of(entry_ids)
     assert pack_entry_list(entries) == ENTRY_LISTS[name]
     assert unpack_entry_list(ENTRY_LISTS[name]) == entries
     assert [entry_id for entry_id in map(EntryId, range(30)) if entry_id in entries] == entry_ids
 
 
-def test_entry_list_with_a_period() -> None:
+def test_entry_list_with_a_period_matches_golden_bytes() -> None:
     entries = unpack_entry_list(ENTRY_LISTS["period 3"])
     assert [entry_id for entry_id in map(EntryId, range(30)) if entry_id in entries] == [
         0,
@@ -305,6 +305,6 @@ def test_entry_list_with_a_period() -> None:
     assert pack_entry_list(entries) == ENTRY_LISTS["period 3"]
 
 
-def test_pack_frame_is_what_surrounds_a_body() -> None:
+def test_pack_frame_prepends_length_to_body() -> None:
     frame = V3_FRAMES["READ_LAC request"]
     assert pack_frame(frame[4:]) == frame

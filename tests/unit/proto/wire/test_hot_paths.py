@@ -1,6 +1,5 @@
-"""The hot paths look at few bytes of a frame; they must hear what the thorough path hears (W2).
-
-Here every byte of the golden frames takes its turn at being wrong.
+"""W2: the hot paths read only a few bytes of a frame, and must return what the full decoder
+returns. These tests change every byte of the golden frames.
 """
 
 from collections.abc import Callable
@@ -46,17 +45,17 @@ def _wrong(byte: int) -> list[int]:
 
 
 @pytest.mark.parametrize("index", range(len(REQUESTS)))
-def test_requests_with_one_byte_wrong(index: int) -> None:
+def test_requests_with_one_wrong_byte_match_full_decoder(index: int) -> None:
     _try_all(REQUESTS[index], hear_request_twice)
 
 
 @pytest.mark.parametrize("index", range(len(REPLIES)))
-def test_replies_with_one_byte_wrong(index: int) -> None:
+def test_replies_with_one_wrong_byte_match_full_decoder(index: int) -> None:
     _try_all(REPLIES[index], hear_reply_twice)
 
 
 def _try_all(frame: bytes, hear_twice: Callable[[bytes], None]) -> None:
-    """All but the bytes of the frame's own length, which decides where the next frame begins."""
+    """Changes all bytes except the frame's length, which decides where the next frame begins."""
     for at in range(4, min(len(frame), 120)):
         for value in _wrong(frame[at]):
             hear_twice(frame[:at] + bytes([value]) + frame[at + 1 :])

@@ -1,4 +1,4 @@
-"""Stored adds are gathered as they were understood when they came."""
+"""Stored adds are gathered from the journal with the meaning that they had when they were received."""
 
 import itertools
 import random
@@ -15,21 +15,21 @@ from rollbook.proto.wire.digest import DigestType, LedgerDigest
 from rollbook.proto.wire.journaled_adds import StoredAdds
 from rollbook.proto.wire.messages import EntryRead
 
-# By ledger: its key, the highest LAC, and for each entry its id, its place and its length.
+# By ledger: its key, the highest LAC, and for each entry its id, position and length.
 Columns = dict[int, tuple[bytes, int, list[tuple[int, int, int]]]]
 
-# The last ones look like what stands around a key, so that one may be taken for the other.
+# The last two keys look like the bytes around a key, so that one might be mistaken for the other.
 KEYS = (b"k" * 20, b"\x1a\x14" * 10, b"\x22\x1a\x14" + b"\x08" * 17)
 
 
 @pytest.fixture(params=[1, 2, 16], autouse=True)
 def alike_min(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """From how many adds of one shape on they are read by columns."""
+    """The minimum number of adds of one shape that are read by columns."""
     monkeypatch.setattr(journaled_adds, "_ALIKE_MIN", request.param)
 
 
 def as_it_came(buffer: bytes, position: int) -> Columns:
-    """By the parsers that judge adds when they come. There are no repeats of an entry in it."""
+    """Decodes with the parsers for received adds. The buffer repeats no entry."""
     found: Columns = {}
     for adds in take_frames(buffer):
         for group in adds.groups:
@@ -69,7 +69,7 @@ def writers(chance: random.Random, txn_ids: Iterator[int]) -> list[AddPacker]:
 
 
 def traffic(chance: random.Random) -> bytes:
-    """In groups of some writers; sizes are alike, as a rule, and ids cross the sizes of a varint."""
+    """Frames in groups by writer; sizes are mostly equal, and ids cross lengths of varints."""
     packers = writers(chance, itertools.count(chance.choice((0, 100, 16_000, 2**21 - 50))))
     entry_ids = itertools.count(chance.choice((0, 100, 16_300, 2**21 - 100, 2**28 - 60)))
     group, sizes = (
@@ -82,7 +82,7 @@ def traffic(chance: random.Random) -> bytes:
         for _ in range(group):
             entry_id = next(entry_ids)
             payload = chance.randbytes(chance.choice(sizes))
-            if chance.random() < 0.1:  # A frame within the payload is no frame.
+            if chance.random() < 0.1:  # A frame within a payload must be ignored.
                 payload = (frames[-1] if frames else b"")[:400]
             lac = EntryId(entry_id - chance.choice((1, 1, 7)))
             frames.append(packer.pack(EntryId(entry_id), lac, 10 * entry_id, payload))
@@ -90,7 +90,7 @@ def traffic(chance: random.Random) -> bytes:
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_they_are_gathered_as_they_came(seed: int) -> None:
+def test_gathered_adds_match_received_adds(seed: int) -> None:
     chance = random.Random(seed)
     stored = StoredAdds()
     for position in (0, 5_000_000):
@@ -100,8 +100,8 @@ def test_they_are_gathered_as_they_came(seed: int) -> None:
 
 
 @pytest.mark.parametrize("version", [2, 3])
-def test_adds_of_one_size_and_many_ledgers_are_read_from_the_journal(version: int) -> None:
-    """Of several hundred, so that the first few say nothing of the others."""
+def test_adds_of_equal_size_and_many_ledgers_match_received_adds(version: int) -> None:
+    """Several hundred adds, so that the first few do not predict the others."""
     chance = random.Random(version)
     stored, txn_ids = StoredAdds(), itertools.count(2**14 - 300)
     ids = {ledger_id: itertools.count(2**7 - 20) for ledger_id in (*range(100, 140), 2**50)}
@@ -131,8 +131,8 @@ def v3_frames(ledger_id: int, key: bytes, *adds: tuple[int, bytes], lac: int = -
 
 
 @pytest.mark.parametrize("entry_id", [2**7, 2**14, 2**21])
-def test_what_an_id_takes_more_a_payload_may_take_less(entry_id: int) -> None:
-    """Then frames are equally long all the same, and agree up to the entry id."""
+def test_longer_id_with_shorter_payload_is_read_correctly(entry_id: int) -> None:
+    """Frames then have equal length and agree up to the entry id."""
     longer, shorter = (entry_id - 1, b"x" * 31), (entry_id, b"x" * 30)
     for order in itertools.product((longer, shorter), repeat=4):
         buffer = v3_frames(300, KEYS[0], *(add for add in order for _ in range(8)))
@@ -142,7 +142,7 @@ def test_what_an_id_takes_more_a_payload_may_take_less(entry_id: int) -> None:
         assert gathered(stored) == as_it_came(buffer, 0)
 
 
-def test_what_stands_behind_an_entry_may_be_what_it_has_less() -> None:
+def test_field_after_a_shorter_entry_is_read_correctly() -> None:
     digest = LedgerDigest(DigestType.CRC32C, b"password", LedgerId(300))
     txn_ids = itertools.count(1)
     plain, recovering = (
@@ -156,8 +156,10 @@ def test_what_stands_behind_an_entry_may_be_what_it_has_less() -> None:
     assert gathered(stored) == as_it_came(b"".join(frames), 0)
 
 
-def test_nothing_fits_where_something_else_begins() -> None:
-    """Key, ledger and LAC are such that four bytes further on all looks like an add of a longer id."""
+def test_bytes_that_look_like_an_add_with_longer_id_are_read_correctly() -> None:
+    """Key, ledger and LAC are such that everything looks like an add with a longer id four bytes
+    later.
+    """
     key, ledger_id, lac = b"\x22\x50\x1a\x14" * 5, 0x1A14_224C_0000_0000, 0x0445_0D05 << 32
     longer = ((2**28 + each, bytes(40)) for each in range(20))
     adds = *longer, *((each, bytes(44)) for each in range(20))
@@ -167,7 +169,7 @@ def test_nothing_fits_where_something_else_begins() -> None:
     assert gathered(stored) == as_it_came(buffer, 0)
 
 
-def test_gathering_goes_on_where_it_stopped() -> None:
+def test_gathering_in_parts_equals_gathering_at_once() -> None:
     chance = random.Random(1)
     parts = [traffic(chance) for _ in range(3)]
     piecemeal, at_once = StoredAdds(), StoredAdds()
@@ -179,7 +181,7 @@ def test_gathering_goes_on_where_it_stopped() -> None:
 
 
 class Steps(defaultdict[int, list[int]]):
-    """Rows by ledger that count over how many ledgers somebody goes."""
+    """Rows by ledger that count over how many ledgers a caller iterates."""
 
     def __init__(self) -> None:
         super().__init__(list)
@@ -197,8 +199,8 @@ class Steps(defaultdict[int, list[int]]):
         return self._counted(super().__reversed__())
 
 
-def test_a_run_does_not_go_over_the_ledgers_before_it() -> None:
-    """Else a file that shows many ledgers takes the square of them."""
+def test_gathering_does_not_iterate_over_earlier_ledgers() -> None:
+    """Otherwise a file with many ledgers takes quadratic time."""
     stored, chunks = StoredAdds(), 50
     stored._rows = steps = Steps()
     for chunk in range(chunks):
@@ -214,7 +216,7 @@ def test_a_run_does_not_go_over_the_ledgers_before_it() -> None:
     assert steps.taken <= 20 * chunks
 
 
-def test_what_was_taken_is_not_gone_over_again() -> None:
+def test_taken_adds_are_not_returned_again() -> None:
     stored = StoredAdds()
     for ledger_id in range(50):
         stored.gather(v3_frames(ledger_id, KEYS[0], (0, b"x")), 0)
@@ -226,7 +228,7 @@ def test_what_was_taken_is_not_gone_over_again() -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_what_is_no_add_ends_it(seed: int) -> None:
+def test_gathering_ends_at_first_other_frame(seed: int) -> None:
     chance = random.Random(seed)
     buffer = traffic(chance)
     other = v2.pack_request(EntryRead(LedgerId(1), EntryId(1)))

@@ -94,7 +94,7 @@ V2_REPLIES: list[Reply] = [
 
 @pytest.mark.parametrize(("operation", "reply"), V3_REPLIES)
 @pytest.mark.parametrize("txn_id", [0, 1, 127, 128, 2**63, 2**64 - 1])
-def test_v3_replies_come_back_as_they_were(
+def test_v3_replies_survive_round_trip(
     txn_id: int, operation: BookieOperation, reply: Reply
 ) -> None:
     frame = v3.V3ReplyHeader(3, txn_id, operation).pack(reply)
@@ -104,13 +104,13 @@ def test_v3_replies_come_back_as_they_were(
 
 @pytest.mark.parametrize("reply", V2_REPLIES)
 @pytest.mark.parametrize("version", [0, 1, 2])
-def test_v2_replies_come_back_as_they_were(version: int, reply: Reply) -> None:
+def test_v2_replies_survive_round_trip(version: int, reply: Reply) -> None:
     frame = v2.V2ReplyHeader(version).pack(reply)
     assert ReplyDecoder().feed(frame) == [ReceivedReply(None, reply)]
     assert v2.unpack_reply(frame, 4, len(frame)) == ReceivedReply(None, reply)
 
 
-def test_replies_mean_the_same_however_the_stream_is_cut() -> None:
+def test_replies_are_decoded_however_the_stream_is_cut() -> None:
     frames = [v2.V2ReplyHeader(2).pack(reply) for reply in V2_REPLIES]
     frames += [v3.V3ReplyHeader(3, 300, operation).pack(reply) for operation, reply in V3_REPLIES]
     frames += [v2.V2ReplyHeader(2).pack(AddReply(None, LEDGER, E5))]
@@ -132,7 +132,7 @@ def test_replies_mean_the_same_however_the_stream_is_cut() -> None:
 
 
 def _flatten(heard: list[AddReplies | ReceivedReply]) -> list[object]:
-    """Adds one by one; within a chunk they may be told in any order, hence sorted by ledger."""
+    """Splits adds into single adds, sorted because their order within a chunk is not fixed."""
     adds = [
         (item.ledger_id, entry_id, str(item.error))
         for item in heard
@@ -143,7 +143,7 @@ def _flatten(heard: list[AddReplies | ReceivedReply]) -> list[object]:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_v3_replies_to_adds_are_heard_as_protobuf_reads_them(seed: int) -> None:
+def test_v3_add_replies_are_decoded_like_protobuf(seed: int) -> None:
     chance = random.Random(seed)
     expected: list[tuple[int, int, type[RollbookError] | None]] = []
     stream = b""
@@ -173,7 +173,7 @@ def test_v3_replies_to_adds_are_heard_as_protobuf_reads_them(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(60))
 def test_similar_v3_add_replies_are_decoded_as_protobuf_decodes_them(seed: int) -> None:
-    """W2: read by columns, but for the one whose turn it is to differ, by a byte or by its ids."""
+    """W2: replies are decoded by columns, except one that differs in a byte or in its ids."""
     chance = random.Random(seed)
     txn_id = chance.choice((1, 100, 16_300, 2**40, 2**63 - 20, 2**64 - 200))
     entry_id = chance.choice((0, 100, 16_300, 2**21 - 20, 2**40, 2**62))
@@ -199,7 +199,7 @@ def test_similar_v3_add_replies_are_decoded_as_protobuf_decodes_them(seed: int) 
     assert _flatten(ReplyDecoder().feed(b"".join(frames))) == _flatten(one_by_one)
 
 
-def test_the_answers_to_a_chunk_of_adds_are_a_range() -> None:
+def test_replies_to_a_run_of_adds_are_a_range() -> None:
     """W2: even where transaction ids grow by a byte."""
     answers = b"".join(
         v3.V3ReplyHeader(3, 2**14 - 50 + row, BookieOperation.ADD).pack(
@@ -212,10 +212,10 @@ def test_the_answers_to_a_chunk_of_adds_are_a_range() -> None:
     assert replies.entry_ids == range(1_000, 1_200)
 
 
-def test_no_run_is_looked_for_in_answers_to_ledgers_in_turn(
+def test_replies_to_alternating_ledgers_are_not_decoded_as_runs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """They come again at one distance, and each of them would be looked at for nothing."""
+    """Replies to one ledger recur at a fixed distance, so looking for runs would be wasted work."""
     monkeypatch.delattr(v3_adds, "_take_replies_alike")
     answers = [
         v3.V3ReplyHeader(3, 20_000 + row, BookieOperation.ADD).pack(
@@ -230,7 +230,7 @@ def test_no_run_is_looked_for_in_answers_to_ledgers_in_turn(
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_v3_read_replies_are_heard_as_protobuf_reads_them(seed: int) -> None:
+def test_v3_read_replies_are_decoded_like_protobuf(seed: int) -> None:
     chance = random.Random(seed)
     for _ in range(100):
         response = pb.Response()
@@ -269,7 +269,7 @@ def test_v3_read_replies_are_heard_as_protobuf_reads_them(seed: int) -> None:
         StartTls(),
     ],
 )
-def test_every_v3_request_can_be_refused(request_: Request) -> None:
+def test_refusal_of_each_v3_request_is_decoded(request_: Request) -> None:
     frame = v3.pack_request(77, request_, is_high_priority=True)
     (call,) = [v3.unpack_request(frame[4:])]
     assert call.request == request_
@@ -290,7 +290,7 @@ def test_every_v3_request_can_be_refused(request_: Request) -> None:
         BatchRead(LEDGER, E5, 1, 2, 3, is_sparse=True),
     ],
 )
-def test_v2_requests_can_be_refused(request_: Request) -> None:
+def test_refusal_of_v2_requests_is_decoded(request_: Request) -> None:
     (call,) = RequestDecoder().feed(v2.pack_request(request_, is_high_priority=True))
     assert isinstance(call, ReceivedRequest)
     assert call == ReceivedRequest(request_, True, v2.V2ReplyHeader(2))
@@ -301,7 +301,7 @@ def test_v2_requests_can_be_refused(request_: Request) -> None:
 @pytest.mark.parametrize(
     "origin", [v2.V2ReplyHeader(2), v3.V3ReplyHeader(3, 7, BookieOperation.BATCH_READ)]
 )
-def test_a_batch_comes_as_it_was_sent(origin: ReplyHeader) -> None:
+def test_batch_read_reply_survives_round_trip(origin: ReplyHeader) -> None:
     bodies = (bytes(range(40)), bytes(32))
     for reply in (
         BatchReadReply(None, LEDGER, E5, 42, bodies),
@@ -315,7 +315,7 @@ def test_a_batch_comes_as_it_was_sent(origin: ReplyHeader) -> None:
 @pytest.mark.parametrize(
     "origin", [v2.V2ReplyHeader(2), v3.V3ReplyHeader(3, 7, BookieOperation.BATCH_READ)]
 )
-def test_a_packed_batch_is_told_like_any_other_however_it_is_cut(origin: ReplyHeader) -> None:
+def test_packed_batch_equals_batch_however_it_is_cut(origin: ReplyHeader) -> None:
     bodies = bytes(range(40)), bytes(32), bytes(LARGE_BYTES)
     packed = b"".join(pack_bodies(bodies))
     frame = origin.pack(BatchReadReply(None, LEDGER, E5, 42, bodies))
@@ -331,42 +331,42 @@ def test_a_packed_batch_is_told_like_any_other_however_it_is_cut(origin: ReplyHe
     "origin", [v2.V2ReplyHeader(2), v3.V3ReplyHeader(3, 7, BookieOperation.READ)]
 )
 @pytest.mark.parametrize("size", [0, 1, LARGE_BYTES - 1, LARGE_BYTES])
-def test_an_entry_is_told_alike_in_pieces(origin: ReplyHeader, size: int) -> None:
+def test_entry_packed_in_pieces_equals_entry_packed_whole(origin: ReplyHeader, size: int) -> None:
     reply = ReadReply(None, LEDGER, E5, bytes(size), EntryId(4))
     parts = origin.pack_in_pieces(reply)
     assert b"".join(parts) == origin.pack(reply)
     assert any(part is reply.body for part in parts) == (size == LARGE_BYTES)
 
 
-def test_a_refused_batch_read_names_its_request() -> None:
+def test_refused_batch_read_names_its_request() -> None:
     refusal = refusal_of(BatchRead(LEDGER, E5, 42, 2, 3), LedgerFenced)
     assert refusal == BatchReadReply(LedgerFenced, LEDGER, E5, 42)
 
 
 @pytest.mark.parametrize("version", [0, 1, 2])
-def test_authentication_is_answered_in_version_2_whoever_asks(version: int) -> None:
+def test_authentication_is_answered_in_version_2(version: int) -> None:
     assert v2.V2ReplyHeader(version).pack(AuthReply("plugin", b""))[4:8] == b"\x02\x03\x00\x00"
 
 
-def test_a_refused_v3_authentication_is_no_success() -> None:
+def test_refused_v3_authentication_is_decoded_as_refusal() -> None:
     body = bytes.fromhex("0a06080310051801 10f603 b20605 0a017012 00".replace(" ", ""))
     assert ReplyDecoder().feed(pack_frame(body)) == [ReceivedReply(1, Refusal(Unauthorized))]
 
 
-def test_v2_has_no_words_to_refuse_authentication() -> None:
+def test_v2_authentication_cannot_be_refused() -> None:
     (call,) = RequestDecoder().feed(v2.pack_request(Auth("plugin", b"")))
     assert isinstance(call, ReceivedRequest)
     assert call.refuse(Unauthorized) == b""
 
 
-def test_requests_without_a_form_in_a_protocol_are_not_sent() -> None:
+def test_requests_without_encoding_in_a_protocol_are_refused() -> None:
     with pytest.raises(InvalidRequest):
         v2.pack_request(ReadLac(LEDGER))
     with pytest.raises(InvalidRequest):
         v3.pack_request(1, Unknown())
 
 
-def test_every_error_that_has_a_code_comes_back_as_an_error() -> None:
+def test_every_error_with_a_code_survives_round_trip() -> None:
     for error in every_error():
         if error.code.v2 is not None:
             frame = v2.V2ReplyHeader(2).pack(ReadReply(error, LEDGER, E5))
@@ -384,7 +384,7 @@ def test_every_error_that_has_a_code_comes_back_as_an_error() -> None:
             assert answer.reply.error.code.v3 == error.code.v3
 
 
-def test_unknown_codes_prove_nothing() -> None:
+def test_unknown_code_is_decoded_as_bookie_failed() -> None:
     frame = pack_frame(struct.pack(">Iiqq", 0x02010000, 4711, 7, 5))
     assert ReplyDecoder().feed(frame) == [AddReplies(BookieFailed, LEDGER, [E5])]
 
@@ -399,24 +399,25 @@ def test_unknown_codes_prove_nothing() -> None:
         + bytes(28)
         + b"\x00\x00\x00\x29"
         + bytes(40),  # An entry longer than its reply.
-        b"\x02\x07\x00\x00" + bytes(28) + b"\x00\x00\x00\x1f" + bytes(31),  # No whole header.
+        b"\x02\x07\x00\x00" + bytes(28) + b"\x00\x00\x00\x1f" + bytes(31),  # An incomplete header.
         b"\x02\x07\x00\x00" + bytes(28) + b"\xff\xff\xff\xff" + bytes(40),
         b"\x02\x05\x00\x00" + bytes(20),
         bytes.fromhex("0a0608031002180110e707aa060608001007"),  # Status 999.
         bytes.fromhex("0a0608031002180110e707aa0607 08e70710071805"),
         bytes.fromhex("0a0608031002180110 00aa0607 08e70710071805"),
         b"\x02",
-        b"\x0a\x06\x08\x03\x10\x01\x18\x01\x10\x00",  # EOK and nothing else.
+        b"\x0a\x06\x08\x03\x10\x01\x18\x01\x10\x00",  # EOK without a body.
         b"\x0a\x06\x08\x03\x10\x01\x18\x01",  # No status.
-        b"\x0a\x06\x08\x03\x10\x0b\x18\x01\x10\x00\xe2\x06\x04\x08\x00\x10\x07",  # EOK, no list.
+        # EOK without a list.
+        b"\x0a\x06\x08\x03\x10\x0b\x18\x01\x10\x00\xe2\x06\x04\x08\x00\x10\x07",
     ],
 )
-def test_what_is_no_reply_is_a_bad_frame(body: bytes) -> None:
+def test_invalid_reply_is_a_bad_frame(body: bytes) -> None:
     with pytest.raises(BadFrame):
         ReplyDecoder().feed(pack_frame(body))
 
 
-def test_the_outer_status_wins_and_the_inner_one_counts() -> None:
+def test_outer_status_takes_precedence_over_inner_status() -> None:
     def frame(outer: int, inner: int) -> bytes:
         response = pb.Response()
         response.header.version = pb.VERSION_THREE
@@ -437,7 +438,7 @@ def test_the_outer_status_wins_and_the_inner_one_counts() -> None:
         assert answer == ReceivedReply(1, WriteLacReply(error, LEDGER))
 
 
-def test_the_frame_limit_holds_for_replies() -> None:
+def test_frame_limit_applies_to_replies() -> None:
     frame = v3.V3ReplyHeader(3, 1, BookieOperation.READ).pack(
         ReadReply(None, LEDGER, E5, bytes(1000))
     )
@@ -452,8 +453,8 @@ def test_the_frame_limit_holds_for_replies() -> None:
 
 
 @pytest.mark.parametrize("size", [0, 1, 32])
-def test_a_batch_of_tiny_entries_does_not_swell_its_reader(size: int) -> None:
-    """W1: an object for each four bytes of a frame would come to fifty frames."""
+def test_batch_of_tiny_entries_needs_limited_memory(size: int) -> None:
+    """W1: one object for every four bytes of a frame would need fifty times the frame's memory."""
     limit = 256 * 1024
     entry = struct.pack(">i", size) + bytes(size)
     head = struct.pack(">Iiqqq", 0x02070000, 0, 7, 5, 42)

@@ -53,7 +53,7 @@ def _heard_in(chunks: Iterator[bytes] | list[bytes]) -> list[Heard]:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_frames_mean_the_same_however_the_stream_is_cut(seed: int) -> None:
+def test_requests_are_decoded_however_the_stream_is_cut(seed: int) -> None:
     """W2."""
     chance = random.Random(seed)
     frames = random_frames(chance, 120)
@@ -67,8 +67,8 @@ def test_frames_mean_the_same_however_the_stream_is_cut(seed: int) -> None:
 
 
 @pytest.mark.parametrize("first_entry", [3, 126, 300, 20_000])
-def test_one_add_among_its_likes_means_what_it_means_alone(first_entry: int) -> None:
-    """W2: whichever of its bytes differs from theirs, and however."""
+def test_changed_add_within_a_run_is_decoded_like_a_single_add(first_entry: int) -> None:
+    """W2: whichever byte differs, and in whichever way."""
     frames = [_add(3, first_entry + index) for index in range(6)]
     for at in range(4, len(frames[4])):
         for flip in (0x01, 0x02, 0x40, 0x80, 0xFF):
@@ -79,7 +79,7 @@ def test_one_add_among_its_likes_means_what_it_means_alone(first_entry: int) -> 
 
 
 def _meaning(chunks: list[bytes]) -> list[object]:
-    """What was heard, up to the frame that is none."""
+    """Returns the decoded requests, or a marker if a frame is invalid."""
     decoder, heard = RequestDecoder(), list[Heard]()
     try:
         for chunk in chunks:
@@ -89,14 +89,14 @@ def _meaning(chunks: list[bytes]) -> list[object]:
     return [*flatten(heard)]
 
 
-def test_a_stream_of_single_bytes() -> None:
+def test_stream_of_single_bytes_is_decoded() -> None:
     frames = random_frames(random.Random(1), 40)
     stream = b"".join(frames)
     assert flatten(_heard_in([bytes([byte]) for byte in stream])) == flatten(_heard_in(frames))
 
 
 @pytest.mark.parametrize("version", [2, 3])
-def test_adds_of_two_ledgers_in_turn_make_two_groups_and_one_stretch(version: int) -> None:
+def test_adds_to_alternating_ledgers_form_two_groups(version: int) -> None:
     a, b = packers(version, LedgerId(1))[0], packers(version, LedgerId(2))[0]
     stream = b"".join(
         packer.pack(EntryId(index), EntryId(index - 1), 0, b"x" * index)
@@ -119,7 +119,7 @@ def test_adds_of_two_ledgers_in_turn_make_two_groups_and_one_stretch(version: in
 
 
 @pytest.mark.parametrize("version", [2, 3])
-def test_a_fencing_read_keeps_its_place_between_adds(version: int) -> None:
+def test_fencing_read_keeps_its_place_between_adds(version: int) -> None:
     read = EntryRead(LEDGER, NO_ENTRY, KEY, fence=True)
     fence = v2.pack_request(read) if version == 2 else v3.pack_request(9, read)
     before, call, behind = _heard_in([_add(version, 0) + fence + _add(version, 1)])
@@ -130,17 +130,17 @@ def test_a_fencing_read_keeps_its_place_between_adds(version: int) -> None:
     assert call.request == read
 
 
-def test_the_protocols_may_alternate_from_frame_to_frame() -> None:
+def test_protocols_may_alternate_between_frames() -> None:
     stream = _add(2, 0) + _add(3, 1) + _add(2, 2)
     heard = _heard_in([stream])
     assert [adds.groups[0].entry_ids for adds in heard if isinstance(adds, Adds)] == [[0], [1], [2]]
 
 
-# --- What a bookie makes of a stretch ---------------------------------------------------------
+# --- Groups of adds in a bookie ---------------------------------------------------------------
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_stored_frames_unpack_to_what_they_were(seed: int) -> None:
+def test_stored_frames_are_decoded_again(seed: int) -> None:
     """W3."""
     heard = _heard_in([b"".join(random_frames(random.Random(seed), 100))])
     for adds in heard:
@@ -150,14 +150,14 @@ def test_stored_frames_unpack_to_what_they_were(seed: int) -> None:
             assert (again.start, again.end) == (0, len(adds.frames))
 
 
-def test_unusual_add_of_the_usual_length_is_not_read_as_a_stored_one() -> None:
+def test_unusual_add_of_usual_length_is_not_decoded_as_stored() -> None:
     usual = v3.pack_request(1, Add(LEDGER, E0, KEY, pack_entry(DIGEST, E0, NO_ENTRY, 0, b"")))
     unusual = usual.replace(b"\x08\x07\x10\x00", b"\x10\x00\x08\x07")
     assert unusual != usual
     assert [*take_frames(unusual)] == []
 
 
-def test_unpacking_stored_frames_ends_at_what_is_no_add() -> None:
+def test_decoding_of_stored_frames_ends_at_first_other_frame() -> None:
     read, add = v2.pack_request(EntryRead(LEDGER, E0)), _add(2)
     for behind in (b"", read, add[:-1], b"\0\0", _unusual_add()):
         assert [*take_frames(behind)] == []
@@ -165,8 +165,8 @@ def test_unpacking_stored_frames_ends_at_what_is_no_add() -> None:
 
 
 @pytest.mark.parametrize("version", [2, 3])
-def test_frames_of_some_groups(version: int) -> None:
-    """What was refused must not reach the journal."""
+def test_frames_of_selected_groups(version: int) -> None:
+    """Refused adds must not reach the journal."""
     ledgers = [packers(version, LedgerId(ledger_id))[0] for ledger_id in (1, 2, 3)]
     frames = [
         ledgers[index % 3].pack(EntryId(index), NO_ENTRY, 0, b"x" * index) for index in range(300)
@@ -181,8 +181,8 @@ def test_frames_of_some_groups(version: int) -> None:
 
 @pytest.mark.parametrize("version", [2, 3])
 @pytest.mark.parametrize("error", [None, NoSuchLedger, InvalidRequest])
-def test_replies_to_a_group(version: int, error: type[RollbookError] | None) -> None:
-    first = 120  # Entry and transaction ids grow by a byte on the way.
+def test_replies_to_a_group_are_decoded(version: int, error: type[RollbookError] | None) -> None:
+    first = 120  # Entry and transaction ids grow by a byte within the run.
     packer = packers(version, first_txn=first)[0]
     stream = b"".join(packer.pack(EntryId(first + i), NO_ENTRY, 0, b"") for i in range(20))
     (adds,) = _heard_in([stream])
@@ -204,11 +204,13 @@ def _responses(stream: bytes) -> Iterator[pb.Response]:
         stream = stream[4 + size :]
 
 
-# --- Adds in unusual dress --------------------------------------------------------------------
+# --- Adds in unusual encodings ----------------------------------------------------------------
 
 
 def _unusual_add() -> bytes:
-    """Its fields from the last to the first, one in two bytes too many, and some unknown ones."""
+    """An add with its fields in reverse order, one of them in two bytes too many, and unknown
+    fields.
+    """
     body = pack_entry(DIGEST, E1, E0, 10, b"world")
     own = b"".join(
         (
@@ -231,7 +233,7 @@ def _unusual_add() -> bytes:
     )
 
 
-def test_an_add_in_unusual_dress_is_heard_like_any_other() -> None:
+def test_add_in_unusual_encoding_is_decoded_and_normalised() -> None:
     stream = _add(3, 0) + _unusual_add() + _add(3, 2)
     heard = _heard_in([stream])
     assert [
@@ -244,13 +246,13 @@ def test_an_add_in_unusual_dress_is_heard_like_any_other() -> None:
     unusual = heard[1]
     assert isinstance(unusual, Adds)
     expected = v3.pack_request(5, Add(LEDGER, E1, KEY, pack_entry(DIGEST, E1, E0, 10, b"world")))
-    assert unusual.frames == expected  # What is stored has a known form.
+    assert unusual.frames == expected  # Frames are stored in the usual encoding.
     (response,) = _responses(unusual.groups[0].pack_replies())
     assert (response.header.txnId, response.addResponse.entryId) == (5, 1)
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_v3_adds_are_heard_as_protobuf_reads_them(seed: int) -> None:
+def test_v3_adds_are_decoded_like_protobuf(seed: int) -> None:
     chance = random.Random(seed)
     for _ in range(40):
         request = pb.Request()
@@ -325,7 +327,7 @@ def test_adds_with_negative_ids_are_refused(ids: tuple[int, int]) -> None:
         Add(LEDGER, E0, b"", pack_entry(DIGEST, E0, NO_ENTRY, 0, b"")),
     ],
 )
-def test_v3_adds_that_contradict_themselves_are_refused(add: Add) -> None:
+def test_v3_add_that_contradicts_its_entry_is_refused(add: Add) -> None:
     heard = _heard_in([_add(3) + v3.pack_request(3, add) + _add(3, 1)])
     assert [type(item) for item in heard] == [Adds, Refused, Adds]
     (response,) = _responses(heard[1].reply if isinstance(heard[1], Refused) else b"")
@@ -338,7 +340,7 @@ def test_v3_adds_that_contradict_themselves_are_refused(add: Add) -> None:
 
 
 @pytest.mark.parametrize("entry_ledger", [8, -1])
-def test_v3_add_with_an_entry_of_another_ledger_is_refused_among_others(
+def test_v3_add_with_entry_of_another_ledger_is_refused_in_a_run(
     entry_ledger: int,
 ) -> None:
     usual = _add(3, 1)
@@ -350,7 +352,7 @@ def test_v3_add_with_an_entry_of_another_ledger_is_refused_among_others(
 
 
 @pytest.mark.parametrize("version", [3, 4, 9, 11, 255])
-def test_unknown_versions_of_v2_hear_so(version: int) -> None:
+def test_unknown_v2_versions_are_refused_in_their_version(version: int) -> None:
     ids = struct.pack(">qq", 7, 0)
     requests = {
         1: struct.pack(">20s", KEY) + ids + bytes(16),
@@ -373,7 +375,7 @@ def test_unknown_versions_of_v2_hear_so(version: int) -> None:
 
 
 @pytest.mark.parametrize("version", [0, 1])
-def test_old_versions_of_v2_are_served_in_their_own_words(version: int) -> None:
+def test_old_v2_versions_are_answered_in_their_version(version: int) -> None:
     def header(operation: int) -> int:
         return operation if version == 0 else version << 24 | operation << 16
 
@@ -388,7 +390,7 @@ def test_old_versions_of_v2_are_served_in_their_own_words(version: int) -> None:
     assert answer[4:8] == struct.pack(">I", header(2))
 
 
-def test_old_versions_of_v2_carry_no_key_so_that_they_cannot_fence() -> None:
+def test_fencing_read_of_old_v2_version_has_no_key() -> None:
     frame = pack_frame(struct.pack(">Iqq", 0x01020001, 7, -1))
     (call,) = _heard_in([frame])
     assert isinstance(call, ReceivedRequest)
@@ -396,7 +398,7 @@ def test_old_versions_of_v2_carry_no_key_so_that_they_cannot_fence() -> None:
 
 
 @pytest.mark.parametrize("version", [1, 2])
-def test_older_versions_in_a_v3_header_hear_so_twice(version: int) -> None:
+def test_old_version_in_v3_header_is_refused_in_both_statuses(version: int) -> None:
     request = pb.Request()
     request.header.version = pb.ProtocolVersion.ValueType(version)
     request.header.operation = pb.READ_LAC
@@ -412,7 +414,7 @@ def test_older_versions_in_a_v3_header_hear_so_twice(version: int) -> None:
 
 
 @pytest.mark.parametrize("operation", [3, 4, 12, 1, 2, 5, 6, 7, 8, 9, 10, 11])
-def test_v3_operations_without_words_of_their_own_are_refused(operation: int) -> None:
+def test_v3_operation_without_body_is_refused(operation: int) -> None:
     header = bytes([8, 3, 16, operation, 24, 9])
     (refused,) = _heard_in([pack_frame(b"\x0a\x06" + header)])
     assert isinstance(refused, Refused)
@@ -431,37 +433,37 @@ def test_v3_operations_without_words_of_their_own_are_refused(operation: int) ->
         b"\x0a\x04\x08\x03\x10\x02",  # No transaction id.
         b"\x0a\x06\x08\x03\x10\x0d\x18\x01",  # Operation 13.
         b"\x0a\x06\x08\x04\x10\x01\x18\x01",  # Version 4.
-        b"\x0a\x06\x08\x03\x10\x02\x18\x01\xaa\x06\x02\x08\x01",  # An add with a ledger only.
-        b"\x0a\x06\x08\x03\x10\x05\x18\x01\xb2\x06\x06\x0a\x01\xff\x12\x01p",  # No UTF-8.
-        b"\x0a\x06\x08\x03\x10\x07\x18\x01" + b"\xfb\x01" * 5000,  # Groups in groups.
+        b"\x0a\x06\x08\x03\x10\x02\x18\x01\xaa\x06\x02\x08\x01",  # An add with only a ledger.
+        b"\x0a\x06\x08\x03\x10\x05\x18\x01\xb2\x06\x06\x0a\x01\xff\x12\x01p",  # Invalid UTF-8.
+        b"\x0a\x06\x08\x03\x10\x07\x18\x01" + b"\xfb\x01" * 5000,  # Nested groups.
         b"\x02",
         b"\x02\x01\x00\x00",
         b"\x02\x01\x00\x00" + bytes(51),  # An add of 31 bytes.
         b"\x02\x02\x00\x00" + bytes(15),
-        b"\x02\x02\x00\x01" + bytes(35),  # A fence whose key is cut short.
+        b"\x02\x02\x00\x01" + bytes(35),  # A fencing read with an incomplete key.
         b"\x02\x07\x00\x00" + bytes(35),
         b"\x02\x04\x00\x00" + bytes(16),
         b"\x02\x03\x00\x00\x0a\x01a",
-        b"\x00\x01\x00\x01" + bytes(60),  # Version 0 knows no flags.
+        b"\x00\x01\x00\x01" + bytes(60),  # Version 0 has no flags.
     ],
 )
-def test_what_is_no_message_is_a_bad_frame(body: bytes) -> None:
+def test_invalid_message_is_a_bad_frame(body: bytes) -> None:
     with pytest.raises(BadFrame):
         RequestDecoder().feed(_add(2) + pack_frame(body) + _add(2))
 
 
-def test_bytes_behind_the_last_field_of_a_v2_request_are_ignored() -> None:
+def test_bytes_after_last_field_of_v2_request_are_ignored() -> None:
     frame = pack_frame(struct.pack(">Iqq", 0x02020000, 7, 0) + KEY)
     assert _heard_in([frame]) == [
         ReceivedRequest(EntryRead(LEDGER, E0), False, v2.V2ReplyHeader(2))
     ]
 
 
-# --- Bounds -----------------------------------------------------------------------------------
+# --- Limits -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("version", [2, 3])
-def test_the_frame_limit_counts_the_length_itself(version: int) -> None:
+def test_frame_limit_includes_the_length_field(version: int) -> None:
     frame = _add(version, payload=bytes(1000))
     assert len(flatten(RequestDecoder(len(frame)).feed(frame))) == 1
     for decoder in (RequestDecoder(len(frame) - 1), RequestDecoder(100)):
@@ -470,12 +472,12 @@ def test_the_frame_limit_counts_the_length_itself(version: int) -> None:
 
 
 @pytest.mark.parametrize("size", [0, FRAME_BYTES_MAX - 3, 2**31, 2**32 - 1])
-def test_a_length_out_of_bounds_is_refused_before_its_frame_arrives(size: int) -> None:
+def test_invalid_length_is_refused_before_its_frame_arrives(size: int) -> None:
     with pytest.raises(BadFrame):
         RequestDecoder().feed(struct.pack(">I", size))
 
 
-def test_a_frame_in_small_pieces_costs_little_more_than_itself() -> None:
+def test_frame_in_small_pieces_needs_little_more_memory() -> None:
     """W1."""
     limit = 1024 * 1024
     frame = struct.pack(">I", limit - 4) + b"\x02\x01\x00\x00" + bytes(limit - 8)
@@ -489,18 +491,20 @@ def test_a_frame_in_small_pieces_costs_little_more_than_itself() -> None:
     finally:
         tracemalloc.stop()
     assert held < 1.2 * limit
-    assert peak < 2.5 * limit  # What grows holds its old bytes for a moment.
+    assert peak < 2.5 * limit  # A growing buffer briefly exists twice.
     with_all = decoder.feed(pieces[-1])
     assert len(with_all) == 1
 
 
-def test_no_frame_of_v3_can_make_thousands_of_messages() -> None:
-    """W1: logging contexts of three bytes each, as messages, took twenty times their frame."""
+def test_v3_schema_has_no_repeated_fields() -> None:
+    """W1: decoded logging contexts of three bytes each needed twenty times the memory of their
+    frame.
+    """
     for message in pb.DESCRIPTOR.message_types_by_name.values():
         assert [field.name for field in message.fields if field.is_repeated] == []
 
 
-def test_a_refusal_names_the_ids_of_every_request() -> None:
+def test_refusal_of_read_lac_names_transaction_and_ledger() -> None:
     (call,) = _heard_in([v3.pack_request(5, ReadLac(LEDGER))])
     assert isinstance(call, ReceivedRequest)
     assert ReplyDecoder().feed(call.refuse(NoSuchLedger)) == [

@@ -1,4 +1,4 @@
-"""What `v3_layout.py` draws by hand is what the schema says."""
+"""The tags and headers written by hand in `v3_layout.py` match the schema."""
 
 import pytest
 from google.protobuf.descriptor import FieldDescriptor
@@ -55,7 +55,7 @@ def tag(field: FieldDescriptor) -> bytes:
     ],
 )
 def test_tag_has_the_number_of_its_field(drawn: bytes, message: type, field: str) -> None:
-    assert drawn == tag(message.DESCRIPTOR.fields_by_name[field])  # type: ignore[attr-defined]  # All messages have one.
+    assert drawn == tag(message.DESCRIPTOR.fields_by_name[field])  # type: ignore[attr-defined]  # All messages have a DESCRIPTOR.
 
 
 @pytest.mark.parametrize(
@@ -66,22 +66,21 @@ def test_tag_has_the_number_of_its_field(drawn: bytes, message: type, field: str
         (v3_layout.BATCH_READ_HEADER, pb.BATCH_READ_ENTRY),
     ],
 )
-def test_header_begins_as_protobuf_writes_it(
+def test_header_matches_bytes_of_protobuf(
     drawn: bytes, operation: pb.OperationType.ValueType
 ) -> None:
     header = pb.BKPacketHeader(version=pb.VERSION_THREE, operation=operation, txnId=5)
     assert drawn + pack_varint(5) == header.SerializeToString()
 
 
-def test_flags_of_an_add_are_as_protobuf_writes_them() -> None:
+def test_flags_and_key_of_an_add_match_bytes_of_protobuf() -> None:
     flags = pb.AddRequest(writeFlags=1, flag=pb.AddRequest.RECOVERY_ADD)
     assert flags.SerializePartialToString() == v3_layout.DEFERRED_SYNC + v3_layout.FLAG_RECOVERY
     key = pb.AddRequest(masterKey=bytes(LEDGER_KEY_BYTES)).SerializePartialToString()
     assert key == v3_layout.ADD_KEY_TAG + bytes(LEDGER_KEY_BYTES)
 
 
-def test_entry_of_an_add_is_at_one_of_the_possible_positions() -> None:
-    """The first and the last of them are reached by the shortest and the longest head."""
+def test_positions_of_entry_span_shortest_to_longest_add_header() -> None:
     short, nine = b"\x01", b"\xff" * 8 + b"\x01"
     heads = [
         b"".join(

@@ -1,4 +1,4 @@
-"""The checker of what a bookie says: what is right passes, and each rule can be broken."""
+"""The checker of a bookie's answers: correct histories pass, and each rule can be broken."""
 
 from collections.abc import Callable
 
@@ -25,7 +25,7 @@ def entry(entry_id: int, payload: bytes = b"payload") -> bytes:
 
 
 class CheckedHistory:
-    """A checker, and what it found."""
+    """A checker and the rules that were broken."""
 
     def __init__(self) -> None:
         self.broken: list[str] = []
@@ -54,7 +54,7 @@ def last_is_absent_after_ack(told: CheckedHistory) -> None:
     told.fail(NO_ENTRY, NoSuchLedger)
 
 
-def unknown_on_a_sound_disk(told: CheckedHistory) -> None:
+def unknown_on_an_undamaged_disk(told: CheckedHistory) -> None:
     told.ack(0)
     told.fail(0, EntryStateUnknown)
 
@@ -77,7 +77,7 @@ def not_listed(told: CheckedHistory) -> None:
     told.checker.on_listed(told.checker.on_asked("b1", 7), [0])
 
 
-def forced_and_gone(told: CheckedHistory) -> None:
+def absent_after_force(told: CheckedHistory) -> None:
     add = told.send(0, is_deferred=True)
     told.checker.on_add_answer(add, None)
     told.checker.on_forced([add])
@@ -95,11 +95,11 @@ def another_entry(told: CheckedHistory) -> None:
     told.checker.on_entry(told.checker.on_asked("b1", 7), 0, entry(1))
 
 
-def listed_by_nobody(told: CheckedHistory) -> None:
+def listed_but_never_added(told: CheckedHistory) -> None:
     told.checker.on_listed(told.checker.on_asked("b1", 7), [3])
 
 
-def accepted_behind_a_fence(told: CheckedHistory) -> None:
+def accepted_after_a_fence(told: CheckedHistory) -> None:
     told.fail(0, NoSuchEntry, is_fencing=True)
     told.ack(5)
 
@@ -110,11 +110,11 @@ def denied_and_accepted(told: CheckedHistory) -> None:
     told.checker.on_add_answer(add, None)
 
 
-def fenced_by_nobody(told: CheckedHistory) -> None:
+def refused_as_fenced_without_a_fence(told: CheckedHistory) -> None:
     told.checker.on_add_answer(told.send(0), LedgerFenced)
 
 
-def lac_of_nobody(told: CheckedHistory) -> None:
+def lac_never_written(told: CheckedHistory) -> None:
     told.ack(3)
     told.checker.on_lac(told.checker.on_asked("b1", 7), 3)
 
@@ -129,11 +129,11 @@ def lost_packet(told: CheckedHistory) -> None:
     told.checker.on_packet(told.checker.on_asked("b1", 7), None)
 
 
-def packet_of_nobody(told: CheckedHistory) -> None:
+def lac_packet_never_written(told: CheckedHistory) -> None:
     told.checker.on_packet(told.checker.on_asked("b1", 7), 4)
 
 
-def back_after_deletion(told: CheckedHistory) -> None:
+def acked_after_deletion(told: CheckedHistory) -> None:
     told.ack(0)
     told.checker.on_doomed(7)
     told.fail(0, NoSuchLedger)
@@ -147,36 +147,36 @@ def read_after_deletion(told: CheckedHistory) -> None:
     told.checker.on_entry(told.checker.on_asked("b1", 7), 0, entry(0))
 
 
-def strange_answer(told: CheckedHistory) -> None:
+def unexpected_error(told: CheckedHistory) -> None:
     told.checker.on_add_answer(told.send(0), Unauthorized)
 
 
 BROKEN: tuple[tuple[Callable[[CheckedHistory], None], str], ...] = (
     (absent_after_ack, "acked"),
     (last_is_absent_after_ack, "acked"),
-    (unknown_on_a_sound_disk, "acked"),
+    (unknown_on_an_undamaged_disk, "acked"),
     (absent_on_a_damaged_disk, "acked"),
     (older_last_entry, "acked"),
     (not_listed, "acked"),
-    (forced_and_gone, "acked"),
+    (absent_after_force, "acked"),
     (other_bytes, "bytes"),
     (another_entry, "bytes"),
-    (listed_by_nobody, "bytes"),
-    (accepted_behind_a_fence, "fence"),
+    (listed_but_never_added, "bytes"),
+    (accepted_after_a_fence, "fence"),
     (denied_and_accepted, "fence"),
-    (fenced_by_nobody, "fence"),
-    (lac_of_nobody, "LAC"),
+    (refused_as_fenced_without_a_fence, "fence"),
+    (lac_never_written, "LAC"),
     (falling_lac, "LAC"),
     (lost_packet, "LAC"),
-    (packet_of_nobody, "LAC"),
-    (back_after_deletion, "deleted"),
+    (lac_packet_never_written, "LAC"),
+    (acked_after_deletion, "deleted"),
     (read_after_deletion, "deleted"),
-    (strange_answer, "answers"),
+    (unexpected_error, "answers"),
 )
 
 
 @pytest.mark.parametrize(("play", "rule"), BROKEN, ids=lambda each: getattr(each, "__name__", each))
-def test_each_rule_can_be_broken(play: Callable[[CheckedHistory], None], rule: str) -> None:
+def test_each_violation_breaks_its_rule(play: Callable[[CheckedHistory], None], rule: str) -> None:
     told = CheckedHistory()
     play(told)
     assert told.broken[:1] == [rule]
@@ -188,7 +188,7 @@ def test_correct_history_has_no_violation() -> None:
     early = told.send(1)
     asked_before = told.checker.on_asked("b1", 7)
     told.ack(2)
-    told.checker.on_failure(asked_before, 2, NoSuchEntry)  # It was asked before the ack.
+    told.checker.on_failure(asked_before, 2, NoSuchEntry)  # This read was sent before the ack.
     told.checker.on_add_answer(told.send(3), Overloaded)
     told.fail(3, NoSuchEntry)
     told.checker.on_entry(told.checker.on_asked("b1", 7, is_fencing=True), 2, entry(2))

@@ -1,4 +1,4 @@
-"""Each rule for ledgers breaks when a history is planted that breaks it, and only then."""
+"""The checker of ledgers: each planted history breaks its rule, and correct histories break none."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -53,7 +53,7 @@ OPEN = LedgerMetadata(
 
 
 class Story:
-    """A ledger of three entries on three bookies, as a writer makes it."""
+    """A ledger of three entries on three bookies."""
 
     def __init__(self, *, entries: int = 3, on: tuple[BookieId, ...] = (B1, B2, B3)) -> None:
         self.broken: list[str] = []
@@ -114,7 +114,7 @@ class Story:
         fences: bool = False,
         is_sparse: bool = False,
     ) -> None:
-        """As a bookie that has some sends them: cut where it likes."""
+        """The reply is cut in two at byte 50, as a bookie may do."""
         data = join_bodies(entries)
         reply = PackedBatch(ID, EntryId(first), 0, (data[:50], data[50:]))
         batch = self.batch(first, fences=fences, is_sparse=is_sparse)
@@ -125,7 +125,7 @@ class Story:
         return BatchRead(ID, EntryId(first), 0, 3, 9999, key, fences, is_sparse)
 
     def end_poll(self, bookie: str, entry_id: int, *following: bytes) -> None:
-        """It brings the entry, and others that are confirmed behind it."""
+        """The reply has the entry and the confirmed entries after it."""
         poll = EntryRead(ID, NO_ENTRY, previous_lac=EntryId(entry_id - 1), piggyback=True)
         lac = EntryId(2)
         reply = ReadReply(None, ID, EntryId(entry_id), body(entry_id), lac, 0, following)
@@ -150,7 +150,7 @@ def body(number: int, lac: int = NO_ENTRY, entry_id: int | None = None) -> bytes
     return pack_entry(DIGEST, at, EntryId(lac), 0, payload_of(ID, number, SIZE))
 
 
-def test_nothing_is_wrong_with_a_ledger_that_is_written_recovered_and_read() -> None:
+def test_ledger_written_recovered_and_read_breaks_no_rule() -> None:
     story = Story()
     story.mark()
     story.close(2)
@@ -162,7 +162,7 @@ def test_nothing_is_wrong_with_a_ledger_that_is_written_recovered_and_read() -> 
     assert story.broken == []
 
 
-def test_an_ensemble_may_change_and_its_writer_may_close() -> None:
+def test_ensemble_change_and_close_by_writer_break_no_rule() -> None:
     story = Story()
     moved = OPEN.with_writer_ensemble(EntryId(3), (B1, B2, B4))
     story.commit(moved, WRITER)
@@ -170,19 +170,19 @@ def test_an_ensemble_may_change_and_its_writer_may_close() -> None:
     assert story.broken == []
 
 
-def confirmed_behind_the_end(story: Story) -> None:
+def confirmed_after_the_end(story: Story) -> None:
     story.mark()
     story.close(1, denied_by=())
     story.broken.clear()
     story.checker.on_confirmed(ID, 2, 2, is_late=False)
 
 
-def closed_before_what_was_confirmed(story: Story) -> None:
+def closed_before_a_confirmed_entry(story: Story) -> None:
     story.mark()
     story.close(1, denied_by=())
 
 
-def moved_to_bookies_without_it(story: Story) -> None:
+def moved_to_bookies_without_copies(story: Story) -> None:
     other = replace(OPEN, fragments=(Fragment(EntryId(0), tuple(map(BookieId, "xyz"))),))
     story.commit(other, WRITER)
 
@@ -194,7 +194,7 @@ def closed_over_one_copy(story: Story) -> None:
     story.close(3)
 
 
-def shown_by_one(story: Story) -> None:
+def copied_to_one_bookie(story: Story) -> None:
     story.mark()
     story.close(2)
     story.checker.on_copy(ID, 0, B1)
@@ -221,14 +221,14 @@ def fenced_in_memory_by_a_batch(story: Story) -> None:
     story.answer_batch(B1, body(0), fences=True)
 
 
-def fenced_on_a_disk_that_went(story: Story) -> None:
+def fenced_on_a_wiped_disk(story: Story) -> None:
     story.fence(B1)
     story.checker.on_wiped(B1)
     story.checker.on_formatted(B1)
     story.doubt(B1, 3)
 
 
-def accepted_behind_a_fence(story: Story) -> None:
+def accepted_after_a_fence(story: Story) -> None:
     story.fence(B1)
     story.deny(B1, 3)
     story.checker.on_accepted(B1, ID, [EntryId(3)], mends=False)
@@ -241,12 +241,12 @@ def stored_after_it_was_denied(story: Story) -> None:
     story.store(B1, 3)
 
 
-def denied_though_it_is_there(story: Story) -> None:
+def denied_though_stored(story: Story) -> None:
     story.deny(B1, 1, fences=False)
 
 
-def denied_under_a_fence_though_it_came_first(story: Story) -> None:
-    """An ordinary add that comes after the question, and before the fence."""
+def denied_though_stored_before_the_fence(story: Story) -> None:
+    """An ordinary add that arrives after the read and before the fence."""
     heard_ns = story.now_ns
     story.checker.on_written(ID, SIZE)
     story.checker.on_accepted(B1, ID, [EntryId(3)], mends=False)
@@ -255,8 +255,8 @@ def denied_under_a_fence_though_it_came_first(story: Story) -> None:
     story.deny(B1, 3, heard_ns=heard_ns)
 
 
-def denied_under_a_fence_though_it_came_before_a_recovery_s(story: Story) -> None:
-    """The same, and a recovery writes the same entry back before the answer."""
+def denied_though_stored_before_recovery_wrote_it_back(story: Story) -> None:
+    """An ordinary add is stored after the read arrives; then recovery writes the entry back."""
     story.mark()
     heard_ns = story.now_ns
     story.checker.on_written(ID, SIZE)
@@ -266,16 +266,16 @@ def denied_under_a_fence_though_it_came_before_a_recovery_s(story: Story) -> Non
     story.deny(B1, 3, heard_ns=heard_ns)
 
 
-def passed_over_though_it_is_there(story: Story) -> None:
+def skipped_by_a_sparse_batch_though_stored(story: Story) -> None:
     story.answer_batch(B1, body(0), body(2), is_sparse=True)
 
 
-def denied_by_a_batch_though_it_is_there(story: Story) -> None:
+def denied_by_a_batch_though_stored(story: Story) -> None:
     reply = BatchReadReply(NoSuchEntry, ID, EntryId(0), 0)
     story.checker.on_answer(B1, RECOVERER, story.now_ns, story.batch(), reply)
 
 
-def named_a_last_before_what_a_recovery_brought(story: Story) -> None:
+def last_entry_before_an_entry_written_back(story: Story) -> None:
     story.mark()
     story.checker.on_written(ID, SIZE)
     story.checker.on_accepted(B1, ID, [EntryId(3)], mends=True)
@@ -283,30 +283,30 @@ def named_a_last_before_what_a_recovery_brought(story: Story) -> None:
     story.name_last(B1, 2)
 
 
-def denied_after_its_disk_went(story: Story) -> None:
+def denied_after_its_disk_was_wiped(story: Story) -> None:
     story.checker.on_wiped(B1)
     story.deny(B1, 1)
 
 
-def cut_off_by_one_denial(story: Story) -> None:
+def truncated_by_one_denial(story: Story) -> None:
     story.mark()
     story.close(2, denied_by=(B1,))
 
 
-def cut_off_by_a_stranger(story: Story) -> None:
+def truncated_by_denial_of_a_non_member(story: Story) -> None:
     story.mark()
     story.fence(B4)
     story.close(2, denied_by=(B1, B4))
 
 
-def cut_off_by_doubts(story: Story) -> None:
+def truncated_by_unknown_states(story: Story) -> None:
     story.mark()
     for bookie in (B1, B2, B3):
         story.doubt(bookie, 3)
     story.close(2, denied_by=())
 
 
-def published_early(story: Story) -> None:
+def fragment_published_before_close(story: Story) -> None:
     story.mark()
     assert story.now is not None
     moved = (*OPEN.fragments, Fragment(EntryId(3), (B1, B2, B4)))
@@ -323,7 +323,7 @@ def reopened(story: Story) -> None:
     story.commit(OPEN, RECOVERER)
 
 
-def removed_by_nobody(story: Story) -> None:
+def deleted_by_no_client(story: Story) -> None:
     story.checker.on_committed(ID, None, -1, ())
 
 
@@ -373,77 +373,77 @@ def answered_with_a_bad_digest(story: Story) -> None:
         story.checker.on_answer(B1, "", 0, EntryRead(ID, EntryId(1)), reply)
 
 
-def spoilt_in_a_batch(story: Story) -> None:
+def bad_digest_in_a_batch(story: Story) -> None:
     spoilt = bytearray(body(1))
     spoilt[-1] ^= 1
     with pytest.raises(Exception, match="digest"):
         story.answer_batch(B1, body(0), bytes(spoilt), body(2))
 
 
-def skipped_by_a_batch_that_may_not(story: Story) -> None:
+def skipped_by_a_dense_batch(story: Story) -> None:
     with pytest.raises(Exception, match="entry 2"):
         story.answer_batch(B1, body(0), body(2))
 
 
-def sent_backwards_by_a_sparse_batch(story: Story) -> None:
+def out_of_order_in_a_sparse_batch(story: Story) -> None:
     story.answer_batch(B1, body(0), body(2), body(1), is_sparse=True)
 
 
-def sent_twice_by_a_sparse_batch(story: Story) -> None:
+def repeated_in_a_sparse_batch(story: Story) -> None:
     story.answer_batch(B1, body(0), body(0), is_sparse=True)
 
 
-def begun_too_early_by_a_sparse_batch(story: Story) -> None:
+def before_the_first_entry_of_a_sparse_batch(story: Story) -> None:
     story.answer_batch(B1, body(0), first=1, is_sparse=True)
 
 
-def skipped_behind_a_poll(story: Story) -> None:
+def skipped_after_a_poll(story: Story) -> None:
     with pytest.raises(Exception, match="entry 2"):
         story.end_poll(B1, 0, body(2))
 
 
-def repeated_behind_a_poll(story: Story) -> None:
+def repeated_after_a_poll(story: Story) -> None:
     with pytest.raises(Exception, match="entry 0"):
         story.end_poll(B1, 0, body(0))
 
 
-def answered_with_a_neighbour(story: Story) -> None:
+def answered_with_another_entry(story: Story) -> None:
     with pytest.raises(Exception, match="entry 2"):
         story.checker.on_answer(
             B1, "", 0, EntryRead(ID, EntryId(1)), ReadReply(None, ID, EntryId(1), body(2))
         )
 
 
-def read_in_other_words(story: Story) -> None:
+def read_answered_with_another_class(story: Story) -> None:
     reply = AddReply(None, ID, EntryId(0))
     story.checker.on_answer(B1, RECOVERER, story.now_ns, EntryRead(ID, EntryId(0)), reply)
 
 
-def batched_in_other_words(story: Story) -> None:
-    """Bookies may come to send batches in another class: a judge that does not know it is not silent."""
+def batch_answered_with_another_class(story: Story) -> None:
+    """If bookies send batches in a class that the checker does not know, it reports them."""
     reply = ReadReply(None, ID, EntryId(0), body(0))
     story.checker.on_answer(B1, RECOVERER, story.now_ns, story.batch(), reply)
 
 
-def shown_and_then_cut_off(story: Story) -> None:
+def truncated_after_it_was_read(story: Story) -> None:
     story.checker.on_written(ID, SIZE)
     story.checker.on_read(ID, 3, payload_of(ID, 3, SIZE))
     story.mark()
     story.close(2)
 
 
-def closed_over_what_was_refused(story: Story) -> None:
+def closed_with_a_refused_entry(story: Story) -> None:
     story.checker.on_refused(ID, 2)
     story.mark()
     story.close(2)
 
 
-def closed_at_a_wrong_length(story: Story) -> None:
+def closed_with_wrong_length(story: Story) -> None:
     assert story.now is not None
     story.commit(story.now.with_close(EntryId(2), 2 * SIZE), WRITER)
 
 
-def closed_without_a_mark(story: Story) -> None:
+def closed_without_starting_recovery(story: Story) -> None:
     assert story.now is not None
     story.commit(story.now.with_close(EntryId(2), 3 * SIZE), RECOVERER)
 
@@ -453,33 +453,33 @@ def confirmed_after_the_deletion(story: Story) -> None:
 
 
 PLANTED: tuple[tuple[Callable[[Story], None], str], ...] = (
-    (confirmed_behind_the_end, copies.TRUNCATED),
-    (closed_before_what_was_confirmed, copies.TRUNCATED),
-    (moved_to_bookies_without_it, copies.READABLE),
+    (confirmed_after_the_end, copies.TRUNCATED),
+    (closed_before_a_confirmed_entry, copies.TRUNCATED),
+    (moved_to_bookies_without_copies, copies.READABLE),
     (closed_over_one_copy, copies.COPIES),
-    (shown_by_one, copies.COPIES),
+    (copied_to_one_bookie, copies.COPIES),
     (stored_under_another_id, copies.ORDER),
     (confirmed_as_another_entry, copies.ORDER),
     (read_as_another, copies.ORDER),
     (fenced_in_memory, answers.FENCE),
     (fenced_in_memory_by_a_batch, answers.FENCE),
-    (fenced_on_a_disk_that_went, answers.FENCE),
-    (accepted_behind_a_fence, answers.FENCE),
+    (fenced_on_a_wiped_disk, answers.FENCE),
+    (accepted_after_a_fence, answers.FENCE),
     (stored_after_it_was_denied, answers.FENCE),
-    (denied_though_it_is_there, metadata.ABSENCE),
-    (denied_under_a_fence_though_it_came_first, metadata.ABSENCE),
-    (denied_under_a_fence_though_it_came_before_a_recovery_s, metadata.ABSENCE),
-    (passed_over_though_it_is_there, metadata.ABSENCE),
-    (denied_by_a_batch_though_it_is_there, metadata.ABSENCE),
-    (named_a_last_before_what_a_recovery_brought, metadata.ABSENCE),
-    (denied_after_its_disk_went, metadata.ABSENCE),
-    (cut_off_by_one_denial, metadata.ABSENCE),
-    (cut_off_by_a_stranger, metadata.ABSENCE),
-    (cut_off_by_doubts, metadata.ABSENCE),
-    (published_early, metadata.FRAGMENTS),
+    (denied_though_stored, metadata.ABSENCE),
+    (denied_though_stored_before_the_fence, metadata.ABSENCE),
+    (denied_though_stored_before_recovery_wrote_it_back, metadata.ABSENCE),
+    (skipped_by_a_sparse_batch_though_stored, metadata.ABSENCE),
+    (denied_by_a_batch_though_stored, metadata.ABSENCE),
+    (last_entry_before_an_entry_written_back, metadata.ABSENCE),
+    (denied_after_its_disk_was_wiped, metadata.ABSENCE),
+    (truncated_by_one_denial, metadata.ABSENCE),
+    (truncated_by_denial_of_a_non_member, metadata.ABSENCE),
+    (truncated_by_unknown_states, metadata.ABSENCE),
+    (fragment_published_before_close, metadata.FRAGMENTS),
     (members_twice, metadata.FRAGMENTS),
     (reopened, metadata.FRAGMENTS),
-    (removed_by_nobody, metadata.FRAGMENTS),
+    (deleted_by_no_client, metadata.FRAGMENTS),
     (dirty_lac, copies.CLEAN_LAC),
     (dirty_explicit_lac, copies.CLEAN_LAC),
     (two_versions_at_once, metadata.VERSIONS),
@@ -487,38 +487,38 @@ PLANTED: tuple[tuple[Callable[[Story], None], str], ...] = (
     (closed_by_its_writer_in_recovery, metadata.FROZEN),
     (confirmed_on_one_disk, copies.DURABLE_ACK),
     (answered_with_a_bad_digest, answers.BYTES),
-    (answered_with_a_neighbour, answers.BYTES),
-    (spoilt_in_a_batch, answers.BYTES),
-    (skipped_by_a_batch_that_may_not, answers.BYTES),
-    (sent_backwards_by_a_sparse_batch, answers.BYTES),
-    (sent_twice_by_a_sparse_batch, answers.BYTES),
-    (begun_too_early_by_a_sparse_batch, answers.BYTES),
-    (skipped_behind_a_poll, answers.BYTES),
-    (repeated_behind_a_poll, answers.BYTES),
-    (read_in_other_words, answers.UNJUDGED),
-    (batched_in_other_words, answers.UNJUDGED),
-    (shown_and_then_cut_off, copies.VANISHED),
-    (closed_over_what_was_refused, copies.REFUSED),
-    (closed_at_a_wrong_length, metadata.LENGTH),
-    (closed_without_a_mark, metadata.FRAGMENTS),
+    (answered_with_another_entry, answers.BYTES),
+    (bad_digest_in_a_batch, answers.BYTES),
+    (skipped_by_a_dense_batch, answers.BYTES),
+    (out_of_order_in_a_sparse_batch, answers.BYTES),
+    (repeated_in_a_sparse_batch, answers.BYTES),
+    (before_the_first_entry_of_a_sparse_batch, answers.BYTES),
+    (skipped_after_a_poll, answers.BYTES),
+    (repeated_after_a_poll, answers.BYTES),
+    (read_answered_with_another_class, answers.UNJUDGED),
+    (batch_answered_with_another_class, answers.UNJUDGED),
+    (truncated_after_it_was_read, copies.VANISHED),
+    (closed_with_a_refused_entry, copies.REFUSED),
+    (closed_with_wrong_length, metadata.LENGTH),
+    (closed_without_starting_recovery, metadata.FRAGMENTS),
     (confirmed_after_the_deletion, copies.DELETED),
 )
 
 
 @pytest.mark.parametrize(("plant", "rule"), PLANTED, ids=lambda each: getattr(each, "__name__", ""))
-def test_what_is_planted_is_found(plant: Callable[[Story], None], rule: str) -> None:
+def test_planted_violation_is_found(plant: Callable[[Story], None], rule: str) -> None:
     story = Story()
     assert story.broken == []
     plant(story)
     assert rule in story.broken
 
 
-def test_every_rule_has_a_history_that_breaks_it() -> None:
+def test_every_rule_has_a_planted_violation() -> None:
     assert set(RULES) <= {rule for _, rule in PLANTED}
 
 
 @pytest.mark.parametrize("is_sparse", [False, True])
-def test_answers_with_what_is_there_break_nothing(is_sparse: bool) -> None:
+def test_answers_with_stored_entries_break_no_rule(is_sparse: bool) -> None:
     story = Story()
     story.fence(B1)
     story.answer_batch(B1, body(0), body(1), body(2), fences=True, is_sparse=is_sparse)
@@ -526,7 +526,7 @@ def test_answers_with_what_is_there_break_nothing(is_sparse: bool) -> None:
     assert story.broken == []
 
 
-def test_copies_on_a_disk_that_we_destroyed_are_excused() -> None:
+def test_copies_on_wiped_disk_are_excused() -> None:
     story = Story(on=(B1, B2))
     story.checker.on_wiped(B1)
     story.mark()
@@ -537,8 +537,8 @@ def test_copies_on_a_disk_that_we_destroyed_are_excused() -> None:
     assert story.broken == []
 
 
-def test_a_format_fences_what_it_doubts() -> None:
-    """With its first catalog: a fencing question, however late it comes, writes nothing more."""
+def test_fence_of_a_formatted_disk_is_seen() -> None:
+    """The format's first catalog has the fence, so a later fencing read writes nothing more."""
     story = Story()
     story.fence(B1)
     story.checker.on_wiped(B1)
@@ -554,7 +554,7 @@ def test_a_format_fences_what_it_doubts() -> None:
     assert story.broken == []
 
 
-def test_what_a_recovery_writes_back_may_lie_where_it_was_denied() -> None:
+def test_recovery_may_store_an_entry_that_was_denied() -> None:
     story = Story()
     story.checker.on_written(ID, SIZE)
     story.store(B3, 3)
@@ -567,7 +567,7 @@ def test_what_a_recovery_writes_back_may_lie_where_it_was_denied() -> None:
 
 
 @pytest.mark.parametrize("mends", [False, True])
-def test_what_comes_in_the_course_of_a_question_may_be_denied(mends: bool) -> None:
+def test_entry_stored_during_a_read_may_be_denied(mends: bool) -> None:
     story = Story()
     if mends:
         story.mark()

@@ -1,4 +1,4 @@
-"""The log checker: what it calls each anomaly, and that it judges exactly."""
+"""The log checker: the name of each anomaly, and exact verdicts."""
 
 from collections.abc import Callable
 
@@ -26,7 +26,7 @@ def lost_write(history: History) -> None:
     read(history, 0, None)
 
 
-def lost_write_behind_a_shorter_length(history: History) -> None:
+def lost_write_beyond_a_shorter_length(history: History) -> None:
     acked(history, "a", 0)
     acked(history, "b", 1)
     length(history, 1)
@@ -73,7 +73,7 @@ def hole(history: History) -> None:
     acked(history, "c", 2)
 
 
-def hole_below_a_wild_length(history: History) -> None:
+def hole_below_a_huge_length(history: History) -> None:
     acked(history, "a", 0)
     length(history, 10**15)
 
@@ -101,7 +101,7 @@ def non_monotonic_poll(history: History) -> None:
     ("story", "name"),
     [
         (lost_write, Name.LOST_WRITE),
-        (lost_write_behind_a_shorter_length, Name.LOST_WRITE),
+        (lost_write_beyond_a_shorter_length, Name.LOST_WRITE),
         (vanished_read, Name.VANISHED),
         (vanished_delivery, Name.VANISHED),
         (aborted_read, Name.ABORTED_READ),
@@ -110,7 +110,7 @@ def non_monotonic_poll(history: History) -> None:
         (duplicate, Name.DUPLICATE),
         (inconsistent_offset, Name.INCONSISTENT_OFFSET),
         (hole, Name.HOLE),
-        (hole_below_a_wild_length, Name.HOLE),
+        (hole_below_a_huge_length, Name.HOLE),
         (reordered_append, Name.REORDERED),
         (skipped_poll, Name.SKIPPED_POLL),
         (non_monotonic_poll, Name.NON_MONOTONIC_POLL),
@@ -133,7 +133,7 @@ def test_unknown_appends_fill_holes_and_may_take_effect_late() -> None:
     assert check_log(history) == []
 
 
-def test_a_follower_may_lag_behind() -> None:
+def test_reader_may_lag() -> None:
     history = History()
     acked(history, "a", 0)
     acked(history, "b", 1)
@@ -142,11 +142,11 @@ def test_a_follower_may_lag_behind() -> None:
     assert check_log(history) == []
 
 
-def test_verdicts_agree_with_an_exhaustive_search() -> None:
+def test_verdicts_match_exhaustive_search() -> None:
     agreement = compare(histories=20_000, seed=0)
     assert 0.15 < agreement.illegal / agreement.histories < 0.6
 
 
-def test_a_hundred_thousand_operations_take_about_a_second_at_most() -> None:
-    """A million in ten seconds is the promise; a busy machine gets half of it as slack."""
+def test_a_hundred_thousand_operations_take_at_most_1_5_s() -> None:
+    """The goal is a million in ten seconds; half of that is slack for a busy machine."""
     assert time_check(100_000) < 1.5

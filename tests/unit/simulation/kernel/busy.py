@@ -1,6 +1,6 @@
-"""A world in which everything the kernel offers is used at once, to compare its traces.
+"""A world that uses everything that the kernel offers, to compare its traces.
 
-`python -m tests.unit.simulation.kernel.busy FIRST COUNT` prints `seed digest`, a line each.
+`python -m tests.unit.simulation.kernel.busy FIRST COUNT` prints `seed digest`, one line each.
 """
 
 import asyncio

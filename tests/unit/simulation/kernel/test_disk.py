@@ -1,4 +1,4 @@
-"""The Disk port, simulated: what it promises, and its faults."""
+"""The simulated Disk port: its contract and its faults."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -31,7 +31,7 @@ async def _call(story: Story, disk: Disk, folder: str) -> None:
 
 
 def run_simulated(story: Story, folder: Path) -> None:
-    for seed in range(6):  # Some of them give others a turn at every call.
+    for seed in range(6):  # With some seeds, every call yields to other tasks.
 
         async def main(node: Node) -> None:
             await node.disk.make_directory("/data")
@@ -51,7 +51,7 @@ def run_stepped(story: Story, _: Path) -> None:
 
 
 @pytest.mark.parametrize("run", [run_real, run_simulated, run_stepped])
-def test_what_is_read_is_lent_for_as_long_as_it_is_used(run: Any, tmp_path: Path) -> None:
+def test_buffer_of_a_read_is_valid_only_during_the_call(run: Any, tmp_path: Path) -> None:
     async def story(disk: Disk, folder: str) -> None:
         file = await disk.open(f"{folder}/f", OpenMode.CREATE)
         await file.write_at(0, [b"0123456789"])
@@ -62,7 +62,8 @@ def test_what_is_read_is_lent_for_as_long_as_it_is_used(run: Any, tmp_path: Path
             await file.read_with(0, 10, lambda _: 1 // 0)
         kept: list[Buffer] = []
         await file.read_with(0, 10, kept.append)
-        if run is not run_real:  # Where it may be lent or not; what takes its place is by chance.
+        # The real disk may or may not lend its buffer, and what replaces the bytes is random.
+        if run is not run_real:
             assert bytes(kept[0]) == bytes(10)
         assert await file.read_at(0, 10) == b"0123456789"
         await file.close()
@@ -72,7 +73,7 @@ def test_what_is_read_is_lent_for_as_long_as_it_is_used(run: Any, tmp_path: Path
 
 @pytest.mark.parametrize("run", [run_real, run_simulated])
 class TestContract:
-    """The same stories on the machine's files and on simulated ones."""
+    """The same stories on real files and on simulated ones."""
 
     def test_reading_and_writing(self, run: Any, tmp_path: Path) -> None:
         async def story(disk: Disk, folder: str) -> None:
@@ -107,7 +108,7 @@ class TestContract:
 
         run(story, tmp_path)
 
-    def test_names(self, run: Any, tmp_path: Path) -> None:
+    def test_directory_operations(self, run: Any, tmp_path: Path) -> None:
         async def story(disk: Disk, folder: str) -> None:
             await disk.make_directory(f"{folder}/a/b")
             await disk.make_directory(f"{folder}/a/b")
@@ -133,7 +134,7 @@ class TestContract:
 
         run(story, tmp_path)
 
-    def test_an_open_file_outlives_its_name(self, run: Any, tmp_path: Path) -> None:
+    def test_open_file_outlives_its_name(self, run: Any, tmp_path: Path) -> None:
         async def story(disk: Disk, folder: str) -> None:
             file = await disk.open(f"{folder}/f", OpenMode.CREATE)
             await file.write_at(0, [b"still here"])
@@ -160,7 +161,7 @@ class TestContract:
 
         run(story, tmp_path)
 
-    def test_a_cancelled_sync_holds_its_turn(self, run: Any, tmp_path: Path) -> None:
+    def test_cancelled_sync_keeps_its_place_in_the_order(self, run: Any, tmp_path: Path) -> None:
         async def story(disk: Disk, folder: str) -> None:
             file = await disk.open(f"{folder}/f", OpenMode.CREATE)
             for _ in range(5):
@@ -174,10 +175,10 @@ class TestContract:
 
         run(story, tmp_path)
 
-    def test_what_is_quick_is_written_within_the_call(
+    def test_quick_writes_are_made_within_the_call(
         self, run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """And nothing is that is large, or would wait for anything else."""
+        """Large writes, and writes that would wait for another change, are not quick."""
         monkeypatch.setattr("rollbook.proto.runtime.disk._ON_THE_SPOT_S", 1000.0)
 
         async def story(disk: Disk, folder: str) -> None:
@@ -190,7 +191,7 @@ class TestContract:
             file.write_and_sync_now(0, [b"ab", bytearray(b"cd"), memoryview(b"ef")])
             file.write_and_sync_now(8, [b"xy"])
             assert await file.read_at(0, 100) == b"abcdef\0\0xy"
-            async with file._turn:  # What else changes it has begun.
+            async with file._turn:  # Simulates another change of the file in progress.
                 assert not file.is_quick(1)
                 assert other.is_quick(1)
             syncing = asyncio.get_running_loop().create_task(file.sync())
@@ -207,7 +208,7 @@ class TestContract:
 
         run(story, tmp_path)
 
-    def test_locks(self, run: Any, tmp_path: Path) -> None:
+    def test_lock_excludes_a_second_holder_until_released(self, run: Any, tmp_path: Path) -> None:
         async def story(disk: Disk, folder: str) -> None:
             lock = await disk.lock(f"{folder}/lock")
             with pytest.raises(DirectoryInUse, match="another process holds"):
@@ -241,7 +242,7 @@ async def _file(disk: SimulatedDisk, data: bytes = b"") -> Any:
     return file
 
 
-def test_a_failed_sync_raises_once_and_loses_bytes_for_good() -> None:
+def test_failed_sync_raises_once_and_loses_bytes() -> None:
     lost = 0
     for seed in range(20):
 
@@ -252,7 +253,7 @@ def test_a_failed_sync_raises_once_and_loses_bytes_for_good() -> None:
             disk.fail_next_sync()
             with pytest.raises(OSError, match="Input/output error"):
                 await file.sync()
-            await file.sync()  # The pages are clean: nothing is left to fail.
+            await file.sync()  # The pages are clean, so nothing is left that could fail.
             durable = disk.durable("/f")
             assert durable is not None
             assert set(durable) <= set(b"-a")
@@ -265,7 +266,7 @@ def test_a_failed_sync_raises_once_and_loses_bytes_for_good() -> None:
     assert lost > 20 * SECTOR
 
 
-def test_a_failed_write_may_have_written_a_part() -> None:
+def test_failed_write_may_have_written_a_part() -> None:
     lengths = set()
     for seed in range(20):
 
@@ -281,7 +282,7 @@ def test_a_failed_write_may_have_written_a_part() -> None:
     assert len(lengths) > 10
 
 
-def test_a_full_disk_takes_what_fits() -> None:
+def test_full_disk_accepts_what_fits() -> None:
     async def story(node: Node, disk: SimulatedDisk) -> None:
         disk.turn_odds = 0.0
         file = await _file(disk, b"-" * 600)
@@ -293,11 +294,11 @@ def test_a_full_disk_takes_what_fits() -> None:
         await file.write_at(0, [b"b" * 1000])  # Overwriting needs no space.
         with pytest.raises(OSError, match="No space left"):
             await file.allocate(0, 1001)
-        other = await disk.open("/g", OpenMode.CREATE)  # Names need none, either.
+        other = await disk.open("/g", OpenMode.CREATE)  # New names need no space.
         with pytest.raises(OSError, match="No space left"):
             await other.write_at(0, [b"x"])
         await disk.unlink("/f")
-        assert (await disk.space("/")).free_bytes == 0, "it is open"
+        assert (await disk.space("/")).free_bytes == 0, "the file is still open"
         await disk.sync_directory("/")
         await file.close()
         assert (await disk.space("/")).free_bytes == 1000
@@ -305,7 +306,7 @@ def test_a_full_disk_takes_what_fits() -> None:
     on_node(story)
 
 
-def test_a_process_that_dies_leaves_the_page_cache_and_no_lock() -> None:
+def test_killed_process_loses_its_locks_but_not_the_page_cache() -> None:
     async def main(node: Node) -> None:
         await node.disk.lock("/lock")
         file = await node.disk.open("/f", OpenMode.CREATE)
@@ -327,7 +328,7 @@ def test_a_process_that_dies_leaves_the_page_cache_and_no_lock() -> None:
     on_node(story)
 
 
-def test_files_without_a_name_go_with_the_process_that_had_them_open() -> None:
+def test_unnamed_files_are_freed_when_their_process_dies() -> None:
     async def main(node: Node) -> None:
         file = await node.disk.open("/f", OpenMode.CREATE)
         await file.write_at(0, [b"x" * 1000])
@@ -346,7 +347,7 @@ def test_files_without_a_name_go_with_the_process_that_had_them_open() -> None:
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_what_was_acknowledged_survives_power_cuts_at_any_moment(seed: int) -> None:
+def test_acknowledged_writes_survive_power_cuts_at_any_moment(seed: int) -> None:
     acknowledged = 0
 
     async def main(node: Node) -> None:
@@ -372,7 +373,7 @@ def test_what_was_acknowledged_survives_power_cuts_at_any_moment(seed: int) -> N
     on_node(story, seed)
 
 
-def test_power_cuts_lose_all_or_some_or_nothing() -> None:
+def test_power_cuts_lose_all_some_or_nothing() -> None:
     outcomes = set()
     for seed in range(60):
 
@@ -389,7 +390,7 @@ def test_power_cuts_lose_all_or_some_or_nothing() -> None:
     assert len(outcomes) > 20
 
 
-def test_a_hung_disk_ends_no_sync_until_it_is_well() -> None:
+def test_hung_disk_completes_no_sync_until_healed() -> None:
     async def story(node: Node, disk: SimulatedDisk) -> None:
         file = await _file(disk)
         disk.hang()
@@ -406,7 +407,7 @@ def test_a_hung_disk_ends_no_sync_until_it_is_well() -> None:
     on_node(story)
 
 
-def test_a_sync_covers_nothing_that_another_handle_wrote_meanwhile() -> None:
+def test_sync_does_not_cover_later_writes_of_another_handle() -> None:
     async def story(node: Node, disk: SimulatedDisk) -> None:
         disk.turn_odds = 0.0
         first = await _file(disk, b"-" * 2 * SECTOR)
@@ -421,7 +422,7 @@ def test_a_sync_covers_nothing_that_another_handle_wrote_meanwhile() -> None:
     on_node(story)
 
 
-def test_what_was_written_within_a_call_survives_a_power_cut() -> None:
+def test_write_and_sync_now_survives_power_cut() -> None:
     async def story(node: Node, disk: SimulatedDisk) -> None:
         disk.quick_odds = 1.0
         file = await _file(disk, b"-" * SECTOR)
@@ -432,7 +433,7 @@ def test_what_was_written_within_a_call_survives_a_power_cut() -> None:
 
 
 @pytest.mark.parametrize("is_power_lost", [True, False])
-def test_what_was_under_way_when_its_process_died_is_no_more(is_power_lost: bool) -> None:
+def test_pending_sync_of_dead_process_does_not_block_quick_writes(is_power_lost: bool) -> None:
     async def story(node: Node, disk: SimulatedDisk) -> None:
         disk.quick_odds = 1.0
         is_begun = asyncio.Event()
@@ -457,7 +458,7 @@ def test_what_was_under_way_when_its_process_died_is_no_more(is_power_lost: bool
     on_node(story)
 
 
-def test_a_cancelled_sync_ends_when_the_device_is_done() -> None:
+def test_cancelled_sync_ends_when_the_device_is_done() -> None:
     async def story(node: Node, disk: SimulatedDisk) -> None:
         disk.turn_odds = 0.0
         file = await _file(disk, b"-" * SECTOR)
@@ -476,12 +477,14 @@ def test_a_cancelled_sync_ends_when_the_device_is_done() -> None:
     on_node(story)
 
 
-def test_rot_and_stale_sectors() -> None:
+def test_rot_and_stale_sectors_change_durable_bytes() -> None:
     async def story(node: Node, disk: SimulatedDisk) -> None:
         disk.turn_odds = 0.0
         file = await _file(disk, b"-" * 2 * SECTOR)
         assert disk.make_stale("/f") == 0
-        assert disk.contents("/f") == b"\0" * SECTOR + b"-" * SECTOR, "before it was written"
+        assert disk.contents("/f") == b"\0" * SECTOR + b"-" * SECTOR, (
+            "zeros, as before the first write"
+        )
         await file.write_and_sync(SECTOR, [b"a" * SECTOR])
         assert disk.make_stale("/f") == SECTOR
         assert (disk.durable("/f") or b"")[SECTOR:] == b"-" * SECTOR
@@ -496,7 +499,7 @@ def test_rot_and_stale_sectors() -> None:
     on_node(story)
 
 
-def test_a_wiped_disk_is_empty_and_its_old_files_are_dead() -> None:
+def test_wiped_disk_is_empty_and_its_open_files_fail() -> None:
     async def story(node: Node, disk: SimulatedDisk) -> None:
         file = await _file(disk, b"data")
         disk.wipe()
@@ -507,7 +510,7 @@ def test_a_wiped_disk_is_empty_and_its_old_files_are_dead() -> None:
     on_node(story)
 
 
-def test_a_machine_can_have_several_disks_that_fail_alone() -> None:
+def test_disks_of_one_machine_fail_independently() -> None:
     async def story(node: Node, disk: SimulatedDisk) -> None:
         second = node.disk.mount("/data/2")
         port: Disk = node.disk
@@ -532,7 +535,7 @@ def test_a_machine_can_have_several_disks_that_fail_alone() -> None:
             await port.sync_directory("/data/2")
         node.power_cut()
         assert disk.system is not second.system
-        assert await port.list_directory("/data") in (["1", "2"], ["2"]), "a mount point stays"
+        assert await port.list_directory("/data") in (["1", "2"], ["2"]), "a mount point survives"
         second.record = []
         second.wipe()
         assert await port.list_directory("/data/2") == []
@@ -544,7 +547,7 @@ def test_a_machine_can_have_several_disks_that_fail_alone() -> None:
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_the_record_of_a_run_rebuilds_its_disk(seed: int) -> None:
+def test_record_of_a_run_rebuilds_its_disk(seed: int) -> None:
     async def main(node: Node) -> None:
         disk, chance = node.disk, node.randomness
         await disk.make_directory("/d")

@@ -1,4 +1,4 @@
-"""What a power cut may leave: every state is allowed, and every allowed state is met."""
+"""Disk states after a power cut: every state found is allowed, and every allowed state is found."""
 
 import itertools
 import random
@@ -36,14 +36,14 @@ def durable_file(size: int, fill: bytes = b"-") -> tuple[FileSystem, int]:
 # --- Contents -------------------------------------------------------------------------------------
 
 
-def test_what_was_synced_survives_and_only_that_for_certain() -> None:
+def test_synced_bytes_survive_and_unsynced_bytes_may() -> None:
     system, number = durable_file(2 * S)
     assert contents_after(system, "/f") == {b"-" * 2 * S}
     system.write(number, 0, b"a" * S)
     assert contents_after(system, "/f") == {b"-" * 2 * S, b"a" * S + b"-" * S}
 
 
-def test_sectors_are_torn_and_reordered() -> None:
+def test_sectors_may_be_torn_and_reordered() -> None:
     system, number = durable_file(3 * S)
     system.write(number, 0, b"a" * 2 * S)
     system.write(number, S, b"b" * 2 * S)
@@ -56,7 +56,7 @@ def test_sectors_are_torn_and_reordered() -> None:
     assert contents_after(system, "/f") == expected
 
 
-def test_part_of_a_sector_keeps_the_rest_of_it() -> None:
+def test_write_within_a_sector_keeps_its_other_bytes() -> None:
     system, number = durable_file(S)
     system.write(number, 10, b"a" * 10)
     system.write(number, 15, b"b" * 10)
@@ -80,7 +80,7 @@ def test_size_and_contents_are_independent() -> None:
     }
 
 
-def test_truncation_may_not_have_happened_but_never_happens_late() -> None:
+def test_truncation_may_be_lost_but_is_never_late() -> None:
     system, number = durable_file(2 * S)
     system.resize(number, S)
     system.resize(number, 2 * S)
@@ -90,7 +90,7 @@ def test_truncation_may_not_have_happened_but_never_happens_late() -> None:
     assert contents_after(system, "/f") == {b"-" * S + b"\0" * S}
 
 
-def test_a_write_into_preallocated_space() -> None:
+def test_write_into_allocated_space_keeps_the_size() -> None:
     system, number = durable_file(0)
     system.resize(number, 4 * S)
     system.sync(number, system.files[number].changes)
@@ -99,32 +99,33 @@ def test_a_write_into_preallocated_space() -> None:
     assert contents_after(system, "/f") == {zero * 4, zero + b"a" * S + zero * 2}
 
 
-def test_a_failed_sync_cleans_pages_that_are_not_on_the_disk() -> None:
+def test_failed_sync_cleans_pages_that_are_not_on_disk() -> None:
     system, number = durable_file(2 * S)
     system.write(number, 0, b"a" * 2 * S)
     system.fail_sync(number, system.files[number].changes, (1,))
-    assert system.read(number, 0, 2 * S) == b"a" * 2 * S, "the cache knows no better"
-    system.sync(number, system.files[number].changes)  # "Succeeds".
+    assert system.read(number, 0, 2 * S) == b"a" * 2 * S, "the cache still has the bytes"
+    # The second sync succeeds although the bytes are lost.
+    system.sync(number, system.files[number].changes)
     assert contents_after(system, "/f") == {b"a" * S + b"-" * S}
     system.drop_caches()
     assert system.read(number, 0, 2 * S) == b"a" * S + b"-" * S
 
 
-def test_a_failed_sync_can_keep_the_size_and_lose_the_contents() -> None:
+def test_failed_sync_may_keep_the_size_and_lose_the_contents() -> None:
     system, number = durable_file(S)
     system.write(number, S, b"a" * S)
     system.fail_sync(number, system.files[number].changes, (1,))
     assert contents_after(system, "/f") == {b"-" * S + b"\0" * S}
 
 
-def test_a_failed_sync_may_revert_the_cache() -> None:
+def test_failed_sync_may_revert_the_cache() -> None:
     system, number = durable_file(2 * S)
     system.write(number, 0, b"a" * 2 * S)
     system.fail_sync(number, system.files[number].changes, (0,), reverts=True)
     assert system.read(number, 0, 2 * S) == b"-" * S + b"a" * S
 
 
-def test_a_sync_covers_what_was_written_before_it_began() -> None:
+def test_sync_covers_only_writes_before_it_began() -> None:
     system, number = durable_file(2 * S)
     system.write(number, 0, b"a" * S)
     began = system.files[number].changes
@@ -133,7 +134,7 @@ def test_a_sync_covers_what_was_written_before_it_began() -> None:
     assert contents_after(system, "/f") == {b"a" * S + b"-" * S, b"a" * S + b"b" * S}
 
 
-def test_overlapping_syncs_cover_no_more_than_they_began_with() -> None:
+def test_overlapping_syncs_cover_only_writes_before_they_began() -> None:
     system, number = durable_file(3 * S)
     system.write(number, 0, b"a" * S)
     first = system.files[number].changes
@@ -147,7 +148,7 @@ def test_overlapping_syncs_cover_no_more_than_they_began_with() -> None:
     assert contents_after(system, "/f") == {ab + b"-" * S, ab + b"c" * S}
 
 
-def test_a_stale_sector_is_what_it_was_before() -> None:
+def test_stale_sector_has_its_previous_contents() -> None:
     system, number = durable_file(2 * S)
     system.write(number, 0, b"a" * 2 * S)
     system.sync(number, system.files[number].changes)
@@ -165,8 +166,10 @@ def test_rot_is_durable() -> None:
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_contents_agree_with_a_model_that_thinks_per_byte(seed: int) -> None:
-    """For random changes: a size that the file had, and each byte zero or one of its versions."""
+def test_contents_match_a_model_of_single_bytes(seed: int) -> None:
+    """After random changes the size is one that the file had, and each byte is zero or from one of
+    its versions.
+    """
     chance = random.Random(seed)
     system, number = durable_file(chance.randrange(3 * S), b"-")
     durable_size = len(system.files[number].contents)
@@ -190,7 +193,7 @@ def test_contents_agree_with_a_model_that_thinks_per_byte(seed: int) -> None:
             parts = [
                 version[start : start + S].ljust(S, b"\0")[: len(sector)] for version in versions
             ]
-            # Zeros where a size came back without its contents; else bytes of the versions.
+            # Zeros where a size survived without its contents; otherwise bytes of the versions.
             for index, byte in enumerate(sector):
                 assert byte == 0 or byte in {part[index] for part in parts}
     assert durable_size in seen_sizes
@@ -203,7 +206,7 @@ def trees_after(system: FileSystem) -> set[tuple[str, ...]]:
     return {tuple(sorted(after._tree())) for after in every_power_cut(system)}
 
 
-def test_a_name_is_durable_only_when_its_directory_was_synced() -> None:
+def test_name_is_durable_only_after_sync_of_its_directory() -> None:
     system = FileSystem()
     system.make_directory("/d")
     system.sync_directory("/")
@@ -217,7 +220,7 @@ def test_a_name_is_durable_only_when_its_directory_was_synced() -> None:
     assert contents_after(system, "/d/f") == {None, b"data"}
 
 
-def test_a_directory_that_is_not_durable_takes_everything_along() -> None:
+def test_loss_of_a_directory_loses_everything_in_it() -> None:
     system = FileSystem()
     system.make_directory("/d/e")
     system.create("/d/e/f")
@@ -240,7 +243,7 @@ def test_renames_are_atomic_and_replace() -> None:
     assert trees_after(system) == {("/f",), ("/f", "/f.new")}
 
 
-def test_an_unsynced_file_renamed_over_a_good_one_can_lose_both() -> None:
+def test_rename_of_an_unsynced_file_can_lose_both_files() -> None:
     """The classic mistake: no sync of the new file before the rename."""
     system, _ = durable_file(3, b"o")
     new = system.create("/f.new")
@@ -262,7 +265,7 @@ def test_directories_sync_independently_but_a_rename_is_atomic() -> None:
     assert trees_after(system) == {("/a", "/b", "/b/f")}
 
 
-def test_syncing_a_directory_syncs_renames_of_its_names_elsewhere() -> None:
+def test_sync_of_a_directory_includes_renames_into_it() -> None:
     system = FileSystem()
     system.make_directory("/a")
     system.make_directory("/b")
@@ -291,7 +294,7 @@ def test_links_share_contents_until_the_last_name_is_gone() -> None:
     assert contents_after(system, "/f") == {None, b"xxx"}
     system.sync_directory("/")
     system.forget_unnamed((number,))
-    assert system.used_bytes == 3, "it is open"
+    assert system.used_bytes == 3, "the file is still open"
     system.forget_unnamed(())
     assert system.used_bytes == 0
 
@@ -299,8 +302,8 @@ def test_links_share_contents_until_the_last_name_is_gone() -> None:
 def model_of_names(
     durable: dict[str, int], changes: list[dict[str, int | None]]
 ) -> Iterator[dict[str, int]]:
-    """Another way to say it: any subset in which a change comes only with the earlier ones on any of
-    its names.
+    """The same rule in another form: any subset of the changes that contains, with each change, all
+    earlier changes of its names.
     """
     for chosen in itertools.product((False, True), repeat=len(changes)):
         if any(
@@ -323,7 +326,7 @@ def model_of_names(
 
 
 @pytest.mark.parametrize("seed", range(100))
-def test_names_agree_with_the_model(seed: int) -> None:
+def test_names_match_a_model(seed: int) -> None:
     chance = random.Random(seed)
     system = FileSystem()
     durable: dict[str, int] = {}
@@ -355,10 +358,10 @@ def test_names_agree_with_the_model(seed: int) -> None:
     assert found == expected
 
 
-# --- Refusals and records -------------------------------------------------------------------------
+# --- Errors and records ---------------------------------------------------------------------------
 
 
-def test_refusals_are_those_of_the_system() -> None:
+def test_errors_are_those_of_the_real_system() -> None:
     system = FileSystem()
     system.make_directory("/d")
     system.make_directory("/d")
@@ -385,7 +388,7 @@ def test_refusals_are_those_of_the_system() -> None:
     assert system.list_directory("/") == ["d", "f"]
 
 
-def test_a_record_rebuilds_every_moment() -> None:
+def test_record_rebuilds_every_step() -> None:
     record: list[Operation] = [
         ("make_directory", "/d"),
         ("sync_directory", "/"),
@@ -406,7 +409,7 @@ def test_a_record_rebuilds_every_moment() -> None:
     assert FileSystem.replay(record).same_as(FileSystem.replay(record))
 
 
-def test_a_copy_has_what_is_not_durable_and_goes_its_own_way() -> None:
+def test_copy_has_unsynced_changes_and_is_independent() -> None:
     system, number = durable_file(S)
     system.write(number, 0, b"a" * S)
     twin = system.copy()

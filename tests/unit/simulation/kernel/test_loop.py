@@ -1,4 +1,4 @@
-"""Virtual time: who runs when, what a dead process does not do, and how a run fails."""
+"""Virtual time: order of execution, what stops when a process dies, and how a run fails."""
 
 import asyncio
 import warnings
@@ -37,7 +37,7 @@ def test_time_jumps_to_the_next_timer() -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_timers_of_one_instant_fire_in_the_order_in_which_they_were_set(seed: int) -> None:
+def test_timers_of_one_instant_fire_in_order_of_creation(seed: int) -> None:
     fired: list[int] = []
 
     async def scenario() -> None:
@@ -50,7 +50,7 @@ def test_timers_of_one_instant_fire_in_the_order_in_which_they_were_set(seed: in
     assert fired == list(range(50))
 
 
-def test_a_process_runs_its_callbacks_first_come_first_served() -> None:
+def test_callbacks_of_a_process_run_in_order() -> None:
     ran: list[int] = []
 
     async def main(node: Node) -> None:
@@ -66,7 +66,7 @@ def test_a_process_runs_its_callbacks_first_come_first_served() -> None:
     assert ran == list(range(20))
 
 
-def test_processes_interleave_by_chance() -> None:
+def test_processes_interleave_randomly() -> None:
     def order(seed: int) -> str:
         steps: list[str] = []
 
@@ -88,7 +88,7 @@ def test_processes_interleave_by_chance() -> None:
     assert all(o.count("a") == o.count("b") == 6 for o in orders)
 
 
-def test_shuffling_moves_tasks_and_never_plain_callbacks() -> None:
+def test_shuffling_reorders_tasks_and_no_plain_callbacks() -> None:
     def order(*, shuffle: bool) -> list[str]:
         steps: list[str] = []
 
@@ -121,7 +121,7 @@ def test_shuffling_moves_tasks_and_never_plain_callbacks() -> None:
     assert [shuffled[place] for place in places] == [in_order[place] for place in places]
 
 
-def test_cancelled_timers_leave_the_heap() -> None:
+def test_cancelled_timers_are_removed_from_the_heap() -> None:
     async def scenario() -> int:
         for _ in range(5000):
             async with asyncio.timeout(1000):
@@ -135,7 +135,7 @@ def test_cancelled_timers_leave_the_heap() -> None:
 # --- Crash is not cancel --------------------------------------------------------------------------
 
 
-def test_a_killed_process_runs_no_finally_not_even_when_it_is_forgotten() -> None:
+def test_killed_process_runs_no_finally_block() -> None:
     after: list[str] = []
 
     async def main(node: Node) -> None:
@@ -153,7 +153,7 @@ def test_a_killed_process_runs_no_finally_not_even_when_it_is_forgotten() -> Non
         assert not process.is_alive
         await asyncio.sleep(100)
         assert after == []
-        node.start(main)  # The old life is referred to by nobody but the kernel now.
+        node.start(main)  # Only the kernel still refers to the first process now.
         del process
         await asyncio.sleep(5)
         assert after == []
@@ -162,7 +162,7 @@ def test_a_killed_process_runs_no_finally_not_even_when_it_is_forgotten() -> Non
     world.run(scenario())
 
 
-def test_what_a_dead_process_had_set_in_motion_stops() -> None:
+def test_timers_of_a_killed_process_stop() -> None:
     ticks: list[float] = []
 
     async def main(node: Node) -> None:
@@ -182,7 +182,7 @@ def test_what_a_dead_process_had_set_in_motion_stops() -> None:
     assert ticks == [0.0, 1.0, 2.0, 3.0]
 
 
-def test_a_stopped_process_goes_on_with_everything_that_came_due() -> None:
+def test_resumed_process_runs_everything_that_is_due() -> None:
     ticks: list[int] = []
 
     async def main(node: Node) -> None:
@@ -209,7 +209,7 @@ def test_a_stopped_process_goes_on_with_everything_that_came_due() -> None:
     world.run(scenario())
 
 
-def test_system_exit_anywhere_ends_the_process_at_once() -> None:
+def test_system_exit_in_any_task_ends_the_process_at_once() -> None:
     after: list[str] = []
 
     async def main(node: Node) -> None:
@@ -232,7 +232,7 @@ def test_system_exit_anywhere_ends_the_process_at_once() -> None:
     assert world.run(scenario()) == 74
 
 
-def test_main_is_cancelled_by_terminate_and_cleans_up() -> None:
+def test_terminate_cancels_main_then_other_tasks() -> None:
     after: list[str] = []
 
     async def worker() -> None:
@@ -262,7 +262,7 @@ def test_main_is_cancelled_by_terminate_and_cleans_up() -> None:
     assert after == ["main", "worker"]
 
 
-def test_a_process_that_is_cancelled_twice_ends_all_the_same() -> None:
+def test_process_that_is_cancelled_twice_ends() -> None:
     async def cleans_up_slowly() -> None:
         try:
             await asyncio.sleep(100)
@@ -276,7 +276,7 @@ def test_a_process_that_is_cancelled_twice_ends_all_the_same() -> None:
     async def scenario() -> None:
         process = world.node("a").start(main)
         await asyncio.sleep(2)
-        assert process.is_alive, "it waits for what it has cancelled"
+        assert process.is_alive, "the process waits for its cancelled task"
         world.node("a").terminate()
         await asyncio.sleep(1)
         assert not process.is_alive
@@ -286,10 +286,10 @@ def test_a_process_that_is_cancelled_twice_ends_all_the_same() -> None:
     world.run(scenario())
 
 
-# --- Failing --------------------------------------------------------------------------------------
+# --- Failures -------------------------------------------------------------------------------------
 
 
-def test_an_exception_that_nobody_awaited_fails_the_run() -> None:
+def test_exception_of_an_unawaited_task_fails_the_run() -> None:
     async def forgotten() -> None:
         raise ValueError("forgotten")
 
@@ -302,7 +302,7 @@ def test_an_exception_that_nobody_awaited_fails_the_run() -> None:
         run(scenario())
 
 
-def test_an_exception_in_a_callback_fails_the_run() -> None:
+def test_exception_in_a_callback_fails_the_run() -> None:
     async def scenario() -> None:
         asyncio.get_running_loop().call_later(1, int, "x")
         await asyncio.sleep(5)
@@ -330,7 +330,7 @@ def test_uncaught_exception_in_a_process_fails_the_run_unless_observed() -> None
         world.run(looks_away())
 
 
-def test_a_task_that_fails_while_its_process_ends_fails_the_run() -> None:
+def test_exception_during_the_end_of_a_process_fails_the_run() -> None:
     async def child() -> None:
         try:
             await asyncio.sleep(100)
@@ -349,20 +349,20 @@ def test_a_task_that_fails_while_its_process_ends_fails_the_run() -> None:
         world.run(scenario())
 
 
-def test_a_coroutine_never_awaited_fails_the_run() -> None:
+def test_unawaited_coroutine_fails_the_run() -> None:
     async def forgotten() -> None: ...
 
     async def scenario() -> None:
-        forgotten()  # type: ignore[unused-coroutine]  # That is the point.
+        forgotten()  # type: ignore[unused-coroutine]  # Must be detected.
         await asyncio.sleep(1)
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # The kernel does not rest on pytest's filters.
+        warnings.simplefilter("ignore")  # The kernel does not depend on pytest's filters.
         with pytest.raises(LostTask, match="never awaited"):
             run(scenario())
 
 
-def test_deadlock_names_who_waits_where() -> None:
+def test_deadlock_error_names_waiting_coroutines() -> None:
     async def scenario() -> None:
         await asyncio.get_running_loop().create_future()
 
@@ -370,7 +370,7 @@ def test_deadlock_names_who_waits_where() -> None:
         run(scenario())
 
 
-def test_a_loop_that_never_waits_is_found() -> None:
+def test_loop_that_never_waits_is_detected() -> None:
     async def scenario() -> None:
         while True:
             await asyncio.sleep(0)
@@ -379,7 +379,7 @@ def test_a_loop_that_never_waits_is_found() -> None:
         run(scenario(), World(1, callbacks_max=10_000))
 
 
-def test_a_loop_that_never_ends_is_found() -> None:
+def test_loop_that_never_ends_is_detected() -> None:
     async def scenario() -> None:
         while True:
             await asyncio.sleep(1)
@@ -390,7 +390,7 @@ def test_a_loop_that_never_ends_is_found() -> None:
         run(scenario(), World(1, seconds_max=100))
 
 
-def test_a_broken_invariant_ends_the_run_where_it_is_found() -> None:
+def test_broken_invariant_ends_the_run_at_once() -> None:
     async def main(node: Node) -> None:
         await asyncio.sleep(1)
         world.fail("two owners")
@@ -407,7 +407,7 @@ def test_a_broken_invariant_ends_the_run_where_it_is_found() -> None:
     assert world.now == 1.0
 
 
-def test_asynchronous_generators_are_finished_in_the_run() -> None:
+def test_asynchronous_generators_are_closed_during_the_run() -> None:
     finished: list[float] = []
 
     async def numbers() -> Any:
@@ -427,7 +427,7 @@ def test_asynchronous_generators_are_finished_in_the_run() -> None:
     world.run(scenario())
 
 
-async def test_a_world_runs_inside_a_test_that_has_a_loop_of_its_own() -> None:
+async def test_world_runs_inside_another_event_loop() -> None:
     async def scenario() -> str:
         await asyncio.sleep(5)
         return "done"

@@ -1,4 +1,4 @@
-"""The simulated metadata store: the contract of all stores, and its own faults."""
+"""The simulated metadata store: the contract of all stores, and its simulated faults."""
 
 import asyncio
 import inspect
@@ -24,7 +24,7 @@ from tests.simulation.kernel import Node, World
 
 
 class SimulatedSite(Site):
-    """Each client on a host of its own, so that each can be cut off alone."""
+    """Each client has its own host, so that each can be cut off alone."""
 
     def __init__(self, world: World) -> None:
         super().__init__()
@@ -58,7 +58,7 @@ class SimulatedSite(Site):
         self._world.metadata.lose(self._nodes[client])
 
 
-# What another client wrote, which a follower that lags need not show.
+# These read what another client wrote, which a lagging follower need not show.
 READ_WITHOUT_SYNC = (
     contract.test_only_one_of_many_wins_a_version,
     contract.test_events_come_in_the_order_of_the_commits,
@@ -85,7 +85,7 @@ def contract_tests() -> Iterator[Any]:
 
 
 @pytest.mark.parametrize(("test", "arguments"), list(contract_tests()))
-def test_the_contract_of_all_stores(test: Any, arguments: dict[str, Any]) -> None:
+def test_simulated_store_meets_the_contract(test: Any, arguments: dict[str, Any]) -> None:
     async def scenario(world: World) -> None:
         site = SimulatedSite(world)
         wanted = inspect.signature(test).parameters
@@ -98,11 +98,11 @@ def test_the_contract_of_all_stores(test: Any, arguments: dict[str, Any]) -> Non
     for seed in range(3):
         world = World(seed)
         if seed == 2 and test not in READ_WITHOUT_SYNC:
-            world.metadata.lag_s = (0.0, 0.2)  # A follower that lags keeps every promise, too.
+            world.metadata.lag_s = (0.0, 0.2)  # A lagging follower meets the contract, too.
         world.run(scenario(world))
 
 
-# --- Faults of its own ----------------------------------------------------------------------------
+# --- Simulated faults -----------------------------------------------------------------------------
 
 
 def in_world(story: Callable[[World, Node, Node], Awaitable[None]], seed: int = 1) -> None:
@@ -114,7 +114,7 @@ def in_world(story: Callable[[World, Node, Node], Awaitable[None]], seed: int = 
     world.run(scenario())
 
 
-def test_a_follower_lags_until_sync() -> None:
+def test_follower_lags_until_sync() -> None:
     async def story(world: World, a: Node, b: Node) -> None:
         world.metadata.lag_s = (5.0, 5.0)
         writer, reader = await a.metadata(), await b.metadata()
@@ -126,7 +126,7 @@ def test_a_follower_lags_until_sync() -> None:
             assert mine is not None
             assert mine.value == b"%d" % number, "a client sees its own writes"
         theirs = await reader.get("/n")
-        assert theirs is None or theirs.value == b"0", "another one sees what was"
+        assert theirs is None or theirs.value == b"0", "another client sees the state before"
         await asyncio.sleep(1)
         await reader.sync()
         synced = await reader.get("/n")
@@ -137,7 +137,7 @@ def test_a_follower_lags_until_sync() -> None:
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_a_client_of_a_lagging_follower_never_goes_back(seed: int) -> None:
+def test_client_of_a_lagging_follower_never_reads_older_versions(seed: int) -> None:
     async def story(world: World, a: Node, b: Node) -> None:
         world.metadata.lag_s = (0.0, 1.0)
         writer, reader = await a.metadata(), await b.metadata()
@@ -177,7 +177,7 @@ def test_a_client_of_a_lagging_follower_never_goes_back(seed: int) -> None:
     in_world(story, seed)
 
 
-def test_a_listing_with_holes() -> None:
+def test_partial_listing_omits_some_names() -> None:
     async def story(world: World, a: Node, b: Node) -> None:
         store = await a.metadata()
         names = [f"n{number}" for number in range(20)]
@@ -192,7 +192,7 @@ def test_a_listing_with_holes() -> None:
     in_world(story)
 
 
-def test_a_healed_store_is_as_new() -> None:
+def test_heal_removes_all_faults_of_the_store() -> None:
     async def story(world: World, a: Node, b: Node) -> None:
         world.metadata.lag_s = (5.0, 5.0)
         store, other = await a.metadata(), await b.metadata()
@@ -208,7 +208,7 @@ def test_a_healed_store_is_as_new() -> None:
 
 
 @pytest.mark.parametrize("replies", [True, False])
-def test_the_outcome_of_a_lost_write_is_unknown(replies: bool) -> None:
+def test_lost_write_has_unknown_outcome(replies: bool) -> None:
     async def story(world: World, a: Node, b: Node) -> None:
         store = await a.metadata()
         world.metadata.lose(a, replies=replies)
@@ -221,7 +221,7 @@ def test_the_outcome_of_a_lost_write_is_unknown(replies: bool) -> None:
     in_world(story)
 
 
-def test_a_paused_client_loses_its_session_and_learns_of_it() -> None:
+def test_paused_client_loses_its_session_and_is_notified() -> None:
     async def story(world: World, a: Node, b: Node) -> None:
         states: list[SessionState] = []
 
@@ -249,7 +249,7 @@ def test_a_paused_client_loses_its_session_and_learns_of_it() -> None:
     in_world(story)
 
 
-def test_a_killed_client_keeps_its_session_until_its_time_is_up() -> None:
+def test_session_of_killed_client_lasts_until_its_timeout() -> None:
     async def story(world: World, a: Node, b: Node) -> None:
         async def main(node: Node) -> None:
             store = await node.metadata(session_timeout_s=4)
@@ -268,7 +268,7 @@ def test_a_killed_client_keeps_its_session_until_its_time_is_up() -> None:
     in_world(story)
 
 
-def test_an_expired_session_is_over_though_its_client_is_well() -> None:
+def test_expired_session_is_replaced_by_healthy_client() -> None:
     async def story(world: World, a: Node, b: Node) -> None:
         store, other = await a.metadata(), await b.metadata()
         first = store.session
@@ -283,7 +283,7 @@ def test_an_expired_session_is_over_though_its_client_is_well() -> None:
     in_world(story)
 
 
-def test_the_whole_store_down_forgets_nothing_and_expires_nobody() -> None:
+def test_restarted_store_keeps_nodes_and_sessions() -> None:
     async def story(world: World, a: Node, b: Node) -> None:
         store = await a.metadata(session_timeout_s=2, operation_timeout_s=5)
         session = store.session
@@ -308,8 +308,8 @@ def test_the_whole_store_down_forgets_nothing_and_expires_nobody() -> None:
 
 
 @pytest.mark.parametrize("seed", range(15))
-def test_a_counter_survives_every_fault(seed: int) -> None:
-    """Read, compare and set, with the unknown outcomes decided by reading: no step lost or doubled."""
+def test_counter_survives_every_fault(seed: int) -> None:
+    """Compare-and-set loops that resolve unknown outcomes by reading lose and repeat no step."""
     applied: list[int] = []
 
     async def main(node: Node) -> None:
@@ -326,7 +326,7 @@ def test_a_counter_survives_every_fault(seed: int) -> None:
                 assert known is not None
                 token = f"{node.name}:{mine}".encode()
                 if token in known.value.split():
-                    mine += 1  # An earlier attempt had come through.
+                    mine += 1  # An earlier attempt was applied.
                     continue
                 await store.set("/n", known.value + b" " + token, known.stat.version)
                 mine += 1

@@ -1,4 +1,4 @@
-"""Simulated TCP: what it promises, what it loses, and that asyncio's own streams run on it."""
+"""Simulated TCP: its contract and its faults, and that asyncio's streams run on it unchanged."""
 
 import asyncio
 import random
@@ -17,7 +17,7 @@ PORT = 3181
 
 
 class Peer(asyncio.Protocol):
-    """Remembers all its callbacks."""
+    """Records all its callbacks."""
 
     def __init__(self) -> None:
         self.received = bytearray()
@@ -91,7 +91,7 @@ class Pair:
         self.world.run(scenario())
 
 
-# --- The port, real and simulated -----------------------------------------------------------------
+# --- The contract, real and simulated -------------------------------------------------------------
 
 
 def run_simulated(story: Callable[[Transport], Awaitable[None]]) -> None:
@@ -114,9 +114,9 @@ def run_real(story: Callable[[Transport], Awaitable[None]]) -> None:
 
 @pytest.mark.parametrize("run", [run_real, run_simulated])
 class TestContract:
-    """The same stories on sockets of the machine and on simulated ones."""
+    """The same stories on real sockets and on simulated ones."""
 
-    def test_there_and_back(self, run: Any) -> None:
+    def test_bytes_and_end_of_stream_are_delivered(self, run: Any) -> None:
         async def story(transport: Transport) -> None:
             server: list[Peer] = []
 
@@ -143,7 +143,7 @@ class TestContract:
 
         run(story)
 
-    def test_close_delivers_what_was_written_and_abort_need_not(self, run: Any) -> None:
+    def test_close_delivers_written_bytes(self, run: Any) -> None:
         async def story(transport: Transport) -> None:
             server = Peer()
             listener = await transport.listen(lambda: server, Address("127.0.0.1", 0))
@@ -162,7 +162,7 @@ class TestContract:
 
         run(story)
 
-    def test_back_pressure(self, run: Any) -> None:
+    def test_back_pressure_pauses_and_resumes_writing(self, run: Any) -> None:
         async def story(transport: Transport) -> None:
             server = Peer()
             listener = await transport.listen(lambda: server, Address("127.0.0.1", 0))
@@ -188,7 +188,7 @@ class TestContract:
 
         run(story)
 
-    def test_a_port_that_is_taken(self, run: Any) -> None:
+    def test_taken_port_is_refused(self, run: Any) -> None:
         async def story(transport: Transport) -> None:
             listener = await transport.listen(Peer, Address("127.0.0.1", 0))
             with pytest.raises(BadConfig, match="choose another"):
@@ -197,7 +197,7 @@ class TestContract:
 
         run(story)
 
-    def test_buffered_protocols(self, run: Any) -> None:
+    def test_buffered_protocols_receive_bytes(self, run: Any) -> None:
         class Buffered(asyncio.BufferedProtocol):
             def __init__(self) -> None:
                 self.buffer = bytearray(7)
@@ -229,7 +229,7 @@ class TestContract:
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_bytes_arrive_once_and_in_order_whatever_happens_to_the_link(seed: int) -> None:
+def test_bytes_arrive_once_and_in_order_despite_faults_of_the_link(seed: int) -> None:
     pair = Pair(seed)
     chance = random.Random(seed)
     sent = bytearray()
@@ -261,7 +261,7 @@ def test_bytes_arrive_once_and_in_order_whatever_happens_to_the_link(seed: int) 
     pair.run(story)
 
 
-def test_pieces_are_split_and_merged_anywhere() -> None:
+def test_pieces_are_split_and_merged_at_any_boundary() -> None:
     lengths: set[int] = set()
     for seed in range(40):
         pair = Pair(seed)
@@ -276,13 +276,13 @@ def test_pieces_are_split_and_merged_anywhere() -> None:
             lengths.update(pair.server.pieces)
 
         pair.run(story)
-    assert lengths >= {*range(1, 12), 20, 30}, "each boundary, and merged ones"
+    assert lengths >= {*range(1, 12), 20, 30}, "each boundary is hit, and pieces are merged"
 
 
 # --- Faults ---------------------------------------------------------------------------------------
 
 
-def test_a_cut_delays_and_loses_nothing() -> None:
+def test_cut_delays_bytes_and_loses_none() -> None:
     pair = Pair()
 
     async def story() -> None:
@@ -298,7 +298,7 @@ def test_a_cut_delays_and_loses_nothing() -> None:
     pair.run(story)
 
 
-def test_one_way_cut_lets_requests_in_and_no_answer_out() -> None:
+def test_one_way_cut_delivers_requests_and_holds_back_replies() -> None:
     pair = Pair()
 
     async def story() -> None:
@@ -316,7 +316,7 @@ def test_one_way_cut_lets_requests_in_and_no_answer_out() -> None:
     pair.run(story)
 
 
-def test_a_reset_loses_what_is_in_flight_both_ways() -> None:
+def test_reset_loses_bytes_in_flight_both_ways() -> None:
     pair = Pair()
 
     async def story() -> None:
@@ -334,20 +334,20 @@ def test_a_reset_loses_what_is_in_flight_both_ways() -> None:
     pair.run(story)
 
 
-def test_a_killed_process_resets_or_ends_its_connections() -> None:
+def test_killed_process_resets_or_closes_its_connections() -> None:
     endings = set()
     for unread in (b"", b"unread"):
         pair = Pair()
 
         async def story(pair: Pair = pair, unread: bytes = unread) -> None:
-            pair.b.pause()  # So that it reads nothing more.
+            pair.b.pause()  # Keeps the server from reading.
             pair.client.transport.write(unread)
             await asyncio.sleep(1)
             pair.b.kill()
             await asyncio.sleep(1)
             error = pair.client.lost.result()
             endings.add(type(error))
-            assert pair.server.events == [], "a dead process is told nothing"
+            assert pair.server.events == [], "a dead process gets no callbacks"
             with pytest.raises(Unavailable, match="refused"):
                 await pair.a.transport.connect(Peer, Address("b", PORT), timeout_s=5)
 
@@ -355,7 +355,7 @@ def test_a_killed_process_resets_or_ends_its_connections() -> None:
     assert endings == {type(None), ConnectionResetError}
 
 
-def test_half_open_connection_shows_only_by_keep_alive_or_a_write() -> None:
+def test_half_open_connection_is_detected_by_keep_alive_or_write() -> None:
     pair = Pair()
 
     async def silent() -> None:
@@ -385,7 +385,7 @@ def test_half_open_connection_shows_only_by_keep_alive_or_a_write() -> None:
         pair.b.power_cut()
         pair.client.transport.write(b"are you there")
         await asyncio.sleep(100)
-        assert not pair.client.lost.done(), "unanswered bytes are sent again for long"
+        assert not pair.client.lost.done(), "unacknowledged bytes are retransmitted for a long time"
         pair.b.start(pair.serve)
         await asyncio.sleep(1)
         assert isinstance(pair.client.lost.result(), ConnectionResetError)
@@ -393,7 +393,7 @@ def test_half_open_connection_shows_only_by_keep_alive_or_a_write() -> None:
     pair.run(writes_before_reboot)
 
 
-def test_a_reader_that_does_not_read_fills_its_window() -> None:
+def test_peer_that_does_not_read_fills_its_window() -> None:
     pair = Pair()
 
     async def story() -> None:
@@ -414,7 +414,7 @@ def test_a_reader_that_does_not_read_fills_its_window() -> None:
     pair.run(story)
 
 
-def test_word_of_an_open_window_does_not_come_through_a_cut() -> None:
+def test_window_update_does_not_pass_a_cut() -> None:
     pair = Pair()
 
     async def story() -> None:
@@ -434,7 +434,7 @@ def test_word_of_an_open_window_does_not_come_through_a_cut() -> None:
     pair.run(story)
 
 
-def test_the_end_of_a_stream_is_told_once_and_the_other_way_stays_open() -> None:
+def test_end_of_stream_is_reported_once_and_other_way_stays_open() -> None:
     class HalfOpen(Peer):
         def eof_received(self) -> bool:
             self.events.append("eof")
@@ -468,7 +468,7 @@ def test_the_end_of_a_stream_is_told_once_and_the_other_way_stays_open() -> None
     world.run(scenario())
 
 
-def test_a_slow_link_takes_its_time() -> None:
+def test_slow_link_delays_bytes_by_its_rate() -> None:
     pair = Pair()
 
     async def story() -> None:
@@ -485,7 +485,7 @@ def test_a_slow_link_takes_its_time() -> None:
     pair.run(story)
 
 
-def test_a_stopped_process_can_be_connected_and_written_to() -> None:
+def test_stopped_process_accepts_connections_after_resume() -> None:
     pair = Pair()
 
     async def story() -> None:
@@ -504,7 +504,7 @@ def test_a_stopped_process_can_be_connected_and_written_to() -> None:
     pair.run(story)
 
 
-def test_connecting_where_nobody_is() -> None:
+def test_connecting_without_a_listener_fails() -> None:
     pair = Pair()
 
     async def story() -> None:
@@ -533,7 +533,7 @@ def test_connecting_where_nobody_is() -> None:
     pair.run(story)
 
 
-def test_a_connection_given_up_half_way_was_never_there_for_the_server() -> None:
+def test_abandoned_connection_is_not_accepted_by_server() -> None:
     pair = Pair()
 
     async def story() -> None:
@@ -542,12 +542,12 @@ def test_a_connection_given_up_half_way_was_never_there_for_the_server() -> None
             await pair.a.transport.connect(Peer, Address("b", PORT), timeout_s=1)
         await asyncio.sleep(1)
         assert len(pair.servers) == 1
-        assert len(pair.network._endpoints) == 2, "those of the first connection"
+        assert len(pair.network._endpoints) == 2, "only the first connection has endpoints"
 
     pair.run(story)
 
 
-def test_a_client_can_be_connected_to_a_server_that_does_not_know_yet() -> None:
+def test_client_may_be_connected_before_server_accepts() -> None:
     pair = Pair()
 
     async def story() -> None:
@@ -566,7 +566,7 @@ def test_a_client_can_be_connected_to_a_server_that_does_not_know_yet() -> None:
     pair.run(story)
 
 
-def test_who_waits_to_be_accepted_when_the_listener_closes_is_reset() -> None:
+def test_unaccepted_connection_is_reset_when_listener_closes() -> None:
     pair = Pair()
 
     async def story() -> None:
@@ -583,7 +583,7 @@ def test_who_waits_to_be_accepted_when_the_listener_closes_is_reset() -> None:
     pair.run(story)
 
 
-def test_the_end_of_a_stream_follows_what_waited_for_the_window() -> None:
+def test_end_of_stream_follows_bytes_that_waited_for_the_window() -> None:
     pair = Pair()
 
     async def story() -> None:
@@ -602,7 +602,7 @@ def test_the_end_of_a_stream_follows_what_waited_for_the_window() -> None:
     pair.run(story)
 
 
-def test_a_client_that_speaks_at_once_is_heard() -> None:
+def test_bytes_written_in_connection_made_are_received() -> None:
     class Eager(Peer):
         def connection_made(self, transport: asyncio.BaseTransport) -> None:
             super().connection_made(transport)
@@ -620,7 +620,7 @@ def test_a_client_that_speaks_at_once_is_heard() -> None:
         pair.run(story)
 
 
-def test_writing_to_a_connection_that_the_other_side_left() -> None:
+def test_write_after_close_by_peer_ends_connection() -> None:
     pair = Pair()
 
     async def story() -> None:
@@ -630,7 +630,7 @@ def test_writing_to_a_connection_that_the_other_side_left() -> None:
         await asyncio.sleep(1)
         assert pair.server.lost.done()
         pair.a.resume()
-        pair.client.transport.write(b"too late")  # Before its FIN was read.
+        pair.client.transport.write(b"too late")  # The client has not read the FIN yet.
         await asyncio.sleep(1)
         assert pair.client.lost.done()
 
@@ -638,7 +638,7 @@ def test_writing_to_a_connection_that_the_other_side_left() -> None:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_clogged_hosts_come_back_one_by_one(seed: int) -> None:
+def test_swizzled_hosts_are_cut_and_healed_one_by_one(seed: int) -> None:
     world = World(seed)
     hosts = [f"b{number}" for number in range(5)]
     network = world.network
@@ -663,7 +663,7 @@ def test_clogged_hosts_come_back_one_by_one(seed: int) -> None:
     world.run(scenario())
 
 
-def test_an_isolated_host_is_cut_off_from_hosts_it_has_never_met() -> None:
+def test_isolated_host_is_cut_off_from_new_hosts() -> None:
     pair = Pair()
 
     async def story() -> None:
@@ -706,7 +706,7 @@ def test_unix_sockets_are_local_to_a_node() -> None:
     world.run(scenario())
 
 
-# --- asyncio's own streams ------------------------------------------------------------------------
+# --- Streams of asyncio ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("seed", range(5))

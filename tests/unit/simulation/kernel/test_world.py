@@ -1,4 +1,4 @@
-"""A world is a function of its seed, and nothing reaches past its ports."""
+"""A world depends only on its seed, and code in it cannot bypass the ports."""
 
 import asyncio
 import gc
@@ -26,8 +26,8 @@ from tests.unit.simulation.kernel import busy
 # --- One seed, one run ----------------------------------------------------------------------------
 
 
-def test_same_seed_gives_the_same_trace_under_other_hash_seeds() -> None:
-    """The mother of all tests: without it no failure can be looked into."""
+def test_same_seed_gives_same_trace_under_other_hash_seeds() -> None:
+    """The most important test: without it no failure could be investigated."""
     printed = [
         subprocess.run(
             [sys.executable, "-m", busy.__name__, "0", "50"],
@@ -42,7 +42,7 @@ def test_same_seed_gives_the_same_trace_under_other_hash_seeds() -> None:
     assert len(set(printed[0].splitlines())) == 50
 
 
-def test_text_does_not_change_the_digest_and_names_no_addresses() -> None:
+def test_text_does_not_change_the_digest_or_contain_addresses() -> None:
     worlds = [busy.run(4, keep_text=keep_text) for keep_text in (False, True, True)]
     assert len({world.trace.digest() for world in worlds}) == 1
     assert worlds[1].trace.lines == worlds[2].trace.lines
@@ -53,11 +53,11 @@ def test_text_does_not_change_the_digest_and_names_no_addresses() -> None:
     assert not any(" 0x" in line for line in lines)
 
 
-def test_different_seeds_give_different_runs() -> None:
+def test_different_seeds_give_different_digests() -> None:
     assert len({digest for _, digest in busy.digests(range(20))}) == 20
 
 
-def test_the_digest_tells_order_time_and_events_apart() -> None:
+def test_digest_depends_on_order_time_and_events() -> None:
     def digest(delay_s: float, event: str, names: str) -> str:
         async def main(node: Node) -> None:
             await asyncio.sleep(delay_s)
@@ -76,7 +76,7 @@ def test_the_digest_tells_order_time_and_events_apart() -> None:
     assert digest(*runs[0]) == digest(*runs[0])
 
 
-def test_a_draw_in_one_stream_shifts_no_other() -> None:
+def test_draw_from_one_stream_changes_no_other() -> None:
     first, second = World(9), World(9)
     first.random("network").random()
     assert first.random("disk:a").random() == second.random("disk:a").random()
@@ -86,7 +86,7 @@ def test_a_draw_in_one_stream_shifts_no_other() -> None:
 # --- Ports ----------------------------------------------------------------------------------------
 
 
-def test_a_node_hands_out_all_ports() -> None:
+def test_node_provides_all_ports() -> None:
     async def scenario() -> MetadataStore:
         return await node.metadata()
 
@@ -101,7 +101,7 @@ def test_a_node_hands_out_all_ports() -> None:
     assert all((clock, transport, disk, chance, buggify, store))
 
 
-def test_clocks_agree_on_nothing_but_intervals() -> None:
+def test_clocks_of_nodes_agree_only_on_intervals() -> None:
     async def main(node: Node) -> tuple[int, int, int]:
         monotonic, wall = node.clock.monotonic_ns(), node.clock.wall_us()
         await asyncio.sleep(2.5)
@@ -119,13 +119,15 @@ def test_clocks_agree_on_nothing_but_intervals() -> None:
         before = b.clock.monotonic_ns()
         b.power_cut()
         b.start(main)
-        assert abs(b.clock.monotonic_ns() - before) > 10**6, "nor those of two boots"
+        assert abs(b.clock.monotonic_ns() - before) > 10**6, (
+            "monotonic clocks of two boots must not be compared"
+        )
 
     world = World(1)
     world.run(scenario())
 
 
-def test_buggify_is_on_in_a_quarter_of_the_seeds_and_fires_at_odds() -> None:
+def test_buggify_is_active_in_a_quarter_of_the_seeds() -> None:
     active, fired = 0, 0
     for seed in range(400):
         world = World(seed)
@@ -138,7 +140,7 @@ def test_buggify_is_on_in_a_quarter_of_the_seeds_and_fires_at_odds() -> None:
     assert fired / active == pytest.approx(10, rel=0.2)
 
 
-def test_a_machine_runs_one_process_at_a_time_and_numbers_them() -> None:
+def test_machine_runs_one_process_at_a_time_and_numbers_them() -> None:
     async def main(node: Node) -> int:
         assert node.process is not None
         await asyncio.sleep(1)
@@ -190,14 +192,14 @@ def test_a_machine_runs_one_process_at_a_time_and_numbers_them() -> None:
         lambda: asyncio.get_running_loop().run_in_executor(None, print),
     ],
 )
-def test_reaching_past_the_ports_fails_the_run_even_if_swallowed(act: Callable[[], Any]) -> None:
+def test_bypassing_the_ports_fails_the_run_even_if_swallowed(act: Callable[[], Any]) -> None:
     reached: list[bool] = []
 
     async def main(node: Node) -> None:
         try:
             act()
             reached.append(True)
-        except BaseException:  # noqa: BLE001  # As careless code would.
+        except BaseException:  # noqa: BLE001  # Simulates careless code.
             pass
         await asyncio.sleep(1)
 
@@ -208,7 +210,7 @@ def test_reaching_past_the_ports_fails_the_run_even_if_swallowed(act: Callable[[
     with pytest.raises(ForbiddenCall):
         world.run(scenario())
     assert not reached
-    assert time.time() > 0, "all is as before"
+    assert time.time() > 0, "the guards are lifted"
     assert random.random() < 1
 
 
@@ -250,10 +252,10 @@ def _leave_things_behind(ran: list[str]) -> None:
     world.run(scenario())
 
 
-def test_garbage_of_a_run_is_collected_without_warning_or_running() -> None:
+def test_garbage_of_a_run_is_collected_silently() -> None:
     ran: list[str] = []
     _leave_things_behind(ran)
-    ran.clear()  # What ran at the end of the run ran in a world that no longer listened.
+    ran.clear()  # What ran at the end of the run, ran in a world that no longer recorded anything.
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         gc.collect()
@@ -273,7 +275,7 @@ def test_guards_are_lifted_after_a_failed_run() -> None:
         pass
 
 
-def test_logs_of_product_code_go_into_the_trace_and_nowhere_else(
+def test_logs_of_product_code_go_only_to_the_trace(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     async def main(node: Node) -> None:

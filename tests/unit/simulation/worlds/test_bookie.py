@@ -1,4 +1,4 @@
-"""Whole bookies in the simulator: quiet runs, some chaos, planted bugs."""
+"""Whole bookies in the simulator: runs without faults, random faults, and planted bugs."""
 
 from dataclasses import replace
 
@@ -16,7 +16,7 @@ def steps_of(*texts: str) -> tuple[Step, ...]:
     return tuple(Step(400_000 + 20_000 * at, "c1", text) for at, text in enumerate(texts))
 
 
-def test_a_quiet_run_keeps_everything_and_answers_everybody() -> None:
+def test_run_without_faults_acks_all_adds_and_answers_all_calls() -> None:
     texts = ("add b1 1 20 v2", "add b1 2 8 v3", "force b1 1", "lac b1 1", "fence b1 2 v3")
     asks = (
         "add b1 2 1 v3",
@@ -41,7 +41,7 @@ def test_a_quiet_run_keeps_everything_and_answers_everybody() -> None:
     assert report.history.weakness() == "no fault overlapped an append"
 
 
-def test_new_entries_of_one_size_are_cut_out_of_their_record_together() -> None:
+def test_equal_sized_entries_are_cut_from_their_record_together() -> None:
     report = BookieScene().run(Case("bookie", 1, steps_of("even b1 1 40 v2"), ()))
     assert report.broke is None
     outcomes = [append.outcome.value for append in report.history.appends]
@@ -49,7 +49,7 @@ def test_new_entries_of_one_size_are_cut_out_of_their_record_together() -> None:
     assert {call.step for call in report.history.calls} >= {"batch", "cut evenly"}
 
 
-def test_seeds_pass_and_prove_something() -> None:
+def test_seeds_pass_and_at_least_3_of_6_are_not_weak() -> None:
     said: list[str] = []
     tally = simulate(range(6), "bookie", lambda _done, _total: None, said.append)
     assert tally.failed == 0
@@ -57,7 +57,7 @@ def test_seeds_pass_and_prove_something() -> None:
     assert any("while a fault was in force" in line for line in said)
 
 
-def test_every_step_and_fault_is_drawn() -> None:
+def test_all_steps_and_faults_are_drawn() -> None:
     cases = [draw_case(seed) for seed in range(200)]
     verbs = {step.what.split()[0] for case in cases for step in case.steps}
     assert verbs >= {*VERBS, "delete", "start"}
@@ -69,12 +69,12 @@ def test_every_step_and_fault_is_drawn() -> None:
 @pytest.mark.parametrize(
     "name", ["early-ack", "fence-in-memory", "two-answers", "refusals-are-acks", "backward-cuts"]
 )
-def test_a_planted_bug_falls_to_fresh_seeds(name: str) -> None:
-    """The others are for `python -m tests mutants`."""
+def test_planted_bug_is_found_with_fresh_seeds(name: str) -> None:
+    """`python -m tests mutants` tries all of them."""
     assert search((name, 0, EVERY_RULE)).seed is not None
 
 
-def test_a_power_cut_of_all_in_the_middle_of_adds_costs_nothing() -> None:
+def test_power_cut_of_all_bookies_during_adds_breaks_no_rule() -> None:
     case = replace(draw_case(3), faults=(Fault(450_000, Kind.POWER_CUT, ("b1", "b2"), 100_000),))
     report = BookieScene().run(case, tell=True)
     assert report.broke is None

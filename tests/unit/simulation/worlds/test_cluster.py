@@ -1,4 +1,6 @@
-"""A cluster that repairs itself, in the simulator: a quiet run, some chaos, drills, planted bugs."""
+"""A cluster that repairs itself, in the simulator: one planned run, random faults, drills and
+planted bugs.
+"""
 
 import pytest
 
@@ -17,7 +19,7 @@ def step(ms: int, actor: str, what: str) -> Step:
     return Step(PEACE_US + 1000 * ms, actor, what)
 
 
-def test_a_bookie_is_lost_and_another_one_leaves() -> None:
+def test_loss_of_one_bookie_while_another_retires_breaks_no_rule() -> None:
     steps = (
         Step(0, words.CLUSTER, "6 bookies window 8 v3"),
         step(0, words.WRITERS[0], "fill 2 5 24 3 3 2"),
@@ -33,14 +35,14 @@ def test_a_bookie_is_lost_and_another_one_leaves() -> None:
     assert report.history.weakness() is None
 
 
-def test_seeds_pass_and_prove_something() -> None:
+def test_seeds_pass_and_at_least_5_of_8_are_not_weak() -> None:
     said: list[str] = []
     tally = simulate(range(8), "cluster", lambda _done, _total: None, said.append)
     assert tally.failed == 0, said
     assert tally.passed >= 5
 
 
-def test_every_step_and_fault_is_drawn() -> None:
+def test_all_steps_and_faults_are_drawn() -> None:
     cases = [draw_case(seed) for seed in range(300)]
     verbs = {each.what.split()[0] for case in cases for each in case.steps}
     assert verbs >= {words.FILL, words.HOLD, words.APPEND, words.CLOSE, words.DRAIN, words.UNDRAIN}
@@ -52,14 +54,14 @@ def test_every_step_and_fault_is_drawn() -> None:
 
 
 @pytest.mark.parametrize("drill", DRILLS | DRILLS_ALONE)
-def test_the_real_recovery_passes_every_drill(drill: str) -> None:
+def test_recovery_passes_every_drill(drill: str) -> None:
     scene = ClusterScene(drill=drill)
     for seed in range(2):
         report = scene.run(scene.case(seed))
         assert report.broke is None, (seed, report.detail)
 
 
-def test_drills_that_bugs_are_sought_with_exist() -> None:
+def test_drills_of_planted_bugs_exist() -> None:
     assert {mutant.drill for mutant in CLUSTER_MUTANTS} <= set(DRILLS | DRILLS_ALONE)
 
 

@@ -1,4 +1,4 @@
-"""The ledger client in the simulator: quiet runs, some chaos, drills, planted bugs."""
+"""The ledger client in the simulator: runs without faults, random faults, drills and planted bugs."""
 
 import pytest
 
@@ -22,7 +22,7 @@ def step(ms: int, actor: str, what: str) -> Step:
 
 
 @pytest.mark.parametrize("version", [2, 3])
-def test_a_quiet_run_confirms_everything_and_answers_everybody(version: int) -> None:
+def test_run_without_faults_acks_all_appends_and_closes_ledgers(version: int) -> None:
     steps = (
         Step(0, words.CLUSTER, f"4 bookies v{version}"),
         step(0, words.WRITER, "create 4 3 2 CRC32C"),
@@ -44,7 +44,7 @@ def test_a_quiet_run_confirms_everything_and_answers_everybody(version: int) -> 
     assert {call.step for call in report.history.calls} >= {"create", "close", "recover", "read"}
 
 
-def test_seeds_pass_and_prove_something() -> None:
+def test_seeds_pass_and_at_least_4_of_12_are_not_weak() -> None:
     said: list[str] = []
     tally = simulate(range(12), "ledger", lambda _done, _total: None, said.append)
     assert tally.failed == 0
@@ -52,7 +52,7 @@ def test_seeds_pass_and_prove_something() -> None:
     assert any("while a fault was in force" in line for line in said)
 
 
-def test_fences_that_a_format_makes_are_seen_on_its_disk() -> None:
+def test_fences_written_by_a_format_are_found_on_its_disk() -> None:
     world, bodies = World(1), list[bytes]()
 
     async def format_it(node: Node) -> None:
@@ -67,7 +67,7 @@ def test_fences_that_a_format_makes_are_seen_on_its_disk() -> None:
     assert fenced == [True, False]
 
 
-def test_every_step_and_fault_is_drawn() -> None:
+def test_all_steps_and_faults_are_drawn() -> None:
     cases = [draw_case(seed) for seed in range(300)]
     verbs = {each.what.split()[0] for case in cases for each in case.steps}
     assert verbs >= {words.CREATE, words.APPEND, words.FLUSH, words.FORCE, words.CLOSE}
@@ -79,14 +79,14 @@ def test_every_step_and_fault_is_drawn() -> None:
 
 
 @pytest.mark.parametrize("drill", DRILLS)
-def test_the_real_client_passes_every_drill(drill: str) -> None:
+def test_client_passes_every_drill(drill: str) -> None:
     scene = LedgerScene(drill=drill)
     for seed in range(3):
         report = scene.run(scene.case(seed))
         assert report.broke is None, (seed, report.detail)
 
 
-def test_drills_that_bugs_are_sought_with_exist() -> None:
+def test_drills_of_planted_bugs_exist() -> None:
     assert {mutant.drill for mutant in LEDGER_MUTANTS if mutant.drill} <= set(DRILLS)
     assert set(QUORUMS) <= set(DRILLS)
 

@@ -1,4 +1,4 @@
-"""Named logs in the simulator: a quiet run, some chaos, drills, planted bugs."""
+"""Named logs in the simulator: a run without faults, random faults, drills and planted bugs."""
 
 import pytest
 
@@ -15,7 +15,7 @@ def step(ms: int, actor: str, what: str) -> Step:
     return Step(PEACE_US + 1000 * ms, actor, what)
 
 
-def test_a_quiet_run_acks_everything_and_refuses_what_does_not_hold() -> None:
+def test_run_without_faults_acks_appends_and_refuses_a_wrong_guard() -> None:
     producer, writer = words.PRODUCERS[0], words.WRITERS[0]
     steps = (
         Step(0, words.CLUSTER, "2 servers 3 3 2 a=open"),
@@ -50,7 +50,7 @@ def test_a_quiet_run_acks_everything_and_refuses_what_does_not_hold() -> None:
     assert steps_taken == {"open", "roll", "hand over", "change list"}
 
 
-def test_seeds_pass_and_prove_something() -> None:
+def test_seeds_pass_and_at_least_4_of_6_are_not_weak() -> None:
     said: list[str] = []
     tally = simulate(range(6), "logs", lambda _done, _total: None, said.append)
     assert tally.failed == 0
@@ -58,7 +58,7 @@ def test_seeds_pass_and_prove_something() -> None:
     assert any("while a fault was in force" in line for line in said)
 
 
-def test_every_step_is_drawn() -> None:
+def test_all_steps_are_drawn() -> None:
     steps = [step for seed in range(300) for step in draw_case(seed).steps]
     assert {each.what.split()[0] for each in steps if each.actor != words.CLUSTER} == {
         words.APPEND,
@@ -97,11 +97,11 @@ def test_every_step_is_drawn() -> None:
 
 
 @pytest.mark.parametrize("drill", DRILLS)
-def test_the_real_service_passes_every_drill(drill: str) -> None:
+def test_log_service_passes_every_drill(drill: str) -> None:
     report = LogsScene(drill=drill).run(draw_case(1, drill))
     assert report.broke is None, report.detail
 
 
-def test_drills_that_bugs_are_sought_with_exist() -> None:
+def test_drills_of_planted_bugs_exist() -> None:
     assert {mutant.drill for mutant in LOG_MUTANTS if mutant.drill} <= set(DRILLS)
     assert len({mutant.name for mutant in LOG_MUTANTS}) == len(LOG_MUTANTS)

@@ -1,4 +1,4 @@
-"""The toy protocol and the world it lives in."""
+"""The toy protocol and its world."""
 
 import os
 import subprocess
@@ -32,7 +32,7 @@ def case_of(*faults: Fault, steps: tuple[Step, ...] = QUIET) -> Case:
     return Case("toy", 7, steps, faults)
 
 
-def test_a_quiet_run_confirms_every_entry() -> None:
+def test_run_without_faults_confirms_every_entry() -> None:
     closing = (*QUIET, Step(300_000, READER, FOLLOW), Step(400_000, WRITER, CLOSE))
     report = ToyScene().run(case_of(steps=closing))
     assert report.broke is None
@@ -41,7 +41,7 @@ def test_a_quiet_run_confirms_every_entry() -> None:
     assert report.history.weakness() == "no fault overlapped an append"
 
 
-def test_a_recovery_ends_the_writer() -> None:
+def test_recovery_stops_the_writer() -> None:
     steps = (*QUIET, Step(150_000, "recovery-1", RECOVER))
     report = ToyScene().run(case_of(steps=steps), tell=True)
     assert report.broke is None
@@ -59,9 +59,9 @@ def test_dead_bookies_are_replaced() -> None:
     assert changed.endswith(("b4 b5 b3", "b5 b4 b3"))
 
 
-def test_a_power_cut_shows_what_was_only_acknowledged() -> None:
-    """With the rules of users alone: confirmed entries are gone. How many bytes a cut takes is
-    chance, so not with every seed.
+def test_power_cut_reveals_acks_before_sync() -> None:
+    """With only the rules that users can observe: confirmed entries are lost. How many bytes a
+    power cut loses is random, so not every seed fails.
     """
     forgetful = ToyScene(Parts(bookie=AckBeforeSync), OUTCOMES)
     case = case_of(
@@ -72,7 +72,7 @@ def test_a_power_cut_shows_what_was_only_acknowledged() -> None:
     assert sum(broke in (COPIES, "truncated", "linearizable") for broke in broken) > 5
 
 
-def test_a_case_runs_the_same_way_twice() -> None:
+def test_case_runs_identically_twice() -> None:
     actors = scene("toy")
     for seed in range(5):
         first, second = (actors.run(actors.case(seed)) for _ in range(2))
@@ -80,7 +80,7 @@ def test_a_case_runs_the_same_way_twice() -> None:
         assert list(first.history.lines()) == list(second.history.lines())
 
 
-def test_telling_the_story_changes_nothing() -> None:
+def test_telling_the_story_does_not_change_the_run() -> None:
     actors = scene("toy")
     told, untold = (actors.run(actors.case(3), tell=tell) for tell in (True, False))
     assert told.digest == untold.digest
@@ -88,20 +88,20 @@ def test_telling_the_story_changes_nothing() -> None:
     assert not untold.story
 
 
-def test_the_protocol_passes_the_drills_that_planted_bugs_fail() -> None:
+def test_protocol_passes_the_drills_of_planted_bugs() -> None:
     for drill in DRILLS:
         actors = ToyScene(drill=drill)
         reports = [actors.run(actors.case(seed)) for seed in range(20)]
         assert [report.detail for report in reports if report.broke] == []
 
 
-def test_other_seeds_are_other_runs() -> None:
+def test_other_seeds_give_other_runs() -> None:
     actors = scene("toy")
     assert len({actors.run(actors.case(seed)).digest for seed in range(10)}) == 10
 
 
 def test_traces_do_not_depend_on_the_hash_seed() -> None:
-    """Of the protocol and of a mutant, whose failing runs end in the middle."""
+    """For the protocol and for a mutant, whose failing runs end early."""
     code = (
         "from tests.simulation.mutants import by_name\n"
         "from tests.simulation.worlds.toy.scene import Parts, ToyScene\n"
@@ -124,11 +124,11 @@ def test_traces_do_not_depend_on_the_hash_seed() -> None:
     assert first.count("\n") == 50
 
 
-def test_ledger_values_survive_packing_and_find_their_ensembles() -> None:
+def test_ledger_values_survive_round_trip_and_find_ensembles() -> None:
     first, second = tuple(BOOKIES[:3]), tuple(BOOKIES[2:])
     ledger = Ledger(OPEN, ((0, first),)).with_ensemble(4, second)
     assert Ledger.unpack(ledger.pack()) == ledger
     assert [ledger.ensemble_of(entry) for entry in (0, 3, 4, 9)] == [first, first, second, second]
-    replaced = ledger.with_ensemble(4, first)  # Nothing was confirmed in the fragment it replaces.
+    replaced = ledger.with_ensemble(4, first)  # No entry was confirmed in the replaced fragment.
     assert replaced.fragments == ((0, first), (4, first))
     assert Ledger(IN_RECOVERY, ((0, (BookieId("x"),)),)).with_last(-1).last == -1

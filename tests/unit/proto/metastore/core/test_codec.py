@@ -96,12 +96,12 @@ def body_of(frame: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("message", FROM_CLIENT, ids=repr)
-def test_what_a_client_says_comes_back(message: FromClient) -> None:
+def test_client_messages_survive_round_trip(message: FromClient) -> None:
     assert unpack_from_client(body_of(pack_from_client(message))) == message
 
 
 @pytest.mark.parametrize("message", FROM_SERVICE, ids=repr)
-def test_messages_of_the_service_survive_the_codec(message: FromService) -> None:
+def test_service_messages_survive_round_trip(message: FromService) -> None:
     assert unpack_from_service(body_of(pack_from_service(message))) == message
 
 
@@ -119,7 +119,7 @@ def test_messages_of_the_service_survive_the_codec(message: FromService) -> None
     ],
     ids=lambda error: type(error).__name__,
 )
-def test_refusals_keep_class_text_and_ids(error: RollbookError) -> None:
+def test_errors_keep_class_text_and_ids(error: RollbookError) -> None:
     answer = unpack_from_service(body_of(pack_from_service(Answer(1, 2, error))))
     assert isinstance(answer, Answer)
     assert type(answer.result) is type(error)
@@ -128,8 +128,10 @@ def test_refusals_keep_class_text_and_ids(error: RollbookError) -> None:
     assert answer.result.ids == error.ids
 
 
-def test_the_largest_requests_fit_a_frame() -> None:
-    """Whatever passes the gate, however JSON blows up its paths."""
+def test_largest_requests_fit_in_a_frame() -> None:
+    """The frame is large enough for all requests that `check_ops` accepts, whatever JSON escapes in
+    their paths.
+    """
     path = "/" + "/".join(["\\" * 255] * 15)
     count = REQUEST_BYTES_MAX // (len(path) + 128)
     for ops in (
@@ -184,7 +186,7 @@ def framed(head: object, values: bytes = b"") -> bytes:
     ],
     ids=lambda body: repr(body[:40]),
 )
-def test_anything_else_is_a_bad_frame(body: bytes) -> None:
+def test_invalid_message_is_a_bad_frame(body: bytes) -> None:
     for unpack in (unpack_from_client, unpack_from_service):
         with pytest.raises(BadFrame):
             unpack(body)

@@ -1,4 +1,4 @@
-"""What a metadata store takes on a disk that is nearly full."""
+"""Which operations a metadata store accepts on a nearly full disk."""
 
 import pytest
 
@@ -14,7 +14,7 @@ def get(path: str) -> Node | None:
     return Node(b"x" * 1000, STAT) if path == "/a" else None
 
 
-def test_its_mind_changes_at_two_bounds() -> None:
+def test_full_state_changes_at_two_thresholds() -> None:
     """MS8."""
     room = FreeSpace()
     said = [room.on_free(free) for free in (ROOMY_BYTES, FULL_BYTES, FULL_BYTES - 1)]
@@ -29,17 +29,17 @@ def test_its_mind_changes_at_two_bounds() -> None:
     [
         (Create("/b"), False),
         (Create("/b/c-", mode=CreateMode.PERSISTENT_SEQUENTIAL), False),
-        (Create("/b", mode=CreateMode.EPHEMERAL), True),  # A bookie that comes back.
+        (Create("/b", mode=CreateMode.EPHEMERAL), True),  # A bookie registers again.
         (Create("/b/ID-", mode=CreateMode.EPHEMERAL_SEQUENTIAL), True),
-        (Set("/a", b"x" * 1256), True),  # A ledger that is closed.
+        (Set("/a", b"x" * 1256), True),  # A ledger is closed.
         (Set("/a", b"x" * 1257), False),
-        (Set("/none", b"x" * 9999), True),  # Refused for another reason.
+        (Set("/none", b"x" * 9999), True),  # Refused for another reason, later.
         (Delete("/a"), True),
         (Check("/a"), True),
     ],
     ids=repr,
 )
-def test_what_grows_is_refused_on_a_full_disk_alone(op: Op, is_taken: bool) -> None:
+def test_growing_operations_are_refused_only_on_a_full_disk(op: Op, is_taken: bool) -> None:
     """MS8."""
     room = FreeSpace()
     room.check([op], get)

@@ -15,7 +15,7 @@ from rollbook.proto.ports import Check, Create, Delete, Op, Set
 @pytest.mark.parametrize(
     "path", ["/", "/a", "/a/b.c-D_9:@", "/..a", "/a..", "/.../x", "/" + 255 * "n"]
 )
-def test_paths(path: str) -> None:
+def test_valid_paths_are_accepted(path: str) -> None:
     check_path(path)
 
 
@@ -43,7 +43,7 @@ def test_paths(path: str) -> None:
         "/n" * 2049,
     ],
 )
-def test_what_is_no_path(path: str) -> None:
+def test_invalid_path_is_refused(path: str) -> None:
     with pytest.raises(InvalidRequest):
         check_path(path)
 
@@ -55,23 +55,23 @@ def test_what_is_no_path(path: str) -> None:
         (Delete("/"), InvalidRequest),
         (Set("/a", b"", version=-1), InvalidRequest),
         (Check("/a", version=2**31), InvalidRequest),
-        (Set("/a", "text"), InvalidRequest),  # type: ignore[arg-type]  # What is under test.
+        (Set("/a", "text"), InvalidRequest),  # type: ignore[arg-type]  # Tests a wrong type.
         (Set("/a", bytes(REQUEST_BYTES_MAX)), EntryTooLarge),
     ],
 )
-def test_the_first_wrong_operation_is_named(op: Op, refusal: type[RollbookError]) -> None:
+def test_first_invalid_operation_is_named(op: Op, refusal: type[RollbookError]) -> None:
     with pytest.raises(refusal) as caught:
         check_ops([Create("/a"), op, Create("also wrong")])
     assert caught.value.ids["op"] == 1
 
 
-def test_the_limit_is_on_the_whole_request() -> None:
+def test_size_limit_applies_to_the_whole_request() -> None:
     rest = REQUEST_BYTES_MAX - 2 * (OP_BYTES + len("/a"))
     check_ops([Set("/a", bytes(rest)), Set("/a", b"")])
     with pytest.raises(EntryTooLarge):
         check_ops([Set("/a", bytes(rest)), Set("/a", b"1")])
 
 
-def test_taking_paths_apart() -> None:
+def test_parent_and_name_of_paths() -> None:
     assert [parent_of(path) for path in ("/a", "/a/b", "/a/b/c")] == ["/", "/a", "/a/b"]
     assert name_of("/a/b") == "b"

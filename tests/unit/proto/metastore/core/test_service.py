@@ -1,4 +1,4 @@
-"""The service without a network, a disk or a loop: what it says, to whom, and when."""
+"""The metadata service without a network, a disk or a loop: what it sends, to whom, and when."""
 
 from collections.abc import Sequence
 
@@ -49,7 +49,7 @@ STORE = "store-id"
 
 
 class World:
-    """A service, and a disk that keeps a batch when the test says so."""
+    """A service, and a disk that keeps a batch when the test calls `keep`."""
 
     def __init__(self) -> None:
         self.rows: dict[str, NodeRow] = dict(Tree().rows())
@@ -59,7 +59,7 @@ class World:
         self.start()
 
     def start(self) -> None:
-        """Also after a crash: from what was kept."""
+        """Starts the service from what was kept, also after a crash."""
         kept = Kept(STORE, self.last_txn, list(self.rows.items()), list(self.timeouts_ms.items()))
         self.service = MetadataService(kept, self.now_ns)
         self.heard: dict[int, list[FromService | HangUp]] = {}
@@ -83,7 +83,7 @@ class World:
         return batch
 
     def listen(self, connection: int) -> list[FromService | HangUp]:
-        """What it was told since the last time, by what is durable."""
+        """Returns the messages that may be sent now and were not returned before."""
         for number, messages in self.service.speak().items():
             self.heard.setdefault(number, []).extend(messages)
         return self.heard.pop(connection, [])
@@ -93,7 +93,7 @@ class World:
             self.service.on_message(connection, message, now_ms=5)
 
     def ask(self, connection: int, question: Question, request_id: int = 1) -> FromService | HangUp:
-        """Asks and keeps; the last it is told."""
+        """Asks, keeps the batch, and returns the last message."""
         self.say(connection, Ask(request_id, question))
         self.keep()
         return self.listen(connection)[-1]
@@ -129,7 +129,7 @@ def error_of(message: FromService | HangUp) -> RollbookError:
     return message.result
 
 
-# --- MS1: nothing is said before it is durable -----------------------------------------------------
+# --- MS1: nothing is sent before it is durable ----------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -138,14 +138,14 @@ def error_of(message: FromService | HangUp) -> RollbookError:
         (Get("/a"), Answer),
         (Children("/"), Answer),
         (Sync(), Answer),
-        (Transact((Set("/a", b"", version=9),)), Answer),  # A conflict tells of the version.
+        (Transact((Set("/a", b"", version=9),)), Answer),  # A conflict reveals the version.
         (Transact((Create("/a"),)), Answer),
         (StartWatch(1, "/a", recursive=False, since=None), Answer),
         (StartWatch(1, "/a", recursive=False, since=0), WatchNotice),
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_whatever_may_rest_on_a_change_waits_until_it_is_durable(
+def test_answers_that_reveal_a_change_wait_until_it_is_durable(
     world: World, question: Question, kind: type
 ) -> None:
     world.connect(1)
@@ -158,13 +158,13 @@ def test_whatever_may_rest_on_a_change_waits_until_it_is_durable(
     assert isinstance(world.listen(2)[0], kind)
 
 
-def test_what_rests_on_nothing_new_is_said_at_once(world: World) -> None:
+def test_answer_that_reveals_no_change_is_sent_at_once(world: World) -> None:
     world.connect(1)
     world.say(1, Ask(1, Get("/a")))
     assert world.listen(1) == [Answer(1, 1, None)]
 
 
-def test_a_welcome_and_an_end_wait_too(world: World) -> None:
+def test_welcome_and_end_of_session_wait_until_durable(world: World) -> None:
     world.service.on_connected(1)
     world.say(1, Hello("", NO_SESSION, 1000))
     assert world.listen(1) == []
@@ -174,7 +174,7 @@ def test_a_welcome_and_an_end_wait_too(world: World) -> None:
     assert world.listen(1) == []
 
 
-def test_changes_made_while_a_batch_is_kept_go_into_the_next(world: World) -> None:
+def test_changes_during_a_commit_go_into_the_next_batch(world: World) -> None:
     world.connect(1)
     world.say(1, Ask(1, Transact((Create("/a"),))))
     batch = world.service.take_batch()
@@ -191,7 +191,7 @@ def test_changes_made_while_a_batch_is_kept_go_into_the_next(world: World) -> No
     assert [m.request_id for m in world.listen(1) if isinstance(m, Answer)] == [2, 3]
 
 
-def test_events_come_before_the_answer_that_knows_of_them(world: World) -> None:
+def test_events_precede_the_answer_of_their_transaction(world: World) -> None:
     world.connect(1)
     world.ask(1, StartWatch(7, "/a", recursive=False, since=None))
     world.say(1, Ask(2, Transact((Create("/a"), Set("/a", b"")))))
@@ -208,7 +208,7 @@ def test_events_come_before_the_answer_that_knows_of_them(world: World) -> None:
 # --- Sessions -----------------------------------------------------------------------------------
 
 
-def test_a_session_survives_its_connection_and_the_service(world: World) -> None:
+def test_session_survives_its_connection_and_a_restart(world: World) -> None:
     session = world.connect(1).session
     world.do(1, Create("/e", b"", CreateMode.EPHEMERAL))
     world.service.on_disconnected(1)
@@ -219,7 +219,7 @@ def test_a_session_survives_its_connection_and_the_service(world: World) -> None
     assert world.rows["/e"].owner == session
 
 
-def test_session_ids_are_never_given_twice(world: World) -> None:
+def test_session_ids_are_never_repeated(world: World) -> None:
     ids = [world.connect(1).session]
     world.ask(1, EndSession())
     world.start()
@@ -229,7 +229,7 @@ def test_session_ids_are_never_given_twice(world: World) -> None:
     assert ids == sorted(set(ids))
 
 
-def test_a_silent_session_goes_with_its_nodes_and_is_told(world: World) -> None:
+def test_silent_session_expires_with_its_nodes(world: World) -> None:
     session = world.connect(1).session
     other = world.connect(2).session
     world.do(1, Create("/e", b"", CreateMode.EPHEMERAL))
@@ -248,15 +248,19 @@ def test_a_silent_session_goes_with_its_nodes_and_is_told(world: World) -> None:
 
 
 @pytest.mark.parametrize(("store", "session"), [(STORE, 99), ("another", 1)])
-def test_a_session_of_elsewhere_is_over(world: World, store: str, session: SessionId) -> None:
+def test_session_of_another_store_or_unknown_id_is_expired(
+    world: World, store: str, session: SessionId
+) -> None:
     world.connect(1)
     world.service.on_connected(2)
     world.say(2, Hello(store, session, 1000))
     assert world.listen(2) == [Expired(session)]
 
 
-def test_a_session_that_comes_back_silences_its_older_connection(world: World) -> None:
-    """MS6: what waits unread on the old one must not happen after the client looked around."""
+def test_resumed_session_closes_its_older_connection(world: World) -> None:
+    """MS6: requests that wait unread on the old connection must not be applied after the client
+    resumed.
+    """
     session = world.connect(1).session
     world.connect(2, session)
     world.say(1, Ask(5, Transact((Create("/zombie"),))))
@@ -267,7 +271,7 @@ def test_a_session_that_comes_back_silences_its_older_connection(world: World) -
     assert world.do(2, Create("/mine")) == ["/mine"]
 
 
-def test_ending_a_session_takes_its_nodes_and_watches(world: World) -> None:
+def test_end_of_session_removes_its_nodes_and_watches(world: World) -> None:
     world.connect(1)
     world.do(1, Create("/e", b"", CreateMode.EPHEMERAL))
     world.ask(1, StartWatch(7, "/e", recursive=False, since=None))
@@ -283,7 +287,9 @@ def test_ending_a_session_takes_its_nodes_and_watches(world: World) -> None:
     "messages",
     [(Ask(1, Get("/")),), (Hello("", NO_SESSION, 1000), Hello("", NO_SESSION, 1000))],
 )
-def test_nonsense_is_hung_up_on(world: World, messages: Sequence[FromClient]) -> None:
+def test_message_out_of_order_closes_connection(
+    world: World, messages: Sequence[FromClient]
+) -> None:
     world.service.on_connected(1)
     world.say(1, *messages)
     world.keep()
@@ -293,7 +299,7 @@ def test_nonsense_is_hung_up_on(world: World, messages: Sequence[FromClient]) ->
 # --- Watches ------------------------------------------------------------------------------------
 
 
-def test_a_watch_that_comes_back_is_told_if_the_store_moved_on(world: World) -> None:
+def test_resumed_watch_gets_resync_if_the_store_changed(world: World) -> None:
     session = world.connect(1).session
     seen = world.ask(1, StartWatch(7, "/a", recursive=False, since=None))
     assert isinstance(seen, Answer)
@@ -308,7 +314,7 @@ def test_a_watch_that_comes_back_is_told_if_the_store_moved_on(world: World) -> 
     assert world.listen(3)[0] == WatchNotice(7, 2, WatchEvent(WatchEventKind.RESYNC, "/a"))
 
 
-def test_a_stopped_watch_is_silent(world: World) -> None:
+def test_stopped_watch_gets_no_events(world: World) -> None:
     world.connect(1)
     world.ask(1, StartWatch(7, "/a", recursive=False, since=None))
     world.ask(1, StopWatch(7))
@@ -318,7 +324,9 @@ def test_a_stopped_watch_is_silent(world: World) -> None:
     assert [type(message) for message in world.listen(1)] == [Answer]
 
 
-def test_watches_of_one_client_are_bounded(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_number_of_watches_per_client_is_limited(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("rollbook.proto.metastore.core.service.WATCHES_MAX", 2)
     world.connect(1)
     for watch_id in (1, 2):
@@ -331,7 +339,7 @@ def test_watches_of_one_client_are_bounded(world: World, monkeypatch: pytest.Mon
     assert again.result is None
 
 
-def test_refusals_come_as_answers(world: World) -> None:
+def test_refusals_are_sent_as_answers(world: World) -> None:
     world.connect(1)
     world.do(1, Create("/a"))
     assert isinstance(error_of(world.ask(1, Children("/no"))), NoSuchNode)

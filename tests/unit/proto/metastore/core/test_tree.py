@@ -30,7 +30,7 @@ EPHEMERAL, SEQUENTIAL = CreateMode.EPHEMERAL, CreateMode.PERSISTENT_SEQUENTIAL
 
 
 class Story:
-    """A tree whose transactions are numbered as they come."""
+    """A tree whose transactions are numbered in order."""
 
     def __init__(self) -> None:
         self.tree = Tree()
@@ -57,7 +57,7 @@ def story() -> Story:
     return Story()
 
 
-def test_a_life_of_a_node(story: Story) -> None:
+def test_stat_of_a_node_follows_its_changes(story: Story) -> None:
     story.do(Create("/a", b"one"))
     assert story.stat("/a") == NodeStat(0, 1, 1, 1000, 1000, 0, 0)
     (stat,) = story.do(Set("/a", b"two", version=0)).results
@@ -68,7 +68,7 @@ def test_a_life_of_a_node(story: Story) -> None:
     assert (story.stat("/a").version, story.stat("/a").created_txn) == (0, 4)
 
 
-def test_children_leave_version_and_times_of_their_parent_alone(story: Story) -> None:
+def test_children_do_not_change_version_and_times_of_parent(story: Story) -> None:
     story.make("/a")
     before = story.stat("/a")
     story.make("/a/c")
@@ -80,8 +80,8 @@ def test_children_leave_version_and_times_of_their_parent_alone(story: Story) ->
     assert (after.version, after.modified_txn) == (before.version, before.modified_txn)
 
 
-def test_sequential_names_count_every_child_that_ever_was(story: Story) -> None:
-    """MS4: so none comes twice."""
+def test_sequential_names_count_all_children_ever_created(story: Story) -> None:
+    """MS4: so no number is used twice."""
     story.make("/a")
     assert story.make("/a/x-", SEQUENTIAL) == "/a/x-0000000000"
     story.make("/a/plain")
@@ -93,7 +93,7 @@ def test_sequential_names_count_every_child_that_ever_was(story: Story) -> None:
     assert story.make("/a/x-", CreateMode.EPHEMERAL_SEQUENTIAL) == "/a/x-0000000003"
 
 
-def test_a_taken_sequential_name_stays_taken_until_another_child_comes(story: Story) -> None:
+def test_taken_sequential_name_is_skipped_after_another_create(story: Story) -> None:
     story.make("/x-0000000001")
     for _ in range(2):
         with pytest.raises(NodeExists):
@@ -102,7 +102,7 @@ def test_a_taken_sequential_name_stays_taken_until_another_child_comes(story: St
     assert story.make("/x-", SEQUENTIAL) == "/x-0000000002"
 
 
-def test_a_new_life_of_the_parent_counts_from_zero(story: Story) -> None:
+def test_recreated_parent_counts_from_zero(story: Story) -> None:
     story.make("/a")
     story.make("/a/b")
     story.do(Delete("/a/b"), Delete("/a"), Create("/a"))
@@ -126,7 +126,9 @@ def test_a_new_life_of_the_parent_counts_from_zero(story: Story) -> None:
         (Check("/full", version=1), MetadataConflict),
     ],
 )
-def test_refusals(story: Story, op: Op, refusal: type[RollbookError]) -> None:
+def test_refused_transaction_changes_nothing(
+    story: Story, op: Op, refusal: type[RollbookError]
+) -> None:
     story.do(Create("/full"), Create("/full/child"), Create("/ephemeral", b"", EPHEMERAL))
     before = dict(story.tree.rows())
     with pytest.raises(refusal) as caught:
@@ -135,7 +137,7 @@ def test_refusals(story: Story, op: Op, refusal: type[RollbookError]) -> None:
     assert dict(story.tree.rows()) == before
 
 
-def test_a_transaction_sees_its_own_operations(story: Story) -> None:
+def test_transaction_sees_its_own_operations(story: Story) -> None:
     applied = story.do(
         Create("/a"),
         Create("/a/x", b"", SEQUENTIAL),
@@ -152,12 +154,12 @@ def test_a_transaction_sees_its_own_operations(story: Story) -> None:
     assert second == story.stat("/a")
 
 
-def test_the_root_is_a_node_that_stays(story: Story) -> None:
+def test_value_of_root_can_be_set(story: Story) -> None:
     story.do(Set("/", b"value", version=0))
     assert story.stat("/").version == 1
 
 
-def test_a_session_takes_its_nodes_along_and_nobody_elses(story: Story) -> None:
+def test_end_of_session_removes_only_its_own_nodes(story: Story) -> None:
     story.make("/a")
     story.do(Create("/b", b"", EPHEMERAL), Create("/a/c", b"", EPHEMERAL), session=S1)
     story.do(Create("/d", b"", EPHEMERAL), session=S2)
@@ -172,7 +174,7 @@ def test_a_session_takes_its_nodes_along_and_nobody_elses(story: Story) -> None:
     assert story.tree.children("/") == ["a"]
 
 
-def test_events_come_operation_by_operation_the_node_before_its_parent(story: Story) -> None:
+def test_events_follow_operations_with_node_before_parent(story: Story) -> None:
     applied = story.do(Create("/a"), Create("/a/b"), Set("/a", b""), Delete("/a/b"), Check("/a"))
     assert applied.events == [
         WatchEvent(WatchEventKind.CREATED, "/a"),
@@ -200,8 +202,8 @@ def random_op(chance: random.Random) -> Op:
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_whatever_happens_the_kept_rows_are_the_tree(seed: int) -> None:
-    """Refused transactions leave nothing behind; what `rows` tells rebuilds the same tree."""
+def test_rows_of_transactions_rebuild_the_tree(seed: int) -> None:
+    """Refused transactions change nothing, and the reported `rows` rebuild the same tree."""
     chance, story, kept = random.Random(seed), Story(), dict(Tree().rows())
     applied_or_refused = [0, 0]
     for _ in range(200):
@@ -218,7 +220,8 @@ def test_whatever_happens_the_kept_rows_are_the_tree(seed: int) -> None:
         applied_or_refused[0] += 1
         for path, row in applied.rows.items():
             if row is None:
-                kept.pop(path, None)  # Made and removed within one transaction: never kept.
+                # A node created and removed within one transaction was never kept.
+                kept.pop(path, None)
             else:
                 kept[path] = row
         assert dict(story.tree.rows()) == kept

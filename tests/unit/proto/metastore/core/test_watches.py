@@ -22,7 +22,7 @@ CREATED, CHANGED, CHILDREN = WatchEventKind.CREATED, WatchEventKind.CHANGED, Wat
         (told(CHILDREN, "/"), ["plain /"]),
     ],
 )
-def test_watches_that_an_event_reaches(event: WatchEvent, watches: list[str]) -> None:
+def test_event_reaches_matching_watches(event: WatchEvent, watches: list[str]) -> None:
     table: WatchTable[str] = WatchTable()
     for path in ("/a", "/"):
         table.add(f"plain {path}", path, recursive=False)
@@ -30,7 +30,7 @@ def test_watches_that_an_event_reaches(event: WatchEvent, watches: list[str]) ->
     assert list(table.watching(event)) == watches
 
 
-def test_a_removed_watch_is_not_told() -> None:
+def test_removed_watch_gets_no_event() -> None:
     table: WatchTable[int] = WatchTable()
     table.add(1, "/a", recursive=False)
     table.add(2, "/a", recursive=False)
@@ -41,7 +41,7 @@ def test_a_removed_watch_is_not_told() -> None:
     assert list(table.watching(told(CHANGED, "/a"))) == []
 
 
-def test_a_watch_added_again_is_told_once() -> None:
+def test_watch_added_again_is_replaced() -> None:
     table: WatchTable[int] = WatchTable()
     table.add(1, "/a", recursive=False)
     table.add(1, "/a", recursive=True)
@@ -68,16 +68,16 @@ def test_too_many_events_become_one_resync() -> None:
     queue = EventQueue("/a", waiting_max=3)
     for number in range(3):
         queue.offer(told(CHANGED, f"/a/{number}"))
-    queue.offer(told(CHANGED, "/a/0"))  # Merges: there is room.
+    queue.offer(told(CHANGED, "/a/0"))  # Merges with an equal event, so there is room.
     assert len(queue) == 3
     queue.offer(told(CHANGED, "/a/3"))
-    queue.offer(told(CHANGED, "/a/4"))  # The RESYNC stands for it, too.
+    queue.offer(told(CHANGED, "/a/4"))  # The RESYNC covers this event, too.
     assert drained(queue) == [told(WatchEventKind.RESYNC, "/a")]
     queue.offer(told(CHANGED, "/a/5"))
     assert drained(queue) == [told(CHANGED, "/a/5")]
 
 
-def test_a_resync_takes_the_place_of_what_waits() -> None:
+def test_resync_replaces_waiting_events() -> None:
     queue = EventQueue("/a")
     queue.offer(told(CHANGED, "/a"))
     queue.offer(told(WatchEventKind.RESYNC, "/a"))

@@ -1,9 +1,9 @@
 """A process that may serve an embedded store: `python -m … PATH [create] [full]`.
 
-Says `ready`, then does as it is told by lines: `owner?` answers yes or no, `create PATH` makes an
-ephemeral node and answers `made` or the name of the error, `fork` starts a child that does nothing and
-outlives it, and answers with its number; `fork and end` waits for one that ends at once. `full`:
-files beyond 2 MiB cannot be written.
+It prints `ready`, then obeys lines. `owner?` prints yes or no. `create PATH` creates an ephemeral
+node and prints `made` or the name of the error. `fork` starts a child that does nothing and
+outlives this process, and prints its pid. `fork and end` waits for a child that ends at once. With
+`full`, files cannot grow beyond 2 MiB.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""The embedded store where it differs from the others: files, processes, owners that come and go."""
+"""What only the embedded store has: files, processes, and changes of the owner."""
 
 import asyncio
 import contextlib
@@ -61,7 +61,7 @@ def children() -> Iterator[Family]:
 
 
 class House:
-    """Opens stores, closes them all at the end."""
+    """Opens stores and closes them all at the end."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -102,7 +102,7 @@ async def house(path: str) -> AsyncIterator[House]:
 # --- Files --------------------------------------------------------------------------------------
 
 
-async def test_a_missing_file_is_made_only_on_demand(house: House, path: str) -> None:
+async def test_missing_file_is_created_only_with_create(house: House, path: str) -> None:
     with pytest.raises(NoSuchCluster) as caught:
         await house.open()
     assert "rollbook cluster init" in str(caught.value)
@@ -111,7 +111,7 @@ async def test_a_missing_file_is_made_only_on_demand(house: House, path: str) ->
     assert os.path.exists(path)
 
 
-async def test_nobody_else_can_read_what_it_makes(tmp_path: Path) -> None:
+async def test_created_files_are_readable_by_their_user_only(tmp_path: Path) -> None:
     folder = tmp_path / "folder"
     folder.mkdir()
     house = House(str(folder / "metadata.db"))
@@ -127,7 +127,7 @@ async def test_nobody_else_can_read_what_it_makes(tmp_path: Path) -> None:
     await house.close()
 
 
-async def test_everything_is_there_again(house: House, path: str) -> None:
+async def test_reopened_store_has_all_nodes_and_counters(house: House, path: str) -> None:
     store = await house.open(create=True)
     await store.create("/a", b"value")
     await store.set("/a", bytes(range(256)))
@@ -146,14 +146,14 @@ async def test_everything_is_there_again(house: House, path: str) -> None:
     assert node.stat.created_txn > before.stat.modified_txn
 
 
-async def test_a_file_half_made_is_made_anew(house: House, path: str) -> None:
+async def test_incomplete_new_file_is_replaced(house: House, path: str) -> None:
     Path(f"{path}.new").write_bytes(b"what a crash left")
     store = await house.open(create=True)
     assert await store.children("/") == []
 
 
 @pytest.mark.parametrize("rest", ["-wal", "-journal"])
-async def test_a_new_file_does_not_inherit_the_log_of_a_deleted_one(
+async def test_leftover_log_of_deleted_store_blocks_creation(
     house: House, path: str, rest: str
 ) -> None:
     Path(path + rest).write_bytes(b"commits of another store")
@@ -164,10 +164,10 @@ async def test_a_new_file_does_not_inherit_the_log_of_a_deleted_one(
     await house.open(create=True)
 
 
-async def test_what_has_no_name_yet_is_synced_once_it_is_whole(
+async def test_new_file_is_synced_once_before_rename(
     path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where a sync takes a second, one for each statement took most of a minute."""
+    """Syncing each statement took most of a minute on a disk where a sync takes a second."""
     levels: dict[str, int] = {}
 
     class Watched(sqlite3.Connection):
@@ -193,7 +193,7 @@ async def test_what_has_no_name_yet_is_synced_once_it_is_whole(
     assert synced[:2] == [f"{path}.new", os.path.dirname(path)]
 
 
-async def test_a_slow_disk_of_this_process_is_not_told_as_somebody_who_is_silent(
+async def test_timeout_in_owner_names_its_slow_disk(
     path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     is_synced = asyncio.Event()
@@ -212,7 +212,7 @@ async def test_a_slow_disk_of_this_process_is_not_told_as_somebody_who_is_silent
         await store.close()
 
 
-async def test_a_path_too_long_for_a_socket_address(tmp_path: Path) -> None:
+async def test_path_may_be_too_long_for_a_socket_address(tmp_path: Path) -> None:
     folder = tmp_path / ("d" * 100) / ("e" * 100)
     folder.mkdir(parents=True)
     house = House(str(folder / "metadata.db"))
@@ -223,7 +223,9 @@ async def test_a_path_too_long_for_a_socket_address(tmp_path: Path) -> None:
     await house.close()
 
 
-async def test_a_link_to_a_store_is_the_store(house: House, path: str, tmp_path: Path) -> None:
+async def test_symbolic_link_opens_the_linked_store(
+    house: House, path: str, tmp_path: Path
+) -> None:
     store = await house.open(create=True)
     link = tmp_path / "link" / "metadata.db"
     link.parent.mkdir()
@@ -236,7 +238,7 @@ async def test_a_link_to_a_store_is_the_store(house: House, path: str, tmp_path:
     assert [entry.name for entry in link.parent.iterdir()] == ["metadata.db"]
 
 
-async def test_a_folder_that_cannot_be_used(tmp_path: Path) -> None:
+async def test_path_below_a_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(BadConfig):
         await House(str(tmp_path / "file" / "metadata.db")).open(create=True)
@@ -264,18 +266,20 @@ async def assert_refused(house: House, error: type[RollbookError], text: str) ->
 
 
 @pytest.mark.parametrize("content", [b"", b"not a database", bytes(8192)], ids=len)
-async def test_a_file_of_something_else(house: House, path: str, content: bytes) -> None:
+async def test_file_that_is_not_a_database_is_refused(
+    house: House, path: str, content: bytes
+) -> None:
     Path(path).write_bytes(content)
     await assert_refused(house, BadMetadata, "damaged")
 
 
-async def test_a_database_of_something_else(house: House, path: str) -> None:
+async def test_database_without_store_is_refused(house: House, path: str) -> None:
     with contextlib.closing(sqlite3.connect(path)) as database:
         database.execute("CREATE TABLE nodes (path)")
     await assert_refused(house, BadMetadata, "not a metadata store")
 
 
-async def test_a_format_of_the_future(house: House, path: str) -> None:
+async def test_later_format_is_refused(house: House, path: str) -> None:
     await fill(house)
     with contextlib.closing(sqlite3.connect(path)) as database:
         database.execute("PRAGMA user_version = 2")
@@ -296,23 +300,23 @@ async def test_a_format_of_the_future(house: House, path: str) -> None:
         "DROP TABLE sessions",
     ],
 )
-async def test_rows_changed_by_others(house: House, path: str, sql: str) -> None:
+async def test_changed_rows_are_detected(house: House, path: str, sql: str) -> None:
     await fill(house)
     with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as database:
         database.execute(sql)
     await assert_refused(house, BadMetadata, "damaged")
 
 
-async def test_a_path_that_is_no_text_any_more(house: House, path: str) -> None:
-    """MS7"""
+async def test_path_that_is_not_utf8_is_detected(house: House, path: str) -> None:
+    """MS7."""
     await fill(house)
     damaged = Path(path).read_bytes().replace(b"/ledgers", b"/l\xffdgers")
     Path(path).write_bytes(damaged)
     await assert_refused(house, BadMetadata, "damaged")
 
 
-async def test_flipped_bits_never_show(house: House, path: str) -> None:
-    """MS7: wherever one flips, the store is refused, or nothing that it says has changed."""
+async def test_flipped_bit_is_refused_or_harmless(house: House, path: str) -> None:
+    """MS7: wherever a bit flips, the store is refused or returns the same nodes."""
     await fill(house)
     store = await house.open()
     expected = {
@@ -336,7 +340,7 @@ async def test_flipped_bits_never_show(house: House, path: str) -> None:
     assert refused > 5
 
 
-async def test_a_file_that_another_program_has_open(house: House, path: str) -> None:
+async def test_file_locked_by_another_program_is_refused(house: House, path: str) -> None:
     await fill(house)
     with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as database:
         database.execute("BEGIN EXCLUSIVE")
@@ -347,7 +351,7 @@ async def test_a_file_that_another_program_has_open(house: House, path: str) -> 
 # --- Owners -------------------------------------------------------------------------------------
 
 
-async def test_the_next_server_takes_over_with_all_sessions(house: House, path: str) -> None:
+async def test_next_server_takes_over_all_sessions(house: House, path: str) -> None:
     first = await house.open(create=True)
     second, client = await house.open(), await house.open(serve=False)
     session = client.session
@@ -357,7 +361,7 @@ async def test_the_next_server_takes_over_with_all_sessions(house: House, path: 
     assert os.path.exists(f"{path}.sock")
     await until_state(states, SessionState.SUSPENDED)
     assert (await until_state(states, SessionState.CONNECTED)).session == session
-    # The first owner's session ended by a commit that the client has not heard of.
+    # The first owner's session ended with a commit that the client has not heard of.
     assert await next_event(watch) == WatchEvent(WatchEventKind.RESYNC, "/a")
     await second.create("/a")
     assert await next_event(watch) == WatchEvent(WatchEventKind.CREATED, "/a")
@@ -366,20 +370,20 @@ async def test_the_next_server_takes_over_with_all_sessions(house: House, path: 
     assert node.stat.owner == session
 
 
-async def test_a_session_that_does_not_come_back_to_the_new_owner_expires(house: House) -> None:
+async def test_session_that_does_not_reconnect_to_new_owner_expires(house: House) -> None:
     first = await house.open(create=True)
     second = await house.open()
     gone = await house.open(serve=False, session_timeout_s=1)
     await gone.create("/e", b"", CreateMode.EPHEMERAL)
     assert isinstance(gone, StoreClient)
     assert gone._runner is not None
-    gone._runner.cancel()  # As a killed process: no farewell.
+    gone._runner.cancel()  # No farewell is sent, as if the process was killed.
     await asyncio.gather(gone._runner, return_exceptions=True)
     await first.close()
     await until_gone(second, "/e")
 
 
-async def test_commands_never_serve(house: House) -> None:
+async def test_client_without_serve_never_becomes_owner(house: House) -> None:
     owner = await house.open(create=True)
     command = await house.open(serve=False)
     assert isinstance(command, StoreClient)
@@ -393,14 +397,14 @@ async def test_commands_never_serve(house: House) -> None:
         await house.open(serve=False, operation_timeout_s=0.3)
 
 
-async def test_a_command_without_a_server_is_told_soon_what_to_do(house: House) -> None:
+async def test_command_without_server_fails_fast_with_next_step(house: House) -> None:
     await (await house.open(create=True)).close()
     with pytest.raises(MetadataUnavailable, match="no process serves") as caught:
         await house.open(serve=False, operation_timeout_s=3600)
     assert "start a server" in caught.value.next_step
 
 
-async def test_a_visit_needs_no_server_and_serves_nobody(house: House, path: str) -> None:
+async def test_visit_needs_no_server_and_does_not_serve(house: House, path: str) -> None:
     first = await house.open(create=True, serve=False)
     await first.create("/a")
     assert not os.path.exists(f"{path}.sock")
@@ -411,7 +415,7 @@ async def test_a_visit_needs_no_server_and_serves_nobody(house: House, path: str
     assert await second.children("/") == ["a"]
 
 
-async def test_a_visit_to_an_owned_store_is_a_clients(house: House) -> None:
+async def test_visit_to_owned_store_acts_as_client(house: House) -> None:
     owner = await house.open(create=True)
     visitor = await house.open(visit=True)
     await visitor.create("/a")
@@ -419,10 +423,10 @@ async def test_a_visit_to_an_owned_store_is_a_clients(house: House) -> None:
     await owner.close()
     states = visitor.session_events()
     await until_state(states, SessionState.CONNECTED)
-    assert await visitor.children("/") == ["a"]  # Alone now.
+    assert await visitor.children("/") == ["a"]  # The visitor owns the store now.
 
 
-async def test_who_comes_during_a_visit_waits_for_its_end(house: House) -> None:
+async def test_open_during_a_visit_waits_until_it_ends(house: House) -> None:
     visitor = await house.open(create=True, serve=False)
     await visitor.create("/visited")
     coming = [
@@ -439,7 +443,7 @@ async def test_who_comes_during_a_visit_waits_for_its_end(house: House) -> None:
         await store.close()
 
 
-async def test_a_killed_owner_loses_nothing_acknowledged(
+async def test_killed_owner_loses_no_acknowledged_write(
     house: House, path: str, children: Family
 ) -> None:
     owner = children.start_module(SERVING, path, "create")
@@ -464,7 +468,7 @@ async def test_a_killed_owner_loses_nothing_acknowledged(
     assert "e" in names
 
 
-async def test_a_stopped_owner_is_named_and_never_robbed(
+async def test_stopped_owner_is_named_and_keeps_the_store(
     house: House, path: str, children: Family
 ) -> None:
     owner = children.start_module(SERVING, path, "create")
@@ -484,12 +488,15 @@ async def test_a_stopped_owner_is_named_and_never_robbed(
     owner.resume()
     owner.say("owner?")
     assert owner.line() == "yes"
-    # It stood still for longer than the time-out, and still hears who waited before it counts.
+    # The owner stood still for longer than the time-out, but reads waiting requests before it
+    # expires sessions.
     assert await waiting.get("/e") is not None
     assert waiting.session == session
 
 
-async def test_a_forked_child_inherits_no_lock(house: House, path: str, children: Family) -> None:
+async def test_forked_child_does_not_hold_the_lock(
+    house: House, path: str, children: Family
+) -> None:
     owner = children.start_module(SERVING, path, "create")
     assert owner.line() == "ready"
     heir = await house.open(session_timeout_s=60)
@@ -505,7 +512,7 @@ async def test_a_forked_child_inherits_no_lock(house: House, path: str, children
         os.kill(orphan, signal.SIGKILL)
 
 
-async def test_a_forked_child_that_ends_takes_no_acknowledged_write_along(
+async def test_exit_of_forked_child_loses_no_acknowledged_write(
     house: House, path: str, children: Family
 ) -> None:
     owner = children.start_module(SERVING, path, "create")
@@ -519,7 +526,7 @@ async def test_a_forked_child_that_ends_takes_no_acknowledged_write_along(
     assert await store.children("/") == ["a"]
 
 
-async def test_a_failed_commit_ends_the_process_and_is_never_answered(
+async def test_failed_commit_ends_the_process_without_answer(
     house: House, path: str, children: Family, capfd: pytest.CaptureFixture[str]
 ) -> None:
     owner = children.start_module(SERVING, path, "create", "full")
@@ -568,10 +575,10 @@ def sqlite_error(code: int) -> sqlite3.Error:
     ],
     ids=repr,
 )
-async def test_a_store_that_cannot_be_made_says_what_to_do(
+async def test_failed_creation_has_next_step_for_its_cause(
     path: str, error: Exception, advice: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On a full disk: nothing, or to look for its directory."""
+    """On a full disk the error had no advice, or the advice to check the directory."""
 
     def fail(*_: object) -> None:
         raise error
@@ -586,7 +593,7 @@ async def test_a_store_that_cannot_be_made_says_what_to_do(
     assert caught.value.next_step.startswith(advice)
 
 
-async def test_a_failed_commit_is_fatal_at_once(path: str) -> None:
+async def test_failed_commit_is_fatal_at_once(path: str) -> None:
     fatal: list[BaseException] = []
     connector = EmbeddedConnector(
         path, SystemClock(), random.Random(0), Role.SERVER, create=True, on_fatal=fatal.append
@@ -600,7 +607,7 @@ async def test_a_failed_commit_is_fatal_at_once(path: str) -> None:
     connector._owner._file.keep = fail  # type: ignore[method-assign]  # A disk that fails.
     with hurried(store, 0.3), pytest.raises(OutcomeUnknown):
         await store.create("/a")
-    del connector._owner._file.keep  # It works again, but who knows what is in it.
+    del connector._owner._file.keep  # The disk works again, but nobody knows what is on it.
     with hurried(store, 0.3), pytest.raises(OutcomeUnknown):
         await store.get("/a")
     assert [str(error) for error in fatal] == ["disk I/O error"]
@@ -608,7 +615,7 @@ async def test_a_failed_commit_is_fatal_at_once(path: str) -> None:
 
 
 @pytest.mark.parametrize("gone", ["", "-wal"])
-async def test_nothing_is_acknowledged_once_the_file_is_gone(
+async def test_removed_file_ends_the_process_without_answer(
     path: str, children: Family, gone: str
 ) -> None:
     owner = children.start_module(SERVING, path, "create")
@@ -618,8 +625,8 @@ async def test_nothing_is_acknowledged_once_the_file_is_gone(
     assert owner.wait() == EXIT_STORAGE_FAILED
 
 
-async def test_taking_is_refused_while_another_has_it(path: str) -> None:
-    """MS2"""
+async def test_take_returns_none_while_another_owner_holds_the_store(path: str) -> None:
+    """MS2."""
     first = await StoreOwner.take(path, SystemClock(), random.Random(0), create=True)
     assert first is not None
     assert await StoreOwner.take(path, SystemClock(), random.Random(0), create=True) is None
@@ -629,7 +636,7 @@ async def test_taking_is_refused_while_another_has_it(path: str) -> None:
     await second.close()
 
 
-async def test_an_owner_leaves_under_load(house: House) -> None:
+async def test_owner_closing_under_load_loses_no_acknowledged_write(house: House) -> None:
     owner, client = await house.open(create=True), await house.open(serve=False)
     heir = await house.open()
     stop = asyncio.Event()
@@ -652,7 +659,7 @@ async def test_an_owner_leaves_under_load(house: House) -> None:
     assert set(acknowledged) <= {f"/{name}" for name in await heir.children("/")}
 
 
-async def test_a_close_that_is_cut_off_still_leaves_the_store(
+async def test_interrupted_close_can_be_repeated(
     house: House, path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = await house.open(create=True)
@@ -677,7 +684,7 @@ async def test_a_close_that_is_cut_off_still_leaves_the_store(
     assert await (await house.open()).children("/") == ["a"]
 
 
-# --- Strangers on the socket --------------------------------------------------------------------
+# --- Invalid clients on the socket --------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -689,7 +696,7 @@ async def test_a_close_that_is_cut_off_still_leaves_the_store(
         b'\0\0\0\x0d\0\0\0\x09["get",1]',
     ],
 )
-async def test_hostile_bytes_end_their_connection_with_one_line(
+async def test_invalid_bytes_close_connection_with_one_log_line(
     house: House, path: str, data: bytes
 ) -> None:
     store = await house.open(create=True)
@@ -707,7 +714,7 @@ async def test_hostile_bytes_end_their_connection_with_one_line(
     await store.create("/a")
 
 
-async def test_a_question_before_hello_is_hung_up_on(house: House, path: str) -> None:
+async def test_request_before_hello_closes_connection(house: House, path: str) -> None:
     await house.open(create=True)
     loop = asyncio.get_running_loop()
     with socket.socket(socket.AF_UNIX) as stranger:
@@ -720,10 +727,10 @@ async def test_a_question_before_hello_is_hung_up_on(house: House, path: str) ->
             assert await loop.sock_recv(stranger, 100) == b""
 
 
-async def test_a_client_that_does_not_read_starts_over(
+async def test_client_that_does_not_read_is_disconnected_and_resynced(
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its events would fill the owner's memory; it is told RESYNC when it comes back."""
+    """Its events would fill the owner's memory; on reconnecting it gets a RESYNC."""
     monkeypatch.setattr(
         "rollbook.proto.runtime.metastore.embedded_owner.UNREAD_EVENT_BYTES_MAX", 64 * 1024
     )
@@ -741,10 +748,10 @@ async def test_a_client_that_does_not_read_starts_over(
     assert len(await reader.children("/")) == 20_000
 
 
-async def test_many_large_answers_wait_as_questions(
+async def test_owner_buffers_few_large_answers_at_a_time(
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """However much is asked for at once, the owner holds a few answers, not all of them."""
+    """However much is requested at once, the owner holds a few answers, not all of them."""
     served: list[embedded_owner._Served] = []
 
     class Watched(embedded_owner._Served):
@@ -776,15 +783,15 @@ async def test_many_large_answers_wait_as_questions(
 def transport_of(store: MetadataStore) -> asyncio.Transport:
     assert isinstance(store, StoreClient)
     assert store._line is not None
-    transport = store._line.channel._transport  # type: ignore[attr-defined]  # Of the socket.
+    transport = store._line.channel._transport  # type: ignore[attr-defined]  # A socket's transport.
     assert isinstance(transport, asyncio.Transport)
     return transport
 
 
-async def test_connections_are_bounded(
+async def test_number_of_connections_is_limited(
     house: House, path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(embedded_owner, "CONNECTIONS_MAX", 3)  # The owner's own one counts.
+    monkeypatch.setattr(embedded_owner, "CONNECTIONS_MAX", 3)  # The owner's own connection counts.
     await house.open(create=True)
     clients = [await house.open(serve=False) for _ in range(2)]
     with pytest.raises(MetadataUnavailable):
@@ -793,7 +800,7 @@ async def test_connections_are_bounded(
     await house.open(serve=False)
 
 
-async def test_a_connection_that_says_no_hello_ends(
+async def test_connection_without_hello_is_closed(
     house: House, path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(embedded_owner, "HELLO_TIMEOUT_S", 0.1)
@@ -806,7 +813,7 @@ async def test_a_connection_that_says_no_hello_ends(
             assert await loop.sock_recv(stranger, 100) == b""
 
 
-async def test_a_socket_that_cannot_be_made_leaves_the_lock_free(house: House, path: str) -> None:
+async def test_failed_listen_releases_the_lock(house: House, path: str) -> None:
     os.mkdir(f"{path}.sock")
     with pytest.raises(BadConfig, match="cannot listen"):
         await house.open(create=True)
@@ -814,8 +821,8 @@ async def test_a_socket_that_cannot_be_made_leaves_the_lock_free(house: House, p
     await house.open()
 
 
-async def test_an_owner_that_talks_nonsense_is_left(path: str) -> None:
-    """Whatever listens there; the client tries again, and says why it cannot."""
+async def test_invalid_owner_is_disconnected_and_reported(path: str) -> None:
+    """The client retries, and reports the reason when it gives up."""
 
     class Nonsense(asyncio.Protocol):
         def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -829,15 +836,17 @@ async def test_an_owner_that_talks_nonsense_is_left(path: str) -> None:
     server.close()
 
 
-async def test_a_socket_that_may_not_be_used(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_unusable_socket_path_is_refused(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     Path(path).write_bytes(b"")
-    os.symlink(f"{path}.sock", f"{path}.sock")  # Goes round in circles, also for root.
+    os.symlink(f"{path}.sock", f"{path}.sock")  # A link to itself fails for root, too.
     with pytest.raises(BadConfig, match="cannot use"):
         await open_metadata_store(f"sqlite://{path}")
 
 
-async def test_another_store_in_the_same_place_is_another_store(house: House, path: str) -> None:
-    """Its numbers mean something else, even where they are the same."""
+async def test_session_does_not_continue_in_another_store_at_same_path(
+    house: House, path: str
+) -> None:
+    """The ids of the two stores are unrelated, even where they are equal."""
     owner, client = await house.open(create=True), await house.open(serve=False)
     states, watch = client.session_events(), await client.watch("/")
     session = client.session
@@ -847,7 +856,7 @@ async def test_another_store_in_the_same_place_is_another_store(house: House, pa
     await until_state(states, SessionState.SUSPENDED)
     os.unlink(path)
     other = await house.open(create=True)
-    await house.open(serve=False)  # A session of the same number, if numbers were all.
+    await house.open(serve=False)  # Creates a session with the same number.
     assert (await until_state(states, SessionState.EXPIRED)).session == session
     await until_state(states, SessionState.CONNECTED)
     assert await next_event(watch) == WatchEvent(WatchEventKind.RESYNC, "/")

@@ -7,7 +7,7 @@ from rollbook.proto.ports import MetadataStore
 from rollbook.proto.runtime.metastore import open_metadata_store
 
 
-async def test_one_name_is_one_memory() -> None:
+async def test_memory_url_with_same_name_opens_same_store() -> None:
     async with (
         await open_metadata_store("memory:one") as first,
         await open_metadata_store("memory:one") as second,
@@ -20,7 +20,7 @@ async def test_one_name_is_one_memory() -> None:
         assert await again.children("/") == ["a"]
 
 
-def test_memory_ends_with_its_loop() -> None:
+def test_memory_store_ends_with_its_loop() -> None:
     async def visit() -> list[str]:
         store: MetadataStore
         async with await open_metadata_store("memory:loops") as store:
@@ -31,12 +31,12 @@ def test_memory_ends_with_its_loop() -> None:
     assert [asyncio.run(visit()), asyncio.run(visit())] == [[], []]
 
 
-async def test_a_bad_url() -> None:
+async def test_invalid_url_is_refused() -> None:
     with pytest.raises(BadConfig):
         await open_metadata_store("sqlite://relative")
 
 
-async def test_who_waits_says_for_how_long() -> None:
-    """A command does so for less than a server."""
+async def test_unreachable_store_error_names_timeout() -> None:
+    """A command waits for less time than a server."""
     with pytest.raises(MetadataUnavailable, match=r"within 0\.2 s: .*refused"):
         await open_metadata_store("zk://127.0.0.1:1/ledgers", open_timeout_s=0.2)
