@@ -1,4 +1,4 @@
-"""The table of what is answered to which `Accept` header."""
+"""The media type chosen for each `Accept` header."""
 
 import pytest
 
@@ -46,7 +46,7 @@ OFFERED = {
         ("*/*;q=0", None),
         ("text/html;q=0", None),
         ("image/png", None),
-        # Malformed: a range that is none names nothing, a weight that is none is 0.
+        # Malformed: an invalid range matches nothing, an invalid weight is 0.
         ("text", None),
         ("*", None),
         ("text/html/x", None),
