@@ -286,12 +286,14 @@ def page() -> Iterator[Page]:
         yield page
 
 
-def test_lines_cover_every_screen(site: Site) -> None:
+def test_same_as_commands_cover_every_screen(site: Site) -> None:
     assert {each.removeprefix(site.url) for each in site.screens} <= LINES.keys()
 
 
 @pytest.mark.parametrize("path", LINES, ids=[path or "/" for path in LINES])
-def test_line_does_what_its_screen_does(site: Site, callback: str, page: Page, path: str) -> None:
+def test_same_as_command_does_what_its_screen_does(
+    site: Site, callback: str, page: Page, path: str
+) -> None:
     path, lines = path.replace("CALLBACK", callback), LINES[path]
     shown = re.findall("<code>([^<]+)</code>", _html(site, path).rpartition("<h2>Same as</h2>")[2])
     names = [_named(site, unescape(each), callback) for each in shown]
@@ -312,7 +314,7 @@ def test_line_does_what_its_screen_does(site: Site, callback: str, page: Page, p
             _wait_until_shown(site, line.page or path, line.shown)
 
 
-def test_lines_remove_bookies_that_are_down(site: Site) -> None:
+def test_same_as_commands_remove_bookies_that_are_down(site: Site) -> None:
     """The command and curl each remove a bookie without entries, and the screen drops it."""
     for name, line in (
         ("bk-7", "rollbook bookie remove bk-7"),
