@@ -489,7 +489,7 @@ async def test_stream_ends_with_its_idle_session(there: Site, tmp_path: Path) ->
         assert (await _events(Browser(browser.client), url, 1))[0].startswith("event: signed-out")
 
 
-# --- In trouble -------------------------------------------------------------------------------
+# --- Outages ----------------------------------------------------------------------------------
 
 
 async def test_metadata_outage_shows_old_data_with_its_age(there: Site, browser: Browser) -> None:
@@ -511,7 +511,7 @@ async def test_metadata_outage_shows_old_data_with_its_age(there: Site, browser:
     assert "The metadata store cannot be reached" in text_of(refused)
 
 
-# --- Acts -------------------------------------------------------------------------------------
+# --- Changes ----------------------------------------------------------------------------------
 
 
 async def test_every_form_does_what_its_button_says(there: Site, browser: Browser) -> None:

@@ -58,5 +58,5 @@ OFFERED = {
         (";;;,text/html", HTML),
     ],
 )
-def test_type_is_chosen_by_weight(accept: str, answered: str | None) -> None:
+def test_media_type_is_chosen_by_weight(accept: str, answered: str | None) -> None:
     assert preferred_type(accept, OFFERED, JSON) == answered

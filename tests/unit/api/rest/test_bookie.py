@@ -115,7 +115,7 @@ def test_design_page_lists_the_metrics() -> None:
     assert table in design, f"bookie/DESIGN.md must have:\n{table}"
 
 
-# --- Looking ----------------------------------------------------------------------------------
+# --- Reading ----------------------------------------------------------------------------------
 
 
 async def test_bookkeeper_pages_use_bookkeeper_field_names(
@@ -301,7 +301,7 @@ async def test_a_second_trigger_joins_the_first(admin: FakeAdmin, client: Client
 @pytest.mark.parametrize(
     ("error", "reason"), [(BookieFailed("x"), "BOOKIE_FAILED"), (KeyError("canary"), "INTERNAL")]
 )
-async def test_an_operation_that_fails_says_why(
+async def test_failed_operation_reports_its_reason(
     admin: FakeAdmin, client: Client, error: Exception, reason: str
 ) -> None:
     admin.may_finish.set()
@@ -624,5 +624,5 @@ async def test_unknown_paths_are_problems(client: Client) -> None:
         assert (answer.status, answer.reason) == (404, "NOT_FOUND"), path
 
 
-def test_open_paths_exist() -> None:
+def test_paths_without_a_token_are_documented() -> None:
     assert set(OPEN_PATHS) <= set(openapi()["paths"])

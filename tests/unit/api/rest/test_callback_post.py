@@ -308,7 +308,7 @@ def test_private_address_in_a_url_is_refused_even_if_configured(url: str) -> Non
     assert "callback_hosts" not in refused.value.next_step
 
 
-def test_a_refusal_names_the_port() -> None:
+def test_refusal_of_a_callback_host_names_the_port() -> None:
     with pytest.raises(InvalidRequest, match="localhost:19001 is not one of"):
         require_allowed(parse_target("http://localhost:19001/"), ["localhost:19000"])
 

@@ -178,7 +178,7 @@ def document() -> dict[str, Any]:
     ).openapi()
 
 
-# --- Looking ----------------------------------------------------------------------------------
+# --- Reading ----------------------------------------------------------------------------------
 
 
 async def test_each_page_of_the_cluster_is_served(cluster: FakeCluster, client: Client) -> None:
@@ -284,7 +284,7 @@ async def test_metadata_outage_is_503_except_cluster_and_settings(
     assert (drain.status, drain.json["outcome"]) == (503, "not_applied")
 
 
-# --- Acting -----------------------------------------------------------------------------------
+# --- Changing ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("path", [f"{CALLBACK}:test", f"{API}/ledgers/7:verify"])

@@ -56,7 +56,7 @@ def is_allowed(answer: Answer, origin: str) -> bool:
     return allowed == origin
 
 
-async def test_page_of_a_named_origin_may_do_what_any_client_may() -> None:
+async def test_page_of_a_named_origin_may_read_and_append() -> None:
     async with served("http://other.example", SHOP) as client:
         answer = await client.get(f"{RECORDS}/1", origin=SHOP)
         assert (answer.status, answer.body) == (200, b"two")
@@ -93,7 +93,7 @@ async def test_preflight_needs_no_token_and_allows_known_headers(tmp_path: Path)
         assert not is_allowed(other, "https://evil.example")
 
 
-async def test_page_of_any_other_origin_gets_nothing() -> None:
+async def test_pages_of_unlisted_origins_are_not_allowed() -> None:
     others = ("https://shop.example.evil", "http://shop.example", f"{SHOP}:444", "null", "*")
     async with served(SHOP) as client:
         for origin in others:

@@ -15,7 +15,7 @@ EMPTY = b"HTTP/1.1 204 No Content\r\n\r\n"
 BODIES = {WITH_LENGTH: b"abc", IN_CHUNKS: b"a\r\n0\r\n\r\n23456", EMPTY: b""}
 
 
-class Nobody:
+class NullWriter:
     def write(self, data: bytes) -> None:
         pass
 
@@ -32,7 +32,7 @@ def test_parse_removes_framing_and_stops_after_one_response(said: bytes) -> None
 async def test_responses_on_one_connection_are_separated(step: int) -> None:
     """Regression: a chunked response was parsed as part of the next one."""
     reader = asyncio.StreamReader()
-    connection = Connection(reader, Nobody())  # type: ignore[arg-type]  # Only `write` is called.
+    connection = Connection(reader, NullWriter())  # type: ignore[arg-type]  # Only `write` is called.
     said = [IN_CHUNKS, WITH_LENGTH, EMPTY, IN_CHUNKS, WITH_LENGTH]
     whole = b"".join(said)
 

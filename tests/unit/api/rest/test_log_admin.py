@@ -347,7 +347,7 @@ async def test_response_405_lists_all_allowed_methods(there: Site) -> None:
         assert told == {method.upper() for method in by_method}, path
 
 
-# --- Words and OpenAPI ------------------------------------------------------------------------
+# --- Messages and OpenAPI ---------------------------------------------------------------------
 
 
 def every_word() -> Iterator[Any]:

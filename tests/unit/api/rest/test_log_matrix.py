@@ -17,7 +17,7 @@ from tests.unit.api.rest.log_routes import LINES, LOG, ROUTES, SSE, Route, Site,
 
 OURS = [error for error in every_error() if error.__module__ == errors.__name__]
 IDS = {"head": 5, "log": "ns/log", "is_last": True, "uid": b"\x00\xff", "marks": ("a", "b")}
-TOLD = {"head": 5, "log": "ns/log", "is_last": True, "uid": "00ff", "marks": ["a", "b"]}
+IDS_AS_JSON = {"head": 5, "log": "ns/log", "is_last": True, "uid": "00ff", "marks": ["a", "b"]}
 
 
 @pytest.fixture(scope="module")
@@ -30,13 +30,13 @@ def raised(error: type[RollbookError]) -> RollbookError:
     return error("what happened", next_step="do something", retry_after_ms=1500, **IDS)
 
 
-def assert_told(problem: Any, said: RollbookError) -> None:
+def assert_problem(problem: Any, said: RollbookError) -> None:
     assert problem["reason"] == said.code.reason
     assert problem["type"] == f"urn:rollbook:problem:{said.code.reason}"
     assert (problem["outcome"], problem["retryable"]) == (said.outcome.value, said.retryable)
     assert (problem["detail"], problem["next_step"]) == ("what happened", "do something")
     assert problem["retry_after_ms"] == 1500
-    assert problem["ids"] == {**TOLD, "retry_after_ms": 1500}
+    assert problem["ids"] == {**IDS_AS_JSON, "retry_after_ms": 1500}
 
 
 @pytest.mark.parametrize("route", ROUTES, ids=lambda route: route.name)
@@ -51,7 +51,7 @@ async def test_every_route_returns_every_error_as_a_problem(route: Route, there:
         assert answer.headers["content-type"] == "application/problem+json"
         assert answer.headers["cache-control"] == "no-store"
         assert answer.headers["retry-after"] in ("2", "1")
-        assert_told(answer.json, said)
+        assert_problem(answer.json, said)
 
 
 def test_route_table_covers_every_method_and_operation(there: Site) -> None:
@@ -87,7 +87,7 @@ async def test_error_during_a_stream_is_its_last_event(there: Site) -> None:
             else:
                 problem = json.loads(rest)
                 assert problem["event"] == "error"
-            assert_told(problem, said)
+            assert_problem(problem, said)
 
 
 async def test_unexpected_stream_error_is_logged_and_its_text_hidden(there: Site) -> None:
@@ -123,7 +123,7 @@ async def test_not_owner_redirects_to_a_known_owner() -> None:
                 assert answer.headers["retry-after"] == "1"
 
 
-class Neighbours:
+class FakePeers:
     def __init__(self, answer: Any) -> None:
         self.answer = answer
         self.asked: list[tuple[Any, str]] = []
@@ -135,12 +135,12 @@ class Neighbours:
         return self.answer
 
 
-async def forwarded(there: Site, answer: Any, forward: str | None) -> tuple[Answer, Neighbours]:
-    neighbours = Neighbours(answer)
-    there.routing._peers = neighbours
+async def forwarded(there: Site, answer: Any, forward: str | None) -> tuple[Answer, FakePeers]:
+    peers = FakePeers(answer)
+    there.routing._peers = peers
     there.core.failures["roll_log"].append(NotOwner(owner="10.0.0.5:7400", owner_epoch=7))
     headers = {"log-forward": forward} if forward else {}
-    return await there.ask("POST", f"{LOG}:roll", b"", **headers), neighbours
+    return await there.ask("POST", f"{LOG}:roll", b"", **headers), peers
 
 
 async def test_server_forwards_to_the_owner_as_log_forward_says() -> None:

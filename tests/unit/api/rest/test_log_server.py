@@ -574,7 +574,7 @@ def test_trailers_are_limited_however_the_bytes_are_split(end: bytes) -> None:
         assert isinstance(parsed(said + b"\r\n" + next_one)[-1], h11.EndOfMessage)
 
 
-async def test_header_that_decides_must_not_occur_twice(there: There) -> None:
+async def test_repeated_header_or_query_field_is_rejected(there: There) -> None:
     """A proxy on the way may have used the other value."""
 
     async def say(method: str, path: str, *headers: str) -> Answer:
@@ -668,7 +668,7 @@ async def test_queued_connection_with_half_a_head_makes_room(
 ) -> None:
     """Regression: each further byte put such a connection back into the queue."""
     with monkeypatch.context() as patch:
-        halves = await _in_line_for_ever(there, patch, _HEAD)
+        halves = await _queue_for_ever(there, patch, _HEAD)
     assert (await there.client.get("/healthz")).status == 200
     async with asyncio.timeout(DEADLINE_S):
         assert await halves[0][0].read() == b""
@@ -679,7 +679,7 @@ async def test_queued_connection_with_half_a_head_makes_room(
 async def test_queued_connection_with_a_whole_head_is_kept(
     there: There, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    waiting = await _in_line_for_ever(there, monkeypatch, _HEAD + b"\r\n")
+    waiting = await _queue_for_ever(there, monkeypatch, _HEAD + b"\r\n")
     assert await there.client.say(_HEAD + b"\r\n") == b""
     assert there.connections == 8
     for _, writer in waiting:
@@ -709,7 +709,7 @@ async def test_head_in_pieces_shares_one_admission_time_limit(
     writer.close()
 
 
-async def _in_line_for_ever(
+async def _queue_for_ever(
     there: There, patch: pytest.MonkeyPatch, said: bytes
 ) -> list[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
     """Opens eight connections that sent these bytes and wait in the admission queue."""

@@ -206,7 +206,7 @@ def test_bytes_syncs_and_memory_are_measured(worked: Worked, name: str, above: i
     assert worked.samples[name.replace("LEDGERS1", f"{worked.bookie.folder}/ledgers1")] > above
 
 
-async def test_every_page_answers(worked: Worked) -> None:
+async def test_every_documented_page_is_served(worked: Worked) -> None:
     http = worked.bookie.client
     document = (await http.get("/openapi.json")).json
     values = {"ledger_id": "1", "operation_id": "scrub-1"}

@@ -22,7 +22,7 @@ def block_of(values: list[bytes], base: int) -> bytes:
     return stamped(block, base_offset=base, base_timestamp_us=1, owner_epoch=1, writer_epoch=0)
 
 
-def told_in(piece: RecordSlice) -> list[dict[str, Any]]:
+def records_in(piece: RecordSlice) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = json.loads(piece.records)
     return found
 
@@ -41,10 +41,12 @@ def test_pieces_cover_the_range_and_are_small_or_one_record(
         values += [b"x" * size for size in each]
     end = min(start + count, len(values))
     found = list(pieces(blocks, Offset(start), Offset(end), Encoding.AUTO))
-    assert [each["offset"] for piece in found for each in told_in(piece)] == list(range(start, end))
+    assert [each["offset"] for piece in found for each in records_in(piece)] == list(
+        range(start, end)
+    )
     at = start
     for piece in found:
-        offsets = [each["offset"] for each in told_in(piece)]
+        offsets = [each["offset"] for each in records_in(piece)]
         assert (piece.start, piece.next_offset) == (at, offsets[-1] + 1)
         assert sum(len(values[offset]) for offset in offsets[:-1]) < PIECE_BYTES
         at = piece.next_offset
@@ -52,8 +54,8 @@ def test_pieces_cover_the_range_and_are_small_or_one_record(
 
 def test_piece_has_at_most_256_records() -> None:
     found = list(pieces([block_of([b""] * 10_000, 0)], Offset(0), Offset(10_000), Encoding.AUTO))
-    assert max(len(told_in(piece)) for piece in found) <= RECORDS_MAX
-    assert sum(len(told_in(piece)) for piece in found) == 10_000
+    assert max(len(records_in(piece)) for piece in found) <= RECORDS_MAX
+    assert sum(len(records_in(piece)) for piece in found) == 10_000
 
 
 def test_header_bytes_count_toward_the_piece_size() -> None:
@@ -61,13 +63,13 @@ def test_header_bytes_count_toward_the_piece_size() -> None:
     block = pack_block([b""] * 200, headers=headers)
     told = stamped(block, base_offset=0, base_timestamp_us=1, owner_epoch=1, writer_epoch=0)
     found = list(pieces([told], Offset(0), Offset(200), Encoding.AUTO))
-    assert max(len(told_in(piece)) for piece in found) <= 10
+    assert max(len(records_in(piece)) for piece in found) <= 10
 
 
 def test_small_blocks_share_a_piece() -> None:
     blocks = [block_of([b"x"], number) for number in range(100)]
     (piece,) = pieces(blocks, Offset(0), Offset(100), Encoding.AUTO)
-    assert len(told_in(piece)) == 100
+    assert len(records_in(piece)) == 100
 
 
 def test_records_outside_the_range_are_not_decoded(
@@ -87,5 +89,5 @@ def test_records_outside_the_range_are_not_decoded(
 
     monkeypatch.setattr(Block, "records", counted)
     (piece,) = pieces(blocks, Offset(3), Offset(5), Encoding.AUTO)
-    assert [each["offset"] for each in told_in(piece)] == [3, 4]
+    assert [each["offset"] for each in records_in(piece)] == [3, 4]
     assert taken == 2

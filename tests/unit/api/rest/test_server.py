@@ -84,7 +84,7 @@ async def test_server_with_a_token_needs_an_authenticator(token_file: str) -> No
             await HttpServer.start(FastAPI(), config, (), None)
 
 
-# --- Where it may listen ----------------------------------------------------------------------
+# --- Listening --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "10.0.0.1", "::", "bookie.example"])
@@ -142,7 +142,7 @@ def test_a_token_is_read_from_a_private_file(token_file: str, tmp_path: Path) ->
         )
 
 
-# --- Who may ask ------------------------------------------------------------------------------
+# --- Access -----------------------------------------------------------------------------------
 
 
 async def test_only_the_exact_token_is_accepted(client: Client) -> None:
@@ -224,7 +224,7 @@ async def test_tls_serves_https_only_and_needs_a_valid_certificate(
         await AdminServer.start(FakeAdmin(), broken)
 
 
-# --- How much they may ask --------------------------------------------------------------------
+# --- Limits -----------------------------------------------------------------------------------
 
 
 async def test_large_bodies_are_refused_unread(client: Client) -> None:

@@ -25,7 +25,7 @@ def no_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(line, "_REST_S", 3600)
 
 
-async def gone_at(line: AdmissionQueue, loop: Loop, patience_s: float | None = None) -> int:
+async def admitted_at(line: AdmissionQueue, loop: Loop, patience_s: float | None = None) -> int:
     await line.wait(patience_s)
     return loop.rounds
 
@@ -33,7 +33,7 @@ async def gone_at(line: AdmissionQueue, loop: Loop, patience_s: float | None = N
 @pytest.mark.usefixtures("no_clock")
 async def test_waiters_are_admitted_one_per_interval_in_order(loop: Loop) -> None:
     line = AdmissionQueue(ROUNDS)
-    found = await asyncio.gather(*(gone_at(line, loop) for _ in range(20)))
+    found = await asyncio.gather(*(admitted_at(line, loop) for _ in range(20)))
     gaps = [b - a for a, b in pairwise(found)]  # A waiter runs in the round after its admission.
     assert gaps == [ROUNDS + 1, *[ROUNDS] * 18], "first come, first served"
 
@@ -43,16 +43,16 @@ async def test_empty_queue_admits_at_once(loop: Loop) -> None:
     line = AdmissionQueue(ROUNDS)
     for _ in range(3):
         before = loop.rounds
-        assert await gone_at(line, loop) == before
+        assert await admitted_at(line, loop) == before
         while loop.rounds <= before + ROUNDS:
             await asyncio.sleep(0)
-    before = await gone_at(line, loop)
-    assert await gone_at(line, loop) >= before + ROUNDS - 1, "a caller was admitted just before"
+    before = await admitted_at(line, loop)
+    assert await admitted_at(line, loop) >= before + ROUNDS - 1, "a caller was admitted just before"
 
 
 async def test_busy_loop_admits_a_waiter_within_two_rounds(loop: Loop) -> None:
     loop.work_s = line._REST_S
-    found = await asyncio.gather(*(gone_at(one, loop) for one in [AdmissionQueue(ROUNDS)] * 5))
+    found = await asyncio.gather(*(admitted_at(one, loop) for one in [AdmissionQueue(ROUNDS)] * 5))
     assert all(b - a <= 2 for a, b in pairwise(found))
 
 
@@ -71,7 +71,7 @@ async def test_cancelled_waiter_does_not_delay_the_next(loop: Loop) -> None:
     line = AdmissionQueue(ROUNDS)
     await line.wait()
     before = loop.rounds
-    first, second, third = (asyncio.create_task(gone_at(line, loop)) for _ in range(3))
+    first, second, third = (asyncio.create_task(admitted_at(line, loop)) for _ in range(3))
     await asyncio.sleep(0)
     second.cancel()
     async with asyncio.timeout(30):

@@ -76,7 +76,7 @@ async def test_total_wait_of_a_new_reader_is_bounded(
     assert await rounds_of_a_wait(newcomer, loop) > 0
 
 
-# --- As followers of HTTP ---------------------------------------------------------------------
+# --- HTTP followers ---------------------------------------------------------------------------
 
 
 @dataclass
